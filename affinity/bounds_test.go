@@ -1,0 +1,312 @@
+package affinity
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestBoundsHoldAtAnyMoment(t *testing.T) {
+	const maxSessions, maxBytes = 300, 200 * (entryOverhead + 40)
+	for _, tt := range []struct {
+		name     string
+		sessions int
+		bytes    int64
+	}{{"count", maxSessions, 1 << 30}, {"bytes", 1 << 20, maxBytes}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := open(t, Options{MaxSessions: tt.sessions, MaxBytes: tt.bytes})
+			var stop atomic.Bool
+			var watch sync.WaitGroup
+			watch.Go(func() {
+				for !stop.Load() {
+					if n, b := r.roster.size(); n > tt.sessions || b > tt.bytes {
+						t.Errorf("holds %d, %d bytes", n, b)
+						return
+					}
+					runtime.Gosched()
+				}
+			})
+			each(4, func(i int) {
+				for n := range 2000 {
+					s := fmt.Sprintf("%d-%d", i, n) + strings.Repeat("x", rand.IntN(60))
+					if _, err := r.Put(s, on(1), time.Hour, RouterOnly); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			stop.Store(true)
+			watch.Wait()
+			sum := int64(0)
+			for _, e := range r.List("", 1<<20) {
+				sum += entryOverhead + int64(len(e.Session))
+			}
+			if sum != r.Bytes() {
+				t.Errorf("accounts for %d bytes, holds %d", r.Bytes(), sum)
+			}
+			if n, b := r.roster.size(); n < tt.sessions*9/10 && b < tt.bytes*9/10 {
+				t.Errorf("evicted more than needed: %d, %d bytes", n, b)
+			}
+		})
+	}
+}
+
+func TestTooLargeASessionEvictsNobody(t *testing.T) {
+	r := open(t, Options{MaxBytes: 10 * (entryOverhead + 10)})
+	for i := range 10 {
+		mustPut(t, r, fmt.Sprint(i), 1, time.Hour, RouterOnly)
+	}
+	if _, err := r.Put(strings.Repeat("x", 1<<20), on(1), time.Hour, RouterOnly); !errors.Is(err, ErrFull) {
+		t.Fatalf("err = %v", err)
+	}
+	if r.Len() != 10 {
+		t.Fatalf("holds %d of 10", r.Len())
+	}
+}
+
+// What is evicted is idle: over many evictions, the victim's rank by idleness
+// is near the top, and sessions in use stay.
+func TestEvictionPrefersTheIdle(t *testing.T) {
+	var c fakeClock
+	const held, hot, fresh = 1000, 100, 3000
+	r := open(t, Options{Clock: c.now, MaxSessions: held})
+	for i := range held {
+		c.advance(1)
+		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, RouterOnly)
+	}
+	for i := range hot {
+		r.Get(fmt.Sprint("s", i))
+	}
+	for i := range fresh {
+		c.advance(1)
+		r.Get(fmt.Sprint("s", i%hot))
+		mustPut(t, r, fmt.Sprint("n", i), 1, time.Hour, RouterOnly)
+	}
+	kept := 0
+	for i := range hot {
+		if _, ok := r.Peek(fmt.Sprint("s", i)); ok {
+			kept++
+		}
+	}
+	// Each was used during the last 100 of about 1000 places, so 16 candidates
+	// that are all as fresh are out of the question.
+	if kept != hot {
+		t.Errorf("kept %d of %d sessions in use", kept, hot)
+	}
+	old := 0
+	for i := hot; i < held; i++ {
+		if _, ok := r.Peek(fmt.Sprint("s", i)); ok {
+			old++
+		}
+	}
+	if old > 5 {
+		t.Errorf("%d sessions idle since the beginning outlived newer ones", old)
+	}
+}
+
+func TestLimitsChangeInUse(t *testing.T) {
+	var l ends
+	r := open(t, Options{MaxSessions: 100, OnExpire: l.record})
+	for i := range 100 {
+		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, EngineBacked)
+	}
+	r.SetLimits(10, 0)
+	if r.Len() != 10 {
+		t.Fatalf("lowered to 10, holds %d", r.Len())
+	}
+	settled(t, r)
+	if got := l.take(); len(got) != 90 || got[0].why != Evicted {
+		t.Fatalf("reported %d", len(got))
+	}
+	r.SetLimits(200_000, 0)
+	for i := range 1000 {
+		mustPut(t, r, fmt.Sprint("t", i), 1, time.Hour, EngineBacked)
+	}
+	if r.Len() != 1010 {
+		t.Fatalf("raised, holds %d", r.Len())
+	}
+	if c := r.cache.MaxCost(); c < 200_000 {
+		t.Fatalf("ristretto would evict at %d", c)
+	}
+	r.SetLimits(0, 5*(entryOverhead+5))
+	if b := r.Bytes(); b > 5*(entryOverhead+5) || b == 0 {
+		t.Fatalf("holds %d bytes", b)
+	}
+	cacheHolds(t, r)
+}
+
+func TestLimitsChangeUnderLoad(t *testing.T) {
+	var l ends
+	r := open(t, Options{MaxSessions: 2000, OnExpire: l.record})
+	var accepted atomic.Int64
+	each(5, func(i int) {
+		if i == 4 {
+			for n := range 100 {
+				r.SetLimits(100+(n%2)*1900, 0)
+			}
+			return
+		}
+		for n := range 3000 {
+			if _, err := r.Put(fmt.Sprintf("%d-%d", i, n), on(1), time.Hour, EngineBacked); err == nil {
+				accepted.Add(1)
+			} else if !errors.Is(err, ErrFull) {
+				t.Error(err)
+			}
+		}
+	})
+	r.SetLimits(100, 0)
+	settled(t, r)
+	if got := int64(len(l.take()) + r.Len()); r.Len() != 100 || got != accepted.Load() {
+		t.Fatalf("accepted %d, %d of them live, ended or live %d", accepted.Load(), r.Len(), got)
+	}
+	cacheHolds(t, r)
+}
+
+// An owner that does not keep up makes the store refuse what it could not
+// report, rather than queue without end, block or forget.
+func TestUndeliveredEndsAreBounded(t *testing.T) {
+	const maxSessions = 50
+	release := make(chan struct{})
+	var calls atomic.Int64
+	r := open(t, Options{MaxSessions: maxSessions, OnExpire: func(string, Binding, Reason) {
+		<-release
+		calls.Add(1)
+	}})
+	accepted := int64(0)
+	for i := range 10*maxSessions + 2*spareClaims {
+		_, err := r.Put(fmt.Sprint("s", i), on(1), time.Hour, EngineBacked)
+		if err == nil {
+			accepted++
+		} else if !errors.Is(err, ErrFull) {
+			t.Fatal(err)
+		}
+	}
+	if want := int64(2*maxSessions + spareClaims); accepted != want {
+		t.Errorf("accepted %d, want %d", accepted, want)
+	}
+	live := r.List("", 1)[0]
+	if _, err := r.Put(live.Session, on(2), time.Hour, EngineBacked); !errors.Is(err, ErrFull) {
+		t.Errorf("moving one: %v", err)
+	}
+	if b, ok := r.Peek(live.Session); !ok || b.Version != live.Version {
+		t.Errorf("a refused put changed %+v to %+v", live, b)
+	}
+	if _, err := r.Put(live.Session, on(1), time.Hour, EngineBacked); err != nil {
+		t.Errorf("renewing one: %v", err)
+	}
+	if _, err := r.Put("router", on(1), time.Hour, RouterOnly); err != nil {
+		t.Errorf("a binding nobody reports: %v", err)
+	}
+	close(release)
+	settled(t, r)
+	if _, err := r.Put("again", on(1), time.Hour, EngineBacked); err != nil {
+		t.Errorf("after it caught up: %v", err)
+	}
+	settled(t, r)
+	engine := int64(0)
+	for _, e := range r.List("", 1000) {
+		if e.Kind == EngineBacked {
+			engine++
+		}
+	}
+	if calls.Load()+engine != accepted+1 {
+		t.Errorf("accepted %d, reported %d, live %d", accepted+1, calls.Load(), engine)
+	}
+}
+
+func TestSweepRunsByItself(t *testing.T) {
+	var l ends
+	r := open(t, Options{OnExpire: l.record, Sweep: time.Millisecond})
+	mustPut(t, r, "s", 1, time.Millisecond, EngineBacked)
+	eventually(t, "the sweep notices", func() bool { return r.Len() == 0 })
+	settled(t, r)
+	if got := l.take(); len(got) != 1 || got[0].why != Expired {
+		t.Fatalf("reported %v", got)
+	}
+}
+
+// OnExpire may use the store, and Close waits for it.
+func TestOnExpireUsesTheStore(t *testing.T) {
+	var r *Ristretto
+	ready, entered, leave := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var left atomic.Bool
+	r = open(t, Options{MaxSessions: 1, OnExpire: func(s string, _ Binding, _ Reason) {
+		<-ready
+		if _, err := r.Put(s, on(9), time.Hour, RouterOnly); err != nil {
+			t.Errorf("put from OnExpire: %v", err)
+		}
+		close(entered)
+		<-leave
+		r.Get(s)
+		left.Store(true)
+	}})
+	close(ready)
+	mustPut(t, r, "a", 1, time.Hour, EngineBacked)
+	mustPut(t, r, "b", 1, time.Hour, RouterOnly)
+	<-entered
+	if _, ok := r.Peek("a"); !ok {
+		t.Error("what OnExpire put is not there")
+	}
+	closed := make(chan struct{})
+	go func() { r.Close(); close(closed) }()
+	eventually(t, "close begins", func() bool {
+		_, err := r.Put("c", on(1), time.Hour, RouterOnly)
+		return errors.Is(err, ErrClosed)
+	})
+	select {
+	case <-closed:
+		t.Fatal("close did not wait for OnExpire")
+	default:
+	}
+	close(leave)
+	<-closed
+	if !left.Load() {
+		t.Fatal("closed before OnExpire returned")
+	}
+}
+
+func TestBytesMatchesHeap(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector changes allocations")
+	}
+	const n = 150_000
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	r := open(t, Options{})
+	before := heap()
+	for i := range n {
+		mustPut(t, r, fmt.Sprintf("session-%028d", i), 1, time.Hour, EngineBacked)
+	}
+	used, estimate := heap()-before, r.Bytes()
+	t.Logf("%d bytes per binding, estimated %d", used/n, estimate/n)
+	if used > estimate*5/4 || used < estimate/2 {
+		t.Errorf("uses %d bytes, estimates %d", used, estimate)
+	}
+}
+
+func TestGetDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector changes allocations")
+	}
+	r := open(t, Options{})
+	mustPut(t, r, "s", 1, time.Hour, EngineBacked)
+	if n := testing.AllocsPerRun(10_000, func() { r.Get("s") }); n != 0 {
+		t.Errorf("get of a known session: %v allocations", n)
+	}
+	if n := testing.AllocsPerRun(10_000, func() { r.Get("unknown") }); n != 0 {
+		t.Errorf("get of an unknown session: %v allocations", n)
+	}
+	if n := testing.AllocsPerRun(10_000, func() { r.Put("s", on(1), time.Hour, EngineBacked) }); n != 0 {
+		t.Errorf("put of a known session: %v allocations", n)
+	}
+}

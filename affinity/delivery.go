@@ -1,0 +1,145 @@
+package affinity
+
+import "sync"
+
+type event struct {
+	session string
+	binding Binding
+	why     Reason
+}
+
+// A queue brings ends to the owner, one at a time and in order, on a goroutine
+// of its own.
+//
+// It is bounded without ever dropping or blocking: a place is claimed when an
+// engine-backed binding is accepted, and given back when the binding is
+// removed or its end has been delivered. So places claimed = live
+// engine-backed bindings + undelivered ends, and when there are none left the
+// store refuses the binding instead.
+//
+// A nil queue is one for which nobody listens.
+type queue struct {
+	deliver func(session string, b Binding, why Reason)
+	wake    chan struct{} // capacity 1: events were added, or the queue closed
+	done    chan struct{} // closed when the delivering goroutine has ended
+
+	mu        sync.Mutex
+	events    []event
+	claimed   int
+	bytes     int64
+	maxClaims int
+	maxBytes  int64
+	closed    bool
+}
+
+func newQueue(deliver func(string, Binding, Reason)) *queue {
+	q := &queue{
+		deliver: deliver,
+		wake:    make(chan struct{}, 1),
+		done:    make(chan struct{}),
+	}
+	go q.run()
+	return q
+}
+
+// spareClaims lets a small store end many bindings in a burst.
+const spareClaims = 1024
+
+// setLimits makes room for as many undelivered ends as there can be bindings.
+// It never takes room away, since what is live was promised a place.
+func (q *queue) setLimits(maxSessions int, maxBytes int64) {
+	if q == nil {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.maxClaims = max(q.maxClaims, 2*maxSessions+spareClaims)
+	q.maxBytes = max(q.maxBytes, 2*maxBytes+spareClaims*entryOverhead)
+}
+
+// claim reserves the place of one end.
+func (q *queue) claim(cost int64) bool {
+	if q == nil {
+		return true
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.claimed >= q.maxClaims || q.bytes+cost > q.maxBytes {
+		return false
+	}
+	q.claimed++
+	q.bytes += cost
+	return true
+}
+
+// settle gives a place back that is no longer needed.
+func (q *queue) settle(cost int64) {
+	if q == nil {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.claimed--
+	q.bytes -= cost
+}
+
+// push adds an end, for which a place has been claimed.
+func (q *queue) push(ev event) {
+	if q == nil {
+		return
+	}
+	q.mu.Lock()
+	q.events = append(q.events, ev)
+	q.mu.Unlock()
+	q.signal()
+}
+
+func (q *queue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *queue) run() {
+	defer close(q.done)
+	for range q.wake {
+		for _, ev := range q.take() {
+			if q.isClosed() {
+				return
+			}
+			q.deliver(ev.session, ev.binding, ev.why)
+			q.settle(entryOverhead + int64(len(ev.session)))
+		}
+		if q.isClosed() {
+			return
+		}
+	}
+}
+
+func (q *queue) take() []event {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	events := q.events
+	q.events = nil
+	return events
+}
+
+func (q *queue) isClosed() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.closed
+}
+
+// close waits for the delivery at work, if any, and forgets the others.
+func (q *queue) close() {
+	if q == nil {
+		return
+	}
+	q.mu.Lock()
+	q.closed = true
+	q.events = nil
+	q.mu.Unlock()
+	q.signal()
+	<-q.done
+}

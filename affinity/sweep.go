@@ -1,0 +1,102 @@
+package affinity
+
+import (
+	"sort"
+	"time"
+)
+
+// sweepLoop runs until Close.
+func (r *Ristretto) sweepLoop(every time.Duration) {
+	defer close(r.swept)
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			r.sweep()
+		case <-r.stop:
+			return
+		}
+	}
+}
+
+// sweep ends what is overdue. It only saves memory and reports ends in time:
+// no read returns an overdue binding, swept or not.
+func (r *Ristretto) sweep() {
+	now := r.now()
+	buf := make([]*entry, 0, chunkSize)
+	for end, _ := r.roster.size(); end > 0; {
+		buf, end = r.roster.chunk(end, buf[:0])
+		if !r.sweepChunk(buf, now) {
+			return
+		}
+	}
+}
+
+// sweepChunk returns false if the store is closed. It enters for one chunk
+// only, so that Close need not wait for a whole pass.
+func (r *Ristretto) sweepChunk(chunk []*entry, now int64) bool {
+	g, ok := r.enter(0)
+	if !ok {
+		return false
+	}
+	defer g.RUnlock()
+	for _, e := range chunk {
+		if e.due.Load() <= now && r.expire(e, now) {
+			r.detach(e)
+		}
+	}
+	return true
+}
+
+// List implements [Store].
+func (r *Ristretto) List(after string, limit int) []Entry {
+	g, ok := r.enter(0)
+	if !ok || limit <= 0 {
+		if ok {
+			g.RUnlock()
+		}
+		return nil
+	}
+	defer g.RUnlock()
+
+	// The smallest sessions so far, in order. Few of a long pass get in, so
+	// inserting costs little.
+	var page []Entry
+	now := r.now()
+	buf := make([]*entry, 0, chunkSize)
+	for end, _ := r.roster.size(); end > 0; {
+		buf, end = r.roster.chunk(end, buf[:0])
+		for _, e := range buf {
+			if e.session <= after || len(page) == limit && e.session > page[limit-1].Session {
+				continue
+			}
+			page = r.insertEntry(page, e, now, limit)
+		}
+	}
+	return page
+}
+
+// insertEntry puts a live entry at its place in the page. The same session can
+// come twice, see [roster.chunk]; what was read later is kept.
+func (r *Ristretto) insertEntry(page []Entry, e *entry, now int64, limit int) []Entry {
+	e.mu.Lock()
+	live := !e.ended && e.due.Load() > now
+	b := r.binding(e)
+	e.mu.Unlock()
+	if !live {
+		return page
+	}
+	i := sort.Search(len(page), func(i int) bool { return page[i].Session >= e.session })
+	if i < len(page) && page[i].Session == e.session {
+		page[i].Binding = b
+		return page
+	}
+	if len(page) == limit {
+		page = page[:limit-1]
+	}
+	page = append(page, Entry{})
+	copy(page[i+1:], page[i:])
+	page[i] = Entry{Session: e.session, Binding: b}
+	return page
+}

@@ -1,0 +1,15 @@
+// Command caddy is a Caddy web server with the kv_router module in it.
+package main
+
+import (
+	_ "time/tzdata"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	_ "github.com/caddy-kvrouter/kvrouter"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+)
+
+func main() {
+	caddycmd.Main()
+}

@@ -1,0 +1,267 @@
+package api
+
+import (
+	"bytes"
+	"slices"
+)
+
+const (
+	// maxAnswer bounds the plain JSON answer that is kept to be read at its
+	// end, and the answer text that is hashed, in bytes.
+	maxAnswer = 4 << 20
+	// unknown is a usage count that the engine has not said.
+	unknown = -1
+)
+
+// Answer observes the answer to one attempt at a request: the bytes are shown
+// to Write as they pass, in pieces of any size, then Finish is called. It
+// keeps no reference to them, never fails, and what it cannot read leaves it
+// ignorant and nothing else. It is not safe for concurrent use.
+type Answer struct {
+	req    *Request
+	stream bool
+	ended  bool
+
+	sse  sse
+	body []byte // of a plain answer
+	lost bool   // the plain answer was too long to keep
+
+	first    bool
+	chunks   int
+	bearing  bool // the event being read has content
+	finished int  // choices with a finish_reason
+	done     bool // [DONE]
+	failed   bool
+
+	prompt, completion, cached int64
+
+	steady bool   // the prediction is still possible
+	hash   Hasher // continues the prompt's; blocks are the answer's
+	think  thinkWatch
+	calls  callState
+}
+
+// NewAnswer returns the observer of one attempt. Stream says what the
+// response is by its content type: text/event-stream, or else plain JSON.
+func (r *Request) NewAnswer(stream bool) *Answer {
+	a := &Answer{
+		req: r, stream: stream, steady: r.steady,
+		prompt: unknown, completion: unknown, cached: unknown,
+	}
+	if a.steady {
+		a.hash = r.rest.follow()
+		r.API.begin(a)
+	}
+	return a
+}
+
+// Write shows the next bytes of the answer.
+func (a *Answer) Write(p []byte) {
+	switch {
+	case a.ended:
+	case a.stream:
+		a.sse.feed(p, a)
+	case a.lost:
+	case len(a.body)+len(p) > maxAnswer:
+		a.lost, a.body, a.steady = true, nil, false
+	default:
+		a.body = append(a.body, p...)
+	}
+}
+
+// Finish says that no more bytes will come, whether the answer is whole or
+// not. A plain answer is read here. Calling it again does nothing.
+func (a *Answer) Finish() {
+	if a.ended {
+		return
+	}
+	a.ended = true
+	if a.stream {
+		a.sse.end(a)
+	} else if !a.lost {
+		a.event(a.body)
+	}
+	a.body, a.sse = nil, sse{}
+}
+
+// FirstToken is whether the answer has begun: something that the engine
+// computed (text, reasoning, a tool call) has been seen. Roles, comments,
+// progress reports and empty deltas are not that. For a plain answer it is
+// known after Finish.
+func (a *Answer) FirstToken() bool { return a.first }
+
+// Chunks is the number of events with content so far: in most engines about
+// the number of tokens.
+func (a *Answer) Chunks() int { return a.chunks }
+
+// Usage returns the engine's counts, in tokens: the prompt's, the answer's,
+// and how many of the prompt's were cached. Each is -1 while the engine has
+// not said it, which is not the same as 0.
+func (a *Answer) Usage() (prompt, completion, cached int64) {
+	return a.prompt, a.completion, a.cached
+}
+
+// Failed is whether the answer is, or a stream ended in, an error object, or
+// the engine gave abort or error as the reason for its end.
+func (a *Answer) Failed() bool { return a.failed }
+
+// Done is whether the answer is complete: all its choices have a reason for
+// their end, or the stream said [DONE].
+func (a *Answer) Done() bool {
+	return a.done || a.finished >= a.req.answers*a.req.prompts
+}
+
+// Prediction returns the blocks that the next turn's prompt begins with if
+// the client sends this answer back: those of prompt and answer together. It
+// is nil when that cannot be said: the prompt has no text, there is more than
+// one answer, it is unfinished, failed or was too long, or it holds what does
+// not come back in the same form (reasoning, text after a tool call, and so
+// on). Ask after Finish.
+func (a *Answer) Prediction() []uint64 {
+	if !a.steady || a.failed || a.finished == 0 && !a.done {
+		return nil
+	}
+	return slices.Concat(a.req.Blocks, a.hash.blocks)
+}
+
+// event reads one event's data, or the body of a plain answer.
+func (a *Answer) event(data []byte) {
+	i := skipSpace(data, 0)
+	if i >= len(data) {
+		return
+	}
+	if data[i] != '{' {
+		if string(bytes.TrimSpace(data)) == "[DONE]" {
+			a.done = true
+		} else {
+			a.steady = false
+		}
+		return
+	}
+	a.bearing = false
+	c := enter(data, i, 0)
+	for c.next() {
+		switch string(c.key()) {
+		case "choices":
+			if data[c.i] != '[' {
+				c.value()
+				continue
+			}
+			c.i = a.choices(data, c.i)
+			if c.i < 0 {
+				c.fail(0)
+			}
+		case "usage":
+			if v := c.value(); v.first(data) == '{' {
+				a.usage(data, v)
+			}
+		case "error":
+			if v := c.value(); v.end > 0 && !isNull(v.of(data)) {
+				a.failed = true
+			}
+		case "object":
+			if raw, ok := c.value().str(data); ok && string(raw) == "error" {
+				a.failed = true // SGLang's form
+			}
+		default:
+			c.value()
+		}
+	}
+	if c.err != nil {
+		a.steady = false
+	}
+	if a.bearing {
+		a.first = true
+		a.chunks++
+	}
+}
+
+// choices reads the array at b[i] and returns the index behind it, or -1.
+func (a *Answer) choices(b []byte, i int) int {
+	c := enter(b, i, 0)
+	for c.next() {
+		if b[c.i] != '{' {
+			c.value()
+			continue
+		}
+		c.i = a.req.API.choice(a, b, c.i)
+		if c.i < 0 {
+			return -1
+		}
+	}
+	if c.err != nil {
+		return -1
+	}
+	return c.i
+}
+
+// select0 gives up the prediction if the choice is not the first one.
+func (a *Answer) select0(b []byte, index span) {
+	if n, ok := integer(index.of(b)); ok && n != 0 {
+		a.steady = false
+	}
+}
+
+// text reads a piece of the answer's text, as it stands between its quotes.
+func (a *Answer) text(raw []byte) {
+	if len(raw) == 0 {
+		return
+	}
+	a.bearing = true
+	if a.steady {
+		a.hash.AddString(raw)
+		a.bound()
+	}
+}
+
+// bound gives up the prediction of an answer without end.
+func (a *Answer) bound() {
+	if len(a.hash.blocks)*a.hash.size > maxAnswer {
+		a.steady = false
+		a.hash.blocks = nil
+	}
+}
+
+func (a *Answer) finishReason(b []byte, v span) {
+	raw, ok := v.str(b)
+	if !ok || len(raw) == 0 {
+		return
+	}
+	a.finished++
+	if string(raw) == "abort" || string(raw) == "error" {
+		a.failed = true
+	}
+}
+
+// usage reads a usage object. Some engines send one with each chunk: a count
+// that a later one leaves out stays.
+func (a *Answer) usage(b []byte, v span) {
+	c := enter(b, v.start, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		switch string(key) {
+		case "prompt_tokens":
+			count(&a.prompt, b, v)
+		case "completion_tokens":
+			count(&a.completion, b, v)
+		case "prompt_tokens_details":
+			if v.first(b) != '{' {
+				continue
+			}
+			d := enter(b, v.start, 0)
+			for d.next() {
+				same := string(d.key()) == "cached_tokens"
+				if v := d.value(); same {
+					count(&a.cached, b, v)
+				}
+			}
+		}
+	}
+}
+
+func count(to *int64, b []byte, v span) {
+	if n, ok := integer(v.of(b)); ok && n >= 0 {
+		*to = n
+	}
+}

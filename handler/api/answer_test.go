@@ -1,0 +1,219 @@
+package api
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// vllmStream is what vLLM sends, with usage in each chunk and llama.cpp's
+// pings and progress between.
+const vllmStream = `: ping
+
+data: {"id":"chatcmpl-r","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null}
+
+data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"prompt_progress":{"total":9,"cache":0,"processed":4,"time_ms":3}}
+
+data: {"id":"chatcmpl-r","choices":[{"index":0,"delta":{"content":"Hello, how are"},"finish_reason":null}],"usage":{"prompt_tokens":20,"completion_tokens":1}}
+
+data: {"id":"chatcmpl-r","choices":[{"index":0,"delta":{"content":" you today?"},"finish_reason":"stop","stop_reason":null}]}
+
+data: {"id":"chatcmpl-r","choices":[],"usage":{"prompt_tokens":20,"total_tokens":25,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":16,"created_cache_tokens":null}}}
+
+data: [DONE]
+
+`
+
+const askHello = `{"messages":[{"role":"user","content":"say hello"}]}`
+
+func TestStreamStepByStep(t *testing.T) {
+	a := mustParse(t, chat{}, askHello).NewAnswer(true)
+	var chunks []int
+	for _, e := range strings.SplitAfter(vllmStream, "\n\n") {
+		a.Write([]byte(e))
+		chunks = append(chunks, a.Chunks())
+		if a.FirstToken() != (a.Chunks() > 0) {
+			t.Errorf("first token %v after %d chunks", a.FirstToken(), a.Chunks())
+		}
+	}
+	if want := []int{0, 0, 0, 1, 2, 2, 2, 2}; !slices.Equal(chunks, want) {
+		t.Errorf("chunks %v, want %v", chunks, want)
+	}
+	a.Finish()
+	if p, c, k := a.Usage(); p != 20 || c != 5 || k != 16 {
+		t.Errorf("usage %d %d %d", p, c, k)
+	}
+	want := blocksOf(canonical("", []message{{role: "user", text: "say hello"}, {role: "assistant", text: "Hello, how are you today?"}}))
+	if !a.Done() || a.Failed() || !slices.Equal(a.Prediction(), want) {
+		t.Errorf("done %v failed %v prediction %x want %x", a.Done(), a.Failed(), a.Prediction(), want)
+	}
+}
+
+func delta(d string) string { return `{"choices":[{"index":0,"delta":` + d + `}]}` }
+
+const stop = `{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`
+
+func TestNoPrediction(t *testing.T) {
+	toolA := delta(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{"}}]}`)
+	for name, c := range map[string]struct {
+		request                     string
+		events                      []string
+		prediction, done, failed, _ bool
+	}{
+		"ok":                  {events: []string{delta(`{"content":"hi"}`), stop}, prediction: true, done: true},
+		"done mark only":      {events: []string{delta(`{"content":"hi"}`), "[DONE]"}, prediction: true, done: true},
+		"unfinished":          {events: []string{delta(`{"content":"hi"}`)}},
+		"reasoning_content":   {events: []string{delta(`{"reasoning_content":"hm"}`), delta(`{"content":"hi"}`), stop}, done: true},
+		"reasoning":           {events: []string{delta(`{"reasoning":"hm"}`), stop}, done: true},
+		"empty reasoning":     {events: []string{delta(`{"reasoning":"","content":"hi"}`), stop}, prediction: true, done: true},
+		"think":               {events: []string{delta(`{"content":"\n <th"}`), delta(`{"content":"in\u006b>hm"}`), stop}, done: true},
+		"late think":          {events: []string{delta(`{"content":"a <think> b"}`), stop}, prediction: true, done: true},
+		"think end":           {events: []string{delta(`{"content":"hm<<\/th"}`), delta(`{"content":"ink>hi"}`), stop}, done: true},
+		"n":                   {request: `{"n":2,"messages":[{"role":"user","content":"x"}]}`, events: []string{delta(`{"content":"hi"}`), stop}},
+		"n done":              {request: `{"n":2,"messages":[{"role":"user","content":"x"}]}`, events: []string{stop, stop}, done: true},
+		"best_of":             {request: `{"best_of":2,"messages":[{"role":"user","content":"x"}]}`, events: []string{stop}, done: true},
+		"second choice":       {events: []string{`{"choices":[{"delta":{"content":"hi"},"index":1}]}`, stop}, done: true},
+		"continued":           {request: `{"continue_final_message":true,"messages":[{"role":"user","content":"x"}]}`, events: []string{stop}, done: true},
+		"error":               {events: []string{delta(`{"content":"hi"}`), `{"error":{"message":"x"}}`, "[DONE]"}, done: true, failed: true},
+		"flat error":          {events: []string{`{"object":"error","message":"x"}`, "[DONE]"}, done: true, failed: true},
+		"null error":          {events: []string{`{"error":null,"choices":[]}`, stop}, prediction: true, done: true},
+		"abort":               {events: []string{`{"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}`}, done: true, failed: true},
+		"tool":                {events: []string{toolA, delta(`{"tool_calls":[{"index":0,"function":{"arguments":"}"}}]}`), stop}, prediction: true, done: true},
+		"text after a tool":   {events: []string{toolA, delta(`{"content":"hi"}`), stop}, done: true},
+		"tools interleaved":   {events: []string{toolA, delta(`{"tool_calls":[{"index":1,"function":{"name":"g"}}]}`), toolA, stop}, done: true},
+		"tool without a name": {events: []string{delta(`{"tool_calls":[{"index":0,"function":{"arguments":"}"}}]}`), stop}, done: true},
+		"tool named twice":    {events: []string{toolA, toolA, stop}, done: true},
+		"both kinds of calls": {events: []string{toolA, delta(`{"function_call":{"name":"g"}}`), stop}, done: true},
+		"function call":       {events: []string{delta(`{"function_call":{"name":"g","arguments":""}}`), delta(`{"function_call":{"arguments":"{}"}}`), stop}, prediction: true, done: true},
+		"other role":          {events: []string{delta(`{"role":"tool","content":"x"}`), stop}, done: true},
+		"refusal":             {events: []string{delta(`{"refusal":"no"}`), stop}, done: true},
+		"broken event":        {events: []string{`{"choices":[{"index":0,"delta":{"content":"x"`, stop}, done: true},
+		"no JSON":             {events: []string{`oops`, stop}, done: true},
+		"too long":            {events: []string{`{"x":"` + strings.Repeat("x", maxEvent) + `"}`, stop}, done: true},
+	} {
+		req := c.request
+		if req == "" {
+			req = askHello
+		}
+		a := mustParse(t, chat{}, req).NewAnswer(true)
+		for _, e := range c.events {
+			a.Write([]byte("data: " + e + "\n\n"))
+		}
+		a.Finish()
+		if got := a.Prediction() != nil; got != c.prediction || a.Done() != c.done || a.Failed() != c.failed {
+			t.Errorf("%s: prediction %v, done %v, failed %v", name, got, a.Done(), a.Failed())
+		}
+	}
+}
+
+func TestPlainAnswers(t *testing.T) {
+	for body, want := range map[string]struct {
+		first, done, failed, prediction bool
+		cached                          int64
+	}{
+		`{"choices":[{"index":0,"message":{"role":"assistant","content":"hi","reasoning_content":null,"tool_calls":[]},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}`: {true, true, false, true, -1},
+		`{"choices":[{"index":0,"message":{"content":"hi","reasoning":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`:                                                {true, true, false, false, 0},
+		`{"error":{"message":"no such model","code":404}}`:   {false, false, true, false, -1},
+		`{"object":"error","message":"no"}`:                  {false, false, true, false, -1},
+		`{"choices":[{"index":0,"message":{"content":"hi"},`: {false, false, false, false, -1},
+		`<html>`: {false, false, false, false, -1},
+		``:       {false, false, false, false, -1},
+		`{"choices":[{"finish_reason":"stop","x":"` + strings.Repeat("x", maxAnswer) + `"}]}`: {false, false, false, false, -1},
+	} {
+		a := mustParse(t, chat{}, askHello).NewAnswer(false)
+		for p := range slices.Chunk([]byte(body), 1000) {
+			a.Write(p)
+		}
+		if cap(a.body) > 2*maxAnswer {
+			t.Errorf("%d bytes kept", cap(a.body))
+		}
+		a.Finish()
+		_, _, cached := a.Usage()
+		if a.FirstToken() != want.first || a.Done() != want.done || a.Failed() != want.failed || (a.Prediction() != nil) != want.prediction || cached != want.cached {
+			t.Errorf("%.100s: %+v", body, a)
+		}
+	}
+}
+
+func TestSSEForms(t *testing.T) {
+	for _, stream := range []string{
+		"data: A\n\ndata: B\n\n",
+		"data:A\r\n\r\ndata:B\r\n\r\n",
+		"data: A\r\rdata: B\r\r",
+		"\xEF\xBB\xBFdata: A\n\n:data: X\nevent: y\nid: 3\ndata: B\nretry: 5\n\n",
+		"\n\ndata: A\n\n\n\ndatax: X\n\ndata: B",
+		"data: {\ndata:\"choices\":\ndata: [{\"delta\":{\"content\":\"x\"}}]\ndata: }\n\ndata\n\ndata: B\n\n",
+		": " + strings.Repeat("x", 2*maxEvent) + "\ndata: A\n\ndata: B\n\n",
+		"data: A\n\ndata: " + strings.Repeat("x", 2*maxEvent) + "\n\ndata: B\n\n",
+		"data: A\n\n" + strings.Repeat("data: xxx\n", maxEvent/4) + "\ndata: B\n\n",
+	} {
+		stream = strings.ReplaceAll(strings.ReplaceAll(stream, "A", delta(`{"content":"x"}`)), "B", stop)
+		for _, size := range []int{1, 2, 3, 1000, len(stream)} {
+			if size < 1000 && len(stream) > maxEvent {
+				continue
+			}
+			a := mustParse(t, chat{}, askHello).NewAnswer(true)
+			for p := range slices.Chunk([]byte(stream), size) {
+				a.Write(p)
+				if cap(a.sse.line)+cap(a.sse.data) > 5*maxEvent {
+					t.Fatalf("%d bytes kept", cap(a.sse.line)+cap(a.sse.data))
+				}
+			}
+			a.Finish()
+			if a.Chunks() != 1 || !a.Done() || (a.Prediction() == nil) != strings.Contains(stream[2:], "data: xxx") {
+				t.Errorf("%.60q in reads of %d: chunks %d done %v prediction %v", stream, size, a.Chunks(), a.Done(), a.Prediction() != nil)
+			}
+		}
+	}
+}
+
+func TestEndlessAnswerIsBounded(t *testing.T) {
+	a := mustParse(t, chat{}, askHello).NewAnswer(true)
+	e := []byte("data: " + delta(`{"content":"`+strings.Repeat("x", 1<<18)+`"}`) + "\n\n")
+	for range 20 {
+		a.Write(e)
+	}
+	a.Write([]byte("data: " + stop + "\n\n"))
+	a.Finish()
+	if a.Prediction() != nil || a.hash.blocks != nil || a.Chunks() != 20 {
+		t.Error("the answer's blocks grow without bound")
+	}
+}
+
+func FuzzSSE(f *testing.F) {
+	s := speller{rand.New(rand.NewPCG(7, 8))}
+	for range 5 {
+		f.Add(uint64(1), true, bytes.Join(s.stream(message{text: s.words(40), calls: []call{{"f", `{"a":1}`}}}), nil))
+	}
+	f.Add(uint64(2), true, []byte(vllmStream))
+	f.Add(uint64(3), false, []byte("\xEF\xBB\xBFdata: {\r\ndata: \"choices\":[{\"text\":\"x\"}]}\r\r\n\n:x\rdata"))
+	f.Fuzz(func(t *testing.T, seed uint64, isChat bool, stream []byte) {
+		r, err := Parse(chat{}, []byte(askHello), testOptions)
+		if !isChat {
+			r, err = Parse(completions{}, []byte(`{"prompt":"say hello"}`), testOptions)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, many := r.NewAnswer(true), r.NewAnswer(true)
+		one.Write(stream)
+		for _, p := range (speller{rand.New(rand.NewPCG(seed, 9))}).reads(stream) {
+			p = slices.Clone(p)
+			many.Write(p)
+			clear(p)
+			if len(many.sse.line)+len(many.sse.data) > 2*len(stream) {
+				t.Fatal("more is kept than was read")
+			}
+		}
+		one.Finish()
+		many.Finish()
+		p1, c1, k1 := one.Usage()
+		p2, c2, k2 := many.Usage()
+		if one.FirstToken() != many.FirstToken() || one.Chunks() != many.Chunks() || one.Done() != many.Done() || one.Failed() != many.Failed() ||
+			p1 != p2 || c1 != c2 || k1 != k2 || !slices.Equal(one.Prediction(), many.Prediction()) || (one.Prediction() == nil) != (many.Prediction() == nil) {
+			t.Fatalf("the split matters:\n%+v\n%+v", one, many)
+		}
+	})
+}

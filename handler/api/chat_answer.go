@@ -1,0 +1,208 @@
+package api
+
+import (
+	"bytes"
+	"slices"
+)
+
+// begin opens the message that the client will send back.
+func (chat) begin(a *Answer) {
+	a.hash.AddByte(markMessage)
+	a.hash.Add([]byte("assistant"))
+	a.hash.AddByte(markSep)
+}
+
+func (chat) choice(a *Answer, b []byte, i int) int {
+	var index, delta, finish span
+	c := enter(b, i, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		switch string(key) {
+		case "index":
+			index = v
+		case "delta", "message":
+			delta = v
+		case "finish_reason":
+			finish = v
+		}
+	}
+	if c.err != nil {
+		return -1
+	}
+	a.select0(b, index)
+	if delta.first(b) == '{' {
+		a.delta(b, delta)
+	}
+	a.finishReason(b, finish)
+	return c.i
+}
+
+// delta reads what one chunk adds to the message, or the whole message of a
+// plain answer. Text is written before tool calls, in whatever order they
+// stand, as it is in a prompt.
+func (a *Answer) delta(b []byte, v span) {
+	var content, calls, call span
+	c := enter(b, v.start, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		switch string(key) {
+		case "content":
+			content = v
+		case "tool_calls":
+			calls = v
+		case "function_call":
+			call = v
+		case "role":
+			if raw, ok := v.str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
+				a.steady = false
+			}
+		case "reasoning", "reasoning_content", "reasoning_details", "thinking", "refusal", "audio":
+			if hasMembers(b, v) {
+				a.bearing, a.steady = true, false
+			}
+		}
+	}
+	if raw, ok := content.str(b); ok {
+		a.chatText(raw)
+	} else if hasMembers(b, content) {
+		a.bearing, a.steady = true, false // parts: not sent back as they came
+	}
+	if calls.first(b) == '[' {
+		a.toolCalls(b, calls)
+	}
+	if call.first(b) == '{' {
+		a.functionCall(b, call)
+	}
+}
+
+func (a *Answer) chatText(raw []byte) {
+	if a.steady && len(raw) > 0 && (a.calls.open || a.think.saw(raw)) {
+		a.steady = false
+	}
+	a.text(raw)
+}
+
+// callState is where a stream stands in its tool calls.
+type callState struct {
+	open   bool // a call has begun
+	legacy bool // it is a function_call
+	index  int64
+}
+
+// toolCalls reads a delta's tool calls. A call's first delta has its name;
+// those that follow add to its arguments.
+func (a *Answer) toolCalls(b []byte, v span) {
+	c := enter(b, v.start, 0)
+	for c.next() {
+		v := c.value()
+		if v.first(b) != '{' {
+			continue
+		}
+		t := readCall(b, v)
+		name, _ := t.name.str(b)
+		if len(name) > 0 || hasMembers(b, t.args) || hasMembers(b, t.id) {
+			a.bearing = true
+		}
+		if !a.steady {
+			continue
+		}
+		index, ok := integer(t.index.of(b))
+		if !ok { // a plain answer, or an engine that leaves it out
+			index = a.calls.index
+			if len(name) > 0 && a.calls.open {
+				index++
+			}
+		}
+		if a.calls.legacy || index < 0 || a.calls.open && index < a.calls.index {
+			a.steady = false
+			continue
+		}
+		begins := !a.calls.open || index > a.calls.index
+		a.calls.open, a.calls.index = true, index
+		a.call(b, t, name, begins)
+	}
+}
+
+func (a *Answer) functionCall(b []byte, v span) {
+	t := readFunction(b, v)
+	name, _ := t.name.str(b)
+	if len(name) == 0 && !hasMembers(b, t.args) {
+		return
+	}
+	a.bearing = true
+	if a.calls.open && !a.calls.legacy {
+		a.steady = false
+	}
+	if a.steady {
+		begins := !a.calls.open
+		a.calls.open, a.calls.legacy = true, true
+		a.call(b, t, name, begins)
+	}
+}
+
+// call writes a call or what is added to one. A name comes once and first;
+// a name in another place cannot be put where the client will have it.
+func (a *Answer) call(b []byte, t toolCall, name []byte, begins bool) {
+	switch {
+	case begins != (len(name) > 0):
+		a.steady = false
+	case begins:
+		a.hash.addCall(b, t)
+	default:
+		a.hash.addArgs(b, t.args)
+	}
+	a.bound()
+}
+
+const (
+	thinkOpen = "<think>"
+	thinkShut = "</think>"
+)
+
+// thinkWatch finds reasoning that an engine without a reasoning parser leaves
+// in the text: a text that begins with <think>, or has a </think>, which is
+// alone where the template has written the opening. Templates drop it from
+// earlier turns, so the cache cannot serve such an answer when it comes back.
+type thinkWatch struct {
+	past       bool // the text does not begin with <think>
+	open, shut int  // matched so far
+}
+
+// saw reads on, and returns true once reasoning is found.
+func (w *thinkWatch) saw(raw []byte) bool {
+	if w.past && w.shut == 0 && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '\\') < 0 {
+		return false
+	}
+	r := runs{raw: raw}
+	for p := r.next(); p != nil; p = r.next() {
+		if slices.ContainsFunc(p, w.byte) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *thinkWatch) byte(c byte) bool {
+	if !w.past && (w.open > 0 || c != ' ' && c != '\n' && c != '\r' && c != '\t') {
+		if c == thinkOpen[w.open] {
+			if w.open++; w.open == len(thinkOpen) {
+				return true
+			}
+		} else {
+			w.past = true
+		}
+	}
+	switch c {
+	case thinkShut[w.shut]:
+		if w.shut++; w.shut == len(thinkShut) {
+			return true
+		}
+	case '<':
+		w.shut = 1
+	default:
+		w.shut = 0
+	}
+	return false
+}

@@ -1,0 +1,199 @@
+package api
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The next turn's chain must begin with this turn's prompt and its answer,
+// however either side spells them: that is what predictions are for.
+func TestNextTurnExtendsPromptAndAnswer(t *testing.T) {
+	for seed := range uint64(400) {
+		s := speller{rand.New(rand.NewPCG(seed, 1))}
+		tools := ""
+		if s.IntN(2) == 0 {
+			tools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  c"}} ]`
+		}
+		var msgs []message
+		for turn := range 4 {
+			msgs = append(msgs, message{role: []string{"system", "user", "tool"}[s.IntN(3)], text: s.words(60)})
+			r := mustParse(t, chat{}, s.request(tools, msgs))
+			want := canonical(tools, msgs)
+			if r.Kind != Text || r.Bytes != int64(len(want)) || !slices.Equal(r.Blocks, blocksOf(want)) {
+				t.Fatalf("seed %d turn %d: the prompt is not read as %q", seed, turn, want)
+			}
+			answer := message{role: "assistant", text: s.words(60)}
+			for range s.IntN(3) {
+				answer.calls = append(answer.calls, call{"fn_" + strings.TrimSpace(s.words(3)), s.words(30)})
+			}
+			stream := s.IntN(3) > 0
+			a := r.NewAnswer(stream)
+			reads := s.plain(answer)
+			if stream {
+				reads = s.stream(answer)
+			}
+			for _, p := range reads {
+				p = slices.Clone(p)
+				a.Write(p)
+				clear(p) // it must not have been kept
+			}
+			a.Finish()
+			msgs = append(msgs, answer)
+			if got := a.Prediction(); !a.Done() || !slices.Equal(got, blocksOf(canonical(tools, msgs))) {
+				t.Fatalf("seed %d turn %d: %d blocks predicted, done %v, answer %+v\n%s", seed, turn, len(got), a.Done(), answer, bytes.Join(reads, nil))
+			}
+			if n, _, cached := a.Usage(); n != 9 || cached != -1 {
+				t.Fatalf("seed %d: usage %d, %d", seed, n, cached)
+			}
+		}
+	}
+}
+
+func chatBody(messages string) string { return `{"messages":[` + messages + `]}` }
+
+func TestSamePromptInOtherForms(t *testing.T) {
+	for _, forms := range [][]string{
+		{
+			`{"role":"user","content":"café 😀 and some more text"}`,
+			`{"content":"caf\u00e9 \ud83d\ude00 and some more text","role":"user"}`,
+			`{"role":"us\u0065r","content":[{"type":"text","text":"caf"},{"text":"é 😀 and some more text","type":"text","cache_control":{"type":"ephemeral"}}]}`,
+			`{"role":"user","name":"x","content":["café 😀 and ","some more text"]}`,
+			`{"r\u006fle":"user","content":"first","content":"café 😀 and some more text"}`,
+		},
+		{
+			`{"role":"user","content":"lone \ud83d and \udc00, both replaced"}`,
+			`{"role":"user","content":"lone � and �, both replaced"}`,
+		},
+		{
+			`{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,aa/bb"}}]}`,
+			`{"role":"user","content":[{"image_url":{"detail":"low","url":"data:image\/png;base64,aa\/bb"},"type":"image_url"}]}`,
+			`{"role":"user","content":[{"type":"image_url","image_url":"data:image/png;base64,aa/bb"}]}`,
+		},
+		{
+			`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"lookup","arguments":"{\"a\":1}"}}]}`,
+			`{"role":"assistant","tool_calls":[{"function":{"arguments":"{\u0022a\u0022:1}","name":"lookup"},"id":"2"}],"content":""}`,
+			`{"role":"assistant","content":[],"function_call":{"name":"lookup","arguments":"{\"a\":1}"}}`,
+			`{"role":"assistant","reasoning":"long","function_call":{"name":"lookup","arguments":{"a": 1}}}`,
+		},
+	} {
+		want := mustParse(t, chat{}, chatBody(forms[0]))
+		if len(want.Blocks) == 0 {
+			t.Fatalf("no blocks: %s", forms[0])
+		}
+		for _, f := range forms[1:] {
+			got := mustParse(t, chat{}, chatBody(f))
+			if !slices.Equal(got.Blocks, want.Blocks) || got.Bytes != want.Bytes || !bytes.Equal(got.rest.tail, want.rest.tail) {
+				t.Errorf("differ:\n%s\n%s\n%q %q", forms[0], f, want.rest.tail, got.rest.tail)
+			}
+			if got.Media != want.Media {
+				t.Errorf("%d media parts, want %d: %s", got.Media, want.Media, f)
+			}
+		}
+	}
+}
+
+func TestDifferentPromptsDiffer(t *testing.T) {
+	pad := ` - some text to fill a block`
+	seen := map[string]string{}
+	for _, m := range []string{
+		`{"role":"user","content":"ab` + pad + `"}`,
+		`{"role":"system","content":"ab` + pad + `"}`,
+		`{"role":"user","content":"a"},{"role":"user","content":"b` + pad + `"}`,
+		`{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://a/1"}}]}`,
+		`{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://a/2"}}]}`,
+		`{"role":"user","content":[{"type":"video_url","video_url":{"url":"http://a/1"}}]}`,
+		`{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"aa","format":"wav"}}]}`,
+		`{"role":"user","content":[{"type":"file","file":{"file_id":"f-1"}}]}`,
+		`{"role":"user","content":[{"type":"odd","x":1}]}`,
+		`{"role":"user","content":[{"type":"odd","x":2}]}`,
+		`{"role":"assistant","tool_calls":[{"function":{"name":"a","arguments":"bccccccccccccc"}}]}`,
+		`{"role":"assistant","tool_calls":[{"function":{"name":"ab","arguments":"ccccccccccccc"}}]}`,
+	} {
+		r := mustParse(t, chat{}, chatBody(m))
+		key := string(r.rest.tail)
+		for _, b := range r.Blocks {
+			for i := range 8 {
+				key += string([]byte{byte(b >> (8 * i))})
+			}
+		}
+		if other, ok := seen[key]; ok {
+			t.Errorf("same:\n%s\n%s", other, m)
+		}
+		seen[key] = m
+	}
+}
+
+func TestToolsStandFirst(t *testing.T) {
+	msgs := `"messages":[{"role":"user","content":"hello there, you"}]`
+	plain := mustParse(t, chat{}, `{`+msgs+`}`)
+	for _, none := range []string{`"tools":null`, `"tools":[]`, `"tools":[ ]`, `"functions":{}`} {
+		if r := mustParse(t, chat{}, `{`+msgs+`,`+none+`}`); !slices.Equal(r.Blocks, plain.Blocks) {
+			t.Errorf("%s counts", none)
+		}
+	}
+	a := mustParse(t, chat{}, `{`+msgs+`,"tools":[{"name": "a  b"}]}`)
+	b := mustParse(t, chat{}, `{"tools":[ { "name":"a  b" } ],`+msgs+`}`)
+	if !slices.Equal(a.Blocks, b.Blocks) || slices.Equal(a.Blocks, plain.Blocks) {
+		t.Errorf("tools: %x %x %x", a.Blocks, b.Blocks, plain.Blocks)
+	}
+}
+
+func TestRequestFields(t *testing.T) {
+	r := mustParse(t, chat{}, `{"model":"a\/b","lora_path":"l","cache_salt":"s","stream":true,"n":2,"max_tokens":5,"max_completion_tokens":7,"messages":[]}`)
+	if r.Model != "a/b" || r.LoRA != "l" || r.Salt != "s" || !r.Stream || r.Choices != 2 || r.MaxTokens != 7 || r.Kind != None {
+		t.Errorf("%+v", r)
+	}
+	r = mustParse(t, chat{}, `{"max_tokens":1e2,"best_of":3}`)
+	if r.MaxTokens != 100 || r.Choices != 3 {
+		t.Errorf("%+v", r)
+	}
+	for _, body := range []string{
+		`{}`,
+		`{"model":5,"lora_path":["x"],"cache_salt":null,"stream":"yes","n":"2","best_of":-1,"max_tokens":1.5,"messages":{},"tools":7}`,
+		`{"messages":"hi","max_completion_tokens":-3}`,
+		`{"messages":[1,null,"x",[]],"max_tokens":99999999999999999999999}`,
+	} {
+		r := mustParse(t, chat{}, body)
+		if r.Model+r.LoRA+r.Salt != "" || r.Stream || r.Choices != 1 || r.MaxTokens != 0 || r.Kind != None || r.Blocks != nil {
+			t.Errorf("%s: %+v", body, r)
+		}
+	}
+}
+
+func TestRootTellsFieldsApart(t *testing.T) {
+	seen := map[uint64]string{}
+	for _, body := range []string{
+		`{"model":"ab","lora_path":"c"}`, `{"model":"a","lora_path":"bc"}`, `{"model":"ab","cache_salt":"c"}`,
+		`{"model":"abc"}`, `{}`, `{"model":"ab","lora_path":"c","prompt":"x"}`, `{"model":"ab","lora_path":"c","prompt":[1]}`,
+	} {
+		r := mustParse(t, completions{}, body)
+		if other, ok := seen[r.Root]; ok {
+			t.Errorf("one root: %s %s", other, body)
+		}
+		seen[r.Root] = body
+	}
+	a, _ := Parse(chat{}, []byte(`{}`), Options{Seed: 1})
+	b, _ := Parse(chat{}, []byte(`{}`), Options{Seed: 2})
+	if a.Root == b.Root {
+		t.Error("the root is not seeded")
+	}
+}
+
+func TestFor(t *testing.T) {
+	for path, want := range map[string]string{
+		"/v1/chat/completions": "chat", "/chat/completions": "chat", "/openai/v1/chat/completions": "chat",
+		"/v1/completions": "completions", "/completions": "completions",
+		"/v1/xcompletions": "", "/v1/chat/completions/render": "", "/v1/models": "", "": "", "completions": "",
+	} {
+		got := ""
+		if a := For(path); a != nil {
+			got = a.Name()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package api
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/zeebo/xxh3"
+)
+
+// tokenSeed keys the hashes of token blocks. It is Dynamo's (kv-router,
+// compute_block_hash), and fixed, because the engines' KV events, which carry
+// token ids, are hashed the same way.
+const tokenSeed = 1337
+
+// completions is /v1/completions. Its prompt is text as it is, or token ids;
+// the answer continues it without anything between.
+type completions struct{}
+
+func (completions) Name() string { return "completions" }
+
+func (completions) field(p *parse, key []byte, v span) {
+	if string(key) == "prompt" {
+		p.main = v
+	}
+}
+
+func (completions) prompt(p *parse) {
+	b, v := p.body, p.main
+	switch v.first(b) {
+	case '"':
+		p.texts(v, false)
+	case '[':
+		switch b[skipSpace(b, v.start+1)] {
+		case '"':
+			p.texts(v, true)
+		case '[':
+			p.tokenLists(v)
+		case ']':
+		default:
+			if n, ok := p.tokens(v, true); ok {
+				p.req.Kind, p.req.Tokens = Tokens, n
+			}
+		}
+	}
+}
+
+// texts reads a prompt that is a string or a list of strings.
+func (p *parse) texts(v span, list bool) {
+	b, r := p.body, p.req
+	p.begin(v.end - v.start)
+	if !list {
+		raw, _ := v.str(b)
+		p.hash.AddString(raw)
+		r.Kind, r.Bytes = Text, p.hash.Bytes()
+		return
+	}
+	n, size := 0, int64(0)
+	c := enter(b, v.start, 2)
+	for c.next() {
+		raw, ok := c.value().str(b)
+		if !ok {
+			return
+		}
+		if n == 0 {
+			p.hash.AddString(raw)
+			size = p.hash.Bytes()
+		} else {
+			size += textLen(raw)
+		}
+		n++
+	}
+	if c.err == nil {
+		r.Kind, r.Bytes, r.prompts = Text, size, n
+	}
+}
+
+// tokenLists reads a prompt that is a list of lists of token ids.
+func (p *parse) tokenLists(v span) {
+	b, r := p.body, p.req
+	n, sum := 0, int64(0)
+	c := enter(b, v.start, 2)
+	for c.next() {
+		v := c.value()
+		k, ok := int64(0), false
+		if v.first(b) == '[' {
+			k, ok = p.tokens(v, n == 0)
+		}
+		if !ok {
+			r.Blocks = nil
+			return
+		}
+		sum += k
+		n++
+	}
+	if c.err != nil {
+		r.Blocks = nil
+		return
+	}
+	r.Kind, r.Tokens, r.prompts = Tokens, sum, n
+}
+
+// tokens reads one list of token ids, and hashes it into the request's blocks
+// if asked to. It is not ok, and the list has no identity, if it is empty or
+// anything in it is not a u32.
+func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
+	b, size := p.body, p.opt.BlockSize
+	var stack [1024]byte
+	block := stack[:]
+	var blocks []uint64
+	if hash {
+		if size*4 > len(stack) {
+			block = make([]byte, size*4)
+		}
+		block = block[:size*4]
+		// A token takes two bytes of JSON at least.
+		blocks = make([]uint64, 0, min((v.end-v.start)/2/size, 4096))
+	}
+	fill := 0
+	for i := v.start + 1; ; {
+		if b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		at, id := i, uint64(0)
+		// Eleven digits, one more than a u32 has, do not overflow; a number of
+		// more is at something else than a comma then.
+		for ; b[i]-'0' <= 9 && i < at+11; i++ {
+			id = id*10 + uint64(b[i]-'0')
+		}
+		if i == at || id > math.MaxUint32 {
+			return 0, false
+		}
+		n++
+		if hash {
+			binary.LittleEndian.PutUint32(block[fill:], uint32(id))
+			if fill += 4; fill == len(block) {
+				blocks = append(blocks, xxh3.HashSeed(block, tokenSeed))
+				fill = 0
+			}
+		}
+		if b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		switch b[i] {
+		case ',':
+			i++
+		case ']':
+			if hash {
+				p.req.Blocks = blocks
+			}
+			return n, true
+		default:
+			return 0, false
+		}
+	}
+}
+
+func (completions) begin(*Answer) {}
+
+func (completions) choice(a *Answer, b []byte, i int) int {
+	var index, txt, finish span
+	c := enter(b, i, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		switch string(key) {
+		case "index":
+			index = v
+		case "text":
+			txt = v
+		case "finish_reason":
+			finish = v
+		}
+	}
+	if c.err != nil {
+		return -1
+	}
+	a.select0(b, index)
+	if raw, ok := txt.str(b); ok {
+		a.text(raw)
+	}
+	a.finishReason(b, finish)
+	return c.i
+}

@@ -1,0 +1,87 @@
+package api
+
+import (
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+)
+
+func tokenBlocks(size int, ids ...uint32) (out []uint64) {
+	for ; len(ids) >= size; ids = ids[size:] {
+		var b []byte
+		for _, id := range ids[:size] {
+			b = binary.LittleEndian.AppendUint32(b, id)
+		}
+		out = append(out, xxh3.HashSeed(b, 1337))
+	}
+	return out
+}
+
+func TestCompletionsPrompts(t *testing.T) {
+	text := "a text that is longer than two blocks\n"
+	for _, c := range []struct {
+		prompt string
+		kind   Kind
+		blocks []uint64
+		bytes  int64
+		tokens int64
+		steady bool
+	}{
+		{`"a text that is longer than two blocks\n"`, Text, blocksOf([]byte(text)), 38, 0, true},
+		{`[ "a text that is longer than two blocks\u000a" ]`, Text, blocksOf([]byte(text)), 38, 0, true},
+		{`["a text that is longer than two blocks\n","\u00e9"]`, Text, blocksOf([]byte(text)), 40, 0, false},
+		{`[1,2,3,4294967295,5]`, Tokens, tokenBlocks(4, 1, 2, 3, 4294967295), 0, 5, false},
+		{`[[1, 2 ,3,4]]`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 4, false},
+		{`[[1,2,3,4],[9,8]]`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 6, false},
+		{`[1,2,3,4294967296,5]`, None, nil, 0, 0, false},
+		{`[1,2,3,-4]`, None, nil, 0, 0, false},
+		{`[1,2,3,4.0]`, None, nil, 0, 0, false},
+		{`[1,2,3,"4"]`, None, nil, 0, 0, false},
+		{`["a",4]`, None, nil, 0, 0, false},
+		{`[[1,2,3,4],5]`, None, nil, 0, 0, false},
+		{`[[1,2,3,4],[]]`, None, nil, 0, 0, false},
+		{`[]`, None, nil, 0, 0, false},
+		{`{}`, None, nil, 0, 0, false},
+		{`7`, None, nil, 0, 0, false},
+	} {
+		r := mustParse(t, completions{}, `{"prompt":`+c.prompt+`}`)
+		if r.Kind != c.kind || !slices.Equal(r.Blocks, c.blocks) || r.Bytes != c.bytes || r.Tokens != c.tokens || r.steady != c.steady {
+			t.Errorf("%s: %+v", c.prompt, r)
+		}
+	}
+}
+
+func TestTokenBlockSizes(t *testing.T) {
+	body := []byte(`{"prompt":[0`)
+	ids := []uint32{0}
+	for i := range uint32(9999) {
+		body = append(body, `,7`...)
+		body = append(body, byte('0'+i%10))
+		ids = append(ids, 70+i%10)
+	}
+	body = append(body, `]}`...)
+	for _, size := range []int{1, 16, 256, 257, 4096} {
+		r, err := Parse(completions{}, body, Options{BlockSize: size})
+		if err != nil || !slices.Equal(r.Blocks, tokenBlocks(size, ids...)) || r.Tokens != 10000 {
+			t.Errorf("size %d: %d blocks, %d tokens, %v", size, len(r.Blocks), r.Tokens, err)
+		}
+	}
+}
+
+func TestCompletionContinuesPrompt(t *testing.T) {
+	r := mustParse(t, completions{}, `{"prompt":"once upon a time th"}`)
+	a := r.NewAnswer(true)
+	a.Write([]byte("data: {\"choices\":[{\"index\":0,\"text\":\"ere was\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" a \\\"king\\\"\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"))
+	a.Finish()
+	if want := blocksOf([]byte(`once upon a time there was a "king"`)); !slices.Equal(a.Prediction(), want) {
+		t.Errorf("%x, want %x", a.Prediction(), want)
+	}
+	a = mustParse(t, completions{}, `{"prompt":"once upon a time th","echo":true}`).NewAnswer(false)
+	a.Write([]byte(`{"choices":[{"index":0,"text":"once","finish_reason":"length"}]}`))
+	a.Finish()
+	if a.Prediction() != nil || !a.Done() || !a.FirstToken() {
+		t.Errorf("echo: %+v", a)
+	}
+}

@@ -1,0 +1,247 @@
+package api
+
+import (
+	"encoding/binary"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Options are what a request is read with. They must be the same for all
+// requests whose chains are to be compared.
+type Options struct {
+	// TextBlock is the size of a block of canonical text, in bytes, from 16
+	// to 4096; values outside are moved to the nearer limit. Default: 64.
+	TextBlock int
+	// BlockSize is the size of a block of tokens, in tokens, at most 4096. It
+	// must be the engines'. Default: 16.
+	BlockSize int
+	// Seed keys the hashes of text and the root. It is drawn once for the
+	// process, and is no one else's to know.
+	Seed uint64
+}
+
+const (
+	minTextBlock, maxTextBlock = 16, 4096
+	maxBlockSize               = 4096
+
+	// maxChoices keeps sums of choices from overflowing.
+	maxChoices = 1 << 20
+)
+
+func (o Options) withDefaults() Options {
+	if o.TextBlock <= 0 {
+		o.TextBlock = 64
+	}
+	if o.BlockSize <= 0 {
+		o.BlockSize = 16
+	}
+	o.TextBlock = min(max(o.TextBlock, minTextBlock), maxTextBlock)
+	o.BlockSize = min(o.BlockSize, maxBlockSize)
+	return o
+}
+
+// Kind says what a prompt's blocks are made of.
+type Kind uint8
+
+const (
+	// None is a prompt without identity: there is none, or it is in a form
+	// that is not understood. It is placed by load.
+	None Kind = iota
+	// Text is a prompt known by its canonical text.
+	Text
+	// Tokens is a prompt that the client sent as token ids.
+	Tokens
+)
+
+// Request is what a request body says. It does not change once it is parsed.
+// Its strings and slices may point into the body, which must stay as it is
+// for as long as the Request is used.
+type Request struct {
+	// API is what the body was read as.
+	API API
+	// Model, LoRA (SGLang's lora_path) and Salt (cache_salt) are empty if the
+	// body does not say them, or not as a string.
+	Model, LoRA, Salt string
+	// Stream is whether the client asked for a stream of events.
+	Stream bool
+	// Choices is how many answers to one prompt are computed (the larger of n
+	// and best_of), 1 unless said.
+	Choices int
+	// MaxTokens is the most tokens the answer may have; 0 is not said.
+	MaxTokens int64
+
+	// Kind says what Blocks are made of.
+	Kind Kind
+	// Blocks are the content hashes of the prompt's full blocks, in order, of
+	// Options.TextBlock bytes or Options.BlockSize tokens each. Of a batch of
+	// prompts it is the first one's.
+	Blocks []uint64
+	// Bytes is the length of the canonical text, in bytes, summed over a
+	// batch. It is 0 if Kind is not Text.
+	Bytes int64
+	// Tokens is the exact number of prompt tokens, summed over a batch. It is
+	// 0, which is unknown, if Kind is not Tokens.
+	Tokens int64
+	// Media is the number of parts that are not text (images, audio, files).
+	// Their size is in neither Bytes nor Tokens.
+	Media int
+	// Root is the hash of what must agree before chains can be compared:
+	// model, LoRA, salt, kind and block size.
+	Root uint64
+	// NVExt is the raw value of the last nvext member that is not null; nil
+	// if there is none.
+	NVExt []byte
+
+	cuts    []span // what Cut leaves out, in order
+	size    int    // of the body
+	prompts int    // in the batch
+	answers int    // to each prompt that are sent back: n
+	steady  bool   // prompt and answer together begin the next turn's prompt
+	rest    Hasher // the prompt's text, to be continued
+}
+
+// parse is the state of one Parse.
+type parse struct {
+	req  *Request
+	opt  Options
+	body []byte
+	// main is the member that holds the prompt; tools and functions may stand
+	// before it in the text.
+	main, tools, functions span
+	echo, resume           bool
+	maxTokens              int64 // the older max_tokens
+	hash                   Hasher
+}
+
+// Parse reads a request body. Members that are absent, or of a type they
+// should not be, are unknown and never an error: judging a request is the
+// engine's. The error is a [*ScanError]: the body is not one JSON object, or
+// nests too deeply; such a request has no plan.
+func Parse(a API, body []byte, o Options) (*Request, error) {
+	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
+	p := &parse{req: r, opt: o.withDefaults(), body: body}
+	if err := p.scan(); err != nil {
+		return nil, err
+	}
+	if r.MaxTokens == 0 {
+		r.MaxTokens = p.maxTokens
+	}
+	a.prompt(p)
+	if r.Kind == Text {
+		r.Blocks = p.hash.blocks
+		r.rest = p.hash
+	}
+	r.steady = r.Kind == Text && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
+	r.Root = p.root()
+	return r, nil
+}
+
+// scan walks the top-level members. It is the only pass over the whole body;
+// what comes after it reads the prompt's spans only.
+func (p *parse) scan() error {
+	b := p.body
+	i := skipSpace(b, 0)
+	if i >= len(b) || b[i] != '{' {
+		return &ScanError{i, ErrMalformed}
+	}
+	c := enter(b, i, 1)
+	var cut cutter
+	for c.next() {
+		at, comma := c.keyAt, c.comma
+		key := c.key()
+		v := c.value()
+		if c.err != nil {
+			break
+		}
+		if string(key) == "nvext" && !isNull(v.of(b)) {
+			p.req.NVExt = v.of(b)
+			cut.drop(at, v.end, comma)
+			continue
+		}
+		cut.keep(comma)
+		p.field(key, v)
+	}
+	if c.err != nil {
+		return &ScanError{c.i, c.err}
+	}
+	if i = skipSpace(b, c.i); i < len(b) {
+		return &ScanError{i, ErrMalformed}
+	}
+	p.req.cuts = cut.spans
+	return nil
+}
+
+// field reads a member that all APIs share, and passes on the others.
+func (p *parse) field(key []byte, v span) {
+	r, b := p.req, p.body
+	switch string(key) {
+	case "model":
+		r.Model = stringOr(b, v)
+	case "lora_path":
+		r.LoRA = stringOr(b, v)
+	case "cache_salt":
+		r.Salt = stringOr(b, v)
+	case "stream":
+		r.Stream = isTrue(v.of(b))
+	case "echo":
+		p.echo = isTrue(v.of(b))
+	case "continue_final_message":
+		p.resume = isTrue(v.of(b))
+	case "n", "best_of":
+		if n, ok := integer(v.of(b)); ok && n > 0 {
+			n = min(n, maxChoices)
+			r.Choices = max(r.Choices, int(n))
+			if len(key) == 1 {
+				r.answers = int(n)
+			}
+		}
+	case "max_completion_tokens":
+		if n, ok := integer(v.of(b)); ok && n > 0 {
+			r.MaxTokens = n
+		}
+	case "max_tokens":
+		if n, ok := integer(v.of(b)); ok && n > 0 {
+			p.maxTokens = n
+		}
+	default:
+		r.API.field(p, key, v)
+	}
+}
+
+// root hashes each field behind its length, so that no two different
+// requests are written the same.
+func (p *parse) root() uint64 {
+	r := p.req
+	block := p.opt.TextBlock
+	if r.Kind == Tokens {
+		block = p.opt.BlockSize
+	}
+	buf := make([]byte, 0, 256)
+	buf = append(buf, byte(r.Kind))
+	buf = binary.LittleEndian.AppendUint32(buf, uint32(block))
+	for _, s := range [...]string{r.Model, r.LoRA, r.Salt} {
+		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(s)))
+		buf = append(buf, s...)
+	}
+	return xxh3.HashSeed(buf, p.opt.Seed)
+}
+
+// begin prepares the text hasher for a prompt of about size bytes of JSON.
+func (p *parse) begin(size int) {
+	// A big body is often a big image, which makes one block: reserve for a
+	// usual text and let longer ones grow.
+	const most = 4096
+	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
+	p.hash.blocks = make([]uint64, 0, min(size/p.opt.TextBlock+1, most))
+}
+
+func isNull(b []byte) bool { return string(b) == "null" }
+func isTrue(b []byte) bool { return string(b) == "true" }
+
+func stringOr(b []byte, v span) string {
+	raw, ok := v.str(b)
+	if !ok {
+		return ""
+	}
+	return text(raw)
+}

@@ -1,0 +1,199 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestMalformedBodies(t *testing.T) {
+	for _, c := range []struct {
+		body   string
+		err    error
+		offset int
+	}{
+		{``, ErrMalformed, 0},
+		{`  `, ErrMalformed, 2},
+		{`[]`, ErrMalformed, 0},
+		{`"x"`, ErrMalformed, 0},
+		{`{`, ErrMalformed, 1},
+		{`{"a":1`, ErrMalformed, 6},
+		{`{"a":1]`, ErrMalformed, 6},
+		{`{"a":[}`, ErrMalformed, 6},
+		{`{"a":"b}`, ErrMalformed, 5},
+		{`{"a":"b\"}`, ErrMalformed, 5},
+		{`{"a" 1}`, ErrMalformed, 5},
+		{`{"a":}`, ErrMalformed, 5},
+		{`{"a":1,}`, ErrMalformed, 7},
+		{`{,"a":1}`, ErrMalformed, 1},
+		{`{a:1}`, ErrMalformed, 1},
+		{`{"a":1 "b":2}`, ErrMalformed, 7},
+		{`{"a":tr"u}`, ErrMalformed, 7},
+		{`{} {}`, ErrMalformed, 3},
+		{`{"a":` + strings.Repeat("[", MaxDepth) + strings.Repeat("]", MaxDepth) + `}`, ErrDepth, 5 + MaxDepth - 1},
+		{`{"a":` + strings.Repeat(`{"a":`, 1<<20), ErrDepth, 5 * MaxDepth},
+	} {
+		_, err := Parse(chat{}, []byte(c.body), Options{})
+		var e *ScanError
+		if !errors.Is(err, c.err) || !errors.As(err, &e) || e.Offset != c.offset {
+			t.Errorf("%.40s: %v, want %v at %d", c.body, err, c.err, c.offset)
+		}
+	}
+	for _, body := range []string{
+		"{}", " {\r\n} \t", `{"a":"\\"}`, `{"a":"\\\""}`, `{"a" : -1.5e+3 , "b":[{"c":"]}"}]}`,
+		`{"a":` + strings.Repeat("[", MaxDepth-1) + strings.Repeat("]", MaxDepth-1) + `}`,
+	} {
+		if _, err := Parse(chat{}, []byte(body), Options{}); err != nil {
+			t.Errorf("%.40s: %v", body, err)
+		}
+	}
+}
+
+func TestCut(t *testing.T) {
+	for _, c := range []struct{ body, want, nvext string }{
+		{`{"a":1}`, ``, ``},
+		{`{"nvext":null,"a":1}`, ``, ``},
+		{`{"nvext":{}}`, `{}`, `{}`},
+		{`{ "nvext" : 5 }`, `{  }`, `5`},
+		{`{"nvext":{"x":1},"a":1}`, `{"a":1}`, `{"x":1}`},
+		{`{"a":1,"nvext":{"x":1}}`, `{"a":1}`, `{"x":1}`},
+		{`{"a":1, "nvext":{"x":1} ,"b":2}`, `{"a":1 ,"b":2}`, `{"x":1}`},
+		{`{"nvext":1,"nvext":2}`, `{}`, `2`},
+		{`{"nvext":1,"nvext":2,"a":3,"nvext":4,"nvext":null,"nvext":5}`, `{"a":3,"nvext":null}`, `5`},
+		{`{"nvext":1,"nvext":null}`, `{"nvext":null}`, `1`},
+		{`{"nve\u0078t":{"x":1},"a":1}`, `{"a":1}`, `{"x":1}`},
+		{`{"a":{"nvext":1},"NVEXT":1,"nvext ":1}`, ``, ``},
+	} {
+		r := mustParse(t, chat{}, c.body)
+		if got := string(bytes.Join(r.Cut([]byte(c.body)), nil)); got != c.want || string(r.NVExt) != c.nvext {
+			t.Errorf("%s: cut to %s, nvext %s", c.body, got, r.NVExt)
+		}
+		if r.Cut([]byte(c.body+" ")) != nil {
+			t.Errorf("%s: another body is cut", c.body)
+		}
+	}
+}
+
+func TestHasherPieces(t *testing.T) {
+	s := speller{rand.New(rand.NewPCG(1, 2))}
+	for range 300 {
+		text := s.words(300)
+		h := NewHasher(testOptions.TextBlock, testSeed)
+		var before *Hasher
+		rest := []string{}
+		pieces := s.split(text)
+		for i, p := range pieces {
+			if i == len(pieces)/2 {
+				before, rest = h.Clone(), pieces[i:]
+			}
+			raw := s.str(p)
+			h.AddString([]byte(raw[1 : len(raw)-1]))
+		}
+		for _, p := range rest {
+			before.Add([]byte(p))
+		}
+		if want := blocksOf([]byte(text)); !slices.Equal(h.Blocks(), want) || !slices.Equal(before.Blocks(), want) || h.Bytes() != int64(len(text)) {
+			t.Fatalf("%q: %x %x, want %x", text, h.Blocks(), before.Blocks(), want)
+		}
+	}
+}
+
+func TestUnescapeAsEncodingJSON(t *testing.T) {
+	s := speller{rand.New(rand.NewPCG(3, 4))}
+	parts := []string{`\n`, `\"`, `\\`, `\/`, `\u00e9`, `\ud83d`, `\ude00`, `\uD83D\uDE00`, `\u0000`, "a", "é", "😀", `\b\f\r\t`}
+	for range 2000 {
+		raw := ""
+		for range s.IntN(8) {
+			raw += parts[s.IntN(len(parts))]
+		}
+		var want string
+		if err := json.Unmarshal([]byte(`"`+raw+`"`), &want); err != nil {
+			t.Fatal(err)
+		}
+		if got := text([]byte(raw)); got != want || textLen([]byte(raw)) != int64(len(want)) {
+			t.Fatalf("%s: %q, want %q", raw, got, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	s := speller{rand.New(rand.NewPCG(5, 6))}
+	for range 5 {
+		f.Add(true, []byte(s.request(`[{"type":"function"}]`, []message{{role: "user", text: s.words(40)}, {role: "assistant", calls: []call{{"f", "{}"}}}})))
+	}
+	f.Add(false, []byte(`{"prompt":[1,2,3],"nvext":{"a":1},"nve\u0078t":null, "n":2}`))
+	f.Add(false, []byte(`{"prompt":[[1,2],[3]],"nvext":1}`))
+	f.Add(true, []byte(`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`))
+	f.Add(true, []byte(`{"messages":`+strings.Repeat("[", 300)))
+	f.Fuzz(func(t *testing.T, isChat bool, body []byte) {
+		a := API(completions{})
+		if isChat {
+			a = chat{}
+		}
+		before := slices.Clone(body)
+		r, err := Parse(a, body, testOptions)
+		if !bytes.Equal(before, body) {
+			t.Fatal("the body has changed")
+		}
+		var want map[string]json.RawMessage
+		valid := json.Unmarshal(body, &want) == nil && want != nil
+		if err != nil {
+			if valid && !errors.Is(err, ErrDepth) {
+				t.Fatalf("a valid body is refused: %v", err)
+			}
+			return
+		}
+		out := r.Cut(body)
+		if !valid {
+			return
+		}
+		got := want
+		if out != nil {
+			got = nil
+			if err := json.Unmarshal(bytes.Join(out, nil), &got); err != nil {
+				t.Fatalf("cut to invalid JSON: %v", err)
+			}
+		} else if v, ok := want["nvext"]; ok && string(v) != "null" {
+			t.Fatal("nvext is not cut")
+		}
+		if v, ok := got["nvext"]; ok && string(v) != "null" {
+			t.Fatalf("nvext is left: %s", v)
+		}
+		delete(got, "nvext")
+		delete(want, "nvext")
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("%s, want %s", got, want)
+		}
+		n := r.NewAnswer(true)
+		n.Write([]byte("data: [DONE]\n\n"))
+		n.Finish()
+		if p := n.Prediction(); p != nil && len(p) < len(r.Blocks) {
+			t.Fatal("the prediction is shorter than the prompt")
+		}
+	})
+}
+
+// FuzzHasher checks the hasher's own unescaping against the plain one, in
+// blocks of any size and pieces of any length.
+func FuzzHasher(f *testing.F) {
+	f.Add([]byte(`a\n\u00e9\\\"\ud83d\ude00 and some more text, longer than a block\t`), uint16(16), uint16(3))
+	f.Fuzz(func(t *testing.T, raw []byte, size, before uint16) {
+		block := minTextBlock + int(size)%300
+		prefix := bytes.Repeat([]byte("x"), int(before)%1000)
+		h := NewHasher(block, testSeed)
+		h.Add(prefix)
+		h.AddString(raw)
+		want := NewHasher(block, testSeed)
+		for _, c := range append(prefix, text(raw)...) {
+			want.AddByte(c)
+		}
+		if !slices.Equal(h.Blocks(), want.Blocks()) || !bytes.Equal(h.tail, want.tail) || h.Bytes() != int64(len(prefix))+textLen(raw) || h.Bytes() != want.Bytes() {
+			t.Fatalf("%q after %d bytes in blocks of %d: %d bytes, want %d", raw, len(prefix), block, h.Bytes(), want.Bytes())
+		}
+	})
+}

@@ -1,0 +1,305 @@
+package handler
+
+import (
+	"math"
+	"strconv"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+func init() {
+	httpcaddyfile.RegisterHandlerDirective("kv_router", parseCaddyfile)
+	httpcaddyfile.RegisterDirectiveOrder("kv_router", httpcaddyfile.Before, "reverse_proxy")
+}
+
+func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	hd := new(Handler)
+	if err := hd.UnmarshalCaddyfile(h.Dispenser); err != nil {
+		return nil, err
+	}
+	if hd.ReverseProxy == nil {
+		return hd, nil
+	}
+	// handle_response routes are parsed last, by the server's own parser
+	return hd, hd.ReverseProxy.FinalizeUnmarshalCaddyfile(h)
+}
+
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
+//
+//	kv_router [<matcher>] [<upstreams...>] {
+//		pool <name>
+//		policy <name> {
+//			<options of the policy>
+//		}
+//		worker <dial>|* {
+//			id <number>
+//			kv_tokens <tokens>
+//		}
+//		index {
+//			memory <size>
+//			block_size <tokens>
+//			text_block <bytes>
+//		}
+//		affinity {
+//			ttl <duration>
+//			max_sessions <number>
+//			key nvext|header:<name>...
+//		}
+//		max_body <size>
+//		response_headers <prefix>
+//		reverse_proxy [<upstreams...>] {
+//			<everything of reverse_proxy but lb_policy>
+//		}
+//	}
+//
+// Upstreams on the first line are short for those of the reverse_proxy block;
+// they exclude each other.
+func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the directive's name
+	line := []caddyfile.Token{d.Token()}
+	for d.NextArg() {
+		line = append(line, d.Token())
+	}
+	if len(line) > 1 {
+		h.ReverseProxy = new(reverseproxy.Handler)
+		if err := h.ReverseProxy.UnmarshalCaddyfile(caddyfile.NewDispenser(line)); err != nil {
+			return err
+		}
+	}
+	seen := make(map[string]bool)
+	for d.NextBlock(0) {
+		name := d.Val()
+		if seen[name] && name != "worker" {
+			return d.Errf("%s already specified", name)
+		}
+		seen[name] = true
+		if err := h.unmarshalOption(d, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
+	switch name {
+	case "pool":
+		return stringArg(d, &h.Pool)
+	case "max_body":
+		return sizeArg(d, &h.MaxBody)
+	case "response_headers":
+		return stringArg(d, &h.ResponseHeaders)
+	case "policy":
+		return h.unmarshalPolicy(d)
+	case "worker":
+		return h.unmarshalWorker(d)
+	case "index":
+		return h.unmarshalIndex(d)
+	case "affinity":
+		return h.unmarshalAffinity(d)
+	case "reverse_proxy":
+		return h.unmarshalProxy(d)
+	}
+	return d.Errf("unrecognized subdirective '%s'", name)
+}
+
+func (h *Handler) unmarshalProxy(d *caddyfile.Dispenser) error {
+	if h.ReverseProxy != nil {
+		return d.Err("upstreams on kv_router's own line and a reverse_proxy block exclude each other")
+	}
+	h.ReverseProxy = new(reverseproxy.Handler)
+	// the proxy's unmarshaler expects its name first and its block at nesting 0
+	if err := h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment()); err != nil {
+		return err
+	}
+	if lb := h.ReverseProxy.LoadBalancing; lb != nil && lb.SelectionPolicyRaw != nil {
+		return d.WrapErr(errLBPolicy)
+	}
+	return nil
+}
+
+func (h *Handler) unmarshalPolicy(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.ArgErr()
+	}
+	name := d.Val()
+	mod, err := caddyfile.UnmarshalModule(d, policyNamespace+"."+name)
+	if err != nil {
+		return err
+	}
+	h.PolicyRaw = caddyconfig.JSONModuleObject(mod, "policy", name, nil)
+	return nil
+}
+
+func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
+	w := new(Worker)
+	if err := stringArg(d, &w.Dial); err != nil {
+		return err
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		var err error
+		switch d.Val() {
+		case "id":
+			err = uintArg(d, &w.ID)
+		case "kv_tokens":
+			err = intArg(d, &w.KVTokens)
+		default:
+			err = d.Errf("unrecognized worker option '%s'", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	h.Workers = append(h.Workers, w)
+	return nil
+}
+
+func (h *Handler) unmarshalIndex(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	h.Index = new(Index)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		var err error
+		switch d.Val() {
+		case "memory":
+			err = sizeArg(d, &h.Index.Memory)
+		case "block_size":
+			err = intArg(d, &h.Index.BlockSize)
+		case "text_block":
+			err = intArg(d, &h.Index.TextBlock)
+		default:
+			err = d.Errf("unrecognized index option '%s'", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Handler) unmarshalAffinity(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	h.Affinity = new(Affinity)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		var err error
+		switch d.Val() {
+		case "ttl":
+			err = durationArg(d, &h.Affinity.TTL)
+		case "max_sessions":
+			err = intArg(d, &h.Affinity.MaxSessions)
+		case "key":
+			if h.Affinity.Key = append(h.Affinity.Key, d.RemainingArgs()...); len(h.Affinity.Key) == 0 {
+				err = d.ArgErr()
+			}
+		default:
+			err = d.Errf("unrecognized affinity option '%s'", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func stringArg(d *caddyfile.Dispenser, to *string) error {
+	if !d.AllArgs(to) {
+		return d.ArgErr()
+	}
+	return nil
+}
+
+func intArg[T int | int64](d *caddyfile.Dispenser, to *T) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	n, err := strconv.ParseInt(arg, 10, 64)
+	if err != nil || n <= 0 {
+		return d.Errf("%s: must be a positive whole number, got '%s'", name, arg)
+	}
+	*to = T(n)
+	return nil
+}
+
+func uintArg(d *caddyfile.Dispenser, to *uint64) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	n, err := strconv.ParseUint(arg, 10, 64)
+	if err != nil || n == 0 {
+		return d.Errf("%s: must be a positive whole number, got '%s'", name, arg)
+	}
+	*to = n
+	return nil
+}
+
+func floatArg(d *caddyfile.Dispenser, to *float64) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	f, err := strconv.ParseFloat(arg, 64)
+	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+		return d.Errf("%s: must be a number, got '%s'", name, arg)
+	}
+	*to = f
+	return nil
+}
+
+func boolArg(d *caddyfile.Dispenser, to *bool) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	b, err := strconv.ParseBool(arg)
+	if err != nil {
+		return d.Errf("%s: must be true or false, got '%s'", name, arg)
+	}
+	*to = b
+	return nil
+}
+
+func sizeArg(d *caddyfile.Dispenser, to *int64) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	n, err := humanize.ParseBytes(arg)
+	if err != nil || n == 0 || n > 1<<62 {
+		return d.Errf("%s: must be a size such as 64MiB, got '%s'", name, arg)
+	}
+	*to = int64(n)
+	return nil
+}
+
+func durationArg(d *caddyfile.Dispenser, to *caddy.Duration) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	dur, err := caddy.ParseDuration(arg)
+	if err != nil || dur <= 0 {
+		return d.Errf("%s: must be a positive duration, got '%s'", name, arg)
+	}
+	*to = caddy.Duration(dur)
+	return nil
+}
+
+// Interface guard
+var _ caddyfile.Unmarshaler = (*Handler)(nil)

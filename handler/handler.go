@@ -1,0 +1,305 @@
+// Package handler is the Caddy side of kv_router: its configuration, the way
+// of one request through it, and what the operator sees of that. It holds no
+// routing arithmetic; that is package kvscore's.
+package handler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+func init() {
+	caddy.RegisterModule(new(Handler))
+}
+
+// Handler routes requests for LLM engines. It stands where `reverse_proxy`
+// stood, and does all that `reverse_proxy` does; what it adds is the choice of
+// the upstream: a request goes to the engine whose KV cache already holds the
+// beginning of its prompt, unless waiting there costs more than computing it
+// elsewhere, and the turns of a session stay together.
+//
+// Inference requests are `POST` requests to paths that end in
+// `/chat/completions` or `/completions`. All others pass through, to the
+// worker with the fewest requests.
+//
+// A request that a worker refuses (connection failed, or closed without an
+// answer, or status 429, 503 or 529) is sent to another worker, as long as
+// there is one and nothing of an answer was forwarded. When none is left, the
+// last engine's answer reaches the client as it is.
+//
+// These placeholders are set, for use in header operations and in handlers
+// that run after the choice; those with a `*` are known only after the answer,
+// for example in access logs:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.kv_router.worker}` | The id of the chosen worker
+// `{http.kv_router.dp_rank}` | The chosen data-parallel rank
+// `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
+// `{http.kv_router.predicted_cached_tokens}` | The same in tokens
+// `{http.kv_router.reason}` | Why this worker: `session`, `overlap` (the policy's choice, and it holds a part), `load` (the policy's choice, and it holds nothing)
+// `{http.kv_router.session}` | The session key, if the request has one
+// `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
+type Handler struct {
+	// Names the pool: the workers and all that is known about them. Handlers
+	// that name the same pool share it; it survives configuration reloads.
+	// Default: `default`.
+	Pool string `json:"pool,omitempty"`
+
+	// The policy that chooses among the workers. Default: `dynamo`.
+	PolicyRaw json.RawMessage `json:"policy,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
+
+	// Settings of workers, by their dial address. One with the address `*`
+	// gives the defaults of all.
+	Workers []*Worker `json:"workers,omitempty"`
+
+	// The index of what the workers' KV caches hold.
+	Index *Index `json:"index,omitempty"`
+
+	// How sessions are recognized and kept.
+	Affinity *Affinity `json:"affinity,omitempty"`
+
+	// The largest request body, in bytes, that is read into memory. Larger
+	// ones are streamed through to the least loaded worker. Default: 64 MiB.
+	MaxBody int64 `json:"max_body,omitempty"`
+
+	// If set, responses say how they were routed, in headers whose names begin
+	// with this prefix: `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks`,
+	// `Predicted-Cached-Tokens`. Default: none, for they show topology.
+	ResponseHeaders string `json:"response_headers,omitempty"`
+
+	// The reverse proxy that performs the round trips, with everything that
+	// Caddy's own has. Only its selection policy must not be set.
+	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
+
+	policy     kvscore.Policy
+	keys       []sessionKey
+	settings   *poolSettings
+	pool       *pool
+	adopted    atomic.Bool
+	proxyReady bool
+	metrics    *metrics
+	logger     *zap.Logger
+}
+
+// Worker is what the operator knows about one engine.
+type Worker struct {
+	// The worker's dial address, as among the upstreams, or `*` for the
+	// defaults of all.
+	Dial string `json:"dial"`
+
+	// The worker's id, unique in its pool. Default: derived from the address.
+	ID uint64 `json:"id,omitempty"`
+
+	// The number of tokens that the engine's KV cache has room for. Default:
+	// 262144.
+	KVTokens int64 `json:"kv_tokens,omitempty"`
+}
+
+// Index configures the mirror of the workers' KV caches. It belongs to the
+// pool: all handlers that name the pool must have the same.
+type Index struct {
+	// The most memory that the index takes, in bytes. Default: 512 MiB.
+	Memory int64 `json:"memory,omitempty"`
+
+	// The number of tokens in one KV block of the engines. Default: 16.
+	BlockSize int `json:"block_size,omitempty"`
+
+	// The number of bytes in one block of prompt text, which prompts are
+	// compared by where their tokens are unknown. Default: 64.
+	TextBlock int `json:"text_block,omitempty"`
+}
+
+// Affinity configures sessions. What concerns their storage belongs to the
+// pool: all handlers that name the pool must have the same.
+type Affinity struct {
+	// How long a session is remembered after its last turn. Default: 5m.
+	TTL caddy.Duration `json:"ttl,omitempty"`
+
+	// The most sessions that are remembered; the longest idle go first.
+	// Default: 1000000.
+	MaxSessions int `json:"max_sessions,omitempty"`
+
+	// Where a session's key is looked for, in this order: `nvext` (the body's
+	// `nvext.session_control.session_id`) or `header:<name>`. The first that
+	// is not empty counts. Default: `nvext`, `header:X-Session-Id`.
+	Key []string `json:"key,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.kv_router",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler. The pool is not changed before the first
+// request: a configuration may be provisioned and rejected.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	if err := h.setDefaults(); err != nil {
+		return err
+	}
+	if err := h.loadPolicy(ctx); err != nil {
+		return err
+	}
+	registry := ctx.GetMetricsRegistry()
+	h.metrics = registerMetrics(registry)
+	value, _, err := pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return newPool(h.Pool, h.settings) })
+	if err != nil {
+		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
+	}
+	h.pool = value.(*pool)
+	if err := h.pool.agree(registry, h.settings); err != nil {
+		return err
+	}
+	if err := h.wireProxy(ctx); err != nil {
+		return err
+	}
+	if err := h.ReverseProxy.Provision(ctx); err != nil {
+		return fmt.Errorf("provisioning reverse_proxy: %w", err)
+	}
+	h.proxyReady = true
+	return nil
+}
+
+// wireProxy puts our selection and our transport into the proxy, which must be
+// done before it is provisioned: its health checkers start there.
+func (h *Handler) wireProxy(ctx caddy.Context) error {
+	rp := h.ReverseProxy
+	if rp.LoadBalancing == nil {
+		rp.LoadBalancing = new(reverseproxy.LoadBalancing)
+	}
+	rp.LoadBalancing.SelectionPolicy = selector{}
+	// The transport decides what is retried, and each worker is tried once;
+	// this only has to be enough.
+	rp.LoadBalancing.Retries = max(rp.LoadBalancing.Retries, len(rp.Upstreams), 1)
+	if rp.DynamicUpstreamsRaw != nil {
+		rp.LoadBalancing.Retries = max(rp.LoadBalancing.Retries, 64)
+	}
+	inner := new(reverseproxy.HTTPTransport)
+	if rp.TransportRaw != nil {
+		mod, err := ctx.LoadModule(rp, "TransportRaw")
+		if err != nil {
+			return fmt.Errorf("loading transport: %w", err)
+		}
+		var ok bool
+		if inner, ok = mod.(*reverseproxy.HTTPTransport); !ok {
+			return fmt.Errorf("transport %T is not supported: kv_router needs the http transport", mod)
+		}
+	} else if err := inner.Provision(ctx); err != nil {
+		return fmt.Errorf("provisioning transport: %w", err)
+	}
+	rp.Transport = &transport{HTTPTransport: inner}
+	return nil
+}
+
+// Cleanup lets go of the pool. Requests may still be under way.
+func (h *Handler) Cleanup() error {
+	var err error
+	if h.proxyReady {
+		// after a failed Provision it would take hosts off a running config
+		h.proxyReady = false
+		err = h.ReverseProxy.Cleanup()
+	}
+	if h.pool != nil {
+		h.pool = nil
+		_, _ = pools.Delete(h.Pool)
+	}
+	return err
+}
+
+// ServeHTTP routes one request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	rt, err := h.newRoute(r)
+	if err != nil {
+		return h.reject(w, r, err)
+	}
+	defer rt.finish()
+	r = rt.request(r)
+	rt.err = h.ReverseProxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), routeKey{}, rt)), next)
+	rt.returned = true
+	return rt.err
+}
+
+// reject answers a request that asks for what cannot be. Where the server has
+// error routes, these answer instead.
+func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
+	bad, ok := err.(*badRequestError) //nolint:errorlint // never wrapped
+	if !ok {
+		h.metrics.requests.WithLabelValues(h.Pool, outcomeUnread).Inc()
+		return err
+	}
+	h.metrics.requests.WithLabelValues(h.Pool, outcomeRejected).Inc()
+	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Errors != nil {
+		return caddyhttp.Error(http.StatusBadRequest, err)
+	}
+	return bad.write(w)
+}
+
+// adopt lets the pool take on this handler's settings, once.
+func (h *Handler) adopt() {
+	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
+		if h.pool.apply(h.settings) {
+			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
+		}
+	}
+}
+
+// setDefaults checks the configuration and fills in what it leaves out.
+func (h *Handler) setDefaults() error {
+	if h.Pool == "" {
+		h.Pool = "default"
+	}
+	if h.MaxBody == 0 {
+		h.MaxBody = 64 << 20
+	}
+	if h.MaxBody < 0 {
+		return fmt.Errorf("max_body: must be positive, got %d", h.MaxBody)
+	}
+	if h.ReverseProxy == nil || (len(h.ReverseProxy.Upstreams) == 0 && h.ReverseProxy.DynamicUpstreamsRaw == nil) {
+		return fmt.Errorf("no upstreams: kv_router needs at least one")
+	}
+	if lb := h.ReverseProxy.LoadBalancing; lb != nil && lb.SelectionPolicyRaw != nil {
+		return errLBPolicy
+	}
+	if i := strings.IndexFunc(h.ResponseHeaders, notTokenChar); i >= 0 {
+		return fmt.Errorf("response_headers: %q cannot begin a header's name", h.ResponseHeaders)
+	}
+	var err error
+	if h.keys, err = h.sessionKeys(); err != nil {
+		return err
+	}
+	h.settings, err = h.poolSettings()
+	return err
+}
+
+var errLBPolicy = fmt.Errorf("lb_policy is not allowed in kv_router's reverse_proxy: use kv_router's policy")
+
+func notTokenChar(r rune) bool {
+	return r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+}
+
+// now is the handlers' clock. Packages below get the time from here.
+func now() time.Time { return time.Now() }
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,0 +1,120 @@
+package handler
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the collectors. They are made once per process, so that counts
+// survive reloads, and registered with each configuration's registry.
+type metrics struct {
+	requests, retries, fallbacks *prometheus.CounterVec
+	ttft, itl                    *prometheus.HistogramVec
+	inputTokens, outputTokens    *prometheus.HistogramVec
+	predictedHits, reportedHits  *prometheus.HistogramVec
+	live                         liveCollector
+}
+
+// Outcomes of a request.
+const (
+	outcomeOK          = "ok"           // answered with a status below 400
+	outcomeEngineError = "engine_error" // the engine's own error reached the client
+	outcomeUnavailable = "unavailable"  // no worker could be reached
+	outcomeBroken      = "broken"       // the answer broke off on the engine's side
+	outcomeClientGone  = "client_gone"  // the client left first
+	outcomeRejected    = "rejected"     // answered with our own 400
+	outcomeUnread      = "unread"       // the client's body could not be read
+)
+
+var theMetrics = sync.OnceValue(func() *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}, labels)
+	}
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets,
+		}, []string{"pool"})
+	}
+	ratio := prometheus.LinearBuckets(0, 0.05, 21)
+	return &metrics{
+		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
+		retries:       counter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "pool", "worker", "reason"),
+		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
+		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
+		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
+		inputTokens:   histogram("input_tokens", "Prompt tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 128000, 12)),
+		outputTokens:  histogram("output_tokens", "Generated tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 32000, 10)),
+		predictedHits: histogram("predicted_hit_ratio", "Share of the prompt that the chosen worker was thought to hold.", ratio),
+		reportedHits:  histogram("reported_hit_ratio", "Share of the prompt that the engine reported as cached.", ratio),
+	}
+})
+
+// registerMetrics makes the collectors known to a configuration's registry.
+// Several handlers may do so.
+func registerMetrics(r *prometheus.Registry) *metrics {
+	m := theMetrics()
+	for _, c := range []prometheus.Collector{
+		m.requests, m.retries, m.fallbacks, m.ttft, m.itl, m.inputTokens, m.outputTokens,
+		m.predictedHits, m.reportedHits, m.live,
+	} {
+		var already prometheus.AlreadyRegisteredError
+		if err := r.Register(c); err != nil && !errors.As(err, &already) {
+			continue // a foreign collector of the same name: serve without
+		}
+	}
+	return m
+}
+
+// liveCollector reads the pools when it is asked.
+type liveCollector struct{}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("caddy_kv_router_"+name, help, labels, nil)
+}
+
+var (
+	descLeases   = desc("leases", "Attempts under way.", "pool")
+	descExpired  = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
+	descSessions = desc("sessions", "Sessions bound to a worker.", "pool")
+	descIndex    = desc("index_bytes", "Size of the index.", "pool")
+	descRequests = desc("worker_requests", "Requests under way on the worker.", "pool", "worker")
+	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
+	descBlocks   = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
+	descCached   = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
+)
+
+// Describe implements prometheus.Collector.
+func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descLeases, descExpired, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (liveCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	pools.Range(func(_, value any) bool {
+		p, ok := value.(*pool)
+		if !ok {
+			return true
+		}
+		s := p.scheduler.Stats()
+		gauge(descLeases, float64(s.Leases), p.name)
+		ch <- prometheus.MustNewConstMetric(descExpired, prometheus.CounterValue, float64(s.Expired), p.name)
+		gauge(descSessions, float64(p.sessions.Len()), p.name)
+		gauge(descIndex, float64(s.IndexBytes), p.name)
+		t := now()
+		for _, w := range p.all() {
+			load, _ := p.scheduler.Load(t, w.target)
+			gauge(descRequests, float64(load.Requests), p.name, w.dial)
+			gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial)
+			gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial)
+			gauge(descCached, float64(load.CachedTokens), p.name, w.dial)
+		}
+		return true
+	})
+}

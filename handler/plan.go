@@ -1,0 +1,169 @@
+package handler
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// plan is what is known of a request before a worker is chosen. It does not
+// change once it is made.
+type plan struct {
+	// request is what the body says; nil if it was not read as an inference
+	// request.
+	request *api.Request
+	// body can be sent on each attempt; nil if the client's body is streamed
+	// through, which works once.
+	body *replay
+	// stream is the client's body where it is streamed through.
+	stream *once
+	// session is the session's key, empty if there is none.
+	session string
+	// score is what the scheduler is told.
+	score kvscore.Request
+	// repeatable says that an attempt that reached a worker may be made again
+	// on another one.
+	repeatable bool
+	// fallback says why an inference request goes by load alone.
+	fallback string
+}
+
+// Why an inference request has no prompt to be compared.
+const (
+	fallbackCompressed = "compressed"
+	fallbackOversized  = "oversized"
+	fallbackMalformed  = "malformed"
+	fallbackNoPrompt   = "no_prompt"
+)
+
+// maxSessionKey is the longest session key that is kept as it is.
+const maxSessionKey = 256
+
+// plan reads the request and makes the plan.
+func (h *Handler) plan(r *http.Request) (*plan, error) {
+	var a api.API
+	if r.Method == http.MethodPost {
+		a = api.For(r.URL.Path)
+	}
+	switch {
+	case a == nil:
+		return h.passThrough(r, ""), nil
+	case compressed(r.Header):
+		return h.passThrough(r, fallbackCompressed), nil
+	case r.ContentLength > h.MaxBody:
+		return h.passThrough(r, fallbackOversized), nil
+	case r.Body == nil || r.Body == http.NoBody:
+		return h.passThrough(r, fallbackMalformed), nil
+	}
+	body, whole, err := readBody(r.Body, r.ContentLength, h.MaxBody)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	if whole != nil {
+		p := h.passThrough(r, fallbackOversized)
+		p.stream = &once{ReadCloser: struct {
+			io.Reader
+			io.Closer
+		}{whole, r.Body}}
+		return p, nil
+	}
+	return h.inference(r, a, body)
+}
+
+// passThrough plans a request whose body is not read: by load alone.
+func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
+	p := &plan{fallback: fallback, repeatable: idempotent(r.Method) || fallback != ""}
+	p.score.Streamed = true
+	if r.Body == nil || r.Body == http.NoBody {
+		p.body = replayOf()
+		return p
+	}
+	p.stream = &once{ReadCloser: r.Body}
+	if fallback != "" && r.ContentLength > 0 {
+		// it will have to be computed, whatever it is
+		p.score.Tokens = int64(float64(r.ContentLength) / kvscore.DefaultBytesPerToken)
+	}
+	return p
+}
+
+// idempotent tells whether a request may be made twice (RFC 9110, 9.2.2).
+func idempotent(method string) bool {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return false
+}
+
+// inference plans a request whose body was read.
+func (h *Handler) inference(r *http.Request, a api.API, body []byte) (*plan, error) {
+	set := h.pool.settings.Load()
+	p := &plan{body: replayOf(body), repeatable: true}
+	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
+	req, err := api.Parse(a, body, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed})
+	if err != nil {
+		// the engine will say what is wrong with it
+		p.fallback = fallbackMalformed
+		return p, nil
+	}
+	p.request = req
+	if parts := req.Cut(body); parts != nil {
+		p.body = replayOf(parts...)
+	}
+	var ext nvext.Ext
+	if req.NVExt != nil {
+		if ext, err = nvext.Parse(req.NVExt); err != nil {
+			return nil, &badRequestError{"nvext", err}
+		}
+	}
+	p.session = h.session(r, ext)
+	p.identify(req, set, &h.pool.ratios)
+	return p, nil
+}
+
+// identify fills in what the scheduler is told of the prompt.
+func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Ratios) {
+	p.score.Streamed = req.Stream
+	switch req.Kind {
+	case api.Tokens:
+		p.score.BlockTokens = float64(set.blockSize)
+		p.score.Tokens = req.Tokens
+	case api.Text:
+		perToken := ratios.BytesPerToken(req.Model)
+		p.score.BlockTokens = float64(set.textBlock) / perToken
+		p.score.Tokens = int64(float64(req.Bytes) / perToken)
+	default:
+		p.fallback = fallbackNoPrompt
+		return
+	}
+	p.score.Root, p.score.Blocks = req.Root, req.Blocks
+}
+
+// session returns the session's key, empty if the request has none. Keys that
+// are too long to be kept are kept as a digest.
+func (h *Handler) session(r *http.Request, ext nvext.Ext) string {
+	for _, k := range h.keys {
+		key := ext.SessionID
+		if k.header != "" {
+			if values := r.Header[k.header]; len(values) > 0 {
+				key = strings.TrimSpace(values[0])
+			} else {
+				key = ""
+			}
+		}
+		if len(key) > maxSessionKey {
+			sum := sha256.Sum256([]byte(key))
+			return "sha256:" + hex.EncodeToString(sum[:])
+		}
+		if key != "" {
+			return strings.Clone(key) // it may point into the body
+		}
+	}
+	return ""
+}

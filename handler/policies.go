@@ -1,0 +1,245 @@
+package handler
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// policyNamespace holds the policies: modules that implement kvscore.Policy.
+const policyNamespace = "http.handlers.kv_router.policies"
+
+func init() {
+	caddy.RegisterModule(Dynamo{})
+	caddy.RegisterModule(RoundRobin{})
+	caddy.RegisterModule(LeastLoad{})
+}
+
+func (h *Handler) loadPolicy(ctx caddy.Context) error {
+	if h.PolicyRaw == nil {
+		p := new(Dynamo)
+		h.policy = p
+		return p.Provision(ctx)
+	}
+	mod, err := ctx.LoadModule(h, "PolicyRaw")
+	if err != nil {
+		return fmt.Errorf("loading policy: %w", err)
+	}
+	p, ok := mod.(kvscore.Policy)
+	if !ok {
+		return fmt.Errorf("policy %T does not choose: it is no kvscore.Policy", mod)
+	}
+	h.policy = p
+	return nil
+}
+
+// Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options
+// and, where nothing else is said, its defaults. Per candidate the cost is
+//
+//	prefill_load_scale × max(0, (booked prefill + prompt)/block_size − credit)
+//	  + active blocks + new blocks + decode_active_request_weight × requests
+//
+// and the lowest wins; equal ones share evenly.
+type Dynamo struct {
+	// What a block that need not be computed counts. Default: `1`.
+	OverlapScoreCredit *float64 `json:"overlap_score_credit,omitempty"`
+	// Lets the credit fall on workers with more booked prefill than the least
+	// busy one. Default: `0`.
+	CreditDecay float64 `json:"credit_decay,omitempty"`
+	// Weighs blocks to be computed against active blocks. Default: `16`;
+	// Dynamo's own is 1, which lets the active blocks of long prompts override
+	// any overlap.
+	PrefillLoadScale *float64 `json:"prefill_load_scale,omitempty"`
+	// A cost in blocks for each active request. Default: `0`.
+	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight,omitempty"`
+	// Samples workers by softmax of their cost instead of taking the lowest.
+	// Default: `0`, the lowest.
+	Temperature float64 `json:"temperature,omitempty"`
+	// Whether prefill counts at all. Default: `true`.
+	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
+	// Whether active blocks count at all. Default: `true`.
+	TrackActiveBlocks *bool `json:"track_active_blocks,omitempty"`
+	// Whether generated blocks count among the active ones. Default: `true`;
+	// Dynamo's own is false.
+	TrackOutputBlocks *bool `json:"track_output_blocks,omitempty"`
+	// Whether blocks that active requests share count once. Default: `true`.
+	AssumeKVReuse *bool `json:"assume_kv_reuse,omitempty"`
+	// The number of prompts, for each worker that holds it, that may end or
+	// branch off at one and the same prefix before that prefix draws no more:
+	// so the conversations that share a system prompt spread over all workers.
+	// `0` is Dynamo's behaviour. Default: `2`.
+	SpreadStems *int `json:"spread_stems,omitempty"`
+	// The number of blocks booked by others that cost nothing on the worker
+	// that holds most of a prompt: an engine computes that much in a step that
+	// it needs anyway, and a conversation should not leave its worker for it.
+	// `0` is Dynamo's behaviour. Default: `32`.
+	StayBlocks *float64 `json:"stay_blocks,omitempty"`
+
+	*kvscore.Dynamo `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (Dynamo) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".dynamo", New: func() caddy.Module { return new(Dynamo) }}
+}
+
+// Provision checks the options.
+func (p *Dynamo) Provision(caddy.Context) error {
+	d := kvscore.NewDynamo()
+	p.Dynamo = d
+	set(&d.OverlapScoreCredit, p.OverlapScoreCredit)
+	set(&d.PrefillLoadScale, p.PrefillLoadScale)
+	set(&d.SpreadStems, p.SpreadStems)
+	set(&d.StayBlocks, p.StayBlocks)
+	d.CreditDecay, d.Temperature = p.CreditDecay, p.Temperature
+	d.DecodeActiveRequestWeight = p.DecodeActiveRequestWeight
+	d.IgnorePrefillTokens = p.TrackPrefillTokens != nil && !*p.TrackPrefillTokens
+	d.IgnoreActiveBlocks = p.TrackActiveBlocks != nil && !*p.TrackActiveBlocks
+	d.IgnoreOutputBlocks = p.TrackOutputBlocks != nil && !*p.TrackOutputBlocks
+	d.NoKVReuse = p.AssumeKVReuse != nil && !*p.AssumeKVReuse
+	for name, v := range map[string]float64{
+		"overlap_score_credit": d.OverlapScoreCredit, "credit_decay": d.CreditDecay,
+		"prefill_load_scale": d.PrefillLoadScale, "temperature": d.Temperature,
+		"decode_active_request_weight": d.DecodeActiveRequestWeight, "spread_stems": float64(d.SpreadStems),
+		"stay_blocks": d.StayBlocks,
+	} {
+		if v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+			return fmt.Errorf("policy dynamo: %s must be finite and not negative, got %v", name, v)
+		}
+	}
+	return nil
+}
+
+func set[T any](to *T, v *T) {
+	if v != nil {
+		*to = *v
+	}
+}
+
+// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
+//
+//	policy dynamo {
+//		overlap_score_credit <number>
+//		credit_decay <number>
+//		prefill_load_scale <number>
+//		decode_active_request_weight <number>
+//		temperature <number>
+//		track_prefill_tokens <bool>
+//		track_active_blocks <bool>
+//		track_output_blocks <bool>
+//		assume_kv_reuse <bool>
+//		spread_stems <number>
+//		stay_blocks <blocks>
+//	}
+func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the policy's name
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	for d.NextBlock(0) {
+		var err error
+		switch d.Val() {
+		case "overlap_score_credit":
+			p.OverlapScoreCredit = new(float64)
+			err = floatArg(d, p.OverlapScoreCredit)
+		case "credit_decay":
+			err = floatArg(d, &p.CreditDecay)
+		case "prefill_load_scale":
+			p.PrefillLoadScale = new(float64)
+			err = floatArg(d, p.PrefillLoadScale)
+		case "decode_active_request_weight":
+			err = floatArg(d, &p.DecodeActiveRequestWeight)
+		case "temperature":
+			err = floatArg(d, &p.Temperature)
+		case "track_prefill_tokens":
+			p.TrackPrefillTokens = new(bool)
+			err = boolArg(d, p.TrackPrefillTokens)
+		case "track_active_blocks":
+			p.TrackActiveBlocks = new(bool)
+			err = boolArg(d, p.TrackActiveBlocks)
+		case "track_output_blocks":
+			p.TrackOutputBlocks = new(bool)
+			err = boolArg(d, p.TrackOutputBlocks)
+		case "assume_kv_reuse":
+			p.AssumeKVReuse = new(bool)
+			err = boolArg(d, p.AssumeKVReuse)
+		case "stay_blocks":
+			p.StayBlocks = new(float64)
+			err = floatArg(d, p.StayBlocks)
+		case "spread_stems":
+			err = p.unmarshalSpread(d)
+		default:
+			err = d.Errf("unrecognized option of policy dynamo '%s'", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Dynamo) unmarshalSpread(d *caddyfile.Dispenser) error {
+	var f float64
+	if err := floatArg(d, &f); err != nil {
+		return err
+	}
+	n := int(f)
+	if f < 0 || float64(n) != f {
+		return d.Errf("spread_stems: must be a whole number, not negative, got %v", f)
+	}
+	p.SpreadStems = &n
+	return nil
+}
+
+// RoundRobin takes the workers in turn, whatever they hold.
+type RoundRobin struct {
+	*kvscore.RoundRobin `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (RoundRobin) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".round_robin", New: func() caddy.Module {
+		return &RoundRobin{new(kvscore.RoundRobin)}
+	}}
+}
+
+// UnmarshalCaddyfile sets up the policy, which has no options.
+func (RoundRobin) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
+
+// LeastLoad takes the worker with the fewest active requests; among these the
+// one with the fewest prompt tokens still to be computed.
+type LeastLoad struct {
+	*kvscore.LeastLoad `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (LeastLoad) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".least_load", New: func() caddy.Module {
+		return &LeastLoad{new(kvscore.LeastLoad)}
+	}}
+}
+
+// UnmarshalCaddyfile sets up the policy, which has no options.
+func (LeastLoad) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
+
+func noOptions(d *caddyfile.Dispenser) error {
+	d.Next() // the policy's name
+	if d.NextArg() || d.NextBlock(0) {
+		return d.ArgErr()
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ kvscore.Policy        = (*Dynamo)(nil)
+	_ kvscore.Policy        = (*RoundRobin)(nil)
+	_ kvscore.Policy        = (*LeastLoad)(nil)
+	_ caddyfile.Unmarshaler = (*Dynamo)(nil)
+	_ caddyfile.Unmarshaler = (*RoundRobin)(nil)
+	_ caddyfile.Unmarshaler = (*LeastLoad)(nil)
+)

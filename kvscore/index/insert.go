@@ -1,0 +1,237 @@
+package index
+
+import (
+	"math"
+	"sort"
+)
+
+// Acquire records that a prompt is sent to a slot: the slot holds its blocks
+// from now on, and they are in use until [Index.Release] is called with the
+// returned Ref, which must happen exactly once. It returns how many leading
+// blocks are in use for it: fewer than given if the slot's capacity or the
+// memory has no room because all else is in use too; the rest is not tracked.
+// The weight is the milli-tokens that one block stands for; blocks known
+// already keep theirs. On a slot that was not declared it returns zero values,
+// as for an empty chain.
+//
+// It counts an arrival where the chain's match ended before (see [Match]), if
+// there was a match and the blocks taken reach to its end.
+func (x *Index) Acquire(slot int, root uint64, blocks []uint64, milliTokensPerBlock int64) (Ref, int) {
+	s := x.slot(slot)
+	if s == nil {
+		return Ref{}, 0
+	}
+	return x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, x.matched(root, blocks))
+}
+
+// Touch records that the slot's engine has the whole chain, as at the end of a
+// request (prompt and answer): what is missing is inserted, all of it becomes
+// the most recently used. The rest is as for Acquire.
+func (x *Index) Touch(slot int, root uint64, blocks []uint64, milliTokensPerBlock int64) {
+	s := x.slot(slot)
+	if s == nil {
+		return
+	}
+	ref, _ := x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, -1)
+	x.Release(ref, true)
+}
+
+// acquire pins the chain run by run from the top; what is pinned already is
+// safe from the evictions that make room for the rest. When it comes to the
+// end of a run at the position arrival, it counts one there.
+func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weight int64, arrival int) (Ref, int) {
+	parent, pos := uint32(0), 0
+	for pos < len(blocks) {
+		id := x.child(parent, root, blocks[pos])
+		if id == 0 {
+			id = x.grow(s, slot, parent, root, blocks[pos:], pos, clampWeight(weight))
+			if id != 0 {
+				parent = id
+				pos += len(x.runs.at(id).hashes)
+			}
+			break
+		}
+		r := x.runs.at(id)
+		same := common(r.hashes, blocks[pos:])
+		want := x.affordable(s, id, slot, same)
+		if want == 0 {
+			break
+		}
+		if ok, evicted := x.room(x.pinDemand(id, slot, want)); evicted {
+			continue // the run may be another now, or gone
+		} else if !ok {
+			break
+		}
+		if want < len(r.hashes) {
+			id = x.split(id, want)
+		}
+		x.pin(s, id, slot)
+		parent = id
+		pos += want
+		if pos == arrival {
+			r = x.runs.at(id)
+			r.arrivals += min(1, math.MaxUint32-r.arrivals)
+		}
+	}
+	if parent == 0 {
+		return Ref{}, 0
+	}
+	x.refs++
+	return Ref{run: parent, epoch: s.epoch, slot: slot}, pos
+}
+
+func clampWeight(w int64) int32 { return int32(min(max(w, 0), math.MaxInt32)) }
+
+// affordable returns how many of the run's first blocks the slot can pin in one
+// step. If it holds a part of them it is that part: what is confirmed and what
+// is new must not be in one hold, or a failed request could not be undone.
+func (x *Index) affordable(s *slot, id uint32, slot uint16, blocks int) int {
+	r := x.runs.at(id)
+	if _, h := x.holdOf(r, slot); h != nil && h.resident {
+		return min(blocks, int(h.n))
+	}
+	if r.weight == 0 {
+		return blocks
+	}
+	w := int64(r.weight)
+	return int(min(int64(blocks), x.roomTokens(s, int64(blocks)*w)/w))
+}
+
+// pinDemand returns the memory that pinning the run's first blocks takes.
+func (x *Index) pinDemand(id uint32, slot uint16, blocks int) demand {
+	r := x.runs.at(id)
+	var d demand
+	if _, h := x.holdOf(r, slot); h == nil {
+		d.holds = 1
+	}
+	if blocks == len(r.hashes) {
+		return d
+	}
+	for i := r.holds; i != 0; i = x.holds.at(i).next {
+		d.holds++
+	}
+	d.runs = 1
+	d.hashes = hashCost(blocks) + hashCost(len(r.hashes)-blocks) - hashSize(r.hashes)
+	return d
+}
+
+// grow adds a run below parent with as many of the blocks as there is room for,
+// pinned, and returns it; 0 if there is none.
+func (x *Index) grow(s *slot, slot uint16, parent uint32, root uint64, blocks []uint64, start int, weight int32) uint32 {
+	n := len(blocks)
+	if w := int64(weight); w > 0 {
+		n = int(min(int64(n), x.roomTokens(s, int64(n)*w)/w))
+	}
+	d := demand{runs: 1, holds: 1, hashes: hashCost(n)}
+	if ok, _ := x.room(d); !ok {
+		d.hashes = 0
+		left := x.memory - x.Bytes() - x.cost(d)
+		n = sort.Search(n, func(k int) bool { return hashCost(k+1) > left })
+	}
+	if n <= 0 {
+		return 0
+	}
+	id, r := x.runs.take()
+	*r = run{
+		hashes: append([]uint64(nil), blocks[:n]...),
+		root:   root, parent: parent, weight: weight, start: int32(start),
+	}
+	x.hashBytes += hashSize(r.hashes)
+	x.blocks += int64(n)
+	if parent != 0 {
+		x.runs.at(parent).children++
+	}
+	x.table.put(x.keyHash(r), id)
+	x.pin(s, id, slot)
+	return id
+}
+
+// pin takes the whole run for a request. The slot holds all of it, none of it,
+// or lost it by Clear.
+func (x *Index) pin(s *slot, id uint32, slot uint16) {
+	r := x.runs.at(id)
+	n := int64(len(r.hashes))
+	_, h := x.holdOf(r, slot)
+	if h == nil {
+		var hid uint32
+		hid, h = x.holds.take()
+		*h = hold{run: id, next: r.holds, n: int32(n), slot: slot, parked: true}
+		r.holds = hid
+		x.push(&s.parked, hid)
+	}
+	if !h.resident {
+		h.resident = true
+		s.used += n * int64(r.weight)
+	}
+	if h.refs == 0 {
+		s.inUse += n * int64(r.weight)
+		s.inUseBlocks += n
+	}
+	h.refs++
+}
+
+func (x *Index) holdOf(r *run, slot uint16) (uint32, *hold) {
+	for i := r.holds; i != 0; {
+		h := x.holds.at(i)
+		if h.slot == slot {
+			return i, h
+		}
+		i = h.next
+	}
+	return 0, nil
+}
+
+// split cuts a run in two and returns the new one, which is the upper: the
+// lower keeps its number, for Refs name the deepest run of their chain. Both
+// get copies of the hashes, so that either can be freed.
+func (x *Index) split(id uint32, at int) uint32 {
+	low := x.runs.at(id)
+	up, r := x.runs.take()
+	*r = run{
+		hashes: append([]uint64(nil), low.hashes[:at]...),
+		root:   low.root, parent: low.parent, children: 1, weight: low.weight, start: low.start,
+	}
+	x.table.replace(x.keyHash(low), id, up)
+	x.hashBytes -= hashSize(low.hashes)
+	low.hashes = append([]uint64(nil), low.hashes[at:]...)
+	x.hashBytes += hashSize(low.hashes) + hashSize(r.hashes)
+	low.parent = up
+	low.start += int32(at)
+	x.table.put(x.keyHash(low), id)
+
+	i := low.holds
+	low.holds = 0
+	for i != 0 {
+		h := x.holds.at(i)
+		next := h.next
+		if int(h.n) <= at { // nothing left for the lower: move it
+			h.run, h.next = up, r.holds
+			r.holds = i
+		} else {
+			x.splitHold(i, h, up, int32(at))
+			h.next = low.holds
+			low.holds = i
+		}
+		i = next
+	}
+	return up
+}
+
+// splitHold gives the upper run its copy of a hold, next to it in the slot's
+// list on the recent side: tails are evicted before heads.
+func (x *Index) splitHold(id uint32, h *hold, up uint32, at int32) {
+	r := x.runs.at(up)
+	cid, c := x.holds.take()
+	*c = *h
+	c.run, c.n, c.next = up, at, r.holds
+	r.holds = cid
+	h.n -= at
+
+	c.older = id
+	if h.newer != 0 {
+		x.holds.at(h.newer).older = cid
+	} else {
+		x.listOf(h).front = cid
+	}
+	h.newer = cid
+}

@@ -1,0 +1,136 @@
+package index
+
+// Match is the answer of [Index.Match]. Reuse it: its slices are kept.
+type Match struct {
+	// Held is, by slot, how many leading blocks of the chain the slot holds:
+	// computed there, or being computed by a request sent there.
+	Held []int32
+	// InUse is, by slot, how many leading blocks requests in flight use there.
+	InUse []int32
+	// Blocks is the greatest of all Held and InUse: where the match ends.
+	Blocks int
+	// Holders is the number of slots that hold all of Blocks; 0 if Blocks is 0.
+	Holders int
+	// Arrivals is how many earlier chains had their match end at the very place
+	// where this one's does.
+	//
+	// It tells a common stem from a conversation's own history. Below a system
+	// prompt every newcomer diverges at the same block: the first chain makes
+	// the prefix, the second finds its end inside a run nobody ended at (0
+	// here), and from the third on the count is 1, 2, 3... A conversation's
+	// next turn ends its match where its last turn ended, where nobody else
+	// comes. So a high number says that the matched prefix is worth having on
+	// more than one slot, a low one that it belongs to one user.
+	//
+	// Acquire counts; Touch and Match do not. Asking the identical prompt again
+	// counts as well, at the prompt's end. A place's count is forgotten when no
+	// slot has the block before it any more. 0 when nothing matches.
+	Arrivals int
+	// Stems are the places on the way of the match, from the beginning on,
+	// where at least two earlier chains had their match end.
+	Stems []Stem
+}
+
+// Stem is a prefix that several chains have in common and then go on from
+// differently.
+type Stem struct {
+	// Blocks is its length.
+	Blocks int
+	// Arrivals is how many chains had their match end there.
+	Arrivals int
+	// Holders is the number of slots that hold all of it.
+	Holders int
+}
+
+// minArrivals makes a place a stem. Each turn of a conversation leaves a place
+// with one arrival behind.
+const minArrivals = 2
+
+func (m *Match) reset(slots int) {
+	if cap(m.Held) < slots || cap(m.InUse) < slots {
+		m.Held, m.InUse = make([]int32, slots), make([]int32, slots)
+	}
+	m.Held, m.InUse = m.Held[:slots], m.InUse[:slots]
+	clear(m.Held)
+	clear(m.InUse)
+	m.Blocks, m.Arrivals, m.Holders, m.Stems = 0, 0, 0, m.Stems[:0]
+}
+
+// Match finds how much of a chain each slot has, in one walk of the trie. The
+// slices in m get one element for each slot up to the highest declared. It
+// changes nothing in the index, and allocates only to make m's slices larger.
+func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
+	m.reset(len(x.slots))
+	parent := uint32(0)
+	for m.Blocks < len(blocks) {
+		id := x.child(parent, root, blocks[m.Blocks])
+		if id == 0 {
+			return
+		}
+		r := x.runs.at(id)
+		n := common(r.hashes, blocks[m.Blocks:])
+		m.Holders = 0
+		for i := r.holds; i != 0; {
+			h := x.holds.at(i)
+			depth := int32(m.Blocks) + min(int32(n), h.n)
+			if h.resident {
+				m.Held[h.slot] = depth
+				if int(h.n) >= n {
+					m.Holders++
+				}
+			}
+			if h.refs > 0 {
+				m.InUse[h.slot] = depth
+			}
+			i = h.next
+		}
+		m.Blocks += n
+		if n < len(r.hashes) {
+			m.Arrivals = 0
+			return
+		}
+		m.Arrivals = int(r.arrivals)
+		if m.Arrivals >= minArrivals {
+			m.Stems = append(m.Stems, Stem{m.Blocks, m.Arrivals, m.Holders})
+		}
+		parent = id
+	}
+}
+
+// matched returns how many leading blocks of the chain the trie has.
+func (x *Index) matched(root uint64, blocks []uint64) int {
+	parent, pos := uint32(0), 0
+	for pos < len(blocks) {
+		id := x.child(parent, root, blocks[pos])
+		if id == 0 {
+			break
+		}
+		r := x.runs.at(id)
+		n := common(r.hashes, blocks[pos:])
+		pos += n
+		if n < len(r.hashes) {
+			break
+		}
+		parent = id
+	}
+	return pos
+}
+
+// common returns the length of the common prefix.
+func common(a, b []uint64) int {
+	n := min(len(a), len(b))
+	a, b = a[:n], b[:n]
+	i := 0
+	for ; i+4 <= n; i += 4 {
+		p, q := a[i:i+4:i+4], b[i:i+4:i+4]
+		if (p[0]^q[0])|(p[1]^q[1])|(p[2]^q[2])|(p[3]^q[3]) != 0 {
+			break
+		}
+	}
+	for ; i < n; i++ {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}

@@ -1,0 +1,140 @@
+package kvscore
+
+import (
+	"container/heap"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+)
+
+// Lease is one attempt's booking on one target: prefill tokens until the first
+// token, KV blocks and the request itself until the end. FirstToken and Output
+// belong to the goroutine that reads the answer; End may be called by any, and
+// more than once: the first call counts.
+type Lease struct {
+	scheduler *Scheduler
+	books     *books
+	restarts  uint64
+	booked    time.Time
+	seen      atomic.Int64 // last sign of life, Unix nanoseconds
+
+	root        uint64
+	milliTokens int64 // in one block of the prompt
+	tokens      int64 // of the prompt
+	blockSize   int64
+	total       int64 // blocks that prompt and output so far take, the last one begun
+	ahead       int64 // prefill tokens booked before this one
+
+	// guarded by the scheduler's lock
+	ref        index.Ref
+	prefill    int64 // still booked
+	unshared   float64
+	output     int64 // blocks
+	due        time.Time
+	duePos     int
+	ended      bool
+	prev, next *Lease
+}
+
+// Target returns the target that the lease is on.
+func (l *Lease) Target() Target { return l.books.target }
+
+// FirstToken takes in that the first token has come: the prefill is over.
+func (l *Lease) FirstToken(now time.Time) {
+	l.seen.Store(now.UnixNano())
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	if l.ended || l.prefill == 0 {
+		return
+	}
+	if l.due.IsZero() { // else the answer is not streamed, and this its end
+		l.scheduler.learnRate(l.books, l.ahead+l.prefill, now.Sub(l.booked))
+	}
+	l.computed()
+}
+
+// Output takes in that the answer has come to so many tokens in all.
+func (l *Lease) Output(now time.Time, tokens int64) {
+	l.seen.Store(now.UnixNano())
+	total := blocksOf(l.tokens+tokens, l.blockSize)
+	more := total - l.total
+	if more <= 0 {
+		return
+	}
+	l.total = total
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	if l.ended {
+		return
+	}
+	l.output += more
+	l.books.output += more
+}
+
+// End ends the lease and returns whether it was the first to do so. computed
+// says that the target has computed the prompt, and so holds its blocks now;
+// answer are the blocks of prompt and answer together, nil where they are not
+// known.
+func (l *Lease) End(computed bool, answer []uint64) bool {
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	return l.scheduler.end(l, computed, answer)
+}
+
+// end takes everything of the lease off the books. The lock is held.
+func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
+	if l.ended {
+		return false
+	}
+	l.ended = true
+	l.computed()
+	b := l.books
+	b.requests--
+	b.output -= l.output
+	if b.unshared -= l.unshared; b.requests == 0 {
+		b.unshared = 0 // what is left is rounding
+	}
+	keep := computed && l.restarts == b.restarts
+	s.index.Release(l.ref, keep)
+	if keep && len(answer) > 0 {
+		s.index.Touch(b.slot, l.root, answer, l.milliTokens)
+	}
+	s.leases.remove(l)
+	s.live--
+	return true
+}
+
+// computed takes the prefill off the books. The lock is held.
+func (l *Lease) computed() {
+	if !l.due.IsZero() {
+		heap.Remove(&l.books.due, l.duePos)
+		l.due = time.Time{}
+	}
+	l.books.prefill -= l.prefill
+	l.prefill = 0
+}
+
+func blocksOf(tokens, size int64) int64 { return (tokens + size - 1) / size }
+
+// leaseList holds the live leases, in no order that matters.
+type leaseList struct{ first *Lease }
+
+func (s *leaseList) push(l *Lease) {
+	if l.next = s.first; l.next != nil {
+		l.next.prev = l
+	}
+	s.first = l
+}
+
+func (s *leaseList) remove(l *Lease) {
+	if l.prev != nil {
+		l.prev.next = l.next
+	} else {
+		s.first = l.next
+	}
+	if l.next != nil {
+		l.next.prev = l.prev
+	}
+	l.prev, l.next = nil, nil
+}

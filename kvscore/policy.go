@@ -1,0 +1,95 @@
+package kvscore
+
+// Policy chooses among the candidates of a selection.
+type Policy interface {
+	// Choose returns the position in s.Candidates of the chosen target, and
+	// leaves in each candidate's Cost what it compared, where it compares
+	// costs. s.Candidates is never empty. Choose is called by many goroutines
+	// at once, and must not keep s.
+	Choose(s *Selection) int
+}
+
+// Rand is the source of randomness of a selection. Its methods are those of
+// math/rand/v2.Rand; they must be safe for concurrent use where selections
+// are concurrent.
+type Rand interface {
+	IntN(n int) int
+	Float64() float64
+}
+
+// Selection is one choice to be made: what is asked, and for each candidate
+// what it holds and how busy it is.
+type Selection struct {
+	// Tokens is the length of the prompt in tokens, known or estimated. It is
+	// 0 where nothing is known about the prompt.
+	Tokens int64
+	// BlockSize is the number of tokens in one KV block, in which the
+	// candidates' blocks are counted.
+	BlockSize int
+	// Stems are prefixes of the prompt that it has in common with several
+	// earlier ones, which went on differently or ended there; the shortest
+	// first. A system prompt is one, a conversation's own history is none.
+	Stems []Stem
+	// Candidates are the targets to choose from.
+	Candidates []Candidate
+	// Rand breaks ties and samples.
+	Rand Rand
+}
+
+// Stem is a common prefix of several prompts.
+type Stem struct {
+	// Blocks is its length in KV blocks.
+	Blocks float64
+	// Arrivals is the number of earlier prompts that had no more than this
+	// prefix in common with those before them.
+	Arrivals int
+	// Holders is the number of targets that hold it, of all there are.
+	Holders int
+}
+
+// Candidate is one target of a selection with the terms of its cost. Blocks
+// are KV blocks of Selection.BlockSize tokens; where the prompt is known as
+// text, they are estimates and may be fractions.
+type Candidate struct {
+	Target Target
+	// OverlapBlocks counts the leading blocks of the prompt that the target
+	// holds or is computing now.
+	OverlapBlocks float64
+	// OverlapTokens is the same in tokens, at most the prompt's.
+	OverlapTokens int64
+	// PrefillTokens are booked on the target and not yet computed.
+	PrefillTokens int64
+	// PromptBlocks are the prompt blocks of active requests, those that
+	// several requests share counted once.
+	PromptBlocks float64
+	// UnsharedBlocks are the same, counted once for each request.
+	UnsharedBlocks float64
+	// OutputBlocks are the blocks that active requests have generated.
+	OutputBlocks float64
+	// RequestBlocks are the complete blocks of this prompt.
+	RequestBlocks float64
+	// SharedBlocks are the leading ones of RequestBlocks that an active
+	// request on the target uses, too.
+	SharedBlocks float64
+	// Requests is the number of active requests.
+	Requests int
+	// Cost is what the policy compared, lower is better; 0 where the policy
+	// does not compare costs or was not asked.
+	Cost float64
+}
+
+// fewest returns a candidate for which less never holds against any other;
+// equal ones share evenly.
+func fewest(s *Selection, ties *Ties, less func(a, b *Candidate) bool) int {
+	var tied [64]int
+	best := tied[:0]
+	for i := range s.Candidates {
+		switch {
+		case len(best) == 0 || less(&s.Candidates[i], &s.Candidates[best[0]]):
+			best = append(best[:0], i)
+		case !less(&s.Candidates[best[0]], &s.Candidates[i]):
+			best = append(best, i)
+		}
+	}
+	return ties.Pick(s, best)
+}

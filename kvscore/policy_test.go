@@ -1,0 +1,149 @@
+package kvscore
+
+import (
+	"math"
+	"testing"
+)
+
+// The numbers are computed by hand from Dynamo's formula.
+func TestDynamoCost(t *testing.T) {
+	two := func() *Selection {
+		return &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
+			{Target: Target{1, 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, OutputBlocks: 2.4, RequestBlocks: 10, SharedBlocks: 3, Requests: 2},
+			{Target: Target{2, 0}, RequestBlocks: 10},
+		}}
+	}
+	for name, tc := range map[string]struct {
+		policy *Dynamo
+		want   [2]float64
+	}{
+		// (320+160)/16 − 4 + round(32.4) + 7; 160/16 + 10
+		"dynamo's defaults": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}, [2]float64{26 + 32 + 7, 20}},
+		"ours":              {NewDynamo(), [2]float64{16*(26-20) + 39, 16*10 + 10}},
+		"stay":              {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, StayBlocks: 7}, [2]float64{26 - 7 + 39, 20}},
+		"prompt blocks":     {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}, [2]float64{26 + 30 + 7, 20}},
+		"no reuse":          {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, NoKVReuse: true}, [2]float64{26 + 52 + 10, 20}},
+		"no active blocks":  {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreActiveBlocks: true}, [2]float64{26, 10}},
+		"no prefill":        {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnorePrefillTokens: true}, [2]float64{39, 10}},
+		"request weight":    {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, DecodeActiveRequestWeight: 5}, [2]float64{65 + 10, 20}},
+		// decay 1/(1 + 0.5·(320/16)/10) = 0.5
+		"credit decay": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, CreditDecay: 0.5}, [2]float64{28 + 39, 20}},
+		"clamped":      {&Dynamo{OverlapScoreCredit: 100, PrefillLoadScale: 1}, [2]float64{39, 20}},
+	} {
+		s := two()
+		tc.policy.Choose(s)
+		if got := [2]float64{s.Candidates[0].Cost, s.Candidates[1].Cost}; got != tc.want {
+			t.Errorf("%s: costs %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
+func TestStemGivesNoCredit(t *testing.T) {
+	s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: 9}, {Target: Target{Worker: 1}, OverlapBlocks: 5}}}
+	for arrivals, want := range map[int][2]float64{2: {16, 80}, 3: {16, 80}, 4: {16 * 6, 16 * 10}} {
+		s.Stems = []Stem{{Blocks: 1, Arrivals: 100, Holders: 90}, {Blocks: 5, Arrivals: arrivals, Holders: 2}, {Blocks: 9, Arrivals: 1}}
+		NewDynamo().Choose(s)
+		if got := [2]float64{s.Candidates[0].Cost, s.Candidates[1].Cost}; got != want {
+			t.Errorf("%d arrivals at 2 holders: costs %v, want %v", arrivals, got, want)
+		}
+	}
+}
+
+func TestEmptyPrompt(t *testing.T) {
+	s := &Selection{BlockSize: 16, Rand: seeded(1), Candidates: make([]Candidate, 2)}
+	d := NewDynamo()
+	d.CreditDecay = 1
+	d.Choose(s)
+	if c := s.Candidates[0].Cost; math.IsNaN(c) || c != 0 {
+		t.Errorf("cost %v, want 0", c)
+	}
+}
+
+// counts lets p choose n times among idle candidates.
+func counts(p Policy, s *Selection, n int) []int {
+	got := make([]int, len(s.Candidates))
+	for range n {
+		got[p.Choose(s)]++
+	}
+	return got
+}
+
+func TestTiesAreUniformAndEven(t *testing.T) {
+	for name, p := range map[string]Policy{"dynamo": NewDynamo(), "least_load": &LeastLoad{}, "round_robin": &RoundRobin{}} {
+		s := &Selection{Tokens: 100, BlockSize: 16, Rand: seeded(1)}
+		for i := range 3 {
+			s.Candidates = append(s.Candidates, Candidate{Target: Target{uint64(i), 0}})
+		}
+		for i, n := range counts(p, s, 300) {
+			if n < 99 || n > 101 {
+				t.Errorf("%s: candidate %d was chosen %d times of 300", name, i, n)
+			}
+		}
+	}
+	// the first choice is by lot
+	first := make([]int, 4)
+	for seed := range uint64(400) {
+		s := &Selection{Rand: seeded(seed), BlockSize: 16, Candidates: make([]Candidate, 4)}
+		for i := range s.Candidates {
+			s.Candidates[i].Target.Worker = uint64(i)
+		}
+		first[(&LeastLoad{}).Choose(s)]++
+	}
+	for i, n := range first {
+		if n < 60 || n > 140 {
+			t.Errorf("candidate %d was first %d times of 400", i, n)
+		}
+	}
+}
+
+func TestTiedTargetThatJoinsLateIsNotFlooded(t *testing.T) {
+	p := &LeastLoad{}
+	s := &Selection{Rand: seeded(1), BlockSize: 16, Candidates: []Candidate{{Target: Target{1, 0}}, {Target: Target{2, 0}}}}
+	counts(p, s, 1000)
+	s.Candidates = append(s.Candidates, Candidate{Target: Target{3, 0}})
+	if n := counts(p, s, 30)[2]; n > 12 {
+		t.Errorf("the new target got %d of 30", n)
+	}
+}
+
+func TestTemperature(t *testing.T) {
+	d := &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, Temperature: 1}
+	s := &Selection{Tokens: 1600, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: 100}, {}}}
+	// the worst has weight 1/e of the best: 0.269
+	if n := counts(d, s, 10_000)[1]; n < 2500 || n > 2880 {
+		t.Errorf("the worse of two was chosen %d times of 10000, want about 2690", n)
+	}
+}
+
+func TestLeastLoadOrder(t *testing.T) {
+	s := &Selection{Rand: seeded(1), BlockSize: 16, Candidates: []Candidate{
+		{Requests: 2}, {Requests: 1, PrefillTokens: 10}, {Requests: 1, PrefillTokens: 9, OutputBlocks: 1}, {Requests: 1, PrefillTokens: 9},
+	}}
+	if i := (&LeastLoad{}).Choose(s); i != 3 {
+		t.Errorf("chose %d, want 3", i)
+	}
+}
+
+func TestRatiosLearn(t *testing.T) {
+	var r Ratios
+	if got := r.BytesPerToken("m"); got != DefaultBytesPerToken {
+		t.Errorf("unknown model: %v", got)
+	}
+	r.Learn("m", 10, 3)         // too short
+	r.Learn("m", 1_000_000, 40) // no tokenizer does that
+	if got := r.BytesPerToken("m"); got != DefaultBytesPerToken {
+		t.Errorf("learned from nonsense: %v", got)
+	}
+	for range 50 {
+		r.Learn("m", 3000, 1000)
+	}
+	if got := r.BytesPerToken("m"); math.Abs(got-3) > 0.01 {
+		t.Errorf("ratio %v, want 3", got)
+	}
+	for i := range 2 * maxRatios {
+		r.Learn(string(rune(i+1000)), 3000, 1000)
+	}
+	if len(r.model) > maxRatios {
+		t.Errorf("%d models are remembered", len(r.model))
+	}
+}

@@ -1,0 +1,103 @@
+package tests
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the JSON that the Caddyfiles adapt to into caddyfile_adapt")
+
+// TestCaddyfileAdapts adapts each Caddyfile in caddyfile_adapt and compares the
+// outcome with what stands below its line of dashes: the JSON, or a part of the
+// error.
+func TestCaddyfileAdapts(t *testing.T) {
+	files, err := filepath.Glob("caddyfile_adapt/*.caddyfiletest")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			caddyfile, want, ok := strings.Cut(string(data), "----------\n")
+			if !ok {
+				t.Fatal("no line of ten dashes")
+			}
+			want = strings.TrimSpace(want)
+			got, err := adapt(caddyfile)
+			if *update && err == nil && (want == "" || want[0] == '{') {
+				if err := os.WriteFile(file, []byte(caddyfile+"----------\n"+indented(t, got)+"\n"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			switch {
+			case want == "":
+				t.Errorf("nothing is expected; got error %v and\n%s", err, got)
+			case want[0] != '{' && err == nil:
+				t.Errorf("adapted to\n%s\nwant the error %q", got, want)
+			case want[0] != '{' && !strings.Contains(err.Error(), want):
+				t.Errorf("got the error %q, want %q in it", err, want)
+			case want[0] == '{' && err != nil:
+				t.Errorf("got the error %q", err)
+			case want[0] == '{' && indented(t, got) != want:
+				t.Errorf("adapted to\n%s\nwant\n%s", indented(t, got), want)
+			}
+		})
+	}
+}
+
+func indented(t *testing.T, doc []byte) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := json.Indent(&b, doc, "", "\t"); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestBadSettingsAreRefused has what is well-formed and yet cannot be: the
+// config is refused when it is loaded, with an error that says what is wrong.
+func TestBadSettingsAreRefused(t *testing.T) {
+	s := startCaddy(t, "respond 204")
+	for _, v := range []struct{ name, site, want string }{
+		{"NoUpstreams", "kv_router", "upstream"},
+		{"WorkerThatIsNoUpstream", "kv_router a:1 b:1 {\nworker c:1 {\nid 1\n}\n}", "c:1"},
+		{"WorkerTwice", "kv_router a:1 {\nworker a:1 {\nid 1\n}\nworker a:1 {\nid 2\n}\n}", "a:1"},
+		{"SameID", "kv_router a:1 b:1 {\nworker a:1 {\nid 7\n}\nworker b:1 {\nid 7\n}\n}", "7"},
+		{"IDOfAll", "kv_router a:1 b:1 {\nworker * {\nid 7\n}\n}", "id"},
+		{"KeyFromNowhere", "kv_router a:1 {\naffinity {\nkey cookie:x\n}\n}", "cookie:x"},
+		{"KeyWithoutName", "kv_router a:1 {\naffinity {\nkey header:\n}\n}", "header:"},
+		{"NegativeScale", "kv_router a:1 {\npolicy dynamo {\nprefill_load_scale -1\n}\n}", "prefill_load_scale"},
+		{"NotANumber", "kv_router a:1 {\npolicy dynamo {\ntemperature NaN\n}\n}", "temperature"},
+		{"TinyIndex", "kv_router a:1 {\nindex {\nmemory 1KiB\n}\n}", "memory"},
+		{"TinyTextBlock", "kv_router a:1 {\nindex {\ntext_block 1\n}\n}", "text_block"},
+		{"PrefixThatIsNoName", "kv_router a:1 {\nresponse_headers \"X KV:\"\n}", "response_headers"},
+		{"OtherTransport", "kv_router {\nreverse_proxy a:1 {\ntransport fastcgi\n}\n}", "transport"},
+		{"OnePoolTwoMinds", "handle /a {\nkv_router a:1 {\nindex {\ntext_block 32\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nindex {\ntext_block 128\n}\n}\n}", "pool"},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			err := s.reload(v.site)
+			if err == nil {
+				if err := s.reload("respond 204"); err != nil {
+					t.Error(err)
+				}
+				t.Fatal("accepted")
+			}
+			t.Log(err)
+			if !strings.Contains(err.Error(), v.want) {
+				t.Errorf("got the error %q, want %q in it", err, v.want)
+			}
+			if status, _, err := s.get(t.Context(), s.url); status != 204 {
+				t.Errorf("the config before it answers %d, error %v", status, err)
+			}
+		})
+	}
+}

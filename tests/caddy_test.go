@@ -1,0 +1,181 @@
+// Package tests drives kv_router from outside: a real Caddy in this process,
+// real sockets, canned engines behind it and real clients before it.
+//
+// The Caddy is one per process, so no test here runs in parallel with another.
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	_ "github.com/caddy-kvrouter/kvrouter"
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// server is a Caddy that serves one site on loopback.
+type server struct {
+	url     string
+	admin   string
+	client  *http.Client
+	log     string // the file of its log, JSON lines
+	globals string
+	addr    string
+}
+
+// startCaddy runs a Caddy whose site block holds the directives in site, until
+// the test ends. Further global options may be given.
+func startCaddy(t testing.TB, site string, globals ...string) *server {
+	t.Helper()
+	dir := t.TempDir()
+	s := &server{admin: freeAddr(t), addr: freeAddr(t), log: filepath.Join(dir, "caddy.log")}
+	s.url = "http://" + s.addr
+	s.globals = fmt.Sprintf("storage file_system %s\n%s", dir, strings.Join(globals, "\n"))
+	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	t.Cleanup(func() {
+		s.client.CloseIdleConnections()
+		if err := caddy.Stop(); err != nil {
+			t.Errorf("stopping Caddy: %v", err)
+		}
+		if t.Failed() {
+			s.dumpLog(t)
+		}
+	})
+	if err := s.reload(site); err != nil {
+		t.Fatalf("starting Caddy: %v\n%s", err, s.caddyfile(site))
+	}
+	return s
+}
+
+func (s *server) caddyfile(site string) string {
+	return fmt.Sprintf(`{
+	admin %s
+	persist_config off
+	auto_https off
+	default_bind 127.0.0.1
+	log default {
+		output file %s {
+			roll_disabled
+		}
+	}
+	%s
+}
+http://%s {
+	%s
+}
+`, s.admin, s.log, s.globals, s.addr, site)
+}
+
+// reload gives the running Caddy a new site block.
+func (s *server) reload(site string) error {
+	cfg, err := adapt(s.caddyfile(site))
+	if err != nil {
+		return err
+	}
+	// Caddy closes the connections of the config before, some while later.
+	defer s.client.CloseIdleConnections()
+	return caddy.Load(cfg, true)
+}
+
+func adapt(caddyfile string) ([]byte, error) {
+	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
+	return cfg, err
+}
+
+// dumpLog logs the last warnings and errors of Caddy's log.
+func (s *server) dumpLog(t testing.TB) {
+	data, err := os.ReadFile(s.log)
+	if err != nil {
+		return
+	}
+	var lines []string
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, `"level":"info"`) && !strings.Contains(line, "HTTP/") {
+			lines = append(lines, line[:min(len(line), 600)])
+		}
+	}
+	t.Logf("the end of Caddy's log:\n%s", strings.Join(lines[max(0, len(lines)-12):], "\n"))
+}
+
+// freeAddr returns a loopback address that nothing listens on, below the range
+// of ephemeral ports.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	for range 100 {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000)))
+		if err == nil {
+			defer ln.Close()
+			return ln.Addr().String()
+		}
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
+// startEngines starts n engines, named e1, e2 and so on, until the test ends.
+func startEngines(t testing.TB, n int, pace canned.Pace) []*canned.Engine {
+	t.Helper()
+	engines := make([]*canned.Engine, n)
+	for i := range engines {
+		e, err := canned.Start(fmt.Sprintf("e%d", i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.SetPace(pace)
+		t.Cleanup(e.Kill)
+		engines[i] = e
+	}
+	return engines
+}
+
+// route returns the directive for the engines, with the lines of its block.
+func route(engines []*canned.Engine, block ...string) string {
+	addrs := make([]string, len(engines))
+	for i, e := range engines {
+		addrs[i] = e.Addr()
+	}
+	d := "kv_router " + strings.Join(addrs, " ")
+	if len(block) == 0 {
+		return d
+	}
+	return d + " {\n" + strings.Join(block, "\n") + "\n}"
+}
+
+// eventually waits until cond holds, and fails the test when it does not within d.
+func eventually(t testing.TB, d time.Duration, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(d)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", d, what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// get fetches a page of Caddy or of its admin endpoint.
+func (s *server) get(ctx context.Context, url string) (int, string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body), err
+}

@@ -1,0 +1,205 @@
+// Package canned is a plain mock of an LLM engine that speaks OpenAI over
+// HTTP: a real server on a real socket, with answers that follow from the
+// request alone, a journal of what it was sent, and faults that a test switches
+// on and off. It has neither a KV cache nor a scheduler, no /metrics and no
+// /tokenize: it is for tests of what a router does with requests, not of how
+// well it places them.
+package canned
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// EngineHeader is the response header in which an engine says its name.
+const EngineHeader = "X-Engine"
+
+// Pace says how long an engine's answers are and how fast they come. The zero
+// value of a field is its default.
+type Pace struct {
+	// The words of an answer, each one content chunk of a stream. Default: 24.
+	Words int
+	// The time from having read a request to its first token; an answer that is
+	// not streamed has its header after it. Default: none.
+	FirstToken time.Duration
+	// The time from one content chunk to the next. Default: none.
+	PerWord time.Duration
+}
+
+// Engine is one mock engine. Its address stays the same over Kill and Restart.
+type Engine struct {
+	name string
+	addr string
+
+	mu       sync.Mutex
+	srv      *http.Server // nil while killed
+	pace     Pace
+	fault    Fault
+	faultFor int // requests that fault is for; -1 is all
+	hangUp   HangUp
+	handler  http.Handler
+	journal  []*Request
+}
+
+// Start starts an engine on a free loopback port.
+func Start(name string) (*Engine, error) {
+	e := &Engine{name: name}
+	// Below the range of ephemeral ports, so that no client's own port takes the
+	// engine's place while it is killed, and no client connects to itself.
+	var lastErr error
+	for range 100 {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000))) //nolint:gosec // not a secret
+		if err != nil {
+			lastErr = err
+			continue
+		}
+		e.addr = ln.Addr().String()
+		e.serve(ln)
+		return e, nil
+	}
+	return nil, fmt.Errorf("finding a free port: %w", lastErr)
+}
+
+// Name returns the engine's name, which is in each answer's EngineHeader.
+func (e *Engine) Name() string { return e.name }
+
+// Addr returns the engine's host:port.
+func (e *Engine) Addr() string { return e.addr }
+
+// serve serves on ln, until Kill.
+func (e *Engine) serve(ln net.Listener) {
+	var used sync.Map // the connections that an answer was given on
+	srv := &http.Server{
+		Handler:           http.HandlerFunc(e.serveHTTP),
+		ReadHeaderTimeout: time.Minute,
+		ConnState: func(c net.Conn, s http.ConnState) {
+			_, again := used.Load(c)
+			switch how := e.hangsUp(); {
+			case s == http.StateIdle && how == AfterAnswer, s == http.StateActive && again && how == AtNextRequest:
+				c.Close()
+			case s == http.StateIdle:
+				used.Store(c, nil)
+			case s == http.StateClosed, s == http.StateHijacked:
+				used.Delete(c)
+			}
+		},
+	}
+	e.mu.Lock()
+	e.srv = srv
+	e.mu.Unlock()
+	go srv.Serve(ln) //nolint:errcheck // it ends with Kill
+}
+
+// Kill ends the engine as the end of its process would: the listener and all
+// connections are closed at once, whatever they are at.
+func (e *Engine) Kill() {
+	e.mu.Lock()
+	srv := e.srv
+	e.srv = nil
+	e.mu.Unlock()
+	if srv != nil {
+		srv.Close()
+	}
+}
+
+// Restart brings a killed engine back at the same address.
+func (e *Engine) Restart() error {
+	e.mu.Lock()
+	running := e.srv != nil
+	e.mu.Unlock()
+	if running {
+		return errors.New("engine runs")
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		ln, err := net.Listen("tcp", e.addr)
+		if err == nil {
+			e.serve(ln)
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("listening again: %w", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// SetPace sets the pace of the requests that come after it.
+func (e *Engine) SetPace(p Pace) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pace = p
+}
+
+// SetHandler lets h answer the requests, after they were read and entered in
+// the journal; nil restores the engine's own answers.
+func (e *Engine) SetHandler(h http.HandlerFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.handler = nil
+	if h != nil {
+		e.handler = h
+	}
+}
+
+// next returns how the next request is to be answered.
+func (e *Engine) next() (Pace, Fault, http.Handler) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.fault
+	switch {
+	case e.faultFor > 0:
+		e.faultFor--
+	case e.faultFor == 0:
+		f = Fault{}
+	}
+	p := e.pace
+	if p.Words == 0 {
+		p.Words = 24
+	}
+	return p, f, e.handler
+}
+
+func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
+	rec, err := e.enter(r)
+	stop := context.AfterFunc(r.Context(), func() { e.clientGone(rec) })
+	defer func() {
+		if !stop() {
+			e.clientGone(rec) // it may be that nobody has noted it yet
+		}
+		e.finish(rec)
+	}()
+	if err != nil {
+		return // the client left in mid-request
+	}
+	w.Header().Set(EngineHeader, e.name)
+	pace, fault, h := e.next()
+	switch {
+	case e.fail(w, r, fault):
+	case h != nil:
+		h.ServeHTTP(w, r)
+	default:
+		e.answer(w, r, rec.Body, pace, fault)
+	}
+}
+
+// pause waits for d, and says whether the client is still there.
+func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,195 @@
+package tests
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// received returns the only request that the engines were sent.
+func received(t *testing.T, engines []*canned.Engine) canned.Request {
+	t.Helper()
+	var all []canned.Request
+	for _, e := range engines {
+		all = append(all, e.Journal()...)
+	}
+	if len(all) != 1 {
+		t.Fatalf("the engines were sent %d requests, want 1", len(all))
+	}
+	return all[0]
+}
+
+// gzipped returns a body compressed.
+func gzipped(body string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	io.WriteString(w, body)
+	w.Close()
+	return b.String()
+}
+
+// bodies are request bodies of which no byte may change.
+var bodies = []struct {
+	name, path, body string
+	header           []string
+	status           int
+}{
+	{name: "Chat", body: `{"model":"m","messages":[{"role":"user","content":"hi"}]}`},
+	{name: "OddWhitespace", body: "\n\t { \"model\"\r\n:\t\"m\" , \"messages\" : [ ] }\n \n"},
+	{name: "UnknownFields", body: `{"zzz":1e400,"model":"m","messages":[{"role":"user","content":"hi","x":{"nvext":{"a":1}}}],"y":{"nvext":"z"},"big":12345678901234567890123}`},
+	{name: "DuplicateKeys", body: `{"model":"a","messages":[],"model":"b","messages":[{"role":"user","content":"x"}],"temperature":1,"temperature":2}`},
+	{name: "Escapes", body: `{"model":"m","messages":[{"role":"user","content":"\u00e9\ud83d\ude00\/\u0000 \ud800 ü"}]}`},
+	{name: "InvalidUTF8", body: "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"\xff\xfe\"}]}"},
+	{name: "NullNvext", body: `{"model":"m","nvext":null,"messages":[]}`},
+	{name: "NvextInAString", body: `{"model":"m","messages":[{"role":"user","content":"\"nvext\":{\"a\":1},"}]}`},
+	{name: "WithoutModel", body: `{"messages":[{"role":"user","content":"hi"}]}`},
+	{name: "ModelOfOddType", body: `{"model":42,"messages":"none","stream":"yes"}`, status: 400},
+	{name: "Multimodal", body: `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"what?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`},
+	{name: "Completion", path: "/v1/completions", body: `{"model":"m","prompt":[1,2,3],"cache_salt":"s"}`},
+	{name: "PathPrefix", path: "/some/where/v1/chat/completions?x=1&y=%2F", body: `{"model":"m","messages":[]}`},
+	{name: "OtherPath", path: "/v1/embeddings", body: `{"model":"m","input":"x","nvext":{"a":1}}`},
+	{name: "Empty", body: "", status: 400},
+	{name: "Truncated", body: `{"model":"m","messages":[{"role":"us`, status: 400},
+	{name: "Trailing", body: `{"model":"m","messages":[]} and more`, status: 400},
+	{name: "Array", body: `[{"model":"m"}]`, status: 400},
+	{name: "Scalar", body: `"model"`, status: 400},
+	{name: "NotJSON", body: "model=m&prompt=x", header: []string{"Content-Type", "application/x-www-form-urlencoded"}, status: 400},
+	{name: "NestedBrackets", body: strings.Repeat("[", 5<<20), status: 400},
+	{name: "NestedBracketsInside", body: `{"model":"m","messages":` + strings.Repeat("[", 1<<20) + strings.Repeat("]", 1<<20) + `}`, status: 400},
+	{name: "NestedObjects", body: strings.Repeat(`{"messages":`, 1<<18), status: 400},
+	{name: "Gzip", body: gzipped(`{"model":"m","messages":[]}`), header: []string{"Content-Encoding", "gzip"}},
+	{name: "Oversized", body: `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("long ", 100_000) + `"}]}`},
+}
+
+// TestBodyReachesTheEngineByteForByte sends each body with and without a
+// Content-Length. What is wrong with it is for the engine to say.
+func TestBodyReachesTheEngineByteForByte(t *testing.T) {
+	for _, v := range bodies {
+		for _, chunked := range []bool{false, true} {
+			name := v.name
+			if chunked {
+				name += "/Chunked"
+			}
+			t.Run(name, func(t *testing.T) {
+				engines := startEngines(t, 2, canned.Pace{})
+				s := startCaddy(t, route(engines, "max_body 6MiB"))
+				if v.name == "Oversized" {
+					if err := s.reload(route(engines, "max_body 64KiB")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				path := v.path
+				if path == "" {
+					path = "/v1/chat/completions"
+				}
+				var body io.Reader = strings.NewReader(v.body)
+				if chunked {
+					body = io.MultiReader(body) // hides its length
+				}
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+path, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header.Set("Content-Type", "application/json")
+				for i := 0; i+1 < len(v.header); i += 2 {
+					req.Header.Set(v.header[i], v.header[i+1])
+				}
+				a := s.do(req)
+				want := v.status
+				if want == 0 {
+					want = http.StatusOK
+				}
+				if a.status != want || a.err != nil || a.engine() == "" {
+					t.Errorf("status %d from engine %q, error %v; want %d: %.200q", a.status, a.engine(), a.err, want, a.body)
+				}
+				got := received(t, engines)
+				if string(got.Body) != v.body {
+					t.Errorf("the engine got %d bytes %.300q, want %d bytes %.300q", len(got.Body), got.Body, len(v.body), v.body)
+				}
+				if got.URI != path {
+					t.Errorf("the engine got the target %q, want %q", got.URI, path)
+				}
+				for _, h := range []string{"Content-Encoding", "Content-Type"} {
+					if g, w := got.Header.Get(h), req.Header.Get(h); g != w {
+						t.Errorf("the engine got %s %q, want %q", h, g, w)
+					}
+				}
+				s.booksAtZero(t)
+			})
+		}
+	}
+}
+
+// TestNvextIsCutOut has requests whose nvext is the router's alone: the engine
+// gets them as if it had never been there.
+func TestNvextIsCutOut(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	const ext = `{"session_control":{"session_id":"s"}}`
+	for _, v := range []struct{ name, body, want string }{
+		{"First", `{"nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"m","messages":[]}`},
+		{"Middle", `{"model":"m","nvext":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
+		{"Last", `{"model":"m","messages":[],"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
+		{"Twice", `{"nvext":` + ext + `,"model":"m","messages":[],"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
+		{"TwiceInARow", `{"model":"m","nvext":` + ext + `,"nvext":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
+		{"AllOfTheFront", `{"nvext":` + ext + `,"nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"m","messages":[]}`},
+		{"AllOfTheEnd", `{"model":"m","messages":[],"nvext":` + ext + `,"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
+		{"AndANull", `{"model":"m","nvext":null,"messages":[],"nvext":` + ext + `}`, `{"model":"m","nvext":null,"messages":[]}`},
+		{"NotTheNestedOne", `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}},"nvext":` + ext + `}`, `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}}}`},
+		{"Empty", `{"model":"m","nvext":{},"messages":[]}`, `{"model":"m","messages":[]}`},
+		{"DuplicatesKept", `{"model":"a","nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"a","model":"m","messages":[]}`},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			for _, spaced := range []bool{false, true} {
+				body := v.body
+				if spaced {
+					body = strings.NewReplacer(",", " ,\n\t", ":", " : ", "{", "{ ", "}", " }").Replace(body)
+				}
+				a := s.post(t.Context(), "/v1/chat/completions", []byte(body))
+				if !a.ok() {
+					t.Fatalf("status %d, error %v: %.200q", a.status, a.err, a.body)
+				}
+				journal := engines[0].Journal()
+				last := journal[len(journal)-1]
+				got := string(last.Body)
+				if spaced {
+					var b bytes.Buffer
+					if err := json.Compact(&b, last.Body); err != nil {
+						t.Fatalf("the engine got %q: %v", got, err)
+					}
+					got = b.String()
+				}
+				if got != v.want {
+					t.Errorf("spaced %v: the engine got %s, want %s", spaced, got, v.want)
+				}
+			}
+		})
+	}
+	s.booksAtZero(t)
+}
+
+// TestMalformedNvextIsRefused has what only the router could understand, and
+// does not: it says so, and no engine is bothered.
+func TestMalformedNvextIsRefused(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	for _, ext := range []string{`"x"`, `7`, `[]`, `true`, `{"session_control":"x"}`, `{"session_control":{"session_id":5}}`} {
+		body := `{"model":"m","messages":[],"nvext":` + ext + `}`
+		a := s.post(t.Context(), "/v1/chat/completions", []byte(body))
+		if a.status != http.StatusBadRequest {
+			t.Errorf("nvext %s: status %d, want 400", ext, a.status)
+		}
+		t.Logf("nvext %s: %d %s", ext, a.status, a.body)
+	}
+	if n := engines[0].Requests() + engines[1].Requests(); n != 0 {
+		t.Errorf("the engines were sent %d requests", n)
+	}
+	s.mustChat(t, ask("and without?"))
+	s.booksAtZero(t)
+}
