@@ -12,13 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 func init() {
@@ -90,6 +89,7 @@ type Handler struct {
 	settings   *poolSettings
 	pool       *pool
 	adopted    atomic.Bool
+	holdsPool  bool
 	proxyReady bool
 	metrics    *metrics
 	logger     *zap.Logger
@@ -163,7 +163,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
-	h.pool = value.(*pool)
+	h.pool, h.holdsPool = value.(*pool), true
 	if err := h.pool.agree(registry, h.settings); err != nil {
 		return err
 	}
@@ -216,8 +216,9 @@ func (h *Handler) Cleanup() error {
 		h.proxyReady = false
 		err = h.ReverseProxy.Cleanup()
 	}
-	if h.pool != nil {
-		h.pool = nil
+	if h.holdsPool {
+		// the pointer stays: requests of this config may still be under way
+		h.holdsPool = false
 		_, _ = pools.Delete(h.Pool)
 	}
 	return err

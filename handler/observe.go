@@ -8,10 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"go.uber.org/zap"
 )
 
 // observer is the body of an answer on its way to the client. It changes no

@@ -138,7 +138,7 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		perToken := ratios.BytesPerToken(req.Model)
 		p.score.BlockTokens = float64(set.textBlock) / perToken
 		p.score.Tokens = int64(float64(req.Bytes) / perToken)
-	default:
+	case api.None:
 		p.fallback = fallbackNoPrompt
 		return
 	}

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // policyNamespace holds the policies: modules that implement kvscore.Policy.

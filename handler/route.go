@@ -8,13 +8,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // routeKey is the context key of a request's route.
@@ -24,7 +23,7 @@ type routeKey struct{}
 // that serves the request touches it, but for what is atomic.
 type route struct {
 	h     *Handler
-	pool  *pool // the handler's own is gone once its config is
+	pool  *pool
 	plan  *plan
 	start time.Time
 	repl  *caddy.Replacer
@@ -52,13 +51,12 @@ type route struct {
 
 // attempt is one try on one worker.
 type attempt struct {
-	worker  *worker
-	lease   *kvscore.Lease
-	terms   kvscore.Candidate
-	reason  string
-	begun   time.Time
-	resends int // net/http's own
-	over    bool
+	worker *worker
+	lease  *kvscore.Lease
+	terms  kvscore.Candidate
+	reason string
+	begun  time.Time
+	over   bool
 }
 
 // Reasons of a choice.

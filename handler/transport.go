@@ -31,15 +31,33 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rt.spent {
 		return rt.giveUp()
 	}
-	resends := new(atomic.Int32)
-	resp, err := t.HTTPTransport.RoundTrip(rt.outgoing(req, resends))
-	if n := resends.Load(); n > 0 {
-		rt.h.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
+	resp, resent, err := rt.send(t, req)
+	for i := 0; err != nil && resent && i < reconnects && req.Context().Err() == nil && !rt.otherLeft(); i++ {
+		// The only worker left closes the connections that it was to keep
+		// alive, and the one that net/http took next was one of those, too.
+		t.Transport.CloseIdleConnections()
+		rt.countRetry(rt.attempt, "reconnect")
+		resp, resent, err = rt.send(t, req)
 	}
 	if err != nil {
 		return rt.failed(req, err)
 	}
 	return rt.answered(req, resp)
+}
+
+// reconnects bounds the attempts to get a fresh connection to the last worker.
+const reconnects = 2
+
+// send makes one round trip and tells whether net/http sent the request again
+// in it, as it does after a connection that was kept alive turned out closed.
+func (rt *route) send(t *transport, req *http.Request) (*http.Response, bool, error) {
+	resends := new(atomic.Int32)
+	resp, err := t.HTTPTransport.RoundTrip(rt.outgoing(req, resends))
+	n := resends.Load()
+	if n > 0 {
+		rt.h.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
+	}
+	return resp, n > 0, err
 }
 
 var errResent = errors.New("kv_router: already sent again once")

@@ -8,8 +8,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,12 +15,12 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/caddy-kvrouter/kvrouter"
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
-
-	_ "github.com/caddy-kvrouter/kvrouter"
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
 // server is a Caddy that serves one site on loopback.
@@ -49,6 +47,7 @@ func startCaddy(t testing.TB, site string, globals ...string) *server {
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
+		s.findPanics(t)
 		if t.Failed() {
 			s.dumpLog(t)
 		}
@@ -94,6 +93,18 @@ func adapt(caddyfile string) ([]byte, error) {
 	return cfg, err
 }
 
+// findPanics fails the test if net/http had to recover from a panic: the client
+// of that request saw no more than a closed connection.
+func (s *server) findPanics(t testing.TB) {
+	data, err := os.ReadFile(s.log)
+	if err != nil {
+		t.Errorf("reading Caddy's log: %v", err)
+	}
+	if i := strings.Index(string(data), "panic serving"); i >= 0 {
+		t.Errorf("a handler panicked: %.2000s", data[i:])
+	}
+}
+
 // dumpLog logs the last warnings and errors of Caddy's log.
 func (s *server) dumpLog(t testing.TB) {
 	data, err := os.ReadFile(s.log)
@@ -109,19 +120,15 @@ func (s *server) dumpLog(t testing.TB) {
 	t.Logf("the end of Caddy's log:\n%s", strings.Join(lines[max(0, len(lines)-12):], "\n"))
 }
 
-// freeAddr returns a loopback address that nothing listens on, below the range
-// of ephemeral ports.
+// freeAddr returns a loopback address that nothing listens on.
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	for range 100 {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000)))
-		if err == nil {
-			defer ln.Close()
-			return ln.Addr().String()
-		}
+	ln, err := canned.Listen()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port")
-	return ""
+	defer ln.Close()
+	return ln.Addr().String()
 }
 
 // startEngines starts n engines, named e1, e2 and so on, until the test ends.

@@ -197,7 +197,9 @@ func TestStreamThatBreaksIsNotCompleted(t *testing.T) {
 	if want := strings.Join(canned.Words(c.body(), 10)[:4], " "); a.text != want {
 		t.Errorf("got the words %q, want %q", a.text, want)
 	}
-	t.Logf("%d error events", strings.Count(string(a.body), `"error"`))
+	if n := strings.Count(string(a.body), `"error"`); n != 1 {
+		t.Errorf("%d error events in %q, want 1", n, a.body)
+	}
 	if n := engines[0].Requests() + engines[1].Requests(); n != 1 {
 		t.Errorf("the engines were sent %d requests, want 1: a stream that has begun cannot be retried", n)
 	}

@@ -6,10 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/openai/openai-go"
 	"github.com/openai/openai-go/option"
-
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
 // openAI starts engines, Caddy and OpenAI's own client before them.

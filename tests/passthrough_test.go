@@ -143,6 +143,7 @@ func TestNvextIsCutOut(t *testing.T) {
 		{"AndANull", `{"model":"m","nvext":null,"messages":[],"nvext":` + ext + `}`, `{"model":"m","nvext":null,"messages":[]}`},
 		{"NotTheNestedOne", `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}},"nvext":` + ext + `}`, `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}}}`},
 		{"Empty", `{"model":"m","nvext":{},"messages":[]}`, `{"model":"m","messages":[]}`},
+		{"EscapedName", `{"model":"m","nv\u0065xt":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
 		{"DuplicatesKept", `{"model":"a","nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"a","model":"m","messages":[]}`},
 	} {
 		t.Run(v.name, func(t *testing.T) {

@@ -163,6 +163,52 @@ func TestStreamsSurviveReload(t *testing.T) {
 	}
 }
 
+// TestRequestsMeetReloads has short requests begin at every moment of a reload:
+// also when the old config is cleaned up while its server reads them.
+func TestRequestsMeetReloads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 4 s")
+	}
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	s.client.Transport.(*http.Transport).DisableKeepAlives = true
+	before := s.scrape(t).value(requestsTotal)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var sent, resent atomic.Int64
+	var clients sync.WaitGroup
+	for range 8 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				sent.Add(1)
+				a := s.chat(t.Context(), ask("quick"))
+				for try := 0; a.status == 0 && try < 50; try++ { // Caddy closed its listener
+					resent.Add(1)
+					a = s.chat(t.Context(), ask("quick"))
+				}
+				if !a.ok() {
+					t.Errorf("status %d, error %v, body %.200q", a.status, a.err, a.body)
+				}
+			}
+		})
+	}
+	reloads := 0
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); reloads++ {
+		if err := s.reload(route(engines)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond) // reloads without a pause refuse most connections
+	}
+	stop()
+	clients.Wait()
+	counted := s.scrape(t).value(requestsTotal) - before
+	t.Logf("%d reloads; %d requests sent, %v counted, %d sent again because Caddy had closed the connection", reloads, sent.Load(), counted, resent.Load())
+	if counted != float64(sent.Load()) {
+		t.Errorf("%v requests were counted, %d were sent", counted, sent.Load())
+	}
+	s.booksAtZero(t)
+}
+
 // TestRefusedConfigChangesNothing tries a config whose pool settings would drop
 // everything, and which fails in another module, with sessions bound.
 func TestRefusedConfigChangesNothing(t *testing.T) {

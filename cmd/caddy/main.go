@@ -4,9 +4,10 @@ package main
 import (
 	_ "time/tzdata"
 
+	_ "github.com/caddy-kvrouter/kvrouter"
+
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 
-	_ "github.com/caddy-kvrouter/kvrouter"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 )
 

@@ -49,19 +49,26 @@ type Engine struct {
 
 // Start starts an engine on a free loopback port.
 func Start(name string) (*Engine, error) {
-	e := &Engine{name: name}
-	// Below the range of ephemeral ports, so that no client's own port takes the
-	// engine's place while it is killed, and no client connects to itself.
+	ln, err := Listen()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{name: name, addr: ln.Addr().String()}
+	e.serve(ln)
+	return e, nil
+}
+
+// Listen listens on a free loopback port below the range of ephemeral ports: no
+// client's own port takes its place while nobody listens there, and no client
+// connects to itself.
+func Listen() (net.Listener, error) {
 	var lastErr error
 	for range 100 {
 		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000))) //nolint:gosec // not a secret
-		if err != nil {
-			lastErr = err
-			continue
+		if err == nil {
+			return ln, nil
 		}
-		e.addr = ln.Addr().String()
-		e.serve(ln)
-		return e, nil
+		lastErr = err
 	}
 	return nil, fmt.Errorf("finding a free port: %w", lastErr)
 }
