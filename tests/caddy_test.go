@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,7 @@ type server struct {
 	log     string // the file of its log, JSON lines
 	globals string
 	addr    string
+	version int // of the config last loaded
 }
 
 // startCaddy runs a Caddy whose site block holds the directives in site, until
@@ -72,20 +74,48 @@ func (s *server) caddyfile(site string) string {
 	%s
 }
 http://%s {
+	respond /.config "%d"
 	%s
 }
-`, s.admin, s.log, s.globals, s.addr, site)
+`, s.admin, s.log, s.globals, s.addr, s.version, site)
 }
 
-// reload gives the running Caddy a new site block.
-func (s *server) reload(site string) error {
+// load gives the running Caddy a new site block. For a moment the listener of
+// the config before takes connections, too, and drops some when it closes.
+func (s *server) load(site string) error {
+	s.version++
 	cfg, err := adapt(s.caddyfile(site))
 	if err != nil {
 		return err
 	}
-	// Caddy closes the connections of the config before, some while later.
-	defer s.client.CloseIdleConnections()
 	return caddy.Load(cfg, true)
+}
+
+// reload is load for tests that ask for nothing meanwhile: it returns when only
+// the new config takes connections.
+func (s *server) reload(site string) error {
+	if err := s.load(site); err != nil {
+		return err
+	}
+	s.client.CloseIdleConnections()
+	probe := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	// The kernel shares connections out among the listeners that are open.
+	for inARow, deadline := 0, time.Now().Add(5*time.Second); inARow < 20; inARow++ {
+		resp, err := probe.Get(s.url + "/.config")
+		if err == nil {
+			var body []byte
+			body, err = io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err == nil && string(body) == strconv.Itoa(s.version) {
+				continue
+			}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the config before still serves, or nothing does: %w", err)
+		}
+		inARow = -1
+	}
+	return nil
 }
 
 func adapt(caddyfile string) ([]byte, error) {

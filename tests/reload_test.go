@@ -109,12 +109,12 @@ func TestStreamsSurviveReload(t *testing.T) {
 	for i := range 60 {
 		<-tick.C
 		if i%3 == 2 {
-			if err := s.reload(cfgs.broken[i/3%len(cfgs.broken)]); err == nil {
+			if err := s.load(cfgs.broken[i/3%len(cfgs.broken)]); err == nil {
 				t.Fatalf("broken config %d was accepted", i/3%len(cfgs.broken))
 			}
 			continue
 		}
-		if err := s.reload(cfgs.good[i%len(cfgs.good)]); err != nil {
+		if err := s.load(cfgs.good[i%len(cfgs.good)]); err != nil {
 			t.Fatalf("reload %d: %v", i, err)
 		}
 		// Not after a refused config: then Caddy shows that config's registry.
@@ -194,7 +194,7 @@ func TestRequestsMeetReloads(t *testing.T) {
 	}
 	reloads := 0
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); reloads++ {
-		if err := s.reload(route(engines)); err != nil {
+		if err := s.load(route(engines)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond) // reloads without a pause refuse most connections

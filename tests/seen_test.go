@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -137,7 +138,11 @@ func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 	}
 	eventually(t, 2*time.Second, "the access log", func() bool {
 		data, err := os.ReadFile(file)
-		return err == nil && json.Unmarshal(data, &entry) == nil
+		if err != nil {
+			return false
+		}
+		lines := bytes.Split(bytes.TrimSpace(data), []byte("\n"))
+		return json.Unmarshal(lines[len(lines)-1], &entry) == nil && entry.Router != nil
 	})
 	if fmt.Sprint(entry.Router["worker"]) != id || entry.Router["reason"] != "load" || entry.Router["outcome"] != "ok" {
 		t.Errorf("the access log says %v", entry.Router)
