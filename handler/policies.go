@@ -78,6 +78,11 @@ type Dynamo struct {
 	// it needs anyway, and a conversation should not leave its worker for it.
 	// `0` is Dynamo's behaviour. Default: `32`.
 	StayBlocks *float64 `json:"stay_blocks,omitempty"`
+	// Workers that hold as much of a prompt and cost at most so many blocks
+	// more than the cheapest share new conversations evenly: the one that has
+	// a request less at this moment would otherwise draw them all, to keep
+	// them. `0` is Dynamo's behaviour. Default: `128`.
+	EvenBlocks *float64 `json:"even_blocks,omitempty"`
 
 	*kvscore.Dynamo `json:"-"`
 }
@@ -95,6 +100,7 @@ func (p *Dynamo) Provision(caddy.Context) error {
 	set(&d.PrefillLoadScale, p.PrefillLoadScale)
 	set(&d.SpreadStems, p.SpreadStems)
 	set(&d.StayBlocks, p.StayBlocks)
+	set(&d.EvenBlocks, p.EvenBlocks)
 	d.CreditDecay, d.Temperature = p.CreditDecay, p.Temperature
 	d.DecodeActiveRequestWeight = p.DecodeActiveRequestWeight
 	d.IgnorePrefillTokens = p.TrackPrefillTokens != nil && !*p.TrackPrefillTokens
@@ -105,7 +111,7 @@ func (p *Dynamo) Provision(caddy.Context) error {
 		"overlap_score_credit": d.OverlapScoreCredit, "credit_decay": d.CreditDecay,
 		"prefill_load_scale": d.PrefillLoadScale, "temperature": d.Temperature,
 		"decode_active_request_weight": d.DecodeActiveRequestWeight, "spread_stems": float64(d.SpreadStems),
-		"stay_blocks": d.StayBlocks,
+		"stay_blocks": d.StayBlocks, "even_blocks": d.EvenBlocks,
 	} {
 		if v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 			return fmt.Errorf("policy dynamo: %s must be finite and not negative, got %v", name, v)
@@ -134,6 +140,7 @@ func set[T any](to *T, v *T) {
 //		assume_kv_reuse <bool>
 //		spread_stems <number>
 //		stay_blocks <blocks>
+//		even_blocks <blocks>
 //	}
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
@@ -170,6 +177,9 @@ func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "stay_blocks":
 			p.StayBlocks = new(float64)
 			err = floatArg(d, p.StayBlocks)
+		case "even_blocks":
+			p.EvenBlocks = new(float64)
+			err = floatArg(d, p.EvenBlocks)
 		case "spread_stems":
 			err = p.unmarshalSpread(d)
 		default:

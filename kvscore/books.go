@@ -44,32 +44,58 @@ const (
 	minRateTokens = 256
 )
 
-// prefillTime predicts how long so many tokens take on a target.
-func (s *Scheduler) prefillTime(b *books, tokens int64) time.Duration {
-	rate := b.rate
-	if rate == 0 {
-		rate = s.rate
+// rateOf returns the prefill rate of a target, the pool's or the default while
+// it has not shown its own.
+func (s *Scheduler) rateOf(b *books) float64 {
+	switch {
+	case b.rate != 0:
+		return b.rate
+	case s.rate != 0:
+		return s.rate
 	}
-	if rate == 0 {
-		rate = defaultRate
-	}
-	return time.Duration(float64(tokens) / rate * float64(time.Second))
+	return defaultRate
 }
 
-// learnRate takes in that so many tokens took so long until the first token.
-func (s *Scheduler) learnRate(b *books, tokens int64, took time.Duration) {
+// prefillTime predicts how long so many tokens take on a target.
+func (s *Scheduler) prefillTime(b *books, tokens int64) time.Duration {
+	return time.Duration(float64(tokens) / s.rateOf(b) * float64(time.Second))
+}
+
+// learnRate takes in that so many tokens took so long until the first token,
+// or at most so long, where only the end of the answer was seen.
+func (s *Scheduler) learnRate(b *books, tokens int64, took time.Duration, atMost bool) {
 	if tokens < minRateTokens || took <= 0 {
 		return
 	}
-	// rates spread over orders of magnitude: average their logarithms
-	seen := math.Log(float64(tokens) / took.Seconds())
+	seen := float64(tokens) / took.Seconds()
+	if atMost && seen <= s.rateOf(b) {
+		return // the rest of the time may have gone into the answer
+	}
+	first := s.rate == 0
 	for _, rate := range []*float64{&b.rate, &s.rate} {
 		if *rate == 0 {
-			*rate = math.Exp(seen)
+			*rate = seen
 			continue
 		}
-		known := math.Log(*rate)
-		*rate = math.Exp(known + rateWeight*(seen-known))
+		// rates spread over orders of magnitude: average their logarithms
+		*rate *= math.Pow(seen / *rate, rateWeight)
+	}
+	if first {
+		s.expectAnew()
+	}
+}
+
+// expectAnew predicts again the prefills that were predicted with the default
+// rate.
+func (s *Scheduler) expectAnew() {
+	for _, b := range s.slots {
+		if b == nil {
+			continue
+		}
+		for _, l := range b.due {
+			l.due = l.booked.Add(s.prefillTime(b, l.wait))
+		}
+		heap.Init(&b.due)
 	}
 }
 

@@ -50,29 +50,56 @@ type Dynamo struct {
 	// that leaving for less would give the overlap away. 0 charges every
 	// block, as Dynamo does.
 	StayBlocks float64
+	// EvenBlocks is not Dynamo's: targets whose cost is at most so many blocks
+	// above the lowest, and which hold as much of the prompt beyond stems,
+	// count as equal. Whoever has a request less at this moment would
+	// otherwise draw all conversations that begin now, to keep them. 0 tells
+	// all costs apart, as Dynamo does.
+	EvenBlocks float64
 
 	ties Ties
 }
 
 // NewDynamo returns the policy with this project's defaults: Dynamo's, but
-// PrefillLoadScale 16, SpreadStems 2 and StayBlocks 32, and with output blocks
-// counted. Scale 1 lets the active blocks of long prompts override any overlap.
+// PrefillLoadScale 16, SpreadStems 2, StayBlocks 32 and EvenBlocks 128, and
+// with output blocks counted. Scale 1 lets the active blocks of long prompts
+// override any overlap.
 func NewDynamo() *Dynamo {
-	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 16, SpreadStems: 2, StayBlocks: 32}
+	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 16, SpreadStems: 2, StayBlocks: 32, EvenBlocks: 128}
 }
 
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
-	d.score(s)
+	stem := d.stem(s)
+	d.score(s, stem)
 	if d.Temperature > 0 {
 		return softmax(s, d.Temperature)
 	}
-	return fewest(s, &d.ties, func(a, b *Candidate) bool { return a.Cost < b.Cost })
+	return d.cheapest(s, stem)
+}
+
+// cheapest returns a candidate of the lowest cost, or as good as one.
+func (d *Dynamo) cheapest(s *Selection, stem float64) int {
+	best := &s.Candidates[0]
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost < best.Cost {
+			best = &s.Candidates[i]
+		}
+	}
+	own := max(stem, best.OverlapBlocks)
+	var buf [64]int
+	equal := buf[:0]
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.Cost == best.Cost || c.Cost <= best.Cost+d.EvenBlocks && max(stem, c.OverlapBlocks) == own {
+			equal = append(equal, i)
+		}
+	}
+	return d.ties.Pick(s, equal)
 }
 
 // score sets each candidate's cost.
-func (d *Dynamo) score(s *Selection) {
-	stem := d.stem(s)
+func (d *Dynamo) score(s *Selection, stem float64) {
 	least, most := s.Candidates[0].PrefillTokens, 0.0
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].PrefillTokens)

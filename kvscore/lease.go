@@ -24,7 +24,8 @@ type Lease struct {
 	tokens      int64 // of the prompt
 	blockSize   int64
 	total       int64 // blocks that prompt and output so far take, the last one begun
-	ahead       int64 // prefill tokens booked before this one
+	wait        int64 // prefill tokens booked before this one, and its own
+	streamed    bool
 
 	// guarded by the scheduler's lock
 	ref        index.Ref
@@ -40,18 +41,18 @@ type Lease struct {
 // Target returns the target that the lease is on.
 func (l *Lease) Target() Target { return l.books.target }
 
-// FirstToken takes in that the first token has come: the prefill is over.
+// FirstToken takes in that the first token has come, or the header of an
+// answer that is not streamed: the prefill is over.
 func (l *Lease) FirstToken(now time.Time) {
 	l.seen.Store(now.UnixNano())
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	if l.ended || l.prefill == 0 {
+	if l.ended || l.wait == 0 {
 		return
 	}
-	if l.due.IsZero() { // else the answer is not streamed, and this its end
-		l.scheduler.learnRate(l.books, l.ahead+l.prefill, now.Sub(l.booked))
-	}
 	l.computed()
+	l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), !l.streamed)
+	l.wait = 0 // once is enough
 }
 
 // Output takes in that the answer has come to so many tokens in all.

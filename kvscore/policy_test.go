@@ -49,6 +49,32 @@ func TestStemGivesNoCredit(t *testing.T) {
 	}
 }
 
+// Costs that hardly differ are no reason to give one target all new
+// conversations; overlap is.
+func TestNearlyEqualCostsShareEvenly(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy  *Dynamo
+		second  Candidate
+		want    int // of 100 choices, those of the second
+		overlap float64
+	}{
+		"a request less":     {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 100, Requests: 1}, 50, 0},
+		"much less":          {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 200, Requests: 2}, 0, 0},
+		"as Dynamo does":     {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}, Candidate{Target: Target{Worker: 1}, PromptBlocks: 1}, 0, 0},
+		"the other has more": {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 10}, 0, 2},
+		"it has more":        {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 10, OverlapBlocks: 2}, 100, 0},
+	} {
+		second := 0
+		for range 100 {
+			s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: tc.overlap}, tc.second}}
+			second += tc.policy.Choose(s)
+		}
+		if second != tc.want {
+			t.Errorf("%s: %d of 100 choices, want %d", name, second, tc.want)
+		}
+	}
+}
+
 func TestEmptyPrompt(t *testing.T) {
 	s := &Selection{BlockSize: 16, Rand: seeded(1), Candidates: make([]Candidate, 2)}
 	d := NewDynamo()

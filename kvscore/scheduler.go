@@ -242,7 +242,10 @@ func (s *Scheduler) book(now time.Time, r *Request, c Candidate) *Lease {
 		tokens: r.Tokens, prefill: max(0, r.Tokens-c.OverlapTokens),
 		unshared:  c.RequestBlocks,
 		blockSize: int64(s.settings.BlockSize),
-		ahead:     b.prefill,
+		streamed:  r.Streamed,
+	}
+	if l.prefill > 0 {
+		l.wait = b.prefill + l.prefill
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	l.seen.Store(now.UnixNano())
@@ -251,7 +254,7 @@ func (s *Scheduler) book(now time.Time, r *Request, c Candidate) *Lease {
 	b.unshared += l.unshared
 	b.prefill += l.prefill
 	if !r.Streamed && l.prefill > 0 {
-		b.expect(l, now.Add(s.prefillTime(b, l.ahead+l.prefill)))
+		b.expect(l, now.Add(s.prefillTime(b, l.wait)))
 	}
 	s.leases.push(l)
 	s.live++
