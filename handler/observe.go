@@ -167,7 +167,7 @@ func (rt *route) commit() {
 	}
 	b, _, err := rt.pool.sessions.CompareAndSwap(rt.plan.session, rt.bound, target, rt.pool.settings.Load().ttl, affinity.RouterOnly)
 	if err != nil {
-		rt.h.metrics.fallbacks.WithLabelValues(rt.pool.name, "unbound").Inc()
+		rt.fallBack(fallbackUnbound) // the store is full of others' sessions
 		return
 	}
 	rt.bound, rt.seenAt = b.Version, b.Target

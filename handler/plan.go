@@ -34,12 +34,14 @@ type plan struct {
 	fallback string
 }
 
-// Why an inference request has no prompt to be compared.
+// Why an inference request has no prompt to be compared, or its session no
+// binding.
 const (
 	fallbackCompressed = "compressed"
 	fallbackOversized  = "oversized"
 	fallbackMalformed  = "malformed"
 	fallbackNoPrompt   = "no_prompt"
+	fallbackUnbound    = "unbound"
 )
 
 // maxSessionKey is the longest session key that is kept as it is.

@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/zeebo/xxh3"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -37,6 +38,7 @@ type pool struct {
 	ratios    kvscore.Ratios
 	seed      uint64 // of content hashes: nobody outside can choose collisions
 	stop      chan struct{}
+	incidents incidents
 
 	settings atomic.Pointer[poolSettings]
 
@@ -85,6 +87,11 @@ func (s *poolSettings) scheduler() kvscore.Settings {
 func (p *pool) Destruct() error {
 	close(p.stop)
 	return p.sessions.Close()
+}
+
+// logger returns the logger for what is no single configuration's affair.
+func (p *pool) logger() *zap.Logger {
+	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.name))
 }
 
 // agree checks that all handlers of one configuration want the same of the
@@ -165,9 +172,10 @@ func (p *pool) maintain() {
 			return
 		case t := <-ticker.C:
 			if n := p.scheduler.Expire(t); n > 0 {
-				caddy.Log().Named("kv_router").Sugar().Warnf("pool %s: %d leases had leaked and were ended", p.name, n)
+				p.logger().Warn("leases had leaked and were ended", zap.Int("leases", n))
 			}
 			p.forget(t)
+			p.incidents.settle(t, p.logger())
 		}
 	}
 }

@@ -93,9 +93,15 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 		rt.repl.Set("http.kv_router.session", p.session)
 	}
 	if p.fallback != "" {
-		h.metrics.fallbacks.WithLabelValues(rt.pool.name, p.fallback).Inc()
+		rt.fallBack(p.fallback)
 	}
 	return rt, nil
+}
+
+// fallBack takes in that the request is routed with less than full knowledge.
+func (rt *route) fallBack(reason string) {
+	rt.h.metrics.fallbacks.WithLabelValues(rt.pool.name, reason).Inc()
+	rt.pool.incidents.met(rt.start, "fallback "+reason, rt.pool.logger)
 }
 
 // request returns the request with the body that goes to the workers.
