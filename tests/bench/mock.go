@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+const (
+	// mockCommand is the argument with which this program is the upstreams.
+	mockCommand = "serve-mock-upstreams"
+	// mocks is the number of upstreams.
+	mocks = 4
+)
+
+// upstreams are the process of the mock upstreams. It is one of its own, so
+// that its CPU time is nobody else's.
+type upstreams struct {
+	addrs []string
+	proc  *process
+	in    io.WriteCloser
+	out   *bufio.Reader
+}
+
+func startUpstreams() (*upstreams, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self, mockCommand)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	proc, err := startProcess(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("starting upstreams: %w", err)
+	}
+	u := &upstreams{proc: proc, in: in, out: bufio.NewReader(out)}
+	line, err := u.out.ReadString('\n')
+	if err != nil {
+		u.stop()
+		return nil, fmt.Errorf("starting upstreams: %w", err)
+	}
+	u.addrs = strings.Fields(line)
+	return u, nil
+}
+
+// pace sets the time between the chunks of all streams to come. It goes through
+// the upstreams' standard input, for a router may drop what a request says.
+func (u *upstreams) pace(d time.Duration) error {
+	if _, err := fmt.Fprintln(u.in, d); err != nil {
+		return fmt.Errorf("setting the upstreams' pace: %w", err)
+	}
+	_, err := u.out.ReadString('\n')
+	return err
+}
+
+// stop ends the process, which ends when its input does.
+func (u *upstreams) stop() {
+	u.in.Close()
+	u.proc.stop()
+}
+
+// mock answers as an engine does, at once.
+type mock struct {
+	pace    atomic.Int64 // nanoseconds between chunks
+	buffers sync.Pool
+}
+
+// serveMock serves the upstreams until in ends. It writes their addresses to
+// out as one line, then a line for each pace that it reads from in.
+func serveMock(in io.Reader, out io.Writer) error {
+	debug.SetGCPercent(400)
+	m := &mock{buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
+	addrs := make([]string, 0, mocks)
+	for range mocks {
+		ln, err := canned.Listen()
+		if err != nil {
+			return err
+		}
+		addrs = append(addrs, ln.Addr().String())
+		srv := &http.Server{Handler: m, ReadHeaderTimeout: time.Minute}
+		defer srv.Close()
+		go srv.Serve(ln) //nolint:errcheck // it ends with Close
+	}
+	fmt.Fprintln(out, strings.Join(addrs, " "))
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		d, err := time.ParseDuration(lines.Text())
+		if err != nil {
+			return err
+		}
+		m.pace.Store(int64(d))
+		fmt.Fprintln(out, "ok")
+	}
+	return lines.Err()
+}
+
+// ServeHTTP implements http.Handler.
+func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body := m.buffers.Get().(*bytes.Buffer)
+	defer m.buffers.Put(body)
+	body.Reset()
+	if n := int(r.ContentLength); n > 0 && n < 256<<20 {
+		body.Grow(n + bytes.MinRead) // so that seeing EOF does not make it grow
+	}
+	if _, err := body.ReadFrom(r.Body); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	var a *answers
+	switch {
+	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/chat/completions"):
+		a = &chatAnswers
+	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/completions"):
+		a = &completionAnswers
+	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/models"):
+		w.Header()["Content-Type"] = jsonType
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"`+modelName+`","object":"model","created":0,"owned_by":"bench"}]}`)
+		return
+	case r.Method == http.MethodGet && strings.Contains(r.URL.Path, "health"):
+		return
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	usage := usageOf(body.Len())
+	if asksForStream(body.Bytes()) {
+		a.stream(r.Context(), w, time.Duration(m.pace.Load()), usage)
+		return
+	}
+	w.Header()["Content-Type"] = jsonType
+	_, _ = w.Write(append(append(make([]byte, 0, 1024), a.plain...), usage+"}"...))
+}
+
+// asksForStream tells whether a body has "stream": true, wherever a router may
+// have put it.
+func asksForStream(body []byte) bool {
+	_, rest, found := bytes.Cut(body, []byte(`"stream"`))
+	if !found {
+		return false
+	}
+	rest = bytes.TrimLeft(rest[:min(len(rest), 16)], " \t\r\n:")
+	return bytes.HasPrefix(rest, []byte("true"))
+}
+
+// usageOf makes the usage of a body of so many bytes.
+func usageOf(size int) string {
+	prompt := strconv.Itoa(size/4 + 1)
+	return `"usage":{"prompt_tokens":` + prompt + `,"completion_tokens":100,"total_tokens":` + strconv.Itoa(size/4+101) +
+		`,"prompt_tokens_details":{"cached_tokens":0}}`
+}
+
+var (
+	jsonType   = []string{"application/json"}
+	streamType = []string{"text/event-stream; charset=utf-8"}
+)
+
+// answers are those of one API, as far as they do not depend on the request.
+type answers struct {
+	plain  []byte   // up to the usage
+	events [][]byte // up to the usage's
+	usage  string   // up to the usage, of its event
+}
+
+var (
+	chatAnswers       = newAnswers("chat.completion", "chat.completion.chunk", chatChoice)
+	completionAnswers = newAnswers("text_completion", "text_completion", completionChoice)
+)
+
+// newAnswers makes the answers of an API, whose choice says what stands in a
+// choice: of a plain answer, of the event that opens a stream, of a chunk, of
+// the last event.
+func newAnswers(object, chunk string, choice func(part string, text string) string) answers {
+	head := func(object string) string {
+		return `{"id":"cmpl-5f3a9c0d7e","object":"` + object + `","created":1763700000,"model":"` + modelName + `","choices":[`
+	}
+	text := "This is the answer to the question, which is as long as a short answer usually is and says nothing."
+	a := answers{plain: []byte(head(object) + choice("plain", text) + `],`)}
+	event := func(s string) { a.events = append(a.events, []byte("data: "+head(chunk)+s+"]}\n\n")) }
+	if opening := choice("open", ""); opening != "" {
+		event(opening)
+	}
+	for i := range chunks {
+		event(choice("chunk", " word"+strconv.Itoa(i)))
+	}
+	event(choice("stop", ""))
+	a.usage = "data: " + head(chunk) + "],"
+	return a
+}
+
+func chatChoice(part, text string) string {
+	switch part {
+	case "plain":
+		return `{"index":0,"message":{"role":"assistant","content":"` + text + `"},"logprobs":null,"finish_reason":"stop"}`
+	case "open":
+		return `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}`
+	case "chunk":
+		return `{"index":0,"delta":{"content":"` + text + `"},"logprobs":null,"finish_reason":null}`
+	}
+	return `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}`
+}
+
+func completionChoice(part, text string) string {
+	switch part {
+	case "open":
+		return ""
+	case "chunk":
+		return `{"index":0,"text":"` + text + `","logprobs":null,"finish_reason":null}`
+	}
+	return `{"index":0,"text":"` + text + `","logprobs":null,"finish_reason":"stop"}`
+}
+
+// stream writes each event and flushes it, as engines do.
+func (a *answers) stream(ctx context.Context, w http.ResponseWriter, pace time.Duration, usage string) {
+	w.Header()["Content-Type"] = streamType
+	flusher := w.(http.Flusher)
+	send := func(event []byte) bool {
+		_, err := w.Write(event)
+		flusher.Flush()
+		return err == nil
+	}
+	for _, e := range a.events {
+		if !send(e) {
+			return
+		}
+		if pace > 0 {
+			wait(ctx, pace)
+		}
+	}
+	if send([]byte(a.usage + usage + "}\n\n")) {
+		send([]byte("data: [DONE]\n\n"))
+	}
+}

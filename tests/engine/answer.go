@@ -1,0 +1,170 @@
+package engine
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+// answer makes the bytes of an answer, in the shapes of vLLM.
+type answer struct {
+	*call
+	created   int64
+	blockSize int
+}
+
+// document is an answer, or one chunk of a stream.
+type document struct {
+	ID                string   `json:"id"`
+	Object            string   `json:"object"`
+	Created           int64    `json:"created"`
+	Model             string   `json:"model"`
+	Choices           []choice `json:"choices"`
+	Usage             *usage   `json:"usage,omitempty"`
+	SystemFingerprint *string  `json:"system_fingerprint,omitempty"`
+	// Only where vLLM has the field; there it is null unless it was asked for.
+	PromptTokenIDs json.RawMessage `json:"prompt_token_ids,omitempty"`
+}
+
+type choice struct {
+	Index        int     `json:"index"`
+	Delta        *spoken `json:"delta,omitempty"`
+	Message      *spoken `json:"message,omitempty"`
+	Text         *string `json:"text,omitempty"`
+	Logprobs     *string `json:"logprobs"`
+	FinishReason *string `json:"finish_reason"`
+	StopReason   *string `json:"stop_reason"`
+	// Null unless asked for.
+	TokenIDs       json.RawMessage `json:"token_ids"`
+	PromptTokenIDs json.RawMessage `json:"prompt_token_ids,omitempty"`
+}
+
+type spoken struct {
+	Role    string `json:"role,omitempty"`
+	Content string `json:"content"`
+}
+
+type usage struct {
+	Prompt     int         `json:"prompt_tokens"`
+	Total      int         `json:"total_tokens"`
+	Completion int         `json:"completion_tokens"`
+	Details    usageDetail `json:"prompt_tokens_details"`
+}
+
+type usageDetail struct {
+	Cached int `json:"cached_tokens"`
+	// The full blocks that this prompt added to the cache, in tokens. vLLM says it
+	// for chat alone.
+	Created    *int `json:"created_cache_tokens"`
+	Multimodal *int `json:"multimodal_tokens"`
+}
+
+var null = json.RawMessage("null")
+
+// ids returns token ids as JSON, or null if they were not asked for.
+func (a *answer) ids(tokens []uint32) json.RawMessage {
+	if !a.tokenIDs {
+		return null
+	}
+	out, _ := json.Marshal(slices.Concat([]uint32{}, tokens)) // [] and not null if there are none
+	return out
+}
+
+// usageAt returns the usage after so many tokens of the answer.
+func (a *answer) usageAt(tokens, cached int) *usage {
+	n := len(a.prompt.Tokens)
+	u := &usage{Prompt: n, Completion: tokens, Total: n + tokens, Details: usageDetail{Cached: cached}}
+	if a.chat {
+		created := max(0, n/a.blockSize*a.blockSize-cached)
+		u.Details.Created = &created
+	}
+	return u
+}
+
+func (a *answer) document(chat, text string, choices ...choice) *document {
+	d := &document{ID: a.id, Object: text, Created: a.created, Model: a.model, Choices: choices}
+	if a.chat {
+		d.Object = chat
+	}
+	if choices == nil {
+		d.Choices = []choice{} // not null
+	}
+	return d
+}
+
+func (a *answer) chunk(choices ...choice) *document {
+	return a.document("chat.completion.chunk", "text_completion", choices...)
+}
+
+// text returns the text of some tokens; the end token has none.
+func text(tokens []uint32) string {
+	return strings.TrimSuffix(detokenize(tokens), specials[endToken])
+}
+
+// appendChunk appends the event of token i: with the first one of a chat, that of
+// the role before it, and with the last one, the reason of the end.
+func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
+	if i == 0 && a.chat {
+		d := a.chunk(choice{Delta: &spoken{Role: "assistant"}})
+		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
+		d.Usage = a.running(0, cached)
+		buf = appendEvent(buf, d)
+	}
+	token := a.answer[i : i+1]
+	c, t := choice{TokenIDs: a.ids(token)}, text(token)
+	if a.chat {
+		c.Delta = &spoken{Content: t}
+	} else {
+		c.Text, c.PromptTokenIDs = &t, null
+		if i == 0 {
+			c.PromptTokenIDs = a.ids(a.prompt.Tokens)
+		}
+	}
+	if i == len(a.answer)-1 {
+		c.FinishReason = &a.reason
+	}
+	d := a.chunk(c)
+	d.Usage = a.running(i+1, cached)
+	return appendEvent(buf, d)
+}
+
+// running returns the usage for a chunk in mid-stream; nil unless asked for.
+func (a *answer) running(tokens, cached int) *usage {
+	if !a.usage || !a.continuous {
+		return nil
+	}
+	return a.usageAt(tokens, cached)
+}
+
+// appendEnd appends the end of a stream.
+func (a *answer) appendEnd(buf []byte, cached int) []byte {
+	if a.usage {
+		d := a.chunk()
+		d.Usage = a.usageAt(len(a.answer), cached)
+		buf = appendEvent(buf, d)
+	}
+	return append(buf, "data: [DONE]\n\n"...)
+}
+
+func appendEvent(buf []byte, d *document) []byte {
+	data, _ := json.Marshal(d)
+	buf = append(append(buf, "data: "...), data...)
+	return append(buf, "\n\n"...)
+}
+
+// whole returns the body of an answer that is not streamed.
+func (a *answer) whole(cached int) []byte {
+	c, t := choice{TokenIDs: a.ids(a.answer), FinishReason: &a.reason}, text(a.answer)
+	if a.chat {
+		c.Message = &spoken{Role: "assistant", Content: t}
+	} else {
+		c.Text, c.PromptTokenIDs = &t, a.ids(a.prompt.Tokens)
+	}
+	d := a.document("chat.completion", "text_completion", c)
+	if a.chat {
+		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
+	}
+	d.Usage = a.usageAt(len(a.answer), cached)
+	out, _ := json.Marshal(d)
+	return out
+}

@@ -1,0 +1,246 @@
+// Package cache is the paged KV cache of one simulated engine rank: which blocks
+// there are, which prefix each one holds, who holds a reference, and what is
+// evicted next. It follows vLLM's block manager. It knows no HTTP and no time,
+// and is not safe for concurrent use.
+//
+// A block is in one of three states, and each is in exactly one:
+//
+//   - empty: nobody holds it and it holds nothing that could be found;
+//   - used: at least one request holds it;
+//   - cached: nobody holds it, but it holds a full block of some prefix, which
+//     the next request with that prefix takes up again.
+//
+// New blocks are taken from the empty ones, then from the cached ones, least
+// recently used first. A request gives its blocks back from the tail, so a
+// prefix is evicted from its end, and the parent of a cached block is cached.
+package cache
+
+// Counts is how many blocks are in each state. Their sum is the capacity.
+type Counts struct {
+	Empty, Used, Cached int
+}
+
+// Stored is a run of blocks that became findable, each the next one's parent.
+type Stored struct {
+	Root Root
+	// First says that the run starts the prompt; then there is no parent.
+	First  bool
+	Parent Key
+	Keys   []Key
+	// The tokens of all blocks of the run.
+	Tokens []uint32
+}
+
+// Listener is told what becomes findable and what is gone. It must not keep the
+// slices that it is given. As with vLLM, a key may be stored again while it is
+// there, when two requests computed the same block: then it is removed as often.
+type Listener interface {
+	Stored(s Stored)
+	Removed(k Key)
+	Cleared()
+}
+
+// none ends a linked list of blocks.
+const none = int32(-1)
+
+// block is one physical block.
+type block struct {
+	refs  int
+	keyed bool
+	key   Key
+	// The neighbours in the list of free blocks; only while refs is 0.
+	prev, next int32
+	// The ring of the blocks with the same key; only while keyed.
+	samePrev, sameNext int32
+}
+
+// Cache is the blocks of one rank.
+type Cache struct {
+	size   int
+	blocks []block
+	byKey  map[Key]int32 // the oldest block with that key
+	// The free blocks: the empty ones, then the cached ones, least recently used
+	// first.
+	head, tail int32
+	counts     Counts
+	version    uint64
+	listener   Listener
+}
+
+// New returns an empty cache of so many blocks of size tokens each. The listener
+// may be nil.
+func New(blocks, size int, l Listener) *Cache {
+	c := &Cache{
+		size: size, blocks: make([]block, blocks), byKey: make(map[Key]int32),
+		head: none, tail: none, listener: l,
+	}
+	for i := range c.blocks {
+		c.pushBack(int32(i))
+	}
+	c.counts.Empty = blocks
+	return c
+}
+
+// Blocks returns the capacity in blocks.
+func (c *Cache) Blocks() int { return len(c.blocks) }
+
+// BlockSize returns the tokens in a block.
+func (c *Cache) BlockSize() int { return c.size }
+
+// Counts returns how many blocks are in which state.
+func (c *Cache) Counts() Counts { return c.counts }
+
+// Findable returns how many different blocks a prompt could hit.
+func (c *Cache) Findable() int { return len(c.byKey) }
+
+// Version changes whenever Open may have another result than before.
+func (c *Cache) Version() uint64 { return c.version }
+
+// BlocksFor returns how many blocks so many tokens need.
+func (c *Cache) BlocksFor(tokens int) int { return (tokens + c.size - 1) / c.size }
+
+// Hit returns how many leading tokens of a prompt are cached. The last token is
+// always computed, and only whole blocks are taken up: of n tokens at most
+// floor((n-1)/size)*size.
+func (c *Cache) Hit(p *Prompt) int { return c.match(p) * c.size }
+
+func (c *Cache) match(p *Prompt) int {
+	most := max(0, (len(p.Tokens)-1)/c.size)
+	for i, k := range p.Keys[:most] {
+		if _, ok := c.byKey[k]; !ok {
+			return i
+		}
+	}
+	return most
+}
+
+// Clear forgets all cached blocks. It does nothing and returns false while a
+// request holds blocks.
+func (c *Cache) Clear() bool {
+	if c.counts.Used > 0 {
+		return false
+	}
+	for i := range c.blocks {
+		c.blocks[i].keyed = false
+	}
+	clear(c.byKey)
+	c.counts = Counts{Empty: len(c.blocks)}
+	c.version++
+	if c.listener != nil {
+		c.listener.Cleared()
+	}
+	return true
+}
+
+// take takes the next free block for a request, evicting what it holds.
+func (c *Cache) take() int32 {
+	i := c.head
+	b := &c.blocks[i]
+	c.unlink(i)
+	if b.keyed {
+		c.forget(i)
+		c.counts.Cached--
+	} else {
+		c.counts.Empty--
+	}
+	c.counts.Used++
+	b.refs = 1
+	return i
+}
+
+// hold adds a reference to the block of a key that is there.
+func (c *Cache) hold(k Key) int32 {
+	i := c.byKey[k]
+	b := &c.blocks[i]
+	if b.refs == 0 {
+		c.unlink(i)
+		c.counts.Cached--
+		c.counts.Used++
+	}
+	b.refs++
+	return i
+}
+
+// release takes a reference away.
+func (c *Cache) release(i int32) {
+	b := &c.blocks[i]
+	if b.refs--; b.refs > 0 {
+		return
+	}
+	c.counts.Used--
+	if b.keyed {
+		c.counts.Cached++
+		c.pushBack(i)
+	} else {
+		c.counts.Empty++
+		c.pushFront(i)
+	}
+}
+
+// name makes a used block findable as k.
+func (c *Cache) name(i int32, k Key) {
+	b := &c.blocks[i]
+	b.keyed, b.key = true, k
+	first, ok := c.byKey[k]
+	if !ok {
+		b.samePrev, b.sameNext = i, i
+		c.byKey[k] = i
+		return
+	}
+	last := c.blocks[first].samePrev
+	b.samePrev, b.sameNext = last, first
+	c.blocks[last].sameNext, c.blocks[first].samePrev = i, i
+}
+
+// forget undoes name.
+func (c *Cache) forget(i int32) {
+	b := &c.blocks[i]
+	if b.sameNext == i {
+		delete(c.byKey, b.key)
+	} else {
+		c.blocks[b.samePrev].sameNext, c.blocks[b.sameNext].samePrev = b.sameNext, b.samePrev
+		if c.byKey[b.key] == i {
+			c.byKey[b.key] = b.sameNext
+		}
+	}
+	b.keyed = false
+	if c.listener != nil {
+		c.listener.Removed(b.key)
+	}
+}
+
+func (c *Cache) pushBack(i int32) {
+	b := &c.blocks[i]
+	b.prev, b.next = c.tail, none
+	if c.tail == none {
+		c.head = i
+	} else {
+		c.blocks[c.tail].next = i
+	}
+	c.tail = i
+}
+
+func (c *Cache) pushFront(i int32) {
+	b := &c.blocks[i]
+	b.prev, b.next = none, c.head
+	if c.head == none {
+		c.tail = i
+	} else {
+		c.blocks[c.head].prev = i
+	}
+	c.head = i
+}
+
+func (c *Cache) unlink(i int32) {
+	b := &c.blocks[i]
+	if b.prev == none {
+		c.head = b.next
+	} else {
+		c.blocks[b.prev].next = b.next
+	}
+	if b.next == none {
+		c.tail = b.prev
+	} else {
+		c.blocks[b.next].prev = b.prev
+	}
+}

@@ -1,0 +1,71 @@
+package cache
+
+import (
+	"encoding/binary"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Key names a block by its content and all that comes before it: two prompts
+// have a key in common exactly if they have the whole prefix in common.
+type Key uint64
+
+// Root is what a prompt starts from. Prompts of different roots share nothing.
+type Root struct {
+	// The served base model.
+	Model string
+	// The LoRA adapter; empty for none.
+	LoRA string
+	// The request's cache_salt; empty for none.
+	Salt string
+}
+
+// Key returns the key that is the parent of a prompt's first block.
+func (r Root) Key() Key {
+	var b []byte
+	for _, s := range []string{r.Model, r.LoRA, r.Salt} {
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
+	}
+	return Key(xxh3.Hash(b))
+}
+
+// Prompt is a prompt cut into blocks.
+type Prompt struct {
+	Root   Root
+	Tokens []uint32
+	// Keys are those of the full blocks, in order.
+	Keys []Key
+
+	size int // tokens in a block
+}
+
+// NewPrompt cuts tokens into blocks of size tokens. It keeps the slice.
+func NewPrompt(root Root, tokens []uint32, size int) *Prompt {
+	p := &Prompt{Root: root, Tokens: tokens, Keys: make([]Key, len(tokens)/size), size: size}
+	parent, buf := root.Key(), make([]byte, 0, 4*size)
+	for i := range p.Keys {
+		p.Keys[i] = child(parent, tokens[i*size:(i+1)*size], buf)
+		parent = p.Keys[i]
+	}
+	return p
+}
+
+// Sum returns a hash of the whole prompt, the last part of a block included.
+func (p *Prompt) Sum() Key {
+	parent := p.Root.Key()
+	if n := len(p.Keys); n > 0 {
+		parent = p.Keys[n-1]
+	}
+	return child(parent, p.Tokens[len(p.Keys)*p.size:], nil)
+}
+
+// child returns the key of a block after parent. It works in buf if that is
+// large enough.
+func child(parent Key, tokens []uint32, buf []byte) Key {
+	buf = buf[:0]
+	for _, t := range tokens {
+		buf = binary.LittleEndian.AppendUint32(buf, t)
+	}
+	return Key(xxh3.HashSeed(buf, uint64(parent)))
+}

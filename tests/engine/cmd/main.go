@@ -1,0 +1,108 @@
+// Command cmd runs simulated vLLM engines until it is interrupted:
+//
+//	go run ./tests/engine/cmd -addr 127.0.0.1:8001,127.0.0.1:8002 -speed 10
+//
+// It prints one line for each engine: its name, its URL and that of its control
+// endpoint, and "ready" when all of them take requests.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
+)
+
+// list splits a comma-separated list; the empty text has no elements.
+func list(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+// options is the command line.
+type options struct {
+	cfg                   engine.Config
+	addrs, controls, lora string
+	name                  string
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{cfg: engine.Config{Step: batch.DefaultStepModel}}
+	fs := flag.NewFlagSet("engine", flag.ContinueOnError)
+	fs.StringVar(&o.addrs, "addr", "127.0.0.1:8001", "addresses to listen on, one for each engine, separated by commas")
+	fs.StringVar(&o.controls, "control", "", "addresses of the control endpoints, as many (default free ones)")
+	fs.StringVar(&o.name, "name", "e", "what the engines' names begin with, before their number")
+	fs.StringVar(&o.cfg.Model, "model", "", "name of the model (default sim-8b)")
+	fs.StringVar(&o.lora, "lora", "", "names of LoRA adapters, separated by commas")
+	fs.IntVar(&o.cfg.Ranks, "ranks", 1, "data-parallel ranks of each engine")
+	fs.IntVar(&o.cfg.BlockSize, "block-size", 16, "tokens in a KV block")
+	fs.IntVar(&o.cfg.Blocks, "blocks", 16384, "KV blocks of each rank")
+	fs.IntVar(&o.cfg.MaxModelLen, "max-model-len", 0, "longest context in tokens (default 131072, or what the blocks hold)")
+	fs.IntVar(&o.cfg.TokenBudget, "token-budget", 4096, "most tokens in a step")
+	fs.IntVar(&o.cfg.MaxRunning, "max-running", 0, "most requests that run at once on a rank (default 256)")
+	fs.IntVar(&o.cfg.AnswerTokens, "answer-tokens", 64, "tokens of an answer, unless the request says")
+	fs.Float64Var(&o.cfg.Speed, "speed", 1, "how much faster than real time, up to 100")
+	fs.Float64Var(&o.cfg.Step.Base, "step-base", o.cfg.Step.Base, "milliseconds of each step")
+	fs.Float64Var(&o.cfg.Step.PerToken, "step-token", o.cfg.Step.PerToken, "milliseconds for each token of a step")
+	fs.Float64Var(&o.cfg.Step.Attention, "step-attention", o.cfg.Step.Attention, "milliseconds for each pair of tokens in a prefill")
+	fs.Float64Var(&o.cfg.Step.DecodeContext, "step-context", o.cfg.Step.DecodeContext, "milliseconds for each token that decodes look back at")
+	fs.Uint64Var(&o.cfg.Seed, "seed", 0, "decides on the answers")
+	return o, fs.Parse(args)
+}
+
+// start starts the engines, or none.
+func start(o *options) ([]*engine.Engine, error) {
+	addrs, controls := list(o.addrs), list(o.controls)
+	if len(addrs) == 0 || len(controls) > 0 && len(controls) != len(addrs) {
+		return nil, fmt.Errorf("%d addresses with %d control addresses", len(addrs), len(controls))
+	}
+	engines := make([]*engine.Engine, 0, len(addrs))
+	for i, addr := range addrs {
+		cfg := o.cfg
+		cfg.Name, cfg.Addr, cfg.LoRAs = fmt.Sprintf("%s%d", o.name, i+1), addr, list(o.lora)
+		if len(controls) > 0 {
+			cfg.ControlAddr = controls[i]
+		}
+		e, err := engine.Start(cfg)
+		if err != nil {
+			stop(engines)
+			return nil, err
+		}
+		engines = append(engines, e)
+	}
+	return engines, nil
+}
+
+func stop(engines []*engine.Engine) {
+	for _, e := range engines {
+		e.Close()
+	}
+}
+
+func main() {
+	o, err := parse(os.Args[1:])
+	if err != nil {
+		os.Exit(2) // the flag package has said why
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	engines, err := start(o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for _, e := range engines {
+		fmt.Println(e.Name(), e.URL(), e.ControlURL())
+	}
+	fmt.Println("ready")
+	<-ctx.Done()
+	stop(engines)
+}

@@ -1,0 +1,112 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
+)
+
+// StepModel says how long a step takes; see batch.StepModel.
+type StepModel = batch.StepModel
+
+// Config is an engine's configuration. The zero value of each field is its
+// default; the defaults are about a model of 8 billion parameters on one H100.
+type Config struct {
+	// Name is what the engine says in EngineHeader. Default: engine.
+	Name string
+	// Addr is the host:port to listen on. Default: a free port of the loopback
+	// below the range of ephemeral ports.
+	Addr string
+	// ControlAddr is that of the control endpoint, which stays up when the engine
+	// is killed. Default: as with Addr.
+	ControlAddr string
+	// Model is the served model's name. Default: sim-8b.
+	Model string
+	// LoRAs are the names of adapters, which are served as models. Default: none.
+	LoRAs []string
+	// Ranks is the number of data-parallel ranks, each with its own cache and
+	// batch. Default: 1.
+	Ranks int
+	// BlockSize is the tokens in a KV block. Default: 16.
+	BlockSize int
+	// Blocks is the KV blocks of each rank. Default: 16384.
+	Blocks int
+	// MaxModelLen is the most tokens of prompt and answer together. Default:
+	// 131072, or what Blocks hold if that is less.
+	MaxModelLen int
+	// TokenBudget is the most tokens that a step computes. Default: 4096.
+	TokenBudget int
+	// MaxRunning is the most requests that one rank runs at once. Default: 256,
+	// or TokenBudget if that is less.
+	MaxRunning int
+	// AnswerTokens is the tokens of an answer, the end-of-sequence token
+	// included, unless the request asks for another length. Default: 64.
+	AnswerTokens int
+	// Speed is how much faster than real time the engine runs: from more than 0
+	// to 100. Default: 1.
+	Speed float64
+	// Step is the step times. Default: batch.DefaultStepModel.
+	Step StepModel
+	// Seed, with the prompt, decides on the answers. Default: 0.
+	Seed uint64
+	// KeepAlive is for how long an idle connection is kept, in real time.
+	// Default: 5s, as vLLM's server.
+	KeepAlive time.Duration
+	// JournalSize is how many requests the journal remembers. Default: 100000.
+	JournalSize int
+}
+
+func orDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// complete fills in the defaults and checks the result.
+func (c *Config) complete() error {
+	orDefault(&c.Name, "engine")
+	orDefault(&c.Model, "sim-8b")
+	orDefault(&c.Ranks, 1)
+	orDefault(&c.BlockSize, 16)
+	orDefault(&c.Blocks, 16384)
+	orDefault(&c.MaxModelLen, min(131072, c.Blocks*c.BlockSize))
+	orDefault(&c.TokenBudget, 4096)
+	orDefault(&c.MaxRunning, min(256, c.TokenBudget))
+	orDefault(&c.AnswerTokens, 64)
+	orDefault(&c.Speed, 1)
+	orDefault(&c.Step, batch.DefaultStepModel)
+	orDefault(&c.KeepAlive, 5*time.Second)
+	orDefault(&c.JournalSize, 100000)
+	for _, f := range []struct {
+		name  string
+		value int
+	}{
+		{"ranks", c.Ranks},
+		{"block size", c.BlockSize},
+		{"blocks", c.Blocks},
+		{"longest context", c.MaxModelLen},
+		{"token budget", c.TokenBudget},
+		{"running requests", c.MaxRunning},
+		{"answer tokens", c.AnswerTokens},
+		{"journal size", c.JournalSize},
+	} {
+		if f.value < 0 {
+			return fmt.Errorf("%s of %d", f.name, f.value)
+		}
+	}
+	switch {
+	case c.Speed < 0 || c.Speed > 100:
+		return fmt.Errorf("speed %v is not between 0 and 100", c.Speed)
+	case c.MaxModelLen > c.Blocks*c.BlockSize:
+		return fmt.Errorf("%d blocks of %d do not hold a context of %d tokens", c.Blocks, c.BlockSize, c.MaxModelLen)
+	case slices.Contains(c.LoRAs, c.Model) || slices.Contains(c.LoRAs, ""):
+		return errors.New("adapter without a name of its own")
+	case c.Step.Base < 0 || c.Step.PerToken < 0 || c.Step.Attention < 0 || c.Step.DecodeContext < 0:
+		return errors.New("negative step time")
+	}
+	return nil
+}

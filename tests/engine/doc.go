@@ -1,0 +1,22 @@
+// Package engine is a simulated vLLM: an HTTP server that behaves as one does
+// where it matters to a router. It has a real prefix cache (package cache), real
+// continuous batching (package batch) with a model of step times in place of a
+// GPU, data-parallel ranks behind one address, vLLM's answers, errors and
+// metrics, aborts on disconnect, and faults on demand. Its answers are words that
+// follow from the prompt and a seed, so that two engines with one configuration
+// give the same answer.
+//
+// It is not for tests of a protocol's fine print, for which package canned is
+// enough, and its times are those of a formula, not of a machine.
+//
+// What differs from vLLM:
+//
+//   - a request with n above 1 or more than one prompt is refused with 400;
+//   - blocks are reserved for prompt and answer at admission, so no request is
+//     preempted and vllm:kv_cache_usage_perc counts the reserved ones;
+//   - stop strings, logprobs, sampling parameters, images and tool calls in
+//     answers are accepted and ignored, or refused where vLLM would with a model
+//     of text;
+//   - all durations in metrics and journal are virtual: those of an engine at
+//     Speed 1, however fast it runs.
+package engine

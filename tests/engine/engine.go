@@ -1,0 +1,223 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// EngineHeader is the response header in which an engine says its name.
+const EngineHeader = canned.EngineHeader
+
+// Engine is one simulated engine. Its address and its journal stay the same over
+// Kill and Restart.
+type Engine struct {
+	cfg     Config
+	addr    string
+	clock   clock
+	journal *journal
+	faults  faults
+	ids     atomic.Uint64 // of requests
+
+	controlAddr string
+	control     *http.Server
+
+	// ops is held through Kill, Restart, Close and SetFault, so that they come one
+	// after another. No request ever waits for it.
+	ops      sync.Mutex
+	lives    int
+	closed   bool
+	srv      *http.Server // nil while killed
+	listener net.Listener // nil while killed or refusing
+
+	mu   sync.Mutex
+	life *life // nil while killed
+}
+
+// Start starts an engine. Close must be called when it is not needed any more.
+func Start(cfg Config) (*Engine, error) {
+	e, err := newEngine(cfg)
+	if err != nil {
+		return nil, err
+	}
+	ln, err := listen(e.cfg.Addr)
+	if err != nil {
+		return nil, err
+	}
+	control, err := listen(e.cfg.ControlAddr)
+	if err != nil {
+		ln.Close()
+		return nil, err
+	}
+	e.addr, e.controlAddr = ln.Addr().String(), control.Addr().String()
+	e.control = newServer(e.controlHandler(), time.Minute)
+	go e.control.Serve(control) //nolint:errcheck // it ends with Close
+	if err := e.boot(); err != nil {
+		ln.Close()
+		e.control.Close()
+		return nil, err
+	}
+	e.serve(ln)
+	return e, nil
+}
+
+// newEngine returns an engine that is not alive yet.
+func newEngine(cfg Config) (*Engine, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("configuring engine: %w", err)
+	}
+	return &Engine{cfg: cfg, clock: clock{time.Now(), cfg.Speed}, journal: newJournal(cfg.JournalSize)}, nil
+}
+
+func listen(addr string) (net.Listener, error) {
+	if addr == "" {
+		return canned.Listen()
+	}
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("starting engine: %w", err)
+	}
+	return ln, nil
+}
+
+// Name returns the engine's name.
+func (e *Engine) Name() string { return e.cfg.Name }
+
+// Addr returns the engine's host:port.
+func (e *Engine) Addr() string { return e.addr }
+
+// URL returns the engine's base URL, without a slash at the end.
+func (e *Engine) URL() string { return "http://" + e.addr }
+
+// ControlURL returns the base URL of the control endpoint, without a slash at the
+// end.
+func (e *Engine) ControlURL() string { return "http://" + e.controlAddr }
+
+// boot begins a new life, with empty caches. The caller holds ops, or is the only
+// one who has the engine.
+func (e *Engine) boot() error {
+	l, err := newLife(e.cfg, e.clock)
+	if err != nil {
+		return err
+	}
+	e.lives++
+	l.number = e.lives
+	e.faults.set(Fault{})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.life = l
+	return nil
+}
+
+// serve lets requests in through ln. The caller holds ops, as with boot.
+func (e *Engine) serve(ln net.Listener) {
+	if e.srv == nil {
+		e.srv = newServer(e, e.cfg.KeepAlive)
+	}
+	e.srv.SetKeepAlivesEnabled(true)
+	e.listener = ln
+	go e.srv.Serve(ln) //nolint:errcheck // it ends when ln is closed
+}
+
+func newServer(h http.Handler, idle time.Duration) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: time.Minute,
+		IdleTimeout:       idle,
+		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are the purpose
+	}
+}
+
+// Kill ends the engine as the end of its process would: the listener and all
+// connections are closed at once, and the cache is lost.
+func (e *Engine) Kill() {
+	e.ops.Lock()
+	defer e.ops.Unlock()
+	e.kill()
+}
+
+func (e *Engine) kill() {
+	e.mu.Lock()
+	l := e.life
+	e.life = nil
+	e.mu.Unlock()
+	if l == nil {
+		return
+	}
+	l.over.Store(true)
+	if e.srv != nil {
+		e.srv.Close()
+	}
+	e.srv, e.listener = nil, nil
+	l.end()
+}
+
+// Restart ends the engine if it runs, and starts it again at the same address,
+// with empty caches, no fault, and a new process_start_time_seconds.
+func (e *Engine) Restart() error {
+	e.ops.Lock()
+	defer e.ops.Unlock()
+	if e.closed {
+		return errors.New("engine is closed")
+	}
+	e.kill()
+	ln, err := e.listenAgain()
+	if err != nil {
+		return err
+	}
+	if err := e.boot(); err != nil {
+		ln.Close()
+		return err
+	}
+	e.serve(ln)
+	return nil
+}
+
+// listenAgain listens on the engine's address, which the kernel may hold for a
+// moment.
+func (e *Engine) listenAgain() (net.Listener, error) {
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		ln, err := net.Listen("tcp", e.addr)
+		if err == nil {
+			return ln, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("listening again: %w", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Close ends the engine and its control endpoint for good.
+func (e *Engine) Close() {
+	e.ops.Lock()
+	defer e.ops.Unlock()
+	e.kill()
+	e.closed = true
+	if e.control != nil {
+		e.control.Close()
+	}
+}
+
+// enter returns the present life for one request, which must leave it. It returns
+// nil while the engine is dead.
+func (e *Engine) enter() *life {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.life != nil {
+		e.life.handlers.Add(1)
+	}
+	return e.life
+}
+
+// Journal returns what the engine received, the oldest first.
+func (e *Engine) Journal() []Record { return e.journal.after(0, e.cfg.JournalSize) }

@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Outcome is what became of a request.
+type Outcome string
+
+const (
+	// Running is a request that is being answered.
+	Running Outcome = "running"
+	// Finished is one whose answer was complete.
+	Finished Outcome = "finished"
+	// Aborted is one whose client left.
+	Aborted Outcome = "aborted"
+	// Refused is one that a fault answered with 429 or 503.
+	Refused Outcome = "refused"
+	// Broken is one that a fault or Kill ended in any other way.
+	Broken Outcome = "broken"
+	// Failed is one with an answer that is an error of its own, such as 400.
+	Failed Outcome = "failed"
+)
+
+// Record is what an engine knows of one request that it received. Times are
+// virtual, in milliseconds since the engine was first started.
+type Record struct {
+	// Seq counts the engine's requests from 1, in the order in which they had been
+	// read.
+	Seq uint64 `json:"seq"`
+	// Life counts the engine's starts from 1.
+	Life   int         `json:"life"`
+	AtMS   float64     `json:"at_ms"`
+	Method string      `json:"method"`
+	Path   string      `json:"path"`
+	Header http.Header `json:"header"`
+	// BodySHA256 is in hexadecimal digits.
+	BodySHA256 string `json:"body_sha256"`
+	BodyBytes  int    `json:"body_bytes"`
+
+	// ID is the answer's id; empty, as all below, for what is not inference or was
+	// refused.
+	ID    string `json:"id,omitempty"`
+	Model string `json:"model,omitempty"`
+	// Rank is the data-parallel rank; -1 if none.
+	Rank         int `json:"rank"`
+	PromptTokens int `json:"prompt_tokens"`
+	// CachedTokens is -1 until the request was admitted.
+	CachedTokens int `json:"cached_tokens"`
+	AnswerTokens int `json:"answer_tokens"`
+
+	Outcome Outcome `json:"outcome"`
+	// Status is the answer's; 0 if no header was sent.
+	Status int `json:"status"`
+	// Fault is the fault that the request met; empty for none.
+	Fault FaultKind `json:"fault,omitempty"`
+	// Zero until it was so.
+	AdmittedMS   float64 `json:"admitted_ms"`
+	FirstTokenMS float64 `json:"first_token_ms"`
+	EndMS        float64 `json:"end_ms"`
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// journal is a ring of the latest records.
+type journal struct {
+	mu   sync.Mutex
+	ring []*Record
+	last uint64 // Seq of the latest
+	size uint64
+}
+
+func newJournal(size int) *journal {
+	return &journal{size: uint64(size)}
+}
+
+// add enters a record and gives it its Seq.
+func (j *journal) add(r *Record) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.last++
+	r.Seq = j.last
+	if uint64(len(j.ring)) < j.size {
+		j.ring = append(j.ring, r)
+		return
+	}
+	j.ring[(r.Seq-1)%j.size] = r
+}
+
+// note changes a record.
+func (j *journal) note(r *Record, change func(*Record)) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	change(r)
+}
+
+// after returns up to n records whose Seq is more than seq, the oldest first.
+func (j *journal) after(seq uint64, n int) []Record {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	oldest := j.last - uint64(len(j.ring))
+	from := max(seq, oldest)
+	out := make([]Record, 0, min(uint64(max(n, 0)), j.last-min(from, j.last)))
+	for s := from + 1; s <= j.last && len(out) < n; s++ {
+		out = append(out, *j.ring[(s-1)%j.size])
+	}
+	return out
+}

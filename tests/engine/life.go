@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
+)
+
+// clock turns real time into the engine's virtual time, which passes Speed times
+// as fast and is zero when the engine was first started.
+type clock struct {
+	zero  time.Time
+	speed float64
+}
+
+func (c clock) now() time.Duration {
+	return time.Duration(float64(time.Since(c.zero)) * c.speed)
+}
+
+// until returns how long in real time it is until a virtual time.
+func (c clock) until(at time.Duration) time.Duration {
+	return time.Until(c.zero.Add(time.Duration(float64(at) / c.speed)))
+}
+
+// life is one process's life: from a start to the next kill.
+type life struct {
+	number  int
+	started time.Time
+	ranks   []*rank
+	turn    atomic.Uint64
+	load    atomic.Int64 // inference requests that are being answered
+
+	over     atomic.Bool   // set before the connections are closed
+	dead     chan struct{} // closed after it
+	loops    sync.WaitGroup
+	handlers sync.WaitGroup
+}
+
+func newLife(cfg Config, c clock) (*life, error) {
+	l := &life{started: time.Now(), dead: make(chan struct{})}
+	for range cfg.Ranks {
+		kv := cache.New(cfg.Blocks, cfg.BlockSize, nil)
+		b, err := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step}, kv)
+		if err != nil {
+			return nil, err
+		}
+		l.ranks = append(l.ranks, newRank(c, kv, b))
+	}
+	for _, k := range l.ranks {
+		l.loops.Go(func() { k.run(l.dead) })
+	}
+	return l, nil
+}
+
+// end waits until nothing of this life goes on.
+func (l *life) end() {
+	l.over.Store(true)
+	close(l.dead)
+	l.loops.Wait()
+	l.handlers.Wait()
+}
+
+// choose returns the rank with the least to do, as vLLM's own balancing does:
+// a waiting request weighs as much as four running ones, equal ranks take turns.
+func (l *life) choose() int {
+	n := len(l.ranks)
+	if n == 1 {
+		return 0
+	}
+	first := int(l.turn.Add(1)-1) % n
+	best, least := first, -1
+	for i := range n {
+		k := (first + i) % n
+		running, waiting := l.ranks[k].load()
+		if score := running + 4*waiting; least < 0 || score < least {
+			best, least = k, score
+		}
+	}
+	return best
+}

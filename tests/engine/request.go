@@ -1,0 +1,229 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
+)
+
+// request is the fields of an inference request that matter here. Others are
+// ignored, as vLLM does.
+type request struct {
+	Model         string          `json:"model"`
+	Messages      []message       `json:"messages"`
+	Tools         json.RawMessage `json:"tools"`
+	Prompt        json.RawMessage `json:"prompt"`
+	Stream        bool            `json:"stream"`
+	StreamOptions struct {
+		IncludeUsage         bool `json:"include_usage"`
+		ContinuousUsageStats bool `json:"continuous_usage_stats"`
+	} `json:"stream_options"`
+	MaxTokens            *int    `json:"max_tokens"`
+	MaxCompletionTokens  *int    `json:"max_completion_tokens"`
+	MinTokens            int     `json:"min_tokens"`
+	IgnoreEOS            bool    `json:"ignore_eos"`
+	N                    *int    `json:"n"`
+	Seed                 int64   `json:"seed"`
+	Priority             int     `json:"priority"`
+	CacheSalt            *string `json:"cache_salt"`
+	ReturnTokenIDs       bool    `json:"return_token_ids"`
+	AddGenerationPrompt  *bool   `json:"add_generation_prompt"`
+	ContinueFinalMessage bool    `json:"continue_final_message"`
+}
+
+// call is an inference request as it was understood.
+type call struct {
+	chat       bool
+	id         string
+	model      string
+	prompt     *cache.Prompt
+	answer     []uint32
+	reason     string // why the answer ends: stop or length
+	rank       int    // -1: the engine chooses
+	stream     bool
+	usage      bool
+	continuous bool
+	tokenIDs   bool
+}
+
+// apiError is an error in vLLM's shape.
+type apiError struct {
+	status  int
+	kind    string
+	message string
+	param   string // empty: null
+}
+
+func badRequest(format string, args ...any) *apiError {
+	return &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf(format, args...), ""}
+}
+
+// invalid is the error of a body that does not have the right form.
+func invalid(format string, args ...any) *apiError {
+	return &apiError{http.StatusBadRequest, http.StatusText(http.StatusBadRequest), fmt.Sprintf(format, args...), ""}
+}
+
+// understand reads an inference request.
+func (e *Engine) understand(chat bool, body []byte, h http.Header) (*call, *apiError) {
+	var r request
+	if err := json.Unmarshal(body, &r); err != nil {
+		return nil, invalid("JSON decode error: %v", err)
+	}
+	root, aerr := e.root(&r)
+	if aerr != nil {
+		return nil, aerr
+	}
+	c := &call{
+		chat: chat, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
+		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
+	}
+	orDefault(&c.model, e.cfg.Model)
+	if c.rank, aerr = e.pinned(h); aerr != nil {
+		return nil, aerr
+	}
+	tokens, aerr := r.tokens(chat)
+	if aerr != nil {
+		return nil, aerr
+	}
+	length, aerr := e.answerLength(&r, chat, len(tokens))
+	if aerr != nil {
+		return nil, aerr
+	}
+	c.prompt = cache.NewPrompt(root, tokens, e.cfg.BlockSize)
+	c.answer, c.reason = e.answer(c.prompt, &r, length)
+	c.id = "cmpl-" + e.requestID(h)
+	if chat {
+		c.id = "chat" + c.id
+	}
+	return c, nil
+}
+
+// root checks which model is asked for, and what else vLLM does not accept.
+func (e *Engine) root(r *request) (cache.Root, *apiError) {
+	root := cache.Root{Model: e.cfg.Model}
+	switch {
+	case r.Model == "" || r.Model == e.cfg.Model:
+	case slices.Contains(e.cfg.LoRAs, r.Model):
+		root.LoRA = r.Model
+	default:
+		return root, e.unknownModel(r.Model)
+	}
+	if r.N != nil && *r.N != 1 {
+		return root, badRequest("n must be 1, got %d: this engine gives one answer.", *r.N)
+	}
+	if r.Priority != 0 {
+		return root, badRequest("Got priority %d but priority scheduling is not enabled.", r.Priority)
+	}
+	if r.CacheSalt != nil {
+		if n := len(*r.CacheSalt); n < 1 || n > 1024 {
+			return root, badRequest("cache_salt must have 1 to 1024 characters.")
+		}
+		root.Salt = *r.CacheSalt
+	}
+	return root, nil
+}
+
+func (e *Engine) unknownModel(name string) *apiError {
+	return &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The model `%s` does not exist.", name), "model"}
+}
+
+// pinned returns the rank that the header asks for; -1 if none. What is not a
+// number is ignored.
+func (e *Engine) pinned(h http.Header) (int, *apiError) {
+	rank, err := strconv.Atoi(h.Get("X-data-parallel-rank")) //nolint:canonicalheader // as vLLM writes it
+	if err != nil {
+		return -1, nil
+	}
+	if rank < 0 || rank >= e.cfg.Ranks {
+		return 0, badRequest("data_parallel_rank %d is out of range [0, %d).", rank, e.cfg.Ranks)
+	}
+	return rank, nil
+}
+
+// requestID returns the id that the client gave, or a new one.
+func (e *Engine) requestID(h http.Header) string {
+	if id := h.Get("X-Request-ID"); id != "" {
+		return id
+	}
+	x := e.ids.Add(1) ^ e.cfg.Seed<<32
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9 // splitmix64
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return fmt.Sprintf("%016x", x^x>>31)
+}
+
+// tokens returns the tokens of a request's prompt.
+func (r *request) tokens(chat bool) ([]uint32, *apiError) {
+	if !chat {
+		return promptTokens(r.Prompt)
+	}
+	if len(r.Messages) == 0 {
+		return nil, invalid("messages: a list with at least one message is required")
+	}
+	generate := r.AddGenerationPrompt == nil || *r.AddGenerationPrompt
+	if r.ContinueFinalMessage {
+		if r.AddGenerationPrompt != nil && generate {
+			return nil, invalid("add_generation_prompt and continue_final_message exclude each other")
+		}
+		generate = false
+	}
+	return tokenize(renderChat(r.Messages, r.Tools, generate, r.ContinueFinalMessage)), nil
+}
+
+// promptTokens returns the tokens of a prompt: text, token ids, or a list of one
+// of these.
+func promptTokens(raw json.RawMessage) ([]uint32, *apiError) {
+	var text string
+	if json.Unmarshal(raw, &text) == nil && text != "" {
+		return tokenize(text), nil
+	}
+	var ids []uint32
+	if err := json.Unmarshal(raw, &ids); err == nil && len(ids) > 0 {
+		return ids, nil
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil || len(list) == 0 || len(list[0]) == 0 {
+		return nil, invalid("prompt: a text, or a list of token ids from 0 to %d, is required", uint32(math.MaxUint32))
+	}
+	if list[0][0] != '[' && list[0][0] != '"' {
+		return nil, invalid("prompt: token ids are integers from 0 to %d", uint32(math.MaxUint32))
+	}
+	if len(list) > 1 {
+		return nil, badRequest("This engine takes one prompt, got %d.", len(list))
+	}
+	return promptTokens(list[0])
+}
+
+// answerLength returns how many tokens the answer may have at most.
+func (e *Engine) answerLength(r *request, chat bool, prompt int) (int, *apiError) {
+	limit, wanted := e.cfg.MaxModelLen-prompt, r.MaxTokens
+	if chat && r.MaxCompletionTokens != nil {
+		wanted = r.MaxCompletionTokens
+	}
+	if !chat && wanted == nil {
+		n := max(1, min(16, limit)) // OpenAI's default for completions
+		wanted = &n
+	}
+	asked := 1
+	if wanted != nil {
+		if asked = *wanted; asked < 1 {
+			return 0, &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf("max_tokens must be at least 1, got %d.", asked), "max_tokens"}
+		}
+	}
+	if asked > limit {
+		return 0, &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf(
+			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens.",
+			e.cfg.MaxModelLen, asked, prompt), "input_tokens"}
+	}
+	if wanted != nil {
+		limit = asked
+	}
+	if r.MinTokens > limit {
+		return 0, badRequest("min_tokens must be at most max_tokens=%d, got %d.", limit, r.MinTokens)
+	}
+	return limit, nil
+}

@@ -1,0 +1,224 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
+)
+
+// maxBody is the longest body that is read, in bytes.
+const maxBody = 256 << 20
+
+// exchange is one request and its answer.
+type exchange struct {
+	engine *Engine
+	life   *life
+	w      http.ResponseWriter
+	r      *http.Request
+	body   []byte
+	record *Record
+}
+
+// ServeHTTP answers as a vLLM does, or as the fault that is set says.
+func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	l := e.enter()
+	if l == nil {
+		hangUp(w, false)
+		return
+	}
+	defer l.handlers.Done()
+	// To its end: only then does the server notice that the client leaves.
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	sum := sha256.Sum256(body)
+	x := &exchange{engine: e, life: l, w: w, r: r, body: body, record: &Record{
+		Life: l.number, AtMS: ms(e.clock.now()), Method: r.Method, Path: r.URL.Path, Header: r.Header.Clone(),
+		BodySHA256: hex.EncodeToString(sum[:]), BodyBytes: len(body), Rank: -1, CachedTokens: -1, Outcome: Running,
+	}}
+	e.journal.add(x.record)
+	w.Header().Set(EngineHeader, e.cfg.Name)
+	if err != nil {
+		x.gone()
+		return
+	}
+	path := r.URL.Path
+	chat := path == "/v1/chat/completions"
+	inference := chat || path == "/v1/completions"
+	f := e.faults.take(inference)
+	if f.Kind != NoFault {
+		x.note(func(r *Record) { r.Fault = f.Kind })
+	}
+	switch {
+	case x.fail(f):
+	case !inference:
+		x.surface()
+	case r.Method != http.MethodPost:
+		x.fail405()
+	default:
+		x.infer(chat, f)
+	}
+}
+
+// infer answers an inference request.
+func (x *exchange) infer(chat bool, f Fault) {
+	x.life.load.Add(1)
+	defer x.life.load.Add(-1)
+	c, aerr := x.engine.understand(chat, x.body, x.r.Header)
+	if aerr != nil {
+		x.refuse(aerr)
+		x.finish(Failed)
+		return
+	}
+	if c.rank < 0 {
+		c.rank = x.life.choose()
+	}
+	j := newJob(&batch.Request{ID: x.record.Seq, Prompt: c.prompt, Answer: c.answer, Drag: f.Factor}, c.reason, c.stream)
+	x.note(func(r *Record) {
+		r.ID, r.Model, r.Rank, r.PromptTokens = c.id, c.model, c.rank, len(c.prompt.Tokens)
+	})
+	k := x.life.ranks[c.rank]
+	k.submit(j)
+	a := &answer{call: c, created: time.Now().Unix(), blockSize: x.engine.cfg.BlockSize}
+	if c.stream {
+		x.stream(a, k, j, f)
+	} else {
+		x.whole(a, k, j, f)
+	}
+}
+
+// await waits for news of a job. It returns false when there will be none: the
+// client left or the engine died. Then the job is aborted and noted.
+func (x *exchange) await(k *rank, j *job) (progress, bool) {
+	select {
+	case <-j.ready:
+		return j.look(), true
+	case <-x.r.Context().Done():
+	case <-x.life.dead:
+		hangUp(x.w, false)
+	}
+	x.leave(k, j)
+	return progress{}, false
+}
+
+// leave ends a job whose answer reaches nobody.
+func (x *exchange) leave(k *rank, j *job) {
+	aborted := k.abort(j)
+	x.outcome(j)
+	if aborted {
+		x.gone()
+	} else {
+		x.finish(Finished)
+	}
+}
+
+// gone notes that the client left, or that it lost its engine.
+func (x *exchange) gone() {
+	if x.life.over.Load() {
+		x.finish(Broken)
+	} else {
+		x.finish(Aborted)
+	}
+}
+
+// stream answers with server-sent events. The header goes out at once, as vLLM's
+// does.
+func (x *exchange) stream(a *answer, k *rank, j *job, f Fault) {
+	x.header(http.StatusOK, "text/event-stream; charset=utf-8")
+	ctl := http.NewResponseController(x.w)
+	if ctl.Flush() != nil {
+		x.leave(k, j)
+		return
+	}
+	last := len(a.answer)
+	if f.Kind == Die {
+		last = min(f.Chunks, last-1)
+	}
+	var buf []byte
+	for sent := 0; ; {
+		if f.Kind == Die && sent == last {
+			hangUp(x.w, false)
+			k.abort(j)
+			x.outcome(j)
+			x.finish(Broken)
+			return
+		}
+		p, ok := x.await(k, j)
+		if !ok {
+			return
+		}
+		buf = buf[:0]
+		for ; sent < min(p.tokens, last); sent++ {
+			buf = a.appendChunk(buf, sent, p.cached)
+		}
+		end := p.done && f.Kind != Die
+		if end {
+			buf = a.appendEnd(buf, p.cached)
+			x.outcome(j) // before the client knows of the end
+			x.finish(Finished)
+		}
+		_, err := x.w.Write(buf)
+		switch {
+		case end:
+			return
+		case err != nil || ctl.Flush() != nil:
+			x.leave(k, j)
+			return
+		}
+	}
+}
+
+// whole answers in one piece.
+func (x *exchange) whole(a *answer, k *rank, j *job, f Fault) {
+	p, ok := x.await(k, j)
+	if !ok {
+		return
+	}
+	x.outcome(j)
+	body := a.whole(p.cached)
+	if f.Kind != Die {
+		x.finish(Finished)
+		x.json(http.StatusOK, body)
+		return
+	}
+	x.header(http.StatusOK, "application/json")
+	x.w.Write(body[:len(body)/2])           //nolint:errcheck // the client may leave
+	http.NewResponseController(x.w).Flush() //nolint:errcheck // as above
+	hangUp(x.w, false)
+	x.finish(Broken)
+}
+
+// header sends the answer's header.
+func (x *exchange) header(status int, contentType string) {
+	x.note(func(r *Record) { r.Status = status })
+	x.w.Header().Set("Content-Type", contentType)
+	x.w.WriteHeader(status)
+}
+
+func (x *exchange) note(change func(*Record)) { x.engine.journal.note(x.record, change) }
+
+// outcome notes how far a job came.
+func (x *exchange) outcome(j *job) {
+	p := j.look()
+	x.note(func(r *Record) {
+		r.CachedTokens, r.AnswerTokens = p.cached, p.tokens
+		r.AdmittedMS, r.FirstTokenMS = ms(p.admitted), ms(p.first)
+		if p.done {
+			r.EndMS = ms(p.last)
+		}
+	})
+}
+
+// finish notes what became of a request. An answer that the engine has made ended
+// with its last token, any other one ends now.
+func (x *exchange) finish(o Outcome) {
+	now := x.engine.clock.now()
+	x.note(func(r *Record) {
+		r.Outcome = o
+		if r.EndMS == 0 {
+			r.EndMS = ms(now)
+		}
+	})
+}

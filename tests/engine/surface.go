@@ -1,0 +1,156 @@
+package engine
+
+import (
+	"encoding/json"
+	"net/http"
+)
+
+// version is what the engine says it is.
+const version = "0.32.0"
+
+// surface answers what is not inference.
+func (x *exchange) surface() {
+	method := http.MethodGet
+	var serve func()
+	switch x.r.URL.Path {
+	case "/health":
+		serve = func() { x.header(http.StatusOK, "text/plain; charset=utf-8") }
+	case "/ping":
+		method, serve = x.r.Method, func() { x.header(http.StatusOK, "text/plain; charset=utf-8") }
+	case "/version":
+		serve = func() { x.value(map[string]string{"version": version}) }
+	case "/load":
+		serve = func() { x.value(map[string]int64{"server_load": x.life.load.Load()}) }
+	case "/v1/models":
+		serve = x.models
+	case "/metrics":
+		serve = x.metrics
+	case "/tokenize":
+		method, serve = http.MethodPost, x.tokenize
+	case "/detokenize":
+		method, serve = http.MethodPost, x.detokenize
+	default:
+		x.fail404()
+		return
+	}
+	if x.r.Method != method && (x.r.Method != http.MethodHead || method != http.MethodGet) {
+		x.fail405()
+		return
+	}
+	serve()
+	if x.record.Outcome == Running { // only this goroutine changes it
+		x.finish(Finished)
+	}
+}
+
+func (x *exchange) fail404() { x.reject(&apiError{http.StatusNotFound, "Not Found", "Not Found", ""}) }
+
+func (x *exchange) fail405() {
+	x.reject(&apiError{http.StatusMethodNotAllowed, "Method Not Allowed", "Method Not Allowed", ""})
+}
+
+// reject answers with an error and notes the failure.
+func (x *exchange) reject(e *apiError) {
+	x.refuse(e)
+	x.finish(Failed)
+}
+
+// refuse answers with an error in vLLM's shape.
+func (x *exchange) refuse(e *apiError) {
+	type inner struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    int     `json:"code"`
+	}
+	doc := struct {
+		Error inner `json:"error"`
+	}{inner{Message: e.message, Type: e.kind, Code: e.status}}
+	if e.param != "" {
+		doc.Error.Param = &e.param
+	}
+	out, _ := json.Marshal(doc)
+	x.json(e.status, out)
+}
+
+func (x *exchange) json(status int, body []byte) {
+	x.header(status, "application/json")
+	x.w.Write(body) //nolint:errcheck // the client may leave
+}
+
+func (x *exchange) value(v any) {
+	out, _ := json.Marshal(v)
+	x.json(http.StatusOK, out)
+}
+
+type model struct {
+	ID          string  `json:"id"`
+	Object      string  `json:"object"`
+	Created     int64   `json:"created"`
+	OwnedBy     string  `json:"owned_by"`
+	Root        string  `json:"root"`
+	Parent      *string `json:"parent"`
+	MaxModelLen *int    `json:"max_model_len"`
+}
+
+// models lists the base model and its adapters.
+func (x *exchange) models() {
+	cfg := &x.engine.cfg
+	created := x.life.started.Unix()
+	list := make([]model, 0, 1+len(cfg.LoRAs))
+	list = append(list, model{
+		ID: cfg.Model, Object: "model", Created: created, OwnedBy: "vllm", Root: cfg.Model, MaxModelLen: &cfg.MaxModelLen,
+	})
+	for _, l := range cfg.LoRAs {
+		list = append(list, model{ID: l, Object: "model", Created: created, OwnedBy: "vllm", Root: l, Parent: &cfg.Model})
+	}
+	x.value(map[string]any{"object": "list", "data": list})
+}
+
+// tokenize answers with the tokens of a chat or a prompt, those that inference
+// would use.
+func (x *exchange) tokenize() {
+	var r struct {
+		request
+		ReturnTokenStrs bool `json:"return_token_strs"`
+	}
+	if err := json.Unmarshal(x.body, &r); err != nil {
+		x.reject(invalid("JSON decode error: %v", err))
+		return
+	}
+	if _, aerr := x.engine.root(&request{Model: r.Model}); aerr != nil {
+		x.reject(aerr)
+		return
+	}
+	tokens, aerr := r.tokens(r.Messages != nil)
+	if aerr != nil {
+		x.reject(aerr)
+		return
+	}
+	var strs []string
+	if r.ReturnTokenStrs {
+		for _, t := range tokens {
+			strs = append(strs, tokenText(t))
+		}
+	}
+	x.value(map[string]any{
+		"count": len(tokens), "max_model_len": x.engine.cfg.MaxModelLen, "tokens": tokens, "token_strs": strs,
+	})
+}
+
+// detokenize answers with the text of tokens.
+func (x *exchange) detokenize() {
+	var r struct {
+		Model  string    `json:"model"`
+		Tokens *[]uint32 `json:"tokens"`
+	}
+	if err := json.Unmarshal(x.body, &r); err != nil || r.Tokens == nil {
+		x.reject(invalid("tokens: a list of token ids is required"))
+		return
+	}
+	if _, aerr := x.engine.root(&request{Model: r.Model}); aerr != nil {
+		x.reject(aerr)
+		return
+	}
+	x.value(map[string]string{"prompt": detokenize(*r.Tokens)})
+}

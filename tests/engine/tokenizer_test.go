@@ -1,0 +1,84 @@
+package engine
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// checkText checks that a text comes back from its tokens, that its tokens come
+// back from the text, and that appending changes none but the last.
+func checkText(t *testing.T, s, more string) {
+	t.Helper()
+	tokens := tokenize(s)
+	if got := detokenize(tokens); got != s {
+		t.Fatalf("%q came back as %q", s, got)
+	}
+	for _, id := range tokens {
+		if id >= vocabulary {
+			t.Fatalf("%q has token %d", s, id)
+		}
+	}
+	if strings.Contains(s, "<") || strings.Contains(more, "<") {
+		return // half of a special token may be completed
+	}
+	longer := tokenize(s + more)
+	if n := max(0, len(tokens)-1); len(longer) < n || !slices.Equal(longer[:n], tokens[:n]) {
+		t.Fatalf("%q: appending %q changed %v to %v", s, more, tokens, longer)
+	}
+}
+
+func TestTokenizer(t *testing.T) {
+	for s, want := range map[string]int{
+		"":                              0,
+		"a":                             1,
+		"abcdefgh":                      2,
+		"abcdefghi":                     3,
+		"ab\ncd":                        2,
+		"\n\n":                          2,
+		"añb":                           3,
+		"日本":                            2,
+		"hello<|im_end|>\n":             4,
+		"<|im_start|>assistant\nbakemi": 6,
+		"a<b":                           1,
+	} {
+		if got := tokenize(s); len(got) != want {
+			t.Errorf("%q has tokens %v, want %d of them", s, got, want)
+		}
+		for _, more := range []string{"a", "xyz and more", "\n", "é"} {
+			checkText(t, s, more)
+		}
+	}
+	english := strings.Repeat("The quick brown fox jumps over the lazy dog. ", 100)
+	if n := len(tokenize(english)); n != len(english)/4 {
+		t.Errorf("%d bytes are %d tokens", len(english), n)
+	}
+	if vocabulary > 1<<31 {
+		t.Errorf("ids go up to %d", vocabulary)
+	}
+}
+
+func FuzzTokenizer(f *testing.F) {
+	f.Add("abc <|im_end|>\n日", "d")
+	f.Fuzz(func(t *testing.T, s, more string) {
+		if utf8.ValidString(s) && utf8.ValidString(more) { // as all strings from JSON are
+			checkText(t, s, more)
+		}
+	})
+}
+
+// TestNextTurnExtendsThePrompt has a chat whose next prompt begins with this one
+// and its answer, token by token.
+func TestNextTurnExtendsThePrompt(t *testing.T) {
+	messages := []message{{Role: "system", Content: "You are brief."}, {Role: "user", Content: "Why? é"}}
+	tools := json.RawMessage(`[{"type": "function"}]`)
+	first := tokenize(renderChat(messages, tools, true, false))
+	answer := words(1, 2, 33)
+	messages = append(messages, message{Role: "assistant", Content: content(detokenize(answer))}, message{Role: "user", Content: "And?"})
+	second := tokenize(renderChat(messages, tools, true, false))
+	if n := len(first) + len(answer); !slices.Equal(second[:n], slices.Concat(first, answer)) {
+		t.Error("the second turn's prompt does not begin with the first one's and its answer")
+	}
+}

@@ -1,0 +1,41 @@
+package engine
+
+import (
+	"math/rand/v2"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
+)
+
+var syllables = [...]string{"ba", "ke", "mi", "no", "ru", "sel", "tor", "vin", "lam", "dex", "po", "ga", "hir", "zu", "fen", "cor"}
+
+// answer returns the tokens of the answer to a prompt, and why it ends: "stop"
+// with the end token, or "length" after most tokens. It depends on nothing but
+// the prompt, what the request says of it, and the engine's seed.
+func (e *Engine) answer(p *cache.Prompt, r *request, most int) ([]uint32, string) {
+	n := max(e.cfg.AnswerTokens, r.MinTokens)
+	stop := n <= most
+	if r.IgnoreEOS {
+		n, stop = most, false
+	}
+	n = min(n, most)
+	tokens := words(uint64(p.Sum())^uint64(r.Seed), e.cfg.Seed, n) //nolint:gosec // any bits will do
+	if stop {
+		tokens[n-1] = endToken
+		return tokens, "stop"
+	}
+	return tokens, "length"
+}
+
+// words returns n tokens of made-up words. The text is ASCII without newlines, so
+// any of its tokens' prefixes is tokenized as it was generated.
+func words(a, b uint64, n int) []uint32 {
+	rng := rand.New(rand.NewPCG(a, b)) //nolint:gosec // not a secret
+	text := make([]byte, 0, 4*n+16)
+	for len(text) < 4*n {
+		for range 2 + rng.IntN(3) {
+			text = append(text, syllables[rng.IntN(len(syllables))]...)
+		}
+		text = append(text, ' ')
+	}
+	return tokenize(string(text[:4*n]))
+}
