@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"strconv"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // badRequestError is a request that asks for what cannot be.
@@ -29,16 +27,6 @@ func (e *badRequestError) write(w http.ResponseWriter) error {
 	w.WriteHeader(http.StatusBadRequest)
 	_, err = w.Write(body)
 	return err
-}
-
-// retryError tells Caddy's proxy to make another attempt: it passes for a dial
-// error, which is the one kind that is retried with any method.
-type retryError struct{ error }
-
-// As implements what errors.As looks for.
-func (retryError) As(target any) bool {
-	_, ok := target.(*reverseproxy.DialError)
-	return ok
 }
 
 // lastError tells Caddy's proxy not to make another attempt, even if the

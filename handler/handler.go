@@ -1,12 +1,14 @@
 // Package handler is the Caddy side of kv_router: its configuration, the way
 // of one request through it, and what the operator sees of that. It holds no
-// routing arithmetic; that is package kvscore's.
+// routing arithmetic; that is package kvscore's. What an operator needs is in
+// the documentation of [Handler] and of the policies, [Dynamo] first.
 package handler
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -87,11 +89,15 @@ type Handler struct {
 	policy     kvscore.Policy
 	keys       []sessionKey
 	settings   *poolSettings
+	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
 	holdsPool  bool
 	proxyReady bool
+	keepBody   bool   // other handlers may read it after the answer's header
+	limits     limits // of the operator on attempts
 	metrics    *metrics
+	figures    *figures
 	logger     *zap.Logger
 }
 
@@ -110,7 +116,7 @@ type Worker struct {
 }
 
 // Index configures the mirror of the workers' KV caches. It belongs to the
-// pool: all handlers that name the pool must have the same.
+// pool: handlers that name the pool must not contradict each other.
 type Index struct {
 	// The most memory that the index takes, in bytes. Default: 512 MiB.
 	Memory int64 `json:"memory,omitempty"`
@@ -124,7 +130,7 @@ type Index struct {
 }
 
 // Affinity configures sessions. What concerns their storage belongs to the
-// pool: all handlers that name the pool must have the same.
+// pool: handlers that name the pool must not contradict each other.
 type Affinity struct {
 	// How long a session is remembered after its last turn. Default: 5m.
 	TTL caddy.Duration `json:"ttl,omitempty"`
@@ -158,13 +164,14 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	registry := ctx.GetMetricsRegistry()
-	h.metrics = registerMetrics(registry)
-	value, _, err := pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return newPool(h.Pool, h.settings) })
+	h.metrics = registerMetrics(registry, h.logger)
+	h.figures = h.metrics.of(h.Pool)
+	value, _, err := pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return newPool(h.Pool, h.settings.withDefaults()) })
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
 	h.pool, h.holdsPool = value.(*pool), true
-	if err := h.pool.agree(registry, h.settings); err != nil {
+	if h.config, err = h.pool.agree(registry, h.settings); err != nil {
 		return err
 	}
 	if err := h.wireProxy(ctx); err != nil {
@@ -174,7 +181,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
-	return nil
+	return h.wireRetries(ctx)
 }
 
 // wireProxy puts our selection and our transport into the proxy, which must be
@@ -185,12 +192,6 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 		rp.LoadBalancing = new(reverseproxy.LoadBalancing)
 	}
 	rp.LoadBalancing.SelectionPolicy = selector{}
-	// The transport decides what is retried, and each worker is tried once;
-	// this only has to be enough.
-	rp.LoadBalancing.Retries = max(rp.LoadBalancing.Retries, len(rp.Upstreams), 1)
-	if rp.DynamicUpstreamsRaw != nil {
-		rp.LoadBalancing.Retries = max(rp.LoadBalancing.Retries, 64)
-	}
 	inner := new(reverseproxy.HTTPTransport)
 	if rp.TransportRaw != nil {
 		mod, err := ctx.LoadModule(rp, "TransportRaw")
@@ -205,6 +206,26 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning transport: %w", err)
 	}
 	rp.Transport = &transport{HTTPTransport: inner}
+	return nil
+}
+
+// wireRetries takes the decision about retries from the proxy, once that is
+// provisioned. What the operator has limited stays limited.
+func (h *Handler) wireRetries(ctx caddy.Context) error {
+	lb := h.ReverseProxy.LoadBalancing
+	h.keepBody = len(h.ReverseProxy.HandleResponse) > 0
+	h.limits = limits{
+		duration: time.Duration(lb.TryDuration), interval: time.Duration(lb.TryInterval), retries: lb.Retries,
+	}
+	if !h.limits.set() {
+		lb.Retries = math.MaxInt // each worker is tried once, which ends of itself
+	}
+	lb.TryInterval = 0 // waiting for another worker than the one that failed helps nobody
+	ours, err := retryMatchers(ctx)
+	if err != nil {
+		return err
+	}
+	lb.RetryMatch = append(ours, lb.RetryMatch...)
 	return nil
 }
 
@@ -234,6 +255,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	r = rt.request(r)
 	rt.err = h.ReverseProxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), routeKey{}, rt)), next)
 	rt.returned = true
+	if rt.err != nil && rt.writeHeld(w) {
+		rt.err = nil
+	}
 	return rt.err
 }
 
@@ -242,10 +266,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
 	bad, ok := err.(*badRequestError) //nolint:errorlint // never wrapped
 	if !ok {
-		h.metrics.requests.WithLabelValues(h.Pool, outcomeUnread).Inc()
+		h.figures.requests[outcomeUnread].Inc()
 		return err
 	}
-	h.metrics.requests.WithLabelValues(h.Pool, outcomeRejected).Inc()
+	h.figures.requests[outcomeRejected].Inc()
 	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Errors != nil {
 		return caddyhttp.Error(http.StatusBadRequest, err)
 	}
@@ -255,7 +279,7 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) erro
 // adopt lets the pool take on this handler's settings, once.
 func (h *Handler) adopt() {
 	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.apply(h.settings) {
+		if h.pool.apply(h.config.get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 	}

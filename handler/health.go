@@ -1,13 +1,15 @@
 package handler
 
 import (
+	"math"
 	"sync"
 	"time"
 )
 
 // health is how a worker has done lately. A failure rates it down for
 // half a second, further ones for up to three; then it is let back: one
-// request first, and with each success twice as many at a time.
+// request first, and with each success twice as many at a time. Requests that
+// it had before are not counted among these.
 //
 // The mark is passive and only ever a preference: if all workers are marked,
 // the marks are ignored.
@@ -15,30 +17,56 @@ type health struct {
 	mu     sync.Mutex
 	until  time.Time // rated down before
 	fails  int       // in a row
-	window int64     // requests at a time while it is let back; 0 = no limit
+	window int       // requests at a time while it is let back; 0 = no limit
+	probes int       // that it has of these
+	mark   uint64    // counts the times that it was rated down
+
+	answers, errors float64 // of late, decayed to at
+	at              time.Time
 }
 
 const (
 	firstDown  = 500 * time.Millisecond
 	longest    = 3 * time.Second
 	fullWindow = 32
+	// errorMemory is after how long an answer counts a third.
+	errorMemory = 10 * time.Second
+	// fewErrors are no evidence.
+	fewErrors = 5
 )
 
 // available tells whether the worker should get a request beside those that
 // it has.
-func (h *health) available(now time.Time, active int64) bool {
+func (h *health) available(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.window == 0 {
-		return true
+	return h.window == 0 || !now.Before(h.until) && h.probes < h.window
+}
+
+// admit takes in that the worker gets a request. What it returns is for leave.
+func (h *health) admit() (mark uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.window != 0 {
+		h.probes++
 	}
-	return !now.Before(h.until) && active < h.window
+	return h.mark
+}
+
+// leave takes in that a request has ended.
+func (h *health) leave(mark uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if mark == h.mark && h.probes > 0 {
+		h.probes--
+	}
 }
 
 // fail takes in that an attempt failed that was begun at the given time, and
 // tells whether the worker was well before. wait is how long the worker asked
-// to be left alone, 0 if it did not.
-func (h *health) fail(now, begun time.Time, wait time.Duration) bool {
+// to be left alone, 0 if it did not. busy says that it is not ill, but has too
+// much to do: that does not make the next time longer.
+func (h *health) fail(now, begun time.Time, wait time.Duration, busy bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 && begun.Before(h.until) {
@@ -49,16 +77,20 @@ func (h *health) fail(now, begun time.Time, wait time.Duration) bool {
 	if wait > down {
 		down = min(wait, longest)
 	}
-	h.fails++
-	h.until, h.window = now.Add(down), 1
+	if !busy {
+		h.fails++
+	}
+	h.until, h.window, h.probes = now.Add(down), 1, 0
+	h.mark++
 	return was
 }
 
 // succeed takes in that an attempt came to an answer, and tells whether the
 // worker is now well again.
-func (h *health) succeed(begun time.Time) bool {
+func (h *health) succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.answered(now, 0)
 	if h.window == 0 || begun.Before(h.until) {
 		return false
 	}
@@ -66,6 +98,42 @@ func (h *health) succeed(begun time.Time) bool {
 	if h.window *= 2; h.window < fullWindow {
 		return false
 	}
-	h.window = 0
+	h.window, h.probes = 0, 0
 	return true
+}
+
+// err takes in that the worker gave an error for an answer. It returns how
+// many it gave of late, and their share of its answers.
+func (h *health) err(now time.Time) (errors, share float64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.answered(now, 1)
+	return h.errors, h.errors / h.answers
+}
+
+// answered counts an answer, an error or none. The lock is held.
+func (h *health) answered(now time.Time, errors float64) {
+	if !h.at.IsZero() {
+		keep := math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
+		h.answers *= keep
+		h.errors *= keep
+	}
+	h.at = now
+	h.answers++
+	h.errors += errors
+}
+
+// lately returns the answers and errors of late.
+func (h *health) lately() (answers, errors float64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.answers, h.errors
+}
+
+// worse tells whether a worker with these figures answers far more errors than
+// the others do. An engine whose core has died, or that lacks the model, does
+// so at once, and looks like the least busy one; errors that clients provoke
+// come from all.
+func worse(errors, share, othersShare float64) bool {
+	return errors >= fewErrors && share > 0.5 && share > 2*othersShare+0.2
 }

@@ -40,7 +40,7 @@ func (f logFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if !o.first.IsZero() {
 		e.AddDuration("ttft", o.first.Sub(o.rt.start))
 	}
-	prompt, completion, cached := o.reader.Usage()
+	prompt, completion, cached := o.usage()
 	for name, n := range map[string]int64{"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": cached} {
 		if n >= 0 {
 			e.AddInt64(name, n)

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 )
 
 // metrics are the collectors. They are made once per process, so that counts
@@ -27,6 +28,30 @@ const (
 	outcomeRejected    = "rejected"     // answered with our own 400
 	outcomeUnread      = "unread"       // the client's body could not be read
 )
+
+// figures are the collectors that each request moves, for one pool.
+type figures struct {
+	requests                    map[string]prometheus.Counter // by outcome
+	ttft, itl                   prometheus.Observer
+	inputTokens, outputTokens   prometheus.Observer
+	predictedHits, reportedHits prometheus.Observer
+}
+
+// of returns the figures of a pool.
+func (m *metrics) of(pool string) *figures {
+	f := &figures{
+		requests: make(map[string]prometheus.Counter),
+		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
+		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
+		predictedHits: m.predictedHits.WithLabelValues(pool), reportedHits: m.reportedHits.WithLabelValues(pool),
+	}
+	for _, outcome := range []string{
+		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeUnread,
+	} {
+		f.requests[outcome] = m.requests.WithLabelValues(pool, outcome)
+	}
+	return f
+}
 
 var theMetrics = sync.OnceValue(func() *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -53,7 +78,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 
 // registerMetrics makes the collectors known to a configuration's registry.
 // Several handlers may do so.
-func registerMetrics(r *prometheus.Registry) *metrics {
+func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.fallbacks, m.ttft, m.itl, m.inputTokens, m.outputTokens,
@@ -61,7 +86,7 @@ func registerMetrics(r *prometheus.Registry) *metrics {
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
-			continue // a foreign collector of the same name: serve without
+			logger.Error("registering metrics; serving without these", zap.Error(err))
 		}
 	}
 	return m

@@ -22,7 +22,10 @@ type observer struct {
 	reader  *api.Answer // nil where the answer is not that of an inference
 	status  int
 	stream  bool
+	// extensible is whether an event can be added to the end.
+	extensible bool
 
+	alive     time.Time // the lease was told so
 	first     time.Time // the first token came
 	last      time.Time // the latest did
 	refreshed time.Time // the session's binding was
@@ -35,19 +38,36 @@ type observer struct {
 func (rt *route) observe(req *http.Request, resp *http.Response) {
 	o := &observer{rt: rt, attempt: rt.attempt, body: resp.Body, status: resp.StatusCode}
 	rt.answer = o
-	if rt.plan.request != nil && resp.StatusCode < 300 {
+	t := now()
+	good := rt.plan.request != nil && resp.StatusCode < 300
+	if good {
 		o.stream = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
-		o.reader = rt.plan.request.NewAnswer(o.stream)
-		o.refreshed = now()
+		o.refreshed = t
+		if encoded(resp.Header) {
+			rt.fallBack(fallbackUnreadable)
+		} else {
+			o.reader = rt.plan.request.NewAnswer(o.stream)
+		}
+		o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
 	}
-	if !o.stream {
-		o.attempt.lease.FirstToken(now()) // whatever it was, it is computed
+	switch {
+	case o.stream && o.reader != nil: // its first token is seen when it comes
+	case good && !o.stream:
+		o.attempt.lease.FirstToken(t) // the header comes with the whole answer
+	default:
+		o.attempt.lease.Prefilled(t) // whatever it was, it is over
 	}
 	if req.Method != http.MethodHead && resp.Body != http.NoBody {
 		resp.Body = o
 	} else {
 		o.ended = true
 	}
+}
+
+// encoded tells whether an answer is compressed, though it was asked not to be.
+func encoded(h http.Header) bool {
+	coding := h.Get("Content-Encoding")
+	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
 // Read implements io.Reader.
@@ -60,7 +80,7 @@ func (o *observer) Read(p []byte) (int, error) {
 		return n, o.broken
 	}
 	n, err := o.body.Read(p)
-	if n > 0 && o.reader != nil {
+	if n > 0 {
 		o.feed(p[:n])
 	}
 	switch {
@@ -68,8 +88,12 @@ func (o *observer) Read(p []byte) (int, error) {
 	case errors.Is(err, io.EOF):
 		o.end()
 	default:
+		if o.reader != nil && o.stream && o.reader.Done() {
+			o.end() // the connection broke, the answer is whole
+			return n, err
+		}
 		o.broken = err
-		if o.stream && !isCanceled(err) {
+		if o.extensible && !isCanceled(err) {
 			// the client must be told; it will not see the end
 			o.epilogue = brokenStreamEvent
 			return n, nil
@@ -83,17 +107,24 @@ func (o *observer) Close() error { return o.body.Close() }
 
 // feed reads along.
 func (o *observer) feed(p []byte) {
+	t := now()
+	if t.Sub(o.alive) > time.Second {
+		o.alive = t
+		o.attempt.lease.Alive(t)
+	}
+	if o.reader == nil {
+		return
+	}
 	before := o.reader.Chunks()
 	o.reader.Write(p)
 	chunks := o.reader.Chunks()
 	if !o.stream || chunks == before {
 		return
 	}
-	t := now()
 	if o.first.IsZero() {
 		o.first = t
 		o.attempt.lease.FirstToken(t)
-		o.rt.h.metrics.ttft.WithLabelValues(o.rt.pool.name).Observe(t.Sub(o.rt.start).Seconds())
+		o.rt.h.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
 	}
 	o.last = t
 	o.attempt.lease.Output(t, int64(chunks))
@@ -113,25 +144,25 @@ func (o *observer) end() {
 		return
 	}
 	o.reader.Finish()
-	prompt, completion, cached := o.reader.Usage()
-	m, pool := o.rt.h.metrics, o.rt.pool.name
+	prompt, completion, cached := o.usage()
+	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {
-		m.inputTokens.WithLabelValues(pool).Observe(float64(prompt))
+		m.inputTokens.Observe(float64(prompt))
 		if req.Kind == api.Text && req.Media == 0 {
 			o.rt.pool.ratios.Learn(req.Model, req.Bytes, prompt)
 		}
 		if cached >= 0 {
-			m.reportedHits.WithLabelValues(pool).Observe(float64(cached) / float64(prompt))
+			m.reportedHits.Observe(float64(cached) / float64(prompt))
 		}
 	}
 	if completion >= 0 {
-		m.outputTokens.WithLabelValues(pool).Observe(float64(completion))
+		m.outputTokens.Observe(float64(completion))
 	}
 	if cached >= 0 {
-		o.rt.repl.Set("http.kv_router.cached_tokens", cached)
+		o.rt.cached = cached
 	}
 	if n := o.reader.Chunks(); n > 1 {
-		m.itl.WithLabelValues(pool).Observe(o.last.Sub(o.first).Seconds() / float64(n-1))
+		m.itl.Observe(o.last.Sub(o.first).Seconds() / float64(n-1))
 	}
 }
 
@@ -140,7 +171,27 @@ func (o *observer) computed() bool {
 	if o == nil || o.status >= 300 {
 		return false
 	}
-	return o.ended || !o.first.IsZero()
+	failed := o.reader != nil && o.reader.Failed()
+	return o.ended && !failed || !o.first.IsZero()
+}
+
+// most is the largest count of tokens that is believed.
+const most = 1 << 31
+
+// usage returns the engine's counts, -1 for those that are missing or cannot
+// be true.
+func (o *observer) usage() (prompt, completion, cached int64) {
+	prompt, completion, cached = o.reader.Usage()
+	if prompt > most {
+		prompt = -1
+	}
+	if completion > most {
+		completion = -1
+	}
+	if cached > prompt {
+		cached = -1
+	}
+	return prompt, completion, cached
 }
 
 // prediction returns the blocks of prompt and answer, nil if they are not
@@ -176,6 +227,7 @@ func (rt *route) commit() {
 // finish ends everything that the request has begun. It runs deferred, also
 // when the proxy aborts with a panic.
 func (rt *route) finish() {
+	defer rt.dropBody()
 	if rt.attempt == nil {
 		rt.count(outcomeUnavailable)
 		return
@@ -188,12 +240,12 @@ func (rt *route) finish() {
 	}
 	outcome := rt.outcome()
 	if outcome == outcomeBroken {
-		rt.rateDown(rt.attempt, "stream broke: "+o.broken.Error(), 0)
+		rt.rateDown(o.attempt, "stream broke: "+o.broken.Error(), 0, false)
 	}
 	rt.count(outcome)
 	if rt.plan.request != nil && rt.plan.score.Tokens > 0 {
 		hits := float64(rt.attempt.terms.OverlapTokens) / float64(rt.plan.score.Tokens)
-		rt.h.metrics.predictedHits.WithLabelValues(rt.pool.name).Observe(hits)
+		rt.h.figures.predictedHits.Observe(hits)
 	}
 	rt.log(outcome)
 }
@@ -217,7 +269,7 @@ func (rt *route) outcome() string {
 }
 
 func (rt *route) count(outcome string) {
-	rt.h.metrics.requests.WithLabelValues(rt.pool.name, outcome).Inc()
+	rt.h.figures.requests[outcome].Inc()
 }
 
 // log adds the fields of the access log.
@@ -226,9 +278,12 @@ func (rt *route) log(outcome string) {
 		return
 	}
 	a := rt.attempt
+	if rt.answer != nil {
+		a = rt.answer.attempt
+	}
 	rt.extra.Set(zap.Object("kv_router", logFields{
 		worker: a.worker.target.Worker, upstream: a.worker.dial, rank: a.worker.target.Rank,
-		reason: a.reason, outcome: outcome, attempts: len(rt.tried),
+		reason: a.reason, outcome: outcome, attempts: rt.attempts,
 		overlap: int64(a.terms.OverlapBlocks), predicted: a.terms.OverlapTokens, prompt: rt.plan.score.Tokens,
 		answer: rt.answer,
 	}))

@@ -19,7 +19,7 @@ type plan struct {
 	// request.
 	request *api.Request
 	// body can be sent on each attempt; nil if the client's body is streamed
-	// through, which works once.
+	// through, which works once. The route takes it over.
 	body *replay
 	// stream is the client's body where it is streamed through.
 	stream *once
@@ -42,7 +42,14 @@ const (
 	fallbackMalformed  = "malformed"
 	fallbackNoPrompt   = "no_prompt"
 	fallbackUnbound    = "unbound"
+	// the engine's answer cannot be read as it passes
+	fallbackUnreadable = "answer_unreadable"
+	// so many bodies are in memory already
+	fallbackMemory = "memory"
 )
+
+// maxBodies bounds the bytes of request bodies that a pool keeps in memory.
+const maxBodies = 2 << 30
 
 // maxSessionKey is the longest session key that is kept as it is.
 const maxSessionKey = 256
@@ -62,6 +69,8 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 		return h.passThrough(r, fallbackOversized), nil
 	case r.Body == nil || r.Body == http.NoBody:
 		return h.passThrough(r, fallbackMalformed), nil
+	case h.pool.bodies.Load()+max(r.ContentLength, 0) > maxBodies:
+		return h.passThrough(r, fallbackMemory), nil
 	}
 	body, whole, err := readBody(r.Body, r.ContentLength, h.MaxBody)
 	if err != nil {
@@ -73,6 +82,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 			io.Reader
 			io.Closer
 		}{whole, r.Body}}
+		p.score.Tokens = max(p.score.Tokens, int64(float64(h.MaxBody)/kvscore.DefaultBytesPerToken)) // and more
 		return p, nil
 	}
 	return h.inference(r, a, body)
@@ -83,7 +93,7 @@ func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
 	p := &plan{fallback: fallback, repeatable: idempotent(r.Method) || fallback != ""}
 	p.score.Streamed = true
 	if r.Body == nil || r.Body == http.NoBody {
-		p.body = replayOf()
+		p.body = replayOf(nil)
 		return p
 	}
 	p.stream = &once{ReadCloser: r.Body}
@@ -104,20 +114,20 @@ func idempotent(method string) bool {
 }
 
 // inference plans a request whose body was read.
-func (h *Handler) inference(r *http.Request, a api.API, body []byte) (*plan, error) {
-	set := h.pool.settings.Load()
-	p := &plan{body: replayOf(body), repeatable: true}
+func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, error) {
+	set, body := h.pool.settings.Load(), read.data
+	p := &plan{repeatable: true}
 	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
 	req, err := api.Parse(a, body, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed})
 	if err != nil {
 		// the engine will say what is wrong with it
 		p.fallback = fallbackMalformed
+		p.body = replayOf(read, body)
 		return p, nil
 	}
+	// The request is around as long as its answer; it must not keep the body.
+	req.Model, req.LoRA, req.Salt = strings.Clone(req.Model), strings.Clone(req.LoRA), strings.Clone(req.Salt)
 	p.request = req
-	if parts := req.Cut(body); parts != nil {
-		p.body = replayOf(parts...)
-	}
 	var ext nvext.Ext
 	if req.NVExt != nil {
 		if ext, err = nvext.Parse(req.NVExt); err != nil {
@@ -125,6 +135,12 @@ func (h *Handler) inference(r *http.Request, a api.API, body []byte) (*plan, err
 		}
 	}
 	p.session = h.session(r, ext)
+	req.NVExt = nil
+	if parts := req.Cut(body); parts != nil {
+		p.body = replayOf(read, parts...)
+	} else {
+		p.body = replayOf(read, body)
+	}
 	p.identify(req, set, &h.pool.ratios)
 	return p, nil
 }

@@ -1,7 +1,9 @@
 package handler
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +37,8 @@ type pool struct {
 	scheduler *kvscore.Scheduler
 	sessions  affinity.Store
 	limit     func(maxSessions int)
+	used      atomic.Int64 // last request, Unix seconds
+	bodies    atomic.Int64 // bytes of request bodies in memory
 	ratios    kvscore.Ratios
 	seed      uint64 // of content hashes: nobody outside can choose collisions
 	stop      chan struct{}
@@ -47,7 +51,7 @@ type pool struct {
 
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the configuration last provisioned
-	agreed  *poolSettings
+	agreed  *sharedSettings
 }
 
 // worker is one engine process behind one dial address.
@@ -56,12 +60,11 @@ type worker struct {
 	id     uint64
 	target kvscore.Target
 	health health
-	active atomic.Int64 // attempts under way
 	seen   atomic.Int64 // last time that it was an upstream, Unix seconds
 }
 
 func newPool(name string, s *poolSettings) (*pool, error) {
-	sessions, err := affinity.NewRistretto(affinity.Options{MaxSessions: s.maxSessions})
+	sessions, err := affinity.NewRistretto(affinity.Options{MaxSessions: s.maxSessions, MaxBytes: sessionBytes(s.maxSessions)})
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +72,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 		name:      name,
 		scheduler: kvscore.NewScheduler(s.scheduler()),
 		sessions:  sessions,
-		limit:     func(n int) { sessions.SetLimits(n, 0) },
+		limit:     func(n int) { sessions.SetLimits(n, sessionBytes(n)) },
 		seed:      rand.Uint64(), //nolint:gosec // unknown outside of the process is enough
 		stop:      make(chan struct{}),
 		workers:   make(map[string]*worker),
@@ -78,6 +81,9 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 	go p.maintain()
 	return p, nil
 }
+
+// sessionBytes is what so many sessions may take, with keys of usual length.
+func sessionBytes(n int) int64 { return max(int64(n)*384, 1<<20) }
 
 func (s *poolSettings) scheduler() kvscore.Settings {
 	return kvscore.Settings{Memory: s.memory, BlockSize: s.blockSize}
@@ -94,23 +100,20 @@ func (p *pool) logger() *zap.Logger {
 	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.name))
 }
 
-// agree checks that all handlers of one configuration want the same of the
-// pool. Each configuration has its own metrics registry, by which they know
-// that they belong together.
-func (p *pool) agree(config *prometheus.Registry, s *poolSettings) error {
+// agree takes in what one more handler wants of the pool, and returns what all
+// of its configuration want. Each configuration has its own metrics registry,
+// by which they know that they belong together.
+func (p *pool) agree(config *prometheus.Registry, s *poolSettings) (*sharedSettings, error) {
 	p.agreeMu.Lock()
 	defer p.agreeMu.Unlock()
-	if p.config == config && p.agreed != nil && !p.agreed.equal(s) {
-		return &poolConflictError{p.name}
+	if p.config != config || p.agreed == nil {
+		p.config, p.agreed = config, &sharedSettings{all: s}
+		return p.agreed, nil
 	}
-	p.config, p.agreed = config, s
-	return nil
-}
-
-type poolConflictError struct{ pool string }
-
-func (e *poolConflictError) Error() string {
-	return "pool " + e.pool + ": another handler that names it has other worker, index or affinity settings"
+	if err := p.agreed.add(s); err != nil {
+		return nil, fmt.Errorf("pool %s: handlers that name it contradict each other: %w", p.name, err)
+	}
+	return p.agreed, nil
 }
 
 // apply makes the settings those of the pool and tells whether they differ.
@@ -124,11 +127,15 @@ func (p *pool) apply(s *poolSettings) bool {
 		set := s.worker(dial)
 		if set.ID != w.id {
 			delete(p.workers, dial) // another identity: it comes anew
+			p.scheduler.Retire(w.target)
 			continue
 		}
 		p.scheduler.Declare(w.target, set.KVTokens)
 	}
-	return old != s && (!old.equal(s) || len(old.workers) != len(s.workers))
+	for dial := range s.upstreams {
+		p.declare(dial)
+	}
+	return !reflect.DeepEqual(old, s)
 }
 
 // worker returns the worker behind an address, new ones included.
@@ -144,8 +151,16 @@ func (p *pool) worker(dial string) *worker {
 	if w = p.workers[dial]; w != nil {
 		return w
 	}
+	return p.declare(dial)
+}
+
+// declare makes the worker behind an address known. The lock is held.
+func (p *pool) declare(dial string) *worker {
+	if w := p.workers[dial]; w != nil {
+		return w
+	}
 	set := p.settings.Load().worker(dial)
-	w = &worker{dial: dial, id: set.ID, target: kvscore.Target{Worker: set.ID}}
+	w := &worker{dial: dial, id: set.ID, target: kvscore.Target{Worker: set.ID}}
 	w.seen.Store(now().Unix())
 	p.workers[dial] = w
 	p.scheduler.Declare(w.target, set.KVTokens)
@@ -174,19 +189,26 @@ func (p *pool) maintain() {
 			if n := p.scheduler.Expire(t); n > 0 {
 				p.logger().Warn("leases had leaked and were ended", zap.Int("leases", n))
 			}
-			p.forget(t)
+			p.forget()
 			p.incidents.settle(t, p.logger())
 		}
 	}
 }
 
-// forget lets go of workers that have been no upstreams for a while.
-func (p *pool) forget(now time.Time) {
+// forget lets go of workers that have been no upstreams for a while. That
+// while is one in which there were requests: upstreams that come and go are
+// seen only with these.
+func (p *pool) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	static := p.settings.Load().upstreams
 	for dial, w := range p.workers {
-		if now.Unix()-w.seen.Load() > int64(workerGrace/time.Second) && p.scheduler.Forget(w.target) {
+		if static[dial] || p.used.Load()-w.seen.Load() <= int64(workerGrace/time.Second) {
+			continue
+		}
+		if p.scheduler.Forget(w.target) {
 			delete(p.workers, dial)
+			theMetrics().retries.DeletePartialMatch(prometheus.Labels{"pool": p.name, "worker": dial})
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -18,31 +19,35 @@ const firstRead = 512 << 10
 // readBody reads a body of at most limit bytes into memory. A longer one is
 // given back as whole: the part that was read and then the rest, to be
 // streamed. length is the Content-Length, negative if it is not known.
-func readBody(body io.Reader, length, limit int64) (all []byte, whole io.Reader, err error) {
+func readBody(body io.Reader, length, limit int64) (all *buffer, whole io.Reader, err error) {
 	size := length
 	if size < 0 {
 		size = 16 << 10
 	}
 	// one byte more than announced, so that EOF is seen without growing
-	buf := make([]byte, 0, min(size, firstRead)+1)
+	b := newBuffer(min(size, firstRead) + 1)
 	for {
-		n, err := body.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
+		n, err := body.Read(b.data[len(b.data):cap(b.data)])
+		b.data = b.data[:len(b.data)+n]
 		if errors.Is(err, io.EOF) {
-			return buf, nil, nil
+			return b, nil, nil
 		}
 		if err != nil {
+			b.free()
 			return nil, nil, err
 		}
-		if int64(len(buf)) > limit {
-			return nil, io.MultiReader(bytes.NewReader(buf), body), nil
+		if int64(len(b.data)) > limit {
+			return nil, io.MultiReader(bytes.NewReader(b.data), body), nil
 		}
-		if len(buf) == cap(buf) {
-			grown := int64(cap(buf)) * 4
+		if len(b.data) == cap(b.data) {
+			grown := int64(cap(b.data)) * 4
 			if length > 0 {
 				grown = min(grown, length+1)
 			}
-			buf = append(make([]byte, 0, max(min(grown, limit+1), int64(cap(buf))+1)), buf...)
+			larger := newBuffer(max(min(grown, limit+1), int64(cap(b.data))+1))
+			larger.data = append(larger.data, b.data...)
+			b.free()
+			b = larger
 		}
 	}
 }
@@ -64,44 +69,41 @@ func compressed(h http.Header) bool {
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
-// replay is a body in memory, or none, that can be sent again and again.
-type replay struct {
-	parts [][]byte
-	size  int64
+// lazyBody is the body that the proxy has of a request: the transport gives
+// each attempt its own, so that this one is opened only if somebody else reads
+// it.
+type lazyBody struct {
+	of   *replay
+	open io.ReadCloser
 }
 
-func replayOf(parts ...[]byte) *replay {
-	b := &replay{parts: parts}
-	for _, p := range parts {
-		b.size += int64(len(p))
+// Read implements io.Reader.
+func (l *lazyBody) Read(p []byte) (int, error) {
+	if l.open == nil {
+		if l.of == nil {
+			return 0, http.ErrBodyReadAfterClose
+		}
+		l.open = l.of.open()
 	}
-	return b
+	return l.open.Read(p)
 }
 
-// open returns the body from its first byte.
-func (b *replay) open() io.ReadCloser {
-	if b.size == 0 {
-		return http.NoBody
-	}
-	if len(b.parts) == 1 {
-		return io.NopCloser(bytes.NewReader(b.parts[0]))
-	}
-	readers := make([]io.Reader, len(b.parts))
-	for i, p := range b.parts {
-		readers[i] = bytes.NewReader(p)
-	}
-	return io.NopCloser(io.MultiReader(readers...))
-}
+// Close implements io.Closer.
+func (l *lazyBody) Close() error { return nil }
 
-// once is a body that can be sent only once; touched says whether any of it
-// was asked for.
+// once is a body that can be sent only once.
 type once struct {
 	io.ReadCloser
-	touched bool
+	touched atomic.Bool // some of it was asked for
+	failed  atomic.Bool // it could not be read
 }
 
 // Read implements io.Reader.
 func (o *once) Read(p []byte) (int, error) {
-	o.touched = true
-	return o.ReadCloser.Read(p)
+	o.touched.Store(true)
+	n, err := o.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		o.failed.Store(true)
+	}
+	return n, err
 }

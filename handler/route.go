@@ -1,11 +1,13 @@
 package handler
 
 import (
+	"context"
 	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -36,15 +38,23 @@ type route struct {
 	workers   []*worker                // of targets
 	offered   reverseproxy.UpstreamPool
 	attempt   *attempt
-	tried     []*worker
-	spent     bool                   // nobody is left: give what there is
-	held      *http.Response         // an answer of an earlier attempt, if nobody has a better
+	attempts  int
+	tried     []*worker // in this round over the workers
+	spent     bool      // nobody is left: give what there is
+	again     bool      // the proxy is to make another attempt
+	held      heldAnswer
 	failure   error                  // of the last attempt
 	last      *reverseproxy.Upstream // the last one selected
+
+	body  *replay       // until an answer is forwarded
+	bytes int64         // of it, as booked in the pool
+	lazy  *lazyBody     // what the proxy has of it
+	sent  *http.Request // of the last attempt
 
 	answer   *observer // of the attempt that answers the client
 	bound    uint64    // version of the session's binding as last seen; 0 = none
 	seenAt   kvscore.Target
+	cached   int64 // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in finish: the proxy panicked, as it does to abort
 }
@@ -56,6 +66,7 @@ type attempt struct {
 	terms  kvscore.Candidate
 	reason string
 	begun  time.Time
+	mark   uint64 // of the worker's health
 	over   bool
 }
 
@@ -85,13 +96,15 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	if err != nil {
 		return nil, err
 	}
-	rt := &route{h: h, pool: h.pool, plan: p, start: start}
+	rt := &route{h: h, pool: h.pool, plan: p, start: start, body: p.body, cached: -1}
 	rt.sel.Rand = random{}
+	if p.body != nil {
+		p.body = nil // it is the route's, to let go of when it is not needed any more
+		h.pool.bodies.Add(rt.body.size)
+	}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if p.session != "" {
-		rt.repl.Set("http.kv_router.session", p.session)
-	}
+	rt.repl.Map(rt.placeholder)
 	if p.fallback != "" {
 		rt.fallBack(p.fallback)
 	}
@@ -104,16 +117,20 @@ func (rt *route) fallBack(reason string) {
 	rt.pool.incidents.met(rt.start, "fallback "+reason, rt.pool.logger)
 }
 
-// request returns the request with the body that goes to the workers.
+// request returns the request as the proxy gets it.
 func (rt *route) request(r *http.Request) *http.Request {
 	out := *r
-	if rt.plan.body == nil {
+	if rt.body == nil {
 		out.Body = rt.plan.stream
 		return &out
 	}
-	out.Body, out.ContentLength = rt.plan.body.open(), rt.plan.body.size
+	out.Body, out.ContentLength = http.NoBody, rt.body.size
+	if rt.body.size > 0 {
+		rt.lazy = &lazyBody{of: rt.body}
+		out.Body = rt.lazy
+	}
 	out.TransferEncoding = nil
-	if r.Header.Get("Content-Length") != "" {
+	if r.ContentLength != out.ContentLength && r.Header.Get("Content-Length") != "" {
 		out.Header = maps.Clone(r.Header) // the server's own is shared
 		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))
 	}
@@ -129,21 +146,60 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 	if !ok {
 		return nil
 	}
-	return rt.choose(pool)
+	return rt.choose(r.Context(), pool)
 }
 
-// choose selects the upstream of the next attempt and books it.
-func (rt *route) choose(pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
+// choose selects the upstream of the next attempt and books it. It returns nil
+// if the proxy is to ask again later.
+func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
-	rt.offered = pool
+	rt.offered, rt.again = pool, false
 	t := now()
 	if !rt.candidates(pool, t) {
-		if rt.last == nil {
-			return nil
+		if rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts) && rt.wait(ctx) {
+			rt.tried = rt.tried[:0] // another round, as the operator wants it
+			t = now()
 		}
-		rt.spent = true // the transport gives the answer that it has held back
+		if !rt.candidates(pool, t) {
+			return rt.nobody()
+		}
+	}
+	return rt.book(t)
+}
+
+// wait waits for the operator's lb_try_interval. It returns false if the client
+// left meanwhile.
+func (rt *route) wait(ctx context.Context) bool {
+	timer := time.NewTimer(rt.h.limits.interval)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// nobody returns the upstream of a request that no worker is there for: the
+// transport answers it with what there is. It is nil while the operator wants
+// the proxy to ask again.
+func (rt *route) nobody() *reverseproxy.Upstream {
+	switch {
+	case rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts):
+		rt.attempts++
+		rt.again = true
+		return nil
+	case rt.last != nil:
+		rt.spent = true
 		return rt.last
 	}
+	rt.spent = true
+	return nowhere
+}
+
+// book lets the policy choose among the candidates, unless the session is
+// bound to one, and books the choice.
+func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
 	policy := rt.h.policy
 	if rt.plan.request == nil {
@@ -157,7 +213,8 @@ func (rt *route) choose(pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	case a.terms.OverlapBlocks > 0:
 		a.reason = reasonOverlap
 	}
-	a.worker.active.Add(1)
+	a.mark = a.worker.health.admit()
+	rt.attempts++
 	rt.attempt, rt.last = a, rt.upstreams[i]
 	rt.tried = append(rt.tried, a.worker)
 	rt.show(a)
@@ -167,6 +224,7 @@ func (rt *route) choose(pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 // candidates fills in the targets to choose from: workers that are available
 // and were not tried; of these, those that did well lately, if there are any.
 func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
+	rt.pool.used.Store(t.Unix())
 	for _, marked := range [...]bool{false, true} {
 		rt.targets, rt.upstreams, rt.workers = rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
 		for _, up := range pool {
@@ -178,7 +236,7 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) {
 				continue
 			}
-			if !marked && !w.health.available(t, w.active.Load()) {
+			if !marked && !w.health.available(t) {
 				continue
 			}
 			rt.targets = append(rt.targets, w.target)
@@ -186,10 +244,22 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 			rt.workers = append(rt.workers, w)
 		}
 		if len(rt.targets) > 0 {
+			if marked && len(rt.tried) == 0 {
+				rt.pool.incidents.met(t, "all workers rated down, and used all the same", rt.pool.logger)
+			}
 			return true
 		}
 	}
 	return false
+}
+
+// workersOffered returns the workers behind the upstreams that the proxy has.
+func (rt *route) workersOffered() []*worker {
+	list := make([]*worker, 0, len(rt.offered))
+	for _, up := range rt.offered {
+		list = append(list, rt.pool.worker(up.Dial))
+	}
+	return list
 }
 
 // otherLeft tells whether a worker is available that was not tried.
@@ -217,15 +287,43 @@ func (rt *route) boundPosition() int {
 	return slices.Index(rt.targets, b.Target)
 }
 
+// placeholder returns the value of one of our placeholders.
+func (rt *route) placeholder(key string) (any, bool) {
+	name, ours := strings.CutPrefix(key, "http.kv_router.")
+	if !ours {
+		return nil, false
+	}
+	a := rt.attempt
+	if rt.answer != nil {
+		a = rt.answer.attempt
+	}
+	switch {
+	case name == "session":
+		return rt.plan.session, rt.plan.session != ""
+	case name == "cached_tokens":
+		return rt.cached, rt.cached >= 0
+	case a == nil:
+		return nil, false
+	}
+	switch name {
+	case "worker":
+		return a.worker.target.Worker, true
+	case "dp_rank":
+		return a.worker.target.Rank, true
+	case "overlap_blocks":
+		return int64(a.terms.OverlapBlocks), true
+	case "predicted_cached_tokens":
+		return a.terms.OverlapTokens, true
+	case "reason":
+		return a.reason, true
+	}
+	return nil, false
+}
+
 // show tells the operator of the choice.
 func (rt *route) show(a *attempt) {
-	target := a.lease.Target()
-	rt.repl.Set("http.kv_router.worker", target.Worker)
-	rt.repl.Set("http.kv_router.dp_rank", target.Rank)
-	rt.repl.Set("http.kv_router.overlap_blocks", int64(a.terms.OverlapBlocks))
-	rt.repl.Set("http.kv_router.predicted_cached_tokens", a.terms.OverlapTokens)
-	rt.repl.Set("http.kv_router.reason", a.reason)
-	if c := rt.h.logger.Check(zap.DebugLevel, routingMessage(a)); c != nil {
+	if c := rt.h.logger.Check(zap.DebugLevel, ""); c != nil {
+		c.Message = routingMessage(a)
 		c.Write(zap.String("upstream", a.worker.dial), zap.String("reason", a.reason),
 			zap.Float64("cost", a.terms.Cost), zap.Int64("prompt_tokens", rt.plan.score.Tokens))
 	}
@@ -239,7 +337,7 @@ func (rt *route) endAttempt(computed bool) {
 		return
 	}
 	a.over = true
-	a.worker.active.Add(-1)
+	a.worker.health.leave(a.mark)
 	var answer []uint64
 	if computed && rt.answer != nil {
 		answer = rt.answer.prediction()

@@ -1,23 +1,28 @@
 package handler
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"net/textproto"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// poolSettings are those of a handler's settings that belong to its pool.
-// They are compared as values.
+// poolSettings are those of a handler's settings that belong to its pool, or
+// those of all handlers that name it. Zero values were not set.
 type poolSettings struct {
 	memory      int64
 	blockSize   int
 	textBlock   int
 	ttl         time.Duration
 	maxSessions int
-	workers     map[string]Worker // by dial address
+	workers     map[string]Worker // by dial address, as far as configured
+	upstreams   map[string]bool   // static ones, by dial address
 }
 
 const (
@@ -31,51 +36,60 @@ const (
 	allWorkers         = "*"
 )
 
-// poolSettings returns the handler's settings of its pool, defaults filled in.
+// poolSettings returns the handler's settings of its pool.
 func (h *Handler) poolSettings() (*poolSettings, error) {
-	s := &poolSettings{
-		memory: kvscore.DefaultMemory, blockSize: kvscore.DefaultBlockSize, textBlock: defaultTextBlock,
-		ttl: defaultTTL, maxSessions: defaultMaxSessions,
-	}
+	s := new(poolSettings)
 	if ix := h.Index; ix != nil {
-		s.memory = orDefault(ix.Memory, s.memory)
-		s.blockSize = orDefault(ix.BlockSize, s.blockSize)
-		s.textBlock = orDefault(ix.TextBlock, s.textBlock)
+		s.memory, s.blockSize, s.textBlock = ix.Memory, ix.BlockSize, ix.TextBlock
 	}
 	if a := h.Affinity; a != nil {
-		s.ttl = orDefault(time.Duration(a.TTL), s.ttl)
-		s.maxSessions = orDefault(a.MaxSessions, s.maxSessions)
+		s.ttl, s.maxSessions = time.Duration(a.TTL), a.MaxSessions
 	}
-	switch {
-	case s.memory < minIndexMemory:
+	switch full := s.withDefaults(); {
+	case full.memory < minIndexMemory:
 		return nil, fmt.Errorf("index memory: must be at least %d bytes, got %d", minIndexMemory, s.memory)
-	case s.blockSize < 1 || s.blockSize > maxBlockSize:
+	case full.blockSize < 1 || full.blockSize > maxBlockSize:
 		return nil, fmt.Errorf("index block_size: must be between 1 and %d tokens, got %d", maxBlockSize, s.blockSize)
-	case s.textBlock < minTextBlock || s.textBlock > maxTextBlock:
+	case full.textBlock < minTextBlock || full.textBlock > maxTextBlock:
 		return nil, fmt.Errorf("index text_block: must be between %d and %d bytes, got %d", minTextBlock, maxTextBlock, s.textBlock)
-	case s.ttl < time.Second:
+	case full.ttl < time.Second:
 		return nil, fmt.Errorf("affinity ttl: must be at least 1s, got %s", s.ttl)
-	case s.maxSessions < 1:
+	case full.maxSessions < 1:
 		return nil, fmt.Errorf("affinity max_sessions: must be at least 1, got %d", s.maxSessions)
 	}
-	return s, h.workerSettings(s)
+	if err := h.workerSettings(s); err != nil {
+		return nil, err
+	}
+	return s, s.checkIDs()
 }
 
-func orDefault[T int | int64 | time.Duration](v, def T) T {
-	if v == 0 {
+// withDefaults returns the settings with the defaults in place of what was not
+// set.
+func (s *poolSettings) withDefaults() *poolSettings {
+	full := *s
+	full.memory = orDefault(s.memory, kvscore.DefaultMemory)
+	full.blockSize = orDefault(s.blockSize, kvscore.DefaultBlockSize)
+	full.textBlock = orDefault(s.textBlock, defaultTextBlock)
+	full.ttl = orDefault(s.ttl, defaultTTL)
+	full.maxSessions = orDefault(s.maxSessions, defaultMaxSessions)
+	return &full
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
 		return def
 	}
 	return v
 }
 
-// workerSettings checks the workers and merges the defaults of `*` into each.
+// workerSettings checks the workers.
 func (h *Handler) workerSettings(s *poolSettings) error {
 	s.workers = make(map[string]Worker, len(h.Workers))
-	upstreams := make(map[string]bool, len(h.ReverseProxy.Upstreams))
+	s.upstreams = make(map[string]bool, len(h.ReverseProxy.Upstreams))
 	for _, up := range h.ReverseProxy.Upstreams {
-		upstreams[up.Dial] = true
+		s.upstreams[up.Dial] = true
 	}
-	byID := make(map[uint64]string)
 	for _, w := range h.Workers {
 		if w == nil || w.Dial == "" {
 			return fmt.Errorf("worker: the dial address is missing")
@@ -89,12 +103,18 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 		if w.Dial == allWorkers && w.ID != 0 {
 			return fmt.Errorf("worker *: id %d cannot be that of all workers", w.ID)
 		}
-		if w.Dial != allWorkers && !upstreams[w.Dial] && h.ReverseProxy.DynamicUpstreamsRaw == nil {
+		if w.Dial != allWorkers && !s.upstreams[w.Dial] && h.ReverseProxy.DynamicUpstreamsRaw == nil {
 			return fmt.Errorf("worker %s: is not among the upstreams", w.Dial)
 		}
 		s.workers[w.Dial] = *w
 	}
-	for dial := range upstreams {
+	return nil
+}
+
+// checkIDs checks that no two workers have one id.
+func (s *poolSettings) checkIDs() error {
+	byID := make(map[uint64]string)
+	for _, dial := range slices.Sorted(maps.Keys(s.upstreams)) {
 		id := s.worker(dial).ID
 		if other, taken := byID[id]; taken {
 			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
@@ -118,17 +138,65 @@ func (s *poolSettings) worker(dial string) Worker {
 	return w
 }
 
-func (s *poolSettings) equal(o *poolSettings) bool {
-	if s.memory != o.memory || s.blockSize != o.blockSize || s.textBlock != o.textBlock ||
-		s.ttl != o.ttl || s.maxSessions != o.maxSessions {
-		return false
+// merge returns what two handlers of one pool want together. What one of them
+// leaves open is the other's to say; the error names what both say differently.
+func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
+	m := &poolSettings{workers: maps.Clone(s.workers), upstreams: maps.Clone(s.upstreams)}
+	maps.Copy(m.upstreams, o.upstreams)
+	err := errors.Join(
+		mergeField(&m.memory, s.memory, o.memory, "index memory"),
+		mergeField(&m.blockSize, s.blockSize, o.blockSize, "index block_size"),
+		mergeField(&m.textBlock, s.textBlock, o.textBlock, "index text_block"),
+		mergeField(&m.ttl, s.ttl, o.ttl, "affinity ttl"),
+		mergeField(&m.maxSessions, s.maxSessions, o.maxSessions, "affinity max_sessions"),
+	)
+	for dial, theirs := range o.workers {
+		ours := s.workers[dial]
+		w := Worker{Dial: dial}
+		err = errors.Join(err,
+			mergeField(&w.ID, ours.ID, theirs.ID, "worker "+dial+" id"),
+			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),
+		)
+		m.workers[dial] = w
 	}
-	for dial, w := range s.workers {
-		if other, both := o.workers[dial]; both && other != w {
-			return false
-		}
+	if err == nil {
+		err = m.checkIDs()
 	}
-	return true
+	return m, err
+}
+
+func mergeField[T comparable](to *T, a, b T, name string) error {
+	*to = orDefault(a, b)
+	var zero T
+	if a != b && a != zero && b != zero {
+		return fmt.Errorf("%s: one handler says %v, another %v", name, a, b)
+	}
+	return nil
+}
+
+// sharedSettings are those of all handlers of one configuration that name one
+// pool. They grow while the configuration is provisioned.
+type sharedSettings struct {
+	mu  sync.Mutex
+	all *poolSettings
+}
+
+// get returns the settings, with defaults.
+func (s *sharedSettings) get() *poolSettings {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all.withDefaults()
+}
+
+// add adds those of one handler.
+func (s *sharedSettings) add(one *poolSettings) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, err := s.all.merge(one)
+	if err == nil {
+		s.all = all
+	}
+	return err
 }
 
 // sessionKey is one place where a session's key is looked for: a header, or

@@ -7,9 +7,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync/atomic"
-	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -20,9 +17,8 @@ type transport struct {
 	*reverseproxy.HTTPTransport
 }
 
-// RoundTrip implements http.RoundTripper. It returns an error that the proxy
-// takes for a reason to try again exactly when another worker is left that may
-// do better.
+// RoundTrip implements http.RoundTripper. What becomes of a failed attempt is
+// decided here, and made by the proxy.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	rt, ok := req.Context().Value(routeKey{}).(*route)
 	if !ok {
@@ -52,7 +48,8 @@ const reconnects = 2
 // in it, as it does after a connection that was kept alive turned out closed.
 func (rt *route) send(t *transport, req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
-	resp, err := t.HTTPTransport.RoundTrip(rt.outgoing(req, resends))
+	rt.sent = rt.outgoing(req, resends)
+	resp, err := t.HTTPTransport.RoundTrip(rt.sent)
 	n := resends.Load()
 	if n > 0 {
 		rt.h.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
@@ -65,12 +62,14 @@ var errResent = errors.New("kv_router: already sent again once")
 // outgoing returns the request of this attempt, with the body from its first
 // byte.
 func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Request {
-	body := rt.plan.body
+	body := rt.body
 	if body == nil {
 		return req
 	}
 	out := *req
-	out.Header = maps.Clone(req.Header) // of the attempts before and after
+	if rt.sent != nil {
+		out.Header = maps.Clone(req.Header) // an attempt before may still be writing it
+	}
 	if rt.plan.request != nil {
 		// what is compressed cannot be read as it passes
 		out.Header.Set("Accept-Encoding", "identity")
@@ -79,6 +78,9 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 		return &out
 	}
 	out.Body, out.ContentLength = body.open(), body.size
+	if len(req.Trailer) > 0 {
+		out.ContentLength = -1 // HTTP/1 has trailers only after chunks
+	}
 	// Engines close idle connections when they please. net/http sends a
 	// request again that met such a close, if it can have the body again and
 	// takes the request for idempotent; a header without a value says so and
@@ -96,96 +98,20 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	return &out
 }
 
-// repeatable tells whether the request can be made again, after it may have
-// reached a worker.
-func (rt *route) repeatable(reached bool) bool {
-	if rt.plan.body == nil && rt.plan.stream.touched {
-		return false
+// dropBody lets go of the request's body: an answer may take long, and the
+// body is not sent again.
+func (rt *route) dropBody() {
+	if rt.body == nil {
+		return
 	}
-	return !reached || rt.plan.repeatable
-}
-
-// failed deals with an attempt that came to no answer.
-func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
-	a := rt.attempt
-	rt.endAttempt(false)
-	if req.Context().Err() != nil {
-		return nil, err // the client is gone
+	rt.pool.bodies.Add(-rt.body.size)
+	rt.body.done()
+	rt.body = nil
+	if rt.lazy != nil {
+		rt.lazy.of = nil
 	}
-	rt.rateDown(a, err.Error(), 0)
-	rt.failure = err
-	var dial reverseproxy.DialError
-	reached := !errors.As(err, &dial)
-	if rt.repeatable(reached) && rt.otherLeft() {
-		if reached {
-			rt.countRetry(a, "broken")
-		} else {
-			rt.countRetry(a, "refused")
-		}
-		return nil, retryError{err}
-	}
-	return rt.giveUp()
-}
-
-// giveUp returns the answer that was held back, or else the last failure.
-func (rt *route) giveUp() (*http.Response, error) {
-	if resp := rt.held; resp != nil {
-		rt.held = nil
-		rt.answer = &observer{rt: rt, body: resp.Body, status: resp.StatusCode, attempt: rt.attempt}
-		resp.Body = rt.answer
-		return resp, nil
-	}
-	if rt.failure == nil {
-		rt.failure = errors.New("no worker left")
-	}
-	return nil, lastError{rt.failure}
-}
-
-// answered deals with an attempt that came to an answer.
-func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Response, error) {
-	a := rt.attempt
-	if retryable(resp.StatusCode) {
-		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header))
-		if rt.repeatable(true) && rt.otherLeft() {
-			rt.endAttempt(false)
-			rt.release()
-			rt.held = resp
-			rt.countRetry(a, strconv.Itoa(resp.StatusCode))
-			return nil, retryError{errors.New("worker answered " + resp.Status)}
-		}
-	} else if a.worker.health.succeed(a.begun) {
-		rt.h.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
-	}
-	rt.release()
-	rt.label(resp.Header, a)
-	if resp.StatusCode < 300 {
-		rt.commit()
-	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		rt.observe(req, resp)
-	}
-	return resp, nil
-}
-
-// release lets go of an answer that was held back.
-func (rt *route) release() {
-	if rt.held != nil {
-		_ = rt.held.Body.Close()
-		rt.held = nil
-	}
-}
-
-func (rt *route) countRetry(a *attempt, reason string) {
-	rt.h.metrics.retries.WithLabelValues(rt.pool.name, a.worker.dial, reason).Inc()
-}
-
-// rateDown marks the worker of a failed attempt, with one log line when it was
-// well before.
-// wait is how long the worker asked to be left alone.
-func (rt *route) rateDown(a *attempt, why string, wait time.Duration) {
-	if a.worker.health.fail(now(), a.begun, wait) {
-		rt.h.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
-			zap.String("upstream", a.worker.dial), zap.String("why", why))
+	if rt.sent != nil {
+		rt.sent.GetBody = nil
 	}
 }
 

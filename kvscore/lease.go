@@ -2,6 +2,7 @@ package kvscore
 
 import (
 	"container/heap"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -9,9 +10,9 @@ import (
 )
 
 // Lease is one attempt's booking on one target: prefill tokens until the first
-// token, KV blocks and the request itself until the end. FirstToken and Output
-// belong to the goroutine that reads the answer; End may be called by any, and
-// more than once: the first call counts.
+// token, KV blocks and the request itself until the end. FirstToken, Prefilled
+// and Output belong to the goroutine that reads the answer; Alive and End may
+// be called by any, and End more than once: the first call counts.
 type Lease struct {
 	scheduler *Scheduler
 	books     *books
@@ -31,7 +32,8 @@ type Lease struct {
 	ref        index.Ref
 	prefill    int64 // still booked
 	unshared   float64
-	output     int64 // blocks
+	untracked  float64 // blocks
+	output     int64   // blocks
 	due        time.Time
 	duePos     int
 	ended      bool
@@ -41,23 +43,35 @@ type Lease struct {
 // Target returns the target that the lease is on.
 func (l *Lease) Target() Target { return l.books.target }
 
-// FirstToken takes in that the first token has come, or the header of an
-// answer that is not streamed: the prefill is over.
-func (l *Lease) FirstToken(now time.Time) {
-	l.seen.Store(now.UnixNano())
+// Alive takes in a sign of life that says nothing else. It takes no lock.
+func (l *Lease) Alive(now time.Time) { l.seen.Store(now.UnixNano()) }
+
+// FirstToken takes in that the first token has come, or the header of a good
+// answer that is not streamed: the prefill is over, and the time that it took
+// shows how fast the target is.
+func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, true) }
+
+// Prefilled takes in that the prefill is over without a token, as by an answer
+// that says what is wrong. The time that it took teaches nothing.
+func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false) }
+
+func (l *Lease) prefillOver(now time.Time, learn bool) {
+	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if l.ended || l.wait == 0 {
 		return
 	}
 	l.computed()
-	l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), !l.streamed)
+	if learn {
+		l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), !l.streamed)
+	}
 	l.wait = 0 // once is enough
 }
 
 // Output takes in that the answer has come to so many tokens in all.
 func (l *Lease) Output(now time.Time, tokens int64) {
-	l.seen.Store(now.UnixNano())
+	l.Alive(now)
 	total := blocksOf(l.tokens+tokens, l.blockSize)
 	more := total - l.total
 	if more <= 0 {
@@ -93,16 +107,22 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	b := l.books
 	b.requests--
 	b.output -= l.output
-	if b.unshared -= l.unshared; b.requests == 0 {
-		b.unshared = 0 // what is left is rounding
+	b.unshared -= l.unshared
+	b.untracked -= l.untracked
+	if b.requests == 0 {
+		b.unshared, b.untracked = 0, 0 // what is left is rounding
 	}
 	keep := computed && l.restarts == b.restarts
 	s.index.Release(l.ref, keep)
 	if keep && len(answer) > 0 {
 		s.index.Touch(b.slot, l.root, answer, l.milliTokens)
 	}
+	b.before = slices.DeleteFunc(b.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
 	s.leases.remove(l)
 	s.live--
+	if _, ok := s.retired[b.target]; ok {
+		s.forget(b.target)
+	}
 	return true
 }
 

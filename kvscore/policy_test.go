@@ -149,27 +149,3 @@ func TestLeastLoadOrder(t *testing.T) {
 		t.Errorf("chose %d, want 3", i)
 	}
 }
-
-func TestRatiosLearn(t *testing.T) {
-	var r Ratios
-	if got := r.BytesPerToken("m"); got != DefaultBytesPerToken {
-		t.Errorf("unknown model: %v", got)
-	}
-	r.Learn("m", 10, 3)         // too short
-	r.Learn("m", 1_000_000, 40) // no tokenizer does that
-	if got := r.BytesPerToken("m"); got != DefaultBytesPerToken {
-		t.Errorf("learned from nonsense: %v", got)
-	}
-	for range 50 {
-		r.Learn("m", 3000, 1000)
-	}
-	if got := r.BytesPerToken("m"); math.Abs(got-3) > 0.01 {
-		t.Errorf("ratio %v, want 3", got)
-	}
-	for i := range 2 * maxRatios {
-		r.Learn(string(rune(i+1000)), 3000, 1000)
-	}
-	if len(r.model) > maxRatios {
-		t.Errorf("%d models are remembered", len(r.model))
-	}
-}

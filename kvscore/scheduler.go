@@ -1,6 +1,7 @@
 package kvscore
 
 import (
+	"runtime"
 	"sync"
 	"time"
 
@@ -38,17 +39,19 @@ type Scheduler struct {
 	index    *index.Index
 	match    index.Match // scratch of snapshot
 	targets  map[Target]*books
-	slots    []*books // by slot; nil where free
+	slots    []*books // by slot; nil where nobody has it
+	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
-	expired  uint64
 	bookings uint64  // counts up with each booking: a snapshot's age
 	rate     float64 // prefill tokens a second over all targets; 0 = not learned
+
+	expired, untracked, policyFaults, staleChoices uint64 // see Stats
 }
 
 // NewScheduler returns a scheduler without targets.
 func NewScheduler(s Settings) *Scheduler {
-	sch := &Scheduler{targets: make(map[Target]*books)}
+	sch := &Scheduler{targets: make(map[Target]*books), retired: make(map[Target]struct{})}
 	sch.settings = s.withDefaults()
 	sch.index = index.New(sch.settings.Memory)
 	return sch
@@ -68,7 +71,7 @@ func (s Settings) withDefaults() Settings {
 }
 
 // Apply changes the settings of a scheduler in use. Nothing is forgotten but
-// what no longer fits.
+// what no longer fits, and that little by little: see Step.
 func (s *Scheduler) Apply(settings Settings) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,10 +80,11 @@ func (s *Scheduler) Apply(settings Settings) {
 }
 
 // Declare makes a target known, or changes its capacity: the tokens that its
-// KV cache has room for, DefaultCapacity if 0.
+// KV cache has room for, DefaultCapacity if 0. It takes back a Retire.
 func (s *Scheduler) Declare(t Target, capacity int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.retired, t)
 	s.declare(t, capacity)
 }
 
@@ -101,9 +105,11 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 	return b
 }
 
+// freeSlot returns a slot that nobody has and that holds nothing of whoever had
+// it before.
 func (s *Scheduler) freeSlot() int {
 	for i, b := range s.slots {
-		if b == nil {
+		if b == nil && s.index.Idle(i) {
 			return i
 		}
 	}
@@ -112,20 +118,38 @@ func (s *Scheduler) freeSlot() int {
 }
 
 // Clear takes in that a target has lost its cache, as by a restart. What is
-// booked there stays booked.
+// booked there stays booked; it leaves no trace in the mirror when it ends.
 func (s *Scheduler) Clear(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b := s.targets[t]; b != nil {
-		b.restarts++
-		s.index.Clear(b.slot)
+	b := s.targets[t]
+	if b == nil {
+		return
 	}
+	b.restarts++
+	s.index.Clear(b.slot)
+	if s.index.Idle(b.slot) {
+		return
+	}
+	// Emptying a large mirror takes a while, and requests in flight use theirs:
+	// the target goes on with an empty one.
+	if s.index.InUse(b.slot) > 0 {
+		b.before = append(b.before, b.slot)
+	}
+	s.slots[b.slot] = nil
+	b.slot = s.freeSlot()
+	s.slots[b.slot] = b
+	s.index.SetCapacity(b.slot, b.capacity)
 }
 
 // Forget removes a target that has no leases, and tells whether it did.
 func (s *Scheduler) Forget(t Target) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.forget(t)
+}
+
+func (s *Scheduler) forget(t Target) bool {
 	b := s.targets[t]
 	if b == nil {
 		return true
@@ -139,131 +163,40 @@ func (s *Scheduler) Forget(t Target) bool {
 	return true
 }
 
-// Request is what a scheduler must know of a request.
-type Request struct {
-	// Root identifies what prompts must have in common to share blocks at all:
-	// model, LoRA, salt, kind of content.
-	Root uint64
-	// Blocks are the content hashes of the prompt's full blocks in order.
-	Blocks []uint64
-	// BlockTokens is the number of tokens in one of Blocks, estimated where
-	// they are blocks of text.
-	BlockTokens float64
-	// Tokens is the length of the prompt, known or estimated.
-	Tokens int64
-	// Streamed says that the first token will be seen when it comes. The
-	// prefill of other requests is taken to be over when it should be.
-	Streamed bool
-}
+// maxRetired bounds the retired targets remembered.
+const maxRetired = 1024
 
-// chooseAgain bounds how often a choice is made anew because another request
-// was booked meanwhile.
-const chooseAgain = 2
-
-// Select lets the policy choose among targets and books the request on the
-// chosen one. bound, if not negative, is the position of the target that the
-// choice is already made for; the candidates' terms are filled in all the same.
-// sel keeps the terms of the choice; it is the caller's, to be used again.
-func (s *Scheduler) Select(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
-	for try := 0; ; try++ {
-		s.mu.Lock()
-		s.snapshot(now, r, targets, sel)
-		seen := s.bookings
-		s.mu.Unlock()
-
-		// the policy may be anybody's: it runs without the lock
-		chosen := bound
-		if bound < 0 {
-			chosen = p.Choose(sel)
+// Retire removes a target as soon as it has no leases, at once if it has none,
+// and again after requests that were choosing among targets at that time and
+// chose it. Declare takes it back.
+func (s *Scheduler) Retire(t Target) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.retired) >= maxRetired {
+		for old := range s.retired {
+			if s.targets[old] == nil {
+				delete(s.retired, old)
+			}
 		}
-
-		s.mu.Lock()
-		if bound < 0 && s.bookings != seen && try < chooseAgain && len(targets) > 1 {
-			// requests that arrive together would all choose the same target
-			s.mu.Unlock()
-			continue
-		}
-		lease := s.book(now, r, sel.Candidates[chosen])
-		s.mu.Unlock()
-		return chosen, lease
 	}
-}
-
-// snapshot fills in sel for the request. The lock is held.
-func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *Selection) {
-	block := float64(s.settings.BlockSize)
-	scale := r.BlockTokens / block // KV blocks in one of the request's blocks
-	s.index.Match(r.Root, r.Blocks, &s.match)
-	sel.Tokens, sel.BlockSize = r.Tokens, s.settings.BlockSize
-	sel.Stems = sel.Stems[:0]
-	for _, m := range s.match.Stems {
-		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
-	}
-	sel.Candidates = sel.Candidates[:0]
-	for _, t := range targets {
-		b := s.targets[t]
-		if b == nil {
-			b = s.declare(t, 0)
-		}
-		b.settle(now)
-		held, inUse := at(s.match.Held, b.slot), at(s.match.InUse, b.slot)
-		sel.Candidates = append(sel.Candidates, Candidate{
-			Target:         t,
-			OverlapBlocks:  float64(held) * scale,
-			OverlapTokens:  min(int64(float64(held)*r.BlockTokens+0.5), r.Tokens),
-			PrefillTokens:  b.prefill,
-			PromptBlocks:   float64(s.index.InUse(b.slot)) / block,
-			UnsharedBlocks: b.unshared,
-			OutputBlocks:   float64(b.output),
-			RequestBlocks:  float64(len(r.Blocks)) * scale,
-			SharedBlocks:   float64(inUse) * scale,
-			Requests:       b.requests,
-		})
-	}
-}
-
-func at(depths []int32, slot int) int32 {
-	if slot < len(depths) {
-		return depths[slot]
-	}
-	return 0
-}
-
-// book makes the lease. The lock is held.
-func (s *Scheduler) book(now time.Time, r *Request, c Candidate) *Lease {
-	b := s.targets[c.Target]
-	if b == nil { // forgotten since the snapshot
-		b = s.declare(c.Target, 0)
-	}
-	s.bookings++
-	l := &Lease{
-		scheduler: s, books: b, restarts: b.restarts, booked: now,
-		root: r.Root, milliTokens: int64(r.BlockTokens * 1000),
-		tokens: r.Tokens, prefill: max(0, r.Tokens-c.OverlapTokens),
-		unshared:  c.RequestBlocks,
-		blockSize: int64(s.settings.BlockSize),
-		streamed:  r.Streamed,
-	}
-	if l.prefill > 0 {
-		l.wait = b.prefill + l.prefill
-	}
-	l.total = blocksOf(l.tokens, l.blockSize)
-	l.seen.Store(now.UnixNano())
-	l.ref, _ = s.index.Acquire(b.slot, r.Root, r.Blocks, l.milliTokens)
-	b.requests++
-	b.unshared += l.unshared
-	b.prefill += l.prefill
-	if !r.Streamed && l.prefill > 0 {
-		b.expect(l, now.Add(s.prefillTime(b, l.wait)))
-	}
-	s.leases.push(l)
-	s.live++
-	return l
+	s.retired[t] = struct{}{}
+	s.forget(t)
 }
 
 // Expire ends the leases without a sign of life since Settings.LeaseExpiry and
 // returns how many. To be called every now and then.
 func (s *Scheduler) Expire(now time.Time) int {
+	n := s.expire(now)
+	for range stepsAtOnce {
+		if !s.Step(stepWork) {
+			break
+		}
+		runtime.Gosched() // to whoever waits for the lock
+	}
+	return n
+}
+
+func (s *Scheduler) expire(now time.Time) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	limit := now.Add(-s.settings.LeaseExpiry).UnixNano()
@@ -280,48 +213,19 @@ func (s *Scheduler) Expire(now time.Time) int {
 	return n
 }
 
-// Stats are the totals of a scheduler.
-type Stats struct {
-	// Leases are those that have not ended; Expired counts those that had to
-	// be ended by Expire, ever.
-	Leases  int
-	Expired uint64
-	// IndexBytes and IndexBlocks are the size of the index.
-	IndexBytes, IndexBlocks int64
-}
+const (
+	// stepWork is what Expire lets Step do at once, a fraction of a
+	// millisecond; stepsAtOnce is how often, so that it returns within seconds.
+	stepWork    = 2048
+	stepsAtOnce = 10_000
+)
 
-// Stats returns the totals.
-func (s *Scheduler) Stats() Stats {
+// Step does some of the work that the mirrors are behind with, after memory or
+// a capacity was lowered or a target lost its cache: about so many records are
+// visited, of which a thousand take some 0.1 ms. It returns whether there is
+// more. Expire calls it, too, until nothing is left.
+func (s *Scheduler) Step(work int) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{Leases: s.live, Expired: s.expired, IndexBytes: s.index.Bytes(), IndexBlocks: s.index.Blocks()}
-}
-
-// Load is what is booked on a target and what its mirror holds.
-type Load struct {
-	Target         Target
-	Requests       int
-	PrefillTokens  int64
-	PromptBlocks   float64 // shared ones counted once
-	OutputBlocks   int64
-	CachedTokens   int64
-	CapacityTokens int64
-}
-
-// Load returns the books of a target; false if it is not known.
-func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.targets[t]
-	if b == nil {
-		return Load{Target: t}, false
-	}
-	b.settle(now)
-	return Load{
-		Target: t, Requests: b.requests, PrefillTokens: b.prefill,
-		PromptBlocks:   float64(s.index.InUse(b.slot)) / float64(s.settings.BlockSize),
-		OutputBlocks:   b.output,
-		CachedTokens:   s.index.Used(b.slot),
-		CapacityTokens: b.capacity,
-	}, true
+	return s.index.Step(work)
 }

@@ -124,14 +124,111 @@ func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
 }
 
 func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
-	_, l := s.Select(epoch, prompt(upTo(5)...), ts, 0, nil, &Selection{})
-	s.Clear(ts[0])
-	l.End(true, upTo(9))
-	if load, _ := s.Load(epoch, ts[0]); load.CachedTokens != 0 {
-		t.Errorf("the restarted target holds %d tokens", load.CachedTokens)
+	for _, computed := range []bool{false, true} {
+		s, ts := NewScheduler(Settings{}), targets(2)
+		s.Declare(ts[0], 1<<40)
+		sel := &Selection{}
+		for i := range uint64(3000) { // more than is forgotten at once
+			_, l := s.Select(epoch, prompt(i*2, i*2+1), ts, 0, nil, sel)
+			l.End(true, nil)
+		}
+		_, l := s.Select(epoch, prompt(upTo(5)...), ts, 0, nil, sel)
+		l.Output(epoch, 100)
+		for range 2 {
+			s.Clear(ts[0])
+			if load, _ := s.Load(epoch, ts[0]); load.PromptBlocks != 5 || load.CachedTokens != 0 || load.CapacityTokens != 1<<40 {
+				t.Errorf("after the restart: %+v", load)
+			}
+		}
+		_, again := s.Select(epoch, prompt(upTo(7)...), ts, 0, nil, sel)
+		if sel.Candidates[0].OverlapBlocks != 0 || sel.Candidates[0].PromptBlocks != 5 {
+			t.Errorf("the restarted target is offered with %+v", sel.Candidates[0])
+		}
+		l.End(computed, upTo(9))
+		if load, _ := s.Load(epoch, ts[0]); load.CachedTokens != 7*16 || load.PromptBlocks != 7 {
+			t.Errorf("after the end of what was before the restart: %+v", load)
+		}
+		again.End(true, nil)
+		for n := 0; s.Step(1000); n++ {
+			if n > 1000 {
+				t.Fatal("the work does not end")
+			}
+		}
+		idle(t, s, ts, epoch)
+		if s.Stats().IndexBlocks != 7 || len(s.slots) > 2 {
+			t.Errorf("%d blocks are left, %d slots", s.Stats().IndexBlocks, len(s.slots))
+		}
+		s.Declare(ts[1], 0)
+		if load, _ := s.Load(epoch, ts[1]); load.CachedTokens != 0 || s.targets[ts[1]].slot == s.targets[ts[0]].slot {
+			t.Errorf("the next target has what the restarted one had: %+v", load)
+		}
 	}
-	idle(t, s, ts, epoch)
+}
+
+func TestRetire(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(4)
+	for _, target := range ts {
+		s.Declare(target, 1600)
+	}
+	known := func(i int) bool {
+		_, ok := s.Load(epoch, ts[i])
+		return ok
+	}
+	s.Retire(ts[0])
+	if known(0) {
+		t.Error("a target without leases is still known")
+	}
+	_, l1 := s.Select(epoch, prompt(1), ts, 1, nil, &Selection{})
+	_, l2 := s.Select(epoch, prompt(1), ts, 1, nil, &Selection{})
+	_, l3 := s.Select(epoch, prompt(1), ts, 2, nil, &Selection{})
+	s.Retire(ts[1])
+	s.Retire(ts[2])
+	s.Declare(ts[2], 3200) // it is back
+	l3.End(true, nil)
+	if l1.End(true, nil); !known(1) || !known(2) {
+		t.Error("a target with a lease, or one that is back, is forgotten")
+	}
+	if l2.End(true, nil); known(1) {
+		t.Error("a retired target outlives its last lease")
+	}
+	// who was choosing meanwhile may book it, and takes it away again
+	_, l := s.Select(epoch, prompt(1), ts, 0, nil, &Selection{})
+	if !known(0) {
+		t.Error("a lease without books")
+	}
+	if l.End(true, nil); known(0) {
+		t.Error("a retired target that was booked again is still known")
+	}
+	// neither does being offered make one known
+	_, l = s.Select(epoch, prompt(1), ts, 3, nil, &Selection{})
+	if l.End(true, nil); known(0) || known(1) {
+		t.Error("a retired target is known after it was offered")
+	}
+	for i := range uint64(5000) {
+		s.Retire(Target{Worker: 100 + i})
+	}
+	if len(s.retired) > maxRetired {
+		t.Errorf("%d retired targets are remembered", len(s.retired))
+	}
+}
+
+// A smaller memory is reached step by step, by Expire alone if need be.
+func TestMemoryIsLoweredInSteps(t *testing.T) {
+	s, ts := NewScheduler(Settings{Memory: 16 << 20}), targets(1)
+	s.Declare(ts[0], 1<<40)
+	for i := range uint64(100_000) {
+		_, l := s.Select(epoch, prompt(i), ts, 0, nil, &Selection{})
+		l.End(true, nil)
+	}
+	before := s.Stats().IndexBytes
+	s.Apply(Settings{Memory: 2 << 20})
+	if now := s.Stats().IndexBytes; before < 8<<20 || now < before/2 {
+		t.Errorf("%d bytes became %d at once", before, now)
+	}
+	s.Expire(epoch)
+	if now := s.Stats().IndexBytes; now > 2<<20 || now < 1<<20 {
+		t.Errorf("%d bytes after the upkeep", now)
+	}
 }
 
 func TestLeakedLeaseExpires(t *testing.T) {
@@ -139,7 +236,10 @@ func TestLeakedLeaseExpires(t *testing.T) {
 	sel := &Selection{}
 	_, leaked := s.Select(epoch, prompt(upTo(5)...), ts, 0, nil, sel)
 	_, alive := s.Select(epoch, prompt(upTo(6)...), ts, 0, nil, sel)
-	alive.Output(epoch.Add(59*time.Second), 1)
+	alive.Output(epoch.Add(30*time.Second), 1)
+	s.mu.Lock() // which a sign of life does not need
+	alive.Alive(epoch.Add(59 * time.Second))
+	s.mu.Unlock()
 	if n := s.Expire(epoch.Add(61 * time.Second)); n != 1 {
 		t.Errorf("%d leases expired, want 1", n)
 	}
@@ -199,12 +299,19 @@ func TestBooksComeBackToZero(t *testing.T) {
 			for i := range r.Blocks {
 				r.Blocks[i] += uint64(i/7) * uint64(rnd.IntN(3)) * 1000
 			}
+			if rnd.IntN(50) == 0 { // more than the mirror takes
+				r.Blocks = distinct(rnd.Uint64(), 200)
+			}
 			r.Streamed, r.BlockTokens = rnd.IntN(2) == 0, 10+10*rnd.Float64()
 			_, l := s.Select(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[rnd.IntN(4)], sel)
 			live = append(live, l)
 		case len(live) == 0:
 		case op < 6:
-			live[rnd.IntN(len(live))].FirstToken(at)
+			if l := live[rnd.IntN(len(live))]; rnd.IntN(3) > 0 {
+				l.FirstToken(at)
+			} else {
+				l.Prefilled(at)
+			}
 		case op < 7:
 			live[rnd.IntN(len(live))].Output(at, int64(rnd.IntN(500)))
 		case op < 9:
@@ -213,18 +320,41 @@ func TestBooksComeBackToZero(t *testing.T) {
 			if rnd.IntN(4) > 0 { // else it will be ended again
 				live = slices.Delete(live, i, i+1)
 			}
-		case rnd.IntN(50) == 0:
-			s.Clear(ts[rnd.IntN(5)])
+		default:
+			target := ts[rnd.IntN(5)]
+			switch rnd.IntN(100) {
+			case 0, 1:
+				s.Clear(target)
+			case 2:
+				s.Retire(target)
+			case 3, 4:
+				s.Declare(target, 1000+int64(rnd.IntN(2000)))
+			case 5:
+				s.Apply(Settings{Memory: int64(1+rnd.IntN(16)) << 16, LeaseExpiry: time.Hour})
+			case 6:
+				s.Step(rnd.IntN(500))
+			}
 		}
+	}
+	if s.Stats().Untracked == 0 {
+		t.Error("everything was tracked")
 	}
 	for _, l := range live {
 		l.End(true, nil)
 	}
 	idle(t, s, ts, at)
+	for _, b := range s.targets {
+		if b.unshared != 0 || b.untracked != 0 || len(b.due) != 0 || len(b.before) != 0 {
+			t.Errorf("the books of %s are not at zero: %+v", b.target, b)
+		}
+	}
 	for _, target := range ts {
 		if !s.Forget(target) {
 			t.Errorf("%s cannot be forgotten", target)
 		}
+	}
+	if s.Expire(at); s.Stats().IndexBlocks != 0 {
+		t.Errorf("%d blocks are left of targets that were forgotten", s.Stats().IndexBlocks)
 	}
 }
 

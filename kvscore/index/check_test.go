@@ -6,21 +6,24 @@ import "testing"
 func (x *Index) check(t testing.TB) {
 	t.Helper()
 	var hashBytes, blocks int64
-	children := map[uint32]uint32{}
+	children := map[uint32]int{}
+	checkSlab(t, &x.runs)
+	checkSlab(t, &x.holds)
+	x.checkTable(t)
 	runs, holds := 0, 0
 	listed := map[uint32]bool{} // holds reached through runs
 	used := make([]int64, len(x.slots))
 	inUse := make([]int64, len(x.slots))
 	inUseBlocks := make([]int64, len(x.slots))
 	for id := uint32(1); int(id) < len(x.runs.pages)*page; id++ {
-		r := x.runs.at(id)
-		if !r.live() {
+		if x.runs.pages[id/page] == nil || !x.runs.at(id).live() {
 			continue
 		}
+		r := x.runs.at(id)
 		runs++
 		hashBytes += hashSize(r.hashes)
 		blocks += int64(len(r.hashes))
-		if got := x.child(r.parent, r.root, r.hashes[0]); got != id {
+		if got := x.child(r.parent, x.seedOf(r.parent), r.root, r.hashes[0]); got != id {
 			t.Fatalf("run %d is found as %d", id, got)
 		}
 		if r.parent != 0 {
@@ -44,16 +47,14 @@ func (x *Index) check(t testing.TB) {
 			seen[h.slot] = true
 			longest = max(longest, h.n)
 			w := int64(h.n) * int64(r.weight)
-			if h.resident {
-				used[h.slot] += w
-			}
+			used[h.slot] += w
 			if h.refs > 0 {
 				inUse[h.slot] += w
 				inUseBlocks[h.slot] += int64(h.n)
 				if int(h.n) != len(r.hashes) {
 					t.Fatalf("run %d: hold %d in use in part", id, i)
 				}
-			} else if !h.resident || !h.confirmed || h.parked {
+			} else if !h.confirmed || h.parked {
 				t.Fatalf("run %d: hold %d not in use %+v", id, i, *h)
 			}
 			if r.parent == 0 {
@@ -61,7 +62,7 @@ func (x *Index) check(t testing.TB) {
 			}
 			p := x.runs.at(r.parent)
 			_, ph := x.holdOf(p, h.slot)
-			if ph == nil || int(ph.n) != len(p.hashes) || h.resident && !ph.resident ||
+			if ph == nil || int(ph.n) != len(p.hashes) ||
 				ph.refs < h.refs || h.confirmed && !ph.confirmed {
 				t.Fatalf("run %d: slot %d lacks the parent", id, h.slot)
 			}
@@ -74,8 +75,18 @@ func (x *Index) check(t testing.TB) {
 		}
 	}
 	for id := uint32(1); int(id) < len(x.runs.pages)*page; id++ {
-		if r := x.runs.at(id); r.live() && r.children != children[id] {
-			t.Fatalf("run %d: children %d, want %d", id, r.children, children[id])
+		if x.runs.pages[id/page] == nil || !x.runs.at(id).live() {
+			continue
+		}
+		n, prev := 0, uint32(0)
+		for i := x.runs.at(id).child; i != 0; i = x.runs.at(i).next {
+			if c := x.runs.at(i); c.parent != id || c.prev != prev {
+				t.Fatalf("run %d: bad child %d", id, i)
+			}
+			n, prev = n+1, i
+		}
+		if n != children[id] {
+			t.Fatalf("run %d: children %d, want %d", id, n, children[id])
 		}
 	}
 	if hashBytes != x.hashBytes || blocks != x.blocks || runs != x.runs.count() ||
@@ -110,5 +121,81 @@ func (x *Index) check(t testing.TB) {
 	}
 	if reached != holds {
 		t.Fatalf("%d holds in slots' lists of %d", reached, holds)
+	}
+}
+
+// checkSlab verifies that every page is in the list that it belongs to.
+func checkSlab[T any, P record[T]](t testing.TB, s *slab[T, P]) {
+	t.Helper()
+	live, spare, unlisted := 0, 0, 0
+	for n, p := range s.pages {
+		if p == nil {
+			continue
+		}
+		h := s.heads[n]
+		used, free := 0, 0
+		for i := range p {
+			if P(&p[i]).live() || n == 0 && i == 0 {
+				used++
+			}
+		}
+		for i := h.free; i != 0; i = uint16(*P(&p[i-1]).link()) {
+			free++
+		}
+		if used != int(h.used) || used+free != page {
+			t.Fatalf("page %d: %d used, %d free, %+v", n, used, free, h)
+		}
+		live, spare = live+1, spare+free
+		c := uint8(used / (page / 8))
+		if h.stuck {
+			c = map[bool]uint8{true: none, false: sticky}[c == full]
+		}
+		if h.class != c {
+			t.Fatalf("page %d: %d used in class %d", n, used, h.class)
+		}
+		if c == none {
+			unlisted++
+		}
+	}
+	listed := unlisted
+	for c, n := range s.lists {
+		for prev := uint32(0); n != 0; prev, n = n, s.heads[n-1].next {
+			if h := s.heads[n-1]; int(h.class) != c || h.prev != prev {
+				t.Fatalf("page %d in list %d: %+v", n-1, c, h)
+			}
+			listed++
+		}
+	}
+	if live != s.live || spare != s.spare || listed != live {
+		t.Fatalf("%d pages want %d, %d spare want %d, %d listed", s.live, live, s.spare, spare, listed)
+	}
+}
+
+func (x *Index) checkTable(t testing.TB) {
+	t.Helper()
+	tab := &x.table
+	count, size, deepest := 0, int64(0), 0
+	for i := 0; i < len(tab.dir); {
+		s := tab.dir[i].segment
+		n := 0
+		for _, e := range s.entries {
+			if e.run == 0 {
+				continue
+			}
+			if n++; tab.segment(e.hash) != s {
+				t.Fatalf("an entry is in another segment")
+			}
+		}
+		if n != s.count {
+			t.Fatalf("segment of %d entries, want %d", s.count, n)
+		}
+		if s.depth == tab.depth() {
+			deepest++
+		}
+		count, size = count+n, size+int64(len(s.entries))*8+segmentHead
+		i += 1 << (tab.depth() - s.depth)
+	}
+	if count != tab.count || size != tab.size || deepest != tab.deepest {
+		t.Fatalf("table: %d entries want %d, %d bytes want %d, %d deepest want %d", tab.count, count, tab.size, size, tab.deepest, deepest)
 	}
 }

@@ -1,49 +1,142 @@
 package index
 
-func (x *Index) reclaimable() int64 {
-	return x.runs.reclaimable() + x.holds.reclaimable()
+// maxMoved bounds how many children a run may have to be moved: each must learn
+// its new number.
+const maxMoved = 64
+
+// drain empties a page of runs or of holds as far as its records can move and
+// the work lasts. It reports whether there was one to be emptied.
+func (x *Index) drain() bool {
+	if x.runs.reclaimable() > x.holds.reclaimable() {
+		return drain(x, &x.runs, x.moveRun) || drain(x, &x.holds, x.moveHold)
+	}
+	return drain(x, &x.holds, x.moveHold) || drain(x, &x.runs, x.moveRun)
 }
 
-// compact moves runs and holds together and frees the pages left over. Runs in
-// use stay where they are, for Refs name them.
-func (x *Index) compact() {
-	runs := x.runs.pack(func(r *run) bool {
-		for i := r.holds; i != 0; {
-			h := x.holds.at(i)
-			if h.refs > 0 {
-				return true
-			}
-			i = h.next
-		}
+func drain[T any, P record[T]](x *Index, s *slab[T, P], move func(uint32) bool) bool {
+	n, ok := s.sparse()
+	if !ok {
 		return false
-	})
-	holds := x.holds.pack(func(*hold) bool { return false })
-	x.table.clear()
-	for id := uint32(1); int(id) < len(x.runs.pages)*page; id++ {
-		r := x.runs.at(id)
-		if !r.live() {
-			continue
-		}
-		if r.parent != 0 {
-			r.parent = runs[r.parent]
-		}
-		r.holds = holds[r.holds]
-		x.table.put(x.keyHash(r), id)
 	}
-	for id := uint32(1); int(id) < len(x.holds.pages)*page; id++ {
-		h := x.holds.at(id)
-		if !h.live() {
-			continue
-		}
-		h.run = runs[h.run]
-		h.next, h.newer, h.older = holds[h.next], holds[h.newer], holds[h.older]
-	}
-	for i := range x.slots {
-		for _, l := range []*list{&x.slots[i].lru, &x.slots[i].parked} {
-			if l.front != 0 {
-				l.front, l.back = holds[l.front], holds[l.back]
-			}
+	s.unlist(n)
+	s.drained = n + 1
+	h := &s.heads[n]
+	for i := uint32(0); i < page && h.used > 0 && x.left > 0; i++ {
+		x.spend(1)
+		if P(&s.pages[n][i]).live() && !move(n*page+i) {
+			h.stuck = true
 		}
 	}
-	x.stuck, x.stuckRefs = x.reclaimable(), x.refs
+	s.drained = 0
+	if h.used == 0 {
+		s.remove(n)
+	} else {
+		s.file(n)
+	}
+	return true
+}
+
+// moveRun gives a run another record. One in use stays, for Refs name it, and
+// so does one with many children.
+func (x *Index) moveRun(id uint32) bool {
+	r := x.runs.at(id)
+	for i := r.holds; i != 0; {
+		h := x.holds.at(i)
+		if h.refs > 0 {
+			return false
+		}
+		i = h.next
+		x.spend(1)
+	}
+	children := 0
+	for i := r.child; i != 0; i = x.runs.at(i).next {
+		if children++; children > maxMoved {
+			return false
+		}
+	}
+	x.spend(4 + 2*children)
+
+	to, moved := x.runs.take()
+	*moved = *r
+	x.table.replace(x.keyHash(r), id, to)
+	for i := r.holds; i != 0; {
+		h := x.holds.at(i)
+		h.run = to
+		i = h.next
+	}
+	for i := r.child; i != 0; {
+		c := x.runs.at(i)
+		c.parent = to
+		i = c.next
+	}
+	if r.prev != 0 {
+		x.runs.at(r.prev).next = to
+	} else if r.parent != 0 {
+		x.runs.at(r.parent).child = to
+	}
+	if r.next != 0 {
+		x.runs.at(r.next).prev = to
+	}
+	x.runs.give(id)
+	return true
+}
+
+// moveHold gives a hold another record.
+func (x *Index) moveHold(id uint32) bool {
+	h := x.holds.at(id)
+	to, moved := x.holds.take()
+	*moved = *h
+	*x.holdLink(x.runs.at(h.run), id) = to
+	l := x.listOf(h)
+	if h.newer != 0 {
+		x.holds.at(h.newer).older = to
+	} else {
+		l.front = to
+	}
+	if h.older != 0 {
+		x.holds.at(h.older).newer = to
+	} else {
+		l.back = to
+	}
+	x.spend(4)
+	x.holds.give(id)
+	return true
+}
+
+// holdLink returns what names a hold in its run's list.
+func (x *Index) holdLink(r *run, id uint32) *uint32 {
+	p := &r.holds
+	for *p != id {
+		p = &x.holds.at(*p).next
+		x.spend(1)
+	}
+	return p
+}
+
+// adopt puts a run among its parent's children.
+func (x *Index) adopt(id uint32) {
+	r := x.runs.at(id)
+	if r.parent == 0 {
+		return
+	}
+	p := x.runs.at(r.parent)
+	r.prev, r.next = 0, p.child
+	if p.child != 0 {
+		x.runs.at(p.child).prev = id
+	}
+	p.child = id
+}
+
+// orphan takes a run from among its parent's children.
+func (x *Index) orphan(id uint32) {
+	r := x.runs.at(id)
+	if r.prev != 0 {
+		x.runs.at(r.prev).next = r.next
+	} else if r.parent != 0 {
+		x.runs.at(r.parent).child = r.next
+	}
+	if r.next != 0 {
+		x.runs.at(r.next).prev = r.prev
+	}
+	r.prev, r.next = 0, 0
 }

@@ -23,31 +23,45 @@ func hashCost(n int) int64 {
 func hashSize(hashes []uint64) int64 { return max(int64(cap(hashes))*8, 16) }
 
 // room forgets what was used longest ago, on whichever slot, until there is
-// memory for the demand. It reports whether there is, and whether anything was
-// forgotten or moved, after which numbers of unpinned runs and holds are void.
+// memory for the demand, as long as the work lasts. It reports whether there
+// is, and whether anything was forgotten or moved, after which numbers of
+// unpinned runs and of holds are void.
 func (x *Index) room(d demand) (ok, changed bool) {
 	for {
-		over := x.Bytes() + x.cost(d) - x.memory
+		over := x.Bytes() + x.cost(d) - x.limit
 		if over <= 0 {
 			return true, changed
 		}
-		// Forgotten records leave holes in pages, which only moving the others
-		// together gives back: worth it when it is a part of the whole.
-		if x.reclaimable()-x.stuck > x.memory/16 {
-			x.compact()
-			changed = true
-			continue
-		}
-		if x.evictOldest(over) {
-			changed = true
-			continue
-		}
-		if x.reclaimable() <= x.stuck {
+		if x.left <= 0 || !x.reclaim(over) {
 			return false, changed
 		}
-		x.compact()
 		changed = true
 	}
+}
+
+// reclaim does a piece of the work that gives memory back, and reports whether
+// there was any.
+func (x *Index) reclaim(bytes int64) bool {
+	// Forgotten records leave holes in pages, which only moving the others
+	// together gives back: worth it when it is a part of the whole.
+	if x.runs.reclaimable()+x.holds.reclaimable() > x.memory/16 && x.drain() {
+		return true
+	}
+	if x.evictOldest(bytes) || x.drain() {
+		return true
+	}
+	if x.runs.count() > 0 || x.runs.live+x.holds.live == 0 {
+		return false
+	}
+	x.empty()
+	return true
+}
+
+// empty gives all records back when none is in use.
+func (x *Index) empty() {
+	x.runs.reset()
+	x.holds.reset()
+	x.table.reset()
 }
 
 // evictOldest takes blocks from the hold touched longest ago on any slot,
@@ -55,12 +69,18 @@ func (x *Index) room(d demand) (ok, changed bool) {
 func (x *Index) evictOldest(bytes int64) bool {
 	var oldest uint32
 	var touched uint64
+	x.spend(len(x.slots) / 8)
 	for i := range x.slots {
-		id := x.evictable(&x.slots[i])
+		s := &x.slots[i]
+		id := x.evictable(s)
 		if id == 0 {
 			continue
 		}
-		if t := x.holds.at(id).touched; oldest == 0 || t < touched {
+		t := x.holds.at(id).touched
+		if s.cleared {
+			t = 0
+		}
+		if oldest == 0 || t < touched {
 			oldest, touched = id, t
 		}
 	}
@@ -80,25 +100,39 @@ func (x *Index) evictOldest(bytes int64) bool {
 	return true
 }
 
-// roomTokens takes blocks from the end of the slot's order until it has room
-// for so many milli-tokens more, and returns the room it has then.
-func (x *Index) roomTokens(s *slot, need int64) int64 {
-	if s.capacity == 0 {
-		return need
+// roomTokens returns how many of so many blocks of a weight the slot can take
+// in use: everything else makes room. It begins to forget that, from the end of
+// the slot's order; what the work does not last for is forgotten later.
+func (x *Index) roomTokens(s *slot, blocks int, weight int32) int {
+	if s.capacity == 0 || weight == 0 {
+		return blocks
 	}
-	for s.used+need > s.capacity {
+	w := int64(weight)
+	n := min(int64(blocks), max(s.capacity-s.inUse, 0)/w)
+	x.catchUp(s, n*w)
+	return int(n)
+}
+
+// catchUp takes blocks from the end of the slot's order until it has room for
+// so many milli-tokens more, as long as the work lasts. A cleared slot loses
+// all.
+func (x *Index) catchUp(s *slot, need int64) {
+	for x.left > 0 && s.behind(need) {
 		id := x.evictable(s)
 		if id == 0 {
-			break
+			return
 		}
 		h := x.holds.at(id)
 		n := int64(h.n)
-		if w := int64(x.runs.at(h.run).weight); w > 0 {
+		if w := int64(x.runs.at(h.run).weight); w > 0 && !s.cleared {
 			n = min(n, (s.used+need-s.capacity+w-1)/w)
 		}
 		x.cut(id, int32(n))
 	}
-	return max(s.capacity-s.used, 0)
+}
+
+func (s *slot) behind(need int64) bool {
+	return s.cleared && s.lru.front != 0 || s.capacity > 0 && s.used+need > s.capacity
 }
 
 // evictable returns the slot's least recently used hold that is not in use, or
@@ -111,6 +145,7 @@ func (x *Index) evictable(s *slot) uint32 {
 			return id
 		}
 		x.park(s, id, h)
+		x.spend(2)
 	}
 	return 0
 }
@@ -132,16 +167,10 @@ func (x *Index) cut(id uint32, n int32) {
 func (x *Index) remove(id uint32) {
 	h := x.holds.at(id)
 	r := x.runs.at(h.run)
+	x.spend(4)
 	x.unlink(id, h)
-	for p := &r.holds; ; p = &x.holds.at(*p).next {
-		if *p == id {
-			*p = h.next
-			break
-		}
-	}
-	if h.resident {
-		x.slots[h.slot].used -= int64(h.n) * int64(r.weight)
-	}
+	*x.holdLink(r, id) = h.next
+	x.slots[h.slot].used -= int64(h.n) * int64(r.weight)
 	rid := h.run
 	x.holds.give(id)
 	if r.holds != 0 {
@@ -151,9 +180,7 @@ func (x *Index) remove(id uint32) {
 	x.table.drop(x.keyHash(r), rid)
 	x.hashBytes -= hashSize(r.hashes)
 	x.blocks -= int64(len(r.hashes))
-	if r.parent != 0 {
-		x.runs.at(r.parent).children--
-	}
+	x.orphan(rid)
 	x.runs.give(rid)
 }
 
@@ -165,6 +192,7 @@ func (x *Index) longest(r *run, but uint32) int32 {
 		if i != but {
 			n = max(n, h.n)
 		}
+		x.spend(1)
 		i = h.next
 	}
 	return n
@@ -184,5 +212,6 @@ func (x *Index) trim(r *run) {
 		x.hashBytes -= hashSize(r.hashes)
 		r.hashes = append([]uint64(nil), r.hashes...)
 		x.hashBytes += hashSize(r.hashes)
+		x.spend(n / copied)
 	}
 }

@@ -22,9 +22,17 @@
 //
 // The index stays within a number of bytes, counting all that it keeps: hashes
 // by the size the allocator gives them, records, tables. A prefix with one
-// holder costs about 110 bytes and 8 for each block, another holder of it 40
+// holder costs about 125 bytes and 8 for each block, another holder of it 40
 // more. When full, it forgets what was used longest ago on any slot. Records
 // come in pages, so a bound below about 64 KiB keeps little or nothing.
+//
+// # Time
+//
+// No call does more than a bounded amount of work, whatever the size of the
+// index, but for walking and copying the chain that it is given: what is to be
+// forgotten or moved beyond that is left to later calls, and to [Index.Step],
+// which the owner calls now and then. Until then, a slot may hold more than its
+// capacity, and after the bound in bytes was lowered the index is larger.
 package index
 
 import (
@@ -47,12 +55,14 @@ type Index struct {
 	slots []slot
 
 	memory    int64  // bound in bytes
+	limit     int64  // the bound now: above memory while that was lowered
 	hashBytes int64  // allocated for all runs' hashes
 	blocks    int64  // distinct blocks
 	clock     uint64 // last touched number given out
-	stuck     int64  // what the last compaction could not reclaim because of Refs
-	refs      int    // Refs not released yet
-	stuckRefs int    // of those at the last compaction, how many may be left
+	random    uint64 // state of the seeds' generator
+
+	left   int    // work that the call may still do
+	worked uint64 // all work ever
 }
 
 // run is an edge of the trie: blocks that follow each other with no branch in
@@ -60,14 +70,16 @@ type Index struct {
 // holds all of its parent; so a run without children is cut as soon as nobody
 // holds its last block, and a run without holds has no children.
 type run struct {
-	hashes   []uint64
-	root     uint64
-	parent   uint32 // 0 at the top; the next free record when this one is free
-	holds    uint32 // first of the holds
-	children uint32
-	arrivals uint32 // see Match
-	weight   int32  // milli-tokens per block
-	start    int32  // blocks before this run
+	hashes     []uint64
+	root       uint64
+	parent     uint32 // 0 at the top; the next free record when this one is free
+	holds      uint32 // first of the holds
+	child      uint32 // first of the children; none are listed at the top
+	prev, next uint32 // the parent's other children
+	weight     int32  // milli-tokens per block
+	start      int32  // blocks before this run
+	arrivals   uint16 // see Match
+	seed       uint16 // random, for the keys of the children, as numbers change
 }
 
 // hold says that a slot has the first n blocks of a run. One with refs counts
@@ -82,7 +94,6 @@ type hold struct {
 	n            int32
 	refs         int32
 	slot         uint16
-	resident     bool // the engine has it, or computes it now; false after Clear
 	confirmed    bool // a request that used it succeeded
 	parked       bool
 }
@@ -90,12 +101,12 @@ type hold struct {
 // slot is one engine's cache. Sums are in milli-tokens.
 type slot struct {
 	capacity    int64 // 0: none
-	used        int64 // of resident holds
+	used        int64 // of all holds
 	inUse       int64 // of holds with refs
 	inUseBlocks int64
 	lru, parked list
-	epoch       uint32 // counts Clear
 	declared    bool
+	cleared     bool // the engine has nothing of it, it is to be emptied
 }
 
 type list struct{ front, back uint32 } // front is the most recent
@@ -108,17 +119,18 @@ func (h *hold) live() bool    { return h.run != 0 }
 // Ref is what a request in flight keeps: see [Index.Acquire]. The zero value
 // stands for nothing.
 type Ref struct {
-	run   uint32 // the deepest; splitting leaves it its number, and pinned runs do not move
-	epoch uint32
-	slot  uint16
+	run  uint32 // the deepest; splitting leaves it its number, and pinned runs do not move
+	slot uint16
 }
 
 // New returns an empty index without slots that keeps at most memory bytes.
 func New(memory int64) *Index {
-	var b [16]byte
+	var b [24]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return &Index{
 		memory: memory,
+		limit:  memory,
+		random: binary.LittleEndian.Uint64(b[16:]),
 		table: table{
 			// Keyed, so that nobody can choose prompts that collide.
 			k0: binary.LittleEndian.Uint64(b[:]),
@@ -128,17 +140,19 @@ func New(memory int64) *Index {
 }
 
 // SetMemory changes the bound in bytes. When it is lower than before, what was
-// used longest ago is forgotten at once; what is in use stays until released.
+// used longest ago is forgotten, little by little: Bytes does not grow until it
+// is within the bound, see [Index.Step]. What is in use stays until released.
 func (x *Index) SetMemory(bytes int64) {
 	x.memory = bytes
-	x.room(demand{})
-	x.settle()
+	x.limit = max(bytes, min(x.limit, x.Bytes()))
+	x.begin()
+	x.settle(nil)
 }
 
 // SetCapacity declares a slot, or changes how many tokens its engine's cache
 // has room for; 0 means as many as memory allows. What is beyond a lower
-// capacity is forgotten at once; what is in use stays until released. Slots are
-// numbers below 65536, and should be dense; others are ignored.
+// capacity is forgotten, see [Index.Step]; what is in use stays until released.
+// Slots are numbers below 65536, and should be dense; others are ignored.
 func (x *Index) SetCapacity(slot int, tokens int64) {
 	if slot < 0 || slot >= maxSlots {
 		return
@@ -146,9 +160,8 @@ func (x *Index) SetCapacity(slot int, tokens int64) {
 	x.declare(slot)
 	s := &x.slots[slot]
 	s.capacity = min(max(tokens, 0), math.MaxInt64/4000) * 1000
-	x.roomTokens(s, 0)
-	x.room(demand{}) // the record of a new slot counts too
-	x.settle()
+	x.begin()
+	x.settle(s)
 }
 
 // declare grows the slots by little: append would double what is accounted for.
@@ -202,9 +215,22 @@ func (x *Index) InUseBlocks(slot int) int64 {
 func (x *Index) Blocks() int64 { return x.blocks }
 
 // Bytes returns the size of all that the index keeps, spare records included.
-// It exceeds the bound only where what is in use does after the bound was
-// lowered, or where the slots' own records do.
+// It exceeds the bound only after that was lowered, until Step has caught up
+// and what is in use is released, or where the slots' own records do.
 func (x *Index) Bytes() int64 {
 	return x.hashBytes + x.runs.bytes() + x.holds.bytes() + x.table.bytes() +
 		int64(cap(x.slots))*int64(unsafe.Sizeof(slot{})) + int64(unsafe.Sizeof(Index{}))
+}
+
+// Idle reports whether nothing is held or in use on the slot, as after Clear.
+func (x *Index) Idle(slot int) bool {
+	s := x.slot(slot)
+	return s == nil || s.idle()
+}
+
+func (s *slot) idle() bool { return s.lru.front == 0 && s.parked.front == 0 }
+
+func (x *Index) seed() uint16 {
+	x.random = x.random*6364136223846793005 + 1442695040888963407
+	return uint16(x.random >> 48)
 }

@@ -119,22 +119,28 @@ func TestFailedRequestIsForgotten(t *testing.T) {
 }
 
 func TestReleaseAfterClearConfirmsNothing(t *testing.T) {
-	x := declared(1)
+	x := declared(2)
+	x.Touch(0, 1, seq(1, 5), 1000)
+	x.Touch(0, 1, seq(101, 5), 1000)
 	ref, _ := x.Acquire(0, 1, seq(1, 10), 1000)
 	x.Clear(0)
-	var m Match
-	x.Match(1, seq(1, 10), &m)
-	if m.Held[0] != 0 || m.InUse[0] != 10 || m.Blocks != 10 || m.Holders != 0 || x.Used(0) != 0 || x.InUse(0) != 10 {
-		t.Errorf("after Clear: %+v, used %d, in use %d", m, x.Used(0), x.InUse(0))
+	if x.Idle(0) || x.Used(0) != 10 || x.InUse(0) != 10 {
+		t.Errorf("after Clear: idle %v, used %d, in use %d", x.Idle(0), x.Used(0), x.InUse(0))
 	}
-	again, _ := x.Acquire(0, 1, seq(1, 6), 1000) // sent to the engine as it is now
+	if _, n := x.Acquire(0, 1, seq(1, 6), 1000); n != 0 {
+		t.Errorf("a slot that is being cleared took %d blocks", n)
+	}
+	again, _ := x.Acquire(1, 1, seq(1, 6), 1000) // the engine as it is now
 	x.Release(ref, true)
-	if x.Used(0) != 6 || x.Blocks() != 6 {
-		t.Errorf("used %d, %d blocks while the new request runs", x.Used(0), x.Blocks())
+	if !x.Idle(0) || x.Used(0) != 0 || x.Used(1) != 6 || x.Blocks() != 6 {
+		t.Errorf("idle %v, used %d and %d, %d blocks while the new request runs", x.Idle(0), x.Used(0), x.Used(1), x.Blocks())
 	}
 	x.Release(again, false)
 	if x.Blocks() != 0 {
 		t.Errorf("%d blocks left", x.Blocks())
+	}
+	if _, n := x.Acquire(0, 1, seq(1, 6), 1000); n != 6 {
+		t.Errorf("a slot that was cleared takes %d blocks of 6", n)
 	}
 	x.check(t)
 }
@@ -178,6 +184,7 @@ func TestManyChildren(t *testing.T) {
 		}
 	}
 	x.SetCapacity(0, 16*1000)
+	catchUp(t, x)
 	if x.check(t); x.Blocks() != 1000 {
 		t.Errorf("%d blocks", x.Blocks())
 	}

@@ -9,40 +9,62 @@ import (
 // from now on, and they are in use until [Index.Release] is called with the
 // returned Ref, which must happen exactly once. It returns how many leading
 // blocks are in use for it: fewer than given if the slot's capacity or the
-// memory has no room because all else is in use too; the rest is not tracked.
+// memory has no room because all else is in use too, or cannot be had with
+// little work; the rest is not tracked.
 // The weight is the milli-tokens that one block stands for; blocks known
 // already keep theirs. On a slot that was not declared it returns zero values,
-// as for an empty chain.
+// as for an empty chain, and on one that was cleared until it is [Index.Idle].
 //
 // It counts an arrival where the chain's match ended before (see [Match]), if
 // there was a match and the blocks taken reach to its end.
 func (x *Index) Acquire(slot int, root uint64, blocks []uint64, milliTokensPerBlock int64) (Ref, int) {
-	s := x.slot(slot)
+	s := x.open(slot)
 	if s == nil {
 		return Ref{}, 0
 	}
-	return x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, x.matched(root, blocks))
+	x.begin()
+	ref, n := x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, x.matched(root, blocks))
+	x.settle(s)
+	return ref, n
 }
 
 // Touch records that the slot's engine has the whole chain, as at the end of a
 // request (prompt and answer): what is missing is inserted, all of it becomes
 // the most recently used. The rest is as for Acquire.
 func (x *Index) Touch(slot int, root uint64, blocks []uint64, milliTokensPerBlock int64) {
-	s := x.slot(slot)
+	s := x.open(slot)
 	if s == nil {
 		return
 	}
+	x.begin()
 	ref, _ := x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, -1)
-	x.Release(ref, true)
+	x.release(ref, true)
+	x.settle(s)
 }
+
+// open returns a slot that takes something new, or nil.
+func (x *Index) open(slot int) *slot {
+	s := x.slot(slot)
+	if s != nil && s.cleared {
+		if !s.idle() {
+			return nil
+		}
+		s.cleared = false
+	}
+	return s
+}
+
+// maxRuns bounds how deep a chain goes: each call walks all of its runs.
+const maxRuns = 4096
 
 // acquire pins the chain run by run from the top; what is pinned already is
 // safe from the evictions that make room for the rest. When it comes to the
 // end of a run at the position arrival, it counts one there.
 func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weight int64, arrival int) (Ref, int) {
 	parent, pos := uint32(0), 0
-	for pos < len(blocks) {
-		id := x.child(parent, root, blocks[pos])
+	for depth := 0; pos < len(blocks) && depth < maxRuns; {
+		id := x.child(parent, x.seedOf(parent), root, blocks[pos])
+		x.spend(2)
 		if id == 0 {
 			id = x.grow(s, slot, parent, root, blocks[pos:], pos, clampWeight(weight))
 			if id != 0 {
@@ -57,11 +79,14 @@ func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weig
 		if want == 0 {
 			break
 		}
-		if ok, evicted := x.room(x.pinDemand(id, slot, want)); evicted {
-			continue // the run may be another now, or gone
-		} else if !ok {
-			break
+		if d := x.pinDemand(id, slot, want); d != (demand{}) {
+			if ok, changed := x.room(d); changed {
+				continue // the run may be another now, or gone
+			} else if !ok {
+				break
+			}
 		}
+		depth++
 		if want < len(r.hashes) {
 			id = x.split(id, want)
 		}
@@ -70,14 +95,13 @@ func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weig
 		pos += want
 		if pos == arrival {
 			r = x.runs.at(id)
-			r.arrivals += min(1, math.MaxUint32-r.arrivals)
+			r.arrivals += min(1, math.MaxUint16-r.arrivals)
 		}
 	}
 	if parent == 0 {
 		return Ref{}, 0
 	}
-	x.refs++
-	return Ref{run: parent, epoch: s.epoch, slot: slot}, pos
+	return Ref{run: parent, slot: slot}, pos
 }
 
 func clampWeight(w int64) int32 { return int32(min(max(w, 0), math.MaxInt32)) }
@@ -87,14 +111,10 @@ func clampWeight(w int64) int32 { return int32(min(max(w, 0), math.MaxInt32)) }
 // is new must not be in one hold, or a failed request could not be undone.
 func (x *Index) affordable(s *slot, id uint32, slot uint16, blocks int) int {
 	r := x.runs.at(id)
-	if _, h := x.holdOf(r, slot); h != nil && h.resident {
+	if _, h := x.holdOf(r, slot); h != nil {
 		return min(blocks, int(h.n))
 	}
-	if r.weight == 0 {
-		return blocks
-	}
-	w := int64(r.weight)
-	return int(min(int64(blocks), x.roomTokens(s, int64(blocks)*w)/w))
+	return x.roomTokens(s, blocks, r.weight)
 }
 
 // pinDemand returns the memory that pinning the run's first blocks takes.
@@ -118,14 +138,11 @@ func (x *Index) pinDemand(id uint32, slot uint16, blocks int) demand {
 // grow adds a run below parent with as many of the blocks as there is room for,
 // pinned, and returns it; 0 if there is none.
 func (x *Index) grow(s *slot, slot uint16, parent uint32, root uint64, blocks []uint64, start int, weight int32) uint32 {
-	n := len(blocks)
-	if w := int64(weight); w > 0 {
-		n = int(min(int64(n), x.roomTokens(s, int64(n)*w)/w))
-	}
+	n := x.roomTokens(s, len(blocks), weight)
 	d := demand{runs: 1, holds: 1, hashes: hashCost(n)}
 	if ok, _ := x.room(d); !ok {
 		d.hashes = 0
-		left := x.memory - x.Bytes() - x.cost(d)
+		left := x.limit - x.Bytes() - x.cost(d)
 		n = sort.Search(n, func(k int) bool { return hashCost(k+1) > left })
 	}
 	if n <= 0 {
@@ -134,20 +151,18 @@ func (x *Index) grow(s *slot, slot uint16, parent uint32, root uint64, blocks []
 	id, r := x.runs.take()
 	*r = run{
 		hashes: append([]uint64(nil), blocks[:n]...),
-		root:   root, parent: parent, weight: weight, start: int32(start),
+		root:   root, parent: parent, weight: weight, start: int32(start), seed: x.seed(),
 	}
 	x.hashBytes += hashSize(r.hashes)
 	x.blocks += int64(n)
-	if parent != 0 {
-		x.runs.at(parent).children++
-	}
+	x.spend(4 + n/copied)
+	x.adopt(id)
 	x.table.put(x.keyHash(r), id)
 	x.pin(s, id, slot)
 	return id
 }
 
-// pin takes the whole run for a request. The slot holds all of it, none of it,
-// or lost it by Clear.
+// pin takes the whole run for a request. The slot holds all of it or none.
 func (x *Index) pin(s *slot, id uint32, slot uint16) {
 	r := x.runs.at(id)
 	n := int64(len(r.hashes))
@@ -158,9 +173,6 @@ func (x *Index) pin(s *slot, id uint32, slot uint16) {
 		*h = hold{run: id, next: r.holds, n: int32(n), slot: slot, parked: true}
 		r.holds = hid
 		x.push(&s.parked, hid)
-	}
-	if !h.resident {
-		h.resident = true
 		s.used += n * int64(r.weight)
 	}
 	if h.refs == 0 {
@@ -176,6 +188,7 @@ func (x *Index) holdOf(r *run, slot uint16) (uint32, *hold) {
 		if h.slot == slot {
 			return i, h
 		}
+		x.spend(1)
 		i = h.next
 	}
 	return 0, nil
@@ -189,14 +202,18 @@ func (x *Index) split(id uint32, at int) uint32 {
 	up, r := x.runs.take()
 	*r = run{
 		hashes: append([]uint64(nil), low.hashes[:at]...),
-		root:   low.root, parent: low.parent, children: 1, weight: low.weight, start: low.start,
+		root:   low.root, parent: low.parent, weight: low.weight, start: low.start, seed: x.seed(),
 	}
+	x.spend(8 + len(low.hashes)/copied)
 	x.table.replace(x.keyHash(low), id, up)
+	x.orphan(id)
+	x.adopt(up)
 	x.hashBytes -= hashSize(low.hashes)
 	low.hashes = append([]uint64(nil), low.hashes[at:]...)
 	x.hashBytes += hashSize(low.hashes) + hashSize(r.hashes)
 	low.parent = up
 	low.start += int32(at)
+	x.adopt(id)
 	x.table.put(x.keyHash(low), id)
 
 	i := low.holds
@@ -204,6 +221,7 @@ func (x *Index) split(id uint32, at int) uint32 {
 	for i != 0 {
 		h := x.holds.at(i)
 		next := h.next
+		x.spend(2)
 		if int(h.n) <= at { // nothing left for the lower: move it
 			h.run, h.next = up, r.holds
 			r.holds = i

@@ -61,9 +61,9 @@ func (m *Match) reset(slots int) {
 // changes nothing in the index, and allocates only to make m's slices larger.
 func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
 	m.reset(len(x.slots))
-	parent := uint32(0)
+	parent, seed := uint32(0), uint16(0)
 	for m.Blocks < len(blocks) {
-		id := x.child(parent, root, blocks[m.Blocks])
+		id := x.child(parent, seed, root, blocks[m.Blocks])
 		if id == 0 {
 			return
 		}
@@ -73,11 +73,9 @@ func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
 		for i := r.holds; i != 0; {
 			h := x.holds.at(i)
 			depth := int32(m.Blocks) + min(int32(n), h.n)
-			if h.resident {
-				m.Held[h.slot] = depth
-				if int(h.n) >= n {
-					m.Holders++
-				}
+			m.Held[h.slot] = depth
+			if int(h.n) >= n {
+				m.Holders++
 			}
 			if h.refs > 0 {
 				m.InUse[h.slot] = depth
@@ -93,25 +91,26 @@ func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
 		if m.Arrivals >= minArrivals {
 			m.Stems = append(m.Stems, Stem{m.Blocks, m.Arrivals, m.Holders})
 		}
-		parent = id
+		parent, seed = id, r.seed
 	}
 }
 
 // matched returns how many leading blocks of the chain the trie has.
 func (x *Index) matched(root uint64, blocks []uint64) int {
-	parent, pos := uint32(0), 0
+	parent, seed, pos := uint32(0), uint16(0), 0
 	for pos < len(blocks) {
-		id := x.child(parent, root, blocks[pos])
+		id := x.child(parent, seed, root, blocks[pos])
 		if id == 0 {
 			break
 		}
+		x.spend(1)
 		r := x.runs.at(id)
 		n := common(r.hashes, blocks[pos:])
 		pos += n
 		if n < len(r.hashes) {
 			break
 		}
-		parent = id
+		parent, seed = id, r.seed
 	}
 	return pos
 }
@@ -121,9 +120,9 @@ func common(a, b []uint64) int {
 	n := min(len(a), len(b))
 	a, b = a[:n], b[:n]
 	i := 0
-	for ; i+4 <= n; i += 4 {
-		p, q := a[i:i+4:i+4], b[i:i+4:i+4]
-		if (p[0]^q[0])|(p[1]^q[1])|(p[2]^q[2])|(p[3]^q[3]) != 0 {
+	for ; i+8 <= n; i += 8 {
+		p, q := (*[8]uint64)(a[i:]), (*[8]uint64)(b[i:])
+		if (p[0]^q[0])|(p[1]^q[1])|(p[2]^q[2])|(p[3]^q[3])|(p[4]^q[4])|(p[5]^q[5])|(p[6]^q[6])|(p[7]^q[7]) != 0 {
 			break
 		}
 	}

@@ -15,20 +15,20 @@ type model struct {
 
 type modelSlot struct {
 	capacity int64 // milli-tokens
-	epoch    int
+	cleared  bool
 	blocks   map[string]*modelBlock
 }
 
 type modelBlock struct {
-	refs                int
-	touched             int
-	resident, confirmed bool
-	weight              int64
+	refs      int
+	touched   int
+	confirmed bool
+	weight    int64
 }
 
 type modelRef struct {
-	slot, epoch int
-	prefixes    []string
+	slot     int
+	prefixes []string
 }
 
 func newModel(slots int) *model {
@@ -49,21 +49,26 @@ func prefixes(root uint64, blocks []uint64) []string {
 	return out
 }
 
-func (s *modelSlot) used() (n int64) {
+func (s *modelSlot) used() (n, inUse int64) {
 	for _, b := range s.blocks {
-		if b.resident {
-			n += b.weight
+		n += b.weight
+		if b.refs > 0 {
+			inUse += b.weight
 		}
 	}
-	return n
+	return n, inUse
 }
 
-// room evicts single blocks, the one touched longest ago first.
+// room evicts single blocks, the one touched longest ago first, if that makes
+// room.
 func (m *model) room(s *modelSlot, need int64) bool {
 	if s.capacity == 0 {
 		return true
 	}
-	used := s.used()
+	used, inUse := s.used()
+	if need > 0 && inUse+need > s.capacity {
+		return false
+	}
 	for used+need > s.capacity {
 		victim := ""
 		for p, b := range s.blocks {
@@ -106,36 +111,30 @@ func (m *model) acquire(slot int, ps []string, weight int64, count bool) modelRe
 	s := &m.slots[slot]
 	n := 0
 	// Pin what is resident first: it is safe from making room for the rest.
-	for n < len(ps) && s.blocks[ps[n]] != nil && s.blocks[ps[n]].resident {
+	for n < len(ps) && s.blocks[ps[n]] != nil {
 		s.blocks[ps[n]].refs++
 		n++
 	}
 	for n < len(ps) && m.room(s, weight) {
-		b := s.blocks[ps[n]]
-		if b == nil {
-			b = &modelBlock{weight: weight}
-			s.blocks[ps[n]] = b
-		}
-		b.resident = true
-		b.refs++
+		s.blocks[ps[n]] = &modelBlock{weight: weight, refs: 1}
 		n++
 	}
 	if count && end > 0 && n >= end {
 		m.arrivals[ps[end-1]]++
 	}
-	return modelRef{slot, s.epoch, ps[:n]}
+	return modelRef{slot, ps[:n]}
 }
 
 func (m *model) release(r modelRef, keep bool) {
 	s := &m.slots[r.slot]
-	keep = keep && r.epoch == s.epoch
+	keep = keep && !s.cleared
 	for i := len(r.prefixes) - 1; i >= 0; i-- {
 		b := s.blocks[r.prefixes[i]]
 		b.refs--
 		if keep {
 			m.clock++
 			b.touched, b.confirmed = m.clock, true
-		} else if b.refs == 0 && !b.confirmed {
+		} else if b.refs == 0 && (!b.confirmed || s.cleared) {
 			m.drop(s, r.prefixes[i])
 		}
 	}
@@ -144,13 +143,12 @@ func (m *model) release(r modelRef, keep bool) {
 
 func (m *model) clear(slot int) {
 	s := &m.slots[slot]
-	s.epoch++
 	for p, b := range s.blocks {
-		b.resident, b.confirmed = false, false
 		if b.refs == 0 {
 			m.drop(s, p)
 		}
 	}
+	s.cleared = len(s.blocks) > 0
 }
 
 func (m *model) compare(t testing.TB, x *Index, root uint64, blocks []uint64, got *Match) {
@@ -161,7 +159,7 @@ func (m *model) compare(t testing.TB, x *Index, root uint64, blocks []uint64, go
 	for i := range m.slots {
 		s := &m.slots[i]
 		held, inUse := 0, 0
-		for held < len(ps) && s.blocks[ps[held]] != nil && s.blocks[ps[held]].resident {
+		for held < len(ps) && s.blocks[ps[held]] != nil {
 			held++
 		}
 		for inUse < len(ps) && s.blocks[ps[inUse]] != nil && s.blocks[ps[inUse]].refs > 0 {
@@ -189,22 +187,20 @@ func (m *model) compareSums(t testing.TB, x *Index) {
 	all := map[string]bool{}
 	for i := range m.slots {
 		s := &m.slots[i]
-		var inUse, n, pinned int64
+		var inUse, n int64
 		for p, b := range s.blocks {
 			all[p] = true
 			if b.refs > 0 {
 				inUse += b.weight
 				n++
-				if b.resident {
-					pinned += b.weight
-				}
 			}
 		}
-		if x.Used(i) != s.used()/1000 || x.InUse(i) != inUse/1000 || x.InUseBlocks(i) != n {
+		used, _ := s.used()
+		if x.Used(i) != used/1000 || x.InUse(i) != inUse/1000 || x.InUseBlocks(i) != n {
 			t.Fatalf("slot %d: used %d want %d, in use %d want %d, blocks %d want %d", i,
-				x.Used(i), s.used()/1000, x.InUse(i), inUse/1000, x.InUseBlocks(i), n)
+				x.Used(i), used/1000, x.InUse(i), inUse/1000, x.InUseBlocks(i), n)
 		}
-		if s.capacity > 0 && x.slots[i].used > max(s.capacity, pinned) {
+		if s.capacity > 0 && x.slots[i].used > max(s.capacity, inUse) {
 			t.Fatalf("slot %d: used %d of %d", i, x.slots[i].used, s.capacity)
 		}
 	}
@@ -228,8 +224,8 @@ type world struct {
 }
 
 func newWorld(slots, alpha, long int, next func(int) int) *world {
-	w := &world{x: New(1 << 30), m: newModel(slots), next: next, slots: slots, alpha: alpha, long: long}
-	for i := range slots {
+	w := &world{x: New(1 << 30), m: newModel(slots + 1), next: next, slots: slots, alpha: alpha, long: long}
+	for i := range slots + 1 {
 		w.x.SetCapacity(i, 0)
 	}
 	return w
@@ -249,6 +245,16 @@ func weight(root uint64) int64 { return 1000 + int64(root)*700 }
 
 func (w *world) step(t testing.TB) {
 	slot := w.next(w.slots)
+	if s := &w.m.slots[slot]; s.cleared {
+		// takes nothing until it is empty
+		if s.cleared = !w.x.Idle(slot); s.cleared {
+			root, b := w.chain()
+			if _, n := w.x.Acquire(slot, root, b, weight(root)); n > 0 {
+				t.Fatalf("a slot that is being cleared took %d blocks", n)
+			}
+			slot = w.slots // which is never cleared
+		}
+	}
 	switch op := w.next(100); {
 	case op < 45:
 		root, b := w.chain()
@@ -269,15 +275,20 @@ func (w *world) step(t testing.TB) {
 		w.x.Touch(slot, root, b, weight(root))
 		w.m.release(w.m.acquire(slot, prefixes(root, b), weight(root), false), true)
 	case op < 97:
-		w.x.Clear(slot)
-		w.m.clear(slot)
+		if slot < w.slots {
+			w.x.Clear(slot)
+			w.m.clear(slot)
+		}
 	case op < 98:
-		w.x.compact() // at any time, as under memory pressure
+		w.x.left = 1 + w.next(300)
+		w.x.drain() // at any time, as under memory pressure
 	default:
 		tokens := int64(w.next(5 * w.long))
 		w.x.SetCapacity(slot, tokens)
 		w.m.slots[slot].capacity = tokens * 1000
 		w.m.room(&w.m.slots[slot], 0)
+	}
+	for w.x.Step(100) {
 	}
 	root, b := w.chain()
 	w.m.compare(t, w.x, root, b, &w.match)
@@ -296,7 +307,7 @@ func (w *world) finish(t testing.TB) {
 		w.release(0, len(w.refs)%2 == 0)
 	}
 	w.m.compareSums(t, w.x)
-	for i := range w.slots {
+	for i := range w.slots + 1 {
 		w.x.Clear(i)
 	}
 	w.x.check(t)

@@ -12,76 +12,68 @@ func (x *Index) Release(ref Ref, keep bool) {
 	if ref.run == 0 {
 		return
 	}
-	x.refs--
-	if x.stuckRefs--; x.stuckRefs <= 0 {
-		x.stuck = 0
+	x.begin()
+	x.release(ref, keep)
+	x.settle(&x.slots[ref.slot])
+}
+
+func (x *Index) release(ref Ref, keep bool) {
+	if ref.run == 0 {
+		return
 	}
 	s := &x.slots[ref.slot]
-	keep = keep && ref.epoch == s.epoch
+	keep = keep && !s.cleared
+	refresh, walk := keep, maxWalk
 	for id := ref.run; id != 0; {
 		r := x.runs.at(id)
 		id = r.parent // the run may be freed below
 		hid, h := x.holdOf(r, ref.slot)
+		x.spend(2)
 		h.refs--
 		if h.refs == 0 {
 			s.inUse -= int64(h.n) * int64(r.weight)
 			s.inUseBlocks -= int64(h.n)
 		}
+		h.confirmed = h.confirmed || keep
 		switch {
-		case keep:
-			// From the tail to the head, so that the head is more recent.
-			h.confirmed = true
-			x.clock++
-			x.unlink(hid, h)
-			h.touched, h.parked = x.clock, false
-			x.push(&s.lru, hid)
+		case refresh:
+			x.refresh(s, hid, h)
 		case h.refs > 0:
 		case !h.confirmed:
 			x.remove(hid)
-		case h.parked:
-			x.unpark(s, hid, h)
+		case h.parked && !x.unpark(s, hid, h, &walk):
+			// Its place is too far to look for. If it becomes the most recent, so
+			// must all that is above it, for heads go after tails.
+			refresh = true
+			x.refresh(s, hid, h)
 		}
 	}
-	x.roomTokens(s, 0)
-	if x.Bytes() > x.memory {
-		x.room(demand{})
-	}
-	x.settle()
+	x.runs.unstick()
 }
 
-// Clear records that the slot's engine lost its cache, as by a restart: the
-// slot holds nothing any more. Blocks in use stay in InUse until released.
+// refresh makes a hold the most recently used. From the tail to the head, so
+// that the head is more recent.
+func (x *Index) refresh(s *slot, id uint32, h *hold) {
+	x.clock++
+	x.unlink(id, h)
+	h.touched, h.parked = x.clock, false
+	x.push(&s.lru, id)
+}
+
+// Clear records that the slot's engine lost its cache, as by a restart: what the
+// slot holds is forgotten, see [Index.Step], what is in use there when it is
+// released. Until it is [Index.Idle] the slot takes nothing new, so that
+// whoever has much there should go on with another.
 func (x *Index) Clear(slot int) {
 	s := x.slot(slot)
-	if s == nil {
+	if s == nil || s.idle() {
 		return
 	}
-	s.epoch++
-	for id := s.lru.back; id != 0; { // tails before heads
-		h := x.holds.at(id)
-		next := h.newer
-		if h.refs == 0 {
-			x.remove(id)
-		} else {
-			x.park(s, id, h)
-		}
-		id = next
-	}
-	for id := s.parked.front; id != 0; {
-		h := x.holds.at(id)
-		h.confirmed, h.resident = false, false
-		id = h.older
-	}
-	s.used = 0
-	x.settle()
-}
-
-// settle gives records back when nothing is left; a page of each is kept, not
-// to allocate for every request of an idle index.
-func (x *Index) settle() {
-	if x.runs.count() == 0 && len(x.runs.pages)+len(x.holds.pages) > 2 {
-		x.compact()
-	}
+	s.cleared = true
+	x.begin()
+	x.catchUp(s, 0)
+	x.settle(s)
+	s.cleared = !s.idle()
 }
 
 func (x *Index) listOf(h *hold) *list {
@@ -123,15 +115,23 @@ func (x *Index) park(s *slot, id uint32, h *hold) {
 	x.push(&s.parked, id)
 }
 
-// unpark puts a hold back where it was in the order. It was at the old end when
-// it was parked, so only others of its kind can be older: the walk is short.
-func (x *Index) unpark(s *slot, id uint32, h *hold) {
-	x.unlink(id, h)
-	h.parked = false
+// maxWalk bounds how far Release looks for the places of holds in the order.
+const maxWalk = 1024
+
+// unpark puts a hold back where it was in the order, if that is within the walk
+// that is left. It was at the old end when it was parked, so only others of its
+// kind can be older: the walk is short.
+func (x *Index) unpark(s *slot, id uint32, h *hold, walk *int) bool {
 	older, newer := uint32(0), s.lru.back
 	for newer != 0 && x.before(x.holds.at(newer), h) {
+		if *walk--; *walk < 0 {
+			return false
+		}
+		x.spend(1)
 		older, newer = newer, x.holds.at(newer).newer
 	}
+	x.unlink(id, h)
+	h.parked = false
 	h.older, h.newer = older, newer
 	if older != 0 {
 		x.holds.at(older).newer = id
@@ -143,6 +143,7 @@ func (x *Index) unpark(s *slot, id uint32, h *hold) {
 	} else {
 		s.lru.front = id
 	}
+	return true
 }
 
 // before reports whether a is to be evicted before b. Only halves of a split

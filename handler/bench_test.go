@@ -1,0 +1,141 @@
+package handler
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// benchHandler is a handler as Provision leaves it, but for the proxy.
+func benchHandler(b *testing.B) *Handler {
+	b.Helper()
+	h := &Handler{logger: zap.NewNop(), ReverseProxy: &reverseproxy.Handler{Upstreams: reverseproxy.UpstreamPool{{Dial: "127.0.0.1:1"}}}}
+	if err := h.setDefaults(); err != nil {
+		b.Fatal(err)
+	}
+	h.metrics = theMetrics()
+	h.figures = h.metrics.of("bench")
+	var err error
+	if h.pool, err = newPool("bench", h.settings.withDefaults()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { h.pool.Destruct() })
+	return h
+}
+
+// chatBody is a chat of several turns, of about size bytes.
+func chatBody(b *testing.B, size int, stream bool) []byte {
+	b.Helper()
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	text := func(n int) string {
+		var s strings.Builder
+		for s.Len() < n {
+			fmt.Fprintf(&s, "word%d ", rng.IntN(1000))
+			if rng.IntN(12) == 0 {
+				s.WriteString("and \"said\".\n")
+			}
+		}
+		return s.String()
+	}
+	messages := []message{{"system", text(size / 4)}}
+	for written := size / 4; written < size-size/8; written += size / 8 {
+		messages = append(messages, message{[]string{"assistant", "user"}[len(messages)%2], text(size / 10)})
+	}
+	body, err := json.Marshal(map[string]any{"model": "m", "stream": stream, "messages": messages})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return body
+}
+
+// BenchmarkPlan reads a chat's body, parses it and makes its chain.
+func BenchmarkPlan(b *testing.B) {
+	for _, kib := range []int{1, 16, 256} {
+		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
+			h := benchHandler(b)
+			body := chatBody(b, kib<<10, false)
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
+			r.ContentLength = int64(len(body))
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				p, err := h.plan(r)
+				if err != nil || len(p.score.Blocks) == 0 {
+					b.Fatal(p, err)
+				}
+			}
+		})
+	}
+}
+
+// pieces is a body that comes piece by piece, as a stream does.
+type pieces struct {
+	left [][]byte
+}
+
+// Read implements io.Reader.
+func (p *pieces) Read(to []byte) (int, error) {
+	if len(p.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(to, p.left[0])
+	p.left = p.left[1:]
+	return n, nil
+}
+
+// BenchmarkObserve reads along a stream of 100 chunks, each of which comes
+// alone, from its header to the end of the lease.
+func BenchmarkObserve(b *testing.B) {
+	h := benchHandler(b)
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
+	p, err := h.plan(r)
+	if err != nil {
+		b.Fatal(err)
+	}
+	const chunks = 100
+	var stream [][]byte
+	for i := range chunks {
+		stream = append(stream, fmt.Appendf(nil, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word%d"},"logprobs":null,"finish_reason":null}]}`+"\n\n", i))
+	}
+	stream = append(stream,
+		[]byte(`data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n"),
+		[]byte(`data: {"id":"c","choices":[],"usage":{"prompt_tokens":4000,"completion_tokens":100}}`+"\n\n"),
+		[]byte("data: [DONE]\n\n"))
+	w := h.pool.worker("127.0.0.1:1")
+	repl := caddy.NewReplacer()
+	buf := make([]byte, 32<<10)
+	b.ReportAllocs()
+	for b.Loop() {
+		rt := &route{h: h, pool: h.pool, plan: p, start: now(), repl: repl, returned: true}
+		rt.sel.Rand = random{}
+		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target}, -1, &passThroughPolicy, &rt.sel)
+		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.sel.Candidates[0], begun: rt.start}
+		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{stream})}
+		rt.observe(r, resp)
+		for err = nil; err == nil; {
+			_, err = resp.Body.Read(buf)
+		}
+		rt.finish()
+		if rt.outcome() != outcomeOK || rt.answer.reader.Chunks() != chunks {
+			b.Fatal(rt.outcome(), rt.answer.reader.Chunks())
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
+}

@@ -1,0 +1,250 @@
+package handler
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// limits are how long and how often the operator lets a request be tried, as
+// the proxy's lb_try_duration, lb_try_interval and lb_retries say it. Where
+// neither duration nor retries are set, each worker is tried once.
+type limits struct {
+	duration, interval time.Duration
+	retries            int
+}
+
+func (l limits) set() bool { return l.duration > 0 || l.retries > 0 }
+
+// allow tells whether the proxy would make another attempt.
+func (l limits) allow(start time.Time, attempts int) bool {
+	return (l.duration == 0 || now().Sub(start) < l.duration) &&
+		(l.retries == 0 || attempts <= l.retries)
+}
+
+// retryMatcher tells the proxy what this package has decided: it stands before
+// the operator's own retry_match.
+type retryMatcher struct{}
+
+// MatchWithError implements caddyhttp.RequestMatcherWithError.
+func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
+	rt, ok := r.Context().Value(routeKey{}).(*route)
+	return ok && rt.again, nil
+}
+
+// retryMatchers returns what makes the proxy ask retryMatcher, about failures
+// and about answers. It asks about an answer only where an expression reads
+// something of it.
+func retryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
+	always := &caddyhttp.MatchExpression{Expr: "{http.reverse_proxy.status_code} > 0"}
+	if err := always.Provision(ctx); err != nil {
+		return nil, fmt.Errorf("provisioning retries: %w", err)
+	}
+	return caddyhttp.MatcherSets{
+		caddyhttp.MatcherSet{retryMatcher{}},
+		caddyhttp.MatcherSet{retryMatcher{}, always},
+	}, nil
+}
+
+// nowhere stands for the upstream when there is none. The transport answers
+// for it, so that the proxy need not be told in another way to stop asking.
+var nowhere = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}
+
+var errNoWorker = errors.New("no worker is available")
+
+// heldAnswer is an answer that goes to the client if no worker has a better.
+type heldAnswer struct {
+	resp    *http.Response
+	attempt *attempt
+}
+
+// repeatable tells whether the request can be made again, after it may have
+// reached a worker.
+func (rt *route) repeatable(reached bool) bool {
+	if rt.plan.stream != nil && rt.plan.stream.touched.Load() {
+		return false
+	}
+	return !reached || rt.plan.repeatable
+}
+
+// anotherTry tells whether a further attempt may find a worker, and the
+// operator's limits allow it.
+func (rt *route) anotherTry() bool {
+	if !rt.h.limits.allow(rt.start, rt.attempts) {
+		return false
+	}
+	return rt.h.limits.set() || rt.otherLeft()
+}
+
+// failed deals with an attempt that came to no answer.
+func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
+	a := rt.attempt
+	rt.endAttempt(false)
+	if req.Context().Err() != nil {
+		return nil, err // the client is gone
+	}
+	rt.failure = err
+	if rt.plan.stream != nil && rt.plan.stream.failed.Load() {
+		return nil, lastError{err} // the client's body broke off: no worker's fault
+	}
+	wasWell := rt.rateDown(a, err.Error(), 0, false)
+	if wasWell && errors.Is(err, syscall.ECONNREFUSED) {
+		rt.pool.scheduler.Clear(a.worker.target) // nobody is there: nor is the cache
+	}
+	var dial reverseproxy.DialError
+	reached := !errors.As(err, &dial)
+	if !rt.repeatable(reached) || !rt.anotherTry() {
+		return rt.giveUp()
+	}
+	if reached {
+		rt.countRetry(a, "broken")
+	} else {
+		rt.countRetry(a, "refused")
+	}
+	rt.again = true
+	return nil, err
+}
+
+// giveUp returns the answer that was held back, or else the last failure.
+func (rt *route) giveUp() (*http.Response, error) {
+	if h := rt.held; h.resp != nil {
+		rt.held = heldAnswer{}
+		rt.label(h.resp.Header, h.attempt)
+		rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
+		h.resp.Body = rt.answer
+		return h.resp, nil
+	}
+	if rt.failure == nil {
+		rt.pool.incidents.met(now(), errNoWorker.Error(), rt.pool.logger)
+		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
+	}
+	return nil, lastError{rt.failure}
+}
+
+// answered deals with an attempt that came to an answer.
+func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Response, error) {
+	a := rt.attempt
+	switch {
+	case retryable(resp.StatusCode):
+		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header), true)
+		if rt.repeatable(true) && rt.anotherTry() {
+			return rt.hold(req, resp), nil
+		}
+	case workersFault(resp.StatusCode):
+		rt.erred(a, resp.Status)
+	case a.worker.health.succeed(now(), a.begun):
+		rt.h.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
+	}
+	rt.release()
+	if !rt.h.keepBody {
+		rt.dropBody()
+	}
+	rt.label(resp.Header, a)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		a.lease.Prefilled(now())
+		a.lease.Alive(now().AddDate(100, 0, 0)) // it lives as long as the connection
+		return resp, nil
+	}
+	if resp.StatusCode < 300 {
+		rt.commit()
+	}
+	rt.observe(req, resp)
+	return resp, nil
+}
+
+// hold keeps an answer back while another worker is asked, and returns what
+// the proxy sees in its place.
+func (rt *route) hold(req *http.Request, resp *http.Response) *http.Response {
+	a := rt.attempt
+	rt.endAttempt(false)
+	rt.release()
+	rt.held = heldAnswer{resp, a}
+	rt.countRetry(a, strconv.Itoa(resp.StatusCode))
+	rt.again = true
+	shown := *resp
+	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
+	return &shown
+}
+
+// writeHeld gives the client the answer that was held back for a better one,
+// where the proxy has ended without an answer. It tells whether there was one.
+func (rt *route) writeHeld(w http.ResponseWriter) bool {
+	h := rt.held
+	if h.resp == nil {
+		return false
+	}
+	rt.held = heldAnswer{}
+	defer h.resp.Body.Close()
+	rt.label(h.resp.Header, h.attempt)
+	maps.Copy(w.Header(), h.resp.Header)
+	w.WriteHeader(h.resp.StatusCode)
+	rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
+	_, _ = io.Copy(w, rt.answer)
+	return true
+}
+
+// release lets go of an answer that was held back.
+func (rt *route) release() {
+	if rt.held.resp != nil {
+		_ = rt.held.resp.Body.Close()
+		rt.held = heldAnswer{}
+	}
+}
+
+func (rt *route) countRetry(a *attempt, reason string) {
+	rt.h.metrics.retries.WithLabelValues(rt.pool.name, a.worker.dial, reason).Inc()
+}
+
+// rateDown marks the worker of a failed attempt, with one log line when it was
+// well before, and tells whether it was. wait is how long the worker asked to
+// be left alone.
+func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) bool {
+	was := a.worker.health.fail(now(), a.begun, wait, busy)
+	if was {
+		rt.h.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
+			zap.String("upstream", a.worker.dial), zap.String("why", why))
+	}
+	return was
+}
+
+// erred takes in that a worker answered with an error that may be its own
+// fault. Which it is shows in how the others do.
+func (rt *route) erred(a *attempt, status string) {
+	t := now()
+	errs, share := a.worker.health.err(t)
+	if errs < fewErrors {
+		return
+	}
+	var others, theirs float64
+	for _, w := range rt.workersOffered() {
+		if w != a.worker {
+			n, e := w.health.lately()
+			others, theirs = others+n, theirs+e
+		}
+	}
+	if worse(errs, share, theirs/max(others, 1)) {
+		rt.rateDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
+	}
+}
+
+// workersFault tells whether a status may say that the worker is ill or set up
+// differently: what clients do wrong has other statuses, or comes from all
+// workers alike.
+func workersFault(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
+		return true
+	}
+	return status >= 500
+}

@@ -1,0 +1,166 @@
+package kvscore
+
+import "time"
+
+// Request is what a scheduler must know of a request.
+type Request struct {
+	// Root identifies what prompts must have in common to share blocks at all:
+	// model, LoRA, salt, kind of content.
+	Root uint64
+	// Blocks are the content hashes of the prompt's full blocks in order.
+	Blocks []uint64
+	// BlockTokens is the number of tokens in one of Blocks, estimated where
+	// they are blocks of text.
+	BlockTokens float64
+	// Tokens is the length of the prompt, known or estimated.
+	Tokens int64
+	// Streamed says that the first token will be seen when it comes. The
+	// prefill of other requests is taken to be over when it should be.
+	Streamed bool
+}
+
+// chooseAgain bounds how often a choice is made anew because another request
+// was booked meanwhile.
+const chooseAgain = 2
+
+// Select lets the policy choose among targets and books the request on the
+// chosen one. It returns the chosen position, and the lease; -1 and nil if
+// there are no targets. bound is the position of the target that the choice is
+// already made for, negative if it is not; the candidates' terms are filled in
+// all the same. sel keeps the terms of the choice; it is the caller's, to be
+// used again.
+//
+// If the policy returns no position of a candidate, the first target is taken
+// (see Stats.PolicyFaults). If it panics, nothing is booked.
+func (s *Scheduler) Select(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
+	if len(targets) == 0 {
+		return -1, nil
+	}
+	if bound >= 0 && bound < len(targets) {
+		return bound, s.selectBound(now, r, targets, bound, sel)
+	}
+	for try := 0; ; try++ {
+		seen := s.look(now, r, targets, sel)
+		// the policy may be anybody's: it runs without the lock
+		c := choice{p.Choose(sel), seen, try == chooseAgain}
+		if i, l := s.commit(now, r, targets, c, sel); l != nil {
+			return i, l
+		}
+	}
+}
+
+func (s *Scheduler) selectBound(now time.Time, r *Request, targets []Target, bound int, sel *Selection) *Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.snapshot(now, r, targets, sel)
+	return s.book(now, r, targets[bound], &sel.Candidates[bound])
+}
+
+// choice is a chosen position and the number of bookings that the choice takes
+// into account. It may be final, whatever was booked since.
+type choice struct {
+	position int
+	seen     uint64
+	final    bool
+}
+
+// look fills in sel and returns its age, in bookings.
+func (s *Scheduler) look(now time.Time, r *Request, targets []Target, sel *Selection) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.snapshot(now, r, targets, sel)
+	return s.bookings
+}
+
+// commit books the request on the chosen target, unless the choice should be
+// made anew, for requests that arrive together would all choose the same one.
+func (s *Scheduler) commit(now time.Time, r *Request, targets []Target, c choice, sel *Selection) (int, *Lease) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bookings != c.seen && len(targets) > 1 {
+		if !c.final {
+			return -1, nil
+		}
+		s.staleChoices++
+	}
+	i := c.position
+	if i < 0 || i >= len(targets) || len(sel.Candidates) != len(targets) {
+		s.policyFaults++
+		i = 0
+		s.snapshot(now, r, targets, sel) // the policy may have spoilt it
+	}
+	return i, s.book(now, r, targets[i], &sel.Candidates[i])
+}
+
+// snapshot fills in sel for the request. The lock is held.
+func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *Selection) {
+	block := float64(s.settings.BlockSize)
+	scale := r.BlockTokens / block // KV blocks in one of the request's blocks
+	s.index.Match(r.Root, r.Blocks, &s.match)
+	sel.Tokens, sel.BlockSize = r.Tokens, s.settings.BlockSize
+	sel.Stems = sel.Stems[:0]
+	for _, m := range s.match.Stems {
+		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
+	}
+	sel.Candidates = sel.Candidates[:0]
+	for _, t := range targets {
+		c := Candidate{Target: t, RequestBlocks: float64(len(r.Blocks)) * scale}
+		if b := s.targets[t]; b != nil { // else it holds nothing, and becomes known when it is booked
+			b.settle(now)
+			held, inUse := at(s.match.Held, b.slot), at(s.match.InUse, b.slot)
+			c.OverlapBlocks = float64(held) * scale
+			c.OverlapTokens = min(int64(float64(held)*r.BlockTokens+0.5), r.Tokens)
+			c.SharedBlocks = float64(inUse) * scale
+			c.PrefillTokens = b.prefill
+			c.PromptBlocks = s.promptBlocks(b)
+			c.UnsharedBlocks = b.unshared
+			c.OutputBlocks = float64(b.output)
+			c.Requests = b.requests
+		}
+		sel.Candidates = append(sel.Candidates, c)
+	}
+}
+
+func at(depths []int32, slot int) int32 {
+	if slot < len(depths) {
+		return depths[slot]
+	}
+	return 0
+}
+
+// book makes the lease. The lock is held.
+func (s *Scheduler) book(now time.Time, r *Request, t Target, c *Candidate) *Lease {
+	b := s.targets[t]
+	if b == nil {
+		b = s.declare(t, 0)
+	}
+	s.bookings++
+	l := &Lease{
+		scheduler: s, books: b, restarts: b.restarts, booked: now,
+		root: r.Root, milliTokens: int64(r.BlockTokens * 1000),
+		tokens: r.Tokens, prefill: max(0, r.Tokens-c.OverlapTokens),
+		unshared:  c.RequestBlocks,
+		blockSize: int64(s.settings.BlockSize),
+		streamed:  r.Streamed,
+	}
+	if l.prefill > 0 {
+		l.wait = b.prefill + l.prefill
+	}
+	l.total = blocksOf(l.tokens, l.blockSize)
+	l.seen.Store(now.UnixNano())
+	var tracked int
+	if l.ref, tracked = s.index.Acquire(b.slot, r.Root, r.Blocks, l.milliTokens); tracked < len(r.Blocks) {
+		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))
+		s.untracked++
+	}
+	b.requests++
+	b.unshared += l.unshared
+	b.untracked += l.untracked
+	b.prefill += l.prefill
+	if !r.Streamed && l.prefill > 0 {
+		b.expect(l, now.Add(s.prefillTime(b, l.wait)))
+	}
+	s.leases.push(l)
+	s.live++
+	return l
+}

@@ -1,0 +1,144 @@
+package kvscore
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// choose is a policy made of a function.
+type choose func(*Selection) int
+
+func (c choose) Choose(s *Selection) int { return c(s) }
+
+// distinct returns blocks that no other seed has.
+func distinct(seed uint64, n int) []uint64 {
+	rnd := rand.New(rand.NewPCG(seed, 77))
+	blocks := make([]uint64, n)
+	for i := range blocks {
+		blocks[i] = rnd.Uint64()
+	}
+	return blocks
+}
+
+func TestPolicyThatReturnsNoPosition(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(2)
+	faults := uint64(0)
+	for name, p := range map[string]choose{
+		"negative": func(*Selection) int { return -1 },
+		"too high": func(*Selection) int { return 2 },
+		"truncates": func(s *Selection) int {
+			s.Candidates = s.Candidates[:0]
+			return 0
+		},
+	} {
+		i, l := s.Select(epoch, prompt(upTo(4)...), ts, -1, p, &Selection{Rand: seeded(1)})
+		faults++
+		if i != 0 || l.Target() != ts[0] || s.Stats().PolicyFaults != faults {
+			t.Errorf("%s: chose %d, %d faults are counted", name, i, s.Stats().PolicyFaults)
+		}
+		l.End(true, nil)
+	}
+	idle(t, s, ts, epoch)
+}
+
+func TestPolicyThatPanics(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(2)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic is gone")
+			}
+		}()
+		s.Select(epoch, prompt(1), ts, -1, choose(func(*Selection) int { panic("policy") }), &Selection{})
+	}()
+	if !s.mu.TryLock() {
+		t.Fatal("the lock is held for ever")
+	}
+	s.mu.Unlock()
+	idle(t, s, ts, epoch)
+}
+
+func TestSelectAmongNone(t *testing.T) {
+	if i, l := NewScheduler(Settings{}).Select(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); i != -1 || l != nil {
+		t.Errorf("chose %d", i)
+	}
+}
+
+func TestStaleChoicesAreCounted(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(2)
+	var others []*Lease
+	busy, calls := 1, 0
+	p := choose(func(*Selection) int { // somebody else is booked meanwhile
+		if calls++; calls <= busy {
+			_, l := s.Select(epoch, prompt(1), ts, 1, nil, &Selection{})
+			others = append(others, l)
+		}
+		return 0
+	})
+	_, l := s.Select(epoch, prompt(1), ts, -1, p, &Selection{})
+	if calls != 2 || s.Stats().StaleChoices != 0 {
+		t.Errorf("%d choices were made, %d are stale", calls, s.Stats().StaleChoices)
+	}
+	busy, calls = 100, 0
+	_, l2 := s.Select(epoch, prompt(1), ts, -1, p, &Selection{})
+	if calls != chooseAgain+1 || s.Stats().StaleChoices != 1 {
+		t.Errorf("%d choices were made, %d are stale", calls, s.Stats().StaleChoices)
+	}
+	for _, l := range append(others, l, l2) {
+		l.End(true, nil)
+	}
+	idle(t, s, ts, epoch)
+}
+
+// The mirror tracks no more than its capacity, the books all that is booked.
+func TestActiveBlocksBeyondTheCapacity(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(1)
+	s.Declare(ts[0], 16_000) // 1000 blocks
+	sel := &Selection{}
+	var live []*Lease
+	for i := range uint64(10) {
+		_, l := s.Select(epoch, prompt(distinct(i, 500)...), ts, 0, nil, sel)
+		live = append(live, l)
+	}
+	if load, _ := s.Load(epoch, ts[0]); load.PromptBlocks != 5000 || s.Stats().Untracked != 8 {
+		t.Errorf("%v blocks are booked, want 5000; %d leases are not tracked, want 8", load.PromptBlocks, s.Stats().Untracked)
+	}
+	_, l := s.Select(epoch, prompt(), ts, 0, nil, sel)
+	if sel.Candidates[0].PromptBlocks != 5000 {
+		t.Errorf("the candidate has %v blocks", sel.Candidates[0].PromptBlocks)
+	}
+	l.End(false, nil)
+	for i, l := range live {
+		l.End(i%2 == 0, nil)
+		if load, _ := s.Load(epoch, ts[0]); load.PromptBlocks != float64(4500-500*i) {
+			t.Errorf("%v blocks are booked after %d ends", load.PromptBlocks, i+1)
+		}
+	}
+	idle(t, s, ts, epoch)
+}
+
+func TestErrorAnswersTeachNoRate(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(2)
+	r := &Request{Tokens: 200_000, Streamed: true}
+	_, l := s.Select(epoch, r, ts, 0, nil, &Selection{})
+	l.Prefilled(epoch.Add(2 * time.Millisecond))
+	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 0 || load.PrefillRate != 0 || s.Stats().PrefillRate != 0 {
+		t.Errorf("after the error: %+v", load)
+	}
+	l.FirstToken(epoch.Add(time.Second))
+	l.End(false, nil)
+	if s.Stats().PrefillRate != 0 {
+		t.Errorf("rate %v learned after the prefill was over", s.Stats().PrefillRate)
+	}
+	for took, want := range map[time.Duration]float64{time.Millisecond: maxRate, time.Hour * 10: minRate, 10 * time.Second: 20_000} {
+		s = NewScheduler(Settings{})
+		_, l = s.Select(epoch, r, ts, 0, nil, &Selection{})
+		l.FirstToken(epoch.Add(took))
+		l.End(true, nil)
+		here, _ := s.Load(epoch, ts[0])
+		if here.PrefillRate != want || s.Stats().PrefillRate != want {
+			t.Errorf("rate %v, %v over all, after %v; want %v", here.PrefillRate, s.Stats().PrefillRate, took, want)
+		}
+	}
+}
