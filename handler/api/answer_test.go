@@ -185,7 +185,7 @@ func TestEndlessAnswerIsBounded(t *testing.T) {
 func FuzzSSE(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(7, 8))}
 	for range 5 {
-		f.Add(uint64(1), true, bytes.Join(s.stream(message{text: s.words(40), calls: []call{{"f", `{"a":1}`}}}), nil))
+		f.Add(uint64(1), true, bytes.Join(s.stream(message{text: s.words(40), calls: []call{{name: "f", args: `{"a":1}`}}}), nil))
 	}
 	f.Add(uint64(2), true, []byte(vllmStream))
 	f.Add(uint64(3), false, []byte("\xEF\xBB\xBFdata: {\r\ndata: \"choices\":[{\"text\":\"x\"}]}\r\r\n\n:x\rdata"))

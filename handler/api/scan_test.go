@@ -124,7 +124,7 @@ func TestUnescapeAsEncodingJSON(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(5, 6))}
 	for range 5 {
-		f.Add(true, []byte(s.request(`[{"type":"function"}]`, []message{{role: "user", text: s.words(40)}, {role: "assistant", calls: []call{{"f", "{}"}}}})))
+		f.Add(true, []byte(s.request(`[{"type":"function"}]`, []message{{role: "user", text: s.words(40)}, {role: "assistant", calls: []call{{name: "f", args: "{}"}}}})))
 	}
 	f.Add(false, []byte(`{"prompt":[1,2,3],"nvext":{"a":1},"nve\u0078t":null, "n":2}`))
 	f.Add(false, []byte(`{"prompt":[[1,2],[3]],"nvext":1}`))
