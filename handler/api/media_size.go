@@ -103,15 +103,15 @@ func pixels(raw []byte) (w, h int64) {
 	case string(b[:4]) == "GIF8":
 		w, h = int64(binary.LittleEndian.Uint16(b[6:])), int64(binary.LittleEndian.Uint16(b[8:]))
 	case string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
-		w, h = webp(b[:])
+		w, h = webpSize(b[:])
 	case b[0] == 0xFF && b[1] == 0xD8:
-		w, h = jpeg(t)
+		w, h = jpegSize(t)
 	}
 	return min(w, most), min(h, most)
 }
 
-// webp reads the three kinds of a WebP's first chunk (RFC 9649, 2.5 to 2.7).
-func webp(b []byte) (w, h int64) {
+// webpSize reads the three kinds of a WebP's first chunk (RFC 9649, 2.5 to 2.7).
+func webpSize(b []byte) (w, h int64) {
 	switch string(b[12:16]) {
 	case "VP8 ":
 		return int64(binary.LittleEndian.Uint16(b[26:]) & 0x3FFF), int64(binary.LittleEndian.Uint16(b[28:]) & 0x3FFF)
@@ -124,8 +124,8 @@ func webp(b []byte) (w, h int64) {
 	return 0, 0
 }
 
-// jpeg walks the segments before the frame header (ITU T.81, B.1 and B.2.2).
-func jpeg(t base64Text) (w, h int64) {
+// jpegSize walks the segments before the frame header (ITU T.81, B.1 and B.2.2).
+func jpegSize(t base64Text) (w, h int64) {
 	const segments = 64
 	var b [9]byte
 	at := 2
