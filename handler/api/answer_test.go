@@ -212,6 +212,12 @@ func FuzzSSE(f *testing.F) {
 		}
 		one.Finish()
 		many.Finish()
+		plain := r.NewAnswer(false)
+		plain.Write(stream)
+		plain.Finish()
+		if plain.Chunks() > 1 {
+			t.Fatalf("%d chunks in a plain answer", plain.Chunks())
+		}
 		p1, c1, k1 := one.Usage()
 		p2, c2, k2 := many.Usage()
 		if one.FirstToken() != many.FirstToken() || one.Chunks() != many.Chunks() || one.Done() != many.Done() || one.Failed() != many.Failed() ||

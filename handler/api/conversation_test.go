@@ -24,7 +24,7 @@ func TestOneConversationThroughAllAPIs(t *testing.T) {
 		{responses{}, speller.responsesRequest, speller.responsesStream, speller.responsesPlain},
 		{messages{}, speller.messagesRequest, speller.messagesStream, speller.messagesPlain},
 	}
-	for seed := range uint64(400) {
+	for seed := range uint64(250) {
 		s := speller{rand.New(rand.NewPCG(seed, 11))}
 		tools := ""
 		if s.IntN(2) == 0 {

@@ -127,7 +127,7 @@ func BrokenEvent(a API) []byte {
 		return []byte(brokenResponses)
 	case shapeAnthropic:
 		return []byte(brokenAnthropic)
-	default: // SGLang's own /generate sends {"error":{"message"}}, too
-		return []byte(brokenOpenAI)
+	case shapeOpenAI, shapeSGLang: // whose own errors are {"error":{"message"}}, too
 	}
+	return []byte(brokenOpenAI)
 }

@@ -46,7 +46,7 @@ func TestImageTokens(t *testing.T) {
 	for _, c := range []struct {
 		w, h int
 		want int64
-	}{{560, 560, 400}, {1001, 333, 1001 * 333 / 784}, {20, 20, 64}, {8000, 8000, 16384}} {
+	}{{560, 560, 400}, {1001, 333, 1001 * 333 / 784}, {20, 20, 64}} {
 		for name, data := range pictures(t, c.w, c.h) {
 			for _, body := range []string{
 				`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/x;base64,` + data + `"}}]}]}`,
@@ -65,7 +65,11 @@ func TestMediaTokens(t *testing.T) {
 	wav := make([]byte, 44+10*32000)
 	copy(wav, "RIFF....WAVEfmt ")
 	binary.LittleEndian.PutUint32(wav[28:], 32000)
+	huge := make([]byte, 40)
+	copy(huge, "\x89PNG")
+	binary.BigEndian.PutUint64(huge[16:], 1<<63-1)
 	for part, want := range map[string]int64{
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + encode(huge) + `"}}`:                                16384,
 		`{"type":"image_url","image_url":{"url":"https://a/b.png"}}`:                                                           1024,
 		`{"type":"image_url","image_url":{"url":"https://a/b.png","detail":"low"}}`:                                            85,
 		`{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`:                                                1024,

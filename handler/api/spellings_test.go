@@ -141,12 +141,14 @@ type events struct {
 	eol string
 }
 
+var oneLine = strings.NewReplacer("\r\n", " ", "\n", " ")
+
 func (e *events) add(kind string, kv ...string) {
 	for e.IntN(8) == 0 {
 		e.b.WriteString("event: ping" + e.eol + `data: {"type": "ping"}` + e.eol + e.eol)
 	}
 	data := e.object(append(kv, "type", `"`+kind+`"`)...)
-	data = strings.NewReplacer("\r\n", " ", "\n", " ").Replace(data)
+	data = oneLine.Replace(data)
 	e.b.WriteString("event: " + kind + e.eol + "data: " + data + e.eol + e.eol)
 }
 

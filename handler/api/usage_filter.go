@@ -56,7 +56,7 @@ func (f *UsageFilter) End() []byte {
 
 // filter reads b from i on, in front of which all passes.
 func (f *UsageFilter) filter(b []byte, i int) []byte {
-	kept, from := 0, 0 // b[:kept] passes, as do bytes from from on
+	kept, from := 0, 0 // b[:kept] passes, as does b[from:]
 	for i < len(b) {
 		if f.passing || f.comment || b[i] == ':' {
 			i = f.pass(b, i)
