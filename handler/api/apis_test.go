@@ -78,6 +78,7 @@ func TestAnswersOfOtherAPIs(t *testing.T) {
 		"responses own tool":           {responses{}, askResponses, false, []string{reply("completed", `{"type":"web_search_call"},`+said)}, false, true, true, false},
 		"responses queued":             {responses{}, askResponses, false, []string{reply("queued", "")}, false, false, false, false},
 		"responses does not say again": {responses{}, askResponses, true, []string{`{"type":"response.output_text.delta","delta":"hi"}`, `{"type":"response.completed","response":` + reply("completed", "") + `}`}, false, true, true, false},
+		"responses continued":          {responses{}, `{"input":[{"role":"user","content":"x"},{"role":"assistant","content":"He"}]}`, false, []string{reply("completed", said)}, false, true, true, false},
 		"generate ok":                  {generate{}, askGenerate, true, []string{`{"text":"he","meta_info":{"completion_tokens":1,"finish_reason":null}}`, `{"text":"hello","meta_info":{"completion_tokens":2,"finish_reason":{"type":"stop"}}}`, `[DONE]`}, true, true, true, false},
 		"generate in pieces":           {generate{}, askGenerate, true, []string{`{"text":"he","meta_info":{"completion_tokens":1,"finish_reason":null}}`, `{"text":"llo","meta_info":{"completion_tokens":2,"finish_reason":{"type":"stop"}}}`}, false, true, true, false},
 		"generate abort":               {generate{}, askGenerate, true, []string{`{"text":"he","meta_info":{"completion_tokens":1,"finish_reason":{"type":"abort","message":"x","status_code":500}}}`}, false, true, true, true},

@@ -190,7 +190,7 @@ func TestFor(t *testing.T) {
 		"/v1/responses/resp_1": "", "/v1/responses/resp_1/cancel": "", "/v1/responses/resp_1/input_items": "", "/v1/evals/responses": "",
 		"/v1/messages": "messages", "/anthropic/v1/messages": "messages", "/v1/messages/count_tokens": "count_tokens",
 		"/v1/messages/batches": "", "/v1/threads/t_1/messages": "", "/v1/threads/v1x/messages": "", "/v1beta/messages": "messages",
-		"/generate": "generate", "/api/generate": "", "/v1/images/generate": "", "/inference/v1/generate": "tokens",
+		"/generate": "generate", "/v1/generate": "", "/api/generate": "", "/v1/images/generate": "", "/inference/v1/generate": "tokens",
 		"/v1/embeddings": "embeddings", "/openai/deployments/ada/embeddings": "embeddings", "/deployments/embeddings": "", "/x/embeddings": "",
 		"/rerank": "rerank", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/score": "score", "/v1/score": "score",
 		"/classify": "classify", "/pooling": "pooling", "/v/score": "", "/video/score": "",

@@ -37,7 +37,7 @@ func pictures(t testing.TB, w, h int) map[string]string {
 	v8x := append(le.AppendUint32(nil, uint32(w-1))[:3], le.AppendUint32(nil, uint32(h-1))[:3]...)
 	return map[string]string{
 		"png": encode(p.Bytes()), "jpeg": encode(j.Bytes()), "gif": encode(g.Bytes()),
-		"exif": encode(append(exif, j.Bytes()[2:]...)),
+		"exif": encode(append(append(exif, 0xFF), j.Bytes()[2:]...)),
 		"webp": webp("VP8 ", 26, v8...), "webp lossless": webp("VP8L", 21, v8l...), "webp extended": webp("VP8X", 24, v8x...),
 	}
 }

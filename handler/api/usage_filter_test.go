@@ -40,7 +40,7 @@ func TestUsageFilterTakesTheChunkOnly(t *testing.T) {
 			event(`data: {"choices":[],"usage":null}`), event(`data: {"choices":[]}`), event(`data: {"usage":{"a":1}}`),
 			event(`data: {"x":{"choices":[],"usage":{}}}`), event(`data: {"choices":[],`), event("data: {", `data: "choices":[{}],"usage":{}}`),
 			event(`data: ` + usageChunk + ` x`), event("retry: 3"), event("data: " + strings.Repeat("x", s.IntN(300))), event("xdata: " + usageChunk),
-			event(`event: error`, `data: {"error":{}}`), event(`data: {"id":"c","choices":{},"usage":{}}`),
+			event("data: [", "data: "+usageChunk), event("data: [", "", "data: x"), event(`event: error`, `data: {"error":{}}`), event(`data: {"id":"c","choices":{},"usage":{}}`),
 		}
 		chunks := []string{
 			event("data: " + usageChunk), event("data:" + usageChunk), event("event: chunk", "data: "+usageChunk, "id: 3"),
