@@ -90,18 +90,27 @@ func (t *conversation) message(i int) int {
 	}
 	raw, _ := role.str(b)
 	t.open(raw)
-	t.content(content)
+	if raw, ok := content.str(b); ok {
+		t.h.AddString(raw)
+	} else {
+		t.content(content)
+	}
 	if calls.first(b) == '[' {
-		c := enter(b, calls.start, 0)
-		for c.next() {
-			v := c.value()
-			if v.first(b) == '{' {
-				t.h.addCall(b, readCall(b, v), &arguments{})
-			}
-		}
+		t.calls(calls)
 	}
 	if call.first(b) == '{' {
 		t.h.addCall(b, readFunction(b, call), &arguments{})
 	}
 	return c.i
+}
+
+// calls writes a message's tool_calls.
+func (t *conversation) calls(v span) {
+	c := enter(t.b, v.start, 0)
+	for c.next() {
+		v := c.value()
+		if v.first(t.b) == '{' {
+			t.h.addCall(t.b, readCall(t.b, v), &arguments{})
+		}
+	}
 }
