@@ -34,11 +34,13 @@ type Answer struct {
 	failed   bool
 
 	prompt, completion, cached int64
+	fresh, created             int64 // of the prompt, where they are said apart
 
 	steady bool   // the prediction is still possible
 	hash   Hasher // continues the prompt's; blocks are the answer's
 	think  thinkWatch
 	calls  callState
+	grown  grownText
 }
 
 // NewAnswer returns the observer of one attempt. Stream says what the
@@ -46,7 +48,7 @@ type Answer struct {
 func (r *Request) NewAnswer(stream bool) *Answer {
 	a := &Answer{
 		req: r, stream: stream, steady: r.steady,
-		prompt: unknown, completion: unknown, cached: unknown,
+		prompt: unknown, completion: unknown, cached: unknown, fresh: unknown, created: unknown,
 	}
 	if a.steady {
 		a.hash = r.rest.follow()
@@ -130,44 +132,16 @@ func (a *Answer) event(data []byte) {
 	if i >= len(data) {
 		return
 	}
-	if data[i] != '{' {
-		if string(bytes.TrimSpace(data)) == "[DONE]" {
-			a.done = true
-		} else {
-			a.steady = false
-		}
+	if data[i] != '{' && data[i] != '[' {
+		a.steady = false
+		return
+	}
+	if data[i] == '[' && string(bytes.TrimSpace(data[i:])) == "[DONE]" {
+		a.done = true
 		return
 	}
 	a.bearing = false
-	c := enter(data, i, 0)
-	for c.next() {
-		switch string(c.key()) {
-		case "choices":
-			if data[c.i] != '[' {
-				c.value()
-				continue
-			}
-			c.i = a.choices(data, c.i)
-			if c.i < 0 {
-				c.fail(0)
-			}
-		case "usage":
-			if v := c.value(); v.first(data) == '{' {
-				a.usage(data, v)
-			}
-		case "error":
-			if v := c.value(); v.end > 0 && !isNull(v.of(data)) {
-				a.failed = true
-			}
-		case "object":
-			if raw, ok := c.value().str(data); ok && string(raw) == "error" {
-				a.failed = true // SGLang's form
-			}
-		default:
-			c.value()
-		}
-	}
-	if c.err != nil {
+	if !a.req.API.event(a, data, i) {
 		a.steady = false
 	}
 	if a.bearing {
@@ -176,15 +150,66 @@ func (a *Answer) event(data []byte) {
 	}
 }
 
+// choice reads the object at b[i], an element of choices, and returns the
+// index behind it, or -1 if it is malformed.
+type choice func(a *Answer, b []byte, i int) int
+
+// chunk reads the object at b[i] in the form that OpenAI's older APIs and many
+// others have: choices, usage, error. It returns false if it is malformed.
+func (a *Answer) chunk(b []byte, i int, read choice) bool {
+	if b[i] != '{' {
+		return false
+	}
+	c := enter(b, i, 0)
+	for c.next() {
+		switch string(c.key()) {
+		case "choices":
+			if b[c.i] != '[' {
+				c.value()
+				continue
+			}
+			c.i = a.choices(b, c.i, read)
+			if c.i < 0 {
+				c.fail(0)
+			}
+		case "usage":
+			if v := c.value(); v.first(b) == '{' {
+				a.usage(b, v)
+			}
+		case "error":
+			a.fault(b, c.value())
+		case "object":
+			a.object(b, c.value())
+		default:
+			c.value()
+		}
+	}
+	return c.err == nil
+}
+
+// fault notes an error member, unless it is null.
+func (a *Answer) fault(b []byte, v span) {
+	if v.end > 0 && !isNull(v.of(b)) {
+		a.failed = true
+	}
+}
+
+// object notes SGLang's form of an error.
+func (a *Answer) object(b []byte, v span) {
+	if raw, ok := v.str(b); ok && string(raw) == "error" {
+		a.failed = true
+	}
+}
+
 // choices reads the array at b[i] and returns the index behind it, or -1.
-func (a *Answer) choices(b []byte, i int) int {
+func (a *Answer) choices(b []byte, i int, read choice) int {
 	c := enter(b, i, 0)
 	for c.next() {
 		if b[c.i] != '{' {
 			c.value()
 			continue
 		}
-		c.i = a.req.API.choice(a, b, c.i)
+		c.i = read(a, b, c.i)
 		if c.i < 0 {
 			return -1
 		}
@@ -246,16 +271,21 @@ func (a *Answer) usage(b []byte, v span) {
 		case "completion_tokens":
 			count(&a.completion, b, v)
 		case "prompt_tokens_details":
-			if v.first(b) != '{' {
-				continue
-			}
-			d := enter(b, v.start, 0)
-			for d.next() {
-				same := string(d.key()) == "cached_tokens"
-				if v := d.value(); same {
-					count(&a.cached, b, v)
-				}
-			}
+			a.cachedDetail(b, v)
+		}
+	}
+}
+
+// cachedDetail reads the cached_tokens of a usage's details.
+func (a *Answer) cachedDetail(b []byte, v span) {
+	if v.first(b) != '{' {
+		return
+	}
+	c := enter(b, v.start, 0)
+	for c.next() {
+		same := string(c.key()) == "cached_tokens"
+		if v := c.value(); same {
+			count(&a.cached, b, v)
 		}
 	}
 }

@@ -185,18 +185,21 @@ func TestEndlessAnswerIsBounded(t *testing.T) {
 func FuzzSSE(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(7, 8))}
 	for range 5 {
-		f.Add(uint64(1), true, bytes.Join(s.stream(message{text: s.words(40), calls: []call{{"f", `{"a":1}`}}}), nil))
+		f.Add(uint64(1), uint8(0), bytes.Join(s.stream(message{text: s.words(40), calls: []call{{name: "f", args: `{"a":1}`}}}), nil))
 	}
-	f.Add(uint64(2), true, []byte(vllmStream))
-	f.Add(uint64(3), false, []byte("\xEF\xBB\xBFdata: {\r\ndata: \"choices\":[{\"text\":\"x\"}]}\r\r\n\n:x\rdata"))
-	f.Fuzz(func(t *testing.T, seed uint64, isChat bool, stream []byte) {
-		r, err := Parse(chat{}, []byte(askHello), testOptions)
-		if !isChat {
-			r, err = Parse(completions{}, []byte(`{"prompt":"say hello"}`), testOptions)
+	f.Add(uint64(2), uint8(0), []byte(vllmStream))
+	f.Add(uint64(3), uint8(1), []byte("\xEF\xBB\xBFdata: {\r\ndata: \"choices\":[{\"text\":\"x\"}]}\r\r\n\n:x\rdata"))
+	requests := make([]*Request, len(every))
+	for i, a := range every {
+		requests[i] = mustParse(f, a, string(goldenFile(f, a.Name(), "request.json")))
+		for _, name := range []string{"answer.json", "stream.txt"} {
+			if b := goldenFile(f, a.Name(), name); b != nil {
+				f.Add(uint64(4), uint8(i), b)
+			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, which uint8, stream []byte) {
+		r := requests[int(which)%len(requests)]
 		one, many := r.NewAnswer(true), r.NewAnswer(true)
 		one.Write(stream)
 		for _, p := range (speller{rand.New(rand.NewPCG(seed, 9))}).reads(stream) {
@@ -209,6 +212,12 @@ func FuzzSSE(f *testing.F) {
 		}
 		one.Finish()
 		many.Finish()
+		plain := r.NewAnswer(false)
+		plain.Write(stream)
+		plain.Finish()
+		if plain.Chunks() > 1 {
+			t.Fatalf("%d chunks in a plain answer", plain.Chunks())
+		}
 		p1, c1, k1 := one.Usage()
 		p2, c2, k2 := many.Usage()
 		if one.FirstToken() != many.FirstToken() || one.Chunks() != many.Chunks() || one.Done() != many.Done() || one.Failed() != many.Failed() ||

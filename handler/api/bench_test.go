@@ -54,6 +54,18 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
+// BenchmarkParseMessages reads the same conversation as Anthropic's.
+func BenchmarkParseMessages(b *testing.B) {
+	body := chatOf(16 << 10)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Parse(messages{}, body, Options{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkParseTokens(b *testing.B) {
 	body := []byte(`{"prompt":[1` + strings.Repeat(",12345", 32000) + `]}`)
 	b.SetBytes(int64(len(body)))

@@ -5,14 +5,22 @@ import (
 	"slices"
 )
 
-// begin opens the message that the client will send back.
-func (chat) begin(a *Answer) {
+func (chat) begin(a *Answer) { a.beginMessage() }
+
+// beginMessage opens the message that the client will send back.
+func (a *Answer) beginMessage() {
 	a.hash.AddByte(markMessage)
-	a.hash.Add([]byte("assistant"))
+	a.hash.Add(roleAssistant)
 	a.hash.AddByte(markSep)
 }
 
-func (chat) choice(a *Answer, b []byte, i int) int {
+func (chat) event(a *Answer, b []byte, i int) bool {
+	return a.chunk(b, i, chatChoice)
+}
+
+// chatChoice reads the object at b[i], an element of an answer's or chunk's
+// choices, and returns the index behind it, or -1 if it is malformed.
+func chatChoice(a *Answer, b []byte, i int) int {
 	var index, delta, finish span
 	c := enter(b, i, 0)
 	for c.next() {
@@ -89,6 +97,7 @@ type callState struct {
 	open   bool // a call has begun
 	legacy bool // it is a function_call
 	index  int64
+	args   arguments
 }
 
 // toolCalls reads a delta's tool calls. A call's first delta has its name;
@@ -149,9 +158,10 @@ func (a *Answer) call(b []byte, t toolCall, name []byte, begins bool) {
 	case begins != (len(name) > 0):
 		a.steady = false
 	case begins:
-		a.hash.addCall(b, t)
+		a.calls.args = arguments{}
+		a.hash.addCall(b, t, &a.calls.args)
 	default:
-		a.hash.addArgs(b, t.args)
+		a.hash.addArgs(b, t.args, &a.calls.args)
 	}
 	a.bound()
 }

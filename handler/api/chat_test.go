@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -15,7 +14,7 @@ func TestNextTurnExtendsPromptAndAnswer(t *testing.T) {
 		s := speller{rand.New(rand.NewPCG(seed, 1))}
 		tools := ""
 		if s.IntN(2) == 0 {
-			tools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  c"}} ]`
+			tools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  c", "parameters": {"type": "object", "x": [1, "a b"]}}} ]`
 		}
 		var msgs []message
 		for turn := range 4 {
@@ -27,7 +26,7 @@ func TestNextTurnExtendsPromptAndAnswer(t *testing.T) {
 			}
 			answer := message{role: "assistant", text: s.words(60)}
 			for range s.IntN(3) {
-				answer.calls = append(answer.calls, call{"fn_" + strings.TrimSpace(s.words(3)), s.words(30)})
+				answer.calls = append(answer.calls, s.call(true))
 			}
 			stream := s.IntN(3) > 0
 			a := r.NewAnswer(stream)
@@ -187,6 +186,14 @@ func TestFor(t *testing.T) {
 		"/v1/chat/completions": "chat", "/chat/completions": "chat", "/openai/v1/chat/completions": "chat",
 		"/v1/completions": "completions", "/completions": "completions",
 		"/v1/xcompletions": "", "/v1/chat/completions/render": "", "/v1/models": "", "": "", "completions": "",
+		"/v1/responses": "responses", "/openai/v1/responses": "responses", "/openai/responses": "responses", "/responses": "responses",
+		"/v1/responses/resp_1": "", "/v1/responses/resp_1/cancel": "", "/v1/responses/resp_1/input_items": "", "/v1/evals/responses": "",
+		"/v1/messages": "messages", "/anthropic/v1/messages": "messages", "/v1/messages/count_tokens": "count_tokens",
+		"/v1/messages/batches": "", "/v1/threads/t_1/messages": "", "/v1/threads/v1x/messages": "", "/v1beta/messages": "messages",
+		"/generate": "generate", "/v1/generate": "", "/api/generate": "", "/v1/images/generate": "", "/inference/v1/generate": "tokens",
+		"/v1/embeddings": "embeddings", "/openai/deployments/ada/embeddings": "embeddings", "/deployments/embeddings": "", "/x/embeddings": "",
+		"/rerank": "rerank", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/score": "score", "/v1/score": "score",
+		"/classify": "classify", "/pooling": "pooling", "/v/score": "", "/video/score": "",
 	} {
 		got := ""
 		if a := For(path); a != nil {

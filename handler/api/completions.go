@@ -17,15 +17,29 @@ const tokenSeed = 1337
 type completions struct{}
 
 func (completions) Name() string { return "completions" }
+func (completions) Work() Work   { return Generate }
+func (completions) shape() shape { return shapeOpenAI }
 
 func (completions) field(p *parse, key []byte, v span) {
-	if string(key) == "prompt" {
+	switch string(key) {
+	case "prompt":
 		p.main = v
+	case "input_ids", "prompt_token_ids":
+		p.ids = v
 	}
 }
 
 func (completions) prompt(p *parse) {
-	b, v := p.body, p.main
+	if hasMembers(p.body, p.ids) {
+		p.input(p.ids)
+		return
+	}
+	p.input(p.main)
+}
+
+// input reads a prompt that is a string or token ids, or a list of either.
+func (p *parse) input(v span) {
+	b := p.body
 	switch v.first(b) {
 	case '"':
 		p.texts(v, false)
@@ -48,6 +62,9 @@ func (completions) prompt(p *parse) {
 func (p *parse) texts(v span, list bool) {
 	b, r := p.body, p.req
 	p.begin(v.end - v.start)
+	t := conversation{h: &p.hash, b: b, seed: p.opt.Seed}
+	p.beside(&t)
+	r.Media, r.MediaTokens = t.media, t.mediaTokens
 	if !list {
 		raw, _ := v.str(b)
 		p.hash.AddString(raw)
@@ -156,7 +173,13 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 
 func (completions) begin(*Answer) {}
 
-func (completions) choice(a *Answer, b []byte, i int) int {
+func (completions) event(a *Answer, b []byte, i int) bool {
+	return a.chunk(b, i, completionChoice)
+}
+
+// completionChoice reads the object at b[i], an element of an answer's or
+// chunk's choices, and returns the index behind it, or -1 if it is malformed.
+func completionChoice(a *Answer, b []byte, i int) int {
 	var index, txt, finish span
 	c := enter(b, i, 0)
 	for c.next() {

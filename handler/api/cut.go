@@ -55,3 +55,77 @@ func (r *Request) Cut(body []byte) [][]byte {
 	}
 	return append(out, body[at:])
 }
+
+// AskUsage returns the body as Cut does, with one more change: the engine is
+// asked to report usage at the end of its stream. "include_usage":true is
+// spliced into stream_options, which is made if the body has none or null. It
+// is nil if nothing is to be asked: no stream, an API whose streams have their
+// usage anyway, a client that asks itself, or one that asks for usage in each
+// chunk but not at the end, for it would get what it does not now. Otherwise
+// the answer has one chunk that the client did not ask for, also where it said
+// false: take it out with a UsageFilter.
+func (r *Request) AskUsage(body []byte) [][]byte {
+	at, text := r.usageEdit(body)
+	if text == "" {
+		return nil
+	}
+	out := make([][]byte, 0, len(r.cuts)+3)
+	from := 0
+	put := func(s span, text string) {
+		if s.start > from {
+			out = append(out, body[from:s.start])
+		}
+		if text != "" {
+			out = append(out, []byte(text))
+		}
+		from = s.end
+	}
+	for _, s := range r.cuts {
+		if text != "" && at.start <= s.start {
+			put(at, text)
+			text = ""
+		}
+		put(s, "")
+	}
+	if text != "" {
+		put(at, text)
+	}
+	return append(out, body[from:])
+}
+
+// usageEdit returns what AskUsage puts in the place of what.
+func (r *Request) usageEdit(b []byte) (at span, text string) {
+	const ask = `"include_usage":true`
+	switch r.API.(type) {
+	case chat, completions:
+	default:
+		return at, ""
+	}
+	if !r.Stream || len(b) != r.size {
+		return at, ""
+	}
+	v := r.options
+	switch {
+	case v.end == 0:
+		// There is another member, stream, for the comma.
+		return span{r.brace + 1, r.brace + 1}, `"stream_options":{` + ask + `},`
+	case isNull(v.of(b)):
+		return v, `{` + ask + `}`
+	case v.first(b) != '{':
+		return at, "" // the engine will say what is wrong with it
+	}
+	if isTrue(member(b, v, "continuous_usage_stats").of(b)) {
+		return at, ""
+	}
+	switch had := member(b, v, "include_usage"); {
+	case isTrue(had.of(b)):
+		return at, ""
+	case had.end > 0:
+		return had, "true"
+	}
+	at = span{v.start + 1, v.start + 1}
+	if hasMembers(b, v) {
+		return at, ask + ","
+	}
+	return at, ask
+}

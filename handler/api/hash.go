@@ -148,14 +148,6 @@ func (h *Hasher) full(block []byte) {
 	h.blocks = append(h.blocks, xxh3.HashSeed(block[:h.size], h.seed))
 }
 
-// AddJSON appends a JSON value without the whitespace outside its strings.
-func (h *Hasher) AddJSON(raw []byte) {
-	c := compact{raw: raw}
-	for p := c.next(); p != nil; p = c.next() {
-		h.Add(p)
-	}
-}
-
 // Blocks returns the hashes of the full blocks so far, in order. The slice is
 // the Hasher's own: it must not be changed.
 func (h *Hasher) Blocks() []uint64 { return h.blocks }

@@ -35,22 +35,43 @@ func blocksOf(text []byte) (out []uint64) {
 }
 
 // call and message are the model of a conversation that the reader is
-// checked against.
-type call struct{ name, args string }
+// checked against. A call's arguments are keys and values that are strings, or
+// a text that is no object.
+type call struct {
+	name, args string
+	kv         []string
+}
 
 type message struct {
 	role, text string
 	calls      []call
 }
 
+// canonicalArgs is what the marks' documentation says of arguments.
+func (c call) canonicalArgs() string {
+	if c.kv == nil {
+		return strings.TrimLeft(c.args, " \n\t\r")
+	}
+	out := "{"
+	for i := 0; i < len(c.kv); i += 2 {
+		if i > 0 {
+			out += ","
+		}
+		out += `"` + c.kv[i] + `":"` + c.kv[i+1] + `"`
+	}
+	return out + "}"
+}
+
 // canonical is the form documented at the marks, written from the model.
 func canonical(tools string, msgs []message) []byte {
 	var b bytes.Buffer
-	if tools != "" {
-		b.WriteByte(markTools)
-		if err := json.Compact(&b, []byte(tools)); err != nil {
-			panic(err)
-		}
+	for _, t := range modelTools(tools) {
+		b.WriteByte(markTool)
+		b.WriteString(t.Name)
+		b.WriteByte(markSep)
+		b.WriteString(t.Description)
+		b.WriteByte(markSep)
+		b.Write(t.Parameters)
 	}
 	for _, m := range msgs {
 		b.WriteByte(markMessage)
@@ -61,10 +82,34 @@ func canonical(tools string, msgs []message) []byte {
 			b.WriteByte(markCall)
 			b.WriteString(c.name)
 			b.WriteByte(markSep)
-			b.WriteString(c.args)
+			b.WriteString(c.canonicalArgs())
 		}
 	}
 	return b.Bytes()
+}
+
+type modelTool struct {
+	Name, Description string
+	Parameters        json.RawMessage
+}
+
+// modelTools reads chat's form of tools.
+func modelTools(tools string) (out []modelTool) {
+	var list []struct{ Function modelTool }
+	if tools != "" {
+		if err := json.Unmarshal([]byte(tools), &list); err != nil {
+			panic(err)
+		}
+	}
+	for _, t := range list {
+		var b bytes.Buffer
+		if err := json.Compact(&b, t.Function.Parameters); err != nil {
+			panic(err)
+		}
+		t.Function.Parameters = b.Bytes()
+		out = append(out, t.Function)
+	}
+	return out
 }
 
 // speller writes JSON in one of the many ways that mean the same.
@@ -133,6 +178,41 @@ func (s speller) object(kv ...string) string {
 	return b.String()
 }
 
+// members writes an object's members in order, with values that are strings.
+func (s speller) members(kv []string) string {
+	var b strings.Builder
+	b.WriteString("{" + s.space())
+	for i := 0; i < len(kv); i += 2 {
+		if i > 0 {
+			b.WriteString(s.space() + "," + s.space())
+		}
+		b.WriteString(s.str(kv[i]) + s.space() + ":" + s.space() + s.str(kv[i+1]))
+	}
+	b.WriteString(s.space() + "}")
+	return b.String()
+}
+
+// args writes a call's arguments as the text that they are.
+func (s speller) args(c call) string {
+	if c.kv == nil {
+		return c.args
+	}
+	return s.space() + s.members(c.kv) + s.space()
+}
+
+// call invents one.
+func (s speller) call(plain bool) call {
+	c := call{name: "fn_" + strings.TrimSpace(s.words(3)), kv: []string{}}
+	if plain && s.IntN(4) == 0 {
+		c.kv, c.args = nil, "x"+s.words(30)
+		return c
+	}
+	for range s.IntN(4) {
+		c.kv = append(c.kv, s.words(5), s.words(20))
+	}
+	return c
+}
+
 func (s speller) array(items []string) string {
 	return "[" + s.space() + strings.Join(items, s.space()+","+s.space()) + s.space() + "]"
 }
@@ -193,7 +273,7 @@ func (s speller) message(m message) string {
 		var calls []string
 		for _, c := range m.calls {
 			calls = append(calls, s.object("id", s.str("call_"+strconv.Itoa(s.Int())), "type", `"function"`,
-				"function", s.object("name", s.str(c.name), "arguments", s.str(c.args))))
+				"function", s.object("name", s.str(c.name), "arguments", s.str(s.args(c)))))
 		}
 		kv = append(kv, "tool_calls", s.array(calls))
 	} else if s.IntN(4) == 0 {
@@ -239,7 +319,7 @@ func (s speller) stream(m message) [][]byte {
 		chunk(s.object("content", s.str(p), "reasoning_content", "null"), "null")
 	}
 	for i, c := range m.calls {
-		head, args := "", s.split(c.args)
+		head, args := "", s.split(s.args(c))
 		if s.IntN(2) == 0 {
 			head, args = args[0], args[1:]
 		}
@@ -282,7 +362,7 @@ func (s speller) plainMessage(m message) string {
 	var calls []string
 	for _, c := range m.calls {
 		calls = append(calls, s.object("id", `"i"`, "type", `"function"`,
-			"function", s.object("name", s.str(c.name), "arguments", s.str(c.args))))
+			"function", s.object("name", s.str(c.name), "arguments", s.str(s.args(c)))))
 	}
 	return s.object(append(kv, "tool_calls", s.array(calls))...)
 }

@@ -67,6 +67,15 @@ type Request struct {
 	// Choices is how many answers to one prompt are computed (the larger of n
 	// and best_of), 1 unless said.
 	Choices int
+	// PreviousResponse (previous_response_id) and Conversation (conversation,
+	// or its id) name history that one server keeps. If either is set the
+	// prompt is not in the body, and Kind is None.
+	PreviousResponse, Conversation string
+	// CacheKey (prompt_cache_key), SessionID (session_id, or the id in
+	// session_params) and UserID (metadata.user_id of Anthropic's Messages,
+	// in which Claude Code writes its session) say whose turn this is, as the
+	// client sent them; empty if it did not.
+	CacheKey, SessionID, UserID string
 	// MaxTokens is the most tokens the answer may have; 0 is not said.
 	MaxTokens int64
 
@@ -85,6 +94,9 @@ type Request struct {
 	// Media is the number of parts that are not text (images, audio, files).
 	// Their size is in neither Bytes nor Tokens.
 	Media int
+	// MediaTokens is an estimate of what they take, in tokens, from their
+	// size: see medium.tokens for the rules.
+	MediaTokens int64
 	// Root is the hash of what must agree before chains can be compared:
 	// model, LoRA, salt, kind and block size.
 	Root uint64
@@ -94,6 +106,8 @@ type Request struct {
 
 	cuts    []span // what Cut leaves out, in order
 	size    int    // of the body
+	brace   int    // where the body's object opens
+	options span   // stream_options
 	prompts int    // in the batch
 	answers int    // to each prompt that are sent back: n
 	steady  bool   // prompt and answer together begin the next turn's prompt
@@ -105,12 +119,15 @@ type parse struct {
 	req  *Request
 	opt  Options
 	body []byte
-	// main is the member that holds the prompt; tools and functions may stand
-	// before it in the text.
-	main, tools, functions span
-	echo, resume           bool
-	maxTokens              int64 // the older max_tokens
-	hash                   Hasher
+	// main is the member that holds the prompt; system, tools and functions
+	// may stand before it in the text; ids take its place; other is what it
+	// is compared with, or may stand for it.
+	main, system, tools, functions, ids, other span
+	media                                      [3]span // beside the prompt: images, videos, audio
+	template                                   bool    // the prompt is kept by the server
+	echo, resume                               bool
+	maxTokens                                  int64 // the older max_tokens
+	hash                                       Hasher
 }
 
 // Parse reads a request body. Members that are absent, or of a type they
@@ -131,7 +148,10 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 		r.Blocks = p.hash.blocks
 		r.rest = p.hash
 	}
-	r.steady = r.Kind == Text && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
+	if a.Work() != Generate {
+		r.Stream = false
+	}
+	r.steady = r.Kind == Text && a.Work() == Generate && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
 	r.Root = p.root()
 	return r, nil
 }
@@ -144,6 +164,7 @@ func (p *parse) scan() error {
 	if i >= len(b) || b[i] != '{' {
 		return &ScanError{i, ErrMalformed}
 	}
+	p.req.brace = i
 	c := enter(b, i, 1)
 	var cut cutter
 	for c.next() {
@@ -183,19 +204,21 @@ func (p *parse) field(key []byte, v span) {
 		r.Salt = stringOr(b, v)
 	case "stream":
 		r.Stream = isTrue(v.of(b))
+	case "stream_options":
+		r.options = v
+	case "prompt_cache_key":
+		r.CacheKey = stringOr(b, v)
+	case "session_id":
+		r.SessionID = stringOr(b, v)
+	case "session_params":
+		p.session(v)
 	case "echo":
 		p.echo = isTrue(v.of(b))
 	case "continue_final_message":
 		p.resume = isTrue(v.of(b))
 	case "n", "best_of":
-		if n, ok := integer(v.of(b)); ok && n > 0 {
-			n = min(n, maxChoices)
-			r.Choices = max(r.Choices, int(n))
-			if len(key) == 1 {
-				r.answers = int(n)
-			}
-		}
-	case "max_completion_tokens":
+		p.choices(v, len(key) == 1)
+	case "max_completion_tokens", "max_output_tokens":
 		if n, ok := integer(v.of(b)); ok && n > 0 {
 			r.MaxTokens = n
 		}
@@ -205,6 +228,34 @@ func (p *parse) field(key []byte, v span) {
 		}
 	default:
 		r.API.field(p, key, v)
+	}
+}
+
+// choices reads a number of answers; sent is whether all of them are sent back.
+func (p *parse) choices(v span, sent bool) {
+	n, ok := integer(v.of(p.body))
+	if !ok || n <= 0 {
+		return
+	}
+	n = min(n, maxChoices)
+	p.req.Choices = max(p.req.Choices, int(n))
+	if sent {
+		p.req.answers = int(n)
+	}
+}
+
+// session reads session_params, in which SGLang's clients name a session.
+func (p *parse) session(v span) {
+	if p.req.SessionID != "" || v.first(p.body) != '{' {
+		return
+	}
+	c := enter(p.body, v.start, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		if k := string(key); k == "id" || k == "session_id" {
+			p.req.SessionID = stringOr(p.body, v)
+		}
 	}
 }
 

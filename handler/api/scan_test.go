@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -124,17 +125,18 @@ func TestUnescapeAsEncodingJSON(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(5, 6))}
 	for range 5 {
-		f.Add(true, []byte(s.request(`[{"type":"function"}]`, []message{{role: "user", text: s.words(40)}, {role: "assistant", calls: []call{{"f", "{}"}}}})))
+		f.Add(uint8(0), []byte(s.request(`[{"type":"function"}]`, []message{{role: "user", text: s.words(40)}, {role: "assistant", calls: []call{{name: "f", args: "{}"}}}})))
 	}
-	f.Add(false, []byte(`{"prompt":[1,2,3],"nvext":{"a":1},"nve\u0078t":null, "n":2}`))
-	f.Add(false, []byte(`{"prompt":[[1,2],[3]],"nvext":1}`))
-	f.Add(true, []byte(`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`))
-	f.Add(true, []byte(`{"messages":`+strings.Repeat("[", 300)))
-	f.Fuzz(func(t *testing.T, isChat bool, body []byte) {
-		a := API(completions{})
-		if isChat {
-			a = chat{}
-		}
+	f.Add(uint8(1), []byte(`{"prompt":[1,2,3],"nvext":{"a":1},"nve\u0078t":null, "n":2}`))
+	f.Add(uint8(1), []byte(`{"prompt":[[1,2],[3]],"nvext":1}`))
+	f.Add(uint8(0), []byte(`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`))
+	f.Add(uint8(0), []byte(`{"messages":`+strings.Repeat("[", 300)))
+	for i, a := range every {
+		f.Add(uint8(i), goldenFile(f, a.Name(), "request.json"))
+	}
+	f.Add(uint8(0), []byte(`{"stream":true,"nvext":1,"stream_options":{"include_usage":false}}`))
+	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
+		a := every[int(which)%len(every)]
 		before := slices.Clone(body)
 		r, err := Parse(a, body, testOptions)
 		if !bytes.Equal(before, body) {
@@ -152,6 +154,7 @@ func FuzzParse(f *testing.F) {
 		if !valid {
 			return
 		}
+		whole := maps.Clone(want)
 		got := want
 		if out != nil {
 			got = nil
@@ -169,6 +172,7 @@ func FuzzParse(f *testing.F) {
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s, want %s", got, want)
 		}
+		checkAsked(t, r.AskUsage(body), whole)
 		n := r.NewAnswer(true)
 		n.Write([]byte("data: [DONE]\n\n"))
 		n.Finish()

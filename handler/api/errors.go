@@ -1,0 +1,133 @@
+package api
+
+import "encoding/json"
+
+// shape is how an API's clients expect errors.
+type shape uint8
+
+const (
+	shapeOpenAI shape = iota
+	shapeResponses
+	shapeAnthropic
+	shapeSGLang
+)
+
+func shapeOf(a API) shape {
+	if a == nil {
+		return shapeOpenAI
+	}
+	return a.shape()
+}
+
+// fault is the inner object of an error.
+type fault struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    string  `json:"code"`
+}
+
+// ErrorBody returns the body of an error of our own, in the shape that the
+// API's clients expect: OpenAI's {"error":{"message","type","param","code"}},
+// Anthropic's {"type":"error","error":{"type","message","code","param"}}, or
+// SGLang's {"error":{"message",...}} for its /generate. The type follows from
+// the status, as the API's own servers have it. Code is stable and for
+// programs to test, message for people; param names the member or header at
+// fault, and is null if it is empty. A nil API gives OpenAI's shape.
+func ErrorBody(a API, status int, code, message, param string) []byte {
+	f := fault{Message: message, Code: code}
+	if param != "" {
+		f.Param = &param
+	}
+	var whole any
+	if shapeOf(a) == shapeAnthropic {
+		f.Type = anthropicType(status)
+		whole = struct {
+			Type  string `json:"type"`
+			Error fault  `json:"error"`
+		}{"error", f}
+	} else {
+		f.Type = openAIType(status)
+		whole = struct {
+			Error fault `json:"error"`
+		}{f}
+	}
+	body, err := json.Marshal(whole)
+	if err != nil { // strings and structs always can be
+		return []byte(`{"error":{}}`)
+	}
+	return body
+}
+
+func openAIType(status int) string {
+	switch {
+	case status == 401:
+		return "authentication_error"
+	case status == 403:
+		return "permission_error"
+	case status == 429:
+		return "rate_limit_error"
+	case status >= 500:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+// anthropicType is the table of Anthropic's documentation of errors; a 503,
+// which is not in it, says the same as its 529.
+func anthropicType(status int) string {
+	switch status {
+	case 401:
+		return "authentication_error"
+	case 403:
+		return "permission_error"
+	case 404:
+		return "not_found_error"
+	case 413:
+		return "request_too_large"
+	case 429:
+		return "rate_limit_error"
+	case 503, 529:
+		return "overloaded_error"
+	case 504:
+		return "timeout_error"
+	}
+	if status >= 500 {
+		return "api_error"
+	}
+	return "invalid_request_error"
+}
+
+// The object of a broken stream's last event; the type is Anthropic's word
+// there.
+const (
+	brokenText  = `"message":"the engine's answer broke off"`
+	brokenError = `{` + brokenText + `,"type":"server_error","param":null,"code":"stream_broken"}`
+)
+
+// The empty line first ends an event that was cut.
+const (
+	brokenOpenAI    = "\n\ndata: " + `{"error":` + brokenError + "}\n\n"
+	brokenResponses = "\n\nevent: error\ndata: " +
+		// OpenAI's reference has the members flat, its servers send, and its
+		// libraries look for, the object. The number is required, and nobody
+		// can tell the right one.
+		`{"type":"error","code":"stream_broken",` + brokenText + `,"param":null,"sequence_number":0,"error":` + brokenError + "}\n\n"
+	brokenAnthropic = "\n\nevent: error\ndata: " +
+		`{"type":"error","error":{"type":"api_error",` + brokenText + `,"code":"stream_broken"}}` + "\n\n"
+)
+
+// BrokenEvent returns what ends a stream that broke off on the engine's side:
+// one event with an error of the code stream_broken, in the shape that the
+// API's clients expect, never the mark of a complete answer. The caller aborts
+// the connection behind it. A nil API gives OpenAI's shape.
+func BrokenEvent(a API) []byte {
+	switch shapeOf(a) {
+	case shapeResponses:
+		return []byte(brokenResponses)
+	case shapeAnthropic:
+		return []byte(brokenAnthropic)
+	case shapeOpenAI, shapeSGLang: // whose own errors are {"error":{"message"}}, too
+	}
+	return []byte(brokenOpenAI)
+}

@@ -1,0 +1,144 @@
+package api
+
+import (
+	"bytes"
+	"encoding/binary"
+)
+
+// mediaClass is what kind of thing a part shows.
+type mediaClass uint8
+
+const (
+	mediaOther mediaClass = iota
+	mediaImage
+	mediaVideo
+	mediaAudio
+	mediaFile
+)
+
+// mediaForm is what stands for a part in the body.
+type mediaForm uint8
+
+const (
+	mediaNone mediaForm = iota // nothing that is known
+	mediaID                    // the id of a file on the server
+	mediaData                  // base64
+	mediaURL
+)
+
+// medium is a part that is not text.
+type medium struct {
+	class mediaClass
+	form  mediaForm
+	rank  int    // of raw, among the members that may stand for the part
+	raw   []byte // as it stands between its quotes; of a data URL the base64
+	low   bool   // an image that is to be looked at in low detail
+}
+
+// classOf tells by the type of a part, or the name of a member.
+func classOf(name []byte) mediaClass {
+	switch {
+	case bytes.Contains(name, []byte("image")):
+		return mediaImage
+	case bytes.Contains(name, []byte("video")):
+		return mediaVideo
+	case bytes.Contains(name, []byte("audio")):
+		return mediaAudio
+	case bytes.Contains(name, []byte("file")), bytes.Contains(name, []byte("document")):
+		return mediaFile
+	}
+	return mediaOther
+}
+
+// readMedium reads a part of a type: {"type":"image_url","image_url":{"url"}}
+// in chat, where the object may also be the string in it; {"type":
+// "input_image","image_url"} in Responses; {"type":"image","source":{"data"}}
+// in Messages.
+func readMedium(b []byte, v span, kind []byte) medium {
+	m := medium{class: classOf(kind)}
+	if len(kind) > 0 {
+		m.read(b, v, kind)
+	}
+	return m
+}
+
+// read looks for what stands for the part in an object, and in the objects
+// that its type names. Of several the most telling counts.
+func (m *medium) read(b []byte, v span, kind []byte) {
+	c := enter(b, v.start, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		form, rank := mediaURL, 4
+		switch string(key) {
+		case "url", "image_url", "file_url", "video_url", "audio_url":
+		case "data", "input_audio":
+			form, rank = mediaData, 3
+		case "file_data":
+			form, rank = mediaData, 2
+		case "file_id":
+			form, rank = mediaID, 1
+		case "detail":
+			raw, _ := v.str(b)
+			m.low = m.low || string(raw) == "low"
+			continue
+		case "source", "file":
+			rank = 0
+		default:
+			if len(kind) == 0 || string(key) != string(kind) {
+				continue
+			}
+		}
+		if v.first(b) == '{' && len(kind) > 0 {
+			m.read(b, v, nil)
+		} else if raw, ok := v.str(b); ok && len(raw) > 0 && rank > 0 && rank >= m.rank {
+			m.set(raw, form)
+			m.rank = rank
+		}
+	}
+}
+
+// set takes a payload; what a data URL wraps is the same as the data alone.
+func (m *medium) set(raw []byte, form mediaForm) {
+	m.raw, m.form = raw, form
+	if !bytes.HasPrefix(raw, []byte("data:")) {
+		return
+	}
+	const head = 256 // the media type and its parameters
+	mark := []byte(";base64,")
+	if i := bytes.Index(raw[:min(len(raw), head)], mark); i >= 0 {
+		m.raw, m.form = raw[i+len(mark):], mediaData
+	}
+}
+
+// digest hashes a part by what it shows, so that hints beside it do not
+// matter, nor which API it came through: the same base64 has one digest as a
+// data URL and as Anthropic's source. Of a part in an unknown form all members
+// count.
+func (m *medium) digest(b []byte, v span, seed uint64) [16]byte {
+	var d digest
+	var head [10]byte
+	binary.LittleEndian.PutUint64(head[:], seed)
+	head[8], head[9] = byte(m.class), byte(m.form)
+	d.add(head[:])
+	if m.form != mediaNone {
+		d.addString(m.raw)
+		return d.sum()
+	}
+	if v.first(b) != '{' {
+		d.addJSON(v.of(b))
+		return d.sum()
+	}
+	c := enter(b, v.start, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		if string(key) == "cache_control" { // moved from turn to turn
+			continue
+		}
+		d.add(key)
+		d.add([]byte{markSep})
+		d.addJSON(v.of(b))
+	}
+	return d.sum()
+}

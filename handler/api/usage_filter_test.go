@@ -1,0 +1,203 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const usageChunk = `{"id":"c","choices":[],"usage":{"prompt_tokens":20,"completion_tokens":5}}`
+
+// filtered passes a stream through a filter in the given reads.
+func filtered(t testing.TB, reads [][]byte) []byte {
+	t.Helper()
+	var f UsageFilter
+	var out []byte
+	for _, p := range reads {
+		out = append(out, f.Write(slices.Clone(p))...)
+		if len(f.held) > maxHeld+len(p) {
+			t.Fatalf("%d bytes held", len(f.held))
+		}
+	}
+	return append(out, f.End()...)
+}
+
+// However the stream is written and cut, what comes out is what came in
+// without the chunk.
+func TestUsageFilterTakesTheChunkOnly(t *testing.T) {
+	for seed := range uint64(3000) {
+		s := speller{rand.New(rand.NewPCG(seed, 31))}
+		eol := []string{"\n", "\r\n", "\r"}[s.IntN(3)]
+		event := func(lines ...string) string { return strings.Join(lines, eol) + eol + eol }
+		others := []string{
+			event(": ping"), ": ping" + eol, eol, event("event: x", "id: 7"), event("data: [DONE]"), event("data:"), event("data"),
+			event(`data: {"choices":[{"index":0,"delta":{"content":"` + s.words(0) + `a\"choices\":[]"}}]}`),
+			event(`data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":20}}`),
+			event(`data: {"choices":[],"usage":null}`), event(`data: {"choices":[]}`), event(`data: {"usage":{"a":1}}`),
+			event(`data: {"x":{"choices":[],"usage":{}}}`), event(`data: {"choices":[],`), event("data: {", `data: "choices":[{}],"usage":{}}`),
+			event(`data: ` + usageChunk + ` x`), event("retry: 3"), event("data: " + strings.Repeat("x", s.IntN(300))), event("xdata: " + usageChunk),
+			event("data: [", "data: "+usageChunk), event("data: [", "", "data: x"), event(`event: error`, `data: {"error":{}}`), event(`data: {"id":"c","choices":{},"usage":{}}`),
+		}
+		chunks := []string{
+			event("data: " + usageChunk), event("data:" + usageChunk), event("event: chunk", "data: "+usageChunk, "id: 3"),
+			event(`data: {"usage" : { } , "choices":[ ] }`), event("data: {", `data: "choices":[],`, `data: "usage":{"a":[1]}}`),
+		}
+		var in, want strings.Builder
+		for range 1 + s.IntN(6) {
+			if s.IntN(4) == 0 {
+				in.WriteString(chunks[s.IntN(len(chunks))])
+				continue
+			}
+			o := others[s.IntN(len(others))]
+			in.WriteString(o)
+			want.WriteString(o)
+		}
+		if s.IntN(4) == 0 { // a stream that ends in the middle
+			in.WriteString(`data: {"id"`)
+			want.WriteString(`data: {"id"`)
+		}
+		reads := s.reads([]byte(in.String()))
+		if got := filtered(t, reads); string(got) != want.String() {
+			t.Fatalf("seed %d: %q\nbecame %q", seed, reads, got)
+		}
+	}
+}
+
+func TestUsageFilterForwardsAtOnce(t *testing.T) {
+	for _, c := range []struct{ in, out string }{
+		{"data: [DONE]\n\n", "data: [DONE]\n\n"},
+		{": pi", ": pi"},
+		{"\n", "\n"},
+		{"data: {\"id\":\"c\",\"choices\":[{", "data: {\"id\":\"c\",\"choices\":[{"},
+		{"data: [DO", "data: [DO"},
+		{": x\n\ndata: {\"id\":", ": x\n\n"},
+		{"data: " + usageChunk + "\n\n", ""},
+		{"data: " + usageChunk + "\n\ndata: [DONE]\n\n", "data: [DONE]\n\n"},
+	} {
+		var f UsageFilter
+		if got := string(f.Write([]byte(c.in))); got != c.out {
+			t.Errorf("%q: %q at once", c.in, got)
+		}
+	}
+	var f UsageFilter
+	p := []byte("data: {\"choices\":[{}]}\n\n: x\n\n")
+	if got := f.Write(p); len(got) != len(p) || &got[0] != &p[0] {
+		t.Error("whole events are copied")
+	}
+	if n := testing.AllocsPerRun(10, func() { f.Write(p) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestUsageFilterIsBounded(t *testing.T) {
+	in := "data: {\"id\":\"" + strings.Repeat("x", 3*maxHeld) + "\",\"choices\":[],\"usage\":{}}\n\ndata: " + usageChunk + "\n\n"
+	want := strings.TrimSuffix(in, "data: "+usageChunk+"\n\n")
+	for _, size := range []int{1000, len(in)} {
+		if got := filtered(t, slices.Collect(slices.Chunk([]byte(in), size))); string(got) != want {
+			t.Errorf("in reads of %d: %d bytes of %d", size, len(got), len(want))
+		}
+	}
+}
+
+func FuzzUsageFilter(f *testing.F) {
+	f.Add(uint64(1), []byte("data: {\"choices\":[{}]}\r\n\r\ndata: "+usageChunk+"\r\n\r\ndata: [DONE]\r\n\r\n"))
+	f.Add(uint64(2), []byte(": x\n\ndata: {\ndata: \"choices\":[],\"usage\":{}}\r\rdata"))
+	f.Add(uint64(3), []byte(vllmStream))
+	f.Fuzz(func(t *testing.T, seed uint64, stream []byte) {
+		one := filtered(t, [][]byte{stream})
+		many := filtered(t, (speller{rand.New(rand.NewPCG(seed, 9))}).reads(stream))
+		if !bytes.Equal(one, many) {
+			t.Fatalf("the split matters: %q %q", one, many)
+		}
+		if len(one) != len(stream) && !bytes.Contains(stream, []byte("data")) {
+			t.Fatalf("%q became %q", stream, one)
+		}
+		// what the observer sees is the same but for the usage
+		a, b := mustParse(t, chat{}, askHello).NewAnswer(true), mustParse(t, chat{}, askHello).NewAnswer(true)
+		a.Write(stream)
+		b.Write(one)
+		a.Finish()
+		b.Finish()
+		if a.Chunks() != b.Chunks() || a.finished != b.finished || a.done != b.done {
+			t.Fatalf("%q became %q", stream, one)
+		}
+	})
+}
+
+func TestAskUsage(t *testing.T) {
+	for _, c := range []struct{ body, want string }{
+		{`{"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
+		{` { "stream":true}`, ` {"stream_options":{"include_usage":true}, "stream":true}`},
+		{`{"stream":true,"stream_options":null}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
+		{`{"stream_options":{},"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
+		{`{"stream_options":{ "x":1},"stream":true}`, `{"stream_options":{"include_usage":true, "x":1},"stream":true}`},
+		{`{"stream_options":{"include_usage": false },"stream":true}`, `{"stream_options":{"include_usage": true },"stream":true}`},
+		{`{"stream_options":{"include_usage":null,"x":1},"stream":true}`, `{"stream_options":{"include_usage":true,"x":1},"stream":true}`},
+		{`{"nvext":{"a":1},"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
+		{`{"nvext":{"a":1},"stream":true,"stream_options":null,"nvext":2}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
+		{`{"stream":true,"stream_options":{"include_usage":true}}`, ``},
+		{`{"stream":true,"stream_options":{"continuous_usage_stats":true}}`, ``},
+		{`{"stream":true,"stream_options":7}`, ``},
+		{`{"stream":false}`, ``},
+		{`{}`, ``},
+	} {
+		for _, a := range []API{chat{}, completions{}} {
+			r := mustParse(t, a, c.body)
+			if got := string(bytes.Join(r.AskUsage([]byte(c.body)), nil)); got != c.want {
+				t.Errorf("%s: %s", c.body, got)
+			}
+			if r.AskUsage([]byte(c.body+" ")) != nil {
+				t.Errorf("%s: another body is changed", c.body)
+			}
+		}
+		for _, a := range every {
+			if a != (chat{}) && a != (completions{}) && mustParse(t, a, c.body).AskUsage([]byte(c.body)) != nil {
+				t.Errorf("%s is asked", a.Name())
+			}
+		}
+	}
+}
+
+// checkAsked checks what AskUsage made of a valid body against a decoded one.
+func checkAsked(t *testing.T, out [][]byte, want map[string]json.RawMessage) {
+	t.Helper()
+	if out == nil {
+		return
+	}
+	var got map[string]json.RawMessage
+	if err := json.Unmarshal(bytes.Join(out, nil), &got); err != nil {
+		t.Fatalf("asking makes invalid JSON: %v", err)
+	}
+	var options, before map[string]json.RawMessage
+	if err := json.Unmarshal(got["stream_options"], &options); err != nil || string(options["include_usage"]) != "true" {
+		t.Fatalf("usage is not asked for: %s", got["stream_options"])
+	}
+	_ = json.Unmarshal(want["stream_options"], &before)
+	delete(options, "include_usage")
+	delete(before, "include_usage")
+	delete(got, "stream_options")
+	delete(got, "nvext") // Cut's affair
+	rest := map[string]json.RawMessage{}
+	for k, v := range want {
+		if k != "stream_options" && k != "nvext" {
+			rest[k] = v
+		}
+	}
+	if len(options) != len(before) || len(before) > 0 && !reflect.DeepEqual(options, before) || !reflect.DeepEqual(got, rest) {
+		t.Fatalf("%s and %s, want %s and %s", got, options, rest, before)
+	}
+}
+
+func BenchmarkUsageFilter(b *testing.B) {
+	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
+	var f UsageFilter
+	b.SetBytes(int64(len(chunk)))
+	b.ReportAllocs()
+	for b.Loop() {
+		f.Write(chunk)
+	}
+}
