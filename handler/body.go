@@ -77,9 +77,14 @@ func replayOf(b *buffer, parts ...[]byte) *replay {
 
 // done lets go of the body: its maker, or one of its readers, needs it no more.
 func (b *replay) done() {
-	if b.users.Add(-1) == 0 && b.buffer != nil {
-		b.parts = nil
-		b.buffer.free()
+	if b.users.Add(-1) != 0 {
+		return
+	}
+	// net/http keeps the request, and that this body, as long as the answer
+	memory := b.buffer
+	b.parts, b.buffer = nil, nil
+	if memory != nil {
+		memory.free()
 	}
 }
 

@@ -50,8 +50,9 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		affinity {
 //			ttl <duration>
 //			max_sessions <number>
-//			key nvext|header:<name>...
+//			key nvext|header:<name>|body:<member>...
 //		}
+//		usage inject
 //		max_body <size>
 //		response_headers <prefix>
 //		reverse_proxy [<upstreams...>] {
@@ -93,6 +94,8 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 		return stringArg(d, &h.Pool)
 	case "max_body":
 		return sizeArg(d, &h.MaxBody)
+	case "usage":
+		return stringArg(d, &h.Usage)
 	case "response_headers":
 		return stringArg(d, &h.ResponseHeaders)
 	case "policy":

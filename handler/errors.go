@@ -1,32 +1,78 @@
 package handler
 
 import (
-	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// badRequestError is a request that asks for what cannot be.
-type badRequestError struct {
-	param string
-	err   error
+// Codes of the errors that are our own, and no engine's. They are stable.
+const (
+	codeNVExt      = "invalid_nvext"
+	codeTooLarge   = "body_too_large"
+	codeUnreadable = "body_unreadable"
+	codeNoModel    = "model_not_found"
+	codeNoWorker   = "no_worker"
+	codeFailed     = "worker_failed"
+	codeTimeout    = "worker_timeout"
+)
+
+// ownError is an error that this router answers with.
+type ownError struct {
+	api    api.API // of the request; nil if it is none of an API
+	status int
+	code   string
+	param  string
+	err    error
 }
 
-func (e *badRequestError) Error() string { return e.err.Error() }
+func (e *ownError) Error() string { return e.err.Error() }
 
-// write answers with the error in OpenAI's shape.
-func (e *badRequestError) write(w http.ResponseWriter) error {
-	body, err := json.Marshal(map[string]any{"error": map[string]any{
-		"message": e.Error(), "type": "invalid_request_error", "param": e.param, "code": "invalid_" + e.param,
-	}})
-	if err != nil {
-		return err
+// retryLater is what clients are told to wait when there is no worker, in
+// seconds: about as long as one that failed is left alone.
+const retryLater = "2"
+
+// answer answers with the error in the shape that the API's clients expect.
+// Where the server has error routes, these answer instead.
+func (e *ownError) answer(w http.ResponseWriter, r *http.Request) error {
+	if e.status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", retryLater)
+	}
+	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if e.api == nil || ok && server.Errors != nil {
+		return caddyhttp.Error(e.status, e.err)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusBadRequest)
-	_, err = w.Write(body)
+	w.WriteHeader(e.status)
+	_, err := w.Write(api.ErrorBody(e.api, e.status, e.code, e.Error(), e.param))
 	return err
+}
+
+// unserved returns the error of a request that no worker has answered.
+func (rt *route) unserved(err error) *ownError {
+	e := &ownError{api: rt.plan.api, status: http.StatusBadGateway, code: codeFailed}
+	var refused reverseproxy.DialError
+	var own *ownError
+	var he caddyhttp.HandlerError
+	switch {
+	case errors.As(err, &own):
+		return own
+	case rt.failure == nil || errors.As(rt.failure, &refused):
+		e.status, e.code = http.StatusServiceUnavailable, codeNoWorker
+		e.err = errors.New("no worker can be reached; try again later")
+	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
+		e.status, e.code = he.StatusCode, codeTimeout
+		e.err = errors.New("the worker did not answer in time")
+	default:
+		e.err = errors.New("the worker failed before it answered")
+	}
+	return e
 }
 
 // lastError tells Caddy's proxy not to make another attempt, even if the
@@ -59,7 +105,3 @@ func retryAfter(h http.Header) time.Duration {
 	}
 	return time.Duration(s) * time.Second
 }
-
-// brokenStreamEvent is the last that a client gets of a stream that breaks off
-// on the engine's side. The empty line first ends an event that was cut.
-var brokenStreamEvent = []byte("\n\ndata: " + `{"error":{"message":"the engine's answer broke off","type":"server_error","param":null,"code":"stream_broken"}}` + "\n\n")

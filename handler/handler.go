@@ -7,6 +7,7 @@ package handler
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -32,9 +33,10 @@ func init() {
 // beginning of its prompt, unless waiting there costs more than computing it
 // elsewhere, and the turns of a session stay together.
 //
-// Inference requests are `POST` requests to paths that end in
-// `/chat/completions` or `/completions`. All others pass through, to the
-// worker with the fewest requests.
+// Inference requests are `POST` requests of OpenAI's chat, completions,
+// responses and embeddings APIs, Anthropic's messages, SGLang's and vLLM's
+// generate, and of rerank, score, classify and pooling. All others pass
+// through, to the worker with the fewest requests.
 //
 // A request that a worker refuses (connection failed, or closed without an
 // answer, or status 429, 503 or 529) is sent to another worker, as long as
@@ -81,6 +83,12 @@ type Handler struct {
 	// with this prefix: `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks`,
 	// `Predicted-Cached-Tokens`. Default: none, for they show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
+
+	// With `inject`, the engines are asked for the usage of streams whose
+	// client did not ask for it, and the chunk that they add is taken out
+	// again: so that hit ratios are known of all streams. Default: clients'
+	// requests go as they are.
+	Usage string `json:"usage,omitempty"`
 
 	// The reverse proxy that performs the round trips, with everything that
 	// Caddy's own has. Only its selection policy must not be set.
@@ -140,8 +148,10 @@ type Affinity struct {
 	MaxSessions int `json:"max_sessions,omitempty"`
 
 	// Where a session's key is looked for, in this order: `nvext` (the body's
-	// `nvext.session_control.session_id`) or `header:<name>`. The first that
-	// is not empty counts. Default: `nvext`, `header:X-Session-Id`.
+	// `nvext.session_control.session_id`), `header:<name>`,
+	// `body:prompt_cache_key`, `body:session_id` or `body:metadata.user_id`.
+	// The first that is not empty counts. Default: `nvext`,
+	// `header:X-Session-Id`.
 	Key []string `json:"key,omitempty"`
 }
 
@@ -252,28 +262,32 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.reject(w, r, err)
 	}
 	defer rt.finish()
-	r = rt.request(r)
-	rt.err = h.ReverseProxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), routeKey{}, rt)), next)
+	out := rt.request(r)
+	rt.err = h.ReverseProxy.ServeHTTP(w, out.WithContext(context.WithValue(out.Context(), routeKey{}, rt)), next)
 	rt.returned = true
-	if rt.err != nil && rt.writeHeld(w) {
+	if rt.err == nil || rt.writeHeld(w) {
 		rt.err = nil
+		return nil
 	}
-	return rt.err
+	if rt.answer != nil || rt.plan.api == nil || r.Context().Err() != nil {
+		return rt.err
+	}
+	h.logger.Error("no worker answered", zap.String("pool", h.Pool), zap.Error(rt.err))
+	return rt.unserved(rt.err).answer(w, r)
 }
 
-// reject answers a request that asks for what cannot be. Where the server has
-// error routes, these answer instead.
+// reject answers a request that asks for what cannot be.
 func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
-	bad, ok := err.(*badRequestError) //nolint:errorlint // never wrapped
-	if !ok {
-		h.figures.requests[outcomeUnread].Inc()
+	var own *ownError
+	if !errors.As(err, &own) {
 		return err
 	}
-	h.figures.requests[outcomeRejected].Inc()
-	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Errors != nil {
-		return caddyhttp.Error(http.StatusBadRequest, err)
+	outcome := outcomeRejected
+	if own.code != codeNVExt {
+		outcome = outcomeUnread
 	}
-	return bad.write(w)
+	h.figures.requests[outcome].Inc()
+	return own.answer(w, r)
 }
 
 // adopt lets the pool take on this handler's settings, once.
@@ -305,6 +319,9 @@ func (h *Handler) setDefaults() error {
 	if i := strings.IndexFunc(h.ResponseHeaders, notTokenChar); i >= 0 {
 		return fmt.Errorf("response_headers: %q cannot begin a header's name", h.ResponseHeaders)
 	}
+	if h.Usage != "" && h.Usage != usageInject {
+		return fmt.Errorf("usage: must be inject, got %q", h.Usage)
+	}
 	var err error
 	if h.keys, err = h.sessionKeys(); err != nil {
 		return err
@@ -312,6 +329,9 @@ func (h *Handler) setDefaults() error {
 	h.settings, err = h.poolSettings()
 	return err
 }
+
+// usageInject is the one value of Handler.Usage.
+const usageInject = "inject"
 
 var errLBPolicy = fmt.Errorf("lb_policy is not allowed in kv_router's reverse_proxy: use kv_router's policy")
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +15,8 @@ import (
 )
 
 // observer is the body of an answer on its way to the client. It changes no
-// byte.
+// byte, but that it takes out usage that the client did not ask for, and ends a
+// stream that broke off with an event that says so.
 type observer struct {
 	rt      *route
 	attempt *attempt
@@ -31,7 +33,9 @@ type observer struct {
 	refreshed time.Time // the session's binding was
 	ended     bool      // the answer came to its end
 	broken    error     // it broke off
-	epilogue  []byte    // still to be sent to the client then
+	filter    *api.UsageFilter
+	rest      []byte // still to be sent to the client
+	over      error  // and what comes then
 }
 
 // observe puts an observer between an answer and the client.
@@ -47,6 +51,11 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 			rt.fallBack(fallbackUnreadable)
 		} else {
 			o.reader = rt.plan.request.NewAnswer(o.stream)
+		}
+		if rt.plan.asked && o.stream && o.reader != nil {
+			o.filter = new(api.UsageFilter)
+			resp.Header.Del("Content-Length") // it will be shorter
+			resp.ContentLength = -1
 		}
 		o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
 	}
@@ -72,34 +81,51 @@ func encoded(h http.Header) bool {
 
 // Read implements io.Reader.
 func (o *observer) Read(p []byte) (int, error) {
-	if o.broken != nil {
-		n := copy(p, o.epilogue)
-		if o.epilogue = o.epilogue[n:]; len(o.epilogue) > 0 {
+	if len(o.rest) > 0 || o.over != nil {
+		n := copy(p, o.rest)
+		if o.rest = o.rest[n:]; len(o.rest) > 0 {
 			return n, nil
 		}
-		return n, o.broken
+		return n, o.over
 	}
 	n, err := o.body.Read(p)
 	if n > 0 {
 		o.feed(p[:n])
 	}
-	switch {
-	case err == nil:
-	case errors.Is(err, io.EOF):
-		o.end()
-	default:
-		if o.reader != nil && o.stream && o.reader.Done() {
-			o.end() // the connection broke, the answer is whole
-			return n, err
-		}
-		o.broken = err
-		if o.extensible && !isCanceled(err) {
-			// the client must be told; it will not see the end
-			o.epilogue = brokenStreamEvent
-			return n, nil
+	out := p[:n]
+	if o.filter != nil {
+		out = o.filter.Write(out)
+		if err != nil {
+			out = append(out[:len(out):len(out)], o.filter.End()...)
 		}
 	}
-	return n, err
+	if err != nil {
+		out = o.stop(out, err)
+	}
+	m := copy(p, out)
+	o.over = err
+	if m < len(out) {
+		o.rest = slices.Clone(out[m:]) // it may be the filter's
+		return m, nil
+	}
+	return m, err
+}
+
+// stop takes in that no more comes, and why. It returns what the client gets
+// of it: out, and an event more if it must be told.
+func (o *observer) stop(out []byte, err error) []byte {
+	switch {
+	case errors.Is(err, io.EOF):
+		o.end()
+	case o.reader != nil && o.stream && o.reader.Done():
+		o.end() // the connection broke, the answer is whole
+	default:
+		o.broken = err
+		if o.extensible && !isCanceled(err) {
+			return append(out[:len(out):len(out)], api.BrokenEvent(o.rt.plan.api)...)
+		}
+	}
+	return out
 }
 
 // Close implements io.Closer.

@@ -15,6 +15,11 @@ import (
 // plan is what is known of a request before a worker is chosen. It does not
 // change once it is made.
 type plan struct {
+	// api is the client's API by the path; nil if the request passes through.
+	api api.API
+	// asked says that the body asks the engine for usage that the client did
+	// not ask for.
+	asked bool
 	// request is what the body says; nil if it was not read as an inference
 	// request.
 	request *api.Request
@@ -60,6 +65,14 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	if r.Method == http.MethodPost {
 		a = api.For(r.URL.Path)
 	}
+	p, err := h.read(r, a)
+	if p != nil {
+		p.api = a
+	}
+	return p, err
+}
+
+func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	switch {
 	case a == nil:
 		return h.passThrough(r, ""), nil
@@ -74,7 +87,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	}
 	body, whole, err := readBody(r.Body, r.ContentLength, h.MaxBody)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, unreadable(a, err)
 	}
 	if whole != nil {
 		p := h.passThrough(r, fallbackOversized)
@@ -125,29 +138,52 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		p.body = replayOf(read, body)
 		return p, nil
 	}
-	// The request is around as long as its answer; it must not keep the body.
-	req.Model, req.LoRA, req.Salt = strings.Clone(req.Model), strings.Clone(req.LoRA), strings.Clone(req.Salt)
+	detach(req)
 	p.request = req
 	var ext nvext.Ext
 	if req.NVExt != nil {
 		if ext, err = nvext.Parse(req.NVExt); err != nil {
-			return nil, &badRequestError{"nvext", err}
+			return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 		}
 	}
-	p.session = h.session(r, ext)
+	p.session = h.session(r, req, ext)
 	req.NVExt = nil
-	if parts := req.Cut(body); parts != nil {
-		p.body = replayOf(read, parts...)
-	} else {
-		p.body = replayOf(read, body)
-	}
+	p.body = replayOf(read, h.edit(p, body)...)
 	p.identify(req, set, &h.pool.ratios)
 	return p, nil
+}
+
+// detach copies what a request says of itself: it is around as long as its
+// answer, and must not keep the body.
+func detach(req *api.Request) {
+	for _, s := range []*string{
+		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse, &req.Conversation, &req.CacheKey, &req.SessionID, &req.UserID,
+	} {
+		*s = strings.Clone(*s)
+	}
+}
+
+// edit returns the parts of the body that go to the engine.
+func (h *Handler) edit(p *plan, body []byte) [][]byte {
+	if h.Usage == usageInject {
+		if parts := p.request.AskUsage(body); parts != nil {
+			p.asked = true
+			return parts
+		}
+	}
+	if parts := p.request.Cut(body); parts != nil {
+		return parts
+	}
+	return [][]byte{body}
 }
 
 // identify fills in what the scheduler is told of the prompt.
 func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Ratios) {
 	p.score.Streamed = req.Stream
+	if req.API.Work() == api.Count {
+		p.score.Tokens = 0 // nothing is computed: any worker can do it
+		return
+	}
 	switch req.Kind {
 	case api.Tokens:
 		p.score.BlockTokens = float64(set.blockSize)
@@ -155,7 +191,7 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 	case api.Text:
 		perToken := ratios.BytesPerToken(req.Model)
 		p.score.BlockTokens = float64(set.textBlock) / perToken
-		p.score.Tokens = int64(float64(req.Bytes) / perToken)
+		p.score.Tokens = int64(float64(req.Bytes)/perToken) + req.MediaTokens
 	case api.None:
 		p.fallback = fallbackNoPrompt
 		return
@@ -165,15 +201,18 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 
 // session returns the session's key, empty if the request has none. Keys that
 // are too long to be kept are kept as a digest.
-func (h *Handler) session(r *http.Request, ext nvext.Ext) string {
+func (h *Handler) session(r *http.Request, req *api.Request, ext nvext.Ext) string {
 	for _, k := range h.keys {
-		key := ext.SessionID
-		if k.header != "" {
+		var key string
+		switch {
+		case k.header != "":
 			if values := r.Header[k.header]; len(values) > 0 {
 				key = strings.TrimSpace(values[0])
-			} else {
-				key = ""
 			}
+		case k.body != nil:
+			key = k.body(req)
+		default:
+			key = ext.SessionID
 		}
 		if len(key) > maxSessionKey {
 			sum := sha256.Sum256([]byte(key))

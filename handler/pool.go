@@ -60,6 +60,7 @@ type worker struct {
 	id     uint64
 	target kvscore.Target
 	health health
+	gone   atomic.Bool  // nobody listened at its address
 	seen   atomic.Int64 // last time that it was an upstream, Unix seconds
 }
 

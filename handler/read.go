@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
 
 // firstRead is what is allocated on the word of a Content-Length alone. What
@@ -53,14 +53,12 @@ func readBody(body io.Reader, length, limit int64) (all *buffer, whole io.Reader
 }
 
 // unreadable turns a failure to read the client's body into an answer.
-func unreadable(err error) error {
+func unreadable(a api.API, err error) error {
 	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		return caddyhttp.Error(http.StatusRequestEntityTooLarge, err)
-	default:
-		return caddyhttp.Error(http.StatusBadRequest, fmt.Errorf("reading request body: %w", err))
+	if errors.As(err, &tooLarge) {
+		return &ownError{a, http.StatusRequestEntityTooLarge, codeTooLarge, "", err}
 	}
+	return &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf("reading request body: %w", err)}
 }
 
 // compressed tells whether a body is not to be read as it is.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -98,8 +99,8 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 	if rt.plan.stream != nil && rt.plan.stream.failed.Load() {
 		return nil, lastError{err} // the client's body broke off: no worker's fault
 	}
-	wasWell := rt.rateDown(a, err.Error(), 0, false)
-	if wasWell && errors.Is(err, syscall.ECONNREFUSED) {
+	rt.rateDown(a, err.Error(), 0, false)
+	if refused(err) && a.worker.gone.CompareAndSwap(false, true) {
 		rt.pool.scheduler.Clear(a.worker.target) // nobody is there: nor is the cache
 	}
 	var dial reverseproxy.DialError
@@ -114,6 +115,12 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 	}
 	rt.again = true
 	return nil, err
+}
+
+// refused tells whether nobody listens at the worker's address. Caddy's dial
+// error hides the system's, but for its text.
+func refused(err error) bool {
+	return strings.Contains(err.Error(), syscall.ECONNREFUSED.Error())
 }
 
 // giveUp returns the answer that was held back, or else the last failure.
@@ -135,6 +142,9 @@ func (rt *route) giveUp() (*http.Response, error) {
 // answered deals with an attempt that came to an answer.
 func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Response, error) {
 	a := rt.attempt
+	if a.worker.gone.Load() {
+		a.worker.gone.Store(false)
+	}
 	switch {
 	case retryable(resp.StatusCode):
 		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header), true)
@@ -207,15 +217,12 @@ func (rt *route) countRetry(a *attempt, reason string) {
 }
 
 // rateDown marks the worker of a failed attempt, with one log line when it was
-// well before, and tells whether it was. wait is how long the worker asked to
-// be left alone.
-func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) bool {
-	was := a.worker.health.fail(now(), a.begun, wait, busy)
-	if was {
+// well before. wait is how long the worker asked to be left alone.
+func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) {
+	if a.worker.health.fail(now(), a.begun, wait, busy) {
 		rt.h.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
 			zap.String("upstream", a.worker.dial), zap.String("why", why))
 	}
-	return was
 }
 
 // erred takes in that a worker answered with an error that may be its own

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -114,7 +115,14 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 // checkIDs checks that no two workers have one id.
 func (s *poolSettings) checkIDs() error {
 	byID := make(map[uint64]string)
-	for _, dial := range slices.Sorted(maps.Keys(s.upstreams)) {
+	known := maps.Clone(s.upstreams)
+	for dial := range s.workers {
+		known[dial] = dial != allWorkers
+	}
+	for _, dial := range slices.Sorted(maps.Keys(known)) {
+		if !known[dial] {
+			continue
+		}
 		id := s.worker(dial).ID
 		if other, taken := byID[id]; taken {
 			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
@@ -199,9 +207,19 @@ func (s *sharedSettings) add(one *poolSettings) error {
 	return err
 }
 
-// sessionKey is one place where a session's key is looked for: a header, or
-// the body's nvext where the header is empty.
-type sessionKey struct{ header string }
+// sessionKey is one place where a session's key is looked for: a header, a
+// member of the body, or its nvext where both are empty.
+type sessionKey struct {
+	header string
+	body   func(*api.Request) string
+}
+
+// bodyKeys are the members of a body that may hold a session's key.
+var bodyKeys = map[string]func(*api.Request) string{
+	"prompt_cache_key": func(r *api.Request) string { return r.CacheKey },
+	"session_id":       func(r *api.Request) string { return r.SessionID },
+	"metadata.user_id": func(r *api.Request) string { return r.UserID },
+}
 
 func (h *Handler) sessionKeys() ([]sessionKey, error) {
 	names := []string{"nvext", "header:X-Session-Id"}
@@ -210,18 +228,20 @@ func (h *Handler) sessionKeys() ([]sessionKey, error) {
 	}
 	keys := make([]sessionKey, 0, len(names))
 	for _, name := range names {
-		if name == "nvext" {
+		kind, rest, _ := strings.Cut(name, ":")
+		switch {
+		case name == "nvext":
 			keys = append(keys, sessionKey{})
-			continue
+		case kind == "header" && rest != "":
+			if strings.ContainsAny(rest, "_.") {
+				h.logger.Warn("Caddy drops request headers with such a name unless the server's expected_underscore_headers lists it: " + rest)
+			}
+			keys = append(keys, sessionKey{header: textproto.CanonicalMIMEHeaderKey(rest)})
+		case kind == "body" && bodyKeys[rest] != nil:
+			keys = append(keys, sessionKey{body: bodyKeys[rest]})
+		default:
+			return nil, fmt.Errorf("affinity key: must be nvext, header:<name>, body:prompt_cache_key, body:session_id or body:metadata.user_id, got %q", name)
 		}
-		header, ok := strings.CutPrefix(name, "header:")
-		if !ok || header == "" {
-			return nil, fmt.Errorf("affinity key: must be nvext or header:<name>, got %q", name)
-		}
-		if strings.ContainsAny(header, "_.") {
-			h.logger.Warn("Caddy drops request headers with such a name unless the server's expected_underscore_headers lists it: " + header)
-		}
-		keys = append(keys, sessionKey{header: textproto.CanonicalMIMEHeaderKey(header)})
 	}
 	return keys, nil
 }

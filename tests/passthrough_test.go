@@ -53,7 +53,7 @@ var bodies = []struct {
 	{name: "Multimodal", body: `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"what?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`},
 	{name: "Completion", path: "/v1/completions", body: `{"model":"m","prompt":[1,2,3],"cache_salt":"s"}`},
 	{name: "PathPrefix", path: "/some/where/v1/chat/completions?x=1&y=%2F", body: `{"model":"m","messages":[]}`},
-	{name: "OtherPath", path: "/v1/embeddings", body: `{"model":"m","input":"x","nvext":{"a":1}}`},
+	{name: "OtherPath", path: "/v1/audio/speech", body: `{"model":"m","input":"x","nvext":{"a":1}}`},
 	{name: "Empty", body: "", status: 400},
 	{name: "Truncated", body: `{"model":"m","messages":[{"role":"us`, status: 400},
 	{name: "Trailing", body: `{"model":"m","messages":[]} and more`, status: 400},
@@ -180,13 +180,27 @@ func TestNvextIsCutOut(t *testing.T) {
 func TestMalformedNvextIsRefused(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines))
-	for _, ext := range []string{`"x"`, `7`, `[]`, `true`, `{"session_control":"x"}`, `{"session_control":{"session_id":5}}`} {
-		body := `{"model":"m","messages":[],"nvext":` + ext + `}`
-		a := s.post(t.Context(), "/v1/chat/completions", []byte(body))
-		if a.status != http.StatusBadRequest {
-			t.Errorf("nvext %s: status %d, want 400", ext, a.status)
+	for _, v := range []struct{ ext, field string }{
+		{`"x"`, "nvext"},
+		{`7`, "nvext"},
+		{`[]`, "nvext"},
+		{`true`, "nvext"},
+		{`{"session_control":"x"}`, "nvext.session_control"},
+		{`{"session_control":{"session_id":5}}`, "nvext.session_control.session_id"},
+	} {
+		a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],"nvext":`+v.ext+`}`))
+		var doc struct {
+			Error struct{ Message, Type, Param, Code string } `json:"error"`
 		}
-		t.Logf("nvext %s: %d %s", ext, a.status, a.body)
+		if err := json.Unmarshal(a.body, &doc); err != nil || a.status != http.StatusBadRequest {
+			t.Errorf("nvext %s: status %d, error %v, body %q; want 400 and an error object", v.ext, a.status, err, a.body)
+		}
+		if field, _, _ := strings.Cut(doc.Error.Message, ":"); field != v.field {
+			t.Errorf("nvext %s: the message %q does not begin with the field %s", v.ext, doc.Error.Message, v.field)
+		}
+		if doc.Error.Type != "invalid_request_error" || doc.Error.Param != "nvext" || doc.Error.Code != "invalid_nvext" {
+			t.Errorf("nvext %s: the error is %+v", v.ext, doc.Error)
+		}
 	}
 	if n := engines[0].Requests() + engines[1].Requests(); n != 0 {
 		t.Errorf("the engines were sent %d requests", n)

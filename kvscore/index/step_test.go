@@ -19,7 +19,8 @@ func fill(x *Index, rnd *rand.Rand, slots, long int) {
 }
 
 // mixture runs operations of all kinds on a full index, lets what is given
-// look at each, and changes the settings as a reload does.
+// look at each, and changes the settings as a reload does. The last slot is
+// only cleared.
 func mixture(x *Index, rnd *rand.Rand, slots, steps int, timed func(what string, op func())) {
 	long := make([]uint64, 8000)
 	var refs []Ref
@@ -31,7 +32,7 @@ func mixture(x *Index, rnd *rand.Rand, slots, steps int, timed func(what string,
 		for i := range b {
 			b[i] = rnd.Uint64()
 		}
-		slot := rnd.IntN(slots)
+		slot := rnd.IntN(slots - 1)
 		timed("acquire", func() {
 			ref, _ := x.Acquire(slot, 1, b, 16_000)
 			refs = append(refs, ref)
@@ -45,12 +46,18 @@ func mixture(x *Index, rnd *rand.Rand, slots, steps int, timed func(what string,
 		timed("touch", func() { x.Touch(slot, 1, b, 16_000) })
 		timed("step", func() { x.Step(settleWork) })
 		switch i {
-		case steps * 3 / 6:
-			timed("lower the memory", func() { x.SetMemory(x.memory / 8) })
-		case steps * 4 / 6:
+		case steps * 1 / 6:
+			huge := make([]uint64, 200_000)
+			for i := range huge {
+				huge[i] = rnd.Uint64()
+			}
+			timed("a huge prompt", func() { x.Touch(slot, 1, huge, 16_000) })
+		case steps * 2 / 6:
 			timed("lower a capacity", func() { x.SetCapacity(0, 16) })
-		case steps - 1:
-			timed("clear", func() { x.Clear(1) })
+		case steps * 3 / 6:
+			timed("clear", func() { x.Clear(slots - 1) })
+		case steps * 4 / 6:
+			timed("lower the memory", func() { x.SetMemory(x.memory / 8) })
 		}
 	}
 	for _, ref := range refs {
@@ -92,8 +99,8 @@ func TestEveryCallIsBounded(t *testing.T) {
 		x.check(t)
 		catchUp(t, x)
 		x.check(t)
-		if x.Bytes() > 6<<20 || x.Used(0) > 16 || !x.Idle(1) {
-			t.Errorf("chains of %d: %d bytes, %d tokens on slot 0, slot 1 idle %v", long, x.Bytes(), x.Used(0), x.Idle(1))
+		if x.Bytes() > 6<<20 || x.Used(0) > 16 || !x.Idle(3) {
+			t.Errorf("chains of %d: %d bytes, %d tokens on slot 0, slot 3 idle %v", long, x.Bytes(), x.Used(0), x.Idle(3))
 		}
 	}
 }
@@ -234,13 +241,16 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 			x.Touch(0, 1, []uint64{7, rnd.Uint64()}, 16_000)
 		}
 	}
-	x.SetMemory(256 << 10)
+	x.SetMemory(3 << 19)
 	catchUp(t, x)
 	x.check(t)
 	var m Match
-	if x.Match(1, []uint64{7}, &m); m.Blocks != 1 || len(x.runs.pages) < 2 {
-		t.Errorf("the stem has %d blocks", m.Blocks)
+	if x.Match(1, []uint64{7}, &m); m.Blocks != 1 || x.Bytes() > 3<<19 {
+		t.Errorf("the stem has %d blocks, %d bytes in all", m.Blocks, x.Bytes())
 	}
+	x.SetMemory(256 << 10)
+	catchUp(t, x)
+	x.check(t)
 	if x.InUseBlocks(0) != 40 || x.Bytes() > 1<<20 {
 		t.Errorf("%d blocks in use, %d bytes", x.InUseBlocks(0), x.Bytes())
 	}
@@ -250,6 +260,18 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 	catchUp(t, x)
 	if x.check(t); x.Bytes() > 256<<10 {
 		t.Errorf("%d bytes after the release", x.Bytes())
+	}
+	x.SetMemory(0)
+	catchUp(t, x)
+	if x.check(t); x.Bytes() > 8<<10 {
+		t.Errorf("%d bytes are kept although none may be", x.Bytes())
+	}
+	if _, n := x.Acquire(0, 1, seq(1, 9), 16_000); n != 0 {
+		t.Errorf("%d blocks are taken without memory", n)
+	}
+	x.SetMemory(1 << 20)
+	if _, n := x.Acquire(0, 1, seq(1, 9), 16_000); n != 9 {
+		t.Errorf("%d blocks of 9 are taken after that", n)
 	}
 }
 

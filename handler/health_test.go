@@ -1,0 +1,175 @@
+package handler
+
+import (
+	"testing"
+	"time"
+)
+
+// epoch is when the tests' clocks begin.
+var epoch = time.Unix(1_800_000_000, 0)
+
+// TestMarkGrowsWithEachFailure fails a worker each time that it is let back.
+func TestMarkGrowsWithEachFailure(t *testing.T) {
+	var h health
+	now := epoch
+	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longest, longest} {
+		if !h.available(now) {
+			t.Fatalf("failure %d: not available before it", i+1)
+		}
+		mark := h.admit()
+		if was := h.fail(now, now, 0, false); was != (i == 0) {
+			t.Errorf("failure %d: well before: %v", i+1, was)
+		}
+		h.leave(mark)
+		if h.available(now.Add(down - time.Millisecond)) {
+			t.Errorf("failure %d: available before %v", i+1, down)
+		}
+		now = now.Add(down)
+		if !h.available(now) {
+			t.Errorf("failure %d: not available after %v", i+1, down)
+		}
+	}
+}
+
+// TestMarkIsAsLongAsTheWorkerAsks has Retry-After, within bounds, and refusals
+// of a busy worker, which do not make the mark grow.
+func TestMarkIsAsLongAsTheWorkerAsks(t *testing.T) {
+	for _, v := range []struct{ wait, down time.Duration }{
+		{0, firstDown},
+		{time.Millisecond, firstDown},
+		{2 * time.Second, 2 * time.Second},
+		{time.Hour, longest},
+	} {
+		var h health
+		now := epoch
+		for i := range 5 {
+			h.fail(now, now, v.wait, true)
+			if h.available(now.Add(v.down-time.Millisecond)) || !h.available(now.Add(v.down)) {
+				t.Errorf("refusal %d with wait %v: not down for %v", i+1, v.wait, v.down)
+			}
+			now = now.Add(v.down)
+		}
+	}
+}
+
+// TestRequestsUnderWayDoNotCountAgain has many requests at a worker when it
+// fails: they fail with it, and are one failure.
+func TestRequestsUnderWayDoNotCountAgain(t *testing.T) {
+	var h health
+	if !h.fail(epoch, epoch, 0, false) {
+		t.Error("the first failure did not find the worker well")
+	}
+	for i := range 20 {
+		at := epoch.Add(time.Duration(i) * time.Second) // long requests fail late
+		if h.fail(at, epoch.Add(-time.Second), 0, false) {
+			t.Error("the worker was well again, without a success")
+		}
+	}
+	if !h.available(epoch.Add(firstDown)) {
+		t.Error("failures of requests from before made the mark longer")
+	}
+}
+
+// TestWorkerIsLetBackByAndBy counts the requests that it gets at a time: one,
+// and with each success twice as many, whatever it has from before.
+func TestWorkerIsLetBackByAndBy(t *testing.T) {
+	var h health
+	var before []uint64
+	for range 200 {
+		before = append(before, h.admit())
+	}
+	h.fail(epoch, epoch, 0, false)
+	now := epoch.Add(firstDown)
+	for want := 1; want < fullWindow; want *= 2 {
+		var marks []uint64
+		for h.available(now) && len(marks) < 1000 {
+			marks = append(marks, h.admit())
+		}
+		if len(marks) != want {
+			t.Fatalf("%d requests at a time, want %d", len(marks), want)
+		}
+		// the end of those from before makes no room
+		h.leave(before[0])
+		if before = before[1:]; h.available(now) {
+			t.Error("a request from before made room for another")
+		}
+		for _, m := range marks {
+			h.leave(m)
+		}
+		if !h.available(now) {
+			t.Error("not available though none of its requests is left")
+		}
+		if well := h.succeed(now, now); well != (2*want >= fullWindow) {
+			t.Errorf("well after a success with %d at a time: %v", want, well)
+		}
+	}
+	for range 10 * fullWindow {
+		if !h.available(now) {
+			t.Fatal("a worker that is well is limited")
+		}
+		h.admit()
+	}
+}
+
+// TestOldSuccessesHealNothing has answers to requests that were begun before the
+// failure.
+func TestOldSuccessesHealNothing(t *testing.T) {
+	var h health
+	h.fail(epoch, epoch, 0, false)
+	now := epoch.Add(firstDown)
+	for range 100 {
+		if h.succeed(now, epoch.Add(-time.Second)) {
+			t.Fatal("well again by an answer to an old request")
+		}
+	}
+	h.admit()
+	if h.available(now) {
+		t.Error("more than one request at a time")
+	}
+}
+
+// TestErrorsFade counts errors and lets them be forgotten.
+func TestErrorsFade(t *testing.T) {
+	var h health
+	now := epoch
+	for range 10 {
+		h.err(now)
+	}
+	if n, share := h.err(now); n != 11 || share != 1 {
+		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
+	}
+	now = now.Add(10 * errorMemory)
+	if n, _ := h.err(now); n < 1 || n > 1.01 {
+		t.Errorf("%v errors of late, want the last one", n)
+	}
+	for range 99 {
+		h.succeed(now, now)
+	}
+	if _, share := h.err(now); share > 0.03 {
+		t.Errorf("a share of %v, want about 2 of 101", share)
+	}
+	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
+		t.Errorf("%v answers, %v errors of late; want 101 and 2", n, e)
+	}
+}
+
+// TestErrorsOfAllAreNobodysFault compares a worker with the others.
+func TestErrorsOfAllAreNobodysFault(t *testing.T) {
+	for _, v := range []struct {
+		errors, share, others float64
+		worse                 bool
+	}{
+		{fewErrors, 1, 0, true},
+		{fewErrors - 0.5, 1, 0, false}, // too few to tell
+		{100, 1, 0.1, true},
+		{100, 0.6, 0.1, true},
+		{100, 0.4, 0, false}, // it serves more than it fails
+		{100, 1, 0.5, false},
+		{100, 1, 1, false},
+		{100, 0.9, 0.8, false},
+	} {
+		if got := worse(v.errors, v.share, v.others); got != v.worse {
+			t.Errorf("%v errors, share %v, the others' %v: worse %v", v.errors, v.share, v.others, got)
+		}
+	}
+}

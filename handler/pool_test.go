@@ -1,0 +1,188 @@
+package handler
+
+import (
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// testPool opens a pool of its own.
+func testPool(t *testing.T, s *poolSettings) *pool {
+	t.Helper()
+	p, err := newPool("test", s.withDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Destruct(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// serve lets a worker compute a prompt of 100 blocks, up to its first token.
+func (p *pool) serve(w *worker) *kvscore.Lease {
+	blocks := make([]uint64, 100)
+	for i := range blocks {
+		blocks[i] = uint64(i+1) * 77
+	}
+	var sel kvscore.Selection
+	sel.Rand = random{}
+	r := &kvscore.Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600, Streamed: true}
+	_, l := p.scheduler.Select(now(), r, []kvscore.Target{w.target}, -1, &kvscore.LeastLoad{}, &sel)
+	l.FirstToken(now())
+	return l
+}
+
+// cached returns the tokens that a worker is thought to hold, -1 if it is not
+// known.
+func (p *pool) cached(w *worker) int64 {
+	load, ok := p.scheduler.Load(now(), w.target)
+	if !ok {
+		return -1
+	}
+	return load.CachedTokens
+}
+
+// TestIdlePoolForgetsNothing has no traffic for longer than a worker is
+// remembered that is no upstream any more.
+func TestIdlePoolForgetsNothing(t *testing.T) {
+	s := wanted(Worker{Dial: "static:1"})
+	p := testPool(t, s)
+	static, dynamic := p.worker("static:1"), p.worker("dynamic:1")
+	for _, w := range []*worker{static, dynamic} {
+		p.serve(w).End(true, nil)
+		if n := p.cached(w); n != 1600 {
+			t.Fatalf("%s holds %d tokens, want 1600", w.dial, n)
+		}
+	}
+	long := now().Add(-10 * workerGrace).Unix()
+	for _, w := range []*worker{static, dynamic} {
+		w.seen.Store(long)
+	}
+	p.used.Store(long)
+	p.forget()
+	for _, w := range []*worker{static, dynamic} {
+		if p.worker(w.dial) != w || p.cached(w) != 1600 {
+			t.Errorf("a quiet time made the pool forget %s: it holds %d tokens", w.dial, p.cached(w))
+		}
+	}
+}
+
+// TestWorkerThatIsGoneIsForgotten has traffic without a dynamic upstream, which
+// has a request that still goes on. Static upstreams stay, seen or not.
+func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "static:1"}))
+	static, gone := p.worker("static:1"), p.worker("gone:1")
+	p.serve(static).End(true, nil)
+	lease := p.serve(gone)
+	seen := now().Unix()
+	static.seen.Store(seen)
+	gone.seen.Store(seen)
+
+	p.used.Store(seen + int64(workerGrace/time.Second))
+	p.forget()
+	if len(p.all()) != 2 {
+		t.Error("forgotten before its time")
+	}
+	p.used.Store(seen + int64(workerGrace/time.Second) + 1)
+	p.forget()
+	if len(p.all()) != 2 {
+		t.Error("forgotten with a request under way")
+	}
+	lease.End(true, nil)
+	p.forget()
+	if all := p.all(); len(all) != 1 || all[0] != static || p.cached(static) != 1600 {
+		t.Errorf("%d workers are left, want the static one with its 1600 tokens", len(all))
+	}
+	if n := p.cached(gone); n > 0 {
+		t.Errorf("the mirror of a forgotten worker holds %d tokens", n)
+	}
+}
+
+// TestNewIDLeavesNothingBehind gives one worker one id after the other, each
+// with a request under way at the change.
+func TestNewIDLeavesNothingBehind(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1", ID: 10}))
+	var olds []kvscore.Target
+	var leases []*kvscore.Lease
+	for id := uint64(11); id < 15; id++ {
+		w := p.worker("a:1")
+		p.serve(w).End(true, nil)
+		leases, olds = append(leases, p.serve(w)), append(olds, w.target)
+		p.apply(wanted(Worker{Dial: "a:1", ID: id}).withDefaults())
+		if w := p.worker("a:1"); w.id != id || w.target.Worker != id || p.cached(w) > 0 {
+			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.id, w.target, p.cached(w), id)
+		}
+	}
+	for _, l := range leases {
+		if !l.End(true, nil) {
+			t.Error("the lease of a request under way had been ended")
+		}
+	}
+	for _, target := range olds {
+		if _, known := p.scheduler.Load(now(), target); known {
+			t.Errorf("target %v is still known", target)
+		}
+	}
+	if s := p.scheduler.Stats(); s.IndexBlocks != 0 || s.Leases != 0 {
+		t.Errorf("%d blocks and %d leases are left", s.IndexBlocks, s.Leases)
+	}
+}
+
+// TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
+// room changes.
+func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
+	s := wanted(Worker{Dial: "a:1", ID: 10}).withDefaults()
+	p := testPool(t, s)
+	w := p.worker("a:1")
+	p.serve(w).End(true, nil)
+	if p.apply(s) {
+		t.Error("the same settings are said to differ")
+	}
+	if !p.apply(wanted(Worker{Dial: "a:1", ID: 10, KVTokens: 5000}, Worker{Dial: "b:1"}).withDefaults()) {
+		t.Error("other settings are said to be the same")
+	}
+	load, _ := p.scheduler.Load(now(), w.target)
+	if p.worker("a:1") != w || load.CapacityTokens != 5000 || load.CachedTokens != 1600 {
+		t.Errorf("another worker, or its load is %+v", load)
+	}
+	if len(p.all()) != 2 {
+		t.Errorf("%d workers, want the new one among 2", len(p.all()))
+	}
+}
+
+// TestHandlersOfOneConfigurationAgree has two configurations: what those of the
+// first want does not bind the second, and stays what they have.
+func TestHandlersOfOneConfigurationAgree(t *testing.T) {
+	p := testPool(t, wanted())
+	one, two := prometheus.NewRegistry(), prometheus.NewRegistry()
+	with := func(textBlock int, dial string) *poolSettings {
+		s := wanted(Worker{Dial: dial})
+		s.textBlock = textBlock
+		return s
+	}
+	a, err := p.agree(one, with(32, "a:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := p.agree(one, with(0, "b:1")); err != nil || b != a {
+		t.Errorf("the second handler does not share the first one's settings, error %v", err)
+	}
+	if _, err := p.agree(one, with(64, "c:1")); err == nil {
+		t.Error("a contradiction within one configuration is no error")
+	}
+	c, err := p.agree(two, with(128, "a:1"))
+	if err != nil || c == a {
+		t.Errorf("another configuration shares the settings, error %v", err)
+	}
+	if got := a.get(); got.textBlock != 32 || len(got.upstreams) != 2 {
+		t.Errorf("the first configuration has %+v", got)
+	}
+	if got := c.get(); got.textBlock != 128 || len(got.upstreams) != 1 {
+		t.Errorf("the second configuration has %+v", got)
+	}
+}

@@ -1,0 +1,157 @@
+package handler
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"testing"
+	"testing/iotest"
+)
+
+// noise returns n bytes that do not repeat.
+func noise(n int) []byte {
+	rng := rand.New(rand.NewPCG(1, uint64(n)))
+	out := make([]byte, n)
+	for i := range out {
+		out[i] = byte(rng.Uint32())
+	}
+	return out
+}
+
+// TestReadBodyWithinItsLimit reads bodies of sizes around the buffers' and the
+// limit, with and without a length, in pieces of all sizes.
+func TestReadBodyWithinItsLimit(t *testing.T) {
+	const limit = 1 << 20
+	for _, size := range []int{0, 1, 16<<10 - 1, 16 << 10, 16<<10 + 1, firstRead - 1, firstRead, firstRead + 1, limit - 1, limit, limit + 1, 2*limit + 3} {
+		body := noise(size)
+		for _, length := range []int64{-1, int64(size)} {
+			for name, reader := range map[string]io.Reader{
+				"whole": bytes.NewReader(body),
+				"half":  iotest.HalfReader(bytes.NewReader(body)),
+				"small": &pieceReader{left: body, rng: rand.New(rand.NewPCG(2, 2))},
+			} {
+				buf, rest, err := readBody(reader, length, limit)
+				var all []byte
+				if buf != nil {
+					all = buf.data
+				}
+				switch {
+				case err != nil:
+					t.Errorf("%d bytes, length %d, %s: %v", size, length, name, err)
+				case size > limit && (buf != nil || rest == nil):
+					t.Errorf("%d bytes, length %d, %s: read whole", size, length, name)
+				case size > limit:
+					if all, err = io.ReadAll(rest); err != nil || !bytes.Equal(all, body) {
+						t.Errorf("%d bytes, length %d, %s: %d bytes are given back, error %v", size, length, name, len(all), err)
+					}
+				case rest != nil || !bytes.Equal(all, body):
+					t.Errorf("%d bytes, length %d, %s: got %d, a rest: %v", size, length, name, len(all), rest != nil)
+				}
+				if buf != nil {
+					if most := 2*int64(limit) + 1; int64(cap(buf.data)) > most {
+						t.Errorf("%d bytes, length %d, %s: room for %d was made", size, length, name, cap(buf.data))
+					}
+					buf.free() // so that later ones have memory that was used
+				}
+			}
+		}
+	}
+}
+
+// pieceReader gives its bytes in small pieces of random size, some of them
+// empty.
+type pieceReader struct {
+	left []byte
+	rng  *rand.Rand
+}
+
+// Read implements io.Reader.
+func (r *pieceReader) Read(p []byte) (int, error) {
+	if len(r.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, r.left[:min(len(r.left), r.rng.IntN(5000))])
+	r.left = r.left[n:]
+	return n, nil
+}
+
+// roomReader takes note of the room that it is given, and gives nothing.
+type roomReader struct{ room int }
+
+// Read implements io.Reader.
+func (r *roomReader) Read(p []byte) (int, error) {
+	r.room = max(r.room, len(p))
+	return 0, io.ErrUnexpectedEOF
+}
+
+// TestAnnouncedBytesCostNothing has a client that announces a body and sends
+// none.
+func TestAnnouncedBytesCostNothing(t *testing.T) {
+	var r roomReader
+	all, rest, err := readBody(&r, 64<<20, 64<<20)
+	if all != nil || rest != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
+	}
+	if r.room > 2*firstRead {
+		t.Errorf("room for %d bytes was made, want at most %d", r.room, 2*firstRead)
+	}
+}
+
+// TestReadBodyFails breaks bodies off at each stage.
+func TestReadBodyFails(t *testing.T) {
+	broken := errors.New("broken")
+	for _, n := range []int{0, 1, 16 << 10, firstRead + 1} {
+		all, rest, err := readBody(io.MultiReader(bytes.NewReader(noise(n)), iotest.ErrReader(broken)), -1, 1<<20)
+		if all != nil || rest != nil || !errors.Is(err, broken) {
+			t.Errorf("after %d bytes: a body: %v, a rest: %v, error %v", n, all != nil, rest != nil, err)
+		}
+	}
+	// What breaks behind the limit is the engine's to be told.
+	_, rest, err := readBody(io.MultiReader(bytes.NewReader(noise(2000)), iotest.ErrReader(broken)), -1, 1000)
+	if err != nil || rest == nil {
+		t.Fatalf("a rest: %v, error %v", rest != nil, err)
+	}
+	if got, err := io.ReadAll(rest); len(got) != 2000 || !errors.Is(err, broken) {
+		t.Errorf("%d bytes are given back, error %v", len(got), err)
+	}
+}
+
+// TestLazyBodyIsLetGo reads the body that the proxy has, before it is let go and
+// after.
+func TestLazyBodyIsLetGo(t *testing.T) {
+	want := noise(100)
+	l := &lazyBody{of: replayOf(nil, want)}
+	if got, err := io.ReadAll(l); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes, error %v", len(got), err)
+	}
+	if n, err := (&lazyBody{}).Read(make([]byte, 1)); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
+		t.Errorf("%d bytes of nothing, error %v", n, err)
+	}
+}
+
+// TestOnceKnowsWhatBecameOfIt has bodies that cannot be sent again.
+func TestOnceKnowsWhatBecameOfIt(t *testing.T) {
+	broken := errors.New("broken")
+	for _, v := range []struct {
+		name            string
+		body            io.Reader
+		read            bool
+		touched, failed bool
+	}{
+		{"NotRead", bytes.NewReader(noise(10)), false, false, false},
+		{"Read", bytes.NewReader(noise(10)), true, true, false},
+		{"Empty", bytes.NewReader(nil), true, true, false},
+		{"Broken", iotest.ErrReader(broken), true, true, true},
+		{"BrokenLater", io.MultiReader(bytes.NewReader(noise(10)), iotest.ErrReader(broken)), true, true, true},
+	} {
+		o := &once{ReadCloser: io.NopCloser(v.body)}
+		if v.read {
+			io.Copy(io.Discard, o)
+		}
+		if o.touched.Load() != v.touched || o.failed.Load() != v.failed {
+			t.Errorf("%s: touched %v, failed %v", v.name, o.touched.Load(), o.failed.Load())
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package handler
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// testHandler returns a handler as Provision leaves it, but for the proxy.
+func testHandler(t *testing.T, dials ...string) *Handler {
+	t.Helper()
+	h := &Handler{logger: zap.NewNop(), ReverseProxy: new(reverseproxy.Handler)}
+	for _, d := range dials {
+		h.ReverseProxy.Upstreams = append(h.ReverseProxy.Upstreams, &reverseproxy.Upstream{Dial: d, Host: new(reverseproxy.Host)})
+	}
+	if err := h.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	h.metrics = registerMetrics(prometheus.NewRegistry(), h.logger)
+	h.figures = h.metrics.of("test")
+	h.pool = testPool(t, h.settings)
+	h.config = &sharedSettings{all: h.settings}
+	h.policy = &passThroughPolicy
+	return h
+}
+
+// TestLimitsAreTheOperators counts attempts and time.
+func TestLimitsAreTheOperators(t *testing.T) {
+	long, short := now().Add(-time.Hour), now().Add(time.Hour) // begun so long ago; not yet
+	for _, v := range []struct {
+		l        limits
+		start    time.Time
+		attempts int
+		allowed  bool
+		set      bool
+	}{
+		{limits{}, long, 1000, true, false},
+		{limits{interval: time.Second}, long, 1000, true, false},
+		{limits{retries: 2}, long, 1, true, true},
+		{limits{retries: 2}, long, 2, true, true},
+		{limits{retries: 2}, long, 3, false, true},
+		{limits{duration: time.Minute}, short, 1000, true, true},
+		{limits{duration: time.Minute}, long, 1, false, true},
+		{limits{duration: time.Minute, retries: 2}, short, 2, true, true},
+		{limits{duration: time.Minute, retries: 2}, short, 3, false, true},
+		{limits{duration: time.Minute, retries: 2}, long, 1, false, true},
+	} {
+		if got := v.l.allow(v.start, v.attempts); got != v.allowed || v.l.set() != v.set {
+			t.Errorf("%+v after %d attempts: allowed %v, set %v", v.l, v.attempts, got, v.l.set())
+		}
+	}
+}
+
+// TestStatusesMeanWhatTheyMean sorts statuses: another worker may serve the
+// request, the worker may be ill, or neither.
+func TestStatusesMeanWhatTheyMean(t *testing.T) {
+	for status, want := range map[int][2]bool{
+		200: {}, 204: {}, 301: {}, 400: {}, 409: {}, 413: {}, 422: {},
+		429: {true, false}, 503: {true, true}, 529: {true, true},
+		401: {false, true}, 403: {false, true}, 404: {false, true}, 405: {false, true},
+		500: {false, true}, 502: {false, true}, 504: {false, true},
+	} {
+		if got := [2]bool{retryable(status), workersFault(status)}; got != want {
+			t.Errorf("status %d: retryable and the worker's fault %v, want %v", status, got, want)
+		}
+	}
+	for value, want := range map[string]time.Duration{
+		"": 0, "0": 0, "7": 7 * time.Second, "3600": time.Hour, "3601": 0, "-1": 0, "1.5": 0, "Wed, 21 Oct 2026 07:28:00 GMT": 0,
+	} {
+		if got := retryAfter(http.Header{"Retry-After": {value}}); got != want {
+			t.Errorf("Retry-After %q: %v, want %v", value, got, want)
+		}
+	}
+}
+
+// newTestRoute plans a chat of about size bytes.
+func newTestRoute(t *testing.T, h *Handler, size int) (*route, int64) {
+	t.Helper()
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
+	r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
+	rt, err := h.newRoute(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt, int64(len(body))
+}
+
+// TestBodiesAreOnTheBooksWhileTheyAreKept counts the pool's bytes.
+func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
+	h := testHandler(t, "a:1")
+	one, n := newTestRoute(t, h, 1000)
+	two, m := newTestRoute(t, h, 5000)
+	if got := h.pool.bodies.Load(); got != n+m {
+		t.Errorf("%d bytes are booked, want %d", got, n+m)
+	}
+	one.dropBody()
+	if got := h.pool.bodies.Load(); got != m || one.body != nil {
+		t.Errorf("%d bytes are booked after one was let go, want %d", got, m)
+	}
+	one.dropBody() // again
+	one.finish()
+	if got := h.pool.bodies.Load(); got != m {
+		t.Errorf("%d bytes are booked after that one's end, want %d", got, m)
+	}
+	two.finish() // never let go before
+	if got := h.pool.bodies.Load(); got != 0 {
+		t.Errorf("%d bytes are booked after both have ended", got)
+	}
+}
+
+// TestTooManyBodiesAreStreamedThrough fills the bound on bodies in memory.
+func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
+	h := testHandler(t, "a:1")
+	h.pool.bodies.Store(maxBodies)
+	rt, _ := newTestRoute(t, h, 1000)
+	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
+		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
+	}
+	rt.finish()
+	if got := h.pool.bodies.Load(); got != maxBodies {
+		t.Errorf("%d bytes are booked, want as many as before", got)
+	}
+}
+
+// TestWorkerIsComparedWithTheOthers lets workers answer errors, one of them or
+// all.
+func TestWorkerIsComparedWithTheOthers(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
+		rt, _ := newTestRoute(t, h, 10)
+		rt.offered = h.ReverseProxy.Upstreams
+		for range 3 * fewErrors {
+			for i, up := range rt.offered {
+				w := h.pool.worker(up.Dial)
+				if i == 0 || all {
+					rt.erred(&attempt{worker: w, begun: now()}, "404 Not Found")
+				} else {
+					w.health.succeed(now(), now())
+				}
+			}
+		}
+		for i, up := range rt.offered {
+			if ok, want := h.pool.worker(up.Dial).health.available(now()), i > 0 || all; ok != want {
+				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
+			}
+		}
+		rt.finish()
+	}
+}
+
+// TestNobodyIsAnsweredByTheTransport has no upstreams: the proxy gets one to
+// take to the transport, so that it does not ask again and again.
+func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
+	h := testHandler(t, "a:1")
+	rt, _ := newTestRoute(t, h, 10)
+	if up := rt.choose(context.Background(), nil); up != nowhere || !rt.spent {
+		t.Errorf("got %v, spent %v", up, rt.spent)
+	}
+	if resp, err := rt.giveUp(); resp != nil || err == nil {
+		t.Errorf("an answer: %v, error %v", resp != nil, err)
+	}
+	rt.finish()
+}

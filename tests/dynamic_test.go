@@ -1,0 +1,146 @@
+package tests
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+func init() { caddy.RegisterModule(new(listed)) }
+
+// listed is a source of dynamic upstreams: the list that the test has set.
+type listed struct{}
+
+// theList is where the sources of all configurations look.
+var theList struct {
+	mu      sync.Mutex
+	addrs   []string
+	lookUps int
+}
+
+// CaddyModule returns the Caddy module information.
+func (*listed) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.reverse_proxy.upstreams.listed", New: func() caddy.Module { return new(listed) }}
+}
+
+// UnmarshalCaddyfile implements caddyfile.Unmarshaler.
+func (*listed) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	return nil
+}
+
+// GetUpstreams implements reverseproxy.UpstreamSource.
+func (*listed) GetUpstreams(*http.Request) ([]*reverseproxy.Upstream, error) {
+	theList.mu.Lock()
+	defer theList.mu.Unlock()
+	theList.lookUps++
+	ups := make([]*reverseproxy.Upstream, len(theList.addrs))
+	for i, a := range theList.addrs {
+		ups[i] = &reverseproxy.Upstream{Dial: a}
+	}
+	return ups, nil
+}
+
+// list sets the upstreams, and starts to count look-ups anew.
+func list(addrs ...string) {
+	theList.mu.Lock()
+	defer theList.mu.Unlock()
+	theList.addrs, theList.lookUps = addrs, 0
+}
+
+func lookUps() int {
+	theList.mu.Lock()
+	defer theList.mu.Unlock()
+	return theList.lookUps
+}
+
+// dynamicSite returns a site whose upstreams are the list's.
+func dynamicSite(block ...string) string {
+	return "kv_router {\nresponse_headers X-KV-\n" + strings.Join(block, "\n") + "\nreverse_proxy {\ndynamic listed\n}\n}"
+}
+
+// TestDynamicUpstreamsMayBeNone has no upstreams, then one that is dead, then
+// one that works. A look-up may be a DNS query: a request that nobody can serve
+// must not repeat it.
+func TestDynamicUpstreamsMayBeNone(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	dead := freeAddr(t)
+	s := startCaddy(t, dynamicSite())
+	for range 3 {
+		list()
+		start := time.Now()
+		if a := s.chat(t.Context(), ask("x")); a.status != http.StatusServiceUnavailable || lookUps() > 2 {
+			t.Errorf("without upstreams: status %d, error %v after %v and %d look-ups; want 503 and at most 2", a.status, a.err, time.Since(start), lookUps())
+		}
+		list(dead)
+		status, _, err := s.get(t.Context(), s.url+"/v1/models")
+		if status != http.StatusBadGateway || lookUps() > 3 {
+			t.Errorf("GET with a dead one: status %d, error %v, %d look-ups; want 502 and at most 3", status, err, lookUps())
+		}
+		list(dead)
+		if a := s.chat(t.Context(), ask("x")); a.status != http.StatusServiceUnavailable || lookUps() > 3 {
+			t.Errorf("POST with a dead one: status %d, error %v, %d look-ups; want 503 and at most 3", a.status, a.err, lookUps())
+		}
+		list(engines[0].Addr())
+		s.mustChat(t, ask("x"))
+		if n := lookUps(); n != 1 {
+			t.Errorf("%d look-ups for a request that is served at once", n)
+		}
+		list(dead, engines[0].Addr())
+		s.mustChat(t, ask("x"))
+	}
+	s.booksAtZero(t)
+}
+
+// TestDynamicUpstreamsKeepTheirIdentity has upstreams in changing order, and
+// one that is away for a while.
+func TestDynamicUpstreamsKeepTheirIdentity(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	addrs := make([]string, len(engines))
+	for i, e := range engines {
+		addrs[i] = e.Addr()
+	}
+	s := startCaddy(t, dynamicSite("worker "+addrs[0]+" {\nid 42\n}"))
+	ids := make(map[string]string) // engine to worker
+	homes := make(map[string]string)
+	see := func(session string) {
+		t.Helper()
+		a := s.mustChat(t, ask(session+strings.Repeat(" and some words", 40)), "X-Session-Id", session)
+		id := a.header.Get("X-KV-Worker")
+		if was := ids[a.engine()]; was != "" && was != id {
+			t.Errorf("%s was worker %s, is worker %s", a.engine(), was, id)
+		}
+		ids[a.engine()] = id
+		if was := homes[session]; was != "" && (was != a.engine() || a.header.Get("X-KV-Overlap-Blocks") == "0") {
+			t.Errorf("session %s went from %s to %s, with %s blocks overlap", session, was, a.engine(), a.header.Get("X-KV-Overlap-Blocks"))
+		}
+		homes[session] = a.engine()
+	}
+	names := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+	for range 3 {
+		list(addrs...)
+		for _, n := range names {
+			see(n)
+		}
+		slices.Reverse(addrs)
+	}
+	if len(ids) != 3 || ids["e1"] != "42" || ids["e2"] == ids["e3"] {
+		t.Errorf("workers %v, want three, e1 with the id 42", ids)
+	}
+	list(engines[0].Addr()) // the others are away
+	s.mustChat(t, ask("somebody else"))
+	list(addrs...)
+	for _, n := range names {
+		see(n)
+	}
+	s.booksAtZero(t)
+}

@@ -1,0 +1,299 @@
+package tests
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+const (
+	fallbacksTotal = "caddy_kv_router_fallbacks_total"
+	inputTokens    = "caddy_kv_router_input_tokens"
+	outputTokens   = "caddy_kv_router_output_tokens"
+	reportedHits   = "caddy_kv_router_reported_hit_ratio"
+	predictedHits  = "caddy_kv_router_predicted_hit_ratio"
+	firstToken     = "caddy_kv_router_time_to_first_token_seconds"
+	betweenTokens  = "caddy_kv_router_inter_token_latency_seconds"
+)
+
+// figure is by how much a metric is to have grown.
+type figure struct {
+	name   string
+	labels []string
+	grown  float64
+}
+
+// wantFigures waits until all the figures are there: the last are counted after
+// the client has its answer. It fails the test for each that does not come.
+func (s *server) wantFigures(t *testing.T, before metrics, want []figure) {
+	t.Helper()
+	grown := func(m metrics, f figure) float64 {
+		return m.value(f.name, f.labels...) - before.value(f.name, f.labels...)
+	}
+	right := func(m metrics, f figure) bool { return math.Abs(grown(m, f)-f.grown) < 1e-9*math.Max(1, f.grown) }
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		m := s.scrape(t)
+		missed := 0
+		for _, f := range want {
+			if m != nil && right(m, f) {
+				continue
+			}
+			if missed++; time.Now().After(deadline) {
+				t.Errorf("%s%v grew by %v, want %v", f.name, f.labels, grown(m, f), f.grown)
+			}
+		}
+		if missed == 0 || time.Now().After(deadline) {
+			return
+		}
+	}
+}
+
+// usageAnswer answers both kinds of request with a usage object: three chunks
+// with content, or one message.
+func usageAnswer(usage string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Streamed") == "" {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"choices":[{"index":0,"text":"abc","message":{"role":"assistant","content":"abc"},"finish_reason":"stop"}],"usage":%s}`, usage)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, c := range "abc" {
+			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"text\":\"%c\",\"delta\":{\"content\":\"%c\"}}]}\n\n", c, c)
+			http.NewResponseController(w).Flush()
+		}
+		fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
+	}
+}
+
+// TestFiguresAreExact has traffic of which every figure is known.
+func TestFiguresAreExact(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool figures"))
+	before := s.scrape(t)
+	pool := []string{`pool="figures"`}
+
+	// 70 tokens are four full blocks of 16 and six more.
+	ids := strings.TrimSuffix(strings.Repeat("7,", 70), ",")
+	plain := []byte(`{"model":"m","prompt":[` + ids + `]}`)
+	streamed := []byte(`{"model":"m","stream":true,"prompt":[` + ids + `]}`)
+	for i, v := range []struct {
+		body  []byte
+		usage string
+	}{
+		{plain, `{"prompt_tokens":70,"completion_tokens":3}`},
+		{streamed, `{"prompt_tokens":70,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":28}}`},
+		{streamed, `{"prompt_tokens":70,"completion_tokens":0,"prompt_tokens_details":{"cached_tokens":0}}`},
+		{plain, `{"prompt_tokens":100,"completion_tokens":20,"prompt_tokens_details":{"cached_tokens":75}}`},
+		{plain, `null`},
+	} {
+		engines[0].SetHandler(usageAnswer(v.usage))
+		header := []string{}
+		if strings.Contains(string(v.body), "stream") {
+			header = []string{"X-Streamed", "1"}
+		}
+		if a := s.post(t.Context(), "/v1/completions", v.body, header...); !a.ok() {
+			t.Fatalf("status %d, error %v, body %q", a.status, a.err, a.body)
+		}
+		s.wantFigures(t, before, []figure{{predictedHits + "_count", pool, float64(i + 1)}}) // and the lease has ended
+	}
+	s.wantFigures(t, before, []figure{
+		{requestsTotal, pool, 5},
+		{requestsTotal, []string{pool[0], `outcome="ok"`}, 5},
+		{inputTokens + "_count", pool, 4},
+		{inputTokens + "_sum", pool, 70 + 70 + 70 + 100},
+		{outputTokens + "_count", pool, 4},
+		{outputTokens + "_sum", pool, 3 + 5 + 0 + 20},
+		{reportedHits + "_count", pool, 3},
+		{reportedHits + "_sum", pool, 0.4 + 0 + 0.75},
+		{predictedHits + "_count", pool, 5},
+		{predictedHits + "_sum", pool, 0 + 4*64.0/70},
+		{firstToken + "_count", pool, 2},
+		{betweenTokens + "_count", pool, 2},
+		{fallbacksTotal, pool, 0},
+		{retriesTotal, pool, 0},
+	})
+	s.booksAtZero(t)
+}
+
+// TestAbsurdUsageIsNotBelieved has counts that cannot be true.
+func TestAbsurdUsageIsNotBelieved(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool absurd"))
+	pool := []string{`pool="absurd"`}
+	for _, v := range []struct {
+		usage                   string
+		input, output, reported float64
+	}{
+		{`{"prompt_tokens":9e17,"completion_tokens":9e17,"prompt_tokens_details":{"cached_tokens":9e17}}`, 0, 0, 0},
+		{`{"prompt_tokens":900000000000000000,"completion_tokens":-5,"prompt_tokens_details":{"cached_tokens":1e18}}`, 0, 0, 0},
+		{`{"prompt_tokens":-70,"completion_tokens":-1,"prompt_tokens_details":{"cached_tokens":-28}}`, 0, 0, 0},
+		{`{"prompt_tokens":1e400,"completion_tokens":"7","prompt_tokens_details":{"cached_tokens":[1]}}`, 0, 0, 0},
+		{`{"prompt_tokens":70,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":71}}`, 1, 1, 0},
+		{`{"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":28}}`, 0, 1, 0},
+		{`{"prompt_tokens":70,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":70}}`, 1, 1, 1},
+	} {
+		engines[0].SetHandler(usageAnswer(v.usage))
+		for _, stream := range []bool{false, true} {
+			before := s.scrape(t)
+			c, header := ask("how many?"), []string{}
+			if c.Stream = stream; stream {
+				header = []string{"X-Streamed", "1"}
+			}
+			if a := s.chat(t.Context(), c, header...); !a.ok() {
+				t.Errorf("usage %s: status %d, error %v", v.usage, a.status, a.err)
+			}
+			s.wantFigures(t, before, []figure{
+				{requestsTotal, []string{pool[0], `outcome="ok"`}, 1},
+				{inputTokens + "_count", pool, v.input},
+				{outputTokens + "_count", pool, v.output},
+				{reportedHits + "_count", pool, v.reported},
+			})
+			if t.Failed() {
+				t.Fatalf("usage %s, streamed %v", v.usage, stream)
+			}
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestFallbacksAreCounted has each reason to route by load alone, and what is
+// none.
+func TestFallbacksAreCounted(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool fallbacks", "max_body 1KiB"))
+	before := s.scrape(t)
+	pool := `pool="fallbacks"`
+	var want []figure
+	total := 0
+	for i, v := range []struct {
+		reason, path, body string
+		header             []string
+	}{
+		{"compressed", "/v1/chat/completions", gzipped(`{"messages":[]}`), []string{"Content-Encoding", "gzip"}},
+		{"oversized", "/v1/completions", strings.Repeat(" ", 1025), nil},
+		{"malformed", "/v1/chat/completions", `{"messages":`, nil},
+		{"no_prompt", "/v1/chat/completions", `{"model":"m"}`, nil},
+		{"", "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}]}`, []string{"Content-Encoding", "identity"}},
+		{"", "/v1/audio/transcriptions", strings.Repeat(" ", 1025), nil},
+	} {
+		for range i + 1 {
+			if a := s.post(t.Context(), v.path, []byte(v.body), v.header...); a.engine() == "" {
+				t.Errorf("%s: status %d, error %v", v.reason, a.status, a.err)
+			}
+		}
+		if v.reason != "" {
+			total += i + 1
+			want = append(want, figure{fallbacksTotal, []string{pool, `reason="` + v.reason + `"`}, float64(i + 1)})
+		}
+	}
+	s.wantFigures(t, before, append(want, figure{fallbacksTotal, []string{pool}, float64(total)}))
+	for _, f := range want {
+		reason := strings.Trim(strings.TrimPrefix(f.labels[1], "reason="), `"`)
+		if n := s.logged(t, "fallback "+reason+" begins"); n != 1 {
+			t.Errorf("%d log lines say that the fallback %s begins, want 1", n, reason)
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestRetriesAreCounted breaks the first worker in each way, once.
+func TestRetriesAreCounted(t *testing.T) {
+	for _, v := range []struct {
+		reason string
+		fault  canned.Fault
+	}{
+		{"429", canned.Fault{Kind: canned.Status, Status: 429, Body: "{}"}},
+		{"503", canned.Fault{Kind: canned.Status, Status: 503, Body: "{}"}},
+		{"529", canned.Fault{Kind: canned.Status, Status: 529, Body: "{}"}},
+		{"broken", canned.Fault{Kind: canned.CloseAfterRead}},
+		{"broken", canned.Fault{Kind: canned.ResetAfterRead}},
+		{"refused", canned.Fault{}},
+		{"", canned.Fault{Kind: canned.Status, Status: 500, Body: "{}"}},
+	} {
+		t.Run(fmt.Sprintf("%s/%d", v.reason, v.fault.Kind), func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, "pool retries", "policy round_robin"))
+			if v.reason == "refused" {
+				engines[0].Kill()
+			} else {
+				engines[0].FailNext(1, v.fault)
+			}
+			before := s.scrape(t)
+			for range 2 {
+				s.chat(t.Context(), ask("who?"))
+			}
+			pool, worker := `pool="retries"`, `worker="`+engines[0].Addr()+`"`
+			want := []figure{{requestsTotal, []string{pool}, 2}, {retriesTotal, []string{pool}, 0}}
+			if v.reason != "" {
+				want[1].grown = 1
+				want = append(want, figure{retriesTotal, []string{pool, worker, `reason="` + v.reason + `"`}, 1})
+			}
+			s.wantFigures(t, before, want)
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestResendsAreBoundedAndCounted fills the proxy's connections to an engine,
+// which then closes each at the next request on it. net/http would try them one
+// after the other: it may do so once, and then a fresh connection is made.
+func TestResendsAreBoundedAndCounted(t *testing.T) {
+	const conns = 6
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool resends"))
+	all := make(chan struct{})
+	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-all:
+		case <-r.Context().Done():
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"choices":[]}`)
+	})
+	var clients sync.WaitGroup
+	for range conns {
+		clients.Go(func() { s.mustPass(t, "/v1/chat/completions") })
+	}
+	eventually(t, 5*time.Second, "the engine has all the connections", func() bool { return engines[0].Active() == conns })
+	close(all)
+	clients.Wait()
+	s.booksAtZero(t)
+	engines[0].SetHandler(nil)
+	engines[0].SetHangUp(canned.AtNextRequest)
+	before := s.scrape(t)
+	s.mustPass(t, "/v1/chat/completions")
+	pool := `pool="resends"`
+	s.wantFigures(t, before, []figure{
+		{requestsTotal, []string{pool, `outcome="ok"`}, 1},
+		{retriesTotal, []string{pool, `reason="resend"`}, 1},
+		{retriesTotal, []string{pool, `reason="reconnect"`}, 1},
+		{retriesTotal, []string{pool}, 2},
+	})
+
+	// From here on there is one connection, which closes at each request.
+	for range 5 {
+		s.mustPass(t, "/v1/chat/completions")
+	}
+	s.wantFigures(t, before, []figure{
+		{requestsTotal, []string{pool, `outcome="ok"`}, 6},
+		{retriesTotal, []string{pool, `reason="resend"`}, 6},
+		{retriesTotal, []string{pool, `reason="reconnect"`}, 1},
+	})
+	s.booksAtZero(t)
+}
+
+// mustPass sends a chat that has to be served, from any goroutine.
+func (s *server) mustPass(t *testing.T, path string) {
+	t.Helper()
+	if a := s.post(t.Context(), path, ask("again").body()); !a.ok() {
+		t.Errorf("status %d, error %v, body %.200q", a.status, a.err, a.body)
+	}
+}

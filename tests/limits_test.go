@@ -1,0 +1,225 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// directives are what a site has before its engines; reverse_proxy is there to
+// compare with.
+var directives = []string{"reverse_proxy", "kv_router"}
+
+// site returns a directive for the engines with lines of a reverse_proxy block.
+func site(directive string, engines []*canned.Engine, proxy ...string) string {
+	block := "reverse_proxy " + strings.TrimPrefix(route(engines), "kv_router ") + " {\n" + strings.Join(proxy, "\n") + "\n}"
+	if directive == "kv_router" {
+		return "kv_router {\npolicy round_robin\nresponse_headers X-KV-\n" + block + "\n}"
+	}
+	return block
+}
+
+// refusal is an answer that a worker gives when it takes no more requests.
+var refusal = canned.Fault{
+	Kind: canned.Status, Status: http.StatusServiceUnavailable,
+	Header: http.Header{"Retry-After": {"7"}}, Body: `{"error":{"message":"full"}}`,
+}
+
+// refuse gives that answer.
+func refuse(w http.ResponseWriter) {
+	w.Header()["Retry-After"] = refusal.Header["Retry-After"]
+	w.WriteHeader(refusal.Status)
+	io.WriteString(w, refusal.Body)
+}
+
+// TestTryDurationOutlastsARestart has the only engine away for a second while
+// the operator lets requests be tried for longer.
+func TestTryDurationOutlastsARestart(t *testing.T) {
+	for _, d := range directives {
+		t.Run(d, func(t *testing.T) {
+			engines := startEngines(t, 1, canned.Pace{})
+			s := startCaddy(t, site(d, engines, "lb_try_duration 20s"))
+			engines[0].Kill()
+			back := make(chan error, 1)
+			time.AfterFunc(time.Second, func() { back <- engines[0].Restart() })
+			s.mustChat(t, ask("hi"))
+			if err := <-back; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestRetriesAreLimited counts the attempts at a request that nobody takes:
+// each worker is tried once, or as often as lb_retries says, those that were
+// not tried first.
+func TestRetriesAreLimited(t *testing.T) {
+	for _, v := range []struct {
+		limit    []string
+		attempts int
+	}{
+		{nil, 4},
+		{[]string{"lb_retries 1"}, 2},
+		{[]string{"lb_retries 2"}, 3},
+		{[]string{"lb_retries 6"}, 7},
+		{[]string{"lb_retries 2", "lb_try_duration 20s"}, 3},
+	} {
+		for _, f := range []canned.Fault{refusal, {Kind: canned.CloseAfterRead}} {
+			name := strings.Join(v.limit, ",") + "/" + strconv.Itoa(f.Status)
+			t.Run(strings.ReplaceAll(name, " ", "="), func(t *testing.T) {
+				engines := startEngines(t, 4, canned.Pace{})
+				s := startCaddy(t, site("kv_router", engines, v.limit...))
+				for _, e := range engines {
+					e.SetFault(f)
+				}
+				a := s.chat(t.Context(), ask("anybody?"))
+				if f.Kind == canned.Status {
+					wantAnswer(t, a, f)
+				} else if a.status != http.StatusBadGateway {
+					t.Errorf("status %d, error %v; want 502", a.status, a.err)
+				}
+				counts, _ := spread(engines)
+				total := 0
+				for _, n := range counts {
+					total += n
+				}
+				if total != v.attempts {
+					t.Errorf("%d attempts %v, want %d", total, counts, v.attempts)
+				}
+				if least, most := slices.Min(counts), slices.Max(counts); most-least > 1 {
+					t.Errorf("attempts %v: some workers were tried again before others were tried", counts)
+				}
+				s.booksAtZero(t)
+			})
+		}
+	}
+}
+
+// TestNobodyWaitsWhileAWorkerIsLeft has an interval that no client would sit
+// out: it is for the time when all workers have been tried.
+func TestNobodyWaitsWhileAWorkerIsLeft(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{})
+	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 10m", "lb_try_interval 5m"))
+	engines[0].Kill()
+	engines[1].SetFault(refusal)
+	engines[2].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for range 4 {
+		if a := s.chat(ctx, ask("who?")); !a.ok() || a.engine() != "e4" {
+			t.Fatalf("status %d, error %v, by %q; want e4's answer", a.status, a.err, a.engine())
+		}
+	}
+}
+
+// TestNextRoundBeginsAfterTheInterval has all workers refuse once.
+func TestNextRoundBeginsAfterTheInterval(t *testing.T) {
+	const interval = 400 * time.Millisecond
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 30s", "lb_try_interval "+interval.String()))
+	for _, e := range engines {
+		e.FailNext(1, refusal)
+	}
+	s.mustChat(t, ask("anybody?"))
+	j := append(engines[0].Journal(), engines[1].Journal()...)
+	slices.SortFunc(j, func(a, b canned.Request) int { return a.At.Compare(b.At) })
+	if len(j) != 3 {
+		t.Fatalf("%d attempts, want 3", len(j))
+	}
+	if d := j[2].At.Sub(j[1].At); d < interval {
+		t.Errorf("the next round began %v after the last, want at least %v", d, interval)
+	}
+}
+
+// TestRefusalIsGivenOutWhenTimeIsOver has requests for which the operator's
+// limits end the search: what an engine had answered reaches the client whole.
+func TestRefusalIsGivenOutWhenTimeIsOver(t *testing.T) {
+	for _, v := range []struct {
+		name    string
+		engines int
+		answer  func(w http.ResponseWriter, r *http.Request, nth int64)
+	}{
+		{"FirstAnswerIsTooLate", 2, func(w http.ResponseWriter, r *http.Request, _ int64) {
+			outlast(r, 500*time.Millisecond)
+			refuse(w)
+		}},
+		{"SecondAnswerIsTooLate", 2, func(w http.ResponseWriter, r *http.Request, nth int64) {
+			if nth > 1 {
+				outlast(r, 500*time.Millisecond)
+			}
+			refuse(w)
+		}},
+		{"ThenConnectionsBreak", 1, func(w http.ResponseWriter, r *http.Request, nth int64) {
+			if nth == 1 {
+				refuse(w)
+				return
+			}
+			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				conn.Close()
+			}
+		}},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, v.engines, canned.Pace{})
+			var nth atomic.Int64
+			for _, e := range engines {
+				e.SetHandler(func(w http.ResponseWriter, r *http.Request) { v.answer(w, r, nth.Add(1)) })
+			}
+			s := startCaddy(t, site("kv_router", engines, "lb_try_duration 400ms", "lb_try_interval 50ms"))
+			a := s.chat(t.Context(), ask("hi"))
+			wantAnswer(t, a, refusal)
+			if a.header.Get("X-KV-Worker") == "" {
+				t.Error("the answer does not say which worker gave it")
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// outlast waits, unless the client leaves first.
+func outlast(r *http.Request, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-r.Context().Done():
+	}
+}
+
+// TestRefusalSaysWhoGaveIt has an answer held back while the other worker is
+// asked, which is not there: the headers name the worker that answered.
+func TestRefusalSaysWhoGaveIt(t *testing.T) {
+	for _, rest := range []string{"Refuses", "HangsUp"} {
+		t.Run(rest, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, "policy round_robin", "response_headers X-KV-",
+				fmt.Sprintf("worker %s {\nid 7\n}\nworker %s {\nid 8\n}", engines[0].Addr(), engines[1].Addr())))
+			engines[0].SetFault(refusal)
+			if rest == "Refuses" {
+				engines[1].Kill()
+			} else {
+				engines[1].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
+			}
+			before := s.scrape(t)
+			for range 6 { // whichever is tried first
+				a := s.chat(t.Context(), ask("x"))
+				wantAnswer(t, a, refusal)
+				for name, want := range map[string]string{"Worker": "7", "Dp-Rank": "0", "Reason": "load", "Overlap-Blocks": "0", "Predicted-Cached-Tokens": "0"} {
+					if got := a.header.Values("X-KV-" + name); !slices.Equal(got, []string{want}) {
+						t.Errorf("X-KV-%s: %q, want %q", name, got, want)
+					}
+				}
+			}
+			if m := s.scrape(t); m.value(retriesTotal, `reason="503"`) == before.value(retriesTotal, `reason="503"`) {
+				t.Error("no answer was held back")
+			}
+		})
+	}
+}

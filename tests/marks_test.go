@@ -1,0 +1,270 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// logged returns how many lines of Caddy's log have the text in them.
+func (s *server) logged(t testing.TB, text string) int {
+	t.Helper()
+	data, err := os.ReadFile(s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// ratedDown is what the log says of a worker that gets a mark.
+const ratedDown = "worker is rated down"
+
+// TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a
+// policy that would send it every other one: the marks alone keep them away,
+// each longer than the one before.
+func TestMarkedWorkerIsLeftAlone(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "policy round_robin"))
+	engines[0].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
+	served := 0
+	for deadline := time.Now().Add(15 * time.Second); engines[0].Requests() < 3; served++ {
+		if time.Now().After(deadline) {
+			t.Fatalf("the worker was asked %d times in 15 s: it is not let back", engines[0].Requests())
+		}
+		s.mustChat(t, ask("again"))
+	}
+	// What the engine was sent when the mark was over was begun only then.
+	j := engines[0].Journal()
+	for i, want := range []time.Duration{500 * time.Millisecond, time.Second} {
+		if d := j[i+1].At.Sub(j[i].At); d < want {
+			t.Errorf("request %d came %v after the one before, want at least %v", i+2, d, want)
+		}
+	}
+	if n := s.logged(t, ratedDown); n != 1 {
+		t.Errorf("%d log lines say that the worker is rated down, want 1", n)
+	}
+	t.Logf("%d requests were served meanwhile", served)
+	s.booksAtZero(t)
+}
+
+// TestBusyWorkerComesBack has two workers in the middle of long streams, one of
+// which refuses one request. What it has from before must not keep new requests
+// away from it.
+func TestBusyWorkerComesBack(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{Words: 600, PerWord: 50 * time.Millisecond})
+	s := startCaddy(t, route(engines, "policy least_load"))
+	ctx, cancel := context.WithCancel(t.Context())
+	var streams sync.WaitGroup
+	defer streams.Wait()
+	defer cancel()
+	for i := range 8 {
+		streams.Go(func() { s.chat(ctx, ask(fmt.Sprintf("long %d", i)).streamed()) })
+	}
+	eventually(t, 5*time.Second, "four streams on each", func() bool { return engines[0].Active() == 4 && engines[1].Active() == 4 })
+	for _, e := range engines {
+		e.SetPace(canned.Pace{Words: 1})
+	}
+	engines[0].FailNext(1, canned.Fault{Kind: canned.Status, Status: 429, Body: "{}"})
+	was := engines[0].Requests()
+	eventually(t, 10*time.Second, "the worker refuses, and is then sent ten more", func() bool {
+		s.mustChat(t, ask("short"))
+		return engines[0].Requests() > was+10
+	})
+	if n := engines[0].Active(); n < 4 {
+		t.Errorf("%d streams are left on the worker, want 4: it was not busy", n)
+	}
+}
+
+// TestEngineThatOnlyAnswersErrorsIsLeftAlone has one of four engines answer an
+// error at once, as one does whose core died or that lacks the model: it looks
+// like the least busy one.
+func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
+	for _, status := range []int{500, 404} {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{FirstToken: 60 * time.Millisecond})
+			s := startCaddy(t, route(engines))
+			engines[0].SetFault(canned.Fault{Kind: canned.Status, Status: status, Body: `{"error":{"message":"engine core is dead"}}`})
+			var all, bad [2]atomic.Int64 // before the mark and after it
+			var marked atomic.Int32
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			var clients sync.WaitGroup
+			start := time.Now()
+			for i := range 16 {
+				clients.Go(func() {
+					for n := 0; ctx.Err() == nil; n++ {
+						phase := marked.Load()
+						a := s.chat(t.Context(), ask(fmt.Sprint("client", i, n, strings.Repeat(" word", 100))))
+						all[phase].Add(1)
+						if !a.ok() {
+							bad[phase].Add(1)
+						}
+					}
+				})
+			}
+			eventually(t, 10*time.Second, "the engine is rated down", func() bool { return s.logged(t, ratedDown) > 0 })
+			t.Logf("rated down after %v", time.Since(start).Round(time.Millisecond))
+			marked.Store(1)
+			time.Sleep(2 * time.Second) // of traffic, with some probes in it
+			stop()
+			clients.Wait()
+			share := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
+			before, after := share(bad[0].Load(), all[0].Load()), share(bad[1].Load(), all[1].Load())
+			total := share(bad[0].Load()+bad[1].Load(), all[0].Load()+all[1].Load())
+			t.Logf("%.0f %% of %d requests failed before the mark, %.0f %% of %d after it", 100*before, all[0].Load(), 100*after, all[1].Load())
+			if total > 0.3 || after > 0.2 || after >= before {
+				t.Errorf("failed before the mark %.2f, after it %.2f, in all %.2f; want a fall to less than 0.2, and 0.3 in all", before, after, total)
+			}
+			if n := s.logged(t, ratedDown); n != 1 {
+				t.Errorf("%d log lines say that a worker is rated down, want 1", n)
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestClientsMistakesMarkNobody has clients that ask for a model which no engine
+// has.
+func TestClientsMistakesMarkNobody(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{})
+	s := startCaddy(t, route(engines, "policy round_robin"))
+	f := canned.Fault{Kind: canned.Status, Status: 404, Body: `{"error":{"message":"no such model"}}`}
+	for _, e := range engines {
+		e.SetFault(f)
+	}
+	for i := range 80 {
+		wantAnswer(t, s.chat(t.Context(), ask(fmt.Sprintf("mistake %d", i))), f)
+	}
+	if n := s.logged(t, ratedDown); n != 0 {
+		t.Errorf("%d workers were rated down", n)
+	}
+	if counts, top := spread(engines); top > 1.1 {
+		t.Errorf("requests at the engines %v, want them even", counts)
+	}
+}
+
+// TestRefusalsAreNotPassiveFailures has the operator's passive health checks:
+// a worker that was busy has not failed in their sense, one that is gone has.
+func TestRefusalsAreNotPassiveFailures(t *testing.T) {
+	for _, d := range directives {
+		t.Run(d, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, site(d, engines, "fail_duration 30s"))
+			for _, status := range []int{429, 503} {
+				for _, e := range engines {
+					e.SetFault(canned.Fault{Kind: canned.Status, Status: status, Body: "{}"})
+				}
+				for range 4 {
+					if a := s.chat(t.Context(), ask("hi")); a.status != status {
+						t.Errorf("status %d, error %v; want %d", a.status, a.err, status)
+					}
+				}
+			}
+			for _, e := range engines {
+				e.SetFault(canned.Fault{})
+			}
+			if fails := s.passiveFails(t); fails[engines[0].Addr()]+fails[engines[1].Addr()] != 0 {
+				t.Errorf("Caddy counts failures %v, want none", fails)
+			}
+			was := []int{engines[0].Requests(), engines[1].Requests()}
+			eventually(t, 10*time.Second, "both are used again", func() bool {
+				s.chat(t.Context(), ask("later"))
+				return engines[0].Requests() > was[0] && engines[1].Requests() > was[1]
+			})
+			engines[0].Kill()
+			eventually(t, 10*time.Second, "the one that is gone has failed", func() bool {
+				s.chat(t.Context(), ask("and now?"))
+				return s.passiveFails(t)[engines[0].Addr()] > 0
+			})
+		})
+	}
+}
+
+// passiveFails returns what Caddy's admin endpoint says of failures, by address.
+func (s *server) passiveFails(t *testing.T) map[string]int {
+	t.Helper()
+	status, page, err := s.get(t.Context(), "http://"+s.admin+"/reverse_proxy/upstreams")
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("status %d, error %v", status, err)
+	}
+	var list []struct {
+		Address string `json:"address"`
+		Fails   int    `json:"fails"`
+	}
+	if err := json.Unmarshal([]byte(page), &list); err != nil {
+		t.Fatal(err)
+	}
+	fails := make(map[string]int)
+	for _, up := range list {
+		fails[up.Address] += up.Fails
+	}
+	return fails
+}
+
+// TestEngineThatWasGoneHoldsNothing restarts an engine: its cache is empty, and
+// the prediction knows. A stream that its end cuts has marked it already when
+// the first connection is refused.
+func TestEngineThatWasGoneHoldsNothing(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		t.Run(map[bool]string{false: "Idle", true: "InMidStream"}[busy], func(t *testing.T) {
+			engines := startEngines(t, 1, canned.Pace{})
+			s := startCaddy(t, route(engines, "response_headers X-KV-"))
+			c := ask(strings.Repeat("some words ", 300))
+			predicted := func() string { return s.mustChat(t, c).header.Get("X-KV-Predicted-Cached-Tokens") }
+			if n := predicted(); n != "0" {
+				t.Errorf("%s tokens are said to be cached before the first request", n)
+			}
+			s.booksAtZero(t)
+			if n := predicted(); n == "0" {
+				t.Error("nothing is said to be cached after it")
+			}
+			s.booksAtZero(t)
+			var stream sync.WaitGroup
+			if busy {
+				engines[0].SetPace(canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond})
+				begun := make(chan struct{})
+				stream.Go(func() { s.readEvents(t.Context(), ask("long").streamed(), 2, begun) })
+				select {
+				case <-begun:
+				case <-time.After(5 * time.Second):
+					t.Fatal("the stream does not come")
+				}
+				engines[0].SetPace(canned.Pace{})
+			}
+			engines[0].Kill()
+			stream.Wait()
+			s.booksAtZero(t)
+			for range 2 {
+				if a := s.chat(t.Context(), ask("gone?")); a.status != http.StatusServiceUnavailable {
+					t.Errorf("status %d, error %v; want 503", a.status, a.err)
+				}
+			}
+			if err := engines[0].Restart(); err != nil {
+				t.Fatal(err)
+			}
+			if n := predicted(); n != "0" {
+				t.Errorf("%s tokens are said to be cached by an engine that was gone", n)
+			}
+			s.booksAtZero(t)
+			if n := predicted(); n == "0" {
+				t.Error("nothing is said to be cached after another request")
+			}
+		})
+	}
+}
