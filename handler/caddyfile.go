@@ -41,6 +41,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		worker <dial>|* {
 //			id <number>
 //			kv_tokens <tokens>
+//			models <names...>
+//			api_key <key>
 //		}
 //		index {
 //			memory <size>
@@ -53,6 +55,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			key nvext|header:<name>|body:<member>...
 //		}
 //		usage inject
+//		merge_models true|false
 //		max_body <size>
 //		response_headers <prefix>
 //		reverse_proxy [<upstreams...>] {
@@ -94,6 +97,9 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 		return stringArg(d, &h.Pool)
 	case "max_body":
 		return sizeArg(d, &h.MaxBody)
+	case "merge_models":
+		h.MergeModels = new(bool)
+		return boolArg(d, h.MergeModels)
 	case "usage":
 		return stringArg(d, &h.Usage)
 	case "response_headers":
@@ -152,6 +158,12 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 			err = uintArg(d, &w.ID)
 		case "kv_tokens":
 			err = intArg(d, &w.KVTokens)
+		case "models":
+			if w.Models = append(w.Models, d.RemainingArgs()...); len(w.Models) == 0 {
+				err = d.ArgErr()
+			}
+		case "api_key":
+			err = stringArg(d, &w.APIKey)
 		default:
 			err = d.Errf("unrecognized worker option '%s'", d.Val())
 		}

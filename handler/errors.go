@@ -50,7 +50,7 @@ func (e *ownError) answer(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.status)
-	_, err := w.Write(api.ErrorBody(e.api, e.status, e.code, e.Error(), e.param))
+	_, err := w.Write(api.ErrorBody(e.api, e.status, e.code, e.Error(), e.param)) //nolint:gosec // JSON, and said to be
 	return err
 }
 

@@ -90,6 +90,10 @@ type Handler struct {
 	// requests go as they are.
 	Usage string `json:"usage,omitempty"`
 
+	// Whether an engine's answer to `GET /v1/models` is completed with the
+	// models that only other workers of the pool serve. Default: `true`.
+	MergeModels *bool `json:"merge_models,omitempty"`
+
 	// The reverse proxy that performs the round trips, with everything that
 	// Caddy's own has. Only its selection policy must not be set.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
@@ -106,6 +110,8 @@ type Handler struct {
 	limits     limits // of the operator on attempts
 	metrics    *metrics
 	figures    *figures
+	ctx        context.Context // ends with the configuration
+	scout      scout
 	logger     *zap.Logger
 }
 
@@ -121,6 +127,17 @@ type Worker struct {
 	// The number of tokens that the engine's KV cache has room for. Default:
 	// 262144.
 	KVTokens int64 `json:"kv_tokens,omitempty"`
+
+	// The names of the models that the engine serves. Requests for other
+	// models go to other workers; if all workers have such a list and none
+	// names the model, the request is answered with 404. Default: the router
+	// asks the engine every five seconds.
+	Models []string `json:"models,omitempty"`
+
+	// The key that the router sends to the engine with requests of its own,
+	// as `Authorization: Bearer`. Clients' requests go as they are. May have
+	// placeholders. Default: none.
+	APIKey string `json:"api_key,omitempty"`
 }
 
 // Index configures the mirror of the workers' KV caches. It belongs to the
@@ -166,7 +183,8 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler. The pool is not changed before the first
 // request: a configuration may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
-	h.logger = ctx.Logger()
+	h.logger, h.ctx = ctx.Logger(), ctx
+	h.scout.first = make(chan struct{})
 	if err := h.setDefaults(); err != nil {
 		return err
 	}
@@ -296,6 +314,7 @@ func (h *Handler) adopt() {
 		if h.pool.apply(h.config.get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.startScout()
 	}
 }
 

@@ -100,19 +100,22 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	descLeases   = desc("leases", "Attempts under way.", "pool")
-	descExpired  = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
-	descSessions = desc("sessions", "Sessions bound to a worker.", "pool")
-	descIndex    = desc("index_bytes", "Size of the index.", "pool")
-	descRequests = desc("worker_requests", "Requests under way on the worker.", "pool", "worker")
-	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
-	descBlocks   = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
-	descCached   = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
+	descLeases    = desc("leases", "Attempts under way.", "pool")
+	descExpired   = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
+	descUntracked = desc("untracked_prompts_total", "Prompts that the mirror had no room for, in whole or in part.", "pool")
+	descFaults    = desc("policy_faults_total", "Choices of a policy that were none.", "pool")
+	descStale     = desc("stale_choices_total", "Choices that could not take the latest bookings into account.", "pool")
+	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
+	descIndex     = desc("index_bytes", "Size of the index.", "pool")
+	descRequests  = desc("worker_requests", "Requests under way on the worker.", "pool", "worker")
+	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
+	descBlocks    = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
+	descCached    = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
 )
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descExpired, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
+	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
 		ch <- d
 	}
 }
@@ -129,7 +132,11 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		s := p.scheduler.Stats()
 		gauge(descLeases, float64(s.Leases), p.name)
-		ch <- prometheus.MustNewConstMetric(descExpired, prometheus.CounterValue, float64(s.Expired), p.name)
+		for d, n := range map[*prometheus.Desc]uint64{
+			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults, descStale: s.StaleChoices,
+		} {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), p.name)
+		}
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)
 		t := now()

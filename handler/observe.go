@@ -96,7 +96,7 @@ func (o *observer) Read(p []byte) (int, error) {
 	if o.filter != nil {
 		out = o.filter.Write(out)
 		if err != nil {
-			out = append(out[:len(out):len(out)], o.filter.End()...)
+			out = append(slices.Clip(out), o.filter.End()...)
 		}
 	}
 	if err != nil {
@@ -122,7 +122,7 @@ func (o *observer) stop(out []byte, err error) []byte {
 	default:
 		o.broken = err
 		if o.extensible && !isCanceled(err) {
-			return append(out[:len(out):len(out)], api.BrokenEvent(o.rt.plan.api)...)
+			return append(slices.Clip(out), api.BrokenEvent(o.rt.plan.api)...)
 		}
 	}
 	return out

@@ -17,6 +17,10 @@ import (
 type plan struct {
 	// api is the client's API by the path; nil if the request passes through.
 	api api.API
+	// model is the one that the worker must serve, if it is known who does.
+	model string
+	// lists says that the answer is the list of models, to be completed.
+	lists bool
 	// asked says that the body asks the engine for usage that the client did
 	// not ask for.
 	asked bool
@@ -66,10 +70,18 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 		a = api.For(r.URL.Path)
 	}
 	p, err := h.read(r, a)
-	if p != nil {
-		p.api = a
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	p.api = a
+	switch {
+	case p.request != nil:
+		p.model = p.request.Model
+	case a == nil:
+		p.model = modelOf(r)
+		p.lists = listsModels(r) && (h.MergeModels == nil || *h.MergeModels)
+	}
+	return p, nil
 }
 
 func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {

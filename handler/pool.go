@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,7 +62,11 @@ type worker struct {
 	target kvscore.Target
 	health health
 	gone   atomic.Bool  // nobody listened at its address
-	seen   atomic.Int64 // last time that it was an upstream, Unix seconds
+	asked  atomic.Int64 // last asked what it serves, Unix nanoseconds
+
+	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
+	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
+	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
 }
 
 func newPool(name string, s *poolSettings) (*pool, error) {
@@ -123,6 +128,11 @@ func (p *pool) apply(s *poolSettings) bool {
 	defer p.mu.Unlock()
 	old := p.settings.Swap(s)
 	p.scheduler.Apply(s.scheduler())
+	go func() { // less memory is made in steps, which let requests in between
+		for p.scheduler.Step(2048) {
+			runtime.Gosched()
+		}
+	}()
 	p.limit(s.maxSessions)
 	for dial, w := range p.workers {
 		set := s.worker(dial)
@@ -132,6 +142,7 @@ func (p *pool) apply(s *poolSettings) bool {
 			continue
 		}
 		p.scheduler.Declare(w.target, set.KVTokens)
+		w.configure(set)
 	}
 	for dial := range s.upstreams {
 		p.declare(dial)
@@ -165,7 +176,21 @@ func (p *pool) declare(dial string) *worker {
 	w.seen.Store(now().Unix())
 	p.workers[dial] = w
 	p.scheduler.Declare(w.target, set.KVTokens)
+	w.configure(set)
 	return w
+}
+
+// configure takes in what the operator says of the worker.
+func (w *worker) configure(set Worker) {
+	if len(set.Models) == 0 {
+		w.configured.Store(nil)
+		return
+	}
+	models := make(map[string]bool, len(set.Models))
+	for _, m := range set.Models {
+		models[m] = true
+	}
+	w.configured.Store(&models)
 }
 
 // all returns the workers, in no order.
@@ -180,6 +205,7 @@ func (p *pool) all() []*worker {
 }
 
 func (p *pool) maintain() {
+	var untracked uint64
 	ticker := time.NewTicker(upkeep)
 	defer ticker.Stop()
 	for {
@@ -189,6 +215,10 @@ func (p *pool) maintain() {
 		case t := <-ticker.C:
 			if n := p.scheduler.Expire(t); n > 0 {
 				p.logger().Warn("leases had leaked and were ended", zap.Int("leases", n))
+			}
+			if n := p.scheduler.Stats().Untracked; n > untracked {
+				untracked = n
+				p.incidents.met(t, "no room in the mirror for some prompts", p.logger)
 			}
 			p.forget()
 			p.incidents.settle(t, p.logger())

@@ -54,8 +54,7 @@ func readBody(body io.Reader, length, limit int64) (all *buffer, whole io.Reader
 
 // unreadable turns a failure to read the client's body into an answer.
 func unreadable(a api.API, err error) error {
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return &ownError{a, http.StatusRequestEntityTooLarge, codeTooLarge, "", err}
 	}
 	return &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf("reading request body: %w", err)}

@@ -169,6 +169,9 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	if resp.StatusCode < 300 {
 		rt.commit()
 	}
+	if rt.plan.lists {
+		rt.mergeModels(resp)
+	}
 	rt.observe(req, resp)
 	return resp, nil
 }

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -37,6 +38,7 @@ type route struct {
 	upstreams []*reverseproxy.Upstream // of targets
 	workers   []*worker                // of targets
 	offered   reverseproxy.UpstreamPool
+	rule      modelRule
 	attempt   *attempt
 	attempts  int
 	tried     []*worker // in this round over the workers
@@ -47,7 +49,6 @@ type route struct {
 	last      *reverseproxy.Upstream // the last one selected
 
 	body  *replay       // until an answer is forwarded
-	bytes int64         // of it, as booked in the pool
 	lazy  *lazyBody     // what the proxy has of it
 	sent  *http.Request // of the last attempt
 
@@ -95,6 +96,13 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	p, err := h.plan(r)
 	if err != nil {
 		return nil, err
+	}
+	if p.model != "" {
+		h.awaitFirstLook(r.Context())
+		if p.request != nil && h.nobodyServes(p.model) {
+			return nil, &ownError{p.api, http.StatusNotFound, codeNoModel, "model", fmt.Errorf(
+				"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+		}
 	}
 	rt := &route{h: h, pool: h.pool, plan: p, start: start, body: p.body, cached: -1}
 	rt.sel.Rand = random{}
@@ -154,6 +162,7 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
 	rt.offered, rt.again = pool, false
+	rt.rule = rt.ruleFor(pool)
 	t := now()
 	if !rt.candidates(pool, t) {
 		if rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts) && rt.wait(ctx) {
@@ -233,7 +242,7 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 			}
 			w := rt.pool.worker(up.Dial)
 			w.seen.Store(t.Unix())
-			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) {
+			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue
 			}
 			if !marked && !w.health.available(t) {
@@ -265,7 +274,10 @@ func (rt *route) workersOffered() []*worker {
 // otherLeft tells whether a worker is available that was not tried.
 func (rt *route) otherLeft() bool {
 	for _, up := range rt.offered {
-		if up.Available() && !slices.Contains(rt.tried, rt.pool.worker(up.Dial)) {
+		if !up.Available() {
+			continue
+		}
+		if w := rt.pool.worker(up.Dial); !slices.Contains(rt.tried, w) && rt.fits(w) {
 			return true
 		}
 	}

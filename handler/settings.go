@@ -137,8 +137,10 @@ func (s *poolSettings) worker(dial string) Worker {
 	all := s.workers[allWorkers]
 	w := s.workers[dial]
 	w.Dial = dial
-	if w.KVTokens == 0 {
-		w.KVTokens = all.KVTokens
+	w.KVTokens = orDefault(w.KVTokens, all.KVTokens)
+	w.APIKey = orDefault(w.APIKey, all.APIKey)
+	if len(w.Models) == 0 {
+		w.Models = all.Models
 	}
 	if w.ID == 0 {
 		w.ID = derivedID(dial)
@@ -164,7 +166,13 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 		err = errors.Join(err,
 			mergeField(&w.ID, ours.ID, theirs.ID, "worker "+dial+" id"),
 			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),
+			mergeField(&w.APIKey, ours.APIKey, theirs.APIKey, "worker "+dial+" api_key"),
 		)
+		if w.Models = ours.Models; len(w.Models) == 0 {
+			w.Models = theirs.Models
+		} else if len(theirs.Models) > 0 && !slices.Equal(ours.Models, theirs.Models) {
+			err = errors.Join(err, fmt.Errorf("worker %s models: one handler says %v, another %v", dial, ours.Models, theirs.Models))
+		}
 		m.workers[dial] = w
 	}
 	if err == nil {

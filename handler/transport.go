@@ -70,7 +70,7 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	if rt.sent != nil {
 		out.Header = maps.Clone(req.Header) // an attempt before may still be writing it
 	}
-	if rt.plan.request != nil {
+	if rt.plan.request != nil || rt.plan.lists {
 		// what is compressed cannot be read as it passes
 		out.Header.Set("Accept-Encoding", "identity")
 	}

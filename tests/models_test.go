@@ -1,0 +1,165 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+)
+
+// modelEngine is an engine that serves some models and refuses others, and
+// counts what it should not have been asked for.
+type modelEngine struct {
+	*httptest.Server
+	mu     sync.Mutex
+	models []string
+	served int
+	wrong  []string
+}
+
+func startModelEngine(t *testing.T, models ...string) *modelEngine {
+	e := &modelEngine{models: models}
+	e.Server = httptest.NewServer(e)
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *modelEngine) addr() string { return strings.TrimPrefix(e.URL, "http://") }
+
+// serve changes the models at run time.
+func (e *modelEngine) serve(models ...string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.models = models
+}
+
+func (e *modelEngine) counts() (served int, wrong []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.served, slices.Clone(e.wrong)
+}
+
+// ServeHTTP implements http.Handler.
+func (e *modelEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Path == "/v1/models" {
+		var list []map[string]any
+		for _, m := range e.models {
+			list = append(list, map[string]any{"id": m, "object": "model", "owned_by": e.addr()})
+		}
+		json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": list})
+		return
+	}
+	var body struct{ Model string }
+	json.NewDecoder(r.Body).Decode(&body)
+	if !slices.Contains(e.models, body.Model) {
+		e.wrong = append(e.wrong, body.Model)
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprintf(w, `{"error":{"message":"The model %s does not exist.","type":"NotFoundError","param":"model","code":404}}`, body.Model)
+		return
+	}
+	e.served++
+	fmt.Fprint(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1}}`)
+}
+
+func askModel(model string, i int) chat {
+	c := ask(fmt.Sprintf("question %d", i))
+	c.Model = model
+	return c
+}
+
+// TestRequestsGoToEnginesWithTheirModel has three models on four engines, two
+// of them on one, and adds one at run time.
+func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
+	engines := []*modelEngine{
+		startModelEngine(t, "a"), startModelEngine(t, "b"), startModelEngine(t, "b"), startModelEngine(t, "c", "a-lora"),
+	}
+	var addrs []string
+	for _, e := range engines {
+		addrs = append(addrs, e.addr())
+	}
+	s := startCaddy(t, "kv_router "+strings.Join(addrs, " "))
+	for i := range 60 {
+		s.mustChat(t, askModel([]string{"a", "b", "c", "a-lora"}[i%4], i))
+	}
+	for i, e := range engines {
+		served, wrong := e.counts()
+		if len(wrong) > 0 || served == 0 {
+			t.Errorf("engine %d served %d requests, and was asked for models that it has not: %v", i, served, wrong)
+		}
+	}
+
+	// what nobody lists goes to an engine, which says so itself
+	if a := s.chat(t.Context(), askModel("d", 0)); a.status != http.StatusNotFound || !strings.Contains(string(a.body), "does not exist") {
+		t.Errorf("a model that nobody has: status %d, body %s", a.status, a.body)
+	}
+
+	engines[0].serve("a", "d")
+	start := time.Now()
+	inARow := 0
+	eventually(t, 10*time.Second, "the new model to be found", func() bool {
+		if inARow++; !s.chat(t.Context(), askModel("d", 1)).ok() {
+			inARow = 0
+		}
+		return inARow == 12 // by chance it is one in 4^12
+	})
+	t.Logf("a model added at run time was found after %v", time.Since(start).Round(100*time.Millisecond))
+	for i := range 20 {
+		s.mustChat(t, askModel("d", i+2))
+	}
+
+	status, list, err := s.get(t.Context(), s.url+"/v1/models")
+	var ids []string
+	for _, id := range gjson.Get(list, "data.#.id").Array() {
+		ids = append(ids, id.Str)
+	}
+	slices.Sort(ids)
+	if want := []string{"a", "a-lora", "b", "c", "d"}; status != http.StatusOK || err != nil || !slices.Equal(ids, want) {
+		t.Errorf("GET /v1/models: status %d, error %v, models %v; want %v; body %s", status, err, ids, want, list)
+	}
+
+	// a worker that is down is no error, and what only it serves is not moved
+	engines[3].Close()
+	if status, list, err = s.get(t.Context(), s.url+"/v1/models"); status != http.StatusOK || err != nil {
+		t.Errorf("GET /v1/models with one worker down: status %d, error %v, body %s", status, err, list)
+	}
+	if a := s.chat(t.Context(), askModel("c", 1)); a.status != http.StatusServiceUnavailable {
+		t.Errorf("a model whose only worker is down: status %d, want 503; body %s", a.status, a.body)
+	}
+	for i, e := range engines[1:3] {
+		if _, wrong := e.counts(); slices.Contains(wrong, "c") {
+			t.Errorf("engine %d was asked for c, which it has not", i+1)
+		}
+	}
+}
+
+// TestConfiguredModelsAreAll has the operator say of each worker what it serves.
+func TestConfiguredModelsAreAll(t *testing.T) {
+	one, two := startModelEngine(t, "a", "x"), startModelEngine(t, "b", "x")
+	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels a\n}\nworker %s {\nmodels b\n}\n}",
+		one.addr(), two.addr(), one.addr(), two.addr()))
+	for i := range 10 {
+		s.mustChat(t, askModel([]string{"a", "b"}[i%2], i))
+	}
+	for name, path := range map[string]string{"error.code": "/v1/chat/completions", "error.type": "/v1/messages"} {
+		a := s.post(t.Context(), path, askModel("x", 0).body())
+		want := map[string]string{"error.code": "model_not_found", "error.type": "not_found_error"}[name]
+		if got := gjson.GetBytes(a.body, name).Str; a.status != http.StatusNotFound || got != want {
+			t.Errorf("%s: status %d, %s %q, want 404 and %q; body %s", path, a.status, name, got, want, a.body)
+		}
+	}
+	for i, e := range []*modelEngine{one, two} {
+		if served, wrong := e.counts(); served != 5 || len(wrong) > 0 {
+			t.Errorf("engine %d served %d of 10 requests, wrong models %v", i, served, wrong)
+		}
+	}
+}
