@@ -48,9 +48,9 @@ type route struct {
 	failure   error                  // of the last attempt
 	last      *reverseproxy.Upstream // the last one selected
 
-	body  *replay       // until an answer is forwarded
-	lazy  *lazyBody     // what the proxy has of it
-	sent  *http.Request // of the last attempt
+	body *replay       // until an answer is forwarded
+	lazy *lazyBody     // what the proxy has of it
+	sent *http.Request // of the last attempt
 
 	answer   *observer // of the attempt that answers the client
 	bound    uint64    // version of the session's binding as last seen; 0 = none

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,7 +56,11 @@ func serveRaw(t *testing.T, h http.HandlerFunc) (addr string) {
 // they have read them: what was read cannot be sent again, so the refusal is
 // the answer. The race detector watches what the two directions share.
 func TestAnswerBeforeTheUploadEnds(t *testing.T) {
+	var asked atomic.Int64
 	early := func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost { // and not to see which models there are
+			asked.Add(1)
+		}
 		http.NewResponseController(w).EnableFullDuplex()
 		io.CopyN(io.Discard, r.Body, 4096)
 		w.Header().Set("Content-Type", "application/json")
@@ -88,6 +93,9 @@ func TestAnswerBeforeTheUploadEnds(t *testing.T) {
 		}
 		if whole == 0 {
 			t.Errorf("%q: no client got the engine's answer", v)
+		}
+		if n := asked.Swap(0); n != 4 {
+			t.Errorf("%q: the engines were asked %d times for 4 requests: what is left of an upload was sent to another", v, n)
 		}
 	}
 	s.booksAtZero(t)

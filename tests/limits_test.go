@@ -185,6 +185,28 @@ func TestRefusalIsGivenOutWhenTimeIsOver(t *testing.T) {
 	}
 }
 
+// TestRefusalOutlivesABadAddress has a refusal held back while the other worker
+// is asked, whose address is no address: the proxy gives up on such a request.
+func TestRefusalOutlivesABadAddress(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	engines[0].SetFault(refusal)
+	s := startCaddy(t, fmt.Sprintf("kv_router {\npolicy round_robin\nresponse_headers X-KV-\nreverse_proxy %s {http.request.header.X-Address}\n}", engines[0].Addr()))
+	// The other may be first, and is while the engine is left alone.
+	for deadline := time.Now().Add(10 * time.Second); engines[0].Requests() == 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the engine was never asked")
+		}
+		a := s.chat(t.Context(), ask("x"), "X-Address", "127.0.0.1:1-9")
+		if engines[0].Requests() > 0 {
+			wantAnswer(t, a, refusal)
+			if a.header.Get("X-KV-Worker") == "" {
+				t.Error("the answer does not say which worker gave it")
+			}
+		}
+	}
+	s.booksAtZero(t)
+}
+
 // outlast waits, unless the client leaves first.
 func outlast(r *http.Request, d time.Duration) {
 	select {
