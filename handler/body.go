@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"math/bits"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -11,9 +12,10 @@ import (
 )
 
 // small is the size up to which a body is sent by a reader that net/http knows
-// to be in memory, which saves it a write and a copy. Longer ones have readers
-// of ours, which say when they are done with the memory.
-const small = 64 << 10
+// to be in memory: it goes out in one write with the header then. Longer ones
+// have readers of ours, which say when they are done with the memory, and which
+// bodyConn sends without a copy.
+const small = 3 << 10
 
 // buffer is memory for one body. That of long ones is used again: the garbage
 // collector would otherwise be the largest part of what they cost.
@@ -22,14 +24,18 @@ type buffer struct {
 	pool *sync.Pool // where it goes back to; nil if it does not
 }
 
-// classes are the sizes of memory that is used again: small << class bytes.
-const classes = 7 // 64 KiB to 4 MiB
+// classes are the sizes of memory that is used again: leastPooled << class
+// bytes, up to 4 MiB.
+const (
+	leastPooled = 4 << 10
+	classes     = 11
+)
 
 var buffers [classes]sync.Pool
 
 // newBuffer returns an empty buffer with room for size bytes.
 func newBuffer(size int64) *buffer {
-	class := bits.Len64(uint64(max(size-1, 0) / small))
+	class := bits.Len64(uint64(max(size-1, 0) / leastPooled))
 	if size <= small || class >= classes {
 		return &buffer{data: make([]byte, 0, size)}
 	}
@@ -37,7 +43,7 @@ func newBuffer(size int64) *buffer {
 	if b, ok := pool.Get().(*buffer); ok {
 		return b
 	}
-	return &buffer{data: make([]byte, 0, small<<class), pool: pool}
+	return &buffer{data: make([]byte, 0, leastPooled<<class), pool: pool}
 }
 
 // free gives the memory back. Nobody may use it any more.
@@ -94,7 +100,7 @@ func (b *replay) open() io.ReadCloser {
 	switch {
 	case b.size == 0:
 		return http.NoBody
-	case b.size <= small && (b.buffer == nil || b.buffer.pool == nil):
+	case b.size <= small && len(b.parts) == 1 && (b.buffer == nil || b.buffer.pool == nil):
 		return io.NopCloser(bytes.NewReader(b.parts[0]))
 	}
 	b.users.Add(1)
@@ -126,6 +132,58 @@ func (r *replayReader) Read(p []byte) (int, error) {
 	n := copy(p, r.parts[0][r.at:])
 	r.at += n
 	return n, nil
+}
+
+// sendTo writes what was not read yet, without a copy.
+func (r *replayReader) sendTo(conn net.Conn) (int64, error) {
+	r.mu.Lock()
+	if r.of == nil {
+		r.mu.Unlock()
+		return 0, http.ErrBodyReadAfterClose
+	}
+	body := r.of
+	body.users.Add(1) // the reader may be closed meanwhile
+	parts := make(net.Buffers, 0, len(r.parts))
+	for i, p := range r.parts {
+		if i == 0 {
+			p = p[r.at:]
+		}
+		parts = append(parts, p)
+	}
+	r.parts = nil
+	r.mu.Unlock()
+	defer body.done()
+	return parts.WriteTo(conn)
+}
+
+// bodyConn is a connection to a worker that bodies are sent over from where they
+// are: net/http would copy them through a buffer that it allocates.
+type bodyConn struct{ net.Conn }
+
+// ReadFrom implements io.ReaderFrom.
+func (c bodyConn) ReadFrom(r io.Reader) (int64, error) {
+	if limited, ok := r.(*io.LimitedReader); ok {
+		if body, ok := limited.R.(*replayReader); ok && limited.N >= body.left() {
+			n, err := body.sendTo(c.Conn)
+			limited.N -= n
+			return n, err
+		}
+	}
+	if from, ok := c.Conn.(io.ReaderFrom); ok {
+		return from.ReadFrom(r)
+	}
+	return io.Copy(struct{ io.Writer }{c.Conn}, r)
+}
+
+// left returns how many bytes were not read yet.
+func (r *replayReader) left() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := int64(-r.at)
+	for _, p := range r.parts {
+		left += int64(len(p))
+	}
+	return left
 }
 
 // Close implements io.Closer.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -232,6 +233,15 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 		}
 	} else if err := inner.Provision(ctx); err != nil {
 		return fmt.Errorf("provisioning transport: %w", err)
+	}
+	if dial := inner.Transport.DialContext; dial != nil {
+		inner.Transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return bodyConn{conn}, nil
+		}
 	}
 	rp.Transport = &transport{HTTPTransport: inner}
 	return nil

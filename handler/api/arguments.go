@@ -106,7 +106,7 @@ func (w *arguments) escape(h *Hasher, p []byte) []byte {
 		w.n = 0
 		var buf [utf8.UTFMax]byte
 		m, used := unescape(esc[:n], &buf)
-		h.Add(buf[:m])
+		h.addRune(buf[:m])
 		w.add(h, esc[used:n])
 	}
 	return p[1:]

@@ -29,9 +29,9 @@ func TestCompletionsPrompts(t *testing.T) {
 		tokens int64
 		steady bool
 	}{
-		{`"a text that is longer than two blocks\n"`, Text, blocksOf([]byte(text)), 38, 0, true},
-		{`[ "a text that is longer than two blocks\u000a" ]`, Text, blocksOf([]byte(text)), 38, 0, true},
-		{`["a text that is longer than two blocks\n","\u00e9"]`, Text, blocksOf([]byte(text)), 40, 0, false},
+		{`"a text that is longer than two blocks\n"`, Text, blocksOf(spelled(text)), 39, 0, true},
+		{`[ "a text that is longer than two blocks\u000a" ]`, Text, blocksOf(spelled(text)), 39, 0, true},
+		{`["a text that is longer than two blocks\n","\u00e9"]`, Text, blocksOf(spelled(text)), 41, 0, false},
 		{`[1,2,3,4294967295,5]`, Tokens, tokenBlocks(4, 1, 2, 3, 4294967295), 0, 5, false},
 		{`[[1, 2 ,3,4]]`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 4, false},
 		{`[[1,2,3,4],[9,8]]`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 6, false},
@@ -75,7 +75,7 @@ func TestCompletionContinuesPrompt(t *testing.T) {
 	a := r.NewAnswer(true)
 	a.Write([]byte("data: {\"choices\":[{\"index\":0,\"text\":\"ere was\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" a \\\"king\\\"\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"))
 	a.Finish()
-	if want := blocksOf([]byte(`once upon a time there was a "king"`)); !slices.Equal(a.Prediction(), want) {
+	if want := blocksOf(spelled(`once upon a time there was a "king"`)); !slices.Equal(a.Prediction(), want) {
 		t.Errorf("%x, want %x", a.Prediction(), want)
 	}
 	a = mustParse(t, completions{}, `{"prompt":"once upon a time th","echo":true}`).NewAnswer(false)

@@ -2,8 +2,6 @@ package api
 
 import (
 	"bytes"
-	"encoding/binary"
-	"math/bits"
 	"slices"
 	"unicode/utf8"
 
@@ -22,9 +20,6 @@ type Hasher struct {
 	before int64 // bytes in full blocks that are not in blocks
 }
 
-// slack is how far addEscaped may write behind the end of a block.
-const slack = 8
-
 // NewHasher returns a Hasher of blocks of size bytes. The seed should be kept
 // secret and is one for the process, so that nobody outside can choose texts
 // that collide.
@@ -34,7 +29,7 @@ func NewHasher(size int, seed uint64) *Hasher {
 }
 
 func newHasher(size int, seed uint64) Hasher {
-	return Hasher{seed: seed, size: size, tail: make([]byte, 0, size+slack)}
+	return Hasher{seed: seed, size: size, tail: make([]byte, 0, size)}
 }
 
 // Add appends text.
@@ -66,81 +61,78 @@ func (h *Hasher) AddByte(c byte) {
 }
 
 // AddString appends the text of a JSON string, given as it stands between its
-// quotes; escapes are resolved on the way, so that é and \u00e9 are the same.
+// quotes. Canonical text is JSON in its shortest spelling: é and \u00e9 are the
+// same, and a line break stays the two bytes \n. So nearly all of a prompt is
+// hashed where it stands, without a copy.
 func (h *Hasher) AddString(raw []byte) {
-	j := bytes.IndexByte(raw, '\\')
-	if j < 0 {
-		h.Add(raw)
-		return
+	from := 0
+	for i := 0; ; {
+		k := bytes.IndexByte(raw[i:], '\\')
+		if k < 0 {
+			break
+		}
+		i += k
+		if i+1 < len(raw) && short[raw[i+1]] {
+			i += 2
+			continue
+		}
+		h.Add(raw[from:i])
+		i += h.addEscapes(raw[i:])
+		from = i
 	}
-	h.Add(raw[:j])
-	h.addEscaped(raw[j:])
+	h.Add(raw[from:])
 }
 
-// addEscaped is AddString for text in which escapes are frequent, as each line
-// of a prompt ends in one: it copies eight bytes at a time into the open block
-// and looks for a backslash in them on the way.
-func (h *Hasher) addEscaped(raw []byte) {
+// short are the bytes behind a backslash that have no shorter spelling.
+var short = [256]bool{'"': true, '\\': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
+// addEscapes appends what the escapes stand for that raw begins with, up to one
+// that is spelled as short as can be, and returns how many bytes they take.
+func (h *Hasher) addEscapes(raw []byte) (used int) {
+	var out [64]byte
 	var buf [utf8.UTFMax]byte
-	block := h.tail[:h.size+slack]
-	n := len(h.tail)
-	for len(raw) >= 8 {
-		x := binary.LittleEndian.Uint64(raw)
-		binary.LittleEndian.PutUint64(block[n:], x)
-		slash := bytesEqual(x, '\\')
-		k := 8
-		if slash != 0 {
-			k = bits.TrailingZeros64(slash) >> 3
-		}
-		if k >= h.size-n {
-			k = h.size - n
-			h.full(block)
+	n := 0
+	for used < len(raw) && raw[used] == '\\' && (used+1 == len(raw) || !short[raw[used+1]]) {
+		m, k := unescape(raw[used:], &buf)
+		used += k
+		n += len(spell(out[n:n], buf[:m]))
+		if n > len(out)-8 {
+			h.Add(out[:n])
 			n = 0
-			raw = raw[k:]
-			continue
 		}
-		n += k
-		raw = raw[k:]
-		if slash == 0 {
-			continue
-		}
-		if len(raw) >= 2 && raw[1] != 'u' {
-			block[n] = unescaped[raw[1]]
-			raw = raw[2:]
-			if n++; n == h.size {
-				h.full(block)
-				n = 0
-			}
-			continue
-		}
-		m, used := unescape(raw, &buf)
-		raw = raw[used:]
-		n = h.addBytes(block, n, buf[:m])
 	}
-	for len(raw) > 0 {
-		if raw[0] != '\\' {
-			n = h.addBytes(block, n, raw[:1])
-			raw = raw[1:]
-			continue
-		}
-		m, used := unescape(raw, &buf)
-		raw = raw[used:]
-		n = h.addBytes(block, n, buf[:m])
-	}
-	h.tail = block[:n]
+	h.Add(out[:n])
+	return used
 }
 
-// addBytes adds a few bytes to a block that n bytes are in, and returns how
-// many are in it then.
-func (h *Hasher) addBytes(block []byte, n int, p []byte) int {
-	for _, c := range p {
-		block[n] = c
-		if n++; n == h.size {
-			h.full(block)
-			n = 0
-		}
+// addRune appends one character of text.
+func (h *Hasher) addRune(p []byte) {
+	var out [8]byte
+	h.Add(spell(out[:0], p))
+}
+
+// spell appends one character of text in JSON's shortest spelling.
+func spell(to, p []byte) []byte {
+	c := p[0]
+	if c >= ' ' && c != '"' && c != '\\' {
+		return append(to, p...)
 	}
-	return n
+	switch c {
+	case '"', '\\':
+		return append(to, '\\', c)
+	case '\n':
+		return append(to, '\\', 'n')
+	case '\t':
+		return append(to, '\\', 't')
+	case '\r':
+		return append(to, '\\', 'r')
+	case '\b':
+		return append(to, '\\', 'b')
+	case '\f':
+		return append(to, '\\', 'f')
+	}
+	const hex = "0123456789abcdef"
+	return append(to, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
 }
 
 // full hashes the block.
@@ -168,7 +160,7 @@ func (h *Hasher) Clone() *Hasher {
 // that are still to come.
 func (h *Hasher) follow() Hasher {
 	c := *h
-	c.tail = append(make([]byte, 0, h.size+slack), h.tail...)
+	c.tail = append(make([]byte, 0, h.size), h.tail...)
 	c.before += int64(len(h.blocks) * h.size)
 	c.blocks = nil
 	return c

@@ -57,7 +57,7 @@ func (c call) canonicalArgs() string {
 		if i > 0 {
 			out += ","
 		}
-		out += `"` + c.kv[i] + `":"` + c.kv[i+1] + `"`
+		out += `"` + string(spelled(c.kv[i])) + `":"` + string(spelled(c.kv[i+1])) + `"`
 	}
 	return out + "}"
 }
@@ -67,9 +67,9 @@ func canonical(tools string, msgs []message) []byte {
 	var b bytes.Buffer
 	for _, t := range modelTools(tools) {
 		b.WriteByte(markTool)
-		b.WriteString(t.Name)
+		b.Write(spelled(t.Name))
 		b.WriteByte(markSep)
-		b.WriteString(t.Description)
+		b.Write(spelled(t.Description))
 		b.WriteByte(markSep)
 		b.Write(t.Parameters)
 	}
@@ -77,10 +77,10 @@ func canonical(tools string, msgs []message) []byte {
 		b.WriteByte(markMessage)
 		b.WriteString(m.role)
 		b.WriteByte(markSep)
-		b.WriteString(m.text)
+		b.Write(spelled(m.text))
 		for _, c := range m.calls {
 			b.WriteByte(markCall)
-			b.WriteString(c.name)
+			b.Write(spelled(c.name))
 			b.WriteByte(markSep)
 			b.WriteString(c.canonicalArgs())
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"runtime"
 	"slices"
 	"time"
@@ -132,11 +133,15 @@ func (m *meter) sample(ctx context.Context, con *contender, c cell, round int, b
 	return s, nil
 }
 
-// takeProfile has a Caddy profile itself for the timed window.
+// takeProfile has a Caddy profile itself for the timed window, and then tell
+// what it has allocated since it started.
 func (m *meter) takeProfile(ctx context.Context, con *contender, c cell, round int) error {
 	if m.profile == "" || con.admin == "" {
 		return nil
 	}
 	file := filepath.Join(m.profile, fmt.Sprintf("%s.%s.%d.pprof", con.name, c.name, round+1))
-	return fetchProfile(ctx, con.admin, max(1, int(m.timed/time.Second)), file)
+	if err := fetchProfile(ctx, con.admin, fmt.Sprintf("profile?seconds=%d", max(1, int(m.timed/time.Second))), file); err != nil {
+		return err
+	}
+	return fetchProfile(ctx, con.admin, "allocs", strings.TrimSuffix(file, ".pprof")+".allocs.pprof")
 }

@@ -259,9 +259,9 @@ func buildCaddy(ctx context.Context, dir string) (string, error) {
 	return file, nil
 }
 
-// fetchProfile has a Caddy profile itself for so many seconds.
-func fetchProfile(ctx context.Context, admin string, seconds int, file string) error {
-	url := fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", admin, seconds)
+// fetchProfile writes one of a Caddy's profiles to a file.
+func fetchProfile(ctx context.Context, admin, profile, file string) error {
+	url := fmt.Sprintf("http://%s/debug/pprof/%s", admin, profile)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
