@@ -290,8 +290,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.reject(w, r, err)
 	}
 	defer rt.finish()
-	out := rt.request(r)
-	rt.err = h.ReverseProxy.ServeHTTP(w, out.WithContext(context.WithValue(out.Context(), routeKey{}, rt)), next)
+	rt.err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
 	rt.returned = true
 	if rt.err == nil || rt.writeHeld(w) {
 		rt.err = nil

@@ -37,6 +37,7 @@ type route struct {
 	targets   []kvscore.Target
 	upstreams []*reverseproxy.Upstream // of targets
 	workers   []*worker                // of targets
+	usual     usualRoom
 	offered   reverseproxy.UpstreamPool
 	rule      modelRule
 	attempt   *attempt
@@ -58,6 +59,14 @@ type route struct {
 	cached   int64 // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in finish: the proxy panicked, as it does to abort
+}
+
+// usualRoom is where a route's lists begin: most pools are not larger.
+type usualRoom struct {
+	targets   [8]kvscore.Target
+	upstreams [8]*reverseproxy.Upstream
+	workers   [8]*worker
+	tried     [4]*worker
 }
 
 // attempt is one try on one worker.
@@ -106,6 +115,8 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	}
 	rt := &route{h: h, pool: h.pool, plan: p, start: start, body: p.body, cached: -1}
 	rt.sel.Rand = random{}
+	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
+	rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]
 	if p.body != nil {
 		p.body = nil // it is the route's, to let go of when it is not needed any more
 		h.pool.bodies.Add(rt.body.size)
@@ -127,10 +138,10 @@ func (rt *route) fallBack(reason string) {
 
 // request returns the request as the proxy gets it.
 func (rt *route) request(r *http.Request) *http.Request {
-	out := *r
+	out := r.WithContext(context.WithValue(r.Context(), routeKey{}, rt))
 	if rt.body == nil {
 		out.Body = rt.plan.stream
-		return &out
+		return out
 	}
 	out.Body, out.ContentLength = http.NoBody, rt.body.size
 	if rt.body.size > 0 {
@@ -142,7 +153,7 @@ func (rt *route) request(r *http.Request) *http.Request {
 		out.Header = maps.Clone(r.Header) // the server's own is shared
 		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))
 	}
-	return &out
+	return out
 }
 
 // selector is the proxy's selection policy. The choice itself is the route's.

@@ -1,6 +1,9 @@
 package kvscore
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Request is what a scheduler must know of a request.
 type Request struct {
@@ -102,7 +105,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 	for _, m := range s.match.Stems {
 		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
 	}
-	sel.Candidates = sel.Candidates[:0]
+	sel.Candidates = slices.Grow(sel.Candidates[:0], len(targets))
 	for _, t := range targets {
 		c := Candidate{Target: t, RequestBlocks: float64(len(r.Blocks)) * scale}
 		if b := s.targets[t]; b != nil { // else it holds nothing, and becomes known when it is booked

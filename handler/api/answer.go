@@ -41,6 +41,7 @@ type Answer struct {
 	think  thinkWatch
 	calls  callState
 	grown  grownText
+	repeat repeat
 }
 
 // NewAnswer returns the observer of one attempt. Stream says what the
@@ -141,13 +142,30 @@ func (a *Answer) event(data []byte) {
 		return
 	}
 	a.bearing = false
-	if !a.req.API.event(a, data, i) {
-		a.steady = false
+	if !a.again(data) {
+		a.read(data, i)
 	}
 	if a.bearing {
 		a.first = true
 		a.chunks++
 	}
+}
+
+// read reads one event's data, which begins at data[i].
+func (a *Answer) read(data []byte, i int) {
+	repeats := a.stream && !a.repeat.off
+	var before outcome
+	if repeats {
+		before = a.outcome()
+		a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
+	}
+	if !a.req.API.event(a, data, i) {
+		a.steady = false
+	}
+	if repeats {
+		a.remember(data, before)
+	}
+	a.repeat.text = nil // it is not ours
 }
 
 // choice reads the object at b[i], an element of choices, and returns the
@@ -160,6 +178,7 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 	if b[i] != '{' {
 		return false
 	}
+	a.repeat.chunk = true
 	c := enter(b, i, 0)
 	for c.next() {
 		switch string(c.key()) {
@@ -229,6 +248,8 @@ func (a *Answer) select0(b []byte, index span) {
 
 // text reads a piece of the answer's text, as it stands between its quotes.
 func (a *Answer) text(raw []byte) {
+	a.repeat.texts++
+	a.repeat.text = raw
 	if len(raw) == 0 {
 		return
 	}

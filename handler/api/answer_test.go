@@ -182,6 +182,40 @@ func TestEndlessAnswerIsBounded(t *testing.T) {
 	}
 }
 
+// TestRepeatsAreRead has streams whose chunks differ in their text alone, or
+// in more, and reads them with and without the short way.
+func TestRepeatsAreRead(t *testing.T) {
+	chunk := func(created, text, rest string) string {
+		return `data: {"id":"c","created":` + created + `,"choices":[{"index":0,"delta":{"content":"` + text + `"}` + rest + `}]}` + "\n\n"
+	}
+	for name, chunks := range map[string][]string{
+		"same":      {chunk("1", "a", ""), chunk("1", "b", ""), chunk("1", "c d", "")},
+		"escapes":   {chunk("1", "a", ""), chunk("1", `b\n`, ""), chunk("1", `\"`, ""), chunk("1", `\\`, ""), chunk("1", "c", "")},
+		"empty":     {chunk("1", "a", ""), chunk("1", "", ""), chunk("1", "b", "")},
+		"ends":      {chunk("1", "a", ""), chunk("1", "b", `,"finish_reason":"stop"`), chunk("1", "c", `,"finish_reason":"stop"`)},
+		"changes":   {chunk("1", "a", ""), chunk("2", "b", ""), chunk("2", "c", ""), chunk("3", "d", "")},
+		"reasoning": {chunk("1", "a", ""), `data: {"id":"c","created":1,"choices":[{"index":0,"delta":{"content":"x","reasoning":"y"}}]}` + "\n\n", chunk("1", "b", "")},
+		"usage":     {chunk("1", "a", `}],"usage":{"prompt_tokens":1},"x":[{"y":1`), chunk("1", "b", `}],"usage":{"prompt_tokens":2},"x":[{"y":1`)},
+		"think":     {chunk("1", "a", ""), chunk("1", "</thi", ""), chunk("1", "nk>", ""), chunk("1", "b", "")},
+	} {
+		r := mustParse(t, chat{}, `{"messages":[{"role":"user","content":"tell me"}]}`)
+		quick, slow := r.NewAnswer(true), r.NewAnswer(true)
+		slow.repeat.off = true
+		for range 3 {
+			for i, c := range chunks {
+				quick.Write([]byte(c))
+				slow.Write([]byte(c))
+				if quick.outcome() != slow.outcome() || quick.Chunks() != slow.Chunks() || !slices.Equal(quick.hash.blocks, slow.hash.blocks) || quick.hash.Bytes() != slow.hash.Bytes() {
+					t.Fatalf("%s: after chunk %d:\n%+v\n%+v", name, i, quick, slow)
+				}
+			}
+		}
+		if name == "same" && quick.repeat.used != 8 {
+			t.Errorf("%d of 8 repeats were taken for such", quick.repeat.used)
+		}
+	}
+}
+
 func FuzzSSE(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(7, 8))}
 	for range 5 {
@@ -200,7 +234,10 @@ func FuzzSSE(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, which uint8, stream []byte) {
 		r := requests[int(which)%len(requests)]
-		one, many := r.NewAnswer(true), r.NewAnswer(true)
+		one, many, slow := r.NewAnswer(true), r.NewAnswer(true), r.NewAnswer(true)
+		slow.repeat.off = true
+		slow.Write(stream)
+		slow.Finish()
 		one.Write(stream)
 		for _, p := range (speller{rand.New(rand.NewPCG(seed, 9))}).reads(stream) {
 			p = slices.Clone(p)
@@ -217,6 +254,9 @@ func FuzzSSE(f *testing.F) {
 		plain.Finish()
 		if plain.Chunks() > 1 {
 			t.Fatalf("%d chunks in a plain answer", plain.Chunks())
+		}
+		if one.FirstToken() != slow.FirstToken() || one.Chunks() != slow.Chunks() || one.outcome() != slow.outcome() || !slices.Equal(one.Prediction(), slow.Prediction()) {
+			t.Fatalf("repeats matter:\n%+v\n%+v", one, slow)
 		}
 		p1, c1, k1 := one.Usage()
 		p2, c2, k2 := many.Usage()

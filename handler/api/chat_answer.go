@@ -86,6 +86,7 @@ func (a *Answer) delta(b []byte, v span) {
 }
 
 func (a *Answer) chatText(raw []byte) {
+	a.repeat.chat = true
 	if a.steady && len(raw) > 0 && (a.calls.open || a.think.saw(raw)) {
 		a.steady = false
 	}
