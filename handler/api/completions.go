@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/binary"
 	"math"
+	"math/bits"
 
 	"github.com/zeebo/xxh3"
 )
@@ -134,6 +135,19 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 	}
 	fill := 0
 	for i := v.start + 1; ; {
+		for hash && i+8 <= len(b) {
+			id, digits := short8(binary.LittleEndian.Uint64(b[i:]))
+			if digits-1 >= 7 || b[i+digits] != ',' {
+				break
+			}
+			i += digits + 1
+			n++
+			binary.LittleEndian.PutUint32(block[fill:], uint32(id))
+			if fill += 4; fill == len(block) {
+				blocks = append(blocks, xxh3.HashSeed(block, tokenSeed))
+				fill = 0
+			}
+		}
 		if b[i] <= ' ' {
 			i = skipSpace(b, i)
 		}
@@ -203,4 +217,17 @@ func completionChoice(a *Answer, b []byte, i int) int {
 	}
 	a.finishReason(b, finish)
 	return c.i
+}
+
+// short8 reads the number that eight bytes of text begin with, if it has fewer
+// digits than that; digits is 0 if there is none, and 8 if there are more.
+func short8(x uint64) (n uint64, digits int) {
+	x ^= 0x3030303030303030
+	// the first byte that is no digit has something in its upper half, or gets it
+	other := (x | x + 0x0606060606060606) & 0xF0F0F0F0F0F0F0F0
+	digits = bits.TrailingZeros64(other) >> 3
+	x <<= (64 - 8*uint(digits)) & 63 // the last digit is the last byte now
+	x = (x*10 + x>>8) & 0x00FF00FF00FF00FF
+	x = (x*100 + x>>16) & 0x0000FFFF0000FFFF
+	return (x*10000 + x>>32) & 0xFFFFFFFF, digits
 }
