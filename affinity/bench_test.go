@@ -19,10 +19,36 @@ func filled(b *testing.B, n int) (*Ristretto, []string) {
 	return r, sessions
 }
 
+// BenchmarkGet gets bindings and slides their time to live.
 func BenchmarkGet(b *testing.B) {
-	r, sessions := filled(b, 100_000)
+	for _, n := range []int{1_000, 100_000} {
+		b.Run(fmt.Sprintf("%dsessions", n), func(b *testing.B) {
+			r, sessions := filled(b, n)
+			for i := 0; b.Loop(); i++ {
+				r.Get(sessions[i%len(sessions)])
+			}
+		})
+	}
+}
+
+// BenchmarkBind binds sessions that are new, into a store with room.
+func BenchmarkBind(b *testing.B) {
+	r := open(b, Options{MaxSessions: 10_000_000, MaxBytes: 8 << 30})
+	sessions := make([]string, 0, 1<<20)
+	for i := range cap(sessions) {
+		sessions = append(sessions, fmt.Sprintf("session-%028d", i))
+	}
+	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		r.Get(sessions[i%len(sessions)])
+		session := sessions[i%len(sessions)]
+		if i >= len(sessions) {
+			b.StopTimer()
+			r.Remove(session)
+			b.StartTimer()
+		}
+		if _, ok, err := r.CompareAndSwap(session, 0, on(1), time.Hour, RouterOnly); !ok || err != nil {
+			b.Fatal(ok, err)
+		}
 	}
 }
 

@@ -58,7 +58,7 @@ type Options struct {
 type Ristretto struct {
 	cache   *ristretto.Cache[uint64, *entry]
 	hash    func(session string) uint64
-	clock   func() time.Time
+	clock   func() time.Time // nil for the process's own
 	start   time.Time
 	version atomic.Uint64
 	queue   *queue
@@ -94,8 +94,9 @@ type paddedRWMutex struct {
 // NewRistretto returns an empty store. Whoever owns it must Close it. The
 // error is ristretto's refusal of its settings.
 func NewRistretto(o Options) (*Ristretto, error) {
-	if o.Clock == nil {
-		o.Clock = time.Now
+	start := time.Now()
+	if o.Clock != nil {
+		start = o.Clock()
 	}
 	if o.Sweep <= 0 {
 		o.Sweep = DefaultSweep
@@ -107,7 +108,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 		// Seeded, so that a client cannot choose ids that collide.
 		hash:  func(session string) uint64 { return maphash.String(seed, session) },
 		clock: o.Clock,
-		start: o.Clock(),
+		start: start,
 		stop:  make(chan struct{}),
 		swept: make(chan struct{}),
 	}
@@ -165,6 +166,9 @@ func (r *Ristretto) onEvict(item *ristretto.Item[*entry]) {
 
 // now returns the nanoseconds since the store was made.
 func (r *Ristretto) now() int64 {
+	if r.clock == nil {
+		return int64(time.Since(r.start)) // it reads one clock where time.Now reads two
+	}
 	return int64(r.clock().Sub(r.start))
 }
 
@@ -209,9 +213,9 @@ func (r *Ristretto) read(session string, slide bool) (Binding, bool) {
 	if !ok {
 		return Binding{}, false
 	}
-	defer g.RUnlock()
 	e := r.find(h, session)
 	if e == nil {
+		g.RUnlock()
 		return Binding{}, false
 	}
 	now := r.now()
@@ -222,12 +226,14 @@ func (r *Ristretto) read(session string, slide bool) (Binding, bool) {
 		}
 		b := r.binding(e)
 		e.mu.Unlock()
+		g.RUnlock()
 		return b, true
 	}
 	e.mu.Unlock()
 	if r.expire(e, now) {
 		r.detach(e)
 	}
+	g.RUnlock()
 	return Binding{}, false
 }
 

@@ -80,6 +80,7 @@ func BenchmarkPlan(b *testing.B) {
 				if err != nil || len(p.score.Blocks) == 0 {
 					b.Fatal(p, err)
 				}
+				p.body.done()
 			}
 		})
 	}

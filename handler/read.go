@@ -25,7 +25,7 @@ func readBody(body io.Reader, length, limit int64) (all *buffer, whole io.Reader
 		size = 16 << 10
 	}
 	// one byte more than announced, so that EOF is seen without growing
-	b := newBuffer(min(size, firstRead) + 1)
+	b := newBuffer(min(size+1, firstRead))
 	for {
 		n, err := body.Read(b.data[len(b.data):cap(b.data)])
 		b.data = b.data[:len(b.data)+n]

@@ -200,11 +200,28 @@ func (rt *route) writeHeld(w http.ResponseWriter) bool {
 	rt.held = heldAnswer{}
 	defer h.resp.Body.Close()
 	rt.label(h.resp.Header, h.attempt)
-	maps.Copy(w.Header(), h.resp.Header)
+	forward(w.Header(), h.resp.Header)
 	w.WriteHeader(h.resp.StatusCode)
 	rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
 	_, _ = io.Copy(w, rt.answer)
 	return true
+}
+
+// forward copies an answer's header but for what concerns one connection only
+// (RFC 9110, 7.6.1).
+func forward(to, from http.Header) {
+	maps.Copy(to, from)
+	for _, names := range from["Connection"] {
+		for name := range strings.SplitSeq(names, ",") {
+			to.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range []string{
+		"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	} {
+		to.Del(name)
+	}
 }
 
 // release lets go of an answer that was held back.

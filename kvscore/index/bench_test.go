@@ -39,6 +39,12 @@ func BenchmarkMatch(b *testing.B) {
 	}
 	bench("full-8192x64", full, long)
 
+	middle := declared(64)
+	for i := range 64 { // a run for each holder
+		middle.Touch(i, 1, long[:32*(i+1)], 16_000)
+	}
+	bench("skewed-2048x64", middle, long[:2048])
+
 	skewed := declared(64)
 	for i := range 64 {
 		skewed.Touch(i, 1, long[:128*(i+1)], 16_000)
