@@ -56,7 +56,7 @@ func (rt *route) ruleFor(pool reverseproxy.UpstreamPool) modelRule {
 	}
 	rule := anyWorker
 	for _, up := range pool {
-		switch yes, known := rt.pool.worker(up.Dial).serves(rt.plan.model); {
+		switch yes, known := rt.worker(up).serves(rt.plan.model); {
 		case yes:
 			return onlyKnown
 		case !known:
@@ -82,6 +82,9 @@ func (h *Handler) nobodyServes(model string) bool {
 		return false
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
+		if strings.Contains(up.Dial, "{") {
+			return false
+		}
 		set := h.pool.worker(up.Dial).configured.Load()
 		if set == nil || (*set)[model] {
 			return false

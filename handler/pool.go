@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,7 +146,9 @@ func (p *pool) apply(s *poolSettings) bool {
 		w.configure(set)
 	}
 	for dial := range s.upstreams {
-		p.declare(dial)
+		if !strings.Contains(dial, "{") {
+			p.declare(dial)
+		}
 	}
 	return !reflect.DeepEqual(old, s)
 }

@@ -251,7 +251,7 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 			if !up.Available() {
 				continue
 			}
-			w := rt.pool.worker(up.Dial)
+			w := rt.worker(up)
 			w.seen.Store(t.Unix())
 			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue
@@ -273,11 +273,20 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 	return false
 }
 
+// worker returns the worker behind an upstream. Placeholders in its address may
+// stand for another one with each request.
+func (rt *route) worker(up *reverseproxy.Upstream) *worker {
+	if strings.Contains(up.Dial, "{") {
+		return rt.pool.worker(rt.repl.ReplaceAll(up.Dial, ""))
+	}
+	return rt.pool.worker(up.Dial)
+}
+
 // workersOffered returns the workers behind the upstreams that the proxy has.
 func (rt *route) workersOffered() []*worker {
 	list := make([]*worker, 0, len(rt.offered))
 	for _, up := range rt.offered {
-		list = append(list, rt.pool.worker(up.Dial))
+		list = append(list, rt.worker(up))
 	}
 	return list
 }
@@ -288,7 +297,7 @@ func (rt *route) otherLeft() bool {
 		if !up.Available() {
 			continue
 		}
-		if w := rt.pool.worker(up.Dial); !slices.Contains(rt.tried, w) && rt.fits(w) {
+		if w := rt.worker(up); !slices.Contains(rt.tried, w) && rt.fits(w) {
 			return true
 		}
 	}

@@ -144,3 +144,25 @@ func TestDynamicUpstreamsKeepTheirIdentity(t *testing.T) {
 	}
 	s.booksAtZero(t)
 }
+
+// TestPlaceholderStandsForSeveralWorkers has one upstream whose address is said
+// by each request: what is known of one engine is not said of the other.
+func TestPlaceholderStandsForSeveralWorkers(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, "kv_router {http.request.header.X-Dial} {\nresponse_headers X-KV-\n}")
+	c := ask(strings.Repeat("some words ", 300))
+	for i, want := range []struct {
+		engine int
+		warm   bool
+	}{{0, false}, {0, true}, {1, false}, {1, true}, {0, true}} {
+		e := engines[want.engine]
+		a := s.mustChat(t, c, "X-Dial", e.Addr())
+		if a.engine() != e.Name() {
+			t.Errorf("request %d reached %s, want %s", i, a.engine(), e.Name())
+		}
+		if warm := a.header.Get("X-KV-Overlap-Blocks") != "0"; warm != want.warm {
+			t.Errorf("request %d: overlap %s blocks, want some: %v", i, a.header.Get("X-KV-Overlap-Blocks"), want.warm)
+		}
+	}
+	s.booksAtZero(t)
+}
