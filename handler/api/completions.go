@@ -224,7 +224,7 @@ func completionChoice(a *Answer, b []byte, i int) int {
 func short8(x uint64) (n uint64, digits int) {
 	x ^= 0x3030303030303030
 	// the first byte that is no digit has something in its upper half, or gets it
-	other := (x | x + 0x0606060606060606) & 0xF0F0F0F0F0F0F0F0
+	other := (x | (x + 0x0606060606060606)) & 0xF0F0F0F0F0F0F0F0
 	digits = bits.TrailingZeros64(other) >> 3
 	x <<= (64 - 8*uint(digits)) & 63 // the last digit is the last byte now
 	x = (x*10 + x>>8) & 0x00FF00FF00FF00FF
