@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"encoding/json"
 	"math"
 	"strconv"
 
@@ -36,6 +37,9 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //	kv_router [<matcher>] [<upstreams...>] {
 //		pool <name>
 //		policy <name> {
+//			<options of the policy>
+//		}
+//		shadow <name> {
 //			<options of the policy>
 //		}
 //		worker <dial>|* {
@@ -105,7 +109,9 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 	case "response_headers":
 		return stringArg(d, &h.ResponseHeaders)
 	case "policy":
-		return h.unmarshalPolicy(d)
+		return unmarshalPolicy(d, &h.PolicyRaw)
+	case "shadow":
+		return unmarshalPolicy(d, &h.ShadowRaw)
 	case "worker":
 		return h.unmarshalWorker(d)
 	case "index":
@@ -133,7 +139,8 @@ func (h *Handler) unmarshalProxy(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-func (h *Handler) unmarshalPolicy(d *caddyfile.Dispenser) error {
+// unmarshalPolicy reads a policy's name and its options.
+func unmarshalPolicy(d *caddyfile.Dispenser, to *json.RawMessage) error {
 	if !d.NextArg() {
 		return d.ArgErr()
 	}
@@ -142,7 +149,7 @@ func (h *Handler) unmarshalPolicy(d *caddyfile.Dispenser) error {
 	if err != nil {
 		return err
 	}
-	h.PolicyRaw = caddyconfig.JSONModuleObject(mod, "policy", name, nil)
+	*to = caddyconfig.JSONModuleObject(mod, "policy", name, nil)
 	return nil
 }
 

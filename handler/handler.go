@@ -66,6 +66,11 @@ type Handler struct {
 	// The policy that chooses among the workers. Default: `dynamo`.
 	PolicyRaw json.RawMessage `json:"policy,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
 
+	// A policy that decides beside the active one, on the same state of the
+	// workers, and steers nothing. How often both agree is counted; where they
+	// differ, both choices are logged at level debug. Default: none.
+	ShadowRaw json.RawMessage `json:"shadow,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
+
 	// Settings of workers, by their dial address. One with the address `*`
 	// gives the defaults of all.
 	Workers []*Worker `json:"workers,omitempty"`
@@ -100,6 +105,7 @@ type Handler struct {
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
+	shadow     *shadow // nil if none is configured
 	keys       []sessionKey
 	settings   *poolSettings
 	config     *sharedSettings // those of all handlers that name the pool
@@ -195,6 +201,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	registry := ctx.GetMetricsRegistry()
 	h.metrics = registerMetrics(registry, h.logger)
 	h.figures = h.metrics.of(h.Pool)
+	if err := h.loadShadow(ctx); err != nil {
+		return err
+	}
 	value, _, err := pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return newPool(h.Pool, h.settings.withDefaults()) })
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)

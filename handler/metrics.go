@@ -12,6 +12,7 @@ import (
 // survive reloads, and registered with each configuration's registry.
 type metrics struct {
 	requests, retries, fallbacks *prometheus.CounterVec
+	shadow, shadowFaults         *prometheus.CounterVec
 	ttft, itl                    *prometheus.HistogramVec
 	inputTokens, outputTokens    *prometheus.HistogramVec
 	predictedHits, reportedHits  *prometheus.HistogramVec
@@ -67,6 +68,8 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
 		retries:       counter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "pool", "worker", "reason"),
 		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
+		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
+		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
 		inputTokens:   histogram("input_tokens", "Prompt tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 128000, 12)),
@@ -81,7 +84,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
-		m.requests, m.retries, m.fallbacks, m.ttft, m.itl, m.inputTokens, m.outputTokens,
+		m.requests, m.retries, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
 		m.predictedHits, m.reportedHits, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError

@@ -203,6 +203,7 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 	case api.Text:
 		perToken := ratios.BytesPerToken(req.Model)
 		p.score.BlockTokens = float64(set.textBlock) / perToken
+		p.score.NominalBlockTokens = float64(set.textBlock) / kvscore.DefaultBytesPerToken
 		p.score.Tokens = int64(float64(req.Bytes)/perToken) + req.MediaTokens
 	case api.None:
 		p.fallback = fallbackNoPrompt

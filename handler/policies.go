@@ -17,6 +17,9 @@ func init() {
 	caddy.RegisterModule(Dynamo{})
 	caddy.RegisterModule(RoundRobin{})
 	caddy.RegisterModule(LeastLoad{})
+	caddy.RegisterModule(Random{})
+	caddy.RegisterModule(PowerOfTwo{})
+	caddy.RegisterModule(PrefixHash{})
 }
 
 func (h *Handler) loadPolicy(ctx caddy.Context) error {
@@ -25,16 +28,22 @@ func (h *Handler) loadPolicy(ctx caddy.Context) error {
 		h.policy = p
 		return p.Provision(ctx)
 	}
-	mod, err := ctx.LoadModule(h, "PolicyRaw")
+	var err error
+	h.policy, err = h.policyOf(ctx, "PolicyRaw")
+	return err
+}
+
+// policyOf loads the policy of one of the handler's fields.
+func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, error) {
+	mod, err := ctx.LoadModule(h, field)
 	if err != nil {
-		return fmt.Errorf("loading policy: %w", err)
+		return nil, fmt.Errorf("loading policy: %w", err)
 	}
 	p, ok := mod.(kvscore.Policy)
 	if !ok {
-		return fmt.Errorf("policy %T does not choose: it is no kvscore.Policy", mod)
+		return nil, fmt.Errorf("policy %T does not choose: it is no kvscore.Policy", mod)
 	}
-	h.policy = p
-	return nil
+	return p, nil
 }
 
 // Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options
@@ -236,6 +245,33 @@ func (LeastLoad) CaddyModule() caddy.ModuleInfo {
 // UnmarshalCaddyfile sets up the policy, which has no options.
 func (LeastLoad) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
 
+// Random takes any worker, each as likely as the others.
+type Random struct {
+	kvscore.Random `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (Random) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".random", New: func() caddy.Module { return new(Random) }}
+}
+
+// UnmarshalCaddyfile sets up the policy, which has no options.
+func (Random) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
+
+// PowerOfTwo draws two workers and takes the one with fewer active requests;
+// with the same number, the one with fewer prompt tokens still to be computed.
+type PowerOfTwo struct {
+	kvscore.PowerOfTwo `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (PowerOfTwo) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".power_of_two", New: func() caddy.Module { return new(PowerOfTwo) }}
+}
+
+// UnmarshalCaddyfile sets up the policy, which has no options.
+func (PowerOfTwo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
+
 func noOptions(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	if d.NextArg() || d.NextBlock(0) {
@@ -249,7 +285,11 @@ var (
 	_ kvscore.Policy        = (*Dynamo)(nil)
 	_ kvscore.Policy        = (*RoundRobin)(nil)
 	_ kvscore.Policy        = (*LeastLoad)(nil)
+	_ kvscore.Policy        = (*Random)(nil)
+	_ kvscore.Policy        = (*PowerOfTwo)(nil)
 	_ caddyfile.Unmarshaler = (*Dynamo)(nil)
 	_ caddyfile.Unmarshaler = (*RoundRobin)(nil)
 	_ caddyfile.Unmarshaler = (*LeastLoad)(nil)
+	_ caddyfile.Unmarshaler = (*Random)(nil)
+	_ caddyfile.Unmarshaler = (*PowerOfTwo)(nil)
 )

@@ -238,6 +238,9 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	rt.attempt, rt.last = a, rt.upstreams[i]
 	rt.tried = append(rt.tried, a.worker)
 	rt.show(a)
+	if rt.h.shadow != nil && bound < 0 && rt.plan.request != nil {
+		rt.h.shadow.compare(rt, i)
+	}
 	return rt.last
 }
 

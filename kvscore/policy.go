@@ -5,7 +5,7 @@ type Policy interface {
 	// Choose returns the position in s.Candidates of the chosen target, and
 	// leaves in each candidate's Cost what it compared, where it compares
 	// costs. s.Candidates is never empty. Choose is called by many goroutines
-	// at once, and must not keep s.
+	// at once, and must neither keep s nor what it points to.
 	Choose(s *Selection) int
 }
 
@@ -23,6 +23,17 @@ type Selection struct {
 	// Tokens is the length of the prompt in tokens, known or estimated. It is
 	// 0 where nothing is known about the prompt.
 	Tokens int64
+	// Root identifies what prompts must have in common to share blocks at all:
+	// model, LoRA, salt, kind of content.
+	Root uint64
+	// Blocks are the content hashes of the prompt's full blocks in order, none
+	// where nothing is known about the prompt. They are the request's own and
+	// must not be changed.
+	Blocks []uint64
+	// NominalBlockTokens is the number of tokens in one of Blocks, as it was
+	// assumed before anything was learned: while prompts are compared by the
+	// same blocks, it does not change.
+	NominalBlockTokens float64
 	// BlockSize is the number of tokens in one KV block, in which the
 	// candidates' blocks are counted.
 	BlockSize int

@@ -15,6 +15,9 @@ type Request struct {
 	// BlockTokens is the number of tokens in one of Blocks, estimated where
 	// they are blocks of text.
 	BlockTokens float64
+	// NominalBlockTokens is the same before anything was learned, for choices
+	// that must not change with what is learned. 0 stands for BlockTokens.
+	NominalBlockTokens float64
 	// Tokens is the length of the prompt, known or estimated.
 	Tokens int64
 	// Streamed says that the first token will be seen when it comes. The
@@ -101,6 +104,10 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 	scale := r.BlockTokens / block // KV blocks in one of the request's blocks
 	s.index.Match(r.Root, r.Blocks, &s.match)
 	sel.Tokens, sel.BlockSize = r.Tokens, s.settings.BlockSize
+	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
+	if sel.NominalBlockTokens == 0 {
+		sel.NominalBlockTokens = r.BlockTokens
+	}
 	sel.Stems = sel.Stems[:0]
 	for _, m := range s.match.Stems {
 		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})

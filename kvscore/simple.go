@@ -36,3 +36,33 @@ func lessLoaded(a, b *Candidate) bool {
 	}
 	return a.PromptBlocks+a.OutputBlocks < b.PromptBlocks+b.OutputBlocks
 }
+
+// Random takes any candidate, each with the same probability.
+type Random struct{}
+
+// Choose implements Policy.
+func (Random) Choose(s *Selection) int { return s.Rand.IntN(len(s.Candidates)) }
+
+// PowerOfTwo draws two different candidates and takes the one with fewer
+// active requests; with the same number, the one with fewer prefill tokens
+// booked, then with fewer active blocks. It leaves the requests of these two
+// as their cost.
+type PowerOfTwo struct{}
+
+// Choose implements Policy.
+func (PowerOfTwo) Choose(s *Selection) int {
+	n := len(s.Candidates)
+	if n == 1 {
+		return 0
+	}
+	i, j := s.Rand.IntN(n), s.Rand.IntN(n-1)
+	if j >= i {
+		j++ // over the one that is drawn already
+	}
+	a, b := &s.Candidates[i], &s.Candidates[j]
+	a.Cost, b.Cost = float64(a.Requests), float64(b.Requests)
+	if lessLoaded(b, a) {
+		return j
+	}
+	return i // the first drawn, where both are as loaded: that is even
+}

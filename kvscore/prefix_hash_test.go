@@ -1,0 +1,313 @@
+package kvscore
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+)
+
+// asked returns a selection of a prompt among idle targets 1 to n.
+func asked(n int, root uint64, blocks ...uint64) *Selection {
+	s := &Selection{
+		Root: root, Blocks: blocks, NominalBlockTokens: 16, BlockSize: 16,
+		Tokens: int64(len(blocks)) * 16, Rand: seeded(1),
+	}
+	for _, t := range targets(n) {
+		s.Candidates = append(s.Candidates, Candidate{Target: t})
+	}
+	return s
+}
+
+// chosen returns the target that p chooses.
+func chosen(p Policy, s *Selection) Target { return s.Candidates[p.Choose(s)].Target }
+
+func TestPrefixHashGoesByTheBeginning(t *testing.T) {
+	p := &PrefixHash{}
+	others := 0
+	for i := range uint64(100) {
+		blocks := distinct(i, 40)
+		home := chosen(p, asked(8, 1, blocks...))
+		later := append(slices.Clone(blocks[:16]), distinct(i+1000, 90)...)
+		if got := chosen(p, asked(8, 1, later...)); got != home {
+			t.Errorf("prompt %d: %s has the first 256 tokens, %s another prompt with the same", i, home, got)
+		}
+		reversed := asked(8, 1, blocks...)
+		slices.Reverse(reversed.Candidates)
+		if got := chosen(p, reversed); got != home {
+			t.Errorf("prompt %d: the order of the candidates matters", i)
+		}
+		for _, s := range []*Selection{asked(8, 2, blocks...), asked(8, 1, blocks[1:]...), asked(8, 1, blocks[:15]...)} {
+			if chosen(p, s) != home {
+				others++
+			}
+		}
+	}
+	if others < 220 { // 7/8 of 300
+		t.Errorf("of 300 other beginnings %d are elsewhere, want about 262", others)
+	}
+}
+
+func TestPrefixHashLengthOfTheBeginning(t *testing.T) {
+	blocks := upTo(100)
+	for _, v := range []struct {
+		tokens int
+		block  float64
+		want   int
+	}{{0, 16, 16}, {256, 16, 16}, {512, 16, 32}, {1, 16, 1}, {256, 12.8, 20}, {256, 1024, 1}, {1 << 40, 16, 100}, {256, 0, 100}} {
+		p := &PrefixHash{Tokens: v.tokens}
+		s := asked(2, 1, blocks...)
+		s.NominalBlockTokens = v.block
+		whole := p.prefix(s)
+		for n := range blocks {
+			changed := slices.Clone(blocks)
+			changed[n] ^= 1 << 40
+			s.Blocks = changed
+			if differs := p.prefix(s) != whole; differs != (n < v.want) {
+				t.Errorf("%d tokens in blocks of %v: block %d counts: %v, want the first %d to count", v.tokens, v.block, n, differs, v.want)
+			}
+		}
+	}
+}
+
+// What is learned of the text's tokens must not move a prompt.
+func TestPrefixHashIgnoresTheLearnedRatio(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(8)
+	sel := &Selection{Rand: seeded(1)}
+	for i := range uint64(50) {
+		r := &Request{Root: 1, Blocks: distinct(i, 40), BlockTokens: 16, NominalBlockTokens: 16}
+		home, l := s.Select(epoch, r, ts, -1, &PrefixHash{}, sel)
+		l.End(true, nil)
+		r.BlockTokens = 16 * (0.5 + float64(i)/25)
+		again, l := s.Select(epoch, r, ts, -1, &PrefixHash{}, sel)
+		l.End(true, nil)
+		if again != home {
+			t.Errorf("with %v tokens a block it moves from %d to %d", r.BlockTokens, home, again)
+		}
+	}
+}
+
+func TestPrefixHashMovesNoMoreThanItMust(t *testing.T) {
+	const prompts, n = 4000, 10
+	p := &PrefixHash{}
+	home := make([]Target, prompts)
+	have := make(map[Target]int)
+	for i := range home {
+		home[i] = chosen(p, asked(n, 1, uint64(i)))
+		have[home[i]]++
+	}
+	for target, k := range have {
+		if k < 320 || k > 480 { // four standard deviations
+			t.Errorf("%s has %d of %d prompts, want about %d", target, k, prompts, prompts/n)
+		}
+	}
+	gone, moved := targets(n)[3], make(map[Target]int)
+	for i := range home {
+		s := asked(n, 1, uint64(i))
+		s.Candidates = slices.DeleteFunc(s.Candidates, func(c Candidate) bool { return c.Target == gone })
+		switch got := chosen(p, s); {
+		case home[i] == gone:
+			moved[got]++
+		case got != home[i]:
+			t.Fatalf("prompt %d was not on the target that went, and moved from %s to %s", i, home[i], got)
+		}
+	}
+	if len(moved) != n-1 {
+		t.Errorf("what the target had goes to %d others, want all: %v", len(moved), moved)
+	}
+	took := 0
+	for i := range home {
+		switch got := chosen(p, asked(n+1, 1, uint64(i))); {
+		case got.Worker == n+1:
+			took++
+		case got != home[i]:
+			t.Fatalf("prompt %d moved from %s to %s, which was there before", i, home[i], got)
+		}
+	}
+	if took < 290 || took > 440 {
+		t.Errorf("the new target takes %d of %d prompts, want about %d", took, prompts, prompts/(n+1))
+	}
+}
+
+// Ranks of one worker are targets of their own.
+func TestPrefixHashSpreadsOverRanks(t *testing.T) {
+	have := make(map[Target]int)
+	for i := range uint64(800) {
+		s := asked(2, 1, i)
+		for rank := range uint32(8) {
+			s.Candidates = append(s.Candidates[:rank], Candidate{Target: Target{Worker: 1, Rank: rank}})
+		}
+		have[chosen(&PrefixHash{}, s)]++
+	}
+	for target, k := range have {
+		if k < 60 || k > 140 {
+			t.Errorf("%s has %d of 800", target, k)
+		}
+	}
+	if len(have) != 8 {
+		t.Errorf("%d of 8 ranks are used", len(have))
+	}
+}
+
+// The bound holds after every booking as long as nothing ends, and the one who
+// is chosen is the first in order below it.
+func TestPrefixHashKeepsTheBound(t *testing.T) {
+	for _, factor := range []float64{0, 1, 1.1, 1.25, 2} {
+		p := &PrefixHash{LoadFactor: factor}
+		bound := factor
+		if factor == 0 {
+			bound = 1.25
+		}
+		rnd := seeded(9)
+		for range 300 {
+			n := 1 + rnd.IntN(9)
+			few := 1 + rnd.IntN(3) // beginnings, some of which all ask for
+			s := asked(n, 1, 0)
+			for all := 1; all < 60; all++ {
+				s.Blocks[0] = uint64(rnd.IntN(few))
+				i := p.Choose(s)
+				if c := s.Candidates[i].Requests + 1; float64(c) > math.Ceil(bound*float64(all)/float64(n)) {
+					t.Fatalf("factor %v: %d of %d requests on one of %d targets", factor, c, all, n)
+				}
+				s.Candidates[i].Requests++
+			}
+		}
+	}
+}
+
+// A full target's prompts go to the second in their order, always the same,
+// and whatever loads there are, somebody is below the bound.
+func TestPrefixHashGoesToTheNextInOrder(t *testing.T) {
+	p := &PrefixHash{}
+	rnd := seeded(10)
+	for i := range uint64(300) {
+		s := asked(6, 1, i)
+		home := p.Choose(s)
+		s.Candidates[home].Requests = 2
+		second := p.Choose(s)
+		if second == home {
+			t.Fatal("a target above the bound was chosen")
+		}
+		without := asked(6, 1, i)
+		without.Candidates = slices.Delete(without.Candidates, home, home+1)
+		if got, want := s.Candidates[second].Target, chosen(p, without); got != want {
+			t.Errorf("prompt %d goes to %s, want %s, the next in order", i, got, want)
+		}
+		all := 1
+		for j := range s.Candidates {
+			s.Candidates[j].Requests = rnd.IntN(50)
+			all += s.Candidates[j].Requests
+		}
+		if got := s.Candidates[p.Choose(s)].Requests + 1; float64(got) > math.Ceil(1.25*float64(all)/6) {
+			t.Errorf("a target with %d of %d requests was chosen", got, all)
+		}
+	}
+}
+
+func TestPrefixHashWithoutBlocks(t *testing.T) {
+	for _, p := range []*PrefixHash{{}, {LoadFactor: 1e-9}} { // nobody is below such a bound
+		s := asked(3, 7)
+		if p.LoadFactor != 0 {
+			s.Blocks = upTo(3)
+		}
+		s.Candidates[0].Requests, s.Candidates[1].Requests, s.Candidates[2].Requests = 3, 4, 2
+		if i := p.Choose(s); i != 2 || s.Candidates[1].Cost != 4 {
+			t.Errorf("chose %d with costs of %+v, want the least loaded", i, s.Candidates)
+		}
+	}
+}
+
+func TestRandomIsUniform(t *testing.T) {
+	for _, n := range []int{1, 2, 7} {
+		for i, k := range counts(Random{}, asked(n, 1), 7000) {
+			if want := 7000 / n; k < want*9/10 || k > want*11/10 {
+				t.Errorf("candidate %d of %d was chosen %d times of 7000", i, n, k)
+			}
+		}
+	}
+}
+
+// Of n targets of which no two are as loaded, the one that k others are better
+// than is chosen when it is drawn with one of the n−1−k worse ones.
+func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
+	const n, times = 5, 40_000
+	s := asked(n, 1)
+	for i := range s.Candidates {
+		s.Candidates[i].Requests = []int{2, 1, 1, 2, 3}[i]
+		s.Candidates[i].PrefillTokens = []int64{100, 0, 50, 200, 0}[i]
+	}
+	order := []int{1, 2, 0, 3, 4}
+	got := counts(PowerOfTwo{}, s, times)
+	for k, i := range order {
+		want := times * 2 * (n - 1 - k) / (n * (n - 1))
+		if math.Abs(float64(got[i]-want)) > times/100 {
+			t.Errorf("candidate %d, in place %d, was chosen %d times, want about %d", i, k, got[i], want)
+		}
+	}
+	if got[4] != 0 {
+		t.Errorf("the most loaded one was chosen %d times: one was drawn twice", got[4])
+	}
+	for i, k := range counts(PowerOfTwo{}, asked(n, 1), times) {
+		if math.Abs(float64(k-times/n)) > times/100 {
+			t.Errorf("idle candidate %d was chosen %d times of %d", i, k, times)
+		}
+	}
+	if i := (PowerOfTwo{}).Choose(asked(1, 1)); i != 0 {
+		t.Errorf("chose %d of one", i)
+	}
+	s = asked(3, 1)
+	s.Candidates[0].Requests, s.Candidates[1].Requests, s.Candidates[2].Requests = 5, 5, 5
+	PowerOfTwo{}.Choose(s)
+	costs := 0.0
+	for _, c := range s.Candidates {
+		costs += c.Cost
+	}
+	if costs != 10 {
+		t.Errorf("the costs add up to %v, want those of two", costs)
+	}
+}
+
+// TestSelectionKnowsThePrompt looks at what a policy is told by the scheduler.
+func TestSelectionKnowsThePrompt(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(2)
+	for _, nominal := range []float64{0, 20} {
+		r := &Request{Root: 77, Blocks: upTo(5), BlockTokens: 13, NominalBlockTokens: nominal}
+		_, l := s.Select(epoch, r, ts, -1, choose(func(s *Selection) int {
+			if want := max(nominal, 13); s.Root != 77 || !slices.Equal(s.Blocks, upTo(5)) || s.NominalBlockTokens != want {
+				t.Errorf("root %d, blocks %v of %v tokens, want %v", s.Root, s.Blocks, s.NominalBlockTokens, want)
+			}
+			return 0
+		}), &Selection{})
+		l.End(true, nil)
+	}
+}
+
+// simplePolicies are those without a cost function, among 64 loaded targets.
+func simplePolicies() (map[string]Policy, *Selection) {
+	s := asked(64, 1, upTo(250)...)
+	for i := range s.Candidates {
+		s.Candidates[i].Requests, s.Candidates[i].PrefillTokens = i%9, int64(i*37%900)
+	}
+	return map[string]Policy{"random": Random{}, "power_of_two": PowerOfTwo{}, "prefix_hash": &PrefixHash{}}, s
+}
+
+func TestSimplePoliciesDoNotAllocate(t *testing.T) {
+	policies, s := simplePolicies()
+	for name, p := range policies {
+		if n := testing.AllocsPerRun(100, func() { p.Choose(s) }); n != 0 {
+			t.Errorf("%s: %v allocations a choice", name, n)
+		}
+	}
+}
+
+func BenchmarkChooseSimple(b *testing.B) {
+	policies, s := simplePolicies()
+	for _, name := range []string{"random", "power_of_two", "prefix_hash"} {
+		b.Run(fmt.Sprintf("%s/%dtargets", name, len(s.Candidates)), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				policies[name].Choose(s)
+			}
+		})
+	}
+}

@@ -1,0 +1,242 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+func init() { caddy.RegisterModule(new(faulty)) }
+
+// faulty is a policy of somebody else's: it spoils what it is given, and then
+// chooses nothing, or panics.
+type faulty struct {
+	// Fault is negative, high, truncates or panics.
+	Fault string `json:"fault"`
+}
+
+func (*faulty) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.kv_router.policies.faulty", New: func() caddy.Module { return new(faulty) }}
+}
+
+func (f *faulty) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	d.Args(&f.Fault)
+	return nil
+}
+
+func (f *faulty) Choose(s *kvscore.Selection) int {
+	for i := range s.Candidates {
+		s.Candidates[i] = kvscore.Candidate{Cost: -1, Requests: 1 << 30}
+	}
+	slices.Reverse(s.Candidates)
+	switch f.Fault {
+	case "negative":
+		return -1
+	case "high":
+		return len(s.Candidates)
+	case "truncates":
+		s.Candidates = s.Candidates[:1]
+		return 0
+	}
+	panic(f.Fault)
+}
+
+// TestEachPolicyServes holds interleaved conversations through each of the
+// policies: all are served, by all engines, and nothing stays booked.
+func TestEachPolicyServes(t *testing.T) {
+	for _, policy := range []string{
+		"random", "power_of_two", "prefix_hash",
+		"prefix_hash {\nprefix_tokens 64\nload_factor 2\n}",
+	} {
+		t.Run(strings.Fields(policy)[0], func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{FirstToken: 5 * time.Millisecond})
+			s := startCaddy(t, route(engines, "policy "+policy))
+			convs := newConversations(40, 21)
+			s.converse(t, convs, 4, true, "")
+			counts, top := spread(engines)
+			t.Logf("requests %v, most %.2f of the mean; %.0f %% of later turns kept their engine", counts, top, 100*kept(convs, 1))
+			for i, n := range counts {
+				if n == 0 {
+					t.Errorf("engine %d had no request", i+1)
+				}
+			}
+			if a := s.mustChat(t, ask("hi")); a.engine() == "" { // less than a block
+				t.Error("nobody answered a short prompt")
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestConversationsStayUnderPrefixHash has conversations whose first turn fills
+// the beginning that is hashed. The bound is as high as the number of engines,
+// which bounds nothing. When an engine dies, only its conversations move.
+func TestConversationsStayUnderPrefixHash(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{})
+	s := startCaddy(t, route(engines, "policy prefix_hash {\nload_factor 4\n}"))
+	convs := newConversations(40, 22)
+	for _, c := range convs {
+		c.chat.Messages = append(c.chat.Messages, message{"user", prose(c.rng, 1500, 1500)}, message{"assistant", "yes"})
+	}
+	s.converse(t, convs, 4, false, "")
+	counts, _ := spread(engines)
+	if share := kept(convs, 1); share != 1 || slices.Min(counts) == 0 {
+		t.Errorf("%.1f %% of later turns kept their engine, want all; requests %v", 100*share, counts)
+	}
+	engines[0].Kill()
+	s.converse(t, convs, 6, false, "")
+	for i, c := range convs {
+		before, after := c.engines[3], c.engines[4:]
+		for _, e := range after {
+			if e == "e1" || before != "e1" && e != before {
+				t.Errorf("conversation %d was on %s and goes to %s after e1 died", i, before, e)
+			}
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestPrefixHashIsBounded has eight prompts that begin alike under way at once,
+// of which the bound lets an engine have three. The last ones have less company
+// and may be packed closer.
+func TestPrefixHashIsBounded(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{FirstToken: 50 * time.Millisecond})
+	s := startCaddy(t, route(engines, "policy prefix_hash"))
+	convs := newConversations(32, 23, message{"system", prose(rand.New(rand.NewPCG(8, 8)), 4096, 4096)})
+	s.converse(t, convs, 2, true, "")
+	counts, top := spread(engines)
+	t.Logf("requests %v, most %.2f of the mean", counts, top)
+	slices.Sort(counts)
+	if counts[1] == 0 || top > 2.5 {
+		t.Errorf("requests %v: one engine has %.2f of the mean, want at least three with some", counts, top)
+	}
+	s.booksAtZero(t)
+}
+
+const (
+	shadowTotal  = "caddy_kv_router_shadow_total"
+	shadowFaults = "caddy_kv_router_shadow_faults_total"
+)
+
+// inTurn sends n prompts that begin alike, one after the other, and fails the
+// test unless the engines answer in turn.
+func (s *server) inTurn(t *testing.T, n int) {
+	t.Helper()
+	same := prose(rand.New(rand.NewPCG(9, 9)), 2000, 2000)
+	last := ""
+	for i := range n {
+		e := s.mustChat(t, ask(fmt.Sprintf("%s %d", same, i))).engine()
+		if e == last {
+			t.Errorf("request %d went to %s again: the shadow steers", i, e)
+		}
+		last = e
+	}
+}
+
+// TestShadowIsCountedAndSteersNothing has one policy serve in turn with several
+// shadows, one after the other.
+func TestShadowIsCountedAndSteersNothing(t *testing.T) {
+	const n = 10
+	engines := startEngines(t, 2, canned.Pace{})
+	name := "shadowed at " + engines[0].Addr() // no other run has counted there
+	pool, label := fmt.Sprintf("pool %q", name), fmt.Sprintf("pool=%q", name)
+	s := startCaddy(t, route(engines, pool, "policy round_robin"), "debug", "metrics")
+	s.inTurn(t, n)
+	if _, found := s.scrape(t).sum(shadowTotal, label); found {
+		t.Error("there is a series of shadows without a shadow")
+	}
+	for _, v := range []struct {
+		shadow                  string
+		agreed, differed, fault float64
+	}{
+		{"round_robin", n, 0, 0},
+		{"prefix_hash {\nload_factor 2\n}", n / 2, n / 2, 0},
+		{"faulty negative", 0, 0, n},
+		{"faulty high", 0, 0, n},
+		{"faulty truncates", 0, 0, n},
+		{"faulty panics", 0, 0, n},
+	} {
+		t.Run(strings.ReplaceAll(strings.Split(v.shadow, " {")[0], " ", "_"), func(t *testing.T) {
+			if err := s.reload(route(engines, pool, "policy round_robin", "shadow "+v.shadow)); err != nil {
+				t.Fatal(err)
+			}
+			before := s.scrape(t)
+			s.inTurn(t, n)
+			s.booksAtZero(t)
+			after := s.scrape(t)
+			for name, want := range map[string]float64{
+				shadowTotal + ` agreed="true"`: v.agreed, shadowTotal + ` agreed="false"`: v.differed, shadowFaults: v.fault,
+			} {
+				series, agreed, _ := strings.Cut(name, " ")
+				if got := after.value(series, label, agreed) - before.value(series, label, agreed); got != want {
+					t.Errorf("%s counts %v, want %v", name, got, want)
+				}
+			}
+		})
+	}
+	s.differencesAreLogged(t, n/2)
+}
+
+// differencesAreLogged looks for the debug lines of choices that differ.
+func (s *server) differencesAreLogged(t *testing.T, want int) {
+	t.Helper()
+	data, err := os.ReadFile(s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := 0
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, `"the shadow chose another worker"`) {
+			continue
+		}
+		lines++
+		var said struct {
+			Target, Upstream string
+			ShadowTarget     string   `json:"shadow_target"`
+			ShadowUpstream   string   `json:"shadow_upstream"`
+			Cost             *float64 `json:"cost"`
+			ShadowCost       *float64 `json:"shadow_cost"`
+		}
+		if err := json.Unmarshal([]byte(line), &said); err != nil {
+			t.Fatal(err)
+		}
+		if said.Target == said.ShadowTarget || said.Upstream == "" || said.ShadowUpstream == said.Upstream || said.Cost == nil || said.ShadowCost == nil {
+			t.Errorf("the line does not say both choices: %s", line)
+		}
+	}
+	if lines != want {
+		t.Errorf("%d lines about choices that differ, want %d", lines, want)
+	}
+}
+
+// TestShadowIsAskedForChoicesOnly has requests that no policy chooses for: those
+// of bound sessions, and those that are no inference requests.
+func TestShadowIsAskedForChoicesOnly(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool choices", "shadow least_load", "policy dynamo"), "metrics")
+	before := s.scrape(t)
+	for i := range 5 {
+		s.mustChat(t, ask(fmt.Sprintf("turn %d", i)), "X-Session-Id", "one")
+	}
+	for range 3 {
+		if status, _, err := s.get(t.Context(), s.url+"/v1/models"); status != 200 {
+			t.Errorf("status %d, error %v", status, err)
+		}
+	}
+	if got := s.scrape(t).value(shadowTotal, `pool="choices"`) - before.value(shadowTotal, `pool="choices"`); got != 1 {
+		t.Errorf("the shadow was asked %v times, want once: for the session's first turn", got)
+	}
+	s.booksAtZero(t)
+}
