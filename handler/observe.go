@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -34,8 +35,9 @@ type observer struct {
 	ended     bool      // the answer came to its end
 	broken    error     // it broke off
 	filter    *api.UsageFilter
-	rest      []byte // still to be sent to the client
-	over      error  // and what comes then
+	tail      [4]byte // the last that the client got; 0 where there is none
+	rest      []byte  // still to be sent to the client
+	over      error   // and what comes then
 }
 
 // observe puts an observer between an answer and the client.
@@ -99,6 +101,7 @@ func (o *observer) Read(p []byte) (int, error) {
 			out = append(slices.Clip(out), o.filter.End()...)
 		}
 	}
+	o.keepTail(out)
 	if err != nil {
 		out = o.stop(out, err)
 	}
@@ -109,6 +112,16 @@ func (o *observer) Read(p []byte) (int, error) {
 		return m, nil
 	}
 	return m, err
+}
+
+// keepTail keeps the last bytes that the client gets.
+func (o *observer) keepTail(out []byte) {
+	if n := len(o.tail); len(out) < n {
+		copy(o.tail[:], o.tail[len(out):])
+		copy(o.tail[n-len(out):], out)
+	} else {
+		copy(o.tail[:], out[len(out)-n:])
+	}
 }
 
 // stop takes in that no more comes, and why. It returns what the client gets
@@ -122,7 +135,7 @@ func (o *observer) stop(out []byte, err error) []byte {
 	default:
 		o.broken = err
 		if o.extensible && !isCanceled(err) {
-			return append(slices.Clip(out), api.BrokenEvent(o.rt.plan.api)...)
+			return append(slices.Clip(out), api.BrokenEvent(o.rt.plan.api, bytes.TrimLeft(o.tail[:], "\x00"))...)
 		}
 	}
 	return out

@@ -222,9 +222,24 @@ func TestErrorShapes(t *testing.T) {
 
 // The last event of a broken stream must be read as a failure by the observer
 // of the same API, wherever the stream was cut.
+func TestBrokenEventEndsTheOneBefore(t *testing.T) {
+	whole := string(BrokenEvent(nil, nil))
+	for before, lead := range map[string]string{
+		"": "", "data: x": "\n\n", "x\n": "\n", "x\r\n": "\n", "x\r": "\n",
+		"x\n\n": "", "\r\n\r\n": "", "x\r\r": "", "x\n\r\n": "", "\n\n": "", "\n": "",
+	} {
+		if got := string(BrokenEvent(nil, []byte(before))); got != lead+whole {
+			t.Errorf("after %q: %q", before, got)
+		}
+	}
+	if !strings.HasPrefix(whole, "data: ") {
+		t.Errorf("%q", whole)
+	}
+}
+
 func TestBrokenEvents(t *testing.T) {
 	for _, a := range append(slices.Clone(every), nil) {
-		e := string(BrokenEvent(a))
+		e := string(BrokenEvent(a, []byte("data: {\"cut")))
 		data := e[strings.Index(e, "data: ")+6:]
 		if !strings.HasPrefix(e, "\n\n") || !strings.HasSuffix(e, "}\n\n") || strings.Contains(e, "DONE") || !json.Valid([]byte(data)) || !strings.Contains(e, `"code":"stream_broken"`) {
 			t.Errorf("%q", e)

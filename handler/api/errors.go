@@ -1,6 +1,9 @@
 package api
 
-import "encoding/json"
+import (
+	"bytes"
+	"encoding/json"
+)
 
 // shape is how an API's clients expect errors.
 type shape uint8
@@ -105,29 +108,55 @@ const (
 	brokenError = `{` + brokenText + `,"type":"server_error","param":null,"code":"stream_broken"}`
 )
 
-// The empty line first ends an event that was cut.
 const (
-	brokenOpenAI    = "\n\ndata: " + `{"error":` + brokenError + "}\n\n"
-	brokenResponses = "\n\nevent: error\ndata: " +
+	brokenOpenAI    = "data: " + `{"error":` + brokenError + "}\n\n"
+	brokenResponses = "event: error\ndata: " +
 		// OpenAI's reference has the members flat, its servers send, and its
 		// libraries look for, the object. The number is required, and nobody
 		// can tell the right one.
 		`{"type":"error","code":"stream_broken",` + brokenText + `,"param":null,"sequence_number":0,"error":` + brokenError + "}\n\n"
-	brokenAnthropic = "\n\nevent: error\ndata: " +
+	brokenAnthropic = "event: error\ndata: " +
 		`{"type":"error","error":{"type":"api_error",` + brokenText + `,"code":"stream_broken"}}` + "\n\n"
 )
 
 // BrokenEvent returns what ends a stream that broke off on the engine's side:
 // one event with an error of the code stream_broken, in the shape that the
-// API's clients expect, never the mark of a complete answer. The caller aborts
-// the connection behind it. A nil API gives OpenAI's shape.
-func BrokenEvent(a API) []byte {
+// API's clients expect, never the mark of a complete answer. before are the
+// last bytes that the client got, four of them or more: an event that was cut
+// is ended first, and only such a one, for there are clients that fail at an
+// empty line too many. The caller aborts the connection behind it. A nil API
+// gives OpenAI's shape.
+func BrokenEvent(a API, before []byte) []byte {
+	event := brokenOpenAI
 	switch shapeOf(a) {
 	case shapeResponses:
-		return []byte(brokenResponses)
+		event = brokenResponses
 	case shapeAnthropic:
-		return []byte(brokenAnthropic)
+		event = brokenAnthropic
 	case shapeOpenAI, shapeSGLang: // whose own errors are {"error":{"message"}}, too
 	}
-	return []byte(brokenOpenAI)
+	return []byte(eventEnd(before) + event)
+}
+
+// eventEnd returns what ends the event that the bytes are the last of, nothing
+// if it has ended.
+func eventEnd(before []byte) string {
+	line, ended := cutLineBreak(before)
+	if _, blank := cutLineBreak(line); len(before) == 0 || ended && (blank || len(line) == 0) {
+		return ""
+	}
+	if ended {
+		return "\n"
+	}
+	return "\n\n"
+}
+
+// cutLineBreak returns b without the line break at its end, if there is one.
+func cutLineBreak(b []byte) ([]byte, bool) {
+	for _, s := range []string{"\r\n", "\n", "\r"} {
+		if rest, ok := bytes.CutSuffix(b, []byte(s)); ok {
+			return rest, true
+		}
+	}
+	return b, false
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -20,31 +21,91 @@ type call struct {
 		IncludeUsage bool `json:"include_usage"`
 	} `json:"stream_options"`
 	Messages []struct {
-		Role string `json:"role"`
+		Role    string          `json:"role"`
+		Content json.RawMessage `json:"content"`
 	} `json:"messages"`
 	Tools []struct {
+		Name     string `json:"name"`
 		Function struct {
 			Name string `json:"name"`
 		} `json:"function"`
 	} `json:"tools"`
+
+	// of responses, embeddings and classify
+	Input json.RawMessage `json:"input"`
+	// of embeddings
+	EncodingFormat string `json:"encoding_format"`
+	Dimensions     int    `json:"dimensions"`
+	// of rerank
+	Query     json.RawMessage   `json:"query"`
+	Documents []json.RawMessage `json:"documents"`
+	TopN      int               `json:"top_n"`
+	// of score
+	Text1 json.RawMessage `json:"text_1"`
+	Text2 json.RawMessage `json:"text_2"`
 }
 
-// reply is one answer as it is made.
+// reply is what an answer is made of, in whichever shape.
 type reply struct {
-	chat  bool
 	id    string
 	model string
 	words []string
 	// The name of the tool to be called; then there are no words.
-	tool  string
-	usage map[string]any
+	tool string
+	// In tokens. What was cached and what is now is a part of the prompt.
+	prompt, cached, created, completion int
+	// Whether a stream of chat or completions says so at its end.
+	usage bool
+}
+
+// event is one server-sent event of a streamed answer.
+type event struct {
+	name string // empty if it has none
+	doc  any
+	word bool // comes at the pace of words
+}
+
+// shape is how an API writes its answers. Those without a decode phase have no
+// events.
+type shape struct {
+	whole  func(*reply, *call) any
+	events func(*reply, *call) []event
+	// done says that [DONE] ends a stream.
+	done bool
+	// called tells whether the tool has been called already.
+	called func(*call) bool
+}
+
+// shapes are the APIs by what their paths end in, with or without /v1 before
+// it. Chat and completions may have anything before it.
+var shapes = map[string]shape{
+	"/chat/completions":      {chatWhole, chatEvents, true, chatCalled},
+	"/completions":           {textWhole, textEvents, true, nil},
+	"/responses":             {responseWhole, responseEvents, false, responseCalled},
+	"/messages":              {messageWhole, messageEvents, false, messageCalled},
+	"/messages/count_tokens": {whole: countWhole},
+	"/generate":              {generateWhole, generateEvents, true, nil},
+	"/embeddings":            {whole: embeddingsWhole},
+	"/rerank":                {whole: rerankWhole},
+	"/score":                 {whole: scoreWhole},
+	"/classify":              {whole: classifyWhole},
+}
+
+func shapeOf(path string) (shape, bool) {
+	for _, open := range []string{"/chat/completions", "/completions"} {
+		if strings.HasSuffix(path, open) {
+			return shapes[open], true
+		}
+	}
+	s, ok := shapes[strings.TrimPrefix(path, "/v1")]
+	return s, ok
 }
 
 // Words returns the n words that an engine answers to a request with this body:
-// all different, and other ones for other bodies.
+// all different, and other ones for other bodies. What a stream is asked to
+// report makes no difference.
 func Words(body []byte, n int) []string {
-	sum := sha256.Sum256(body)
-	rng := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(sum[:]), binary.LittleEndian.Uint64(sum[8:]))) //nolint:gosec // not a secret
+	rng := seeded(unasked(body))
 	syllables := []string{"ba", "ke", "mi", "no", "ru", "sel", "tor", "vin", "lam", "dex", "po", "ga", "hir", "zu", "fen", "cor"}
 	words := make([]string, 0, n)
 	seen := make(map[string]bool, n)
@@ -61,10 +122,29 @@ func Words(body []byte, n int) []string {
 	return words
 }
 
+// seeded returns randomness that follows from data.
+func seeded(data []byte) *rand.Rand {
+	sum := sha256.Sum256(data)
+	return rand.New(rand.NewPCG(binary.LittleEndian.Uint64(sum[:]), binary.LittleEndian.Uint64(sum[8:]))) //nolint:gosec // not a secret
+}
+
+// unasked returns a body without its stream_options.
+func unasked(body []byte) []byte {
+	var doc map[string]json.RawMessage
+	if json.Unmarshal(body, &doc) != nil {
+		return body
+	}
+	delete(doc, "stream_options")
+	if out, err := json.Marshal(doc); err == nil {
+		return out
+	}
+	return body
+}
+
 // answer answers as an engine that works does.
 func (e *Engine) answer(w http.ResponseWriter, r *http.Request, body []byte, pace Pace, f Fault) {
 	path := r.URL.Path
-	chat := strings.HasSuffix(path, "/chat/completions")
+	sh, known := shapeOf(path)
 	switch {
 	case path == "/metrics", path == "/tokenize", path == "/load":
 		writeError(w, http.StatusNotFound, "not found")
@@ -72,7 +152,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, body []byte, pac
 	case strings.HasSuffix(path, "/models"):
 		writeJSON(w, map[string]any{"object": "list", "data": []any{map[string]any{"id": "canned", "object": "model", "created": 0, "owned_by": "canned"}}})
 		return
-	case r.Method != http.MethodPost, !chat && !strings.HasSuffix(path, "/completions"):
+	case r.Method != http.MethodPost, !known:
 		writeJSON(w, map[string]any{"engine": e.name, "method": r.Method, "uri": r.RequestURI, "bytes": len(body)})
 		return
 	}
@@ -84,41 +164,63 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, body []byte, pac
 			return
 		}
 	}
-	if c.Model == "" {
-		c.Model = "canned"
-	}
-	rep := reply{chat: chat, id: "cmpl-" + Words(body, 1)[0], model: c.Model}
-	if n := len(c.Messages); chat && len(c.Tools) > 0 && n > 0 && c.Messages[n-1].Role != "tool" {
-		rep.tool = c.Tools[0].Function.Name
+	rep := newReply(&c, sh, body, pace)
+	if c.Stream && sh.events != nil {
+		rep.stream(w, r, pace, f, sh.events(rep, &c), sh.done)
 	} else {
-		rep.words = Words(body, pace.Words)
-	}
-	prompt, completion := len(body)/4+1, max(len(rep.words), 8)
-	rep.usage = map[string]any{"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-	if c.Stream {
-		rep.stream(w, r, pace, f, c.StreamOptions.IncludeUsage)
-	} else {
-		rep.whole(w, r, pace, f)
+		rep.whole(w, r, pace, f, sh.whole(rep, &c))
 	}
 }
 
+// newReply decides what is answered.
+func newReply(c *call, sh shape, body []byte, pace Pace) *reply {
+	p := &reply{model: c.Model, prompt: len(body)/4 + 1, usage: c.StreamOptions.IncludeUsage}
+	if p.model == "" {
+		p.model = "canned"
+	}
+	words := Words(body, max(pace.Words, 1))
+	p.id = words[0]
+	p.cached, p.created = p.prompt/2, p.prompt/8
+	switch {
+	case sh.events == nil:
+		return p
+	case sh.called != nil && len(c.Tools) > 0 && !sh.called(c):
+		if p.tool = c.Tools[0].Name; p.tool == "" {
+			p.tool = c.Tools[0].Function.Name
+		}
+	default:
+		p.words = words
+	}
+	p.completion = max(len(p.words), 8)
+	return p
+}
+
+// text is the answer's words as one.
+func (p *reply) text() string { return strings.Join(p.words, " ") }
+
+// pieces are the words as a stream brings them: with the space before each.
+func (p *reply) pieces() []string {
+	out := make([]string, len(p.words))
+	for i, word := range p.words {
+		if i > 0 {
+			word = " " + word
+		}
+		out[i] = word
+	}
+	return out
+}
+
+// toolArguments are the arguments of each tool call; toolPieces are they as a
+// stream brings them.
+const toolArguments = `{"city": "Reykjavík"}`
+
+var toolPieces = []string{toolArguments[:5], toolArguments[5:]}
+
 // whole answers in one piece.
-func (p *reply) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault) {
+func (p *reply) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, doc any) {
 	if !pause(r.Context(), pace.FirstToken+time.Duration(len(p.words))*pace.PerWord) {
 		return
 	}
-	choice := map[string]any{"index": 0, "logprobs": nil, "finish_reason": "stop"}
-	switch {
-	case p.tool != "":
-		choice["finish_reason"] = "tool_calls"
-		choice["message"] = map[string]any{"role": "assistant", "content": nil, "tool_calls": []any{p.toolCall(toolArguments)}}
-	case p.chat:
-		choice["message"] = map[string]any{"role": "assistant", "content": strings.Join(p.words, " ")}
-	default:
-		choice["text"] = strings.Join(p.words, " ")
-	}
-	doc := p.envelope("chat.completion", "text_completion", []any{choice})
-	doc["usage"] = p.usage
 	if f.Kind != DieMidStream {
 		writeJSON(w, doc)
 		return
@@ -130,93 +232,37 @@ func (p *reply) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault
 	hangUp(w, false)
 }
 
-// stream answers with server-sent events: the role, the words or the tool call
-// one by one, the reason of the end, the usage if asked for, and [DONE]. The
-// header goes out at once.
-func (p *reply) stream(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, usage bool) {
+// stream answers with server-sent events. The header goes out at once, the
+// first event when the first token is there.
+func (p *reply) stream(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, events []event, done bool) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	ctl := http.NewResponseController(w)
-	send := func(choices []any, usage map[string]any) bool {
-		doc := p.envelope("chat.completion.chunk", "text_completion", choices)
-		if usage != nil {
-			doc["usage"] = usage
-		}
-		data, _ := json.Marshal(doc)
-		_, err := w.Write(append(append([]byte("data: "), data...), "\n\n"...))
-		return err == nil && ctl.Flush() == nil
-	}
 	if ctl.Flush() != nil || !pause(r.Context(), pace.FirstToken) {
 		return
 	}
-	if p.chat && !send([]any{p.delta(map[string]any{"role": "assistant", "content": ""}, nil)}, nil) {
-		return
-	}
-	for i, d := range p.deltas() {
-		if f.Kind == DieMidStream && i == f.Words {
-			hangUp(w, false)
+	words := 0
+	for _, e := range events {
+		if e.word {
+			if f.Kind == DieMidStream && words == f.Words {
+				hangUp(w, false)
+				return
+			}
+			if words > 0 && !pause(r.Context(), pace.PerWord) {
+				return
+			}
+			words++
+		}
+		if e.name != "" {
+			fmt.Fprintf(w, "event: %s\n", e.name)
+		}
+		data, _ := json.Marshal(e.doc)
+		if _, err := fmt.Fprintf(w, "data: %s\n\n", data); err != nil || ctl.Flush() != nil {
 			return
 		}
-		if i > 0 && !pause(r.Context(), pace.PerWord) || !send([]any{d}, nil) {
-			return
-		}
 	}
-	reason := "stop"
-	if p.tool != "" {
-		reason = "tool_calls"
+	if done {
+		io.WriteString(w, "data: [DONE]\n\n") //nolint:errcheck // the client may leave
 	}
-	if !send([]any{p.delta(map[string]any{}, reason)}, nil) || usage && !send([]any{}, p.usage) {
-		return
-	}
-	io.WriteString(w, "data: [DONE]\n\n") //nolint:errcheck // the client may leave
-}
-
-// toolArguments are the arguments of each tool call.
-const toolArguments = `{"city": "Reykjavík"}`
-
-func (p *reply) toolCall(arguments string) map[string]any {
-	return map[string]any{
-		"id": "call_" + p.id, "type": "function",
-		"function": map[string]any{"name": p.tool, "arguments": arguments},
-	}
-}
-
-// deltas returns the choices of a stream's content chunks.
-func (p *reply) deltas() []any {
-	var out []any
-	for i, word := range p.words {
-		if i > 0 {
-			word = " " + word
-		}
-		out = append(out, p.delta(map[string]any{"content": word}, nil))
-	}
-	if p.tool == "" {
-		return out
-	}
-	first := p.toolCall("")
-	first["index"] = 0
-	out = append(out, p.delta(map[string]any{"tool_calls": []any{first}}, nil))
-	for _, part := range []string{toolArguments[:5], toolArguments[5:]} {
-		piece := map[string]any{"index": 0, "function": map[string]any{"arguments": part}}
-		out = append(out, p.delta(map[string]any{"tool_calls": []any{piece}}, nil))
-	}
-	return out
-}
-
-// delta returns one choice of a stream's chunk, in the shape of the API.
-func (p *reply) delta(delta map[string]any, reason any) map[string]any {
-	if p.chat {
-		return map[string]any{"index": 0, "delta": delta, "logprobs": nil, "finish_reason": reason}
-	}
-	text, _ := delta["content"].(string)
-	return map[string]any{"index": 0, "text": text, "logprobs": nil, "finish_reason": reason}
-}
-
-func (p *reply) envelope(chat, text string, choices []any) map[string]any {
-	object := text
-	if p.chat {
-		object = chat
-	}
-	return map[string]any{"id": p.id, "object": object, "created": 1700000000, "model": p.model, "choices": choices}
 }
 
 func writeJSON(w http.ResponseWriter, doc any) {

@@ -1,9 +1,9 @@
-// Package canned is a plain mock of an LLM engine that speaks OpenAI over
-// HTTP: a real server on a real socket, with answers that follow from the
-// request alone, a journal of what it was sent, and faults that a test switches
-// on and off. It has neither a KV cache nor a scheduler, no /metrics and no
-// /tokenize: it is for tests of what a router does with requests, not of how
-// well it places them.
+// Package canned is a plain mock of an LLM engine that speaks OpenAI's,
+// Anthropic's and SGLang's APIs: a real server on a real socket, with answers
+// that follow from the request alone, a journal of what it was sent, and faults
+// that a test switches on and off. It has neither a KV cache nor a scheduler,
+// no /metrics and no /tokenize: it is for tests of what a router does with
+// requests, not of how well it places them.
 package canned
 
 import (

@@ -1,0 +1,254 @@
+package tests
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/tidwall/gjson"
+)
+
+// direct is a client of an engine without a router before it.
+func direct(s *server, e *canned.Engine) *server {
+	return &server{url: "http://" + e.Addr(), client: s.client}
+}
+
+// lastOf returns the last request that an engine was sent.
+func lastOf(e *canned.Engine) canned.Request {
+	journal := e.Journal()
+	return journal[len(journal)-1]
+}
+
+// eachRequest runs a test for a request to each API, streamed and plain.
+func eachRequest(t *testing.T, test func(t *testing.T, d dialect, stream bool, body []byte)) {
+	t.Helper()
+	history := []message{{"system", "Be brief."}, {"user", "Which way to the harbour?"}}
+	for _, d := range dialects {
+		for _, stream := range []bool{false, true} {
+			if stream && !d.streams() {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/Stream=%v", d.name, stream), func(t *testing.T) {
+				test(t, d, stream, mustJSON(d.body(history, stream)))
+			})
+		}
+	}
+}
+
+// TestAnswersAreTheEnginesOwn compares each answer with what the engine gives
+// to a client that asks it directly.
+func TestAnswersAreTheEnginesOwn(t *testing.T) {
+	for _, mode := range []struct {
+		name  string
+		block []string
+		ill   bool // the first engine refuses
+	}{
+		{name: "Default"},
+		{name: "UsageInject", block: []string{"usage inject"}},
+		{name: "RoundRobin", block: []string{"policy round_robin"}},
+		{name: "Everything", block: []string{"usage inject", "response_headers X-KV-", "merge_models false", "affinity {\nkey body:prompt_cache_key header:X-Session-Id\n}"}},
+		{name: "AfterARetry", block: []string{"policy round_robin", "usage inject"}, ill: true},
+	} {
+		t.Run(mode.name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, mode.block...))
+			eachRequest(t, func(t *testing.T, d dialect, stream bool, body []byte) {
+				want := direct(s, engines[1]).post(t.Context(), d.path, body)
+				if mode.ill {
+					engines[0].SetFault(refusal)
+				}
+				for range 2 {
+					a := s.post(t.Context(), d.path, body, "X-Session-Id", d.name)
+					if a.status != http.StatusOK || a.err != nil || string(a.body) != string(want.body) {
+						t.Errorf("status %d, error %v, got\n%s\nwant\n%s", a.status, a.err, a.body, want.body)
+					}
+					if got := a.header.Get("Content-Type"); got != want.header.Get("Content-Type") {
+						t.Errorf("Content-Type %q, want %q", got, want.header.Get("Content-Type"))
+					}
+				}
+				if _, whole := d.said(want, stream); !whole {
+					t.Errorf("the engine's own answer is not whole: %s", want.body)
+				}
+			})
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestInjectedUsageIsTakenOutAgain compares requests and answers with and
+// without what the router asked for on its own.
+func TestInjectedUsageIsTakenOutAgain(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool injected", "usage inject"))
+	const asked = `"stream_options":{"include_usage":true}`
+	for _, api := range [][2]string{
+		{"/v1/chat/completions", `"model":"canned","messages":[{"role":"user","content":"hi"}]`},
+		{"/v1/completions", `"model":"canned","prompt":"hi"`},
+	} {
+		path, rest := api[0], api[1]
+		for _, v := range []struct{ name, body, sent string }{
+			{"Unasked", `{` + rest + `,"stream":true}`, `{` + asked + `,` + rest + `,"stream":true}`},
+			{"Spaced", "\n{ " + rest + " ,\t\"stream\" : true }\n", "\n{" + asked + ", " + rest + " ,\t\"stream\" : true }\n"},
+			{"Null", `{"stream_options":null,"stream":true,` + rest + `}`, `{` + asked + `,"stream":true,` + rest + `}`},
+			{"Empty", `{"stream":true,"stream_options":{},` + rest + `}`, `{"stream":true,` + asked + `,` + rest + `}`},
+			{"False", `{"stream":true,"stream_options":{"include_usage":false},` + rest + `}`, `{"stream":true,` + asked + `,` + rest + `}`},
+			{"OtherOptions", `{"stream":true,"stream_options":{"x":1},` + rest + `}`, `{"stream":true,"stream_options":{"include_usage":true,"x":1},` + rest + `}`},
+			{"Nvext", `{"nvext":{},` + rest + `,"stream":true}`, `{` + asked + `,` + rest + `,"stream":true}`},
+			{"AskedByTheClient", `{"stream":true,` + asked + `,` + rest + `}`, ""},
+			{"Plain", `{` + rest + `}`, ""},
+		} {
+			t.Run(strings.TrimPrefix(path, "/v1/")+"/"+v.name, func(t *testing.T) {
+				before := s.scrape(t)
+				want := direct(s, engines[0]).post(t.Context(), path, []byte(strings.Replace(v.body, `"nvext":{},`, "", 1)))
+				got := s.post(t.Context(), path, []byte(v.body))
+				if got.status != http.StatusOK || got.err != nil || string(got.body) != string(want.body) {
+					t.Errorf("status %d, error %v, got\n%s\nwant\n%s", got.status, got.err, got.body, want.body)
+				}
+				if v.sent == "" {
+					v.sent = v.body
+				}
+				if sent := string(lastOf(engines[0]).Body); sent != v.sent {
+					t.Errorf("the engine got\n%s\nwant\n%s", sent, v.sent)
+				}
+				s.wantFigures(t, before, []figure{
+					{inputTokens + "_count", []string{`pool="injected"`}, 1},
+					{inputTokens + "_sum", []string{`pool="injected"`}, float64(len(v.sent)/4 + 1)},
+					{outputTokens + "_sum", []string{`pool="injected"`}, 24},
+				})
+			})
+		}
+	}
+	eachRequest(t, func(t *testing.T, d dialect, stream bool, body []byte) {
+		if stream && (d.name == "Chat" || d.name == "Completions") {
+			return
+		}
+		s.post(t.Context(), d.path, body)
+		if sent := string(lastOf(engines[0]).Body); sent != string(body) {
+			t.Errorf("the engine got\n%s\nwant\n%s", sent, body)
+		}
+	})
+	s.booksAtZero(t)
+}
+
+// brokenShape tells where the last event of a broken stream has its error.
+var brokenShape = map[string]struct{ event, code, message string }{
+	"Chat":        {"", "error.code", "error.message"},
+	"Completions": {"", "error.code", "error.message"},
+	"Generate":    {"", "error.code", "error.message"},
+	"Responses":   {"error", "code", "message"},
+	"Messages":    {"error", "error.code", "error.message"},
+}
+
+// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words: the
+// client gets what the engine has sent, one event with an error, and a
+// connection that breaks.
+func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {
+	for _, block := range []string{"usage inject", "policy dynamo"} {
+		engines := startEngines(t, 1, canned.Pace{})
+		engines[0].SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 5})
+		s := startCaddy(t, route(engines, block))
+		eachRequest(t, func(t *testing.T, d dialect, stream bool, body []byte) {
+			if !stream {
+				return
+			}
+			want := direct(s, engines[0]).post(t.Context(), d.path, body)
+			a := s.post(t.Context(), d.path, body)
+			added, ok := strings.CutPrefix(string(a.body), string(want.body))
+			if !ok || a.status != http.StatusOK || a.err == nil {
+				t.Fatalf("status %d, error %v, got\n%s\nwhich does not begin with\n%s", a.status, a.err, a.body, want.body)
+			}
+			shape := brokenShape[d.name]
+			lines := strings.Split(strings.TrimSpace(added), "\n")
+			if shape.event != "" {
+				if lines[0] != "event: "+shape.event {
+					t.Errorf("added %q, want the event %s", added, shape.event)
+				}
+				lines = lines[1:]
+			}
+			data, ok := strings.CutPrefix(lines[0], "data: ")
+			if !ok || len(lines) != 1 || !strings.HasSuffix(added, "\n\n") || !gjson.Valid(data) {
+				t.Fatalf("added %q, want one event", added)
+			}
+			if gjson.Get(data, shape.code).Str != "stream_broken" || gjson.Get(data, shape.message).Str == "" {
+				t.Errorf("the event says %s", data)
+			}
+			if shape.event != "" && gjson.Get(data, "type").Str != "error" {
+				t.Errorf("the event says %s", data)
+			}
+			if _, whole := d.said(answer{status: 200, body: a.body}, true); whole {
+				t.Errorf("the broken answer ends as a whole one: %s", a.body)
+			}
+		})
+		s.booksAtZero(t)
+	}
+}
+
+// TestOtherRequestsPassAsWithReverseProxy sends what looks like an inference,
+// and is none, through reverse_proxy and through kv_router.
+func TestOtherRequestsPassAsWithReverseProxy(t *testing.T) {
+	requests := [][3]string{
+		{"GET", "/v1/responses/resp_1?include=x", ""},
+		{"DELETE", "/v1/responses/resp_1", ""},
+		{"POST", "/v1/responses/resp_1/cancel", "{}"},
+		{"POST", "/v1/threads/thread_1/messages", `{"role":"user","content":"hi","nvext":1}`},
+		{"POST", "/api/generate", `{"prompt":"hi"}`},
+		{"POST", "/v1/unknown", "not JSON"},
+		{"POST", "/v1/messages/batches", `{"requests":[]}`},
+		{"HEAD", "/v1/messages", ""},
+		{"HEAD", "/v1/responses", ""},
+		{"OPTIONS", "/v1/embeddings", ""},
+		{"OPTIONS", "/v1/messages", ""},
+		{"GET", "/v1/rerank", ""},
+		{"PATCH", "/v1/chat/completions", `{"model":"canned"}`},
+		{"PROPFIND", "/generate", ""},
+	}
+	var seen [2][]string
+	for i, directive := range directives {
+		engines := startEngines(t, 1, canned.Pace{})
+		s := startCaddy(t, site(directive, engines))
+		for _, v := range requests {
+			req, err := http.NewRequestWithContext(t.Context(), v[0], s.url+v[1], strings.NewReader(v[2]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Origin", "http://elsewhere")
+			a := s.do(req)
+			if a.status != http.StatusOK || a.err != nil || a.engine() == "" {
+				t.Errorf("%s: %s %s: status %d from %q, error %v", directive, v[0], v[1], a.status, a.engine(), a.err)
+				continue
+			}
+			last := lastOf(engines[0])
+			if last.Method != v[0] || last.URI != v[1] || string(last.Body) != v[2] {
+				t.Errorf("%s: %s %s: the engine got %s %s with %q", directive, v[0], v[1], last.Method, last.URI, last.Body)
+			}
+			seen[i] = append(seen[i], fmt.Sprintf("%s %s: engine saw %v, chunked %v; client got %v %q",
+				v[0], v[1], namesOf(last.Header), last.Chunked, namesOf(a.header), a.body))
+		}
+		if directive == "kv_router" {
+			s.booksAtZero(t)
+		}
+		if err := s.reload("respond 204"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range seen[0] {
+		if i >= len(seen[1]) || seen[1][i] != want {
+			t.Errorf("through kv_router: %v\nthrough reverse_proxy: %s", seen[1][i:min(i+1, len(seen[1]))], want)
+		}
+	}
+}
+
+// namesOf returns the names of a header's fields, but for those of kv_router.
+func namesOf(h http.Header) []string {
+	var names []string
+	for name := range h {
+		if !strings.HasPrefix(strings.ToUpper(name), "X-KV-") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

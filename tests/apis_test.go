@@ -1,0 +1,276 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/tidwall/gjson"
+)
+
+// dialect is one of the APIs, as its clients speak it.
+type dialect struct {
+	name, path string
+	body       func(history []message, stream bool) map[string]any
+	// Where a plain answer has its text, and where the events of a stream have
+	// pieces of it. APIs without a decode phase have neither.
+	plain, piece string
+	grown        bool   // each event has the text from its beginning
+	end          string // of a stream that is whole
+}
+
+func (d dialect) streams() bool { return d.piece != "" }
+
+// joined is a history as one text.
+func joined(history []message) string {
+	var b strings.Builder
+	for _, m := range history {
+		b.WriteString(m.Content)
+	}
+	return b.String()
+}
+
+// asMessages has the system prompt apart, as Anthropic wants it.
+func asMessages(history []message, _ bool) map[string]any {
+	doc := map[string]any{"model": "canned"}
+	if history[0].Role == "system" {
+		doc["system"], history = history[0].Content, history[1:]
+	}
+	doc["messages"] = history
+	return doc
+}
+
+// dialects are all the APIs that are read. A request to one without a decode
+// phase has the history as its one text.
+var dialects = []dialect{
+	{
+		name: "Chat", path: "/v1/chat/completions", plain: "choices.0.message.content", piece: "choices.0.delta.content", end: "data: [DONE]",
+		body: func(history []message, stream bool) map[string]any {
+			return map[string]any{"model": "canned", "messages": history, "stream": stream}
+		},
+	},
+	{
+		name: "Completions", path: "/v1/completions", plain: "choices.0.text", piece: "choices.0.text", end: "data: [DONE]",
+		body: func(history []message, stream bool) map[string]any {
+			return map[string]any{"model": "canned", "prompt": joined(history), "stream": stream}
+		},
+	},
+	{
+		name: "Responses", path: "/v1/responses", plain: "output.0.content.0.text", piece: "delta", end: `"type":"response.completed"`,
+		body: func(history []message, stream bool) map[string]any {
+			return map[string]any{"model": "canned", "input": history, "store": false, "stream": stream}
+		},
+	},
+	{
+		name: "Messages", path: "/v1/messages", plain: "content.0.text", piece: "delta.text", end: `"type":"message_stop"`,
+		body: func(history []message, stream bool) map[string]any {
+			doc := asMessages(history, stream)
+			doc["max_tokens"], doc["stream"] = 1000, stream
+			return doc
+		},
+	},
+	{name: "CountTokens", path: "/v1/messages/count_tokens", body: asMessages},
+	{
+		name: "Generate", path: "/generate", plain: "text", piece: "text", grown: true, end: "data: [DONE]",
+		body: func(history []message, stream bool) map[string]any {
+			return map[string]any{"text": joined(history), "sampling_params": map[string]any{"max_new_tokens": 24}, "stream": stream}
+		},
+	},
+	{name: "Embeddings", path: "/v1/embeddings", body: func(history []message, _ bool) map[string]any {
+		return map[string]any{"model": "canned", "input": []string{joined(history)}}
+	}},
+	{name: "Rerank", path: "/v1/rerank", body: func(history []message, _ bool) map[string]any {
+		return map[string]any{"model": "canned", "query": joined(history), "documents": []string{"by the sea", "in the hills"}}
+	}},
+	{name: "Score", path: "/v1/score", body: func(history []message, _ bool) map[string]any {
+		return map[string]any{"model": "canned", "text_1": joined(history), "text_2": []string{"by the sea", "in the hills"}}
+	}},
+	{name: "Classify", path: "/v1/classify", body: func(history []message, _ bool) map[string]any {
+		return map[string]any{"model": "canned", "input": joined(history)}
+	}},
+}
+
+// dialectOf returns the dialect of the name.
+func dialectOf(name string) dialect {
+	for _, d := range dialects {
+		if d.name == name {
+			return d
+		}
+	}
+	panic("no dialect " + name)
+}
+
+// mustJSON returns a request's bytes.
+func mustJSON(doc any) []byte {
+	out, err := json.Marshal(doc)
+	if err != nil {
+		panic(err)
+	}
+	return out
+}
+
+// said returns the text of an answer, and whether the answer is whole.
+func (d dialect) said(a answer, stream bool) (text string, whole bool) {
+	if a.status != 200 || a.err != nil {
+		return "", false
+	}
+	if !stream {
+		return gjson.GetBytes(a.body, d.plain).Str, gjson.ValidBytes(a.body)
+	}
+	for line := range strings.Lines(string(a.body)) {
+		data, ok := strings.CutPrefix(line, "data: ")
+		if !ok {
+			continue
+		}
+		piece := gjson.Get(data, d.piece)
+		switch {
+		case d.grown && piece.Exists():
+			text = piece.Str
+		default:
+			text += piece.Str
+		}
+	}
+	return text, strings.Contains(string(a.body), d.end)
+}
+
+// hold takes the conversations through their turns, eight at a time; speaks
+// gives the dialect of each turn.
+func (s *server) hold(t *testing.T, convs []*conversation, turns int, stream bool, speaks func(turn int) dialect) {
+	t.Helper()
+	clients := make(chan struct{}, 8)
+	var all sync.WaitGroup
+	for _, c := range convs {
+		all.Go(func() {
+			for turn := range turns {
+				d := speaks(turn)
+				clients <- struct{}{}
+				c.chat.Messages = append(c.chat.Messages, message{"user", prose(c.rng, 100, 600)})
+				a := s.post(t.Context(), d.path, mustJSON(d.body(c.chat.Messages, stream)))
+				<-clients
+				text, whole := d.said(a, stream)
+				if !whole || d.plain != "" && len(strings.Fields(text)) != 24 {
+					t.Errorf("%s, turn %d: status %d, error %v, answer %.300q", d.name, turn+1, a.status, a.err, a.body)
+					return
+				}
+				c.engines = append(c.engines, a.engine())
+				if d.plain != "" {
+					c.chat.Messages = append(c.chat.Messages, message{"assistant", text})
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestEachAPIReturnsToItsEngine holds conversations through each API. Texts that
+// only grow stand for them where there is no answer to go on from.
+func TestEachAPIReturnsToItsEngine(t *testing.T) {
+	for _, d := range dialects {
+		for _, stream := range []bool{false, true} {
+			if d.name == "CountTokens" || stream && !d.streams() {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/Stream=%v", d.name, stream), func(t *testing.T) {
+				engines := startEngines(t, 4, canned.Pace{})
+				s := startCaddy(t, route(engines))
+				convs := newConversations(40, 11)
+				s.hold(t, convs, 5, stream, func(int) dialect { return d })
+				share := kept(convs, 1)
+				counts, top := spread(engines)
+				t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v", 100*share, moves(convs), counts)
+				s.booksAtZero(t)
+				atHomeAndSpread(t, share, top)
+			})
+		}
+	}
+}
+
+// TestConversationKeepsItsHomeOverAPIs switches between the three APIs for
+// conversations, with a system prompt that all conversations share.
+func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
+	order := []string{"Chat", "Chat", "Responses", "Messages", "Chat", "Messages", "Responses"}
+	system := message{"system", prose(rand.New(rand.NewPCG(4, 4)), 4096, 4096)}
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Stream=%v", stream), func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{})
+			s := startCaddy(t, route(engines))
+			convs := newConversations(40, 12, system)
+			s.hold(t, convs, len(order), stream, func(turn int) dialect { return dialectOf(order[turn]) })
+			share := kept(convs, 1)
+			counts, top := spread(engines)
+			t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v", 100*share, moves(convs), counts)
+			s.booksAtZero(t)
+			atHomeAndSpread(t, share, top)
+		})
+	}
+}
+
+// pixel is a PNG of one pixel, in base64.
+const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+// TestToolsAndImagesAreTheSameInEachAPI has one conversation with an image and a
+// tool call, of which each turn is asked through another API. Were one of its
+// parts another in one of them, what comes behind it would not be held.
+func TestToolsAndImagesAreTheSameInEachAPI(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	system, question, result := prose(rng, 1000, 1000), prose(rng, 2000, 2000), prose(rng, 2000, 2000)
+	parameters := map[string]any{"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}}
+	function := map[string]any{"name": "get_weather", "description": "The weather of a city.", "parameters": parameters}
+	const arguments = `{"city": "Reykjavík"}`
+	type doc = map[string]any
+	type list = []any
+	image := "data:image/png;base64," + pixel
+	through := map[string]doc{
+		"Chat": {"model": "canned", "tools": list{doc{"type": "function", "function": function}}, "messages": list{
+			doc{"role": "system", "content": system},
+			doc{"role": "user", "content": list{doc{"type": "text", "text": question}, doc{"type": "image_url", "image_url": doc{"url": image}}}},
+			doc{"role": "assistant", "content": nil, "tool_calls": list{doc{"id": "call_1", "type": "function", "function": doc{"name": "get_weather", "arguments": arguments}}}},
+			doc{"role": "tool", "tool_call_id": "call_1", "content": result},
+		}},
+		"Messages": {
+			"model": "canned", "max_tokens": 1000, "system": system,
+			"tools": list{doc{"name": "get_weather", "description": "The weather of a city.", "input_schema": parameters}},
+			"messages": list{
+				doc{"role": "user", "content": list{
+					doc{"type": "text", "text": question},
+					doc{"type": "image", "source": doc{"type": "base64", "media_type": "image/png", "data": pixel}},
+				}},
+				doc{"role": "assistant", "content": list{doc{"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": json.RawMessage(arguments)}}},
+				doc{"role": "user", "content": list{doc{"type": "tool_result", "tool_use_id": "toolu_1", "content": result}}},
+			},
+		},
+		"Responses": {
+			"model": "canned", "instructions": system, "store": false,
+			"tools": list{doc{"type": "function", "name": "get_weather", "description": "The weather of a city.", "parameters": parameters}},
+			"input": list{
+				doc{"role": "user", "content": list{doc{"type": "input_text", "text": question}, doc{"type": "input_image", "image_url": image}}},
+				doc{"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": arguments},
+				doc{"type": "function_call_output", "call_id": "call_1", "output": result},
+			},
+		},
+	}
+	const least = (1000 + 2000 + 2000) / 64 // blocks
+	for first, asked := range through {
+		for then, again := range through {
+			t.Run(first+"Then"+then, func(t *testing.T) {
+				engines := startEngines(t, 3, canned.Pace{})
+				s := startCaddy(t, route(engines, "response_headers X-KV-"))
+				one := s.post(t.Context(), dialectOf(first).path, mustJSON(asked))
+				two := s.post(t.Context(), dialectOf(then).path, mustJSON(again))
+				if one.status != 200 || two.status != 200 {
+					t.Fatalf("status %d and %d: %s %s", one.status, two.status, one.body, two.body)
+				}
+				overlap, err := strconv.Atoi(two.header.Get("X-KV-Overlap-Blocks"))
+				if overlap < least || err != nil || one.engine() != two.engine() {
+					t.Errorf("%d blocks overlap, want at least %d; engines %s and %s", overlap, least, one.engine(), two.engine())
+				}
+				s.booksAtZero(t)
+			})
+		}
+	}
+}
