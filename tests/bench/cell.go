@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"runtime"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -80,57 +82,121 @@ type sample struct {
 	FirstByte   figure `json:"first_byte_p50_ms"`
 	FirstByte99 figure `json:"first_byte_p99_ms"`
 	// Peak is the most resident memory of the process tree in this cell, MiB;
-	// since its start where the kernel does not let it be reset.
-	Peak figure `json:"peak_mib"`
+	// with PeakSinceStart since its start, for the kernel did not let it be
+	// reset.
+	Peak           figure `json:"peak_mib"`
+	PeakSinceStart bool   `json:"peak_since_start,omitempty"`
 }
 
-// sample measures one contender in one cell.
-func (m *meter) sample(ctx context.Context, con *contender, c cell, round int, bodies *corpus) (*sample, error) {
-	runtime.GC()
-	pid, mock := con.pid(), m.upstreams.proc.pid()
-	resetPeak(pid)
-	l := &load{
-		urls: con.urls, path: bodies.path, bodies: bodies, clients: c.clients, seq: &m.seq,
+// lastBreath is how much later the end of a contender may be seen than what it
+// broke.
+const lastBreath = 250 * time.Millisecond
+
+// errInterrupted is that the user has ended the measurement.
+var errInterrupted = errors.New("interrupted")
+
+// errEnded is that the contender has ended by itself.
+var errEnded = errors.New("has ended")
+
+// newLoad returns the load of a cell on a contender. The conversations are
+// those of the map, made when they are not there yet.
+func newLoad(con *contender, c cell, made map[traffic]*corpus, seq *atomic.Int64) *load {
+	kind := con.traffic
+	if kind == headers {
+		kind = chats // the same bodies
+	}
+	if made[kind] == nil {
+		made[kind] = newCorpus(kind, c)
+	}
+	return &load{
+		urls: con.urls, path: made[kind].path, bodies: made[kind], clients: c.clients, seq: seq,
 		sessionHeader: con.traffic == headers, stagger: chunks * c.pace,
 	}
-	var cpu, mockCPU [2]time.Duration
-	var known [2]error
+}
+
+// sample measures one contender in one cell. It returns errEnded if the
+// contender has ended by itself.
+func (m *meter) sample(ctx context.Context, con *contender, c cell, round int, l *load) (*sample, error) {
+	if con.proc != nil && con.proc.ended() {
+		return nil, con.died()
+	}
+	runtime.GC()
+	pid := con.pid()
+	refused := resetPeak(pid)
+	w := &window{pid: pid, mock: m.upstreams.proc.pid()}
 	profiled := make(chan error, 1)
 	r := l.run(ctx, m.warmup+l.stagger, m.timed, func() {
-		cpu[0], known[0] = cpuTime(pid)
-		mockCPU[0], _ = cpuTime(mock)
 		go func() { profiled <- m.takeProfile(ctx, con, c, round) }()
-	}, func() {
-		cpu[1], known[1] = cpuTime(pid)
-		mockCPU[1], _ = cpuTime(mock)
-	})
+		w.begin()
+	}, w.end)
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return nil, errInterrupted
 	}
-	if err := <-profiled; err != nil {
+	err := <-profiled
+	suspect := err != nil || r.errors > 0
+	if con.proc != nil && (con.proc.ended() || suspect && con.proc.endsWithin(lastBreath)) {
+		return nil, con.died()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("profiling %s: %w", con.name, err)
-	}
-	if con.proc != nil && con.proc.ended() {
-		return nil, fmt.Errorf("%s has ended: %s", con.name, con.proc.output())
 	}
 	s := &sample{
 		Contender: con.name, Cell: c.name, Round: round, Requests: len(r.latencies), Errors: r.errors, Error: r.firstError,
-		CPU: unknown, Upstreams: unknown, Peak: peakMiB(pid),
-		Rate: figure(float64(len(r.latencies)) / r.elapsed.Seconds()),
+		Peak: peakMiB(pid), Rate: figure(float64(len(r.latencies)) / r.elapsed.Seconds()),
 	}
-	if n := time.Duration(len(r.latencies)); n > 0 {
-		if known[0] == nil && known[1] == nil {
-			s.CPU = milliseconds((cpu[1] - cpu[0]) / n)
-		}
-		if mockCPU[1] > 0 {
-			s.Upstreams = milliseconds((mockCPU[1] - mockCPU[0]) / n)
-		}
-	}
+	s.PeakSinceStart = refused != nil && s.Peak.known()
+	s.CPU, s.Upstreams = w.perRequest(len(r.latencies))
+	s.times(r)
+	return s, nil
+}
+
+// fewestFor999 is how many requests a p99.9 takes: of fewer it is the slowest.
+const fewestFor999 = 1000
+
+// times fills in what comes of the single requests' times.
+func (s *sample) times(r *outcome) {
 	slices.Sort(r.latencies)
 	slices.Sort(r.firsts)
-	s.P50, s.P99, s.P999 = percentile(r.latencies, 0.5), percentile(r.latencies, 0.99), percentile(r.latencies, 0.999)
+	s.P50, s.P99, s.P999 = percentile(r.latencies, 0.5), percentile(r.latencies, 0.99), unknown
+	if len(r.latencies) >= fewestFor999 {
+		s.P999 = percentile(r.latencies, 0.999)
+	}
 	s.FirstByte, s.FirstByte99 = percentile(r.firsts, 0.5), percentile(r.firsts, 0.99)
-	return s, nil
+}
+
+// window takes the CPU times of a contender and of the upstreams at both ends
+// of the timed window, the contender's closest to it.
+type window struct {
+	pid, mock                                int
+	before, after, mockBefore, mockAfter     time.Duration
+	beforeErr, afterErr, mockErr, mockEndErr error
+	pids, mockPIDs                           []int
+}
+
+func (w *window) begin() {
+	w.mockBefore, w.mockPIDs, w.mockErr = cpuTime(w.mock, nil)
+	w.before, w.pids, w.beforeErr = cpuTime(w.pid, nil)
+}
+
+func (w *window) end() {
+	w.after, _, w.afterErr = cpuTime(w.pid, w.pids)
+	w.mockAfter, _, w.mockEndErr = cpuTime(w.mock, w.mockPIDs)
+}
+
+// perRequest returns milliseconds per request, of the contender and of the
+// upstreams; unknown where there is no clock, and of no requests.
+func (w *window) perRequest(requests int) (contender, upstreams figure) {
+	contender, upstreams = unknown, unknown
+	if requests == 0 {
+		return contender, upstreams
+	}
+	if w.beforeErr == nil && w.afterErr == nil {
+		contender = milliseconds((w.after - w.before) / time.Duration(requests))
+	}
+	if w.mockErr == nil && w.mockEndErr == nil {
+		upstreams = milliseconds((w.mockAfter - w.mockBefore) / time.Duration(requests))
+	}
+	return contender, upstreams
 }
 
 // takeProfile has a Caddy profile itself for the timed window, and then tell

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +33,7 @@ type contender struct {
 	urls  []string // where requests go
 	admin string   // a Caddy's admin address
 	proc  *process // nil where there is no router
+	over  bool     // it has ended too early
 }
 
 // builtin returns the contenders that are always there.
@@ -68,6 +70,25 @@ func external(s string) (*contender, error) {
 	return &contender{name: parts[0], port: int(port), command: parts[2]}, nil
 }
 
+// checkName tells what is wrong with the name of a further contender: it is one
+// in tables, in lists, and of files.
+func checkName(name string, taken []*contender) error {
+	switch {
+	case slices.Contains(contenderNames(taken), name):
+		return fmt.Errorf("with: there is a %q already", name)
+	case name == "." || name == ".." || strings.ContainsAny(name, `/\,`+"\n"):
+		return fmt.Errorf("with: %q cannot be a name", name)
+	}
+	return nil
+}
+
+// surroundings are what contenders run in.
+type surroundings struct {
+	caddy, dir string
+	upstreams  []string
+	watchdog   *watchdog
+}
+
 const site = `{
 	admin {admin}
 	persist_config off
@@ -84,14 +105,14 @@ http://127.0.0.1:{port} {
 `
 
 // start starts the router and waits until it answers.
-func (c *contender) start(ctx context.Context, caddy, dir string, upstreams []string) error {
+func (c *contender) start(ctx context.Context, in *surroundings) error {
 	if c.directive == "" && c.command == "" {
-		for _, u := range upstreams {
+		for _, u := range in.upstreams {
 			c.urls = append(c.urls, "http://"+u)
 		}
 		return nil
 	}
-	own := filepath.Join(dir, c.name)
+	own := filepath.Join(in.dir, "contenders", c.name)
 	if err := os.MkdirAll(own, 0o700); err != nil {
 		return err
 	}
@@ -99,10 +120,10 @@ func (c *contender) start(ctx context.Context, caddy, dir string, upstreams []st
 	if err != nil {
 		return err
 	}
-	known := placeholders(addr, caddy, own, upstreams)
+	known := placeholders(addr, in.caddy, own, in.upstreams)
 	cmd := exec.Command("/bin/sh", "-c", c.command)
 	if c.directive != "" {
-		cmd, err = c.caddyCommand(caddy, own, known)
+		cmd, err = c.caddyCommand(in.caddy, own, known)
 	} else {
 		cmd.Args[2], err = expand(c.command, own, known)
 	}
@@ -110,7 +131,7 @@ func (c *contender) start(ctx context.Context, caddy, dir string, upstreams []st
 		return err
 	}
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+own, "XDG_DATA_HOME="+own)
-	if c.proc, err = startProcess(cmd); err != nil {
+	if c.proc, err = startProcess(cmd, in.watchdog); err != nil {
 		return err
 	}
 	c.urls = []string{"http://" + addr}
@@ -233,6 +254,9 @@ func ask(ctx context.Context, transport http.RoundTripper, url string, body []by
 	_, err = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode, err
 }
+
+// died says that the router has ended, with its last words.
+func (c *contender) died() error { return fmt.Errorf("%s %w: %s", c.name, errEnded, c.proc.output()) }
 
 // stop ends the router.
 func (c *contender) stop() {

@@ -27,14 +27,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == mockCommand {
-		if err := serveMock(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "upstreams:", err)
+	if child, err := runChild(os.Args[1:]); child {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, os.Args[1]+":", err)
 			os.Exit(1)
 		}
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A first interrupt ends the measurement and has the report written, a
+	// second one ends the program.
+	context.AfterFunc(ctx, stop)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if errors.Is(err, flag.ErrHelp) {
@@ -44,6 +47,21 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// runChild does the work of one of this program's own processes, if the
+// arguments are those of one.
+func runChild(args []string) (child bool, err error) {
+	if len(args) != 1 {
+		return false, nil
+	}
+	switch args[0] {
+	case mockCommand:
+		return true, serveMock(os.Stdin, os.Stdout)
+	case watchdogCommand:
+		return true, watchOver(os.Stdin)
+	}
+	return false, nil
 }
 
 // options are the command line.
@@ -98,6 +116,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := checkName(c.name, all); err != nil {
+			return nil, err
+		}
 		all = append(all, c)
 	}
 	var err error
@@ -110,17 +131,24 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	return o, nil
 }
 
-// pick returns those of all that a comma-separated list names, in its order.
+// pick returns those of all that a comma-separated list names, in its order,
+// each at most once.
 func pick[T any](all []T, names string, name func(T) string) ([]T, error) {
 	if names == "" {
 		return all, nil
 	}
 	var picked []T
+	seen := make(map[string]bool)
 	for n := range strings.SplitSeq(names, ",") {
-		i := slices.IndexFunc(all, func(t T) bool { return name(t) == strings.TrimSpace(n) })
+		n = strings.TrimSpace(n)
+		i := slices.IndexFunc(all, func(t T) bool { return name(t) == n })
 		if i < 0 {
 			return nil, fmt.Errorf("there is no %q", n)
 		}
+		if seen[n] {
+			return nil, fmt.Errorf("%q is named twice", n)
+		}
+		seen[n] = true
 		picked = append(picked, all[i])
 	}
 	return picked, nil
@@ -151,41 +179,28 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
+	dog, err := startWatchdog()
+	if err != nil {
+		return err
+	}
+	defer dog.stop()
 	up, err := startUpstreams()
 	if err != nil {
 		return err
 	}
 	defer up.stop()
+	in := &surroundings{caddy: o.caddy, dir: dir, upstreams: up.addrs, watchdog: dog}
 	for _, c := range o.contenders {
 		fmt.Fprintf(stderr, "starting %s\n", c.name)
-		if err := c.start(ctx, o.caddy, dir, up.addrs); err != nil {
+		if err := c.start(ctx, in); err != nil {
 			return fmt.Errorf("starting %s: %w", c.name, err)
 		}
 		defer c.stop()
 	}
 	m := &meter{options: o, upstreams: up, log: stderr}
 	m.seq.Store(firstNumber)
-	if err := m.measure(ctx); err != nil {
-		return err
-	}
-	if o.json != "" {
-		if err := writeJSON(o.json, m.samples); err != nil {
-			return err
-		}
-	}
-	r := report{samples: m.samples, contenders: contenderNames(o.contenders), cells: namesOfCells(o.cells), rounds: o.rounds}
-	return r.write(stdout, o.markdown)
-}
-
-func writeJSON(file string, samples []*sample) error {
-	host, _ := os.Hostname()
-	out, err := json.MarshalIndent(map[string]any{
-		"host": host, "cpus": runtime.NumCPU(), "go": runtime.Version(), "time": time.Now().UTC(), "samples": samples,
-	}, "", "\t")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(out, '\n'), 0o600)
+	m.measure(ctx)
+	return m.finish(stdout)
 }
 
 // meter takes the samples.
@@ -195,29 +210,36 @@ type meter struct {
 	log       io.Writer
 	seq       atomic.Int64 // the last request's number
 	samples   []*sample
+	// incomplete says why there are fewer samples than there should be.
+	incomplete []string
 }
 
 // measure runs all rounds. Contenders take turns within a cell, so that what
 // disturbs the machine for a while disturbs all of them; who is first moves on.
-func (m *meter) measure(ctx context.Context) error {
+// One that has ended is left out from then on; anything else ends the rounds.
+func (m *meter) measure(ctx context.Context) {
 	for round := range m.rounds {
 		for i, c := range m.cells {
+			where := fmt.Sprintf("in round %d, cell %s", round+1, c.name)
 			if err := m.upstreams.pace(c.pace); err != nil {
-				return err
+				m.incomplete = append(m.incomplete, fmt.Sprintf("%s: %v", where, err))
+				return
 			}
-			bodies := make(map[traffic]*corpus)
+			made := make(map[traffic]*corpus)
 			for k := range m.contenders {
 				con := m.contenders[(k+round+i)%len(m.contenders)]
-				kind := con.traffic
-				if kind == headers {
-					kind = chats // the same bodies
+				if con.over {
+					continue
 				}
-				if bodies[kind] == nil {
-					bodies[kind] = newCorpus(kind, c)
-				}
-				s, err := m.sample(ctx, con, c, round, bodies[kind])
+				s, err := m.sample(ctx, con, c, round, newLoad(con, c, made, &m.seq))
 				if err != nil {
-					return err
+					m.incomplete = append(m.incomplete, fmt.Sprintf("%s: %v", where, err))
+					fmt.Fprintln(m.log, m.incomplete[len(m.incomplete)-1])
+					if !errors.Is(err, errEnded) {
+						return
+					}
+					con.over = true
+					continue
 				}
 				m.samples = append(m.samples, s)
 				fmt.Fprintf(m.log, "round %d %-14s %-24s %8.0f req/s %8s ms CPU/req, p50 %8s ms, %d errors\n",
@@ -225,5 +247,38 @@ func (m *meter) measure(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+}
+
+// finish writes what was measured, however much it is.
+func (m *meter) finish(stdout io.Writer) error {
+	var failed []error
+	if m.json != "" {
+		failed = append(failed, writeJSON(m.json, m.samples, m.incomplete))
+	}
+	r := report{
+		samples: m.samples, contenders: contenderNames(m.contenders), cells: namesOfCells(m.cells), rounds: m.rounds,
+		incomplete: m.incomplete, over: make(map[string]bool),
+	}
+	for _, c := range m.contenders {
+		r.over[c.name] = c.over
+	}
+	// One trial tells whether the system has the clocks.
+	_, _, r.noClock = cpuTime(os.Getpid(), nil)
+	failed = append(failed, r.write(stdout, m.markdown))
+	if len(m.incomplete) > 0 {
+		failed = append(failed, errors.New("the report is incomplete"))
+	}
+	return errors.Join(failed...)
+}
+
+func writeJSON(file string, samples []*sample, incomplete []string) error {
+	host, _ := os.Hostname()
+	out, err := json.MarshalIndent(map[string]any{
+		"host": host, "cpus": runtime.NumCPU(), "go": runtime.Version(), "time": time.Now().UTC(),
+		"samples": samples, "incomplete": incomplete,
+	}, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(out, '\n'), 0o600)
 }

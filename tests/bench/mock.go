@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -36,11 +35,10 @@ type upstreams struct {
 }
 
 func startUpstreams() (*upstreams, error) {
-	self, err := os.Executable()
+	cmd, err := selfCommand(mockCommand)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self, mockCommand)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -50,7 +48,7 @@ func startUpstreams() (*upstreams, error) {
 	if err != nil {
 		return nil, err
 	}
-	proc, err := startProcess(cmd)
+	proc, err := startProcess(cmd, nil)
 	if err != nil {
 		return nil, fmt.Errorf("starting upstreams: %w", err)
 	}

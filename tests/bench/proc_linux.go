@@ -12,9 +12,6 @@ import (
 	"unsafe"
 )
 
-// cpuAvailable says that CPU time and memory of other processes can be read.
-const cpuAvailable = true
-
 // ownGroup makes a command the head of a process group of its own, so that its
 // descendants can be ended with it, and a terminal's interrupt does not reach
 // it before its measurement has ended.
@@ -23,12 +20,32 @@ func ownGroup(cmd *exec.Cmd) {
 }
 
 // killGroup ends the group that a child heads: with SIGTERM, or with SIGKILL.
-func killGroup(pid int, now bool) {
+// The child must not have been reaped.
+func killGroup(p *os.Process, now bool) {
 	signal := syscall.SIGTERM
 	if now {
 		signal = syscall.SIGKILL
 	}
-	_ = syscall.Kill(-pid, signal) // it may have ended
+	_ = syscall.Kill(-p.Pid, signal) // it may have ended
+}
+
+// endGroup kills whom a child that has ended has left.
+func endGroup(p *os.Process) { killGroup(p, true) }
+
+// killOrphans kills a group whose parent has died.
+func killOrphans(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
+
+// awaitExit waits until a child has ended, and leaves it to be reaped.
+func awaitExit(p *os.Process) {
+	const idIsPID = 1   // P_PID of waitid(2)
+	var info [16]uint64 // siginfo_t, which is not looked at
+	for {
+		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, idIsPID, uintptr(p.Pid),
+			uintptr(unsafe.Pointer(&info)), syscall.WEXITED|syscall.WNOWAIT, 0, 0) //nolint:gosec // the call needs its address
+		if errno != syscall.EINTR {
+			return
+		}
+	}
 }
 
 // tick is the unit of times in /proc/<pid>/stat. It is the same on all systems
@@ -39,26 +56,36 @@ var errNoProcess = errors.New("there is no process")
 
 // cpuTime returns the CPU time that a process and its descendants have taken
 // so far, user and system. It is exact to the nanosecond where the kernel lets
-// us read the processes' clocks, else to a tick for each process.
-func cpuTime(pid int) (time.Duration, error) {
+// us read the processes' clocks, else to a tick for each process. The clocks of
+// the processes that an earlier call has returned are read first, before the
+// search for others takes its time.
+func cpuTime(pid int, known []int) (sum time.Duration, pids []int, err error) {
 	if pid == 0 {
-		return 0, errNoProcess
+		return 0, nil, errNoProcess
 	}
-	var sum time.Duration
+	early := make(map[int]time.Duration, len(known))
+	for _, k := range known {
+		if t, ok := processClock(k); ok {
+			early[k] = t
+		}
+	}
 	tree, err := processTree(pid)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	for _, s := range tree {
+		pids = append(pids, s.pid)
 		// of those that have ended there is no clock any more
 		sum += s.reaped
-		if t, ok := processClock(s.pid); ok {
+		if t, ok := early[s.pid]; ok {
+			sum += t
+		} else if t, ok := processClock(s.pid); ok {
 			sum += t
 		} else {
 			sum += s.own
 		}
 	}
-	return sum, nil
+	return sum, pids, nil
 }
 
 // processClock reads the CPU clock of a process, of all its threads, also of
@@ -142,14 +169,22 @@ func processTree(root int) ([]stat, error) {
 
 // resetPeak lets the peak memory of a process and its descendants begin anew,
 // where the kernel permits it.
-func resetPeak(pid int) {
+func resetPeak(pid int) error {
 	if pid == 0 {
-		return
+		return nil
 	}
-	tree, _ := processTree(pid)
+	tree, err := processTree(pid)
+	if err != nil {
+		return err
+	}
 	for _, s := range tree {
-		_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", s.pid), []byte("5"), 0)
+		err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", s.pid), []byte("5"), 0)
+		ended := errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+		if err != nil && !ended {
+			return err
+		}
 	}
+	return nil
 }
 
 // peakMiB returns the peak resident memory of a process and its descendants,

@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -42,21 +46,22 @@ func TestCPUTimeCountsDescendants(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer in.Close()
-	p, err := startProcess(cmd)
+	p, err := startProcess(cmd, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.stop()
 	deadline := time.Now().Add(20 * time.Second)
+	var pids []int
 	for last := time.Duration(0); ; {
-		took, err := cpuTime(p.pid())
+		took, known, err := cpuTime(p.pid(), pids)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if took < last-2*tick {
 			t.Fatalf("CPU time fell from %s to %s", last, took)
 		}
-		last = took
+		last, pids = took, known
 		tree, err := processTree(p.pid())
 		if err != nil {
 			t.Fatal(err)
@@ -77,7 +82,7 @@ func isCat(pid int) bool {
 }
 
 func TestStopEndsDescendants(t *testing.T) {
-	p, err := startProcess(exec.Command("/bin/sh", "-c", "trap '' TERM; cat /dev/zero > /dev/null & exec cat /dev/zero > /dev/null"))
+	p, err := startProcess(exec.Command("/bin/sh", "-c", "trap '' TERM; cat /dev/zero > /dev/null & exec cat /dev/zero > /dev/null"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,13 +94,121 @@ func TestStopEndsDescendants(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	p.stop()
+	awaitGone(t, tree[1].pid)
+}
+
+// awaitGone waits until a process has ended.
+func awaitGone(t *testing.T, pid int) {
+	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		line, err := os.ReadFile("/proc/" + itoa(tree[1].pid) + "/stat")
+		line, err := os.ReadFile("/proc/" + itoa(pid) + "/stat")
 		if err != nil || bytes.Contains(line, []byte(") Z ")) {
 			return
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("still there: %s", line)
 		}
+	}
+}
+
+// A process that ends by itself takes its descendants with it, and its id is
+// not signalled once it is reaped.
+func TestEndOfAProcessEndsDescendants(t *testing.T) {
+	cmd := exec.Command("/bin/sh", "-c", "sleep 60 & echo $!; read x; exit 0")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := startProcess(cmd, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.stop()
+	left := 0
+	for deadline := time.Now().Add(10 * time.Second); left == 0; time.Sleep(5 * time.Millisecond) {
+		if left, _ = strconv.Atoi(strings.TrimSpace(p.output())); time.Now().After(deadline) {
+			t.Fatal("the shell says nothing")
+		}
+	}
+	in.Close()
+	if !p.endsWithin(10 * time.Second) {
+		t.Fatal("it does not end")
+	}
+	awaitGone(t, left)
+	if p.mu.Lock(); !p.over {
+		t.Error("its group may still be signalled")
+	}
+	p.mu.Unlock()
+}
+
+// A bench that is killed leaves neither a contender nor what that has started.
+func TestContendersDoNotOutliveAKilledBench(t *testing.T) {
+	bench, err := selfCommand(killedBench)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := bench.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bench.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer bench.Wait() //nolint:errcheck // it is killed
+	defer bench.Process.Kill()
+	var watchdogPID, contenderPID, descendant int
+	if _, err := fmt.Fscan(out, &watchdogPID, &contenderPID, &descendant); err != nil {
+		t.Fatal(err)
+	}
+	if err := bench.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{contenderPID, descendant, watchdogPID} {
+		awaitGone(t, pid)
+	}
+}
+
+// The peak of a process that held much memory is what it holds now, once it is
+// reset.
+func TestPeakIsReset(t *testing.T) {
+	cmd, err := selfCommand(allocateAndFree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	p, err := startProcess(cmd, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.stop()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(p.output(), "freed"); time.Sleep(5 * time.Millisecond) {
+		if p.ended() || time.Now().After(deadline) {
+			t.Fatalf("it says %q", p.output())
+		}
+	}
+	before := peakMiB(p.pid())
+	if !before.known() || before < allocatedMiB {
+		t.Fatalf("a peak of %v MiB after %d were held", before, allocatedMiB)
+	}
+	if err := resetPeak(p.pid()); errors.Is(err, os.ErrPermission) {
+		t.Skip("the kernel does not permit it: ", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if after := peakMiB(p.pid()); !after.known() || after > before-allocatedMiB/2 {
+		t.Errorf("a peak of %v MiB, before the reset of %v", after, before)
+	}
+}
+
+func TestResetPeakOfNobody(t *testing.T) {
+	if err := resetPeak(0); err != nil {
+		t.Errorf("no process: %v", err)
+	}
+	if err := resetPeak(1 << 30); err == nil {
+		t.Error("a process that is not there has its peak reset")
 	}
 }

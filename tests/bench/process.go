@@ -2,22 +2,31 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"time"
 )
 
 // process is a child process, and whom it has started itself.
 type process struct {
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	log  tail
+	cmd      *exec.Cmd
+	watchdog *watchdog     // may be nil
+	done     chan struct{} // closed when it has ended
+	log      tail
+
+	mu sync.Mutex
+	// over says that the process is reaped, or is about to be: its id may be
+	// another's from then on.
+	over bool
 }
 
 // startProcess starts a command. Its output is kept in part, for messages,
-// where it goes nowhere else.
-func startProcess(cmd *exec.Cmd) (*process, error) {
-	p := &process{cmd: cmd, done: make(chan struct{})}
+// where it goes nowhere else. With a watchdog it does not outlive this process;
+// without, it must end when its input does.
+func startProcess(cmd *exec.Cmd, w *watchdog) (*process, error) {
+	p := &process{cmd: cmd, watchdog: w, done: make(chan struct{})}
 	if cmd.Stdout == nil {
 		cmd.Stdout = &p.log
 	}
@@ -30,11 +39,32 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	go func() {
-		_ = cmd.Wait() // how it ended does not matter
-		close(p.done)
-	}()
+	w.watch(p.pid())
+	go p.reap()
 	return p, nil
+}
+
+// reap waits for the process to end, and ends its descendants with it. These
+// are signalled before the process is reaped: as long as it is not, no other
+// group can have its id.
+func (p *process) reap() {
+	awaitExit(p.cmd.Process)
+	p.mu.Lock()
+	endGroup(p.cmd.Process)
+	p.watchdog.forget(p.pid())
+	p.over = true
+	p.mu.Unlock()
+	_ = p.cmd.Wait() // how it ended does not matter
+	close(p.done)
+}
+
+// signal asks the process and its descendants to end, or kills them.
+func (p *process) signal(now bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.over {
+		killGroup(p.cmd.Process, now)
+	}
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
@@ -56,17 +86,43 @@ const stopTimeout = 5 * time.Second
 
 // stop ends the process and its descendants and waits for it.
 func (p *process) stop() {
-	defer killGroup(p.pid(), true) // who of them has outlived it
-	if p.ended() {
-		return
-	}
-	killGroup(p.pid(), false)
-	select {
-	case <-p.done:
-	case <-time.After(stopTimeout):
-		killGroup(p.pid(), true)
+	p.signal(false)
+	if !p.endsWithin(stopTimeout) {
+		p.signal(true)
 		<-p.done
 	}
+}
+
+// endsWithin waits for the process to end, and tells whether it has.
+func (p *process) endsWithin(d time.Duration) bool {
+	select {
+	case <-p.done:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// selfCommand makes a command of this program with an argument.
+func selfCommand(arg string) (*exec.Cmd, error) {
+	self, err := executable(os.Executable, os.Args[0])
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command(self, arg), nil //nolint:gosec // it is this program
+}
+
+// executable returns the file of this program: what the system says, or what
+// the program was called by, for Linux cannot say without /proc.
+func executable(ask func() (string, error), calledBy string) (string, error) {
+	if file, err := ask(); err == nil {
+		return file, nil
+	}
+	file, err := exec.LookPath(calledBy)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(file)
 }
 
 // tail keeps the last bytes written to it.

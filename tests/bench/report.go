@@ -34,6 +34,11 @@ type report struct {
 	samples           []*sample
 	contenders, cells []string
 	rounds            int
+	// incomplete says why there are fewer samples than rounds and cells.
+	incomplete []string
+	over       map[string]bool // the contenders that ended by themselves
+	// noClock says why there are no CPU times and no memory; nil if there are.
+	noClock error
 }
 
 // figures returns a metric by round.
@@ -87,8 +92,11 @@ func (r *report) entry(contender, cell string, get func(*sample) figure) string 
 func (r *report) write(w io.Writer, markdown bool) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Median (min..max) of %d rounds; x: median of the rounds' ratios to %s of the same round.\n", r.rounds, baseline)
-	if !cpuAvailable {
-		b.WriteString("CPU time and memory are NOT AVAILABLE on this system: they are read from Linux' /proc.\n")
+	if r.noClock != nil {
+		fmt.Fprintf(&b, "CPU time and memory are NOT AVAILABLE on this system: %v.\n", r.noClock)
+	}
+	for _, why := range r.incomplete {
+		fmt.Fprintf(&b, "\nINCOMPLETE: %s\n", strings.TrimSpace(why))
 	}
 	for _, m := range metrics() {
 		rows := r.table(m)
@@ -100,24 +108,49 @@ func (r *report) write(w io.Writer, markdown bool) error {
 			writeColumns(&b, rows)
 		}
 	}
+	r.writeNotes(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// writeNotes says what must be known of the contenders beside the figures.
+func (r *report) writeNotes(b *strings.Builder) {
+	var kept []string
+	for _, con := range r.contenders {
+		for _, s := range r.samples {
+			if s.Contender == con && s.PeakSinceStart {
+				kept = append(kept, con)
+				break
+			}
+		}
+	}
+	if len(kept) > 0 {
+		fmt.Fprintf(b, "\nThe kernel refused to reset the peak memory; it is the highest since the start of %s.\n", strings.Join(kept, ", "))
+	}
 	failed := false
 	for _, con := range r.contenders {
 		if n, example := r.errors(con, ""); n > 0 {
 			failed = true
-			fmt.Fprintf(&b, "\n! %s had %d errors, such as: %s\n", con, n, example)
+			fmt.Fprintf(b, "\n! %s had %d errors, such as: %s\n", con, n, example)
 		}
 	}
-	if !failed {
+	if !failed && len(r.incomplete) == 0 {
 		b.WriteString("\nNo contender had errors.\n")
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 // table returns the rows of a metric, with its header.
 func (r *report) table(m metric) [][]string {
 	rows := make([][]string, 0, 1+len(r.cells))
-	rows = append(rows, append([]string{""}, r.contenders...))
+	header := make([]string, 0, 1+len(r.contenders))
+	header = append(header, "")
+	for _, con := range r.contenders {
+		if r.over[con] {
+			con += " (ended)"
+		}
+		header = append(header, con)
+	}
+	rows = append(rows, header)
 	for _, c := range r.cells {
 		row := make([]string, 0, 1+len(r.contenders))
 		row = append(row, c)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -93,5 +94,37 @@ func TestReportMarksErrors(t *testing.T) {
 		if strings.Contains(b.String(), "No contender had errors") {
 			t.Error("the errors are denied")
 		}
+	}
+}
+
+// Of fewer than a thousand requests there is no p99.9.
+func TestNoHighPercentileOfFew(t *testing.T) {
+	for n, want := range map[int]bool{0: false, fewestFor999 - 1: false, fewestFor999: true} {
+		s := new(sample)
+		s.times(&outcome{latencies: make([]time.Duration, n), firsts: make([]time.Duration, n)})
+		if s.P999.known() != want || s.P99.known() != (n > 0) {
+			t.Errorf("of %d: p99 %v, p99.9 %v", n, s.P99, s.P999)
+		}
+	}
+}
+
+func TestReportSaysWhatIsMissing(t *testing.T) {
+	r := report{
+		contenders: []string{"caddy", "other"}, cells: []string{"c"}, rounds: 1, noClock: errors.New("no such directory"),
+		samples: []*sample{{Contender: "caddy", Cell: "c"}, {Contender: "other", Cell: "c", PeakSinceStart: true}},
+	}
+	var b strings.Builder
+	if err := r.write(&b, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"NOT AVAILABLE on this system: no such directory.", "refused to reset the peak memory; it is the highest since the start of other.\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+	b.Reset()
+	r.noClock, r.samples = nil, r.samples[:1]
+	if err := r.write(&b, false); err != nil || strings.Contains(b.String(), "NOT AVAILABLE") || strings.Contains(b.String(), "refused") || strings.Contains(b.String(), "INCOMPLETE") {
+		t.Errorf("%v\n%s", err, b.String())
 	}
 }

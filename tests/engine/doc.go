@@ -14,6 +14,9 @@
 //   - a request with n above 1 or more than one prompt is refused with 400;
 //   - blocks are reserved for prompt and answer at admission, so no request is
 //     preempted and vllm:kv_cache_usage_perc counts the reserved ones;
+//   - blocks that were never filled are used first, those that a request has
+//     given back included, which vLLM before 0.24 puts behind the cached ones;
+//   - there is no null block, so that one block more than in vLLM can be used;
 //   - stop strings, logprobs, sampling parameters, images and tool calls in
 //     answers are accepted and ignored, or refused where vLLM would with a model
 //     of text;

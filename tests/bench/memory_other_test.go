@@ -1,0 +1,7 @@
+//go:build !linux
+
+package main
+
+import "errors"
+
+func holdMemory(int) error { return errors.ErrUnsupported }
