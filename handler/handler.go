@@ -252,7 +252,9 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 			return bodyConn{conn}, nil
 		}
 	}
-	rp.Transport = &transport{HTTPTransport: inner}
+	fresh := inner.Transport.Clone()
+	fresh.DisableKeepAlives = true
+	rp.Transport = &transport{HTTPTransport: inner, fresh: fresh}
 	return nil
 }
 

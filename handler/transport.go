@@ -15,6 +15,8 @@ import (
 // interfaces that the proxy looks for are there.
 type transport struct {
 	*reverseproxy.HTTPTransport
+	// fresh takes a new connection for each request.
+	fresh *http.Transport
 }
 
 // RoundTrip implements http.RoundTripper. What becomes of a failed attempt is
@@ -27,13 +29,14 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rt.spent {
 		return rt.giveUp()
 	}
-	resp, resent, err := rt.send(t, req)
-	for i := 0; err != nil && resent && i < reconnects && req.Context().Err() == nil && !rt.otherLeft(); i++ {
+	resp, resent, err := rt.send(t.HTTPTransport, req)
+	if err != nil && resent && req.Context().Err() == nil && !rt.otherLeft() {
 		// The only worker left closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
-		t.Transport.CloseIdleConnections()
 		rt.countRetry(rt.attempt, "reconnect")
-		resp, resent, err = rt.send(t, req)
+		t.Transport.CloseIdleConnections()
+		t.SetScheme(req)
+		resp, _, err = rt.send(t.fresh, req)
 	}
 	if err != nil {
 		return rt.failed(req, err)
@@ -41,15 +44,12 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return rt.answered(req, resp)
 }
 
-// reconnects bounds the attempts to get a fresh connection to the last worker.
-const reconnects = 2
-
 // send makes one round trip and tells whether net/http sent the request again
 // in it, as it does after a connection that was kept alive turned out closed.
-func (rt *route) send(t *transport, req *http.Request) (*http.Response, bool, error) {
+func (rt *route) send(t http.RoundTripper, req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
 	rt.sent = rt.outgoing(req, resends)
-	resp, err := t.HTTPTransport.RoundTrip(rt.sent)
+	resp, err := t.RoundTrip(rt.sent)
 	n := resends.Load()
 	if n > 0 {
 		rt.h.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))

@@ -181,7 +181,7 @@ func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	rec, err := e.enter(r)
 	stop := context.AfterFunc(r.Context(), func() { e.clientGone(rec) })
 	defer func() {
-		if !stop() {
+		if !stop() || r.Context().Err() != nil {
 			e.clientGone(rec) // it may be that nobody has noted it yet
 		}
 		e.finish(rec)

@@ -27,10 +27,12 @@ text { font: 13px system-ui, sans-serif; fill: #333 }
 .line { fill: none; stroke-width: 2.5; stroke-linejoin: round }
 .dots { fill: none; stroke-width: 4; stroke-linecap: round; opacity: .22 }
 .s0 { stroke: #c44e00 } .s1 { stroke: #0067b1 } .s2 { stroke: #008a63; stroke-dasharray: 8 4 }
+.s3 { stroke: #8a3fb0 } .s4 { stroke: #807000 }
 .dots.s2 { stroke-dasharray: none }
 @media (prefers-color-scheme: dark) {
 	text { fill: #ddd } .back { fill: #16181c }
 	.s0 { stroke: #ff9a55 } .s1 { stroke: #5db4ff } .s2 { stroke: #3fd6a8 }
+	.s3 { stroke: #cf95ee } .s4 { stroke: #d2c03c }
 }`
 
 // chart is a picture of the time to first token over time. Both axes are in
@@ -53,7 +55,7 @@ func draw(w io.Writer, results []*result) error {
 	}
 	for i, r := range results {
 		c.line(i, r.samples)
-		c.legend(i, r.name)
+		c.legend(i, len(results), r.name)
 		if r.lived > 0 {
 			c.mark(r.died, "end", fmt.Sprintf("e%d dies", mortal+1))
 			c.mark(r.lived, "start", fmt.Sprintf("e%d is back, with an empty cache", mortal+1))
@@ -179,13 +181,13 @@ func (c *chart) line(i int, samples []sample) {
 	c.printf(`"/>`)
 }
 
-// legend names a line, in a row above the plot.
-func (c *chart) legend(i int, name string) {
-	x := float64(plotLeft + 190*i)
+// legend names one of n lines, in a row above the plot.
+func (c *chart) legend(i, n int, name string) {
+	x := float64(plotLeft + min(190, (plotRight-plotLeft)/n)*i)
 	c.printf(`<path class="line s%d" d="M%.1f 48h36"/>`, i, x)
 	c.label(x+44, 52, "start", name)
 	if i == 0 {
-		c.label(plotRight, 52, "end", fmt.Sprintf("lines: means of %g s; dots: turns", c.bin))
+		c.label(plotRight, 26, "end", fmt.Sprintf("lines: means of %g s; dots: turns", c.bin))
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -10,8 +11,14 @@ import (
 	"github.com/openai/openai-go/option"
 )
 
-// attempts is how often a turn is asked before its conversation is given up.
-const attempts = 4
+const (
+	// attempts is how often a turn is asked before its conversation is given up.
+	attempts = 4
+	// pause is the time between them, in the engines' time.
+	pause = 500 * time.Millisecond
+	// conversationHeader says which conversation a request belongs to.
+	conversationHeader = "X-Conversation"
+)
 
 // player holds conversations. Its times are the engines'.
 type player struct {
@@ -20,6 +27,7 @@ type player struct {
 	zero   time.Time // the run's beginning
 	speed  float64
 	tally  *tally
+	tells  bool // requests have a conversationHeader
 }
 
 func newPlayer(url, system string, speed float64, t *tally) *player {
@@ -59,28 +67,35 @@ func (p *player) converse(ctx context.Context, c *conversation) {
 	}
 	messages := []openai.ChatCompletionMessageParamUnion{openai.SystemMessage(p.system)}
 	held := int64(0)
-	defer func() { p.tally.hold(-held) }()
-	for _, t := range c.turns {
+	defer func() { p.tally.hold(c.document, held, 0) }()
+	var opts []option.RequestOption
+	if p.tells {
+		opts = append(opts, option.WithHeader(conversationHeader, strconv.Itoa(c.id)))
+	}
+	for i, t := range c.turns {
 		if !p.wait(ctx, time.Now(), t.think) {
 			return
 		}
-		messages = append(messages, openai.UserMessage(t.question))
-		a := p.turn(ctx, messages, t.answer)
+		messages = append(messages, openai.UserMessage(c.question(i)))
+		a := p.turn(ctx, messages, t.answer, opts)
 		if a == nil {
 			return
 		}
 		messages = append(messages, openai.AssistantMessage(a.text.String()))
-		p.tally.hold(a.prompt - held)
+		p.tally.hold(c.document, held, a.prompt)
 		held = a.prompt
 	}
 }
 
 // turn asks until there is a whole answer, and returns it, or nil when there will
 // be none. What the turn took counts from when it was asked first.
-func (p *player) turn(ctx context.Context, messages []openai.ChatCompletionMessageParamUnion, tokens int) *answer {
+func (p *player) turn(ctx context.Context, messages []openai.ChatCompletionMessageParamUnion, tokens int, opts []option.RequestOption) *answer {
 	var asked time.Time
-	for range attempts {
-		a := p.ask(ctx, messages, tokens)
+	for i := range attempts {
+		if i > 0 && !p.wait(ctx, time.Now(), pause) {
+			return nil
+		}
+		a := p.ask(ctx, messages, tokens, opts)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -92,10 +107,11 @@ func (p *player) turn(ctx context.Context, messages []openai.ChatCompletionMessa
 			p.tally.add(sample{
 				at: p.since(p.zero, asked), ttft: p.since(asked, a.first), total: p.since(asked, a.end),
 				prompt: a.prompt, cached: a.cached,
-			})
+			}, p.since(a.sent, a.first))
 			return a
 		}
 	}
+	p.tally.giveUp()
 	return nil
 }
 
@@ -109,17 +125,17 @@ type answer struct {
 }
 
 // ask makes one request. Its time begins when the client sends it.
-func (p *player) ask(ctx context.Context, messages []openai.ChatCompletionMessageParamUnion, tokens int) *answer {
+func (p *player) ask(ctx context.Context, messages []openai.ChatCompletionMessageParamUnion, tokens int, opts []option.RequestOption) *answer {
 	a := &answer{sent: time.Now()}
 	events := p.client.Chat.Completions.NewStreaming(ctx, openai.ChatCompletionNewParams{
 		Model: model, Messages: messages, MaxCompletionTokens: openai.Int(int64(tokens)),
 		StreamOptions: openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)},
-	}, option.WithMiddleware(func(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+	}, append([]option.RequestOption{option.WithMiddleware(func(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
 		a.sent = time.Now()
 		resp, err := next(r)
 		a.began = err == nil && resp.StatusCode == http.StatusOK
 		return resp, err
-	}))
+	})}, opts...)...)
 	defer events.Close()
 	finished := false
 	for events.Next() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	_ "github.com/caddy-kvrouter/kvrouter"
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -43,8 +44,11 @@ type directive func(addrs string) string
 
 func kvRouter(addrs string) string { return "kv_router " + addrs }
 
-func roundRobin(addrs string) string {
-	return "reverse_proxy " + addrs + " {\n\t\tlb_policy round_robin\n\t}"
+// reverseProxy is Caddy's own, with one of its policies.
+func reverseProxy(policy string) directive {
+	return func(addrs string) string {
+		return "reverse_proxy " + addrs + " {\n\t\tlb_policy " + policy + "\n\t}"
+	}
 }
 
 // startCluster starts new engines and a Caddy. There can be one at a time. With
@@ -131,15 +135,16 @@ func (c *cluster) stop() {
 	os.RemoveAll(c.dir) //nolint:errcheck,gosec // it is in the temp dir
 }
 
-// lag returns the most milliseconds of engines' time that a step came too late in
-// the engines' present lives.
-func (c *cluster) lag() (most float64) {
+// lag returns the most that a step came too late in the engines' present lives, in
+// their time.
+func (c *cluster) lag() time.Duration {
+	most := 0.0
 	for _, e := range c.engines {
 		for _, k := range e.State().Ranks {
 			most = max(most, k.LagMS)
 		}
 	}
-	return most
+	return milliseconds(most)
 }
 
 // freeAddr returns a loopback address that nothing listens on.

@@ -58,13 +58,13 @@ func (t *ticker) run(y *tally, p *player) (stop func()) {
 func (t *ticker) show(y *tally, p *player) {
 	now := p.since(p.zero, time.Now())
 	y.mu.Lock()
-	done, failed, broken := len(y.samples), y.failed, y.broken
+	done, failed, broken, givenUp := len(y.samples), y.failed, y.broken, y.givenUp
 	f := summarize(y.samples[max(0, done-100):])
 	y.mu.Unlock()
 	line := fmt.Sprintf("%-18s %4.0f s  %4d of %d answered, lately: hit ratio %3.0f %%, TTFT %s",
 		t.name, now.Seconds(), done, t.turns, 100*f.hits, seconds(f.mean))
 	if failed+broken > 0 {
-		line += fmt.Sprintf("; failed %d, broken %d", failed, broken)
+		line += fmt.Sprintf("; failed %d, broken %d, given up %d", failed, broken, givenUp)
 	}
 	if t.terminal {
 		fmt.Fprintf(t.w, "\r\x1b[K%s", line)

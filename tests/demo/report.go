@@ -11,6 +11,13 @@ import (
 	"unicode/utf8"
 )
 
+// What a machine that keeps up stays below, in the engines' time: the mean time to
+// first token that the engines do not see, and the lateness of any of their steps.
+const (
+	mostOverhead = 100 * time.Millisecond
+	mostLag      = time.Second
+)
+
 // figures are those of a run. Times are the engines'.
 type figures struct {
 	hits                       float64 // cached prompt tokens / prompt tokens
@@ -57,21 +64,49 @@ func seconds(d time.Duration) string {
 }
 
 // report writes the table and what follows from it. The first result is what the
-// others are compared with.
+// other contenders are compared with. The second one is compared with those that
+// come after them.
 func report(out io.Writer, results []*result) {
 	writeTable(out, table(results))
-	base := results[0].figures
-	for _, r := range results[1:] {
-		f := r.figures
-		fmt.Fprintf(out, "\n%s: %.1f times the hit ratio of %s, mean TTFT %.1f times shorter, whole answers %.1f times sooner.",
-			r.name, ratio(f.hits, base.hits), results[0].name, ratio(base.mean.Seconds(), f.mean.Seconds()),
-			ratio(base.total.Seconds(), f.total.Seconds()))
+	fmt.Fprintln(out)
+	ours := min(1, len(results)-1)
+	for i, r := range results[1:] {
+		if i+1 < len(contenders) {
+			compared(out, r, results[0])
+		} else {
+			compared(out, results[ours], r)
+		}
 	}
-	fmt.Fprintf(out, "\n\nAn engine's cache holds %.0f %% of the conversations that were under way at once.\n",
-		100*float64(kvTokens)/float64(max(results[len(results)-1].peak, 1)))
+	share := 100 * float64(kvTokens) / float64(max(results[ours].peak, 1))
+	fmt.Fprintf(out, "\n%s: an engine's cache holds %.0f %% of the conversations that were under way at once, those of all engines %.0f %%.\n",
+		results[ours].name, share, engineCount*share)
 	for _, r := range results {
 		r.explain(out)
 	}
+}
+
+// compared writes how a run compares with another one.
+func compared(out io.Writer, r, base *result) {
+	f, b := r.figures, base.figures
+	fmt.Fprintf(out, "%s: %s times the hit ratio of %s, mean TTFT %s, whole answers %s.\n",
+		r.name, times(ratio(f.hits, b.hits)), base.name,
+		faster(f.mean, b.mean, "shorter", "longer"), faster(f.total, b.total, "sooner", "later"))
+}
+
+// faster writes how many times shorter a time is than another one, or longer.
+func faster(d, base time.Duration, shorter, longer string) string {
+	if d > base {
+		return times(ratio(d.Seconds(), base.Seconds())) + " times " + longer
+	}
+	return times(ratio(base.Seconds(), d.Seconds())) + " times " + shorter
+}
+
+// times writes a ratio. Of those near 1, the second digit is of interest.
+func times(x float64) string {
+	if x < 2 {
+		return strconv.FormatFloat(x, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(x, 'f', 1, 64)
 }
 
 func ratio(a, b float64) float64 {
@@ -100,12 +135,16 @@ func table(results []*result) [][]string {
 	row("TTFT p50", func(r *result) string { return seconds(r.figures.median) })
 	row("TTFT p99", func(r *result) string { return seconds(r.figures.worst) })
 	row("end to end, mean", func(r *result) string { return seconds(r.figures.total) })
+	row("turns answered", func(r *result) string { return fmt.Sprintf("%d of %d", len(r.samples), r.turns) })
+	row("turns given up", func(r *result) string { return strconv.Itoa(r.givenUp) })
 	row("requests", func(r *result) string { return strconv.Itoa(r.asked) })
 	for i := range results[0].requests {
 		row(fmt.Sprintf("  received by e%d", i+1), func(r *result) string { return strconv.Itoa(r.requests[i]) })
 	}
 	row("failed requests", func(r *result) string { return strconv.Itoa(r.failed) })
 	row("broken streams", func(r *result) string { return strconv.Itoa(r.broken) })
+	row("TTFT outside engines", func(r *result) string { return seconds(r.overhead) })
+	row("latest engine step", func(r *result) string { return seconds(r.lag) })
 	return rows
 }
 
@@ -141,11 +180,12 @@ func (r *result) explain(out io.Writer) {
 	if r.failed > 0 {
 		fmt.Fprintf(out, "%s: %d requests had no answer.\n", r.name, r.failed)
 	}
-	// What the engines did not see of the time to first token.
-	own := max(0, r.figures.mean-time.Duration(r.engineTTFT*float64(time.Millisecond)))
-	lag := time.Duration(r.lag * float64(time.Millisecond))
-	if own > r.figures.mean/4 || lag > r.figures.worst/2 {
+	if r.givenUp > 0 {
+		fmt.Fprintf(out, "%s: %d turns had no whole answer in %d attempts. Their conversations ended there, so %d turns count nowhere in the times.\n",
+			r.name, r.givenUp, attempts, r.turns-len(r.samples))
+	}
+	if r.overhead > mostOverhead || r.lag > mostLag {
 		fmt.Fprintf(out, "WARNING: this machine does not keep up, so the times are not to be trusted (%s: steps up to %s late, %s of the mean TTFT spent outside the engines). "+
-			"Let it do nothing else, or try a lower -speed.\n", r.name, seconds(lag), seconds(own))
+			"Let it do nothing else, or try a lower -speed.\n", r.name, seconds(r.lag), seconds(r.overhead))
 	}
 }

@@ -15,66 +15,23 @@ type contender struct {
 	name   string
 	route  directive
 	deadly bool // one engine dies
+	tells  bool // the client says in a header which conversation it is
 }
 
 var contenders = []contender{
-	{"round_robin", roundRobin, false},
-	{"kv_router", kvRouter, false},
-	{"kv_router, e2 dies", kvRouter, true},
+	{name: "round_robin", route: reverseProxy("round_robin")},
+	{name: "kv_router", route: kvRouter},
+	{name: "kv_router, e2 dies", route: kvRouter, deadly: true},
+}
+
+// others are contenders for whom the command line has to ask.
+var others = []contender{
+	{name: "sticky", route: reverseProxy("header " + conversationHeader), tells: true},
+	{name: "least_conn", route: reverseProxy("least_conn")},
 }
 
 // mortal is the position of the engine that dies.
 const mortal = 1
-
-// sample is one turn that was answered. Times are the engines'.
-type sample struct {
-	at             time.Duration // when it was asked, since the run's beginning
-	ttft, total    time.Duration
-	prompt, cached int64 // tokens
-}
-
-// tally is what came of a run so far.
-type tally struct {
-	mu      sync.Mutex
-	samples []sample
-	asked   int
-	failed  int // there was no answer
-	broken  int // the answer had begun
-	silent  int // of these, without a token
-	// The tokens of the conversations that are under way, and the most there were.
-	open, peak int64
-}
-
-func (t *tally) add(s sample) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.samples = append(t.samples, s)
-}
-
-// hold takes in that the conversations under way have grown by so many tokens.
-func (t *tally) hold(tokens int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.open += tokens
-	t.peak = max(t.peak, t.open)
-}
-
-// count takes in what came of a request.
-func (t *tally) count(a *answer) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.asked++
-	switch {
-	case a.whole:
-	case !a.began:
-		t.failed++
-	default:
-		t.broken++
-		if a.first.IsZero() {
-			t.silent++
-		}
-	}
-}
 
 // result is what came of a run.
 type result struct {
@@ -82,11 +39,12 @@ type result struct {
 	tally
 	figures  figures
 	requests []int // that each engine received
-	// lag is the most milliseconds that a step of an engine came too late.
-	lag float64
-	// engineTTFT is the mean time to first token as the engines saw it, in
-	// milliseconds.
-	engineTTFT  float64
+	// lag is the most that a step of an engine came too late.
+	lag time.Duration
+	// overhead is what the engines did not see of the mean time from sending a
+	// request to its first token.
+	overhead    time.Duration
+	turns       int           // that there were to answer
 	died, lived time.Duration // when an engine died and came back; 0: none did
 }
 
@@ -107,8 +65,9 @@ func play(ctx context.Context, c contender, w *workload, speed float64, tick *ti
 	window := time.Duration(float64(w.window) / speed)
 	bounded, cancel := context.WithTimeout(ctx, slack+slackFactor*window)
 	defer cancel()
-	r := &result{contender: c}
+	r := &result{contender: c, turns: w.turns()}
 	p := newPlayer(cl.url(), w.system, speed, &r.tally)
+	p.tells = c.tells
 	stopTicking := tick.run(&r.tally, p)
 	var fate sync.WaitGroup
 	if c.deadly {
@@ -170,6 +129,8 @@ func (r *result) look(cl *cluster) {
 		}
 		r.requests = append(r.requests, n)
 	}
-	r.engineTTFT = first / float64(max(answered, 1))
+	r.overhead = max(0, r.perAnswer()-milliseconds(first/float64(max(answered, 1))))
 	r.figures = summarize(r.samples)
 }
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }

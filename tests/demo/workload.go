@@ -23,6 +23,8 @@ type shape struct {
 	system    int           // the system prompt that all share
 	documents float64       // the share of conversations about a document
 	document  span
+	shared    float64 // the share of documents that several conversations are about
+	readers   span    // how many more conversations these are
 	turns     span
 	question  span
 	answer    span
@@ -31,14 +33,16 @@ type shape struct {
 	think, thinkLeast time.Duration
 }
 
-// chats are the demo's: people who ask about documents, and people who just chat,
-// with an assistant that all know by one system prompt.
+// chats are the demo's: people who ask about documents, their own or their team's,
+// and people who just chat, with an assistant that all know by one system prompt.
 var chats = shape{
 	window:     270 * time.Second,
-	rate:       0.72,
+	rate:       0.86,
 	system:     1500,
 	documents:  0.65,
 	document:   span{8000, 20000},
+	shared:     1.0 / 3,
+	readers:    span{1, 3},
 	turns:      span{3, 9},
 	question:   span{30, 200},
 	answer:     span{60, 200},
@@ -56,8 +60,10 @@ type workload struct {
 
 // conversation is one chat.
 type conversation struct {
-	begins time.Duration // since the run's beginning
-	turns  []turn
+	id       int
+	begins   time.Duration // since the run's beginning
+	document string        // before the first question; empty: there is none
+	turns    []turn
 }
 
 // turn is a question, and how long an answer it has.
@@ -76,21 +82,48 @@ func newWorkload(s shape, seed uint64) *workload {
 		begins[i] = time.Duration(rng.Int64N(int64(s.window)))
 	}
 	slices.Sort(begins)
+	var shared shelf
 	for i, at := range begins {
 		// A conversation of its own seed stays the same when there are more of them.
-		c := newConversation(s, rand.New(rand.NewPCG(seed, uint64(i)+1))) //nolint:gosec // not a secret
-		c.begins = at
+		rng := rand.New(rand.NewPCG(seed, uint64(i)+1)) //nolint:gosec // not a secret
+		c := newConversation(s, rng)
+		c.id, c.begins = i, at
+		if rng.Float64() < s.documents {
+			c.document = shared.pick(s, rng)
+		}
 		w.conversations = append(w.conversations, c)
 	}
 	return w
 }
 
+// shelf has the documents that more conversations will be about.
+type shelf []*loan
+
+type loan struct {
+	document string
+	readers  int // conversations to come
+}
+
+// pick returns the document of a conversation: one that others read, as long as
+// there are some, in half of the cases, else a new one.
+func (f *shelf) pick(s shape, rng *rand.Rand) string {
+	if list := *f; len(list) > 0 && rng.IntN(2) == 0 {
+		i := rng.IntN(len(list))
+		l := list[i]
+		if l.readers--; l.readers == 0 {
+			*f = slices.Delete(list, i, i+1)
+		}
+		return l.document
+	}
+	document := prose(rng, s.document.draw(rng))
+	if rng.Float64() < s.shared {
+		*f = append(*f, &loan{document, s.readers.draw(rng)})
+	}
+	return document
+}
+
 func newConversation(s shape, rng *rand.Rand) *conversation {
 	c := &conversation{turns: make([]turn, s.turns.draw(rng))}
-	document := ""
-	if rng.Float64() < s.documents {
-		document = prose(rng, s.document.draw(rng)) + "\n\n"
-	}
 	for i := range c.turns {
 		t := &c.turns[i]
 		t.question, t.answer = prose(rng, s.question.draw(rng)), s.answer.draw(rng)
@@ -98,8 +131,15 @@ func newConversation(s shape, rng *rand.Rand) *conversation {
 			t.think = s.thinkLeast + time.Duration(rng.ExpFloat64()*float64(s.think-s.thinkLeast))
 		}
 	}
-	c.turns[0].question = document + c.turns[0].question
 	return c
+}
+
+// question returns what the user says in a turn.
+func (c *conversation) question(i int) string {
+	if i == 0 && c.document != "" {
+		return c.document + "\n\n" + c.turns[0].question
+	}
+	return c.turns[i].question
 }
 
 // turns returns how many questions there are.
