@@ -150,6 +150,12 @@ type Store interface {
 	// the whole store for every page and is meant for administration.
 	List(after string, limit int) []Entry
 
+	// Range calls f with every live binding, in no order, until f returns
+	// false. One that is made or ended meanwhile may be missed, and one may
+	// come twice. f must not use the store. Range reads the whole store and is
+	// meant for administration.
+	Range(f func(Entry) bool)
+
 	// Len returns how many bindings are held. An expired one counts until it
 	// is noticed, at the latest by the next sweep.
 	Len() int

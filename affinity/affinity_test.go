@@ -3,6 +3,7 @@ package affinity
 import (
 	"errors"
 	"math"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -217,4 +218,34 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q, want %q", tt.got, tt.want)
 		}
 	}
+}
+
+// TestRangeSeesWhatIsLive goes over the store whole, and in part; expired and
+// removed bindings are not there.
+func TestRangeSeesWhatIsLive(t *testing.T) {
+	clock := new(fakeClock)
+	r := open(t, Options{Clock: clock.now})
+	for i := range 3000 {
+		mustPut(t, r, strconv.Itoa(i), uint64(i), time.Duration(1+i%2)*time.Minute, RouterOnly)
+	}
+	clock.advance(90 * time.Second)
+	r.Remove("1")
+	seen := make(map[string]uint64)
+	r.Range(func(e Entry) bool {
+		seen[e.Session] = e.Target.Worker
+		return true
+	})
+	for i := range 3000 {
+		worker, ok := seen[strconv.Itoa(i)]
+		if live := i%2 == 1 && i != 1; ok != live || live && worker != uint64(i) {
+			t.Fatalf("session %d: there %v, worker %d", i, ok, worker)
+		}
+	}
+	calls := 0
+	r.Range(func(Entry) bool { calls++; return calls < 10 })
+	if calls != 10 {
+		t.Errorf("%d calls after the tenth said no more", calls)
+	}
+	r.Close()
+	r.Range(func(Entry) bool { t.Error("a closed store has bindings"); return false })
 }

@@ -77,6 +77,29 @@ func (r *Ristretto) List(after string, limit int) []Entry {
 	return page
 }
 
+// Range implements [Store].
+func (r *Ristretto) Range(f func(Entry) bool) {
+	g, ok := r.enter(0)
+	if !ok {
+		return
+	}
+	defer g.RUnlock()
+	now := r.now()
+	buf := make([]*entry, 0, chunkSize)
+	for end, _ := r.roster.size(); end > 0; {
+		buf, end = r.roster.chunk(end, buf[:0])
+		for _, e := range buf {
+			e.mu.Lock()
+			live := !e.ended && e.due.Load() > now
+			b := r.binding(e)
+			e.mu.Unlock()
+			if live && !f(Entry{Session: e.session, Binding: b}) {
+				return
+			}
+		}
+	}
+}
+
 // insertEntry puts a live entry at its place in the page. The same session can
 // come twice, see [roster.chunk]; what was read later is kept.
 func (r *Ristretto) insertEntry(page []Entry, e *entry, now int64, limit int) []Entry {

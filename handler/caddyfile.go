@@ -47,6 +47,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			kv_tokens <tokens>
 //			models <names...>
 //			api_key <key>
+//			drain
 //		}
 //		index {
 //			memory <size>
@@ -171,6 +172,10 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 			}
 		case "api_key":
 			err = stringArg(d, &w.APIKey)
+		case "drain":
+			if w.Drain = true; d.NextArg() {
+				err = d.ArgErr()
+			}
 		default:
 			err = d.Errf("unrecognized worker option '%s'", d.Val())
 		}

@@ -145,6 +145,13 @@ type Worker struct {
 	// as `Authorization: Bearer`. Clients' requests go as they are. May have
 	// placeholders. Default: none.
 	APIKey string `json:"api_key,omitempty"`
+
+	// Whether the worker is being drained: it gets no new requests, and what
+	// runs on it ends there. Sessions bound to it move with their next turn.
+	// Where no other worker is left to serve a request, draining is ignored.
+	// The admin API drains, too; such a drain outlives reloads, whatever they
+	// say here, until the admin API or a restart ends it. Default: `false`.
+	Drain bool `json:"drain,omitempty"`
 }
 
 // Index configures the mirror of the workers' KV caches. It belongs to the
@@ -219,7 +226,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
-	return h.wireRetries(ctx)
+	if err := h.wireRetries(ctx); err != nil {
+		return err
+	}
+	h.pool.join(h)
+	return nil
 }
 
 // wireProxy puts our selection and our transport into the proxy, which must be
@@ -289,6 +300,7 @@ func (h *Handler) Cleanup() error {
 	if h.holdsPool {
 		// the pointer stays: requests of this config may still be under way
 		h.holdsPool = false
+		h.pool.leave(h)
 		_, _ = pools.Delete(h.Pool)
 	}
 	return err
@@ -334,6 +346,7 @@ func (h *Handler) adopt() {
 		if h.pool.apply(h.config.get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.pool.follow(h)
 		h.startScout()
 	}
 }

@@ -130,6 +130,33 @@ func (h *health) lately() (answers, errors float64) {
 	return h.answers, h.errors
 }
 
+// healthState is a worker's health at one moment.
+type healthState struct {
+	available       bool
+	until           time.Time // zero if it is not rated down
+	fails, window   int
+	answers, errors float64
+}
+
+// state returns the health as of now.
+func (h *health) state(now time.Time) healthState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	keep := 0.0
+	if !h.at.IsZero() {
+		keep = math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
+	}
+	s := healthState{
+		available: h.window == 0 || !now.Before(h.until) && h.probes < h.window,
+		fails:     h.fails, window: h.window,
+		answers: h.answers * keep, errors: h.errors * keep,
+	}
+	if now.Before(h.until) {
+		s.until = h.until
+	}
+	return s
+}
+
 // worse tells whether a worker with these figures answers far more errors than
 // the others do. An engine whose core has died, or that lacks the model, does
 // so at once, and looks like the least busy one; errors that clients provoke

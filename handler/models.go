@@ -85,7 +85,7 @@ func (h *Handler) nobodyServes(model string) bool {
 		if strings.Contains(up.Dial, "{") {
 			return false
 		}
-		set := h.pool.worker(up.Dial).configured.Load()
+		set := h.pool.peek(up.Dial).configured.Load()
 		if set == nil || (*set)[model] {
 			return false
 		}

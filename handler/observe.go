@@ -192,6 +192,7 @@ func (o *observer) end() {
 		}
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(prompt))
+			o.attempt.worker.hits.reported(cached, prompt)
 		}
 	}
 	if completion >= 0 {
@@ -285,6 +286,9 @@ func (rt *route) finish() {
 	if rt.plan.request != nil && rt.plan.score.Tokens > 0 {
 		hits := float64(rt.attempt.terms.OverlapTokens) / float64(rt.plan.score.Tokens)
 		rt.h.figures.predictedHits.Observe(hits)
+		if o.computed() {
+			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, rt.plan.score.Tokens)
+		}
 	}
 	rt.log(outcome)
 }

@@ -227,13 +227,18 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext nvext.Ext) stri
 		default:
 			key = ext.SessionID
 		}
-		if len(key) > maxSessionKey {
-			sum := sha256.Sum256([]byte(key))
-			return "sha256:" + hex.EncodeToString(sum[:])
-		}
 		if key != "" {
-			return strings.Clone(key) // it may point into the body
+			return keptKey(key)
 		}
 	}
 	return ""
+}
+
+// keptKey returns what a session's key is kept as.
+func keptKey(key string) string {
+	if len(key) > maxSessionKey {
+		sum := sha256.Sum256([]byte(key))
+		return "sha256:" + hex.EncodeToString(sum[:])
+	}
+	return strings.Clone(key) // it may point into the body
 }

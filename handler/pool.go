@@ -54,6 +54,10 @@ type pool struct {
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the configuration last provisioned
 	agreed  *sharedSettings
+
+	handlersMu sync.Mutex
+	handlers   []*Handler // those that were provisioned and not cleaned up
+	current    *Handler   // the one of these that was the last to serve its first request
 }
 
 // worker is one engine process behind one dial address.
@@ -64,6 +68,8 @@ type worker struct {
 	health health
 	gone   atomic.Bool  // nobody listened at its address
 	asked  atomic.Int64 // last asked what it serves, Unix nanoseconds
+	drain  atomic.Uint32
+	hits   hits
 
 	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
 	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
@@ -85,6 +91,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 		workers:   make(map[string]*worker),
 	}
 	p.settings.Store(s)
+	p.declareAll(s)
 	go p.maintain()
 	return p, nil
 }
@@ -140,16 +147,15 @@ func (p *pool) apply(s *poolSettings) bool {
 		if set.ID != w.id {
 			delete(p.workers, dial) // another identity: it comes anew
 			p.scheduler.Retire(w.target)
+			if w.drain.Load()&drainAsked != 0 {
+				p.declare(dial).drain.Or(drainAsked) // it is the address that is drained
+			}
 			continue
 		}
 		p.scheduler.Declare(w.target, set.KVTokens)
 		w.configure(set)
 	}
-	for dial := range s.upstreams {
-		if !strings.Contains(dial, "{") {
-			p.declare(dial)
-		}
-	}
+	p.declareAll(s)
 	return !reflect.DeepEqual(old, s)
 }
 
@@ -169,22 +175,55 @@ func (p *pool) worker(dial string) *worker {
 	return p.declare(dial)
 }
 
+// declareAll makes the workers known that are upstreams by the configuration,
+// with addresses that do not depend on the request. The lock is held, or nobody
+// has the pool yet.
+func (p *pool) declareAll(s *poolSettings) {
+	for dial := range s.upstreams {
+		if !strings.Contains(dial, "{") {
+			p.declare(dial)
+		}
+	}
+}
+
 // declare makes the worker behind an address known. The lock is held.
 func (p *pool) declare(dial string) *worker {
 	if w := p.workers[dial]; w != nil {
 		return w
 	}
 	set := p.settings.Load().worker(dial)
-	w := &worker{dial: dial, id: set.ID, target: kvscore.Target{Worker: set.ID}}
-	w.seen.Store(now().Unix())
+	w := newWorker(set)
 	p.workers[dial] = w
 	p.scheduler.Declare(w.target, set.KVTokens)
+	return w
+}
+
+// peek returns the worker behind an address without making it known: one that
+// nobody knows is nowhere else.
+func (p *pool) peek(dial string) *worker {
+	p.mu.RLock()
+	w := p.workers[dial]
+	p.mu.RUnlock()
+	if w != nil {
+		return w
+	}
+	return newWorker(p.settings.Load().worker(dial))
+}
+
+func newWorker(set Worker) *worker {
+	w := &worker{dial: set.Dial, id: set.ID, target: kvscore.Target{Worker: set.ID}}
+	w.seen.Store(now().Unix())
 	w.configure(set)
 	return w
 }
 
 // configure takes in what the operator says of the worker.
 func (w *worker) configure(set Worker) {
+	if set.Drain {
+		w.drain.Or(drainConfigured)
+	} else {
+		w.drain.And(^drainConfigured)
+	}
 	if len(set.Models) == 0 {
 		w.configured.Store(nil)
 		return

@@ -59,6 +59,7 @@ type route struct {
 	cached   int64 // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in finish: the proxy panicked, as it does to abort
+	dry      bool // it explains what would be chosen, and changes nothing
 }
 
 // usualRoom is where a route's lists begin: most pools are not larger.
@@ -221,18 +222,9 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 // bound to one, and books the choice.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
-	policy := rt.h.policy
-	if rt.plan.request == nil {
-		policy = &passThroughPolicy
-	}
-	i, lease := rt.pool.scheduler.Select(t, &rt.plan.score, rt.targets, bound, policy, &rt.sel)
-	a := &attempt{worker: rt.workers[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, reason: reasonLoad}
-	switch {
-	case bound >= 0:
-		a.reason = reasonSession
-	case a.terms.OverlapBlocks > 0:
-		a.reason = reasonOverlap
-	}
+	i, lease := rt.pool.scheduler.Select(t, &rt.plan.score, rt.targets, bound, rt.policy(), &rt.sel)
+	a := &attempt{worker: rt.workers[i], lease: lease, terms: rt.sel.Candidates[i], begun: t}
+	a.reason = reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	rt.attempts++
 	rt.attempt, rt.last = a, rt.upstreams[i]
@@ -244,45 +236,37 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	return rt.last
 }
 
-// candidates fills in the targets to choose from: workers that are available
-// and were not tried; of these, those that did well lately, if there are any.
-func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
-	rt.pool.used.Store(t.Unix())
-	for _, marked := range [...]bool{false, true} {
-		rt.targets, rt.upstreams, rt.workers = rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
-		for _, up := range pool {
-			if !up.Available() {
-				continue
-			}
-			w := rt.worker(up)
-			w.seen.Store(t.Unix())
-			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
-				continue
-			}
-			if !marked && !w.health.available(t) {
-				continue
-			}
-			rt.targets = append(rt.targets, w.target)
-			rt.upstreams = append(rt.upstreams, up)
-			rt.workers = append(rt.workers, w)
-		}
-		if len(rt.targets) > 0 {
-			if marked && len(rt.tried) == 0 {
-				rt.pool.incidents.met(t, "all workers rated down, and used all the same", rt.pool.logger)
-			}
-			return true
-		}
+// policy returns who chooses for this request.
+func (rt *route) policy() kvscore.Policy {
+	if rt.plan.request == nil {
+		return &passThroughPolicy
 	}
-	return false
+	return rt.h.policy
 }
 
-// worker returns the worker behind an upstream. Placeholders in its address may
-// stand for another one with each request.
-func (rt *route) worker(up *reverseproxy.Upstream) *worker {
-	if strings.Contains(up.Dial, "{") {
-		return rt.pool.worker(rt.repl.ReplaceAll(up.Dial, ""))
+// reasonOf says why a candidate was chosen.
+func reasonOf(bound int, c *kvscore.Candidate) string {
+	switch {
+	case bound >= 0:
+		return reasonSession
+	case c.OverlapBlocks > 0:
+		return reasonOverlap
 	}
-	return rt.pool.worker(up.Dial)
+	return reasonLoad
+}
+
+// candidates fills in the targets to choose from and tells whether there are
+// any.
+func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
+	rt.pool.used.Store(t.Unix())
+	used, found := rt.gather(pool, t)
+	switch {
+	case used.draining:
+		rt.pool.incidents.met(t, "no worker left but draining ones, which are used all the same", rt.pool.logger)
+	case used.marked && len(rt.tried) == 0:
+		rt.pool.incidents.met(t, "all workers rated down, and used all the same", rt.pool.logger)
+	}
+	return found
 }
 
 // workersOffered returns the workers behind the upstreams that the proxy has.

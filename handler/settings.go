@@ -139,6 +139,7 @@ func (s *poolSettings) worker(dial string) Worker {
 	w.Dial = dial
 	w.KVTokens = orDefault(w.KVTokens, all.KVTokens)
 	w.APIKey = orDefault(w.APIKey, all.APIKey)
+	w.Drain = w.Drain || all.Drain
 	if len(w.Models) == 0 {
 		w.Models = all.Models
 	}
@@ -162,7 +163,7 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 	)
 	for dial, theirs := range o.workers {
 		ours := s.workers[dial]
-		w := Worker{Dial: dial}
+		w := Worker{Dial: dial, Drain: ours.Drain || theirs.Drain}
 		err = errors.Join(err,
 			mergeField(&w.ID, ours.ID, theirs.ID, "worker "+dial+" id"),
 			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),

@@ -167,6 +167,7 @@ func (d *Dynamo) decodeBlocks(c *Candidate) float64 {
 
 // softmax draws a candidate with probability ∝ exp(−(cost−min)/(range×temperature)).
 func softmax(s *Selection, temperature float64) int {
+	s.drawAny()
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for i := range s.Candidates {
 		lo, hi = min(lo, s.Candidates[i].Cost), max(hi, s.Candidates[i].Cost)

@@ -45,6 +45,12 @@ type Selection struct {
 	Candidates []Candidate
 	// Rand breaks ties and samples.
 	Rand Rand
+	// Dry says that nothing comes of the choice: it explains what would be
+	// chosen. A policy that remembers its choices must not remember this one.
+	Dry bool
+	// Drawn is for a policy to fill in where Dry is set and chance decides: the
+	// positions of the candidates that it decides among.
+	Drawn []int
 }
 
 // Stem is a common prefix of several prompts.

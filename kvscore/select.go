@@ -39,6 +39,7 @@ const chooseAgain = 2
 // If the policy returns no position of a candidate, the first target is taken
 // (see Stats.PolicyFaults). If it panics, nothing is booked.
 func (s *Scheduler) Select(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
+	sel.Dry = false
 	if len(targets) == 0 {
 		return -1, nil
 	}

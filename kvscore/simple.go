@@ -9,6 +9,9 @@ type RoundRobin struct {
 
 // Choose implements Policy.
 func (r *RoundRobin) Choose(s *Selection) int {
+	if s.Dry {
+		return int(r.turn.Load() % uint64(len(s.Candidates)))
+	}
 	return int((r.turn.Add(1) - 1) % uint64(len(s.Candidates)))
 }
 
@@ -41,7 +44,10 @@ func lessLoaded(a, b *Candidate) bool {
 type Random struct{}
 
 // Choose implements Policy.
-func (Random) Choose(s *Selection) int { return s.Rand.IntN(len(s.Candidates)) }
+func (Random) Choose(s *Selection) int {
+	s.drawAny()
+	return s.Rand.IntN(len(s.Candidates))
+}
 
 // PowerOfTwo draws two different candidates and takes the one with fewer
 // active requests; with the same number, the one with fewer prefill tokens
@@ -55,6 +61,7 @@ func (PowerOfTwo) Choose(s *Selection) int {
 	if n == 1 {
 		return 0
 	}
+	s.drawAny()
 	i, j := s.Rand.IntN(n), s.Rand.IntN(n-1)
 	if j >= i {
 		j++ // over the one that is drawn already

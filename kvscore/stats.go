@@ -52,6 +52,9 @@ type Load struct {
 	// second, waiting included; 0 while it has shown none, and the rate over
 	// all targets is assumed, or the default.
 	PrefillRate float64
+	// RateInUse is the prefill rate, in tokens a second, that is reckoned with:
+	// PrefillRate, or what stands in for it.
+	RateInUse float64
 }
 
 // Load returns the books of a target; false if it is not known.
@@ -70,5 +73,6 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		CachedTokens:   s.index.Used(b.slot),
 		CapacityTokens: b.capacity,
 		PrefillRate:    b.rate,
+		RateInUse:      s.rateOf(b),
 	}, true
 }

@@ -20,21 +20,28 @@ const maxOwed = 4096
 // of the same fractions differ in their last bits.
 const sameDebt = 1e-9
 
-// Pick returns one of tied, which are positions in s.Candidates.
+// Pick returns one of tied, which are positions in s.Candidates. Where s.Dry is
+// set nobody's debt changes, and those that are owed the same are s.Drawn.
 func (t *Ties) Pick(s *Selection, tied []int) int {
 	if len(tied) == 1 {
 		return tied[0]
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.owed == nil || len(t.owed) > maxOwed {
-		t.owed = make(map[Target]float64, len(tied))
+	debts := t.owed
+	if debts == nil || len(debts) > maxOwed {
+		debts = make(map[Target]float64, len(tied))
+	}
+	if !s.Dry {
+		t.owed = debts
 	}
 	share := 1 / float64(len(tied))
 	best, most, equal := 0, 0.0, 0
 	for _, i := range tied {
-		owed := t.owed[s.Candidates[i].Target] + share
-		t.owed[s.Candidates[i].Target] = owed
+		owed := debts[s.Candidates[i].Target] + share
+		if !s.Dry {
+			debts[s.Candidates[i].Target] = owed
+		}
 		switch {
 		case equal == 0 || owed > most+sameDebt:
 			best, most, equal = i, owed, 1
@@ -45,6 +52,14 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 			}
 		}
 	}
-	t.owed[s.Candidates[best].Target]--
+	if s.Dry {
+		for _, i := range tied {
+			if debts[s.Candidates[i].Target]+share > most-sameDebt {
+				s.Drawn = append(s.Drawn, i)
+			}
+		}
+		return best
+	}
+	debts[s.Candidates[best].Target]--
 	return best
 }

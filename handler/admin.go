@@ -1,0 +1,339 @@
+package handler
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+func init() {
+	caddy.RegisterModule(Admin{})
+}
+
+// Admin is what kv_router adds to Caddy's admin endpoint. All answers are JSON
+// and are made of the pools as they are at that moment.
+//
+// Request | What it does
+// --------|-------------
+// `GET /kv_router/pools` | The pools, with sizes, settings in force and conditions that last
+// `GET /kv_router/pools/{pool}` | One pool
+// `GET /kv_router/pools/{pool}/workers` | Its workers: models, health, load, cache, hit ratios, draining
+// `GET /kv_router/pools/{pool}/workers/{worker}` | One worker, by its address or its id
+// `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there; its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
+// `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
+// `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets, and shown as the first 16 hexadecimal digits of their SHA-256
+// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key; with `?hashed`, by the hash. Looking does not extend its life
+// `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest
+// `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. The settings are those of the handler of the pool that was the last to serve its first request
+//
+// Addresses and keys with a slash in them are written with `%2F`. Caddy logs
+// the paths of requests to its admin endpoint: with `?hashed`, no key gets into
+// that log.
+type Admin struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Admin) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "admin.api.kv_router", New: func() caddy.Module { return new(Admin) }}
+}
+
+// Routes returns the routes. They keep nothing of the configuration that they
+// are made for: Caddy makes them before it knows whether that will be taken on,
+// and leaves them if not.
+func (Admin) Routes() []caddy.AdminRoute {
+	const one = "/kv_router/pools/{pool}"
+	return []caddy.AdminRoute{
+		{Pattern: "/kv_router/", Handler: caddy.AdminHandlerFunc(notThere)},
+		{Pattern: "/kv_router/pools", Handler: methods{http.MethodGet: getPools}},
+		{Pattern: one, Handler: methods{http.MethodGet: ofPool(getPool)}},
+		{Pattern: one + "/workers", Handler: methods{http.MethodGet: ofPool(getWorkers)}},
+		{Pattern: one + "/workers/{worker}", Handler: methods{http.MethodGet: ofPool(getWorker)}},
+		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofPool(drain)}},
+		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofPool(undrain)}},
+		{Pattern: one + "/sessions", Handler: methods{http.MethodGet: ofPool(getSessions)}},
+		{Pattern: one + "/sessions/{key}", Handler: methods{http.MethodGet: ofPool(getSession), http.MethodDelete: ofPool(unbind)}},
+		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
+	}
+}
+
+// answerer returns what is to be answered as JSON.
+type answerer func(*http.Request) (any, error)
+
+// methods are the methods that a path has.
+type methods map[string]answerer
+
+// ServeHTTP implements caddy.AdminHandler.
+func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	f := m[method]
+	if f == nil {
+		allowed := make([]string, 0, len(m))
+		for name := range m {
+			allowed = append(allowed, name)
+		}
+		slices.Sort(allowed)
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		return apiError(http.StatusMethodNotAllowed, "method %s is not allowed here, but %s", r.Method, strings.Join(allowed, " and "))
+	}
+	v, err := f(r)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("encoding the answer: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, err = w.Write(b.Bytes()) //nolint:gosec // JSON, and said to be
+	return err
+}
+
+func apiError(status int, format string, args ...any) error {
+	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
+}
+
+func notThere(_ http.ResponseWriter, r *http.Request) error {
+	return apiError(http.StatusNotFound, "%s is not there; begin with /kv_router/pools", r.URL.Path)
+}
+
+// thePools returns the pools in use, by name.
+func thePools() []*pool {
+	var list []*pool
+	pools.Range(func(_, value any) bool {
+		if p, ok := value.(*pool); ok {
+			list = append(list, p)
+		}
+		return true
+	})
+	slices.SortFunc(list, func(a, b *pool) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+// ofPool answers with what concerns the pool that the path names.
+func ofPool(f func(*http.Request, *pool) (any, error)) answerer {
+	return func(r *http.Request) (any, error) {
+		name := r.PathValue("pool")
+		for _, p := range thePools() {
+			if p.name == name {
+				return f(r, p)
+			}
+		}
+		return nil, apiError(http.StatusNotFound, "there is no pool %q", name)
+	}
+}
+
+func getPools(*http.Request) (any, error) {
+	list := thePools()
+	views := make([]poolView, 0, len(list))
+	for _, p := range list {
+		views = append(views, p.view(now()))
+	}
+	return views, nil
+}
+
+func getPool(_ *http.Request, p *pool) (any, error) { return p.view(now()), nil }
+
+func getWorkers(_ *http.Request, p *pool) (any, error) {
+	return p.workerViews(now(), func(*worker) bool { return true }), nil
+}
+
+func getWorker(r *http.Request, p *pool) (any, error) {
+	w, err := p.named(r.PathValue("worker"))
+	if err != nil {
+		return nil, err
+	}
+	return p.viewOf(w)
+}
+
+func (p *pool) viewOf(w *worker) (any, error) {
+	views := p.workerViews(now(), func(o *worker) bool { return o == w })
+	if len(views) == 0 {
+		return nil, apiError(http.StatusNotFound, "pool %s has no worker %q any more", p.name, w.dial)
+	}
+	return views[0], nil
+}
+
+// named returns the worker with an address or an id.
+func (p *pool) named(name string) (*worker, error) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if w := p.workers[name]; w != nil {
+		return w, nil
+	}
+	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
+		for _, w := range p.workers {
+			if w.id == id {
+				return w, nil
+			}
+		}
+	}
+	return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.name, name)
+}
+
+func drain(r *http.Request, p *pool) (any, error) {
+	w, err := p.named(r.PathValue("worker"))
+	if err != nil {
+		return nil, err
+	}
+	if w.drain.Or(drainAsked) == 0 {
+		p.logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.dial))
+	}
+	return p.viewOf(w)
+}
+
+func undrain(r *http.Request, p *pool) (any, error) {
+	w, err := p.named(r.PathValue("worker"))
+	if err != nil {
+		return nil, err
+	}
+	switch w.drain.And(^drainAsked) {
+	case drainConfigured:
+		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.dial)
+	case drainAsked:
+		p.logger().Info("worker is not drained any more", zap.String("upstream", w.dial))
+	}
+	return p.viewOf(w)
+}
+
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// sessionPage is a part of the sessions.
+type sessionPage struct {
+	Total    int           `json:"total_sessions"`
+	Sessions []sessionView `json:"sessions"`
+	// Next is the `after` of the next page, empty if there is none.
+	Next string `json:"next_after,omitempty"`
+}
+
+func getSessions(r *http.Request, p *pool) (any, error) {
+	after, limit := r.URL.Query().Get("after"), defaultPage
+	if after != "" && !isKeyHash(after) {
+		return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*keyHashBytes, after)
+	}
+	if s := r.URL.Query().Get("limit"); s != "" {
+		var err error
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxPage {
+			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
+		}
+	}
+	page := sessionPage{Total: p.sessions.Len(), Sessions: p.sessionsAfter(after, limit+1)}
+	if len(page.Sessions) > limit {
+		page.Sessions = page.Sessions[:limit]
+		page.Next = page.Sessions[limit-1].KeyHash
+	}
+	return page, nil
+}
+
+// sessionsAfter returns the first sessions after a hash.
+func (p *pool) sessionsAfter(after string, limit int) []sessionView {
+	type hashed struct {
+		hash string
+		b    affinity.Binding
+	}
+	var first []hashed
+	p.sessions.Range(func(e affinity.Entry) bool {
+		h := keyHash(e.Session)
+		if h <= after || len(first) == limit && h >= first[limit-1].hash {
+			return true
+		}
+		i := sort.Search(len(first), func(i int) bool { return first[i].hash >= h })
+		if i < len(first) && first[i].hash == h {
+			return true // it came twice
+		}
+		if len(first) == limit {
+			first = first[:limit-1]
+		}
+		first = slices.Insert(first, i, hashed{h, e.Binding})
+		return true
+	})
+	t, dials, views := now(), p.dials(), make([]sessionView, 0, len(first))
+	for _, f := range first {
+		views = append(views, viewSession(f.hash, f.b, dials, t))
+	}
+	return views
+}
+
+func isKeyHash(s string) bool {
+	return len(s) == 2*keyHashBytes && strings.Trim(s, "0123456789abcdef") == ""
+}
+
+// sessionNamed returns the key that a session is kept by, empty if there is no
+// such session.
+func (p *pool) sessionNamed(r *http.Request) (string, error) {
+	key := r.PathValue("key")
+	if !r.URL.Query().Has("hashed") {
+		return keptKey(key), nil
+	}
+	if !isKeyHash(key) {
+		return "", apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*keyHashBytes)
+	}
+	found := ""
+	p.sessions.Range(func(e affinity.Entry) bool {
+		if keyHash(e.Session) == key {
+			found = e.Session
+		}
+		return found == ""
+	})
+	return found, nil
+}
+
+func getSession(r *http.Request, p *pool) (any, error) {
+	return p.session(r, p.sessions.Peek)
+}
+
+func unbind(r *http.Request, p *pool) (any, error) {
+	return p.session(r, p.sessions.Remove)
+}
+
+// session answers with the binding that get returns of the session that the
+// path names.
+func (p *pool) session(r *http.Request, get func(string) (affinity.Binding, bool)) (any, error) {
+	key, err := p.sessionNamed(r)
+	if err != nil {
+		return nil, err
+	}
+	b, ok := get(key)
+	if !ok {
+		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.name)
+	}
+	return viewSession(keyHash(key), b, p.dials(), now()), nil
+}
+
+func explain(r *http.Request, p *pool) (any, error) {
+	path := r.URL.Query().Get("path")
+	if !strings.HasPrefix(path, "/") {
+		return nil, apiError(http.StatusBadRequest, "path: must be the path of a request, such as /v1/chat/completions, got %q", path)
+	}
+	client, err := asClient(r, path)
+	if err != nil {
+		return nil, apiError(http.StatusBadRequest, "path: %w", err)
+	}
+	h := p.handler()
+	if h == nil {
+		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s at this moment", p.name)
+	}
+	return h.explain(client)
+}
+
+// Interface guards
+var (
+	_ caddy.AdminRouter  = Admin{}
+	_ caddy.AdminHandler = methods(nil)
+)

@@ -1,0 +1,290 @@
+package handler
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// join makes a handler one of the pool's.
+func (p *pool) join(h *Handler) {
+	p.handlersMu.Lock()
+	defer p.handlersMu.Unlock()
+	p.handlers = append(p.handlers, h)
+}
+
+// leave is the end of join.
+func (p *pool) leave(h *Handler) {
+	p.handlersMu.Lock()
+	defer p.handlersMu.Unlock()
+	p.handlers = slices.DeleteFunc(p.handlers, func(o *Handler) bool { return o == h })
+	if p.current == h {
+		p.current = nil
+	}
+}
+
+// follow takes in that a handler serves its first request.
+func (p *pool) follow(h *Handler) {
+	p.handlersMu.Lock()
+	defer p.handlersMu.Unlock()
+	if slices.Contains(p.handlers, h) { // else its configuration has ended
+		p.current = h
+	}
+}
+
+// handler returns the handler whose settings count: of those in use, the one
+// that was the last to serve its first request. Where none has, it is the one
+// that is there longest, for the others' configuration may yet be rejected. It
+// is nil for a moment when a pool begins or ends.
+func (p *pool) handler() *Handler {
+	p.handlersMu.Lock()
+	defer p.handlersMu.Unlock()
+	if p.current != nil || len(p.handlers) == 0 {
+		return p.current
+	}
+	return p.handlers[0]
+}
+
+// explanation is what would become of a request at this moment.
+type explanation struct {
+	Pool   string `json:"pool"`
+	Policy string `json:"policy"`
+	// Refused is what the router itself would answer, if it would.
+	Refused    *refusal        `json:"refused,omitempty"`
+	Plan       *planView       `json:"plan,omitempty"`
+	Stems      []stemView      `json:"stems,omitempty"`
+	Candidates []candidateView `json:"candidates"`
+	LeftOut    []leftOut       `json:"left_out"`
+	Chosen     *chosenView     `json:"chosen"`
+}
+
+type refusal struct {
+	Status  int    `json:"status"`
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+type planView struct {
+	// API is empty for a request that passes through.
+	API      string `json:"api"`
+	Model    string `json:"model"`
+	Streamed bool   `json:"streamed"`
+	// PromptKind is `tokens`, `text`, or `none` where nothing is compared.
+	PromptKind      string  `json:"prompt_kind"`
+	PromptTokens    int64   `json:"prompt_tokens"`
+	TokensEstimated bool    `json:"prompt_tokens_estimated"`
+	PromptBlocks    int     `json:"prompt_blocks"`
+	BlockTokens     float64 `json:"block_tokens"`
+	// Fallback says why nothing is compared.
+	Fallback string       `json:"fallback,omitempty"`
+	Session  *sessionView `json:"session"`
+}
+
+type stemView struct {
+	Blocks   float64 `json:"blocks"`
+	Arrivals int     `json:"arrivals"`
+	Holders  int     `json:"holders"`
+}
+
+// candidateView is a kvscore.Candidate.
+type candidateView struct {
+	Worker         uint64  `json:"worker"`
+	Dial           string  `json:"dial"`
+	Rank           uint32  `json:"dp_rank"`
+	OverlapBlocks  float64 `json:"overlap_blocks"`
+	OverlapTokens  int64   `json:"overlap_tokens"`
+	PrefillTokens  int64   `json:"prefill_tokens"`
+	PromptBlocks   float64 `json:"prompt_blocks"`
+	UnsharedBlocks float64 `json:"unshared_blocks"`
+	OutputBlocks   float64 `json:"output_blocks"`
+	RequestBlocks  float64 `json:"request_blocks"`
+	SharedBlocks   float64 `json:"shared_blocks"`
+	Requests       int     `json:"requests"`
+	Cost           float64 `json:"cost"`
+}
+
+// leftOut is a worker that is no candidate.
+type leftOut struct {
+	Worker uint64 `json:"worker"`
+	Dial   string `json:"dial"`
+	Why    string `json:"why"`
+}
+
+type chosenView struct {
+	Worker uint64 `json:"worker"`
+	Dial   string `json:"dial"`
+	Rank   uint32 `json:"dp_rank"`
+	Reason string `json:"reason"`
+	Why    string `json:"why"`
+	// Preferred is the worker that the policy would choose if the session did
+	// not decide.
+	Preferred uint64 `json:"policy_would_choose"`
+	// Drawn are the workers that chance decides among.
+	Drawn []uint64 `json:"drawn_among,omitempty"`
+}
+
+var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
+
+// explain tells what would become of a request. It goes the way of one that is
+// served, up to the choice, but leaves nothing behind.
+func (h *Handler) explain(r *http.Request) (*explanation, error) {
+	e := &explanation{Pool: h.pool.name, Candidates: []candidateView{}, LeftOut: []leftOut{}}
+	if m, ok := h.policy.(caddy.Module); ok {
+		e.Policy = m.CaddyModule().ID.Name()
+	}
+	p, err := h.plan(r)
+	if own, ok := errors.AsType[*ownError](err); ok {
+		e.Refused = &refusal{own.status, own.code, own.Error()}
+		return e, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.body != nil {
+		defer p.body.done()
+	}
+	t := now()
+	rt := &route{h: h, pool: h.pool, plan: p, start: t, cached: -1, dry: true}
+	rt.sel.Rand = random{}
+	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	e.Plan = rt.viewPlan()
+	if p.request != nil && h.nobodyServes(p.model) {
+		e.Refused = &refusal{http.StatusNotFound, codeNoModel, "no worker serves the model"}
+		return e, nil
+	}
+	rt.offered = h.upstreams(r)
+	rt.rule = rt.ruleFor(rt.offered)
+	used, found := rt.gather(rt.offered, t)
+	e.LeftOut = rt.leftOut(e.LeftOut)
+	if !found {
+		e.Refused = &refusal{http.StatusServiceUnavailable, codeNoWorker, errNoWorker.Error()}
+		return e, nil
+	}
+	bound := rt.boundPosition()
+	x := rt.pool.scheduler.Explain(t, &p.score, rt.targets, bound, rt.policy(), &rt.sel)
+	e.fill(rt, x, bound, used)
+	return e, nil
+}
+
+// fill takes in the choice.
+func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used resort) {
+	for _, s := range rt.sel.Stems {
+		e.Stems = append(e.Stems, stemView(s))
+	}
+	for i := range rt.sel.Candidates {
+		c := &rt.sel.Candidates[i]
+		e.Candidates = append(e.Candidates, candidateView{
+			c.Target.Worker, rt.workers[i].dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
+			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost,
+		})
+	}
+	c := &rt.sel.Candidates[x.Chosen]
+	e.Chosen = &chosenView{
+		Worker: c.Target.Worker, Dial: rt.workers[x.Chosen].dial, Rank: c.Target.Rank,
+		Reason: reasonOf(bound, c), Preferred: rt.sel.Candidates[x.Preferred].Target.Worker,
+	}
+	if bound < 0 {
+		for _, i := range x.Drawn {
+			e.Chosen.Drawn = append(e.Chosen.Drawn, rt.sel.Candidates[i].Target.Worker)
+		}
+	}
+	e.Chosen.Why = why(x, bound, len(rt.targets), rt.plan.request == nil)
+	switch {
+	case used.draining:
+		e.Chosen.Why += "; only draining workers are left, so that draining is ignored"
+	case used.marked:
+		e.Chosen.Why += "; all workers are rated down, so that marks are ignored"
+	}
+}
+
+// why says in words what decided.
+func why(x kvscore.Explanation, bound, candidates int, passesThrough bool) string {
+	switch {
+	case bound >= 0:
+		return "the session is bound to it"
+	case candidates == 1:
+		return "it is the only candidate"
+	case x.Fault:
+		return "the policy returned no candidate, and the first one is taken"
+	case len(x.Drawn) > 0:
+		return "the policy draws it among several"
+	case passesThrough:
+		return "the request passes through, and it has the least load"
+	}
+	return "the policy prefers it"
+}
+
+func (rt *route) viewPlan() *planView {
+	p := rt.plan
+	v := &planView{
+		Model: p.model, Streamed: p.score.Streamed, PromptKind: promptKinds[api.None],
+		PromptTokens: p.score.Tokens, TokensEstimated: p.score.Tokens > 0,
+		PromptBlocks: len(p.score.Blocks), BlockTokens: p.score.BlockTokens, Fallback: p.fallback,
+	}
+	if p.api != nil {
+		v.API = p.api.Name()
+	}
+	if p.request != nil {
+		v.PromptKind = promptKinds[p.request.Kind]
+		v.TokensEstimated = p.request.Kind != api.Tokens && p.score.Tokens > 0
+	}
+	if p.session != "" {
+		v.Session = &sessionView{KeyHash: keyHash(p.session)}
+		if b, ok := rt.pool.sessions.Peek(p.session); ok {
+			*v.Session = viewSession(v.Session.KeyHash, b, rt.pool.dials(), rt.start)
+		}
+	}
+	return v
+}
+
+// leftOut adds the workers that are offered and no candidates, and why.
+func (rt *route) leftOut(list []leftOut) []leftOut {
+	for _, up := range rt.offered {
+		w := rt.worker(up)
+		if slices.Contains(rt.targets, w.target) {
+			continue
+		}
+		why := "rated_down"
+		switch {
+		case !available(up):
+			why = "proxy_unavailable" // by its health checks, or it is full
+		case !rt.fits(w):
+			why = "other_models"
+		case w.draining():
+			why = "draining"
+		}
+		list = append(list, leftOut{w.id, w.dial, why})
+	}
+	return list
+}
+
+// upstreams returns those that the proxy would offer for a request.
+func (h *Handler) upstreams(r *http.Request) reverseproxy.UpstreamPool {
+	if source := h.ReverseProxy.DynamicUpstreams; source != nil {
+		if ups, err := source.GetUpstreams(r); err == nil {
+			return ups
+		}
+	}
+	return h.ReverseProxy.Upstreams
+}
+
+// asClient makes of a request to the admin endpoint the one that a client would
+// send to the path.
+func asClient(r *http.Request, path string) (*http.Request, error) {
+	u, err := url.ParseRequestURI(path)
+	if err != nil {
+		return nil, err
+	}
+	out := r.Clone(r.Context())
+	out.URL, out.RequestURI = u, path
+	// upstreams may have placeholders
+	return caddyhttp.PrepareRequest(out, caddy.NewReplacer(), nil, new(caddyhttp.Server)), nil
+}

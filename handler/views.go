@@ -1,0 +1,286 @@
+package handler
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// hits are sums over the prompts that a worker has computed, in tokens.
+type hits struct {
+	foreseen, estimated atomic.Int64
+	cached, prompt      atomic.Int64
+}
+
+func (h *hits) predicted(cached, prompt int64) {
+	h.foreseen.Add(cached)
+	h.estimated.Add(prompt)
+}
+
+func (h *hits) reported(cached, prompt int64) {
+	h.cached.Add(cached)
+	h.prompt.Add(prompt)
+}
+
+// poolView is a pool, as the admin API shows it. What is not known is null.
+type poolView struct {
+	Name            string         `json:"name"`
+	Workers         int            `json:"workers"`
+	DrainingWorkers int            `json:"draining_workers"`
+	Leases          int            `json:"leases"`
+	Sessions        int            `json:"sessions"`
+	SessionBytes    int64          `json:"session_bytes"`
+	IndexBytes      int64          `json:"index_bytes"`
+	IndexBlocks     int64          `json:"index_blocks"`
+	BodyBytes       int64          `json:"request_body_bytes"`
+	PrefillRate     *float64       `json:"prefill_tokens_per_second"`
+	Settings        settingsView   `json:"settings"`
+	Totals          totalsView     `json:"totals"`
+	Incidents       []incidentView `json:"incidents"`
+}
+
+type settingsView struct {
+	IndexMemory int64   `json:"index_memory_bytes"`
+	BlockSize   int     `json:"block_size_tokens"`
+	TextBlock   int     `json:"text_block_bytes"`
+	TTL         float64 `json:"session_ttl_seconds"`
+	MaxSessions int     `json:"max_sessions"`
+}
+
+type totalsView struct {
+	ExpiredLeases uint64 `json:"expired_leases"`
+	Untracked     uint64 `json:"untracked_prompts"`
+	PolicyFaults  uint64 `json:"policy_faults"`
+	StaleChoices  uint64 `json:"stale_choices"`
+}
+
+// incidentView is a condition that lasts.
+type incidentView struct {
+	What  string  `json:"what"`
+	Begun float64 `json:"begun_seconds_ago"`
+	Last  float64 `json:"last_met_seconds_ago"`
+	Times int     `json:"times"`
+}
+
+func (p *pool) view(t time.Time) poolView {
+	s, set := p.scheduler.Stats(), p.settings.Load()
+	v := poolView{
+		Name: p.name, Leases: s.Leases, Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
+		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(),
+		Settings:  settingsView{set.memory, set.blockSize, set.textBlock, set.ttl.Seconds(), set.maxSessions},
+		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults, s.StaleChoices},
+		Incidents: p.incidents.view(t),
+	}
+	if s.PrefillRate > 0 {
+		v.PrefillRate = &s.PrefillRate
+	}
+	for _, w := range p.all() {
+		v.Workers++
+		if w.draining() {
+			v.DrainingWorkers++
+		}
+	}
+	return v
+}
+
+// view returns the conditions that last, the oldest first.
+func (i *incidents) view(t time.Time) []incidentView {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	list := make([]incidentView, 0, len(i.open))
+	for what, in := range i.open {
+		list = append(list, incidentView{what, t.Sub(in.begun).Seconds(), t.Sub(in.last).Seconds(), in.times})
+	}
+	slices.SortFunc(list, func(a, b incidentView) int { return cmp.Compare(b.Begun, a.Begun) })
+	return list
+}
+
+type workerView struct {
+	ID   uint64 `json:"id"`
+	Dial string `json:"dial"`
+	Rank uint32 `json:"dp_rank"`
+	// Static is whether it is an upstream by the configuration; others come
+	// from a dynamic source, or are not forgotten yet.
+	Static          bool       `json:"static_upstream"`
+	Draining        bool       `json:"draining"`
+	DrainAsked      bool       `json:"drain_by_admin_api"`
+	DrainConfigured bool       `json:"drain_by_config"`
+	Models          modelsView `json:"models"`
+	Health          healthView `json:"health"`
+	Load            loadView   `json:"load"`
+	Cache           cacheView  `json:"cache"`
+	Prefill         rateView   `json:"prefill"`
+	Hits            hitsView   `json:"hits"`
+}
+
+type modelsView struct {
+	Configured []string `json:"configured"`
+	Told       []string `json:"told"`
+}
+
+type healthView struct {
+	Available bool `json:"available"`
+	// Proxy is what Caddy's health checks say, and max_requests.
+	Proxy *bool `json:"proxy_available"`
+	// Refusing is whether the last connection to it was refused.
+	Refusing         bool       `json:"refuses_connections"`
+	RatedDownUntil   *time.Time `json:"rated_down_until"`
+	RatedDownSeconds float64    `json:"rated_down_seconds"`
+	LetBack          *int       `json:"let_back_requests"`
+	Failures         int        `json:"failures_in_a_row"`
+	Answers          float64    `json:"recent_answers"`
+	Errors           float64    `json:"recent_errors"`
+}
+
+type loadView struct {
+	Requests      int     `json:"requests"`
+	PrefillTokens int64   `json:"prefill_tokens"`
+	PromptBlocks  float64 `json:"prompt_blocks"`
+	OutputBlocks  int64   `json:"output_blocks"`
+}
+
+type cacheView struct {
+	Capacity int64 `json:"capacity_tokens"`
+	Cached   int64 `json:"cached_tokens"`
+	// IndexShare is its part of what all workers of the pool hold.
+	IndexShare *float64 `json:"index_share"`
+}
+
+type rateView struct {
+	Rate    float64 `json:"tokens_per_second"`
+	Learned bool    `json:"learned"`
+}
+
+// hitsView has sums since the worker became known.
+type hitsView struct {
+	Estimated int64    `json:"estimated_prompt_tokens"`
+	Predicted int64    `json:"predicted_cached_tokens"`
+	PredRatio *float64 `json:"predicted_hit_ratio"`
+	Prompt    int64    `json:"reported_prompt_tokens"`
+	Cached    int64    `json:"reported_cached_tokens"`
+	RepRatio  *float64 `json:"reported_hit_ratio"`
+}
+
+// workerViews returns the views of those of the pool's workers that are wanted.
+func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView {
+	all := p.all()
+	slices.SortFunc(all, func(a, b *worker) int { return cmp.Compare(a.dial, b.dial) })
+	proxy, set := p.proxyAvailable(), p.settings.Load()
+	loads, sum := make([]kvscore.Load, len(all)), int64(0)
+	for i, w := range all {
+		loads[i], _ = p.scheduler.Load(t, w.target)
+		sum += loads[i].CachedTokens
+	}
+	list := make([]workerView, 0, len(all))
+	for i, w := range all {
+		if !wanted(w) {
+			continue
+		}
+		v := w.view(t, &loads[i])
+		v.Static = set.upstreams[w.dial]
+		v.Health.Proxy = proxy[w.dial]
+		v.Cache.IndexShare = ratio(v.Cache.Cached, sum)
+		list = append(list, v)
+	}
+	return list
+}
+
+// proxyAvailable returns by address what Caddy's proxy says of its static
+// upstreams.
+func (p *pool) proxyAvailable() map[string]*bool {
+	said := make(map[string]*bool)
+	if h := p.handler(); h != nil {
+		for _, up := range h.ReverseProxy.Upstreams {
+			yes := available(up)
+			said[up.Dial] = &yes
+		}
+	}
+	return said
+}
+
+func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
+	drain, health := w.drain.Load(), w.health.state(t)
+	v := workerView{
+		ID: w.id, Dial: w.dial, Rank: w.target.Rank,
+		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
+		Health: healthView{
+			Available: health.available, Refusing: w.gone.Load(),
+			Failures: health.fails, Answers: health.answers, Errors: health.errors,
+		},
+		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks},
+		Cache:   cacheView{Capacity: load.CapacityTokens, Cached: load.CachedTokens},
+		Prefill: rateView{load.RateInUse, load.PrefillRate > 0},
+		Hits: hitsView{
+			Estimated: w.hits.estimated.Load(), Predicted: w.hits.foreseen.Load(),
+			Prompt: w.hits.prompt.Load(), Cached: w.hits.cached.Load(),
+		},
+	}
+	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
+	if !health.until.IsZero() {
+		until := health.until.UTC()
+		v.Health.RatedDownUntil, v.Health.RatedDownSeconds = &until, until.Sub(t).Seconds()
+	}
+	if health.window > 0 {
+		v.Health.LetBack = &health.window
+	}
+	if set := w.configured.Load(); set != nil {
+		v.Models.Configured = slices.Sorted(maps.Keys(*set))
+	}
+	if told := w.models.Load(); told != nil {
+		v.Models.Told = slices.Sorted(maps.Keys(told.ids))
+	}
+	return v
+}
+
+// ratio is nil where there is nothing to compare.
+func ratio(part, whole int64) *float64 {
+	if whole == 0 {
+		return nil
+	}
+	f := float64(part) / float64(whole)
+	return &f
+}
+
+// sessionView is a session without its key, which is a secret to somebody.
+type sessionView struct {
+	KeyHash string  `json:"key_hash"`
+	Bound   bool    `json:"bound"`
+	Worker  uint64  `json:"worker,omitempty"`
+	Dial    string  `json:"dial,omitempty"`
+	Rank    uint32  `json:"dp_rank"`
+	Kind    string  `json:"kind,omitempty"`
+	TTL     float64 `json:"ttl_seconds,omitempty"`
+	Expires float64 `json:"expires_in_seconds,omitempty"`
+}
+
+// dials returns the workers' addresses by target.
+func (p *pool) dials() map[kvscore.Target]string {
+	dials := make(map[kvscore.Target]string)
+	for _, w := range p.all() {
+		dials[w.target] = w.dial
+	}
+	return dials
+}
+
+func viewSession(hash string, b affinity.Binding, dials map[kvscore.Target]string, t time.Time) sessionView {
+	return sessionView{
+		KeyHash: hash, Bound: true, Worker: b.Target.Worker, Dial: dials[b.Target], Rank: b.Target.Rank,
+		Kind: b.Kind.String(), TTL: b.TTL.Seconds(), Expires: b.Expires.Sub(t).Seconds(),
+	}
+}
+
+// keyHashBytes is how much of a key's SHA-256 is shown.
+const keyHashBytes = 8
+
+// keyHash returns what a session's key is shown as.
+func keyHash(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:keyHashBytes])
+}

@@ -1,0 +1,125 @@
+package kvscore
+
+import (
+	"maps"
+	"math/rand/v2"
+	"testing"
+)
+
+// explained are the policies that the tests explain choices of.
+func explained() map[string]func() Policy {
+	return map[string]func() Policy{
+		"random":      func() Policy { return Random{} },
+		"power_of_2":  func() Policy { return PowerOfTwo{} },
+		"prefix_hash": func() Policy { return new(PrefixHash) },
+		"dynamo":      func() Policy { return NewDynamo() },
+		"temperature": func() Policy { d := NewDynamo(); d.Temperature = 0.5; return d },
+		"round_robin": func() Policy { return new(RoundRobin) },
+		"least_load":  func() Policy { return new(LeastLoad) },
+	}
+}
+
+// TestExplainAgreesWithSelect explains each of 1,000 random choices, several
+// times, before it is made with the same source of randomness. What is
+// explained must come, with the same terms; and the choices must be those of a
+// scheduler that nobody ever asked to explain anything.
+func TestExplainAgreesWithSelect(t *testing.T) {
+	for name, policy := range explained() {
+		t.Run(name, func(t *testing.T) {
+			asked, quiet, ts := NewScheduler(Settings{}), NewScheduler(Settings{}), targets(5)
+			p, q := policy(), policy()
+			rnd := rand.New(rand.NewPCG(1, 2))
+			var live [][2]*Lease
+			drawn := 0
+			for i := range uint64(1000) {
+				r := prompt(upTo(rnd.Uint64N(80))...)
+				r.Root = rnd.Uint64N(8)
+				bound := -1
+				if rnd.IntN(4) == 0 {
+					bound = rnd.IntN(len(ts))
+				}
+				var sel Selection
+				var e Explanation
+				for range 3 {
+					sel.Rand = seeded(i)
+					e = asked.Explain(epoch, r, ts, bound, p, &sel)
+				}
+				terms := append([]Candidate(nil), sel.Candidates...)
+				drawn += min(1, len(e.Drawn))
+				sel.Rand = seeded(i)
+				got, l := asked.Select(epoch, r, ts, bound, p, &sel)
+				if got != e.Chosen || bound < 0 && got != e.Preferred || bound >= 0 && got != bound || e.Fault {
+					t.Fatalf("choice %d: explained %+v with bound %d, chose %d", i, e, bound, got)
+				}
+				for j := range terms {
+					if bound >= 0 {
+						terms[j].Cost = 0 // nobody asked the policy
+					}
+					if terms[j] != sel.Candidates[j] {
+						t.Fatalf("choice %d: explained the terms %+v, they are %+v", i, terms[j], sel.Candidates[j])
+					}
+				}
+				other := Selection{Rand: seeded(i)}
+				want, l2 := quiet.Select(epoch, r, ts, bound, q, &other)
+				if got != want {
+					t.Fatalf("choice %d: %d after it was explained, %d otherwise", i, got, want)
+				}
+				if live = append(live, [2]*Lease{l, l2}); len(live) > 12 {
+					k := rnd.IntN(len(live))
+					live[k][0].End(true, nil)
+					live[k][1].End(true, nil)
+					live[k] = live[len(live)-1]
+					live = live[:len(live)-1]
+				}
+			}
+			if drawn == 0 && name != "round_robin" && name != "prefix_hash" {
+				t.Error("chance never decided")
+			}
+		})
+	}
+}
+
+// TestExplainOwesNothing has targets tied: explaining must leave their debts as
+// they are, and name those that chance decides among.
+func TestExplainOwesNothing(t *testing.T) {
+	s, ts, p := NewScheduler(Settings{}), targets(4), &LeastLoad{}
+	sel := &Selection{Rand: seeded(1)}
+	if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 4 || len(p.ties.owed) != 0 {
+		t.Errorf("drawn from %v, debts %v", e.Drawn, p.ties.owed)
+	}
+	_, l := s.Select(epoch, prompt(), ts, -1, p, sel)
+	l.End(true, nil)
+	debts := maps.Clone(p.ties.owed)
+	for range 100 {
+		if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 3 {
+			t.Fatalf("drawn from %v, want the three that were not chosen", e.Drawn)
+		}
+	}
+	if !maps.Equal(debts, p.ties.owed) {
+		t.Errorf("debts were %v, are %v", debts, p.ties.owed)
+	}
+	if e := s.Explain(epoch, prompt(), ts[:1], -1, p, sel); e.Chosen != 0 || e.Drawn != nil {
+		t.Errorf("one candidate: %+v", e)
+	}
+	idle(t, s, ts, epoch)
+}
+
+// TestExplainOfNothing has no targets, and policies that return no position.
+func TestExplainOfNothing(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(2)
+	if e := s.Explain(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); e.Chosen != -1 || e.Preferred != -1 {
+		t.Errorf("chose %+v", e)
+	}
+	for _, p := range []choose{
+		func(*Selection) int { return 2 },
+		func(s *Selection) int { s.Candidates = nil; return 0 },
+	} {
+		sel := &Selection{Rand: seeded(1)}
+		if e := s.Explain(epoch, prompt(1), ts, -1, p, sel); !e.Fault || e.Chosen != 0 || len(sel.Candidates) != 2 {
+			t.Errorf("chose %+v among %d", e, len(sel.Candidates))
+		}
+	}
+	if s.Stats().PolicyFaults != 0 {
+		t.Error("a fault of an explanation is counted")
+	}
+}

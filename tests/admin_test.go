@@ -1,0 +1,496 @@
+package tests
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// api makes a request to kv_router's part of the admin endpoint, and reads the
+// answer into v, if that is not nil. It returns the status and the whole answer.
+func (s *server) api(t testing.TB, method, path string, body []byte, v any, header ...string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.admin+"/kv_router"+path, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	out, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kind := resp.Header.Get("Content-Type"); kind != "application/json" {
+		t.Errorf("%s %s: Content-Type %q", method, path, kind)
+	}
+	if v != nil {
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s %s: status %d: %s", method, path, resp.StatusCode, out)
+		}
+		if err := json.Unmarshal(out, v); err != nil {
+			t.Fatalf("%s %s: %v: %s", method, path, err, out)
+		}
+	}
+	return resp.StatusCode, string(out)
+}
+
+// The parts of the admin API's answers that the tests look at.
+type (
+	adminPool struct {
+		Name     string `json:"name"`
+		Workers  int    `json:"workers"`
+		Draining int    `json:"draining_workers"`
+		Leases   int    `json:"leases"`
+		Sessions int    `json:"sessions"`
+		Settings struct {
+			TextBlock int     `json:"text_block_bytes"`
+			TTL       float64 `json:"session_ttl_seconds"`
+		} `json:"settings"`
+		IndexBlocks int64 `json:"index_blocks"`
+		Incidents   []struct {
+			What string `json:"what"`
+		} `json:"incidents"`
+	}
+	adminWorker struct {
+		ID       uint64 `json:"id"`
+		Dial     string `json:"dial"`
+		Static   bool   `json:"static_upstream"`
+		Draining bool   `json:"draining"`
+		Models   struct {
+			Configured []string `json:"configured"`
+		} `json:"models"`
+		Health struct {
+			Available bool    `json:"available"`
+			Proxy     *bool   `json:"proxy_available"`
+			Refusing  bool    `json:"refuses_connections"`
+			Failures  int     `json:"failures_in_a_row"`
+			Until     *string `json:"rated_down_until"`
+			Answers   float64 `json:"recent_answers"`
+		} `json:"health"`
+		Load struct {
+			Requests int   `json:"requests"`
+			Prefill  int64 `json:"prefill_tokens"`
+		} `json:"load"`
+		Cache struct {
+			Capacity int64    `json:"capacity_tokens"`
+			Cached   int64    `json:"cached_tokens"`
+			Share    *float64 `json:"index_share"`
+		} `json:"cache"`
+		Hits struct {
+			Predicted *float64 `json:"predicted_hit_ratio"`
+		} `json:"hits"`
+	}
+	adminSession struct {
+		Hash    string  `json:"key_hash"`
+		Bound   bool    `json:"bound"`
+		Dial    string  `json:"dial"`
+		TTL     float64 `json:"ttl_seconds"`
+		Expires float64 `json:"expires_in_seconds"`
+	}
+	adminExplained struct {
+		Refused *struct {
+			Status int    `json:"status"`
+			Code   string `json:"code"`
+		} `json:"refused"`
+		Policy string `json:"policy"`
+		Plan   struct {
+			API      string        `json:"api"`
+			Kind     string        `json:"prompt_kind"`
+			Tokens   int64         `json:"prompt_tokens"`
+			Blocks   int           `json:"prompt_blocks"`
+			Fallback string        `json:"fallback"`
+			Session  *adminSession `json:"session"`
+		} `json:"plan"`
+		Candidates []struct {
+			Worker  uint64  `json:"worker"`
+			Dial    string  `json:"dial"`
+			Overlap float64 `json:"overlap_blocks"`
+			Tokens  int64   `json:"overlap_tokens"`
+			Cost    float64 `json:"cost"`
+		} `json:"candidates"`
+		LeftOut []struct {
+			Dial string `json:"dial"`
+			Why  string `json:"why"`
+		} `json:"left_out"`
+		Chosen *struct {
+			Worker uint64   `json:"worker"`
+			Reason string   `json:"reason"`
+			Why    string   `json:"why"`
+			Drawn  []uint64 `json:"drawn_among"`
+		} `json:"chosen"`
+	}
+)
+
+const defaultPool = "/pools/default"
+
+func (s *server) pool(t testing.TB) (p adminPool) {
+	t.Helper()
+	s.api(t, http.MethodGet, defaultPool, nil, &p)
+	return p
+}
+
+// worker asks for the worker that an engine is.
+func (s *server) worker(t testing.TB, e *canned.Engine) (w adminWorker) {
+	t.Helper()
+	s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
+	return w
+}
+
+func (s *server) explain(t testing.TB, body []byte, header ...string) (x adminExplained) {
+	t.Helper()
+	s.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", body, &x, header...)
+	return x
+}
+
+// rejected is what makes a config fail after kv_router was provisioned.
+const rejected = "\nreverse_proxy /elsewhere 127.0.0.1:1 {\n\ttransport http {\n\t\ttls_trust_pool file /nonexistent/ca.pem\n\t}\n}"
+
+// TestAdminShowsThePools reads everything that there is to be read, and again
+// after a config was rejected that would have changed it.
+func TestAdminShowsThePools(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	first, second := engines[0], engines[1]
+	site := route(engines, "affinity {\nttl 3m\n}", "worker * {\nmodels canned other\n}", fmt.Sprintf("worker %s {\nid 7\nkv_tokens 5000\n}", first.Addr()))
+	s := startCaddy(t, site)
+	if w := s.worker(t, first); w.ID != 7 || !w.Static || w.Hits.Predicted != nil || w.Cache.Share != nil {
+		t.Errorf("before the first request: %+v", w)
+	}
+	text := strings.Repeat("some words ", 100)
+	home := s.mustChat(t, ask(text), "X-Session-Id", "one").engine()
+	for i := range 5 {
+		s.mustChat(t, ask(text+strconv.Itoa(i)), "X-Session-Id", "one")
+	}
+	s.booksAtZero(t)
+	look := func(when string) {
+		var list []adminPool
+		s.api(t, http.MethodGet, "/pools", nil, &list)
+		p := s.pool(t)
+		if len(list) != 1 || list[0].Name != "default" || p.Workers != 2 || p.Sessions != 1 || p.Leases != 0 || p.IndexBlocks == 0 || p.Settings.TTL != 180 || p.Settings.TextBlock != 64 {
+			t.Errorf("%s: pools %+v, default %+v", when, list, p)
+		}
+		var ws []adminWorker
+		s.api(t, http.MethodGet, defaultPool+"/workers", nil, &ws)
+		if len(ws) != 2 {
+			t.Fatalf("%s: %d workers", when, len(ws))
+		}
+		share := 0.0
+		for _, w := range ws {
+			share += *w.Cache.Share
+			if w.Health.Proxy == nil || !*w.Health.Proxy || !w.Health.Available || !w.Static || w.Draining {
+				t.Errorf("%s: worker %+v", when, w)
+			}
+			if e := engines[slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Addr() == w.Dial })]; e.Name() == home && (w.Cache.Cached == 0 || w.Hits.Predicted == nil || *w.Hits.Predicted <= 0 || w.Health.Answers < 1) {
+				t.Errorf("%s: the one that answered is %+v", when, w)
+			}
+		}
+		if share != 1 {
+			t.Errorf("%s: index shares come to %v", when, share)
+		}
+		var byID adminWorker
+		s.api(t, http.MethodGet, defaultPool+"/workers/7", nil, &byID)
+		if byID.Dial != first.Addr() || byID.Cache.Capacity != 5000 || !slices.Equal(byID.Models.Configured, []string{"canned", "other"}) {
+			t.Errorf("%s: worker 7 is %+v", when, byID)
+		}
+	}
+	look("at first")
+	if err := s.load(route(engines[:1], "affinity {\nttl 9m\n}", "index {\ntext_block 128\n}") + rejected); err == nil {
+		t.Fatal("the broken config was accepted")
+	}
+	look("after a rejected reload")
+	second.Kill()
+	for range 3 {
+		s.mustChat(t, ask("anybody?"+strconv.Itoa(rand.Int())))
+	}
+	eventually(t, 10*time.Second, "the dead worker to be seen as such", func() bool {
+		s.mustChat(t, ask(strconv.Itoa(rand.Int())))
+		h := s.worker(t, second).Health
+		return h.Refusing && h.Failures > 0 && h.Until != nil && !h.Available
+	})
+}
+
+// TestSessionsByPage reads 250 sessions page by page, looks at single ones by
+// key and by hash, and unbinds some.
+func TestSessionsByPage(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{Words: 1})
+	s := startCaddy(t, route(engines))
+	bound := make(map[string]string)
+	for i := range 250 {
+		key := fmt.Sprintf("secret/%d", i)
+		bound[key] = s.mustChat(t, ask("hello"), "X-Session-Id", key).engine()
+	}
+	if err := s.load(route(engines) + rejected); err == nil {
+		t.Fatal("the broken config was accepted")
+	}
+	var all []adminSession
+	for after, pages := "", 1; ; pages++ {
+		var page struct {
+			Total    int            `json:"total_sessions"`
+			Sessions []adminSession `json:"sessions"`
+			Next     string         `json:"next_after"`
+		}
+		_, text := s.api(t, http.MethodGet, defaultPool+"/sessions?limit=50&after="+after, nil, &page)
+		if strings.Contains(text, "secret") {
+			t.Fatalf("keys are shown: %.300s", text)
+		}
+		if all = append(all, page.Sessions...); page.Total != 250 || len(page.Sessions) != 50 {
+			t.Fatalf("page %d has %d of %d sessions", pages, len(page.Sessions), page.Total)
+		}
+		if after = page.Next; after == "" {
+			if pages != 5 {
+				t.Errorf("%d pages", pages)
+			}
+			break
+		}
+	}
+	seen := make(map[string]bool)
+	for i, e := range all {
+		if seen[e.Hash] || i > 0 && all[i-1].Hash >= e.Hash || !e.Bound || e.TTL != 300 || e.Expires <= 0 || e.Expires > 300 {
+			t.Errorf("session %d: %+v", i, e)
+		}
+		seen[e.Hash] = true
+	}
+	for key, engine := range bound {
+		path := defaultPool + "/sessions/" + url.PathEscape(key)
+		var byKey, byHash, gone adminSession
+		s.api(t, http.MethodGet, path, nil, &byKey)
+		hashed := defaultPool + "/sessions/" + byKey.Hash + "?hashed"
+		s.api(t, http.MethodGet, hashed, nil, &byHash)
+		byHash.Expires = byKey.Expires
+		at := slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Name() == engine })
+		if !seen[byKey.Hash] || byKey != byHash || byKey.Dial != engines[at].Addr() {
+			t.Fatalf("%s on %s: by key %+v, by hash %+v", key, engine, byKey, byHash)
+		}
+		if byKey.Hash[0] > '3' {
+			continue
+		}
+		if byKey.Hash[1] > '7' {
+			path = hashed
+		}
+		s.api(t, http.MethodDelete, path, nil, &gone)
+		if status, text := s.api(t, http.MethodGet, path, nil, nil); gone.Hash != byKey.Hash || status != http.StatusNotFound || strings.Contains(text, "secret") {
+			t.Errorf("after it was unbound: status %d, %s", status, text)
+		}
+		delete(bound, key)
+	}
+	if n := s.pool(t).Sessions; n != len(bound) || n == 250 {
+		t.Errorf("%d sessions are left, want %d", n, len(bound))
+	}
+}
+
+// TestAdminRefusesWhatCannotBe has paths, methods and arguments that are wrong.
+func TestAdminRefusesWhatCannotBe(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	worker := defaultPool + "/workers/" + engines[0].Addr()
+	for _, v := range []struct {
+		method, path string
+		status       int
+		want         string
+	}{
+		{"GET", "/", 404, "/kv_router/pools"},
+		{"GET", "/nothing", 404, "/kv_router/pools"},
+		{"GET", "/pools/none", 404, "none"},
+		{"GET", "/pools/none/workers", 404, "none"},
+		{"POST", "/pools/none/explain?path=/v1/chat/completions", 404, "none"},
+		{"GET", defaultPool + "/nothing", 404, "nothing"},
+		{"GET", defaultPool + "/workers/no:1", 404, "no:1"},
+		{"GET", defaultPool + "/workers/18446744073709551616", 404, "18446744073709551616"},
+		{"POST", defaultPool + "/workers/no:1/drain", 404, "no:1"},
+		{"POST", defaultPool + "/workers/no:1/undrain", 404, "no:1"},
+		{"GET", defaultPool + "/sessions/none", 404, "session"},
+		{"DELETE", defaultPool + "/sessions/none", 404, "session"},
+		{"GET", defaultPool + "/sessions/0123456789abcdef?hashed", 404, "session"},
+		{"GET", defaultPool + "/sessions/none?hashed", 400, "16"},
+		{"GET", defaultPool + "/sessions?limit=0", 400, "1000"},
+		{"GET", defaultPool + "/sessions?limit=1001", 400, "1000"},
+		{"GET", defaultPool + "/sessions?limit=many", 400, "many"},
+		{"GET", defaultPool + "/sessions?after=xyz", 400, "xyz"},
+		{"POST", defaultPool + "/explain", 400, "path"},
+		{"POST", defaultPool + "/explain?path=v1", 400, "path"},
+		{"POST", defaultPool + "/explain?path=/%25zz", 400, "path"},
+		{"POST", "/pools", 405, "GET"},
+		{"DELETE", defaultPool, 405, "GET"},
+		{"POST", defaultPool + "/workers", 405, "GET"},
+		{"DELETE", worker, 405, "GET"},
+		{"GET", worker + "/drain", 405, "POST"},
+		{"GET", worker + "/undrain", 405, "POST"},
+		{"POST", defaultPool + "/sessions", 405, "GET"},
+		{"PUT", defaultPool + "/sessions/a", 405, "DELETE and GET"},
+		{"GET", defaultPool + "/explain?path=/v1/chat/completions", 405, "POST"},
+	} {
+		var e struct {
+			Error string `json:"error"`
+		}
+		status, text := s.api(t, v.method, v.path, nil, nil)
+		if err := json.Unmarshal([]byte(text), &e); err != nil || status != v.status || !strings.Contains(e.Error, v.want) {
+			t.Errorf("%s %s: status %d, want %d; %s", v.method, v.path, status, v.status, text)
+		}
+	}
+}
+
+// TestExplainRefusals has requests that the router would answer itself, or route
+// by load alone.
+func TestExplainRefusals(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "worker * {\nmodels canned\n}", "max_body 1KiB"))
+	c := ask("hello")
+	c.Model = "unheard-of"
+	if x := s.explain(t, c.body()); x.Refused == nil || x.Refused.Status != 404 || x.Refused.Code != "model_not_found" {
+		t.Errorf("unknown model: %+v", x.Refused)
+	}
+	c = ask("hello")
+	c.Nvext = json.RawMessage(`{"session_control":7}`)
+	if x := s.explain(t, c.body()); x.Refused == nil || x.Refused.Status != 400 || x.Refused.Code != "invalid_nvext" {
+		t.Errorf("bad nvext: %+v", x.Refused)
+	}
+	for body, fallback := range map[string]string{"{": "malformed", string(ask(strings.Repeat("long ", 500)).body()): "oversized", "": "malformed"} {
+		if x := s.explain(t, []byte(body)); x.Plan.Fallback != fallback || x.Refused != nil || x.Chosen == nil || len(x.Candidates) != 2 {
+			t.Errorf("%.20q: %+v", body, x)
+		}
+	}
+	var x adminExplained
+	s.api(t, http.MethodPost, defaultPool+"/explain?path=/tokenize", []byte("{}"), &x)
+	if x.Plan.API != "" || x.Chosen == nil || !strings.Contains(x.Chosen.Why, "draws") {
+		t.Errorf("pass-through: %+v, %+v", x.Plan, x.Chosen)
+	}
+	if p := s.pool(t); p.Leases != 0 || p.IndexBlocks != 0 || p.Sessions != 0 {
+		t.Errorf("explaining left something behind: %+v", p)
+	}
+}
+
+// TestExplainAgreesWithTheChoice explains 1,000 random requests, with sessions
+// and without, on workers with load that some are being drained of, and then
+// sends them.
+func TestExplainAgreesWithTheChoice(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{FirstToken: time.Hour})
+	s := startCaddy(t, route(engines, "response_headers X-KV-", "affinity {\nttl 1h\n}"))
+	rnd := rand.New(rand.NewPCG(3, 4))
+	const held = 6
+	for i := range held {
+		c := ask(prose(rnd, 200, 4000)).streamed()
+		go s.chat(t.Context(), c) // until the test ends
+		eventually(t, 10*time.Second, "a lease", func() bool { return s.pool(t).Leases == i+1 })
+	}
+	eventually(t, 10*time.Second, "the engines to have them", func() bool {
+		n := 0
+		for _, e := range engines {
+			n += e.Requests()
+		}
+		return n == held
+	})
+	for _, e := range engines {
+		e.SetPace(canned.Pace{Words: 2})
+	}
+	var stems []string
+	for range 12 {
+		stems = append(stems, prose(rnd, 100, 4000))
+	}
+	cases, sure, bySession := 1000, 0, 0
+	if testing.Short() {
+		cases = 100
+	}
+	for i := range cases {
+		if i%50 == 49 {
+			verb := []string{"drain", "undrain"}[rnd.IntN(2)]
+			s.api(t, http.MethodPost, defaultPool+"/workers/"+engines[rnd.IntN(3)].Addr()+"/"+verb, nil, new(adminWorker))
+		}
+		c := ask(stems[rnd.IntN(len(stems))] + prose(rnd, 1, 500))
+		c.Stream = rnd.IntN(2) == 0
+		var header []string
+		if rnd.IntN(3) == 0 {
+			header = []string{"X-Session-Id", fmt.Sprintf("session-%d", rnd.IntN(40))}
+		}
+		eventually(t, 5*time.Second, "the books of the request before", func() bool { return s.pool(t).Leases == held })
+		x := s.explain(t, c.body(), header...)
+		if x.Chosen == nil || x.Policy != "dynamo" || x.Plan.Kind != "text" {
+			t.Fatalf("case %d: %+v", i, x)
+		}
+		a := s.mustChat(t, c, header...)
+		got, err := strconv.ParseUint(a.header.Get("X-KV-Worker"), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(x.Chosen.Drawn) == 0 {
+			sure++
+			if x.Chosen.Worker != got || x.Chosen.Reason != a.header.Get("X-KV-Reason") {
+				t.Errorf("case %d: explained %+v, chose %d by %s", i, x.Chosen, got, a.header.Get("X-KV-Reason"))
+			}
+		} else if !slices.Contains(x.Chosen.Drawn, got) {
+			t.Errorf("case %d: explained one of %v, chose %d", i, x.Chosen.Drawn, got)
+		}
+		if x.Chosen.Reason == "session" {
+			bySession++
+		}
+		for _, cand := range x.Candidates {
+			if cand.Worker != got {
+				continue
+			}
+			overlap, tokens := strconv.FormatInt(int64(cand.Overlap), 10), strconv.FormatInt(cand.Tokens, 10)
+			if overlap != a.header.Get("X-KV-Overlap-Blocks") || tokens != a.header.Get("X-KV-Predicted-Cached-Tokens") {
+				t.Errorf("case %d: explained %s blocks, %s tokens; it was %s and %s", i, overlap, tokens,
+					a.header.Get("X-KV-Overlap-Blocks"), a.header.Get("X-KV-Predicted-Cached-Tokens"))
+			}
+		}
+	}
+	t.Logf("%d cases: %d certain, %d by session", cases, sure, bySession)
+	if sure < cases/2 || bySession < cases/20 {
+		t.Error("too few of them say anything")
+	}
+}
+
+// TestExplainLeavesNothingBehind explains one request again and again: its
+// session lives no longer, nothing is booked, and the turn goes to whom it was.
+func TestExplainLeavesNothingBehind(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	s.mustChat(t, ask("hello"), "X-Session-Id", "one")
+	s.booksAtZero(t)
+	before := s.pool(t)
+	var was, is adminSession
+	s.api(t, http.MethodGet, defaultPool+"/sessions/one", nil, &was)
+	for i := range 200 {
+		c := ask(fmt.Sprintf("another question %d", i))
+		if x := s.explain(t, c.body(), "X-Session-Id", "one"); x.Chosen.Reason != "session" || x.Plan.Session == nil || x.Plan.Session.Dial != was.Dial {
+			t.Fatalf("explained %+v, %+v", x.Chosen, x.Plan.Session)
+		}
+		s.explain(t, c.body(), "X-Session-Id", "two")
+	}
+	s.api(t, http.MethodGet, defaultPool+"/sessions/one", nil, &is)
+	if is.Expires >= was.Expires {
+		t.Errorf("the session lived for %v s more before, now for %v s", was.Expires, is.Expires)
+	}
+	if after := s.pool(t); after.IndexBlocks != before.IndexBlocks || after.Sessions != 1 || after.Leases != 0 {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+}
+
+// TestExplainFillsInPlaceholders has an upstream whose address depends on the
+// request, and which explaining alone must not make known.
+func TestExplainFillsInPlaceholders(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, "kv_router {http.request.header.X-To}")
+	x := s.explain(t, ask("hello").body(), "X-To", engines[0].Addr())
+	if len(x.Candidates) != 1 || x.Candidates[0].Dial != engines[0].Addr() {
+		t.Errorf("explained %+v", x)
+	}
+	if n := s.pool(t).Workers; n != 0 {
+		t.Errorf("%d workers are known", n)
+	}
+}
