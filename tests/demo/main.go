@@ -117,7 +117,7 @@ func compare(ctx context.Context, out, progress io.Writer, o *options) error {
 	s.rate *= o.scale
 	w := newWorkload(s, o.seed)
 	fmt.Fprintf(out, "%d conversations, %d requests, with %d engines that run %g times faster than real.\n"+
-		"All times are the engines': real time, multiplied by %g.\n\n", len(w.conversations), w.turns(), engineCount, o.speed, o.speed)
+		"All times are the client's wall clock, multiplied by %g.\n\n", len(w.conversations), w.turns(), engineCount, o.speed, o.speed)
 	// Who is to wait for minutes learns at once that there will be no picture.
 	file, pictureErr := o.picture()
 	if pictureErr != nil {

@@ -41,7 +41,7 @@ var chats = shape{
 	system:     1500,
 	documents:  0.65,
 	document:   span{8000, 20000},
-	shared:     1.0 / 3,
+	shared:     1.0 / 8,
 	readers:    span{1, 3},
 	turns:      span{3, 9},
 	question:   span{30, 200},
