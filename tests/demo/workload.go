@@ -37,7 +37,7 @@ type shape struct {
 // and people who just chat, with an assistant that all know by one system prompt.
 var chats = shape{
 	window:     270 * time.Second,
-	rate:       0.86,
+	rate:       0.76,
 	system:     1500,
 	documents:  0.65,
 	document:   span{8000, 20000},
