@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sort"
@@ -79,11 +80,7 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	}
 	f := m[method]
 	if f == nil {
-		allowed := make([]string, 0, len(m))
-		for name := range m {
-			allowed = append(allowed, name)
-		}
-		slices.Sort(allowed)
+		allowed := slices.Sorted(maps.Keys(m))
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		return apiError(http.StatusMethodNotAllowed, "method %s is not allowed here, but %s", r.Method, strings.Join(allowed, " and "))
 	}

@@ -40,6 +40,11 @@ const (
 func (h *health) available(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.open(now)
+}
+
+// open is available. The lock is held.
+func (h *health) open(now time.Time) bool {
 	return h.window == 0 || !now.Before(h.until) && h.probes < h.window
 }
 
@@ -113,14 +118,17 @@ func (h *health) err(now time.Time) (errors, share float64) {
 
 // answered counts an answer, an error or none. The lock is held.
 func (h *health) answered(now time.Time, errors float64) {
-	if !h.at.IsZero() {
-		keep := math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
-		h.answers *= keep
-		h.errors *= keep
-	}
+	keep := h.keep(now)
+	h.answers *= keep
+	h.errors *= keep
 	h.at = now
 	h.answers++
 	h.errors += errors
+}
+
+// keep returns how much the answers so far still count. The lock is held.
+func (h *health) keep(now time.Time) float64 {
+	return math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
 }
 
 // lately returns the answers and errors of late.
@@ -142,12 +150,9 @@ type healthState struct {
 func (h *health) state(now time.Time) healthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	keep := 0.0
-	if !h.at.IsZero() {
-		keep = math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
-	}
+	keep := h.keep(now)
 	s := healthState{
-		available: h.window == 0 || !now.Before(h.until) && h.probes < h.window,
+		available: h.open(now),
 		fails:     h.fails, window: h.window,
 		answers: h.answers * keep, errors: h.errors * keep,
 	}

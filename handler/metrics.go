@@ -128,11 +128,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	pools.Range(func(_, value any) bool {
-		p, ok := value.(*pool)
-		if !ok {
-			return true
-		}
+	for _, p := range thePools() {
 		s := p.scheduler.Stats()
 		gauge(descLeases, float64(s.Leases), p.name)
 		for d, n := range map[*prometheus.Desc]uint64{
@@ -150,6 +146,5 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial)
 			gauge(descCached, float64(load.CachedTokens), p.name, w.dial)
 		}
-		return true
-	})
+	}
 }

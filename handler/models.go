@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 
@@ -38,7 +39,7 @@ func (w *worker) serves(model string) (yes, known bool) {
 	return false, false
 }
 
-// models are the rules by which a request's model limits its candidates:
+// modelRule is how a request's model limits its candidates:
 // workers that are known to serve it, if there are any; else those that may;
 // else all, for engines often serve models by other names than they list.
 type modelRule uint8
@@ -130,7 +131,7 @@ func (h *Handler) ask(ctx context.Context, w *worker) {
 // learn takes in a worker's list.
 func (w *worker) learn(list *modelList, logger *zap.Logger) {
 	old := w.models.Swap(list)
-	if list == nil || old != nil && len(old.ids) == len(list.ids) && sameModels(old, list) {
+	if list == nil || old != nil && maps.Equal(old.ids, list.ids) {
 		return
 	}
 	ids := make([]string, 0, len(list.entries))
@@ -138,15 +139,6 @@ func (w *worker) learn(list *modelList, logger *zap.Logger) {
 		ids = append(ids, e.id)
 	}
 	logger.Info("worker serves models", zap.String("upstream", w.dial), zap.Strings("models", ids))
-}
-
-func sameModels(a, b *modelList) bool {
-	for id := range a.ids {
-		if !b.ids[id] {
-			return false
-		}
-	}
-	return true
 }
 
 // readModels reads a list of models in OpenAI's form; nil if it is none, or is
@@ -174,7 +166,7 @@ func readModels(body []byte) *modelList {
 // mergeModels adds to one worker's list of models those that only others
 // serve. What it cannot read stays as it is.
 func (rt *route) mergeModels(resp *http.Response) {
-	if resp.StatusCode != http.StatusOK || encoded(resp.Header) {
+	if resp.StatusCode != http.StatusOK || compressed(resp.Header) {
 		return
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList+1))

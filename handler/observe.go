@@ -49,7 +49,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	if good {
 		o.stream = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
 		o.refreshed = t
-		if encoded(resp.Header) {
+		if compressed(resp.Header) { // though it was asked not to be
 			rt.fallBack(fallbackUnreadable)
 		} else {
 			o.reader = rt.plan.request.NewAnswer(o.stream)
@@ -73,12 +73,6 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	} else {
 		o.ended = true
 	}
-}
-
-// encoded tells whether an answer is compressed, though it was asked not to be.
-func encoded(h http.Header) bool {
-	coding := h.Get("Content-Encoding")
-	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
 // Read implements io.Reader.
@@ -320,10 +314,7 @@ func (rt *route) log(outcome string) {
 	if rt.extra == nil {
 		return
 	}
-	a := rt.attempt
-	if rt.answer != nil {
-		a = rt.answer.attempt
-	}
+	a := rt.shown()
 	rt.extra.Set(zap.Object("kv_router", logFields{
 		worker: a.worker.target.Worker, upstream: a.worker.dial, rank: a.worker.target.Rank,
 		reason: a.reason, outcome: outcome, attempts: rt.attempts,

@@ -161,18 +161,19 @@ func (p *pool) apply(s *poolSettings) bool {
 
 // worker returns the worker behind an address, new ones included.
 func (p *pool) worker(dial string) *worker {
-	p.mu.RLock()
-	w := p.workers[dial]
-	p.mu.RUnlock()
-	if w != nil {
+	if w := p.known(dial); w != nil {
 		return w
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if w = p.workers[dial]; w != nil {
-		return w
-	}
 	return p.declare(dial)
+}
+
+// known returns the worker behind an address, nil if it is not known.
+func (p *pool) known(dial string) *worker {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.workers[dial]
 }
 
 // declareAll makes the workers known that are upstreams by the configuration,
@@ -201,10 +202,7 @@ func (p *pool) declare(dial string) *worker {
 // peek returns the worker behind an address without making it known: one that
 // nobody knows is nowhere else.
 func (p *pool) peek(dial string) *worker {
-	p.mu.RLock()
-	w := p.workers[dial]
-	p.mu.RUnlock()
-	if w != nil {
+	if w := p.known(dial); w != nil {
 		return w
 	}
 	return newWorker(p.settings.Load().worker(dial))

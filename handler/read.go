@@ -60,7 +60,7 @@ func unreadable(a api.API, err error) error {
 	return &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf("reading request body: %w", err)}
 }
 
-// compressed tells whether a body is not to be read as it is.
+// compressed tells whether the body behind a header is not to be read as it is.
 func compressed(h http.Header) bool {
 	coding := strings.TrimSpace(h.Get("Content-Encoding"))
 	return coding != "" && !strings.EqualFold(coding, "identity")

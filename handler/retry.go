@@ -79,13 +79,16 @@ func (rt *route) repeatable(reached bool) bool {
 	return !reached || rt.plan.repeatable
 }
 
+// anotherRound tells whether the operator wants workers to be tried again that
+// were tried.
+func (rt *route) anotherRound() bool {
+	return rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts)
+}
+
 // anotherTry tells whether a further attempt may find a worker, and the
 // operator's limits allow it.
 func (rt *route) anotherTry() bool {
-	if !rt.h.limits.allow(rt.start, rt.attempts) {
-		return false
-	}
-	return rt.h.limits.set() || rt.otherLeft()
+	return rt.anotherRound() || !rt.h.limits.set() && rt.otherLeft()
 }
 
 // failed deals with an attempt that came to no answer.
@@ -125,12 +128,8 @@ func refused(err error) bool {
 
 // giveUp returns the answer that was held back, or else the last failure.
 func (rt *route) giveUp() (*http.Response, error) {
-	if h := rt.held; h.resp != nil {
-		rt.held = heldAnswer{}
-		rt.label(h.resp.Header, h.attempt)
-		rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
-		h.resp.Body = rt.answer
-		return h.resp, nil
+	if resp := rt.takeHeld(); resp != nil {
+		return resp, nil
 	}
 	if rt.failure == nil {
 		rt.pool.incidents.met(now(), errNoWorker.Error(), rt.pool.logger)
@@ -193,18 +192,29 @@ func (rt *route) hold(req *http.Request, resp *http.Response) *http.Response {
 // writeHeld gives the client the answer that was held back for a better one,
 // where the proxy has ended without an answer. It tells whether there was one.
 func (rt *route) writeHeld(w http.ResponseWriter) bool {
-	h := rt.held
-	if h.resp == nil {
+	resp := rt.takeHeld()
+	if resp == nil {
 		return false
 	}
-	rt.held = heldAnswer{}
-	defer h.resp.Body.Close()
-	rt.label(h.resp.Header, h.attempt)
-	forward(w.Header(), h.resp.Header)
-	w.WriteHeader(h.resp.StatusCode)
-	rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
-	_, _ = io.Copy(w, rt.answer)
+	defer resp.Body.Close()
+	forward(w.Header(), resp.Header)
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, resp.Body)
 	return true
+}
+
+// takeHeld makes the answer that was held back the client's, and returns it; nil
+// if there is none.
+func (rt *route) takeHeld() *http.Response {
+	h := rt.held
+	if h.resp == nil {
+		return nil
+	}
+	rt.held = heldAnswer{}
+	rt.label(h.resp.Header, h.attempt)
+	rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
+	h.resp.Body = rt.answer
+	return h.resp
 }
 
 // forward copies an answer's header but for what concerns one connection only

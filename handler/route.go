@@ -177,7 +177,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 	rt.rule = rt.ruleFor(pool)
 	t := now()
 	if !rt.candidates(pool, t) {
-		if rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts) && rt.wait(ctx) {
+		if rt.anotherRound() && rt.wait(ctx) {
 			rt.tried = rt.tried[:0] // another round, as the operator wants it
 			t = now()
 		}
@@ -206,7 +206,7 @@ func (rt *route) wait(ctx context.Context) bool {
 // the proxy to ask again.
 func (rt *route) nobody() *reverseproxy.Upstream {
 	switch {
-	case rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts):
+	case rt.anotherRound():
 		rt.attempts++
 		rt.again = true
 		return nil
@@ -312,10 +312,7 @@ func (rt *route) placeholder(key string) (any, bool) {
 	if !ours {
 		return nil, false
 	}
-	a := rt.attempt
-	if rt.answer != nil {
-		a = rt.answer.attempt
-	}
+	a := rt.shown()
 	switch {
 	case name == "session":
 		return rt.plan.session, rt.plan.session != ""
@@ -337,6 +334,15 @@ func (rt *route) placeholder(key string) (any, bool) {
 		return a.reason, true
 	}
 	return nil, false
+}
+
+// shown returns the attempt that the operator is shown: the one that answers the
+// client, else the latest; nil if there was none.
+func (rt *route) shown() *attempt {
+	if rt.answer != nil {
+		return rt.answer.attempt
+	}
+	return rt.attempt
 }
 
 // show tells the operator of the choice.

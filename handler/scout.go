@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -112,9 +113,11 @@ func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Respon
 	}
 	t := h.ReverseProxy.Transport.(*transport).HTTPTransport
 	host := addr.JoinHostPort(0)
-	info := reverseproxy.DialInfo{Network: addr.Network, Address: host, Host: addr.Host, Port: portOf(addr)}
+	info := reverseproxy.DialInfo{Network: addr.Network, Address: host, Host: addr.Host}
 	if addr.IsUnixNetwork() {
 		host = "localhost"
+	} else {
+		info.Port = strconv.FormatUint(uint64(addr.StartPort), 10)
 	}
 	repl := caddy.NewReplacer()
 	repl.Set("http.reverse_proxy.upstream.hostport", host)
@@ -125,8 +128,7 @@ func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Respon
 	if err != nil {
 		return nil, err
 	}
-	req.URL.Scheme = ""
-	t.SetScheme(req)
+	req.URL.Scheme = "" // the transport knows it
 	req.Header.Set("User-Agent", "kv_router")
 	req.Close = true // connections are for clients' requests
 	if key := h.pool.settings.Load().worker(w.dial).APIKey; key != "" {
@@ -136,15 +138,4 @@ func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Respon
 		ops.ApplyToRequest(req)
 	}
 	return t.RoundTrip(req)
-}
-
-func portOf(addr caddy.NetworkAddress) string {
-	if addr.IsUnixNetwork() {
-		return ""
-	}
-	_, port, _ := strings.Cut(addr.JoinHostPort(0), ":")
-	if i := strings.LastIndex(port, ":"); i >= 0 {
-		port = port[i+1:]
-	}
-	return port
 }
