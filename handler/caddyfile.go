@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 
@@ -36,6 +37,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //
 //	kv_router [<matcher>] [<upstreams...>] {
 //		pool <name>
+//		engine auto|vllm|sglang|trtllm|llamacpp|dynamo|other
 //		policy <name> {
 //			<options of the policy>
 //		}
@@ -44,7 +46,10 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		}
 //		worker <dial>|* {
 //			id <number>
+//			engine <type>
+//			dp_size <ranks>
 //			kv_tokens <tokens>
+//			max_running <requests>
 //			models <names...>
 //			api_key <key>
 //			drain
@@ -59,6 +64,15 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			max_sessions <number>
 //			key nvext|header:<name>|body:<member>...
 //		}
+//		queue {
+//			max_waiting <requests>
+//			max_wait <duration>
+//		}
+//		timeouts {
+//			first_token <duration>
+//			stream_idle <duration>
+//		}
+//		retry_budget <percent>% <retries>/s
 //		usage inject
 //		merge_models true|false
 //		max_body <size>
@@ -100,6 +114,8 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 	switch name {
 	case "pool":
 		return stringArg(d, &h.Pool)
+	case "engine":
+		return stringArg(d, &h.Engine)
 	case "max_body":
 		return sizeArg(d, &h.MaxBody)
 	case "merge_models":
@@ -119,6 +135,12 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 		return h.unmarshalIndex(d)
 	case "affinity":
 		return h.unmarshalAffinity(d)
+	case "queue":
+		return h.unmarshalQueue(d)
+	case "timeouts":
+		return h.unmarshalTimeouts(d)
+	case "retry_budget":
+		return h.unmarshalRetryBudget(d)
 	case "reverse_proxy":
 		return h.unmarshalProxy(d)
 	}
@@ -164,8 +186,14 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		switch d.Val() {
 		case "id":
 			err = uintArg(d, &w.ID)
+		case "engine":
+			err = stringArg(d, &w.Engine)
+		case "dp_size":
+			err = intArg(d, &w.DPSize)
 		case "kv_tokens":
 			err = intArg(d, &w.KVTokens)
+		case "max_running":
+			err = intArg(d, &w.MaxRunning)
 		case "models":
 			if w.Models = append(w.Models, d.RemainingArgs()...); len(w.Models) == 0 {
 				err = d.ArgErr()
@@ -234,6 +262,66 @@ func (h *Handler) unmarshalAffinity(d *caddyfile.Dispenser) error {
 			return err
 		}
 	}
+	return nil
+}
+
+func (h *Handler) unmarshalQueue(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	h.Queue = new(Queue)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		var err error
+		switch d.Val() {
+		case "max_waiting":
+			err = intArg(d, &h.Queue.MaxWaiting)
+		case "max_wait":
+			err = durationArg(d, &h.Queue.MaxWait)
+		default:
+			err = d.Errf("unrecognized queue option '%s'", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Handler) unmarshalTimeouts(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	h.Timeouts = new(Timeouts)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		var err error
+		switch d.Val() {
+		case "first_token":
+			err = durationArg(d, &h.Timeouts.FirstToken)
+		case "stream_idle":
+			err = durationArg(d, &h.Timeouts.StreamIdle)
+		default:
+			err = d.Errf("unrecognized timeouts option '%s'", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
+	var share, rate string
+	if !d.AllArgs(&share, &rate) {
+		return d.ArgErr()
+	}
+	percent, isPercent := strings.CutSuffix(share, "%")
+	perSecond, isRate := strings.CutSuffix(rate, "/s")
+	p, errP := strconv.ParseFloat(percent, 64)
+	r, errR := strconv.ParseFloat(perSecond, 64)
+	if !isPercent || !isRate || errP != nil || errR != nil {
+		return d.Errf("retry_budget: must be like '20%% 10/s', got '%s %s'", share, rate)
+	}
+	h.RetryBudget = &RetryBudget{Percent: p, PerSecond: r}
 	return nil
 }
 

@@ -71,6 +71,11 @@ type Handler struct {
 	// differ, both choices are logged at level debug. Default: none.
 	ShadowRaw json.RawMessage `json:"shadow,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
 
+	// The type of the engines: `vllm`, `sglang`, `trtllm`, `llamacpp`,
+	// `dynamo`, `other`, or `auto`: each worker's is found out from what it
+	// serves. Default: `auto`.
+	Engine string `json:"engine,omitempty"`
+
 	// Settings of workers, by their dial address. One with the address `*`
 	// gives the defaults of all.
 	Workers []*Worker `json:"workers,omitempty"`
@@ -80,6 +85,17 @@ type Handler struct {
 
 	// How sessions are recognized and kept.
 	Affinity *Affinity `json:"affinity,omitempty"`
+
+	// How requests wait while all workers have as many as their `max_running`.
+	Queue *Queue `json:"queue,omitempty"`
+
+	// How long workers may be silent. Default: as long as the reverse proxy
+	// lets them.
+	Timeouts *Timeouts `json:"timeouts,omitempty"`
+
+	// What retries may be made, in proportion to requests. Default: 20 percent
+	// and 10 a second.
+	RetryBudget *RetryBudget `json:"retry_budget,omitempty"`
 
 	// The largest request body, in bytes, that is read into memory. Larger
 	// ones are streamed through to the least loaded worker. Default: 64 MiB.
@@ -131,8 +147,20 @@ type Worker struct {
 	// The worker's id, unique in its pool. Default: derived from the address.
 	ID uint64 `json:"id,omitempty"`
 
-	// The number of tokens that the engine's KV cache has room for. Default:
-	// 262144.
+	// The type of this engine, see the handler's `engine`. Default: that one.
+	Engine string `json:"engine,omitempty"`
+
+	// The number of data-parallel ranks that the engine has behind its address,
+	// each with a KV cache of its own. Default: what the engine tells, else 1.
+	DPSize int `json:"dp_size,omitempty"`
+
+	// The most inference requests that the worker has at a time. Further ones
+	// go to other workers, and wait where all have as many as they may have.
+	// Default: no limit.
+	MaxRunning int `json:"max_running,omitempty"`
+
+	// The number of tokens that the engine's KV cache has room for, of each
+	// rank if it has several. Default: what the engine tells, else 262144.
 	KVTokens int64 `json:"kv_tokens,omitempty"`
 
 	// The names of the models that the engine serves. Requests for other
@@ -184,6 +212,42 @@ type Affinity struct {
 	// The first that is not empty counts. Default: `nvext`,
 	// `header:X-Session-Id`.
 	Key []string `json:"key,omitempty"`
+}
+
+// Queue bounds the requests that wait for a worker. They wait in the order in
+// which they arrived. It belongs to the pool: handlers that name the pool must
+// not contradict each other.
+type Queue struct {
+	// The most requests that wait; further ones are answered with 429. Default:
+	// 1024.
+	MaxWaiting int `json:"max_waiting,omitempty"`
+
+	// How long a request waits before it is answered with 503. Default: 30s.
+	MaxWait caddy.Duration `json:"max_wait,omitempty"`
+}
+
+// Timeouts say how long a worker may be silent in a streamed answer. By
+// default there are none: prompts may take long.
+type Timeouts struct {
+	// How long the first token may take, from the request on. The answer's
+	// header is held back until then, so that another worker can be tried.
+	FirstToken caddy.Duration `json:"first_token,omitempty"`
+
+	// How long an answer that has begun may pause. It is then ended as one
+	// that broke off.
+	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
+}
+
+// RetryBudget bounds the retries of the last ten seconds, so that workers that
+// are ill are not killed by them: so many percent of the requests of that time
+// and so many a second. Refused connections are not charged. It belongs to the
+// pool: handlers that name the pool must not contradict each other.
+type RetryBudget struct {
+	// Retries, as a percentage of requests.
+	Percent float64 `json:"percent"`
+
+	// Retries a second beside these.
+	PerSecond float64 `json:"per_second"`
 }
 
 // CaddyModule returns the Caddy module information.
@@ -370,6 +434,9 @@ func (h *Handler) setDefaults() error {
 	}
 	if i := strings.IndexFunc(h.ResponseHeaders, notTokenChar); i >= 0 {
 		return fmt.Errorf("response_headers: %q cannot begin a header's name", h.ResponseHeaders)
+	}
+	if t := h.Timeouts; t != nil && (t.FirstToken < 0 || t.StreamIdle < 0) {
+		return fmt.Errorf("timeouts: must be positive, got first_token %s, stream_idle %s", time.Duration(t.FirstToken), time.Duration(t.StreamIdle))
 	}
 	if h.Usage != "" && h.Usage != usageInject {
 		return fmt.Errorf("usage: must be inject, got %q", h.Usage)

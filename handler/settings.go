@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -22,18 +23,35 @@ type poolSettings struct {
 	textBlock   int
 	ttl         time.Duration
 	maxSessions int
+	engine      string // type of all workers, but for those that say theirs
+	maxWaiting  int
+	maxWait     time.Duration
+	retries     retryBudget
 	workers     map[string]Worker // by dial address, as far as configured
 	upstreams   map[string]bool   // static ones, by dial address
 }
+
+// retryBudget is a RetryBudget that may not be set.
+type retryBudget struct {
+	set     bool
+	percent float64 // of requests
+	rate    float64 // a second
+}
+
+var defaultRetryBudget = retryBudget{set: true, percent: 20, rate: 10}
 
 const (
 	defaultTextBlock   = 64
 	defaultTTL         = 5 * time.Minute
 	defaultMaxSessions = 1_000_000
+	defaultMaxWaiting  = 1024
+	defaultMaxWait     = 30 * time.Second
 	minIndexMemory     = 1 << 20
 	minTextBlock       = 16
 	maxTextBlock       = 4096
 	maxBlockSize       = 4096
+	maxDPSize          = 1024
+	engineAuto         = "auto"
 	allWorkers         = "*"
 )
 
@@ -46,6 +64,13 @@ func (h *Handler) poolSettings() (*poolSettings, error) {
 	if a := h.Affinity; a != nil {
 		s.ttl, s.maxSessions = time.Duration(a.TTL), a.MaxSessions
 	}
+	if q := h.Queue; q != nil {
+		s.maxWaiting, s.maxWait = q.MaxWaiting, time.Duration(q.MaxWait)
+	}
+	if b := h.RetryBudget; b != nil {
+		s.retries = retryBudget{true, b.Percent, b.PerSecond}
+	}
+	s.engine = h.Engine
 	switch full := s.withDefaults(); {
 	case full.memory < minIndexMemory:
 		return nil, fmt.Errorf("index memory: must be at least %d bytes, got %d", minIndexMemory, s.memory)
@@ -55,6 +80,16 @@ func (h *Handler) poolSettings() (*poolSettings, error) {
 		return nil, fmt.Errorf("index text_block: must be between %d and %d bytes, got %d", minTextBlock, maxTextBlock, s.textBlock)
 	case full.ttl < time.Second:
 		return nil, fmt.Errorf("affinity ttl: must be at least 1s, got %s", s.ttl)
+	case full.maxWaiting < 0:
+		return nil, fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.maxWaiting)
+	case full.maxWait < 0:
+		return nil, fmt.Errorf("queue max_wait: must be positive, got %s", s.maxWait)
+	case !(full.retries.percent >= 0 && full.retries.percent <= 1000):
+		return nil, fmt.Errorf("retry_budget: the percentage must be between 0 and 1000, got %g", s.retries.percent)
+	case !(full.retries.rate >= 0 && full.retries.rate <= 1e6):
+		return nil, fmt.Errorf("retry_budget: the rate must be between 0 and 1000000 a second, got %g", s.retries.rate)
+	case !knownEngine(s.engine):
+		return nil, fmt.Errorf("engine: %w, got %q", errEngine, s.engine)
 	case full.maxSessions < 1:
 		return nil, fmt.Errorf("affinity max_sessions: must be at least 1, got %d", s.maxSessions)
 	}
@@ -73,6 +108,9 @@ func (s *poolSettings) withDefaults() *poolSettings {
 	full.textBlock = orDefault(s.textBlock, defaultTextBlock)
 	full.ttl = orDefault(s.ttl, defaultTTL)
 	full.maxSessions = orDefault(s.maxSessions, defaultMaxSessions)
+	full.maxWaiting = orDefault(s.maxWaiting, defaultMaxWaiting)
+	full.maxWait = orDefault(s.maxWait, defaultMaxWait)
+	full.retries = orDefault(s.retries, defaultRetryBudget)
 	return &full
 }
 
@@ -101,6 +139,15 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 		if w.KVTokens < 0 {
 			return fmt.Errorf("worker %s: kv_tokens must not be negative, got %d", w.Dial, w.KVTokens)
 		}
+		if w.DPSize < 0 || w.DPSize > maxDPSize {
+			return fmt.Errorf("worker %s: dp_size must be between 1 and %d, got %d", w.Dial, maxDPSize, w.DPSize)
+		}
+		if w.MaxRunning < 0 {
+			return fmt.Errorf("worker %s: max_running must not be negative, got %d", w.Dial, w.MaxRunning)
+		}
+		if !knownEngine(w.Engine) {
+			return fmt.Errorf("worker %s: engine: %w, got %q", w.Dial, errEngine, w.Engine)
+		}
 		if w.Dial == allWorkers && w.ID != 0 {
 			return fmt.Errorf("worker *: id %d cannot be that of all workers", w.ID)
 		}
@@ -110,6 +157,12 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 		s.workers[w.Dial] = *w
 	}
 	return nil
+}
+
+var errEngine = fmt.Errorf("must be auto or one of %s", strings.Join(engine.Names, ", "))
+
+func knownEngine(name string) bool {
+	return name == "" || name == engineAuto || engine.Known(name)
 }
 
 // checkIDs checks that no two workers have one id.
@@ -132,11 +185,15 @@ func (s *poolSettings) checkIDs() error {
 	return nil
 }
 
-// worker returns the settings of the worker with the address, with an id.
+// worker returns the settings of the worker with the address, with an id. Its
+// DPSize and KVTokens are 0 if the operator has not said them.
 func (s *poolSettings) worker(dial string) Worker {
 	all := s.workers[allWorkers]
 	w := s.workers[dial]
 	w.Dial = dial
+	w.Engine = orDefault(w.Engine, orDefault(all.Engine, orDefault(s.engine, engineAuto)))
+	w.DPSize = orDefault(w.DPSize, all.DPSize)
+	w.MaxRunning = orDefault(w.MaxRunning, all.MaxRunning)
 	w.KVTokens = orDefault(w.KVTokens, all.KVTokens)
 	w.APIKey = orDefault(w.APIKey, all.APIKey)
 	w.Drain = w.Drain || all.Drain
@@ -160,12 +217,19 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 		mergeField(&m.textBlock, s.textBlock, o.textBlock, "index text_block"),
 		mergeField(&m.ttl, s.ttl, o.ttl, "affinity ttl"),
 		mergeField(&m.maxSessions, s.maxSessions, o.maxSessions, "affinity max_sessions"),
+		mergeField(&m.engine, s.engine, o.engine, "engine"),
+		mergeField(&m.maxWaiting, s.maxWaiting, o.maxWaiting, "queue max_waiting"),
+		mergeField(&m.maxWait, s.maxWait, o.maxWait, "queue max_wait"),
+		mergeField(&m.retries, s.retries, o.retries, "retry_budget"),
 	)
 	for dial, theirs := range o.workers {
 		ours := s.workers[dial]
 		w := Worker{Dial: dial, Drain: ours.Drain || theirs.Drain}
 		err = errors.Join(err,
 			mergeField(&w.ID, ours.ID, theirs.ID, "worker "+dial+" id"),
+			mergeField(&w.Engine, ours.Engine, theirs.Engine, "worker "+dial+" engine"),
+			mergeField(&w.DPSize, ours.DPSize, theirs.DPSize, "worker "+dial+" dp_size"),
+			mergeField(&w.MaxRunning, ours.MaxRunning, theirs.MaxRunning, "worker "+dial+" max_running"),
 			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),
 			mergeField(&w.APIKey, ours.APIKey, theirs.APIKey, "worker "+dial+" api_key"),
 		)
@@ -254,3 +318,6 @@ func (h *Handler) sessionKeys() ([]sessionKey, error) {
 	}
 	return keys, nil
 }
+
+// String implements fmt.Stringer.
+func (b retryBudget) String() string { return fmt.Sprintf("%g%% %g/s", b.percent, b.rate) }
