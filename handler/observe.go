@@ -124,7 +124,7 @@ func (o *observer) stop(out []byte, err error) []byte {
 	switch {
 	case errors.Is(err, io.EOF):
 		o.end()
-	case o.reader != nil && o.stream && o.reader.Done():
+	case o.reader != nil && o.stream && o.reader.Closed():
 		o.end() // the connection broke, the answer is whole
 	default:
 		o.broken = err

@@ -7,8 +7,9 @@ import (
 
 const (
 	// maxAnswer bounds the plain JSON answer that is kept to be read at its
-	// end, and the answer text that is hashed, in bytes.
-	maxAnswer = 4 << 20
+	// end, and the answer text that is hashed, in bytes. Of one with results
+	// and no text only the end is looked at, where its usage is.
+	maxAnswer, maxResult = 4 << 20, 64 << 10
 	// unknown is a usage count that the engine has not said.
 	unknown = -1
 )
@@ -64,7 +65,11 @@ func (a *Answer) Write(p []byte) {
 	case a.ended:
 	case a.stream:
 		a.sse.feed(p, a)
-	case a.lost:
+	case a.req.API.Work() == Prefill && len(a.body)+len(p) > 2*maxResult:
+		a.lost = true
+		a.body = append(a.body, p[max(0, len(p)-maxResult):]...)
+		a.body = append(a.body[:0], a.body[max(0, len(a.body)-maxResult):]...)
+	case a.lost && a.req.API.Work() != Prefill:
 	case len(a.body)+len(p) > maxAnswer:
 		a.lost, a.body, a.steady = true, nil, false
 	default:
@@ -83,6 +88,8 @@ func (a *Answer) Finish() {
 		a.sse.end(a)
 	} else if !a.lost {
 		a.event(a.body)
+	} else {
+		a.resultsEnd()
 	}
 	a.body, a.sse = nil, sse{}
 }
@@ -109,9 +116,29 @@ func (a *Answer) Usage() (prompt, completion, cached int64) {
 func (a *Answer) Failed() bool { return a.failed }
 
 // Done is whether the answer is complete: all its choices have a reason for
-// their end, or the stream said [DONE].
+// their end, or the stream said so.
 func (a *Answer) Done() bool {
 	return a.done || a.finished >= a.req.answers*a.req.prompts
+}
+
+// Closed is whether a stream has said that nothing more comes: by [DONE], or
+// the event that ends it in its API.
+func (a *Answer) Closed() bool { return a.done }
+
+// resultsEnd reads the usage at the end of a long answer with results.
+func (a *Answer) resultsEnd() {
+	key := []byte(`"usage":`)
+	i := bytes.LastIndex(a.body, key)
+	if i < 0 {
+		return
+	}
+	i = skipSpace(a.body, i+len(key))
+	if i < len(a.body) && a.body[i] == '{' {
+		if end, err := skipValue(a.body, i, 0); err == nil {
+			a.usage(a.body, span{i, end})
+			a.first, a.done = true, true
+		}
+	}
 }
 
 // Prediction returns the blocks that the next turn's prompt begins with if

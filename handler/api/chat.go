@@ -1,5 +1,7 @@
 package api
 
+import "bytes"
+
 // chat is /v1/chat/completions.
 type chat struct{}
 
@@ -23,6 +25,8 @@ func (chat) field(p *parse, key []byte, v span) {
 func (chat) prompt(p *parse) {
 	if hasMembers(p.body, p.ids) { // it takes the place of the template's output
 		p.input(p.ids)
+		// what takes the places of images is not in the ids
+		p.unlike = p.unlike || showsMedia(p.main.of(p.body))
 		return
 	}
 	p.chat(p.main)
@@ -50,6 +54,16 @@ func (p *parse) chat(list span) {
 	p.said(&t)
 }
 
+// showsMedia tells whether messages may have parts that are not text.
+func showsMedia(messages []byte) bool {
+	for _, kind := range [...]string{"image", "video", "audio", "file"} {
+		if bytes.Contains(messages, []byte(kind)) {
+			return true
+		}
+	}
+	return false
+}
+
 // talk begins a conversation of about size bytes of JSON.
 func (p *parse) talk(size int) conversation {
 	p.begin(size + p.tools.end - p.tools.start)
@@ -58,7 +72,11 @@ func (p *parse) talk(size int) conversation {
 
 // said notes a conversation that has been written, if there is one.
 func (p *parse) said(t *conversation) {
+	if !t.sealed {
+		t.seal()
+	}
 	p.req.Media, p.req.MediaTokens = t.media, t.mediaTokens
+	p.unlike = p.unlike || t.over
 	if t.messages > 0 {
 		p.req.Kind = Text
 		p.req.Bytes = p.hash.Bytes()

@@ -65,6 +65,7 @@ func (p *parse) texts(v span, list bool) {
 	p.begin(v.end - v.start)
 	t := conversation{h: &p.hash, b: b, seed: p.opt.Seed}
 	p.beside(&t)
+	p.unlike = p.unlike || t.over
 	r.Media, r.MediaTokens = t.media, t.mediaTokens
 	if !list {
 		raw, _ := v.str(b)
@@ -87,6 +88,7 @@ func (p *parse) texts(v span, list bool) {
 		}
 		n++
 	}
+	p.unlike = p.unlike || n > 1 && t.media > 0 // which are whose is not read
 	if c.err == nil {
 		r.Kind, r.Bytes, r.prompts = Text, size, n
 	}

@@ -1,7 +1,10 @@
 package api
 
+import "encoding/binary"
+
 // Marks divide the canonical text of a conversation. They are bytes that UTF-8
-// never has, so no text can be taken for them:
+// never has, so no text can be taken for them (a body that has them in its
+// strings all the same is one that no engine serves):
 //
 //	for each tool:    markTool name markSep description markSep parameters
 //	for each message: markMessage role markSep content tool calls
@@ -10,7 +13,9 @@ package api
 //
 // What an engine's template does with these it does to the same text in the
 // same way, so two prompts with one canonical beginning have one beginning in
-// tokens, whatever the template. All APIs for conversations share this form,
+// tokens, whatever the template. But some templates write the tools first and
+// some the system prompt: where there are both they agree together or not at
+// all, see seal. All APIs for conversations share this form,
 // each after the engines' own way of making a chat of its requests (vLLM,
 // entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py):
 // a system prompt that stands apart is a first message of the role system, a
@@ -40,17 +45,49 @@ type conversation struct {
 
 	messages    int
 	assistant   bool // the last message is the assistant's
+	tooled      bool // there are tools
+	sealed      bool
+	over        bool // there are more parts than are read
 	media       int
 	mediaTokens int64
 }
 
+// maxParts is how many parts of a conversation are read that are not text.
+// Each costs a digest, whatever its size.
+const maxParts = 4096
+
+// seal ends the head of a conversation: its tools, and the system prompt if it
+// has one. With both, each block of the head is made to depend on all of it.
+func (c *conversation) seal() {
+	c.sealed = true
+	if !c.tooled || c.messages == 0 {
+		return
+	}
+	var d digest
+	d.add(c.h.tail)
+	var buf [8]byte
+	for _, block := range c.h.blocks {
+		binary.LittleEndian.PutUint64(buf[:], block)
+		d.add(buf[:])
+	}
+	sum := d.sum()
+	head := binary.LittleEndian.Uint64(sum[:])
+	for i := range c.h.blocks {
+		c.h.blocks[i] ^= head
+	}
+}
+
 // open begins a message; the role is as it stands between its quotes.
 func (c *conversation) open(role []byte) {
+	name := text(role)
+	if !c.sealed && name != "system" && name != "developer" {
+		c.seal()
+	}
 	c.h.AddByte(markMessage)
 	c.h.AddString(role)
 	c.h.AddByte(markSep)
 	c.messages++
-	c.assistant = string(role) == "assistant"
+	c.assistant = name == "assistant"
 }
 
 // content writes a message's content: a string, or parts one after the other,
@@ -77,6 +114,7 @@ func (c *conversation) content(v span) {
 
 func (c *conversation) part(v span) {
 	var kind, txt span
+	var shown []byte // the member that shows something, in a part without a type
 	e := enter(c.b, v.start, 0)
 	for e.next() {
 		key := e.key()
@@ -86,9 +124,16 @@ func (c *conversation) part(v span) {
 			kind = v
 		case "text", "refusal":
 			txt = v
+		default:
+			if classOf(key) != mediaOther {
+				shown = key
+			}
 		}
 	}
 	name, _ := kind.str(c.b)
+	if len(name) == 0 && shown != nil {
+		name = shown
+	}
 	switch string(name) {
 	case "", "text", "input_text", "output_text", "refusal":
 		if raw, ok := txt.str(c.b); ok {
@@ -111,16 +156,21 @@ func (c *conversation) medium(v span, name []byte) {
 }
 
 func (c *conversation) write(m *medium, v span) {
+	if c.media >= maxParts {
+		c.over = true
+		return
+	}
 	sum := m.digest(c.b, v, c.seed)
 	c.h.AddByte(markMedia)
 	c.h.Add(sum[:])
 	c.media++
-	c.mediaTokens += m.tokens(v)
+	c.mediaTokens = min(c.mediaTokens+m.tokens(v), maxMediaTokens)
 }
 
 // tools writes a list of tools, each in one form: name, description and
 // parameters, whatever the API wraps them in.
 func (c *conversation) tools(v span) {
+	c.tooled = c.tooled || hasMembers(c.b, v)
 	if v.first(c.b) != '[' {
 		if hasMembers(c.b, v) {
 			c.h.AddByte(markTool)

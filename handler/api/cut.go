@@ -60,10 +60,10 @@ func (r *Request) Cut(body []byte) [][]byte {
 // asked to report usage at the end of its stream. "include_usage":true is
 // spliced into stream_options, which is made if the body has none or null. It
 // is nil if nothing is to be asked: no stream, an API whose streams have their
-// usage anyway, a client that asks itself, or one that asks for usage in each
-// chunk but not at the end, for it would get what it does not now. Otherwise
-// the answer has one chunk that the client did not ask for, also where it said
-// false: take it out with a UsageFilter.
+// usage anyway, or a client that asks itself. That is also one that has a
+// stream_options without a word of include_usage, which vLLM takes for a yes,
+// or asks for usage in each chunk. Otherwise the answer has one chunk that the
+// client did not ask for: take it out with a UsageFilter.
 func (r *Request) AskUsage(body []byte) [][]byte {
 	at, text := r.usageEdit(body)
 	if text == "" {
@@ -114,18 +114,11 @@ func (r *Request) usageEdit(b []byte) (at span, text string) {
 	case v.first(b) != '{':
 		return at, "" // the engine will say what is wrong with it
 	}
-	if isTrue(member(b, v, "continuous_usage_stats").of(b)) {
+	if each := member(b, v, "continuous_usage_stats"); each.end > 0 && !isNo(each.of(b)) {
 		return at, ""
 	}
-	switch had := member(b, v, "include_usage"); {
-	case isTrue(had.of(b)):
-		return at, ""
-	case had.end > 0:
+	if had := member(b, v, "include_usage"); had.end > 0 && isNo(had.of(b)) {
 		return had, "true"
 	}
-	at = span{v.start + 1, v.start + 1}
-	if hasMembers(b, v) {
-		return at, ask + ","
-	}
-	return at, ask
+	return at, ""
 }

@@ -145,10 +145,10 @@ func eventEnd(before []byte) string {
 	if _, blank := cutLineBreak(line); len(before) == 0 || ended && (blank || len(line) == 0) {
 		return ""
 	}
-	if ended {
+	if ended && before[len(before)-1] == '\n' {
 		return "\n"
 	}
-	return "\n\n"
+	return "\n\n" // behind a CR the first may be taken for its other half
 }
 
 // cutLineBreak returns b without the line break at its end, if there is one.

@@ -126,6 +126,8 @@ func (tokensIn) field(p *parse, key []byte, v span) {
 	switch string(key) {
 	case "token_ids":
 		p.ids = v
+	case "features": // of images, whose places in the ids look alike
+		p.unlike = p.unlike || hasMembers(p.body, v)
 	case "sampling_params":
 		p.sampling(v)
 	}

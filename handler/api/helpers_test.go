@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"math/rand/v2"
 	"strconv"
@@ -27,11 +28,51 @@ func mustParse(t testing.TB, a API, body string) *Request {
 
 // blocksOf hashes the full blocks of text the plain way.
 func blocksOf(text []byte) (out []uint64) {
+	defer func(whole []byte) {
+		n := sealedHead(whole)
+		if n == 0 {
+			return
+		}
+		size := testOptions.TextBlock
+		head := bytes.Clone(whole[n/size*size : n])
+		for _, block := range out[:n/size] {
+			head = binary.LittleEndian.AppendUint64(head, block)
+		}
+		sum := xxh3.Hash128(head).Bytes()
+		for i := range out[:n/size] {
+			out[i] ^= binary.LittleEndian.Uint64(sum[:])
+		}
+	}(text)
 	for len(text) >= testOptions.TextBlock {
 		out = append(out, xxh3.HashSeed(text[:testOptions.TextBlock], testSeed))
 		text = text[testOptions.TextBlock:]
 	}
 	return out
+}
+
+// sealedHead returns the length of tools and system prompt, 0 if there are not
+// both.
+func sealedHead(text []byte) int {
+	first := bytes.IndexByte(text, markMessage)
+	if len(text) == 0 || text[0] != markTool || first < 0 {
+		return 0
+	}
+	at := first
+	for at < len(text) {
+		role := text[at+1:]
+		if !bytes.HasPrefix(role, []byte("system\xfe")) && !bytes.HasPrefix(role, []byte("developer\xfe")) {
+			break
+		}
+		next := bytes.IndexByte(role, markMessage)
+		if next < 0 {
+			return len(text)
+		}
+		at += 1 + next
+	}
+	if at == first {
+		return 0
+	}
+	return at
 }
 
 // call and message are the model of a conversation that the reader is

@@ -16,6 +16,9 @@ const (
 	// minImage and maxMedia bound a part; 64 to 16384 are about what Qwen-VL's
 	// processors resize images to by default.
 	minImage, maxMedia = 64, 16384
+	// maxMediaTokens bounds the parts of one request together: a client must
+	// not make a worker look buried with URLs.
+	maxMediaTokens = 128 << 10
 	// unknownMedia is a part whose size cannot be seen: a URL, a file's id.
 	unknownMedia = 1024
 	// lowDetail is what OpenAI counts for an image with "detail":"low".

@@ -1,5 +1,7 @@
 package api
 
+import "bytes"
+
 // messages is Anthropic's /v1/messages.
 type messages struct{}
 
@@ -29,11 +31,12 @@ func (messages) prompt(p *parse) {
 	}
 	t := p.talk(p.main.end - p.main.start + p.system.end - p.system.start)
 	t.tools(p.tools)
-	t.system(p.system)
+	hoisted := bytes.Contains(p.main.of(b), []byte(`"system"`)) // or a text of that name
+	t.systemOf(p.system, p.main, hoisted)
 	before := t.messages
 	c := enter(b, p.main.start, 2)
 	for c.next() {
-		if v := c.value(); v.first(b) == '{' {
+		if v := c.value(); v.first(b) == '{' && (!hoisted || !isSystem(b, v)) {
 			t.turn(v)
 		}
 	}
@@ -42,6 +45,65 @@ func (messages) prompt(p *parse) {
 	}
 	p.resume = t.assistant // the answer goes on with that message
 	p.said(&t)
+}
+
+// systemOf writes the system prompt. Messages of the role system, wherever they
+// stand, belong to it: engines move them there (vLLM, entrypoints/anthropic/
+// serving.py).
+func (t *conversation) systemOf(system, messages span, hoisted bool) {
+	b := t.b
+	open := func() {
+		if t.messages == 0 {
+			t.open(roleSystem)
+		}
+	}
+	if hasMembers(b, system) {
+		open()
+		t.told(system)
+	}
+	if !hoisted {
+		return
+	}
+	c := enter(b, messages.start, 0)
+	for c.next() {
+		if v := c.value(); v.first(b) == '{' && isSystem(b, v) {
+			open()
+			t.told(member(b, v, "content"))
+		}
+	}
+}
+
+// isSystem tells whether a message has the role system.
+func isSystem(b []byte, v span) bool {
+	role, _ := member(b, v, "role").str(b)
+	return text(role) == "system"
+}
+
+// billing is what a block of a system prompt begins with that Claude Code
+// writes anew for each request, and that engines leave out.
+const billing = "x-anthropic-billing-header"
+
+// told writes the content of a system prompt but for such blocks.
+func (t *conversation) told(v span) {
+	b := t.b
+	if v.first(b) != '[' {
+		t.content(v)
+		return
+	}
+	c := enter(b, v.start, 0)
+	for c.next() {
+		v := c.value()
+		if raw, ok := v.str(b); ok {
+			t.h.AddString(raw)
+			continue
+		}
+		if v.first(b) != '{' {
+			continue
+		}
+		if _, txt := kindAndText(b, v); !bytes.HasPrefix(txt, []byte(billing)) {
+			t.part(v)
+		}
+	}
 }
 
 // turn writes a message. An engine makes a chat of it: results of tools come
@@ -141,7 +203,7 @@ func (t *conversation) toolResult(v span) {
 		t.content(content)
 		return
 	}
-	others := false
+	others, texts := false, 0
 	c = enter(b, content.start, 0)
 	for c.next() {
 		v := c.value()
@@ -149,6 +211,9 @@ func (t *conversation) toolResult(v span) {
 			continue
 		}
 		if kind, txt := kindAndText(b, v); string(kind) == "text" {
+			if texts++; texts > 1 {
+				t.h.Add([]byte(`\n`)) // as engines join them
+			}
 			t.h.AddString(txt)
 		} else {
 			others = true

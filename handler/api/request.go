@@ -60,7 +60,8 @@ type Request struct {
 	// API is what the body was read as.
 	API API
 	// Model, LoRA (SGLang's lora_path) and Salt (cache_salt) are empty if the
-	// body does not say them, or not as a string.
+	// body does not say them, or not as a string. What it says in another form
+	// is in Root all the same.
 	Model, LoRA, Salt string
 	// Stream is whether the client asked for a stream of events.
 	Stream bool
@@ -95,10 +96,11 @@ type Request struct {
 	// Their size is in neither Bytes nor Tokens.
 	Media int
 	// MediaTokens is an estimate of what they take, in tokens, from their
-	// size: see medium.tokens for the rules.
+	// size: see medium.tokens for the rules. It is at most maxMediaTokens.
 	MediaTokens int64
 	// Root is the hash of what must agree before chains can be compared:
-	// model, LoRA, salt, kind and block size.
+	// model, LoRA, salt, kind and block size, and what else changes the prompt
+	// as a whole (chat_template, documents, reasoning_effort and so on).
 	Root uint64
 	// NVExt is the raw value of the last nvext member that is not null; nil
 	// if there is none.
@@ -126,8 +128,10 @@ type parse struct {
 	media                                      [3]span // beside the prompt: images, videos, audio
 	template                                   bool    // the prompt is kept by the server
 	echo, resume                               bool
+	unlike                                     bool  // a part of the prompt is in a form that is not understood
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       Hasher
+	variant                                    uint64 // of what changes the prompt as a whole
 }
 
 // Parse reads a request body. Members that are absent, or of a type they
@@ -144,6 +148,9 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 		r.MaxTokens = p.maxTokens
 	}
 	a.prompt(p)
+	if p.unlike {
+		r.Kind, r.Blocks, r.Bytes, r.Tokens = None, nil, 0, 0
+	}
 	if r.Kind == Text {
 		r.Blocks = p.hash.blocks
 		r.rest = p.hash
@@ -199,9 +206,13 @@ func (p *parse) field(key []byte, v span) {
 	case "model":
 		r.Model = stringOr(b, v)
 	case "lora_path":
-		r.LoRA = stringOr(b, v)
+		if r.LoRA = stringOr(b, v); r.LoRA == "" {
+			p.vary(key, v) // a list, for a batch
+		}
 	case "cache_salt":
-		r.Salt = stringOr(b, v)
+		if r.Salt = stringOr(b, v); r.Salt == "" {
+			p.vary(key, v)
+		}
 	case "stream":
 		r.Stream = isTrue(v.of(b))
 	case "stream_options":
@@ -226,8 +237,51 @@ func (p *parse) field(key []byte, v span) {
 		if n, ok := integer(v.of(b)); ok && n > 0 {
 			p.maxTokens = n
 		}
+	case "lora_request", "lora", "extra_key", "chat_template", "reasoning_effort", "add_special_tokens",
+		"truncate_prompt_tokens", "mm_processor_kwargs", "suffix", "item_first":
+		p.vary(key, v)
+	case "chat_template_kwargs", "reasoning", "output_config":
+		p.varyMembers(key, v)
+	case "prompt_embeds":
+		p.unlike = p.unlike || hasMembers(b, v)
 	default:
 		r.API.field(p, key, v)
+	}
+}
+
+// vary takes in a member that changes the prompt as a whole, or the part of
+// the cache that it is looked for in.
+func (p *parse) vary(key []byte, v span) {
+	if !hasMembers(p.body, v) {
+		return
+	}
+	var d digest
+	d.add(key)
+	d.add([]byte{markSep})
+	d.addJSON(v.of(p.body))
+	sum := d.sum()
+	p.variant ^= binary.LittleEndian.Uint64(sum[:]) // in any order
+}
+
+// varyMembers takes in an object of such members. Whether to think is left
+// out: templates say that at the prompt's end, and clients change it from turn
+// to turn. An effort is the same under all of its names.
+func (p *parse) varyMembers(key []byte, v span) {
+	if v.first(p.body) != '{' {
+		p.vary(key, v)
+		return
+	}
+	c := enter(p.body, v.start, 0)
+	for c.next() {
+		key := c.key()
+		v := c.value()
+		switch string(key) {
+		case "enable_thinking", "thinking", "summary", "generate_summary", "format":
+		case "effort":
+			p.vary([]byte("reasoning_effort"), v)
+		default:
+			p.vary(key, v)
+		}
 	}
 }
 
@@ -274,6 +328,7 @@ func (p *parse) root() uint64 {
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(s)))
 		buf = append(buf, s...)
 	}
+	buf = binary.LittleEndian.AppendUint64(buf, p.variant)
 	return xxh3.HashSeed(buf, p.opt.Seed)
 }
 
@@ -288,6 +343,7 @@ func (p *parse) begin(size int) {
 
 func isNull(b []byte) bool { return string(b) == "null" }
 func isTrue(b []byte) bool { return string(b) == "true" }
+func isNo(b []byte) bool   { return string(b) == "false" || isNull(b) }
 
 func stringOr(b []byte, v span) string {
 	raw, ok := v.str(b)

@@ -87,6 +87,7 @@ func (a *Answer) response(b []byte, v span) {
 	switch raw, _ := status.str(b); string(raw) {
 	case "completed", "incomplete":
 		a.finished++
+		a.done = true
 	case "failed", "cancelled":
 		a.failed = true
 	default: // it is computed in the background

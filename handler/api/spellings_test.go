@@ -23,6 +23,14 @@ func (s speller) anthropicContent(text string) string {
 	return s.array(s.blocks(text))
 }
 
+// toolContent is in one block at most: engines put a line break between several.
+func (s speller) toolContent(text string) string {
+	if text == "" || s.IntN(2) == 0 {
+		return s.str(text)
+	}
+	return s.array([]string{s.object("type", `"text"`, "text", s.str(text))})
+}
+
 func (s speller) toolUse(c call) string {
 	return s.object("type", `"tool_use"`, "id", `"toolu_1"`, "name", s.str(c.name), "input", s.members(c.kv))
 }
@@ -34,7 +42,7 @@ func (s speller) anthropicMessage(msgs []message) (string, int) {
 	switch {
 	case m.role == "tool":
 		n := 1
-		blocks := []string{s.object("type", `"tool_result"`, "tool_use_id", `"toolu_1"`, "content", s.anthropicContent(m.text))}
+		blocks := []string{s.object("type", `"tool_result"`, "tool_use_id", `"toolu_1"`, "content", s.toolContent(m.text))}
 		if len(msgs) > 1 && msgs[1].role == "user" && msgs[1].text != "" && s.IntN(2) == 0 {
 			blocks = append(blocks, s.blocks(msgs[1].text)...)
 			n++

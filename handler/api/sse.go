@@ -18,6 +18,7 @@ type sse struct {
 	over bool   // the event has such a line, or too many
 	cr   bool   // the last read ended in CR: an LF now belongs to it
 	late bool   // the first line, which may begin with a BOM, is behind
+	bad  bool   // the event is named error, or has a field of that name
 }
 
 // feed reads on and gives each event that ends in p to a.
@@ -117,6 +118,7 @@ func (s *sse) read(line, whole []byte, a *Answer) []byte {
 	}
 	rest, ok := bytes.CutPrefix(line, []byte("data"))
 	if !ok {
+		s.bad = s.bad || isFault(line)
 		return whole
 	}
 	if len(rest) > 0 {
@@ -147,6 +149,16 @@ func (s *sse) read(line, whole []byte, a *Answer) []byte {
 	return nil
 }
 
+// isFault tells whether a line says that the event is an error: by its name, as
+// some engines end a stream without any data, or by a field of its own, as old
+// llama.cpp did.
+func isFault(line []byte) bool {
+	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok {
+		return string(bytes.TrimPrefix(name, []byte(" "))) == "error"
+	}
+	return bytes.HasPrefix(line, []byte("error:"))
+}
+
 func (s *sse) copyWhole(whole []byte) []byte {
 	if whole != nil {
 		s.data = append(s.data[:0], whole...)
@@ -155,6 +167,9 @@ func (s *sse) copyWhole(whole []byte) []byte {
 }
 
 func (s *sse) dispatch(whole []byte, a *Answer) {
+	if s.bad {
+		s.bad, a.failed = false, true
+	}
 	switch {
 	case s.over:
 		a.steady = false

@@ -8,7 +8,9 @@ const maxHeld = 64 << 10
 
 // UsageFilter takes the usage chunk out of a stream whose engine was asked for
 // it by AskUsage and not by the client: the event whose data has an empty list
-// of choices and a usage object. All other bytes pass as they are. An event
+// of choices and a usage object. Where it says more than that, as llama.cpp's
+// does its timings, only the usage is taken out; an error passes whole. All
+// other bytes pass as they are. An event
 // that a read cuts is held back until it is known not to be that chunk, which
 // for chunks with choices is as soon as these are seen; nothing else is.
 // Where an event has a comment within, this goes with it. The zero value is
@@ -48,8 +50,12 @@ func (f *UsageFilter) Write(p []byte) []byte {
 func (f *UsageFilter) End() []byte {
 	b := f.held
 	f.held = nil
-	if _, is := f.judge(b, 0, true); is == isUsage {
+	switch _, is, cut := f.judge(b, 0, true); is {
+	case isUsage:
 		return nil
+	case isMixed:
+		return append(b[:cut.start], b[cut.end:]...)
+	case undecided, isOther:
 	}
 	return b
 }
@@ -67,7 +73,7 @@ func (f *UsageFilter) filter(b []byte, i int) []byte {
 			f.cr, f.drop = i == len(b) && b[i-1] == '\r', false
 			continue
 		}
-		next, is := f.judge(b, i, false)
+		next, is, cut := f.judge(b, i, false)
 		switch {
 		case is == undecided:
 			kept += copy(b[kept:], b[from:i])
@@ -77,6 +83,10 @@ func (f *UsageFilter) filter(b []byte, i int) []byte {
 			kept += copy(b[kept:], b[from:i])
 			from = next
 			f.cr, f.drop = next == len(b) && b[next-1] == '\r', true
+		case is == isMixed:
+			kept += copy(b[kept:], b[from:cut.start])
+			from = cut.end
+			f.cr, f.drop = next == len(b) && b[next-1] == '\r', false
 		case next == i: // not whole yet
 			f.passing = true
 		default:
@@ -130,21 +140,30 @@ type verdict uint8
 const (
 	undecided verdict = iota
 	isUsage
+	isMixed // usage, and more
 	isOther
 )
 
 // judge reads the event at b[i] and returns the index behind it and what it
-// is; the index is i if it is not whole. With over nothing more will come.
-func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict) {
+// is; the index is i if it is not whole. Of a mixed one it says what of b is to
+// be cut. With over nothing more will come.
+func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict, cut span) {
 	var data []byte
-	lines := 0
+	lines, dataAt := 0, 0
+	whole := func() (verdict, span) {
+		is, cut := judgeData(data, true)
+		if is == isMixed && lines > 1 {
+			return isOther, span{} // no engine does that
+		}
+		return is, span{cut.start + dataAt, cut.end + dataAt}
+	}
 	for at := i; at < len(b); {
 		end := lineEnd(b, at)
 		line := b[at:end]
 		if rest, ok := dataLine(line); ok {
 			switch lines++; lines {
 			case 1:
-				data = rest
+				data, dataAt = rest, end-len(rest)
 			case 2:
 				f.data = append(f.data[:0], data...)
 				fallthrough
@@ -159,59 +178,87 @@ func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict) {
 		at = lineNext(b, end)
 		if len(line) == 0 {
 			if at-i > maxHeld {
-				return at, isOther
+				return at, isOther, span{}
 			}
-			return at, judgeData(data, true)
+			is, cut = whole()
+			return at, is, cut
 		}
 	}
 	switch {
 	case over:
-		return len(b), judgeData(data, true)
-	case len(b)-i > maxHeld, lines == 1 && judgeData(data, false) == isOther:
-		return i, isOther
+		is, cut = whole()
+		return len(b), is, cut
+	case len(b)-i > maxHeld:
+		return i, isOther, span{}
+	case lines == 1:
+		if is, _ = judgeData(data, false); is == isOther {
+			return i, isOther, span{}
+		}
 	}
-	return i, undecided
+	return i, undecided, span{}
 }
 
 // judgeData tells by an event's data, of which there may be more to come
-// unless it is whole.
-func judgeData(data []byte, whole bool) verdict {
+// unless it is whole. Of a mixed one it says where the usage is.
+func judgeData(data []byte, whole bool) (is verdict, usage span) {
 	none := undecided
 	if whole {
 		none = isOther
 	}
 	i := skipSpace(data, 0)
 	if i == len(data) {
-		return none
+		return none, span{}
 	}
 	if data[i] != '{' {
-		return isOther
+		return isOther, span{}
 	}
-	empty, usage := false, false
+	empty, mixed := false, false
 	c := enter(data, i, 0)
 	for c.next() {
-		switch string(c.key()) {
+		key, from := c.key(), c.keyAt
+		if c.comma >= 0 {
+			from = c.comma
+		}
+		switch string(key) {
 		case "choices":
 			at := skipSpace(data, c.i+1)
 			if data[c.i] != '[' || at < len(data) && data[at] != ']' {
-				return isOther
+				return isOther, span{}
 			}
 			empty = true
+			c.value()
 		case "usage":
 			if data[c.i] != '{' {
-				return isOther
+				return isOther, span{}
 			}
-			usage = true
+			usage = span{from, c.value().end}
+		case "id", "object", "created", "model", "system_fingerprint", "service_tier":
+			c.value()
+		case "error":
+			v := c.value()
+			if v.end == len(data) {
+				return none, span{} // it may be cut
+			}
+			if v.end > 0 && !isNull(v.of(data)) {
+				return isOther, span{}
+			}
+		default:
+			v := c.value()
+			mixed = mixed || v.end > 0 && !isNull(v.of(data))
 		}
-		c.value()
 	}
-	if !c.finished || !whole {
-		return none
+	switch {
+	case !c.finished || !whole:
+		return none, span{}
+	case !empty || usage == (span{}) || skipSpace(data, c.i) != len(data):
+		return isOther, span{}
+	case !mixed:
+		return isUsage, usage
 	}
-	if empty && usage && skipSpace(data, c.i) == len(data) {
-		return isUsage
+	if data[usage.start] != ',' { // the first member: the comma behind it goes
+		usage.end = 1 + bytes.IndexByte(data[usage.end:], ',') + usage.end
 	}
-	return isOther
+	return isMixed, usage
 }
 
 // dataLine returns the value of a line of the field data.

@@ -122,7 +122,7 @@ func FuzzUsageFilter(f *testing.F) {
 		b.Write(one)
 		a.Finish()
 		b.Finish()
-		if a.Chunks() != b.Chunks() || a.finished != b.finished || a.done != b.done {
+		if a.Chunks() != b.Chunks() || a.finished != b.finished || a.done != b.done || a.failed != b.failed {
 			t.Fatalf("%q became %q", stream, one)
 		}
 	})
@@ -133,8 +133,10 @@ func TestAskUsage(t *testing.T) {
 		{`{"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
 		{` { "stream":true}`, ` {"stream_options":{"include_usage":true}, "stream":true}`},
 		{`{"stream":true,"stream_options":null}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
-		{`{"stream_options":{},"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
-		{`{"stream_options":{ "x":1},"stream":true}`, `{"stream_options":{"include_usage":true, "x":1},"stream":true}`},
+		{`{"stream_options":{},"stream":true}`, ``}, // vLLM takes these for a yes
+		{`{"stream_options":{ "x":1},"stream":true}`, ``},
+		{`{"stream_options":{"include_usage":1},"stream":true}`, ``},
+		{`{"stream_options":{"include_usage":false,"continuous_usage_stats":1},"stream":true}`, ``},
 		{`{"stream_options":{"include_usage": false },"stream":true}`, `{"stream_options":{"include_usage": true },"stream":true}`},
 		{`{"stream_options":{"include_usage":null,"x":1},"stream":true}`, `{"stream_options":{"include_usage":true,"x":1},"stream":true}`},
 		{`{"nvext":{"a":1},"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
