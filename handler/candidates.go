@@ -50,6 +50,9 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 			w := rt.worker(up)
 			if !rt.dry {
 				w.seen.Store(t.Unix())
+				if rt.h.ReverseProxy.DynamicUpstreams != nil && w.by.Load() != rt.h {
+					w.by.Store(rt.h)
+				}
 			}
 			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue

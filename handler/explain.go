@@ -161,7 +161,7 @@ func (h *Handler) explain(r *http.Request) (*explanation, error) {
 		return e, nil
 	}
 	rt.offered = h.upstreams(r)
-	rt.rule = rt.ruleFor(rt.offered)
+	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
 	e.LeftOut = rt.leftOut(e.LeftOut)
 	if !found {

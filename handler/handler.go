@@ -397,7 +397,7 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) erro
 		return err
 	}
 	outcome := outcomeRejected
-	if own.code != codeNVExt {
+	if own.code != codeNVExt && own.code != codeNoModel {
 		outcome = outcomeUnread
 	}
 	h.figures.requests[outcome].Inc()

@@ -1,10 +1,14 @@
 package handler
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"maps"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -39,41 +43,41 @@ func (w *worker) serves(model string) (yes, known bool) {
 	return false, false
 }
 
-// modelRule is how a request's model limits its candidates:
-// workers that are known to serve it, if there are any; else those that may;
-// else all, for engines often serve models by other names than they list.
-type modelRule uint8
-
-const (
-	anyWorker modelRule = iota
-	onlyKnown
-	onlyUnknown
-)
-
-// ruleFor returns the rule for a request among the upstreams.
-func (rt *route) ruleFor(pool reverseproxy.UpstreamPool) modelRule {
-	if rt.plan.model == "" || len(pool) < 2 && rt.h.ReverseProxy.DynamicUpstreams == nil {
-		return anyWorker
+// modelFor returns the model that limits a request's candidates among the
+// upstreams to those that are known to serve it. It is empty if none is:
+// engines often serve models by other names than they list, and then all may.
+// SGLang's names of adapters, base:adapter, stand for their base where nobody
+// lists them.
+func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
+	model := rt.plan.model
+	if model == "" || len(pool) < 2 && rt.h.ReverseProxy.DynamicUpstreams == nil {
+		return ""
 	}
-	rule := anyWorker
-	for _, up := range pool {
-		switch yes, known := rt.worker(up).serves(rt.plan.model); {
-		case yes:
-			return onlyKnown
-		case !known:
-			rule = onlyUnknown
-		}
+	if rt.somebodyServes(pool, model) {
+		return model
 	}
-	return rule
+	if base, _, ok := strings.Cut(model, ":"); ok && rt.somebodyServes(pool, base) {
+		return base
+	}
+	return ""
 }
 
-// fits tells whether the rule lets a worker serve the request.
+func (rt *route) somebodyServes(pool reverseproxy.UpstreamPool, model string) bool {
+	for _, up := range pool {
+		if yes, _ := rt.worker(up).serves(model); yes {
+			return true
+		}
+	}
+	return false
+}
+
+// fits tells whether a worker may serve the request by its model.
 func (rt *route) fits(w *worker) bool {
-	if rt.rule == anyWorker {
+	if rt.model == "" {
 		return true
 	}
-	yes, known := w.serves(rt.plan.model)
-	return yes || rt.rule == onlyUnknown && !known
+	yes, _ := w.serves(rt.model)
+	return yes
 }
 
 // nobodyServes tells whether the operator has said of all workers which models
@@ -123,9 +127,16 @@ func (h *Handler) ask(ctx context.Context, w *worker) {
 	case err != nil:
 	case resp.StatusCode == http.StatusOK:
 		w.learn(readModels(body), h.logger)
-	case resp.StatusCode < 500:
-		w.models.Store(nil) // it does not tell
+	case tellsNothing(resp.StatusCode):
+		w.models.Store(nil)
+	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
+		h.pool.incidents.met(now(), "worker "+w.dial+" tells its models to nobody without an api_key, which", h.pool.logger)
 	}
+}
+
+// tellsNothing tells whether a status says that a server has no list of models.
+func tellsNothing(status int) bool {
+	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented
 }
 
 // learn takes in a worker's list.
@@ -165,19 +176,25 @@ func readModels(body []byte) *modelList {
 
 // mergeModels adds to one worker's list of models those that only others
 // serve. What it cannot read stays as it is.
-func (rt *route) mergeModels(resp *http.Response) {
-	if resp.StatusCode != http.StatusOK || compressed(resp.Header) {
+func (rt *route) mergeModels(a *attempt, resp *http.Response) {
+	if resp.StatusCode != http.StatusOK {
+		return
+	}
+	if compressed(resp.Header) { // though it was asked not to be
+		rt.fallBack(fallbackUnmerged)
 		return
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList+1))
-	rest := io.MultiReader(strings.NewReader(string(body)), errorReader{err}, resp.Body)
-	whole := err == nil && len(body) <= maxModelList
-	list := readModels(body)
-	if whole && (list != nil || gjson.GetBytes(body, "data.#").Exists()) {
-		rest = io.MultiReader(strings.NewReader(rt.merged(body, list)))
-		resp.ContentLength = -1
-		resp.Header.Del("Content-Length")
-		resp.Header.Del("Etag")
+	rest := io.MultiReader(bytes.NewReader(body), errorReader{err}, resp.Body)
+	if err == nil && len(body) <= maxModelList {
+		if merged := rt.merged(a.worker, body); merged != "" {
+			rest = strings.NewReader(merged)
+			resp.ContentLength = int64(len(merged))
+			resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
+			resp.Header.Del("Etag")
+		}
+	} else if err == nil {
+		rt.fallBack(fallbackUnmerged)
 	}
 	resp.Body = struct {
 		io.Reader
@@ -196,27 +213,28 @@ func (e errorReader) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// merged returns the body with the other workers' models in it. The bytes that
-// were there stay.
-func (rt *route) merged(body []byte, list *modelList) string {
-	known := make(map[string]bool)
-	if list != nil {
-		known = list.ids
-	}
+// merged returns a worker's list with the other workers' models in it; the bytes
+// that were there stay. It is empty if nothing is to be added, or the body is no
+// list. Clients are judged by the worker that answers, so that workers whose key
+// is another one keep their lists to themselves.
+func (rt *route) merged(from *worker, body []byte) string {
 	data := gjson.GetBytes(body, "data")
-	end := data.Index + len(data.Raw) - 1
-	if data.Index == 0 {
-		return string(body)
+	if !gjson.ValidBytes(body) || !data.IsArray() || data.Index == 0 {
+		return ""
 	}
+	known := make(map[string]bool)
+	data.ForEach(func(_, entry gjson.Result) bool {
+		known[entry.Get("id").Str] = true
+		return true
+	})
+	empty := len(known) == 0
 	var b strings.Builder
-	b.Write(body[:end])
-	empty := !data.Get("0").Exists()
+	set := rt.pool.settings.Load()
 	for _, w := range rt.workersOffered() {
-		theirs := w.models.Load()
-		if theirs == nil {
+		if set.worker(w.dial).APIKey != set.worker(from.dial).APIKey {
 			continue
 		}
-		for _, e := range theirs.entries {
+		for _, e := range w.listed() {
 			if known[e.id] {
 				continue
 			}
@@ -228,6 +246,33 @@ func (rt *route) merged(body []byte, list *modelList) string {
 			b.WriteString(e.raw)
 		}
 	}
-	b.Write(body[end:])
-	return b.String()
+	if b.Len() == 0 {
+		return ""
+	}
+	end := data.Index + len(data.Raw) - 1
+	return string(body[:end]) + b.String() + string(body[end:])
+}
+
+// listed returns the models that a worker serves: those that the operator says,
+// else those that it tells.
+func (w *worker) listed() []modelEntry {
+	told := w.models.Load()
+	if told == nil {
+		told = new(modelList)
+	}
+	set := w.configured.Load()
+	if set == nil {
+		return told.entries
+	}
+	list := make([]modelEntry, 0, len(*set))
+	for _, id := range slices.Sorted(maps.Keys(*set)) {
+		i := slices.IndexFunc(told.entries, func(e modelEntry) bool { return e.id == id })
+		if i >= 0 {
+			list = append(list, told.entries[i])
+			continue
+		}
+		name, _ := json.Marshal(id) // it is a string
+		list = append(list, modelEntry{id, `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`})
+	}
+	return list
 }

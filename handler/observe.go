@@ -161,9 +161,9 @@ func (o *observer) feed(p []byte) {
 	}
 	o.last = t
 	o.attempt.lease.Output(t, int64(chunks))
-	if o.rt.plan.session != "" && t.Sub(o.refreshed) > o.rt.pool.settings.Load().ttl/4 {
+	if o.rt.session != "" && t.Sub(o.refreshed) > o.rt.pool.settings.Load().ttl/4 {
 		o.refreshed = t
-		o.rt.pool.sessions.Get(o.rt.plan.session) // a long answer keeps its session alive
+		o.rt.pool.sessions.Get(o.rt.session) // a long answer keeps its session alive
 	}
 }
 
@@ -239,18 +239,18 @@ func (o *observer) prediction() []uint64 {
 
 // commit binds the session to the target that answers it, or keeps it there.
 func (rt *route) commit() {
-	if rt.plan.session == "" || rt.plan.request == nil {
+	if rt.session == "" || rt.plan.request == nil {
 		return
 	}
 	target := rt.attempt.lease.Target()
 	if rt.bound != 0 && rt.seenAt == target {
-		if b, ok := rt.pool.sessions.Get(rt.plan.session); ok {
+		if b, ok := rt.pool.sessions.Get(rt.session); ok {
 			rt.bound, rt.seenAt = b.Version, b.Target
 			return
 		}
 		rt.bound = 0 // it has just expired
 	}
-	b, _, err := rt.pool.sessions.CompareAndSwap(rt.plan.session, rt.bound, target, rt.pool.settings.Load().ttl, affinity.RouterOnly)
+	b, _, err := rt.pool.sessions.CompareAndSwap(rt.session, rt.bound, target, rt.pool.settings.Load().ttl, affinity.RouterOnly)
 	if err != nil {
 		rt.fallBack(fallbackUnbound) // the store is full of others' sessions
 		return
@@ -269,8 +269,8 @@ func (rt *route) finish() {
 	rt.release()
 	o := rt.answer
 	rt.endAttempt(o.computed())
-	if o.computed() && rt.plan.session != "" {
-		rt.pool.sessions.Get(rt.plan.session) // the time to live begins at the end
+	if o.computed() && rt.session != "" {
+		rt.pool.sessions.Get(rt.session) // the time to live begins at the end
 	}
 	outcome := rt.outcome()
 	if outcome == outcomeBroken {

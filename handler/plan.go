@@ -53,6 +53,8 @@ const (
 	fallbackUnbound    = "unbound"
 	// the engine's answer cannot be read as it passes
 	fallbackUnreadable = "answer_unreadable"
+	// the other workers' models are not in a list of models
+	fallbackUnmerged = "models_unmerged"
 	// so many bodies are in memory already
 	fallbackMemory = "memory"
 )
@@ -78,7 +80,9 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	case p.request != nil:
 		p.model = p.request.Model
 	case a == nil:
-		p.model = modelOf(r)
+		if p.model == "" {
+			p.model = modelOf(r)
+		}
 		p.lists = listsModels(r) && (h.MergeModels == nil || *h.MergeModels)
 	}
 	return p, nil
@@ -86,6 +90,8 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 
 func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	switch {
+	case a == nil && namesModel(r):
+		return h.otherAPI(r)
 	case a == nil:
 		return h.passThrough(r, ""), nil
 	case compressed(r.Header):
@@ -113,11 +119,34 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	return h.inference(r, a, body)
 }
 
+// maxOther is the longest body of a request for no known API that is looked
+// into for its model, in bytes.
+const maxOther = 1 << 20
+
+// namesModel tells whether a request that is for no known API may name a model
+// in its body, as /tokenize and /v1/images/generations do.
+func namesModel(r *http.Request) bool {
+	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	return r.Method == http.MethodPost && r.ContentLength > 0 && r.ContentLength <= maxOther &&
+		strings.EqualFold(strings.TrimSpace(kind), "application/json") && !compressed(r.Header)
+}
+
+// otherAPI plans such a request: by load, among the workers with its model.
+func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
+	body, _, err := readBody(r.Body, r.ContentLength, maxOther)
+	if err != nil {
+		return nil, unreadable(nil, err)
+	}
+	p := &plan{model: strings.Clone(api.Model(body.data)), body: replayOf(body, body.data)}
+	p.score.Streamed = true
+	return p, nil
+}
+
 // passThrough plans a request whose body is not read: by load alone.
 func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
 	p := &plan{fallback: fallback, repeatable: idempotent(r.Method) || fallback != ""}
 	p.score.Streamed = true
-	if r.Body == nil || r.Body == http.NoBody {
+	if r.Body == nil || r.ContentLength == 0 {
 		p.body = replayOf(nil)
 		return p
 	}

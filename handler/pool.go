@@ -66,8 +66,10 @@ type worker struct {
 	id     uint64
 	target kvscore.Target
 	health health
-	gone   atomic.Bool  // nobody listened at its address
-	asked  atomic.Int64 // last asked what it serves, Unix nanoseconds
+	gone   atomic.Bool             // nobody listened at its address
+	by     atomic.Pointer[Handler] // that last had it from a dynamic source
+	looked atomic.Bool             // it was asked, and answered or not
+	asked  atomic.Int64            // last asked what it serves, Unix nanoseconds
 	drain  atomic.Uint32
 	hits   hits
 

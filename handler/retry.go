@@ -169,7 +169,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		rt.commit()
 	}
 	if rt.plan.lists {
-		rt.mergeModels(resp)
+		rt.mergeModels(a, resp)
 	}
 	rt.observe(req, resp)
 	return resp, nil

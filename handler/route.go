@@ -39,7 +39,8 @@ type route struct {
 	workers   []*worker                // of targets
 	usual     usualRoom
 	offered   reverseproxy.UpstreamPool
-	rule      modelRule
+	model     string // the one that the worker must be known to serve, if any
+	session   string // the key that the session is bound by, empty if there is none
 	attempt   *attempt
 	attempts  int
 	tried     []*worker // in this round over the workers
@@ -107,7 +108,7 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.model != "" {
+	if p.model != "" || p.lists {
 		h.awaitFirstLook(r.Context())
 		if p.request != nil && h.nobodyServes(p.model) {
 			return nil, &ownError{p.api, http.StatusNotFound, codeNoModel, "model", fmt.Errorf(
@@ -174,7 +175,7 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
 	rt.offered, rt.again = pool, false
-	rt.rule = rt.ruleFor(pool)
+	rt.model = rt.modelFor(pool)
 	t := now()
 	if !rt.candidates(pool, t) {
 		if rt.anotherRound() && rt.wait(ctx) {
@@ -294,16 +295,36 @@ func (rt *route) otherLeft() bool {
 // boundPosition returns the position of the session's target, -1 if it has
 // none among the candidates.
 func (rt *route) boundPosition() int {
-	if rt.plan.session == "" {
+	rt.session = rt.plan.session
+	if rt.session == "" {
 		return -1
 	}
-	b, ok := rt.pool.sessions.Peek(rt.plan.session)
+	b, ok := rt.pool.sessions.Peek(rt.session)
+	if ok && rt.servesOthers(b.Target) {
+		// The session has several models, of which this one has another home.
+		rt.session = keptKey(rt.session + "\x00" + rt.plan.model)
+		b, ok = rt.pool.sessions.Peek(rt.session)
+	}
 	if !ok {
 		rt.bound = 0
 		return -1
 	}
 	rt.bound, rt.seenAt = b.Version, b.Target
 	return slices.Index(rt.targets, b.Target)
+}
+
+// servesOthers tells whether a target is an upstream that serves other models
+// than the request's.
+func (rt *route) servesOthers(t kvscore.Target) bool {
+	if rt.model == "" {
+		return false
+	}
+	for _, up := range rt.offered {
+		if w := rt.worker(up); w.id == t.Worker {
+			return !rt.fits(w)
+		}
+	}
+	return false
 }
 
 // placeholder returns the value of one of our placeholders.

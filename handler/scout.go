@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -51,8 +54,29 @@ func (h *Handler) startScout() {
 	}()
 }
 
+// own returns the workers that are this handler's to ask: its upstreams, and of
+// a dynamic source those that it gave lately. Others of the pool may be reached
+// in another way, are perhaps no upstreams any more, or have an address that a
+// client chose.
+func (h *Handler) own() []*worker {
+	if h.ReverseProxy.DynamicUpstreams != nil {
+		list := h.pool.all()
+		return slices.DeleteFunc(list, func(w *worker) bool {
+			return w.by.Load() != h || h.pool.used.Load()-w.seen.Load() > int64(workerGrace/time.Second)
+		})
+	}
+	list := make([]*worker, 0, len(h.ReverseProxy.Upstreams))
+	for _, up := range h.ReverseProxy.Upstreams {
+		if w := h.pool.known(up.Dial); w != nil {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
 // awaitFirstLook waits until it is known which models the workers serve, at
-// most for firstLook. It returns at once but for the first requests.
+// most for firstLook. It returns at once where they have been asked before, and
+// where there is nothing to know.
 func (h *Handler) awaitFirstLook(ctx context.Context) {
 	if h.ctx == nil {
 		return
@@ -61,6 +85,12 @@ func (h *Handler) awaitFirstLook(ctx context.Context) {
 	case <-h.scout.first:
 		return
 	default:
+	}
+	own := h.own()
+	if len(own) < 2 || !slices.ContainsFunc(own, func(w *worker) bool {
+		return w.configured.Load() == nil && w.models.Load() == nil && !w.looked.Load()
+	}) {
+		return
 	}
 	timer := time.NewTimer(firstLook)
 	defer timer.Stop()
@@ -77,7 +107,7 @@ func (h *Handler) look(ctx context.Context, first bool) {
 	defer cancel()
 	done := make(chan struct{})
 	asked := 0
-	for _, w := range h.pool.all() {
+	for _, w := range h.own() {
 		last := w.asked.Load()
 		if t := now().UnixNano(); !first && t-last < int64(lookEvery)/2 || !w.asked.CompareAndSwap(last, t) {
 			continue // another handler of the pool has just asked it
@@ -86,6 +116,7 @@ func (h *Handler) look(ctx context.Context, first bool) {
 		go func() {
 			defer func() { done <- struct{}{} }()
 			h.ask(ctx, w)
+			w.looked.Store(true)
 		}()
 	}
 	for range asked {
@@ -95,6 +126,10 @@ func (h *Handler) look(ctx context.Context, first bool) {
 
 // dialInfoKey is under which the proxy tells its transport where to dial.
 const dialInfoKey = caddy.CtxKey("reverse_proxy.dial_info")
+
+// proxyProtocolKey is under which it says who asks, where the PROXY protocol is
+// on.
+const proxyProtocolKey = "reverse_proxy.proxy_protocol_info"
 
 var errNoDial = errors.New("the address has placeholders, or is not one socket")
 
@@ -124,13 +159,20 @@ func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Respon
 	repl.Set("http.reverse_proxy.upstream.host", addr.Host)
 	ctx = context.WithValue(ctx, caddy.ReplacerCtxKey, repl)
 	ctx = context.WithValue(ctx, dialInfoKey, info)
+	ctx = context.WithValue(ctx, caddyhttp.VarsCtxKey, map[string]any{
+		proxyProtocolKey: reverseproxy.ProxyProtocolInfo{AddrPort: netip.AddrPortFrom(netip.IPv6Loopback(), 0)},
+	})
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
 	req.URL.Scheme = "" // the transport knows it
 	req.Header.Set("User-Agent", "kv_router")
-	req.Close = true // connections are for clients' requests
+	// Connections are for clients' requests; those of HTTP/2 are for all.
+	req.Close = !t.TLSEnabled() && !slices.Contains(t.Versions, "h2c")
+	if ops := h.ReverseProxy.Headers; ops != nil && ops.Request != nil {
+		ops.Request.ApplyToRequest(req)
+	}
 	if key := h.pool.settings.Load().worker(w.dial).APIKey; key != "" {
 		req.Header.Set("Authorization", "Bearer "+repl.ReplaceAll(key, ""))
 	}

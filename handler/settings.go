@@ -231,8 +231,10 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 			mergeField(&w.DPSize, ours.DPSize, theirs.DPSize, "worker "+dial+" dp_size"),
 			mergeField(&w.MaxRunning, ours.MaxRunning, theirs.MaxRunning, "worker "+dial+" max_running"),
 			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),
-			mergeField(&w.APIKey, ours.APIKey, theirs.APIKey, "worker "+dial+" api_key"),
 		)
+		if mergeField(&w.APIKey, ours.APIKey, theirs.APIKey, "") != nil {
+			err = errors.Join(err, fmt.Errorf("worker %s api_key: the handlers say different ones", dial))
+		}
 		if w.Models = ours.Models; len(w.Models) == 0 {
 			w.Models = theirs.Models
 		} else if len(theirs.Models) > 0 && !slices.Equal(ours.Models, theirs.Models) {

@@ -199,6 +199,22 @@ func (p *parse) scan() error {
 	return nil
 }
 
+// Model returns the model that a body names, which may be of any API, or "".
+func Model(body []byte) string {
+	i := skipSpace(body, 0)
+	if i >= len(body) || body[i] != '{' {
+		return ""
+	}
+	c := enter(body, i, 1)
+	for c.next() {
+		is := string(c.key()) == "model"
+		if v := c.value(); is && c.err == nil {
+			return stringOr(body, v)
+		}
+	}
+	return ""
+}
+
 // field reads a member that all APIs share, and passes on the others.
 func (p *parse) field(key []byte, v span) {
 	r, b := p.req, p.body

@@ -1,0 +1,303 @@
+package tests
+
+import (
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/tidwall/gjson"
+)
+
+// anyModel is an engine that serves any model, whatever its list says.
+type anyModel struct {
+	*httptest.Server
+	mu     sync.Mutex
+	list   http.HandlerFunc
+	served int
+	seen   []*http.Request // those for its list
+}
+
+func startAnyModel(t *testing.T, list http.HandlerFunc) *anyModel {
+	e := &anyModel{list: list}
+	e.Server = httptest.NewServer(e)
+	t.Cleanup(e.Close)
+	return e
+}
+
+// lists answers with a list of models.
+func lists(models ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		var entries []string
+		for _, m := range models {
+			entries = append(entries, fmt.Sprintf(`{"id":%q,"object":"model"}`, m))
+		}
+		fmt.Fprintf(w, `{"object":"list","data":[%s]}`, strings.Join(entries, ","))
+	}
+}
+
+func (e *anyModel) addr() string { return strings.TrimPrefix(e.URL, "http://") }
+
+// ServeHTTP implements http.Handler.
+func (e *anyModel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.URL.Path == "/v1/models" {
+		e.seen = append(e.seen, r)
+		e.list(w, r)
+		return
+	}
+	_, _ = io.Copy(io.Discard, r.Body)
+	e.served++
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1}}`)
+}
+
+func (e *anyModel) count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.served
+}
+
+// asked returns the requests for its list since the last call.
+func (e *anyModel) asked() []*http.Request {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	seen := e.seen
+	e.seen = nil
+	return seen
+}
+
+// models returns the names in the list that clients get.
+func (s *server) models(t *testing.T) (ids []string) {
+	t.Helper()
+	status, list, err := s.get(t.Context(), s.url+"/v1/models")
+	if status != http.StatusOK || err != nil || !gjson.Valid(list) {
+		t.Fatalf("GET /v1/models: status %d, error %v, body %s", status, err, list)
+	}
+	for _, id := range gjson.Get(list, "data.#.id").Array() {
+		ids = append(ids, id.Str)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// TestModelsThatNobodyListsGoAnywhere has engines that take any name, one
+// address where nobody is, and an engine that does not tell.
+func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
+	a, b := startAnyModel(t, lists("base")), startAnyModel(t, lists("base"))
+	c := startAnyModel(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) })
+	s := startCaddy(t, "kv_router "+strings.Join([]string{a.addr(), b.addr(), c.addr(), freeAddr(t)}, " "))
+	for i := range 30 {
+		s.mustChat(t, askModel("alias", i))
+	}
+	for i, e := range []*anyModel{a, b, c} {
+		if n := e.count(); n < 5 {
+			t.Errorf("engine %d served %d of 30 requests", i, n)
+		}
+	}
+	if n := s.logged(t, "tells its models to nobody without an api_key"); n != 1 {
+		t.Errorf("%d lines say that an engine wants a key, want 1", n)
+	}
+}
+
+// TestKeysGoToTheirOwnWorkersOnly has two handlers of one pool, of which one has
+// a key, and reloads without a worker.
+func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
+	a, b := startAnyModel(t, lists("base")), startAnyModel(t, lists("base"))
+	with := "handle /a/* {\nkv_router %s {\nworker %s {\napi_key sk-first\n}\n}\n}\nhandle /v1/* {\nkv_router %s %s\n}"
+	s := startCaddy(t, fmt.Sprintf(with, a.addr(), a.addr(), b.addr(), b.addr()))
+	s.mustChat(t, askModel("base", 0))
+	eventually(t, 5*time.Second, "the own worker to be asked", func() bool { return len(b.asked()) > 0 })
+	if seen := a.asked(); len(seen) != 0 {
+		t.Errorf("another handler's worker was asked %d times, with the key %q", len(seen), seen[0].Header.Get("Authorization"))
+	}
+
+	both := "kv_router %s %s {\nworker * {\napi_key sk-second\n}\n}"
+	if err := s.reload(fmt.Sprintf(both, a.addr(), b.addr())); err != nil {
+		t.Fatal(err)
+	}
+	s.mustChat(t, askModel("base", 1))
+	if err := s.reload(fmt.Sprintf(both, a.addr(), a.addr())); err != nil {
+		t.Fatal(err)
+	}
+	s.mustChat(t, askModel("base", 2))
+	b.asked()
+	a.asked()
+	eventually(t, 10*time.Second, "the worker that is left to be asked", func() bool { return len(a.asked()) > 0 })
+	if seen := b.asked(); len(seen) != 0 {
+		t.Errorf("a worker that was removed is still asked, with the key %q", seen[0].Header.Get("Authorization"))
+	}
+
+	err := s.load("handle /a {\nkv_router a:1 {\nworker a:1 {\napi_key sk-first\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\napi_key sk-second\n}\n}\n}")
+	if err == nil || strings.Contains(err.Error(), "sk-") || !strings.Contains(err.Error(), "api_key") {
+		t.Errorf("two keys for one worker: %v", err)
+	}
+}
+
+// TestOwnRequestsGoAsClientsDo rewrites what the engines see of requests.
+func TestOwnRequestsGoAsClientsDo(t *testing.T) {
+	e := startAnyModel(t, lists("base"))
+	s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s {\nheader_up Host engine.internal\nheader_up Authorization \"Bearer sk-x\"\n}\n}", e.addr()))
+	s.mustChat(t, askModel("base", 0))
+	eventually(t, 5*time.Second, "the worker to be asked", func() bool {
+		for _, r := range e.asked() {
+			if r.Host != "engine.internal" || r.Header.Get("Authorization") != "Bearer sk-x" {
+				t.Errorf("asked with Host %q, Authorization %q", r.Host, r.Header.Get("Authorization"))
+			}
+			return true
+		}
+		return false
+	})
+}
+
+// TestListsAreCompleted looks at the list that clients get.
+func TestListsAreCompleted(t *testing.T) {
+	t.Run("FirstRequest", func(t *testing.T) {
+		s := startCaddy(t, "kv_router "+startAnyModel(t, lists("a")).addr()+" "+startAnyModel(t, lists("b")).addr())
+		if got := s.models(t); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("the first list has %v", got)
+		}
+	})
+	t.Run("Configured", func(t *testing.T) {
+		a, b := startAnyModel(t, lists("a")), startAnyModel(t, lists("b", "x"))
+		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels a alias\n}\nworker %s {\nmodels a alias b\n}\n}", a.addr(), b.addr(), a.addr(), b.addr()))
+		for range 8 {
+			if got := s.models(t); !slices.Contains(got, "alias") || !slices.Contains(got, "b") {
+				t.Errorf("the list has %v, without what is configured", got)
+			}
+		}
+		before := s.scrape(t)
+		if a := s.chat(t.Context(), askModel("x", 0)); a.status != http.StatusNotFound {
+			t.Errorf("a model that is not configured: status %d", a.status)
+		}
+		if n := s.scrape(t).value(requestsTotal, `outcome="rejected"`) - before.value(requestsTotal, `outcome="rejected"`); n != 1 {
+			t.Errorf("%v requests were rejected, want 1", n)
+		}
+	})
+	t.Run("Keys", func(t *testing.T) {
+		a := startAnyModel(t, lists("public"))
+		b := startAnyModel(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != "Bearer sk-x" {
+				http.Error(w, "no", http.StatusUnauthorized)
+				return
+			}
+			lists("secret")(w, r)
+		})
+		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\napi_key sk-x\n}\n}", a.addr(), b.addr(), b.addr()))
+		s.mustChat(t, askModel("public", 0))
+		for range 8 {
+			if status, list, _ := s.get(t.Context(), s.url+"/v1/models"); status == http.StatusOK && strings.Contains(list, "secret") {
+				t.Fatalf("a client without a key sees %s", list)
+			}
+		}
+	})
+	t.Run("Compressed", func(t *testing.T) {
+		zip := func(w http.ResponseWriter, r *http.Request) {
+			if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+				lists("a")(w, r)
+				return
+			}
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			_, _ = io.WriteString(z, `{"data":[{"id":"a"}]}`)
+			_ = z.Close()
+		}
+		s := startCaddy(t, "kv_router "+startAnyModel(t, zip).addr()+" "+startAnyModel(t, lists("b")).addr())
+		for range 6 {
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/v1/models", nil)
+			req.Header.Set("Accept-Encoding", "gzip, deflate")
+			if a := s.do(req); !strings.Contains(string(a.body), `"a"`) || !strings.Contains(string(a.body), `"b"`) {
+				t.Errorf("the list is %q", a.body)
+			}
+		}
+	})
+	t.Run("NoLists", func(t *testing.T) {
+		for _, odd := range []string{`{"data":[{"id":"a"}`, `<html>"data":[]</html>`, `{"data":{"id":"a"}}`, `{"object":"list","data":[]}x`, `[]`} {
+			a := startAnyModel(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, odd) })
+			s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s\n}", a.addr()))
+			if _, got, _ := s.get(t.Context(), s.url+"/v1/models"); got != odd {
+				t.Errorf("%q became %q", odd, got)
+			}
+		}
+	})
+}
+
+// TestHangingListsDelayNothing has engines that never tell, where nothing
+// depends on it, and a reload.
+func TestHangingListsDelayNothing(t *testing.T) {
+	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	ln, err := canned.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			hang(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, `{"choices":[]}`)
+	})}
+	go e.Serve(ln) //nolint:errcheck // it ends with Close
+	t.Cleanup(func() { e.Close() })
+	addr, other := ln.Addr().String(), startAnyModel(t, lists("a")).addr()
+	for _, site := range []string{
+		"kv_router " + addr,
+		"kv_router " + addr + " " + other + " {\nworker * {\nmodels a\n}\n}",
+	} {
+		s := startCaddy(t, site)
+		start := time.Now()
+		s.mustChat(t, askModel("a", 1))
+		if d := time.Since(start); d > 900*time.Millisecond {
+			t.Errorf("%s: the first request took %v", site, d)
+		}
+	}
+}
+
+// TestSessionsOfSeveralModels has a session whose turns alternate between a
+// model with two workers and one that only a third worker serves.
+func TestSessionsOfSeveralModels(t *testing.T) {
+	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "a"), startModelEngine(t, "b"), startModelEngine(t, "b")}
+	site := "kv_router"
+	for _, e := range engines {
+		site += " " + e.addr()
+	}
+	s := startCaddy(t, site+" {\nresponse_headers X-KV-\n}")
+	homes := map[string]string{}
+	for i := range 12 {
+		model := []string{"a", "b"}[i%2]
+		a := s.mustChat(t, askModel(model, i), "X-Session-Id", "s1")
+		worker, reason := a.header.Get("X-KV-Worker"), a.header.Get("X-KV-Reason")
+		if home, ok := homes[model]; ok && (worker != home || reason != "session") {
+			t.Errorf("turn %d, model %s: worker %s by %s, want %s by session", i, model, worker, reason, home)
+		}
+		homes[model] = worker
+	}
+}
+
+// TestOtherRequestsGoToEnginesWithTheirModel has requests for no API that is
+// known, which name their model.
+func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
+	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "b:x"), startModelEngine(t, "c")}
+	s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" "+engines[2].addr())
+	for i := range 30 {
+		model := []string{"a", "b:x", "c", "c:adapter"}[i%4]
+		body := fmt.Sprintf(`{"prompt":%q,"model":%q}`, strings.Repeat("x", i*100), model)
+		if a := s.post(t.Context(), "/tokenize", []byte(body)); a.status != http.StatusOK && model != "c:adapter" {
+			t.Errorf("model %s: status %d, body %s", model, a.status, a.body)
+		}
+	}
+	for i, e := range engines {
+		if _, wrong := e.counts(); i < 2 && len(wrong) > 0 {
+			t.Errorf("engine %d was asked for %v", i, wrong)
+		}
+	}
+}
