@@ -307,6 +307,7 @@ func (rt *route) outcome() string {
 
 func (rt *route) count(outcome string) {
 	rt.h.figures.requests[outcome].Inc()
+	rt.trace.end(rt, outcome)
 }
 
 // log adds the fields of the access log.

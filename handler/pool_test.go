@@ -9,7 +9,7 @@ import (
 )
 
 // testPool opens a pool of its own.
-func testPool(t *testing.T, s *poolSettings) *pool {
+func testPool(t testing.TB, s *poolSettings) *pool {
 	t.Helper()
 	p, err := newPool("test", s.withDefaults())
 	if err != nil {

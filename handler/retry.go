@@ -244,6 +244,7 @@ func (rt *route) release() {
 
 func (rt *route) countRetry(a *attempt, reason string) {
 	rt.h.metrics.retries.WithLabelValues(rt.pool.name, a.worker.dial, reason).Inc()
+	rt.trace.retried(a, reason)
 }
 
 // rateDown marks the worker of a failed attempt, with one log line when it was

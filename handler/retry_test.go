@@ -17,7 +17,7 @@ import (
 )
 
 // testHandler returns a handler as Provision leaves it, but for the proxy.
-func testHandler(t *testing.T, dials ...string) *Handler {
+func testHandler(t testing.TB, dials ...string) *Handler {
 	t.Helper()
 	h := &Handler{logger: zap.NewNop(), ReverseProxy: new(reverseproxy.Handler)}
 	for _, d := range dials {

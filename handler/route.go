@@ -60,6 +60,7 @@ type route struct {
 	cached   int64 // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in finish: the proxy panicked, as it does to abort
+	trace    *routeTrace
 	dry      bool // it explains what would be chosen, and changes nothing
 }
 
@@ -140,7 +141,7 @@ func (rt *route) fallBack(reason string) {
 
 // request returns the request as the proxy gets it.
 func (rt *route) request(r *http.Request) *http.Request {
-	out := r.WithContext(context.WithValue(r.Context(), routeKey{}, rt))
+	out := r.WithContext(context.WithValue(rt.startTrace(r.Context()), routeKey{}, rt))
 	if rt.body == nil {
 		out.Body = rt.plan.stream
 		return out
@@ -231,6 +232,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	rt.attempt, rt.last = a, rt.upstreams[i]
 	rt.tried = append(rt.tried, a.worker)
 	rt.show(a)
+	rt.trace.selected(rt, a, t)
 	if rt.h.shadow != nil && bound < 0 && rt.plan.request != nil {
 		rt.h.shadow.compare(rt, i)
 	}

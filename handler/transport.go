@@ -48,7 +48,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // in it, as it does after a connection that was kept alive turned out closed.
 func (rt *route) send(t http.RoundTripper, req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
-	rt.sent = rt.outgoing(req, resends)
+	rt.sent = rt.trace.carry(rt.outgoing(req, resends))
 	resp, err := t.RoundTrip(rt.sent)
 	n := resends.Load()
 	if n > 0 {
