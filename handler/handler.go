@@ -135,6 +135,7 @@ type Handler struct {
 	figures    *figures
 	ctx        context.Context // ends with the configuration
 	scout      scout
+	notices    notices
 	logger     *zap.Logger
 }
 
@@ -290,6 +291,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
+	h.warn(proxyWarnings(h.ReverseProxy, h.ReverseProxy.Transport.(*transport).HTTPTransport))
 	if err := h.wireRetries(ctx); err != nil {
 		return err
 	}
@@ -379,6 +381,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer rt.finish()
 	rt.err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
 	rt.returned = true
+	rt.noticeEncoding(w)
 	if rt.err == nil || rt.writeHeld(w) {
 		rt.err = nil
 		return nil

@@ -113,12 +113,13 @@ var (
 	descRequests  = desc("worker_requests", "Requests under way on the worker.", "pool", "worker")
 	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
 	descBlocks    = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
+	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
 	descCached    = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
 )
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
+	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached, descIncidents} {
 		ch <- d
 	}
 }
@@ -139,6 +140,9 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)
 		t := now()
+		for _, in := range p.incidents.view(t) {
+			gauge(descIncidents, 1, p.name, in.What)
+		}
 		for _, w := range p.all() {
 			load, _ := p.scheduler.Load(t, w.target)
 			gauge(descRequests, float64(load.Requests), p.name, w.dial)

@@ -104,6 +104,7 @@ func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choi
 
 func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	h.adopt()
+	h.noticeServer(r)
 	start := now()
 	p, err := h.plan(r)
 	if err != nil {

@@ -1,0 +1,110 @@
+package handler
+
+import (
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// warning is about a setting outside of this module that works against it.
+type warning struct {
+	setting, value string
+	effect         string // what comes of it
+	advice         string // what to do
+}
+
+// longAnswer is how long an answer, or its first byte, must be allowed to take:
+// one that is not streamed comes whole, after its last token.
+const longAnswer = 10 * time.Minute
+
+// warn logs what hurts.
+func (h *Handler) warn(list []warning) {
+	for _, w := range list {
+		h.logger.Warn("setting hurts: "+w.setting, zap.String("pool", h.Pool), zap.String("value", w.value),
+			zap.String("effect", w.effect), zap.String("advice", w.advice))
+	}
+}
+
+// proxyWarnings returns what hurts of the settings of the reverse proxy, once
+// that is provisioned.
+func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []warning {
+	var list []warning
+	if n := rp.RequestBuffers; n != 0 {
+		list = append(list, warning{
+			"request_buffers", strconv.FormatInt(n, 10),
+			"kv_router has read the body already: it is in memory twice", "remove it",
+		})
+	}
+	if n := rp.ResponseBuffers; n != 0 {
+		list = append(list, warning{
+			"response_buffers", strconv.FormatInt(n, 10),
+			"the tokens of a stream are held back until so many bytes of it have come, or all of it", "remove it",
+		})
+	}
+	late := func(name string, d caddy.Duration, effect, advice string) {
+		if d > 0 && time.Duration(d) < longAnswer {
+			list = append(list, warning{name, time.Duration(d).String(), effect, advice})
+		}
+	}
+	const silent = "an answer that is not streamed comes whole, after its last token: one that takes longer fails"
+	late("response_header_timeout", t.ResponseHeaderTimeout, silent,
+		"remove it, or make it at least "+longAnswer.String()+"; timeouts first_token bounds the wait for a stream")
+	late("read_timeout", t.ReadTimeout, silent,
+		"remove it, or make it at least "+longAnswer.String()+"; timeouts stream_idle bounds the pauses of a stream")
+	if hc := rp.HealthChecks; hc != nil && hc.Passive != nil && hc.Passive.FailDuration > 0 {
+		late("unhealthy_latency", hc.Passive.UnhealthyLatency,
+			"an answer that is not streamed is as long under way as it takes: long ones count as failures of a worker that is well",
+			"remove it: kv_router sees by itself which workers are slow")
+	}
+	if n := t.MaxConnsPerHost; n > 0 {
+		list = append(list, warning{
+			"max_conns_per_host", strconv.Itoa(n),
+			"requests wait for a connection where kv_router does not see it: they are booked on the worker and cannot go to another one",
+			"remove it, and set max_running of the worker",
+		})
+	}
+	return list
+}
+
+// notices are what can only be noticed of requests.
+type notices struct{ server atomic.Bool }
+
+// noticeServer warns of what hurts in the settings of the server, at its first
+// request. They are not known before.
+func (h *Handler) noticeServer(r *http.Request) {
+	if h.notices.server.Load() || !h.notices.server.CompareAndSwap(false, true) {
+		return
+	}
+	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok || server == nil {
+		return
+	}
+	if d := time.Duration(server.WriteTimeout); d > 0 && d < longAnswer {
+		h.warn([]warning{{
+			"servers timeouts write", d.String(),
+			"an answer that takes longer breaks off for its client",
+			"remove it, or make it at least " + longAnswer.String() + "; clients that do not read are ended without it",
+		}})
+	}
+}
+
+// conditionEncoded lasts while event streams leave compressed: block by block,
+// which costs CPU time for each token, saves little, and lets clients that
+// decode in larger pieces see their tokens late.
+const conditionEncoded = "event streams leave compressed (keep encode away from them)"
+
+// noticeEncoding takes in that a stream left compressed that the engine had
+// sent as it was. Which handlers stand before this one is not known: what they
+// do shows in the header that they share.
+func (rt *route) noticeEncoding(w http.ResponseWriter) {
+	if o := rt.answer; o != nil && o.stream && o.reader != nil && compressed(w.Header()) {
+		rt.pool.incidents.met(now(), conditionEncoded, rt.pool.logger)
+	}
+}

@@ -1,0 +1,175 @@
+package tests
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// entry is a line of Caddy's log.
+type entry struct {
+	Level, Msg, Pool, Value, Effect, Advice string
+}
+
+// entries returns the lines of Caddy's log with a message that begins so.
+func (s *server) entries(t *testing.T, message string) []entry {
+	t.Helper()
+	data, err := os.ReadFile(s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []entry
+	for line := range strings.Lines(string(data)) {
+		var e entry
+		if json.Unmarshal([]byte(line), &e) == nil && strings.HasPrefix(e.Msg, message) {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+const hurts = "setting hurts: "
+
+// TestSettingsThatHurtAreNamed has a configuration with each of them, once.
+func TestSettingsThatHurtAreNamed(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, `kv_router {
+		pool hurt
+		reverse_proxy `+e.Addr()+` {
+			request_buffers 64KiB
+			response_buffers 4KiB
+			fail_duration 1s
+			unhealthy_latency 20s
+			transport http {
+				response_header_timeout 30s
+				read_timeout 2m
+				max_conns_per_host 64
+			}
+		}
+	}`, "servers {\ntimeouts {\nwrite 1m\n}\n}")
+	want := map[string]string{
+		"request_buffers": "65536", "response_buffers": "4096", "unhealthy_latency": "20s",
+		"response_header_timeout": "30s", "read_timeout": "2m0s", "max_conns_per_host": "64",
+	}
+	got := s.entries(t, hurts)
+	for _, l := range got {
+		name := strings.TrimPrefix(l.Msg, hurts)
+		if l.Level != "warn" || l.Value != want[name] || l.Value == "" || l.Effect == "" || l.Advice == "" || l.Pool != "hurt" {
+			t.Errorf("the log says %+v, want the value %q, an effect and an advice", l, want[name])
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d warnings at start, want %d: %+v", len(got), len(want), got)
+	}
+	s.mustChat(t, ask("first"))
+	s.mustChat(t, ask("second"))
+	got = s.entries(t, hurts)
+	if n := len(got) - len(want); n != 1 || got[len(want)].Msg != hurts+"servers timeouts write" || got[len(want)].Value != "1m0s" {
+		t.Errorf("%d warnings of the server's timeout after two requests, want 1: %+v", n, got[len(want):])
+	}
+}
+
+// TestSettingsThatDoNotHurtAreNotNamed has what is recommended, and what looks
+// as if it hurt.
+func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, `kv_router {
+		reverse_proxy `+e.Addr()+` {
+			flush_interval 1s
+			stream_timeout 1m
+			unhealthy_latency 20s
+			lb_try_duration 1s
+			transport http {
+				response_header_timeout 10m
+				read_timeout 1h
+				keepalive_idle_conns_per_host 8
+			}
+		}
+	}`, "servers {\ntimeouts {\nwrite 1h\nread_body 10s\n}\n}")
+	s.mustChat(t, ask("hello").streamed())
+	if got := s.entries(t, hurts); len(got) > 0 {
+		t.Errorf("warnings of what does not hurt: %+v", got)
+	}
+}
+
+// TestTokensComeAtOnceThoughFlushesAreRare shows why flush_interval is not
+// warned of: streams do not wait for it.
+func TestTokensComeAtOnceThoughFlushesAreRare(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	gate := make(chan struct{})
+	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"choices":[{"delta":{"content":"first"}}]}`+"\n\n")
+		http.NewResponseController(w).Flush()
+		select {
+		case <-gate:
+		case <-r.Context().Done():
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	})
+	s := startCaddy(t, "kv_router {\nreverse_proxy "+engines[0].Addr()+" {\nflush_interval 1h\n}\n}")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/chat/completions", strings.NewReader(string(ask("a").streamed().body())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	first := make(chan error, 1)
+	go func() {
+		_, err := resp.Body.Read(make([]byte, 100))
+		first <- err
+	}()
+	select {
+	case err := <-first:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the first token does not come while the second is awaited")
+	}
+	close(gate)
+	_, _ = io.ReadAll(resp.Body)
+}
+
+// TestCompressedStreamsAreNoticed has an encode before kv_router that
+// compresses event streams, and then one that does not.
+func TestCompressedStreamsAreNoticed(t *testing.T) {
+	const condition = "event streams leave compressed"
+	engines := startEngines(t, 1, canned.Pace{Words: 200})
+	plain := "@site not path /v1/*\nencode @site gzip\n" + route(engines, "pool plain")
+	s := startCaddy(t, plain)
+	ask := func() answer { return s.chat(t.Context(), ask("tell me").streamed(), "Accept-Encoding", "gzip") }
+	if a := ask(); a.header.Get("Content-Encoding") != "" {
+		t.Fatalf("encode was kept away, and the stream is %q", a.header.Get("Content-Encoding"))
+	}
+	if got := s.entries(t, condition); len(got) > 0 {
+		t.Errorf("nothing is compressed, and the log says %+v", got)
+	}
+	if err := s.reload("encode gzip\n" + route(engines, "pool squeezed")); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if a := ask(); a.header.Get("Content-Encoding") != "gzip" {
+			t.Fatalf("the stream is %q: encode was to compress it", a.header.Get("Content-Encoding"))
+		}
+	}
+	eventually(t, 2*time.Second, "the log says so", func() bool { return len(s.entries(t, condition)) > 0 })
+	if got := s.entries(t, condition); len(got) != 1 || got[0].Pool != "squeezed" {
+		t.Errorf("the log says %+v, want one line", got)
+	}
+	for pool, want := range map[string]float64{"plain": 0, "squeezed": 1} {
+		if v := s.scrape(t).value("caddy_kv_router_incidents", `pool="`+pool+`"`); v != want {
+			t.Errorf("pool %s has %v incidents, want %v", pool, v, want)
+		}
+	}
+}
