@@ -114,12 +114,13 @@ var (
 	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
 	descBlocks    = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
+	descAvailable = desc("worker_available", "Whether the worker gets new requests: 0 while it is rated down or drained.", "pool", "worker")
 	descCached    = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
 )
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached, descIncidents} {
+	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached, descIncidents, descAvailable} {
 		ch <- d
 	}
 }
@@ -149,6 +150,11 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial)
 			gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial)
 			gauge(descCached, float64(load.CachedTokens), p.name, w.dial)
+			available := 0.0
+			if !w.draining() && w.health.available(t) {
+				available = 1
+			}
+			gauge(descAvailable, available, p.name, w.dial)
 		}
 	}
 }
