@@ -44,6 +44,10 @@ func init() {
 // there is one and nothing of an answer was forwarded. When none is left, the
 // last engine's answer reaches the client as it is.
 //
+// With Caddy's `tracing` handler before it, a request has a span
+// `kv_router.route_request` over all its attempts, which is the engine's parent,
+// and in it a span `kv_router.select_worker` for each choice of a worker.
+//
 // These placeholders are set, for use in header operations and in handlers
 // that run after the choice; those with a `*` are known only after the answer,
 // for example in access logs:

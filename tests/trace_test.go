@@ -304,3 +304,17 @@ func TestTraceContextWithoutTracing(t *testing.T) {
 	}
 	spans.trace(t, 1)
 }
+
+// TestTraceContextOfWhatIsNotSampled has a Caddy that traces, but not this
+// request: the engine learns that, too.
+func TestTraceContextOfWhatIsNotSampled(t *testing.T) {
+	startCollector(t)
+	t.Setenv("OTEL_TRACES_SAMPLER", "always_off")
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, "tracing\n"+route(engines))
+	s.mustChat(t, ask("hello"), "Traceparent", clientContext)
+	got := chats(engines[0])[0].Header.Get("Traceparent")
+	if !strings.HasPrefix(got, "00-"+clientTrace+"-") || !strings.HasSuffix(got, "-00") || strings.Contains(got, "-"+clientSpan) {
+		t.Errorf("the engine got traceparent %q, want the client's trace, Caddy's span, and that it is not sampled", got)
+	}
+}
