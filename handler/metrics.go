@@ -113,14 +113,13 @@ var (
 	descRequests  = desc("worker_requests", "Requests under way on the worker.", "pool", "worker")
 	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
 	descBlocks    = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
-	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
-	descAvailable = desc("worker_available", "Whether the worker gets new requests: 0 while it is rated down or drained.", "pool", "worker")
 	descCached    = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
 )
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached, descIncidents, descAvailable} {
+	describeState(ch)
+	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
 		ch <- d
 	}
 }
@@ -131,6 +130,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, p := range thePools() {
+		p.collectState(ch)
 		s := p.scheduler.Stats()
 		gauge(descLeases, float64(s.Leases), p.name)
 		for d, n := range map[*prometheus.Desc]uint64{
@@ -141,20 +141,12 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)
 		t := now()
-		for _, in := range p.incidents.view(t) {
-			gauge(descIncidents, 1, p.name, in.What)
-		}
 		for _, w := range p.all() {
 			load, _ := p.scheduler.Load(t, w.target)
 			gauge(descRequests, float64(load.Requests), p.name, w.dial)
 			gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial)
 			gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial)
 			gauge(descCached, float64(load.CachedTokens), p.name, w.dial)
-			available := 0.0
-			if !w.draining() && w.health.available(t) {
-				available = 1
-			}
-			gauge(descAvailable, available, p.name, w.dial)
 		}
 	}
 }

@@ -314,7 +314,7 @@ func TestTraceContextOfWhatIsNotSampled(t *testing.T) {
 	s := startCaddy(t, "tracing\n"+route(engines))
 	s.mustChat(t, ask("hello"), "Traceparent", clientContext)
 	got := chats(engines[0])[0].Header.Get("Traceparent")
-	if !strings.HasPrefix(got, "00-"+clientTrace+"-") || !strings.HasSuffix(got, "-00") || strings.Contains(got, "-"+clientSpan) {
+	if !strings.HasPrefix(got, "00-"+clientTrace+"-") || !strings.HasSuffix(got, "-00") || strings.Contains(got, "-"+clientSpan+"-") {
 		t.Errorf("the engine got traceparent %q, want the client's trace, Caddy's span, and that it is not sampled", got)
 	}
 }

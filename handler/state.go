@@ -1,0 +1,29 @@
+package handler
+
+import "github.com/prometheus/client_golang/prometheus"
+
+var (
+	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
+	descAvailable = desc("worker_available", "Whether the worker gets new requests: 0 while it is rated down or drained.", "pool", "worker")
+)
+
+func describeState(ch chan<- *prometheus.Desc) {
+	ch <- descIncidents
+	ch <- descAvailable
+}
+
+// collectState tells of what an operator would act on. The names of conditions
+// are a fixed few.
+func (p *pool) collectState(ch chan<- prometheus.Metric) {
+	t := now()
+	for _, in := range p.incidents.view(t) {
+		ch <- prometheus.MustNewConstMetric(descIncidents, prometheus.GaugeValue, 1, p.name, in.What)
+	}
+	for _, w := range p.all() {
+		available := 0.0
+		if !w.draining() && w.health.available(t) {
+			available = 1
+		}
+		ch <- prometheus.MustNewConstMetric(descAvailable, prometheus.GaugeValue, available, p.name, w.dial)
+	}
+}
