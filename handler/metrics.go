@@ -118,19 +118,19 @@ var (
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	describeState(ch)
 	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
 		ch <- d
 	}
+	describeState(ch)
 }
 
 // Collect implements prometheus.Collector.
 func (liveCollector) Collect(ch chan<- prometheus.Metric) {
+	collectState(ch)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, p := range thePools() {
-		p.collectState(ch)
 		s := p.scheduler.Stats()
 		gauge(descLeases, float64(s.Leases), p.name)
 		for d, n := range map[*prometheus.Desc]uint64{

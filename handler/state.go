@@ -12,18 +12,19 @@ func describeState(ch chan<- *prometheus.Desc) {
 	ch <- descAvailable
 }
 
-// collectState tells of what an operator would act on. The names of conditions
-// are a fixed few.
-func (p *pool) collectState(ch chan<- prometheus.Metric) {
+// collectState tells of what an operator would act on.
+func collectState(ch chan<- prometheus.Metric) {
 	t := now()
-	for _, in := range p.incidents.view(t) {
-		ch <- prometheus.MustNewConstMetric(descIncidents, prometheus.GaugeValue, 1, p.name, in.What)
-	}
-	for _, w := range p.all() {
-		available := 0.0
-		if !w.draining() && w.health.available(t) {
-			available = 1
+	for _, p := range thePools() {
+		for _, in := range p.incidents.view(t) { // their names are a fixed few
+			ch <- prometheus.MustNewConstMetric(descIncidents, prometheus.GaugeValue, 1, p.name, in.What)
 		}
-		ch <- prometheus.MustNewConstMetric(descAvailable, prometheus.GaugeValue, available, p.name, w.dial)
+		for _, w := range p.all() {
+			available := 0.0
+			if !w.draining() && w.health.available(t) {
+				available = 1
+			}
+			ch <- prometheus.MustNewConstMetric(descAvailable, prometheus.GaugeValue, available, p.name, w.dial)
+		}
 	}
 }

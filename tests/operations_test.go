@@ -306,3 +306,34 @@ func TestDashboardIsPromQL(t *testing.T) {
 		t.Errorf("promtool: %v\n%s", err, out)
 	}
 }
+
+// TestMetricSaysWhoIsLeftAlone drains one worker, and has another one fail.
+func TestMetricSaysWhoIsLeftAlone(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, route(engines, "policy round_robin"))
+	available := func(e *canned.Engine) float64 {
+		v, there := s.scrape(t).sum("caddy_kv_router_worker_available", `pool="default"`, `worker="`+e.Addr()+`"`)
+		if !there {
+			t.Fatalf("nothing is said of %s", e.Name())
+		}
+		return v
+	}
+	for _, e := range engines {
+		if v := available(e); v != 1 {
+			t.Errorf("%s is available: %v, want 1", e.Name(), v)
+		}
+	}
+	s.drain(t, engines[0], "drain")
+	engines[1].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
+	eventually(t, 10*time.Second, "the worker that fails is left alone", func() bool {
+		s.mustChat(t, ask("hello"))
+		return available(engines[1]) == 0
+	})
+	if drained, well := available(engines[0]), available(engines[2]); drained != 0 || well != 1 {
+		t.Errorf("available are the drained worker: %v, and the one that is well: %v", drained, well)
+	}
+	s.drain(t, engines[0], "undrain")
+	if v := available(engines[0]); v != 1 {
+		t.Errorf("after undrain it is available: %v, want 1", v)
+	}
+}
