@@ -51,3 +51,12 @@ func BenchmarkParse(b *testing.B) {
 		}
 	}
 }
+
+func BenchmarkEdits(b *testing.B) {
+	raw := []byte(every)
+	var edits []Edit
+	b.ReportAllocs()
+	for b.Loop() {
+		edits = Edits(edits[:0], raw, Dynamo13, 0, Options{})
+	}
+}
