@@ -60,3 +60,13 @@ func BenchmarkEdits(b *testing.B) {
 		edits = Edits(edits[:0], raw, Dynamo13, 0, Options{})
 	}
 }
+
+func BenchmarkStreamFilter(b *testing.B) {
+	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
+	f := StreamFilter{Additions: marks}
+	b.SetBytes(int64(len(chunk)))
+	b.ReportAllocs()
+	for b.Loop() {
+		f.Write(chunk)
+	}
+}
