@@ -183,7 +183,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.request = req
 	var ext nvext.Ext
 	if req.NVExt != nil {
-		if ext, err = nvext.Parse(req.NVExt); err != nil {
+		if ext, err = nvext.Parse(req.NVExt, nvext.Options{}); err != nil {
 			return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 		}
 	}
@@ -254,7 +254,7 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext nvext.Ext) stri
 		case k.body != nil:
 			key = k.body(req)
 		default:
-			key = ext.SessionID
+			key = ext.SessionControl.SessionID
 		}
 		if key != "" {
 			return keptKey(key)

@@ -1,0 +1,114 @@
+package nvext
+
+import (
+	"strconv"
+	"strings"
+)
+
+// HeaderSession is the header in which Dynamo 1.3 and later takes what
+// session_control.session_id said before.
+const HeaderSession = "X-Dynamo-Session-Id"
+
+// Header is a request header that says something to the router.
+type Header struct {
+	// Name is in the canonical form of net/http.
+	Name string
+	// Grant is the kind of trust that it needs. A client that lacks it must
+	// not get the header through to an engine, some of which read it.
+	Grant Grants
+}
+
+// What a header sets.
+const (
+	setWorker = iota
+	setPrefillWorker
+	setRank
+	setPrefillRank
+	setPriority
+	setStrictPriority
+	setTenant
+	setCount
+)
+
+// headerNames are the headers by what they set. The first that is there
+// counts; those behind it are older names.
+var headerNames = [setCount][]string{
+	setWorker:         {"X-Dynamo-Worker-Instance-Id", "X-Worker-Instance-Id"},
+	setPrefillWorker:  {"X-Dynamo-Prefill-Instance-Id", "X-Prefill-Instance-Id"},
+	setRank:           {"X-Dynamo-Dp-Rank", "X-Dp-Rank", "X-Data-Parallel-Rank"},
+	setPrefillRank:    {"X-Dynamo-Prefill-Dp-Rank", "X-Prefill-Dp-Rank"},
+	setPriority:       {"X-Dynamo-Request-Priority"},
+	setStrictPriority: {"X-Dynamo-Request-Strict-Priority"},
+	setTenant:         {"X-Tenant-Id"},
+}
+
+var headerGrants = [setCount]Grants{Pins, Pins, Pins, Pins, Priorities, Priorities, Tenants}
+
+// Headers returns all headers that ApplyHeaders reads.
+func Headers() (all []Header) {
+	for set, names := range headerNames {
+		for _, name := range names {
+			all = append(all, Header{name, headerGrants[set]})
+		}
+	}
+	return all
+}
+
+// ApplyHeaders puts what the headers say over what the body says, field by
+// field. get returns the first value of a header by its canonical name. A
+// value that is malformed leaves the body's, as a rank of UnsetRank does; the
+// names of the headers that have such values are returned, to be counted.
+func (e *Ext) ApplyHeaders(get func(name string) (value string, ok bool)) (malformed []string) {
+	for set, names := range headerNames {
+		for _, name := range names {
+			value, ok := get(name)
+			if !ok {
+				continue
+			}
+			if !e.setHeader(set, strings.TrimSpace(value)) {
+				malformed = append(malformed, name)
+			}
+			break
+		}
+	}
+	return malformed
+}
+
+// setHeader takes on a header's value. It returns false if it is malformed.
+func (e *Ext) setHeader(set int, value string) bool {
+	switch set {
+	case setWorker, setPrefillWorker:
+		n, err := strconv.ParseUint(value, 10, 64)
+		if err != nil {
+			return false
+		}
+		if set == setPrefillWorker {
+			e.PrefillWorkerID = Some(n)
+			return true
+		}
+		e.BackendInstanceID, e.DecodeWorkerID = Some(n), Some(n)
+	case setRank, setPrefillRank, setStrictPriority:
+		n, err := strconv.ParseUint(value, 10, 32)
+		if err != nil {
+			return false
+		}
+		at := [setCount]*Opt[uint32]{
+			setRank: &e.DPRank, setPrefillRank: &e.PrefillDPRank, setStrictPriority: &e.AgentHints.StrictPriority,
+		}[set]
+		if set == setStrictPriority || n != UnsetRank {
+			*at = Some(uint32(n))
+		}
+	case setPriority:
+		n, err := strconv.ParseInt(value, 10, 32)
+		if err != nil {
+			return false
+		}
+		e.AgentHints.Priority = Some(int32(n))
+	case setTenant:
+		if len(value) > MaxText {
+			return false
+		}
+		e.Tenant = value // an empty one is none
+	}
+	return true
+}

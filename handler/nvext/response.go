@@ -1,0 +1,162 @@
+package nvext
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+)
+
+// Names of an answer's members and annotations that the router makes itself.
+const (
+	NameWorkerID        = "worker_id"
+	NameTiming          = "timing"
+	NameTokenIDs        = "token_ids" // a member and an annotation
+	NameRequestID       = "request_id"
+	NameFormattedPrompt = "formatted_prompt"
+)
+
+// Member is a member of an answer's nvext.
+type Member struct {
+	// Name has no characters that JSON escapes.
+	Name string
+	// Value is valid JSON.
+	Value []byte
+}
+
+// WorkerID says who has answered: the member worker_id. What is not set is
+// left out.
+type WorkerID struct {
+	PrefillWorkerID Opt[uint64]
+	PrefillDPRank   Opt[uint32]
+	DecodeWorkerID  Opt[uint64]
+	DecodeDPRank    Opt[uint32]
+}
+
+// Append appends the member's value.
+func (w WorkerID) Append(dst []byte) []byte {
+	o := members{dst: append(dst, '{')}
+	o.integer("prefill_worker_id", w.PrefillWorkerID)
+	o.integer("prefill_dp_rank", wide(w.PrefillDPRank))
+	o.integer("decode_worker_id", w.DecodeWorkerID)
+	o.integer("decode_dp_rank", wide(w.DecodeDPRank))
+	return append(o.dst, '}')
+}
+
+// Timing says how long an answer took: the member timing of the chunk that
+// ends it. What is not set, and what is no number, is left out.
+type Timing struct {
+	RequestReceivedMS            uint64       // milliseconds since 1970
+	PrefillWaitTimeMS            Opt[float64] // from then to the prefill's start
+	PrefillTimeMS                Opt[float64] // from that to the first token
+	TTFTMS                       Opt[float64] // from the request to the first token
+	TotalTimeMS                  Opt[float64]
+	KVHitRate                    Opt[float64] // the share of the prompt's blocks that were cached, 0 to 1
+	RouterQueueDepth             Opt[uint64]  // requests that waited when this one came
+	KVTransferEstimatedLatencyMS Opt[float64]
+}
+
+// Append appends the member's value.
+func (t Timing) Append(dst []byte) []byte {
+	o := members{dst: append(dst, '{')}
+	o.integer("request_received_ms", Some(t.RequestReceivedMS))
+	o.number("prefill_wait_time_ms", t.PrefillWaitTimeMS)
+	o.number("prefill_time_ms", t.PrefillTimeMS)
+	o.number("ttft_ms", t.TTFTMS)
+	o.number("total_time_ms", t.TotalTimeMS)
+	o.number("kv_hit_rate", t.KVHitRate)
+	o.integer("router_queue_depth", t.RouterQueueDepth)
+	o.number("kv_transfer_estimated_latency_ms", t.KVTransferEstimatedLatencyMS)
+	return append(o.dst, '}')
+}
+
+// AppendTokens appends token ids as JSON: the value of the member and the
+// payload of the annotation token_ids.
+func AppendTokens(dst []byte, ids []uint32) []byte {
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendUint(dst, uint64(id), 10)
+	}
+	return append(dst, ']')
+}
+
+// AppendString appends a text as JSON: the payload of the annotations
+// request_id and formatted_prompt.
+func AppendString(dst []byte, s string) []byte { return gjson.AppendJSONString(dst, s) }
+
+// AppendObject appends an nvext of these members.
+func AppendObject(dst []byte, all []Member) []byte {
+	o := members{dst: append(dst, '{')}
+	o.all(all, 0)
+	return append(o.dst, '}')
+}
+
+// AppendAnnotation appends an annotation as Dynamo frames it: an event with a
+// name and no data, and the payload, which is JSON, as a comment. Line breaks,
+// which would end the comment, become spaces.
+func AppendAnnotation(dst []byte, name string, payload []byte) []byte {
+	dst = append(dst, "event: "...)
+	dst = appendLine(dst, []byte(name))
+	dst = append(dst, "\n: "...)
+	dst = appendLine(dst, payload)
+	return append(dst, "\n\n"...)
+}
+
+func appendLine(dst, line []byte) []byte {
+	for len(line) > 0 {
+		n := bytes.IndexAny(line, "\r\n")
+		if n < 0 {
+			return append(dst, line...)
+		}
+		dst = append(append(dst, line[:n]...), ' ')
+		line = line[n+1:]
+	}
+	return dst
+}
+
+func wide(n Opt[uint32]) Opt[uint64] { return Opt[uint64]{uint64(n.Value), n.Set} }
+
+// members writes the members of an object.
+type members struct {
+	dst  []byte
+	more bool
+}
+
+// name writes what comes before a value.
+func (m *members) name(name string) {
+	if m.more {
+		m.dst = append(m.dst, ',')
+	}
+	m.more = true
+	m.dst = append(m.dst, '"')
+	m.dst = append(m.dst, name...)
+	m.dst = append(m.dst, '"', ':')
+}
+
+func (m *members) integer(name string, n Opt[uint64]) {
+	if n.Set {
+		m.name(name)
+		m.dst = strconv.AppendUint(m.dst, n.Value, 10)
+	}
+}
+
+func (m *members) number(name string, n Opt[float64]) {
+	if n.Set && !math.IsNaN(n.Value) && !math.IsInf(n.Value, 0) {
+		m.name(name)
+		m.dst = strconv.AppendFloat(m.dst, n.Value, 'f', -1, 64)
+	}
+}
+
+// all writes members, but for those whose bit is set in has.
+func (m *members) all(all []Member, has uint64) {
+	for i, one := range all {
+		if has>>i&1 == 0 {
+			m.name(one.Name)
+			m.dst = append(m.dst, one.Value...)
+		}
+	}
+}

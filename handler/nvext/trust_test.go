@@ -1,0 +1,158 @@
+package nvext
+
+import (
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Each kind drops its own fields and no other.
+func TestRestrict(t *testing.T) {
+	parse := func() Ext {
+		ext, err := Parse([]byte(every), Options{Tokens: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ext.Tenant = "t"
+		return ext
+	}
+	for n, name := range GrantNames() {
+		g, ok := ParseGrant(name)
+		if !ok || g != 1<<n || g.String() != name {
+			t.Fatalf("%s: %v, %v", name, g, ok)
+		}
+		want, got := parse(), parse()
+		switch g {
+		case Pins:
+			want.BackendInstanceID, want.PrefillWorkerID, want.DecodeWorkerID = Opt[uint64]{}, Opt[uint64]{}, Opt[uint64]{}
+			want.DPRank, want.PrefillDPRank = Opt[uint32]{}, Opt[uint32]{}
+		case Priorities:
+			want.AgentHints = AgentHints{OSL: want.AgentHints.OSL, SpeculativePrefill: want.AgentHints.SpeculativePrefill}
+		case Overrides:
+			want.Override, want.AllowedWorkerIDs, want.RoutingConstraints = RouterConfigOverride{}, nil, RoutingConstraints{}
+		case Tenants:
+			want.Tenant = ""
+		case Uploads:
+			want.MetadataUpload = ""
+		case Explain:
+			want.Annotations, want.ExtraFields = annotationsHarmless, 0
+		}
+		want.Annotations &^= annotationOwned
+		dropped, err := got.Restrict(Everything &^ g)
+		if err != nil || dropped != g|Explain || !reflect.DeepEqual(got, want) {
+			t.Errorf("without %v: dropped %v, %v, left %+v\nwant %+v", g, dropped, err, got, want)
+		}
+		if dropped, err = got.Restrict(Everything &^ g); dropped != 0 || err != nil {
+			t.Errorf("without %v a second time: %v, %v", g, dropped, err)
+		}
+	}
+	none := parse()
+	if dropped, err := none.Restrict(0); err != nil || dropped != Everything {
+		t.Errorf("nothing granted: %v, %v", dropped, err)
+	}
+	if none.CacheSalt != "salt" || none.SessionControl.SessionID != "s" || !none.CacheTTL.Set || !none.AgentHints.OSL.Set || none.TokenCount != 3 {
+		t.Errorf("what needs no trust is gone: %+v", none)
+	}
+	var nothing Ext
+	if dropped, err := nothing.Restrict(0); dropped != 0 || err != nil {
+		t.Errorf("of nothing: %v, %v", dropped, err)
+	}
+	if _, ok := ParseGrant("all"); ok || Grants(0).String() != "" {
+		t.Error("names that are none")
+	}
+}
+
+func TestApplyHeaders(t *testing.T) {
+	body := Ext{
+		BackendInstanceID: Some[uint64](9), DecodeWorkerID: Some[uint64](8), PrefillWorkerID: Some[uint64](7), DPRank: Some[uint32](6), PrefillDPRank: Some[uint32](5),
+		AgentHints: AgentHints{Priority: Some[int32](4), StrictPriority: Some[uint32](3), OSL: Some[uint32](99)}, CacheSalt: "b",
+	}
+	worker := func(n uint64) func(e *Ext) {
+		return func(e *Ext) { e.BackendInstanceID, e.DecodeWorkerID = Some(n), Some(n) }
+	}
+	for _, c := range []struct {
+		headers, malformed string
+		change             func(e *Ext)
+	}{
+		{"", "", nil},
+		{"X-Dynamo-Worker-Instance-Id: 123", "", worker(123)},
+		{"X-Worker-Instance-Id: 18446744073709551615", "", worker(1<<64 - 1)},
+		{"X-Dynamo-Worker-Instance-Id: 1; X-Worker-Instance-Id: 2", "", worker(1)},
+		{"X-Dynamo-Worker-Instance-Id: x; X-Worker-Instance-Id: 2", "X-Dynamo-Worker-Instance-Id", nil},
+		{"X-Worker-Instance-Id: 18446744073709551616", "X-Worker-Instance-Id", nil},
+		{"X-Worker-Instance-Id: -1", "X-Worker-Instance-Id", nil},
+		{"X-Worker-Instance-Id: 1.0", "X-Worker-Instance-Id", nil},
+		{"X-Worker-Instance-Id:", "X-Worker-Instance-Id", nil},
+		{"X-Prefill-Instance-Id: 456", "", func(e *Ext) { e.PrefillWorkerID = Some[uint64](456) }},
+		{"X-Dynamo-Prefill-Instance-Id: 457", "", func(e *Ext) { e.PrefillWorkerID = Some[uint64](457) }},
+		{"X-Dp-Rank: 3", "", func(e *Ext) { e.DPRank = Some[uint32](3) }},
+		{"X-Data-Parallel-Rank: 0", "", func(e *Ext) { e.DPRank = Some[uint32](0) }},
+		{"X-Data-Parallel-Rank: 2; X-Dp-Rank: 1", "", func(e *Ext) { e.DPRank = Some[uint32](1) }},
+		{"X-Dynamo-Dp-Rank: 4294967295", "", nil},
+		{"X-Dynamo-Dp-Rank: 4294967296", "X-Dynamo-Dp-Rank", nil},
+		{"X-Dynamo-Prefill-Dp-Rank: 5", "", func(e *Ext) { e.PrefillDPRank = Some[uint32](5) }},
+		{"X-Prefill-Dp-Rank: 4294967295", "", nil},
+		{"X-Dynamo-Request-Priority: -3", "", func(e *Ext) { e.AgentHints.Priority = Some[int32](-3) }},
+		{"X-Dynamo-Request-Priority: 0", "", func(e *Ext) { e.AgentHints.Priority = Some[int32](0) }},
+		{"X-Dynamo-Request-Priority: abc", "X-Dynamo-Request-Priority", nil},
+		{"X-Dynamo-Request-Strict-Priority: 7", "", func(e *Ext) { e.AgentHints.StrictPriority = Some[uint32](7) }},
+		{"X-Dynamo-Request-Strict-Priority: 4294967295", "", func(e *Ext) { e.AgentHints.StrictPriority = Some[uint32](1<<32 - 1) }},
+		{"X-Dynamo-Request-Strict-Priority: -1", "X-Dynamo-Request-Strict-Priority", nil},
+		{"X-Tenant-Id: t", "", func(e *Ext) { e.Tenant = "t" }},
+		{"X-Tenant-Id:", "", nil},
+		{"X-Tenant-Id: " + strings.Repeat("t", MaxText+1), "X-Tenant-Id", nil},
+		{"X-Tenant-Id: t; X-Dp-Rank: x; X-Worker-Instance-Id: 5; X-Dynamo-Request-Priority: y", "X-Dp-Rank X-Dynamo-Request-Priority", func(e *Ext) {
+			worker(5)(e)
+			e.Tenant = "t"
+		}},
+	} {
+		h := http.Header{}
+		for line := range strings.SplitSeq(c.headers, ";") {
+			name, value, _ := strings.Cut(line, ":")
+			if name = strings.TrimSpace(name); name != "" {
+				h.Set(name, value)
+			}
+		}
+		for _, e := range []Ext{{}, body} {
+			want := e
+			if c.change != nil {
+				c.change(&want)
+			}
+			malformed := e.ApplyHeaders(func(name string) (string, bool) {
+				v := h[name]
+				if len(v) == 0 {
+					return "", false
+				}
+				return v[0], true
+			})
+			if strings.Join(malformed, " ") != c.malformed || !reflect.DeepEqual(e, want) {
+				t.Errorf("%.80s: %+v, malformed %v\nwant %+v", c.headers, e, malformed, want)
+			}
+		}
+	}
+}
+
+// The handler finds headers by these names, and drops by these kinds.
+func TestHeaders(t *testing.T) {
+	all := Headers()
+	if len(all) != 12 {
+		t.Errorf("%d headers", len(all))
+	}
+	for _, h := range all {
+		if h.Name != http.CanonicalHeaderKey(h.Name) || h.Grant == 0 {
+			t.Errorf("%+v", h)
+		}
+		var e Ext
+		if bad := e.ApplyHeaders(func(name string) (string, bool) { return "1", name == h.Name }); len(bad) > 0 {
+			t.Errorf("%s is malformed", h.Name)
+		}
+		if dropped, _ := e.Restrict(0); dropped != h.Grant || !reflect.DeepEqual(e, Ext{}) {
+			t.Errorf("%s: dropped %v, left %+v", h.Name, dropped, e)
+		}
+	}
+	if HeaderSession != http.CanonicalHeaderKey(HeaderSession) || slices.ContainsFunc(all, func(h Header) bool { return h.Name == HeaderSession }) {
+		t.Error("the session's header")
+	}
+}

@@ -1,0 +1,219 @@
+package nvext
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/tidwall/gjson"
+)
+
+// Generation is what a Dynamo takes in nvext.
+type Generation uint8
+
+// The generations.
+const (
+	// Dynamo10 is 1.0 to 1.2: sessions are in the body, fields that are not
+	// known are passed over.
+	Dynamo10 Generation = iota
+	// Dynamo13 is 1.3 and later: session_control, session_params,
+	// cache_control and all fields that are not known are a 400. The session
+	// goes in HeaderSession.
+	Dynamo13
+)
+
+// Edit is a change of an nvext: Text takes the place of the bytes of Span. An
+// empty one cuts them out.
+type Edit struct {
+	Span
+	Text string
+}
+
+// Edits appends the changes that an nvext needs before it goes on to a Dynamo,
+// in order and without overlaps. What g does not grant is cut out, as Restrict
+// drops it; so are fields that the generation refuses, the router's own
+// (router_config_override, allowed_worker_ids), null, and of fields of one
+// name all but the last, so that no other reader takes the first. A timeout
+// outside the bounds of o is moved into them, for 1.1 panics at a large one.
+// All other bytes stay, and the result is valid JSON.
+//
+// The ids of pins are those of this router's workers, not Dynamo's. Whoever
+// can translate them sends headers, which win, and grants no Pins here. The
+// nvext must be one that Parse has accepted.
+func Edits(edits []Edit, raw []byte, gen Generation, g Grants, o Options) []Edit {
+	i := skipSpace(raw, 0)
+	if i == len(raw) || raw[i] != '{' {
+		return edits
+	}
+	u := upstream{raw: raw, gen: gen, grants: g, opt: o, edits: edits}
+	u.object(i, levelTop)
+	return u.edits
+}
+
+// upstream collects the edits.
+type upstream struct {
+	raw    []byte
+	gen    Generation
+	grants Grants
+	opt    Options
+	edits  []Edit
+}
+
+// level is which object of an nvext is being edited.
+type level uint8
+
+const (
+	levelTop level = iota
+	levelHints
+	levelControl
+	levelConstraints
+	levelRouter
+	levelUpload
+)
+
+var levelNames = [...][]string{
+	levelTop: topNames[:], levelHints: hintNames[:], levelControl: controlNames[:],
+	levelConstraints: constraintNames[:], levelRouter: routerNames[:], levelUpload: uploadNames[:],
+}
+
+// object edits the object at raw[i].
+func (u *upstream) object(i int, l level) {
+	names := levelNames[l]
+	var last [topCount]int // where the last key of each name is
+	w := enter(u.raw, i)
+	for w.next() {
+		if n := index(names, w.name()); n >= 0 {
+			last[n] = w.keyAt
+		}
+		w.value()
+	}
+	c := cutter{u: u, open: -1}
+	w = enter(u.raw, i)
+	for w.next() {
+		n := index(names, w.name())
+		v := w.value()
+		goes := u.gen == Dynamo13
+		if n >= 0 {
+			goes = w.keyAt != last[n] || string(u.raw[v.Start:v.End]) == "null" || u.refused(l, n, v)
+		}
+		if goes {
+			c.drop(w.keyAt, v.End, w.comma)
+			continue
+		}
+		c.keep(w.comma)
+		u.within(l, n, v)
+	}
+}
+
+// refused tells whether field n with value v is not to be sent.
+func (u *upstream) refused(l level, n int, v Span) bool {
+	switch l {
+	case levelTop:
+		switch n {
+		case fBackendInstanceID, fPrefillWorkerID, fDecodeWorkerID:
+			return u.grants&Pins == 0
+		case fDPRank, fPrefillDPRank:
+			return u.grants&Pins == 0 || string(u.raw[v.Start:v.End]) == "4294967295"
+		case fRoutingConstraints:
+			return u.grants&Overrides == 0
+		case fRouterConfigOverride, fAllowedWorkerIDs:
+			return true
+		case fMetadataUpload:
+			return u.grants&Uploads == 0
+		case fExtraFields:
+			return u.grants&Explain == 0
+		case fSessionControl, fSessionParams, fCacheControl:
+			return u.gen == Dynamo13
+		}
+	case levelHints:
+		switch n {
+		case fPriority, fStrictPriority, fLatencySensitivity:
+			return u.grants&Priorities == 0
+		}
+	case levelControl, levelConstraints, levelRouter, levelUpload:
+	}
+	return false
+}
+
+// within edits the value of a field that stays.
+func (u *upstream) within(l level, n int, v Span) {
+	switch l {
+	case levelTop:
+		switch n {
+		case fAnnotations:
+			u.annotations(v.Start)
+		case fAgentHints:
+			u.object(v.Start, levelHints)
+		case fSessionControl:
+			u.object(v.Start, levelControl)
+		case fRoutingConstraints:
+			u.object(v.Start, levelConstraints)
+		case fRouter:
+			u.object(v.Start, levelRouter)
+		case fMetadataUpload:
+			u.object(v.Start, levelUpload)
+		}
+	case levelControl:
+		if n == fTimeout {
+			u.timeout(v)
+		}
+	case levelHints, levelConstraints, levelRouter, levelUpload:
+	}
+}
+
+// annotations edits the list at raw[i].
+func (u *upstream) annotations(i int) {
+	granted := annotationsHarmless
+	if u.grants&Explain != 0 {
+		granted = ^annotationOwned
+	}
+	c := cutter{u: u, open: -1}
+	w := enter(u.raw, i)
+	for w.next() {
+		v := w.value()
+		if annotationNamed(gjson.Parse(view(u.raw[v.Start:v.End])).Str)&granted == 0 {
+			c.drop(v.Start, v.End, w.comma)
+		} else {
+			c.keep(w.comma)
+		}
+	}
+}
+
+// timeout moves a number of seconds into its bounds.
+func (u *upstream) timeout(v Span) {
+	asked, err := strconv.ParseUint(view(u.raw[v.Start:v.End]), 10, 64)
+	if given := uint64(u.opt.clamp(asked) / time.Second); err == nil && given != asked {
+		u.edits = append(u.edits, Edit{v, strconv.FormatUint(given, 10)})
+	}
+}
+
+// cutter cuts members out of one object or array, each with one comma. It is
+// told of all of them in order, with the comma before each (-1 for the first).
+// One that goes takes the comma before it, once something has stayed; until
+// then the comma behind it.
+type cutter struct {
+	u    *upstream
+	kept bool
+	open int // the edit that takes the next comma, -1 for none
+}
+
+func (c *cutter) keep(comma int) {
+	c.shut(comma)
+	c.kept = true
+}
+
+func (c *cutter) drop(start, end, comma int) {
+	c.shut(comma)
+	if c.kept {
+		start = comma
+	} else {
+		c.open = len(c.u.edits)
+	}
+	c.u.edits = append(c.u.edits, Edit{Span: Span{start, end}})
+}
+
+func (c *cutter) shut(comma int) {
+	if c.open >= 0 {
+		c.u.edits[c.open].End = comma + 1
+		c.open = -1
+	}
+}
