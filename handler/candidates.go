@@ -24,6 +24,11 @@ type resort struct{ draining, marked bool }
 // the operator's wish: it goes before.
 var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true, marked: true}}
 
+// allows tells whether a worker may be used, at that resort.
+func (r resort) allows(w *worker, t time.Time) bool {
+	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
+}
+
 // worker returns the worker behind an upstream. Placeholders in its address may
 // stand for another one with each request.
 func (rt *route) worker(up *reverseproxy.Upstream) *worker {
@@ -39,10 +44,12 @@ func (rt *route) worker(up *reverseproxy.Upstream) *worker {
 
 // gather fills in the targets to choose from: workers that are available and
 // were not tried; of these, those that are not draining and did well lately, if
-// there are any. It tells what it had to resort to.
+// there are any; of these, those that are not full. It tells what it had to
+// resort to.
 func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
 	for _, used = range resorts {
 		rt.targets, rt.upstreams, rt.workers = rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
+		rt.wait.full = rt.wait.full[:0]
 		for _, up := range pool {
 			if !available(up) {
 				continue
@@ -57,7 +64,11 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue
 			}
-			if !used.draining && w.draining() || !used.marked && !w.health.available(t) {
+			if !used.allows(w, t) {
+				continue
+			}
+			if rt.isFull(w) {
+				rt.wait.full = append(rt.wait.full, w)
 				continue
 			}
 			rt.targets = append(rt.targets, w.target)
@@ -66,6 +77,9 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 		}
 		if len(rt.targets) > 0 {
 			return used, true
+		}
+		if len(rt.wait.full) > 0 {
+			break // they are waited for: what is left is worse
 		}
 	}
 	return resort{}, false

@@ -21,6 +21,9 @@ const (
 	codeNoWorker   = "no_worker"
 	codeFailed     = "worker_failed"
 	codeTimeout    = "worker_timeout"
+
+	codeQueueFull    = "queue_full"
+	codeQueueTimeout = "queue_timeout"
 )
 
 // ownError is an error that this router answers with.
@@ -41,7 +44,7 @@ const retryLater = "2"
 // answer answers with the error in the shape that the API's clients expect.
 // Where the server has error routes, these answer instead.
 func (e *ownError) answer(w http.ResponseWriter, r *http.Request) error {
-	if e.status == http.StatusServiceUnavailable {
+	if e.status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
 		w.Header().Set("Retry-After", retryLater)
 	}
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)

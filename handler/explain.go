@@ -64,6 +64,8 @@ type explanation struct {
 	Candidates []candidateView `json:"candidates"`
 	LeftOut    []leftOut       `json:"left_out"`
 	Chosen     *chosenView     `json:"chosen"`
+	// Waits is there if the request would wait, as all workers are full.
+	Waits *waitView `json:"waits,omitempty"`
 }
 
 type refusal struct {
@@ -164,6 +166,10 @@ func (h *Handler) explain(r *http.Request) (*explanation, error) {
 	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
 	e.LeftOut = rt.leftOut(e.LeftOut)
+	if !found && len(rt.wait.full) > 0 {
+		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
+		return e, nil
+	}
 	if !found {
 		e.Refused = &refusal{http.StatusServiceUnavailable, codeNoWorker, errNoWorker.Error()}
 		return e, nil
@@ -258,6 +264,8 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 			why = "proxy_unavailable" // by its health checks, or it is full
 		case !rt.fits(w):
 			why = "other_models"
+		case slices.Contains(rt.wait.full, w):
+			why = "full"
 		case w.draining():
 			why = "draining"
 		}

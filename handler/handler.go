@@ -393,6 +393,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if rt.answer != nil || rt.plan.api == nil || r.Context().Err() != nil {
 		return rt.err
 	}
+	if rt.wait.turnedAway != nil {
+		return rt.sayTurnedAway(w, r)
+	}
 	h.logger.Error("no worker answered", zap.String("pool", h.Pool), zap.Error(rt.err))
 	return rt.unserved(rt.err).answer(w, r)
 }

@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"errors"
+	"time"
 
 	"go.uber.org/zap/zapcore"
 )
@@ -19,6 +20,7 @@ type logFields struct {
 	overlap   int64
 	predicted int64
 	prompt    int64
+	waited    time.Duration // in the queue
 	answer    *observer
 }
 
@@ -33,6 +35,9 @@ func (f logFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	e.AddInt64("overlap_blocks", f.overlap)
 	e.AddInt64("predicted_cached_tokens", f.predicted)
 	e.AddInt64("estimated_prompt_tokens", f.prompt)
+	if f.waited > 0 {
+		e.AddDuration("queue_wait", f.waited)
+	}
 	o := f.answer
 	if o == nil || o.reader == nil {
 		return nil

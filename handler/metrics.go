@@ -16,6 +16,8 @@ type metrics struct {
 	ttft, itl                    *prometheus.HistogramVec
 	inputTokens, outputTokens    *prometheus.HistogramVec
 	predictedHits, reportedHits  *prometheus.HistogramVec
+	turnedAway                   *prometheus.CounterVec
+	queueWait                    *prometheus.HistogramVec
 	live                         liveCollector
 }
 
@@ -27,6 +29,7 @@ const (
 	outcomeBroken      = "broken"       // the answer broke off on the engine's side
 	outcomeClientGone  = "client_gone"  // the client left first
 	outcomeRejected    = "rejected"     // answered with our own 400
+	outcomeTurnedAway  = "turned_away"  // answered with our own 429 or 503, as all workers were full
 	outcomeUnread      = "unread"       // the client's body could not be read
 )
 
@@ -36,6 +39,8 @@ type figures struct {
 	ttft, itl                   prometheus.Observer
 	inputTokens, outputTokens   prometheus.Observer
 	predictedHits, reportedHits prometheus.Observer
+	turnedAway                  map[string]prometheus.Counter // by the error's code
+	queueWait                   prometheus.Observer
 }
 
 // of returns the figures of a pool.
@@ -45,9 +50,14 @@ func (m *metrics) of(pool string) *figures {
 		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
 		predictedHits: m.predictedHits.WithLabelValues(pool), reportedHits: m.reportedHits.WithLabelValues(pool),
+		queueWait: m.queueWait.WithLabelValues(pool),
+		turnedAway: map[string]prometheus.Counter{
+			codeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
+			codeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
+		},
 	}
 	for _, outcome := range []string{
-		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeUnread,
+		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeTurnedAway, outcomeUnread,
 	} {
 		f.requests[outcome] = m.requests.WithLabelValues(pool, outcome)
 	}
@@ -70,6 +80,8 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
 		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
 		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
+		turnedAway:    counter("queue_rejected_total", "Requests that found all workers full and were turned away: too many waited, or they themselves too long.", "pool", "reason"),
+		queueWait:     histogram("queue_wait_seconds", "Time that a request waited while all workers were full, of those that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
 		inputTokens:   histogram("input_tokens", "Prompt tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 128000, 12)),
@@ -85,7 +97,7 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.live,
+		m.predictedHits, m.reportedHits, m.turnedAway, m.queueWait, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
@@ -104,6 +116,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	descLeases    = desc("leases", "Attempts under way.", "pool")
+	descWaiting   = desc("waiting_requests", "Requests that wait until a worker has room.", "pool")
 	descExpired   = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
 	descUntracked = desc("untracked_prompts_total", "Prompts that the mirror had no room for, in whole or in part.", "pool")
 	descFaults    = desc("policy_faults_total", "Choices of a policy that were none.", "pool")
@@ -118,7 +131,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
+	for _, d := range []*prometheus.Desc{descLeases, descWaiting, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
 		ch <- d
 	}
 	describeState(ch)
@@ -133,6 +146,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range thePools() {
 		s := p.scheduler.Stats()
 		gauge(descLeases, float64(s.Leases), p.name)
+		gauge(descWaiting, float64(p.queue.length.Load()), p.name)
 		for d, n := range map[*prometheus.Desc]uint64{
 			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults, descStale: s.StaleChoices,
 		} {

@@ -242,6 +242,10 @@ func (rt *route) commit() {
 	if rt.session == "" || rt.plan.request == nil {
 		return
 	}
+	if rt.wait.away {
+		rt.pool.sessions.Get(rt.session) // its next turn is at home again
+		return
+	}
 	target := rt.attempt.lease.Target()
 	if rt.bound != 0 && rt.seenAt == target {
 		if b, ok := rt.pool.sessions.Get(rt.session); ok {
@@ -262,8 +266,11 @@ func (rt *route) commit() {
 // when the proxy aborts with a panic.
 func (rt *route) finish() {
 	defer rt.dropBody()
+	rt.endWaiting()
 	if rt.attempt == nil {
-		rt.count(outcomeUnavailable)
+		outcome := rt.outcome()
+		rt.count(outcome)
+		rt.logUnserved(outcome)
 		return
 	}
 	rt.release()
@@ -291,6 +298,8 @@ func (rt *route) finish() {
 func (rt *route) outcome() string {
 	o := rt.answer
 	switch {
+	case o == nil && rt.wait.turnedAway != nil:
+		return outcomeTurnedAway
 	case o == nil && rt.err == nil && rt.returned:
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:
@@ -320,7 +329,7 @@ func (rt *route) log(outcome string) {
 		worker: a.worker.target.Worker, upstream: a.worker.dial, rank: a.worker.target.Rank,
 		reason: a.reason, outcome: outcome, attempts: rt.attempts,
 		overlap: int64(a.terms.OverlapBlocks), predicted: a.terms.OverlapTokens, prompt: rt.plan.score.Tokens,
-		answer: rt.answer,
+		waited: rt.wait.waited, answer: rt.answer,
 	}))
 }
 

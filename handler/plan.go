@@ -17,6 +17,8 @@ import (
 type plan struct {
 	// api is the client's API by the path; nil if the request passes through.
 	api api.API
+	// computes says that it is an inference, which takes a slot of its worker.
+	computes bool
 	// model is the one that the worker must serve, if it is known who does.
 	model string
 	// lists says that the answer is the list of models, to be completed.
@@ -76,6 +78,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 		return nil, err
 	}
 	p.api = a
+	p.computes = a != nil && a.Work() != api.Count
 	switch {
 	case p.request != nil:
 		p.model = p.request.Model

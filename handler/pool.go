@@ -45,6 +45,7 @@ type pool struct {
 	seed      uint64 // of content hashes: nobody outside can choose collisions
 	stop      chan struct{}
 	incidents incidents
+	queue     queue
 
 	settings atomic.Pointer[poolSettings]
 
@@ -72,6 +73,7 @@ type worker struct {
 	asked  atomic.Int64            // last asked what it serves, Unix nanoseconds
 	drain  atomic.Uint32
 	hits   hits
+	slots  *slots
 
 	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
 	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
@@ -134,6 +136,7 @@ func (p *pool) agree(config *prometheus.Registry, s *poolSettings) (*sharedSetti
 
 // apply makes the settings those of the pool and tells whether they differ.
 func (p *pool) apply(s *poolSettings) bool {
+	defer p.queue.look() // when the lock is not held any more
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.settings.Swap(s)
@@ -149,10 +152,15 @@ func (p *pool) apply(s *poolSettings) bool {
 		if set.ID != w.id {
 			delete(p.workers, dial) // another identity: it comes anew
 			p.scheduler.Retire(w.target)
+			fresh := p.declare(dial)
+			fresh.slots = w.slots // what runs there still does
 			if w.drain.Load()&drainAsked != 0 {
-				p.declare(dial).drain.Or(drainAsked) // it is the address that is drained
+				fresh.drain.Or(drainAsked) // it is the address that is drained
 			}
-			continue
+			w = fresh
+		}
+		if s.others || s.upstreams[dial] { // else its limit is that of those who still wait for it
+			w.slots.limit.Store(int64(set.MaxRunning))
 		}
 		p.scheduler.Declare(w.target, set.KVTokens)
 		w.configure(set)
@@ -211,7 +219,8 @@ func (p *pool) peek(dial string) *worker {
 }
 
 func newWorker(set Worker) *worker {
-	w := &worker{dial: set.Dial, id: set.ID, target: kvscore.Target{Worker: set.ID}}
+	w := &worker{dial: set.Dial, id: set.ID, target: kvscore.Target{Worker: set.ID}, slots: new(slots)}
+	w.slots.limit.Store(int64(set.MaxRunning))
 	w.seen.Store(now().Unix())
 	w.configure(set)
 	return w

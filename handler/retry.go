@@ -128,6 +128,9 @@ func refused(err error) bool {
 
 // giveUp returns the answer that was held back, or else the last failure.
 func (rt *route) giveUp() (*http.Response, error) {
+	if err := rt.errWaiting(); err != nil {
+		return nil, err
+	}
 	if resp := rt.takeHeld(); resp != nil {
 		return resp, nil
 	}

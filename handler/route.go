@@ -50,6 +50,9 @@ type route struct {
 	failure   error                  // of the last attempt
 	last      *reverseproxy.Upstream // the last one selected
 
+	wait   waiting       // while all workers are full
+	asking *http.Request // the proxy, for an upstream
+
 	body *replay       // until an answer is forwarded
 	lazy *lazyBody     // what the proxy has of it
 	sent *http.Request // of the last attempt
@@ -80,6 +83,7 @@ type attempt struct {
 	reason string
 	begun  time.Time
 	mark   uint64 // of the worker's health
+	slot   bool   // it has one of the worker's
 	over   bool
 }
 
@@ -169,6 +173,7 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 	if !ok {
 		return nil
 	}
+	rt.asking = r
 	return rt.choose(r.Context(), pool)
 }
 
@@ -177,23 +182,38 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
 	rt.offered, rt.again = pool, false
-	rt.model = rt.modelFor(pool)
-	t := now()
-	if !rt.candidates(pool, t) {
-		if rt.anotherRound() && rt.wait(ctx) {
-			rt.tried = rt.tried[:0] // another round, as the operator wants it
-			t = now()
+	for {
+		rt.model = rt.modelFor(rt.offered)
+		t := now()
+		found := rt.candidates(rt.offered, t)
+		if !found && len(rt.wait.full) == 0 {
+			rt.giveBackReserved()
+			if rt.anotherRound() && rt.pause(ctx) {
+				rt.tried = rt.tried[:0] // another round, as the operator wants it
+				t = now()
+			}
+			if found = rt.candidates(rt.offered, t); !found && len(rt.wait.full) == 0 {
+				return rt.nobody()
+			}
 		}
-		if !rt.candidates(pool, t) {
-			return rt.nobody()
+		if rt.mustWait(found) {
+			if !rt.await(ctx) {
+				return rt.leave()
+			}
+			if rt.askAgain() {
+				return nil
+			}
+			continue
+		}
+		if up := rt.book(t); up != nil {
+			return up
 		}
 	}
-	return rt.book(t)
 }
 
-// wait waits for the operator's lb_try_interval. It returns false if the client
+// pause waits for the operator's lb_try_interval. It returns false if the client
 // left meanwhile.
-func (rt *route) wait(ctx context.Context) bool {
+func (rt *route) pause(ctx context.Context) bool {
 	timer := time.NewTimer(rt.h.limits.interval)
 	defer timer.Stop()
 	select {
@@ -222,11 +242,19 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 }
 
 // book lets the policy choose among the candidates, unless the session is
-// bound to one, and books the choice.
+// bound to one, and books the choice. It returns nil if the worker filled up
+// meanwhile.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
 	i, lease := rt.pool.scheduler.Select(t, &rt.plan.score, rt.targets, bound, rt.policy(), &rt.sel)
-	a := &attempt{worker: rt.workers[i], lease: lease, terms: rt.sel.Candidates[i], begun: t}
+	if !rt.takeSlot(rt.workers[i]) {
+		lease.End(false, nil)
+		if rt.onlyReserved() {
+			return rt.book(t)
+		}
+		return nil
+	}
+	a := &attempt{worker: rt.workers[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	rt.attempts++
@@ -298,7 +326,7 @@ func (rt *route) otherLeft() bool {
 // boundPosition returns the position of the session's target, -1 if it has
 // none among the candidates.
 func (rt *route) boundPosition() int {
-	rt.session = rt.plan.session
+	rt.session, rt.wait.away = rt.plan.session, false
 	if rt.session == "" {
 		return -1
 	}
@@ -313,6 +341,7 @@ func (rt *route) boundPosition() int {
 		return -1
 	}
 	rt.bound, rt.seenAt = b.Version, b.Target
+	rt.wait.away = rt.isAway(b.Target)
 	return slices.Index(rt.targets, b.Target)
 }
 
@@ -392,4 +421,7 @@ func (rt *route) endAttempt(computed bool) {
 		answer = rt.answer.prediction()
 	}
 	a.lease.End(computed, answer)
+	if a.slot {
+		rt.pool.freeSlot(a.worker)
+	}
 }

@@ -29,6 +29,7 @@ type poolSettings struct {
 	retries     retryBudget
 	workers     map[string]Worker // by dial address, as far as configured
 	upstreams   map[string]bool   // static ones, by dial address
+	others      bool              // workers may be none of these
 }
 
 // retryBudget is a RetryBudget that may not be set.
@@ -126,8 +127,10 @@ func orDefault[T comparable](v, def T) T {
 func (h *Handler) workerSettings(s *poolSettings) error {
 	s.workers = make(map[string]Worker, len(h.Workers))
 	s.upstreams = make(map[string]bool, len(h.ReverseProxy.Upstreams))
+	s.others = h.ReverseProxy.DynamicUpstreamsRaw != nil
 	for _, up := range h.ReverseProxy.Upstreams {
 		s.upstreams[up.Dial] = true
+		s.others = s.others || strings.Contains(up.Dial, "{")
 	}
 	for _, w := range h.Workers {
 		if w == nil || w.Dial == "" {
@@ -209,7 +212,7 @@ func (s *poolSettings) worker(dial string) Worker {
 // merge returns what two handlers of one pool want together. What one of them
 // leaves open is the other's to say; the error names what both say differently.
 func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
-	m := &poolSettings{workers: maps.Clone(s.workers), upstreams: maps.Clone(s.upstreams)}
+	m := &poolSettings{workers: maps.Clone(s.workers), upstreams: maps.Clone(s.upstreams), others: s.others || o.others}
 	maps.Copy(m.upstreams, o.upstreams)
 	err := errors.Join(
 		mergeField(&m.memory, s.memory, o.memory, "index memory"),

@@ -35,6 +35,7 @@ type poolView struct {
 	Workers         int            `json:"workers"`
 	DrainingWorkers int            `json:"draining_workers"`
 	Leases          int            `json:"leases"`
+	Waiting         int            `json:"waiting_requests"`
 	Sessions        int            `json:"sessions"`
 	SessionBytes    int64          `json:"session_bytes"`
 	IndexBytes      int64          `json:"index_bytes"`
@@ -52,6 +53,8 @@ type settingsView struct {
 	TextBlock   int     `json:"text_block_bytes"`
 	TTL         float64 `json:"session_ttl_seconds"`
 	MaxSessions int     `json:"max_sessions"`
+	MaxWaiting  int     `json:"queue_max_waiting_requests"`
+	MaxWait     float64 `json:"queue_max_wait_seconds"`
 }
 
 type totalsView struct {
@@ -72,9 +75,9 @@ type incidentView struct {
 func (p *pool) view(t time.Time) poolView {
 	s, set := p.scheduler.Stats(), p.settings.Load()
 	v := poolView{
-		Name: p.name, Leases: s.Leases, Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
+		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(),
-		Settings:  settingsView{set.memory, set.blockSize, set.textBlock, set.ttl.Seconds(), set.maxSessions},
+		Settings:  settingsView{set.memory, set.blockSize, set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults, s.StaleChoices},
 		Incidents: p.incidents.view(t),
 	}
@@ -144,6 +147,9 @@ type loadView struct {
 	PrefillTokens int64   `json:"prefill_tokens"`
 	PromptBlocks  float64 `json:"prompt_blocks"`
 	OutputBlocks  int64   `json:"output_blocks"`
+	// Running are inferences; MaxRunning is null where there is no limit.
+	Running    int64  `json:"running_requests"`
+	MaxRunning *int64 `json:"max_running_requests"`
 }
 
 type cacheView struct {
@@ -214,7 +220,7 @@ func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 			Available: health.available, Refusing: w.gone.Load(),
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
-		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks},
+		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},
 		Cache:   cacheView{Capacity: load.CapacityTokens, Cached: load.CachedTokens},
 		Prefill: rateView{load.RateInUse, load.PrefillRate > 0},
 		Hits: hitsView{
@@ -223,6 +229,9 @@ func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 		},
 	}
 	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
+	if limit := w.slots.limit.Load(); limit > 0 {
+		v.Load.MaxRunning = &limit
+	}
 	if !health.until.IsZero() {
 		until := health.until.UTC()
 		v.Health.RatedDownUntil, v.Health.RatedDownSeconds = &until, until.Sub(t).Seconds()

@@ -1,0 +1,43 @@
+package handler
+
+import (
+	"math"
+	"time"
+)
+
+// drainRate is how fast the queue has got shorter at its head of late, while
+// there was one.
+type drainRate struct {
+	served float64 // decayed to at
+	busy   float64 // seconds, decayed as well
+	at     time.Time
+}
+
+// rateMemory is after how long of queueing what was counts a third.
+const rateMemory = 10 * time.Second
+
+// pass lets the time go on until t, in which some have waited or none.
+func (r *drainRate) pass(t time.Time, waited bool) {
+	if d := t.Sub(r.at); waited && d > 0 {
+		keep := math.Exp(-float64(d) / float64(rateMemory))
+		r.served *= keep
+		r.busy = r.busy*keep + d.Seconds()
+	}
+	r.at = t
+}
+
+// Bounds of what clients are told to wait, in seconds.
+const minRetryAfter, maxRetryAfter = 1, 60
+
+// retryAfter returns after how many seconds those who wait now will have been
+// served, at the rate of late. While that is not known it is unknown.
+func (q *queue) retryAfter(unknown time.Duration) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.count(now(), 0)
+	seconds := unknown.Seconds()
+	if r := q.rate; r.served > 0 && r.busy > 0 {
+		seconds = float64(q.length.Load()+1) * r.busy / r.served
+	}
+	return int(min(max(math.Ceil(seconds), minRetryAfter), maxRetryAfter))
+}

@@ -1,0 +1,401 @@
+package handler
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// queueRoom is a queue before workers with the given limits.
+func queueRoom(limits ...int) (*queue, []*worker) {
+	workers := make([]*worker, len(limits))
+	for i, n := range limits {
+		workers[i] = newWorker(Worker{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: n})
+	}
+	return new(queue), workers
+}
+
+// newWaiter is one that any of the workers may serve.
+func newWaiter(arrival time.Time, workers ...*worker) *waiter {
+	return &waiter{
+		arrival: arrival, verdict: make(chan verdict, 1),
+		reseat: func(list []seat) []seat {
+			for _, w := range workers {
+				list = append(list, seat{new(reverseproxy.Upstream), w})
+			}
+			return list
+		},
+	}
+}
+
+// decided returns the verdict, if there is one.
+func (m *waiter) decided() (verdict, bool) {
+	select {
+	case v := <-m.verdict:
+		return v, true
+	default:
+		return verdict{}, false
+	}
+}
+
+// plainQueue is what a queue is to do, written for clarity alone: after each
+// event all waiters are looked at in their order.
+type plainQueue struct {
+	waiting []*waiter
+	running map[*worker]int
+	allowed map[*waiter][]*worker
+	got     map[*waiter]verdict
+}
+
+func (p *plainQueue) look() {
+	slices.SortFunc(p.waiting, (*waiter).compare)
+	var rest []*waiter
+	for _, m := range p.waiting {
+		if v, ok := p.serve(m); ok {
+			p.got[m] = v
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	p.waiting = rest
+}
+
+func (p *plainQueue) serve(m *waiter) (verdict, bool) {
+	var there []*worker // those that are not drained, else all
+	for _, w := range p.allowed[m] {
+		if !w.draining() {
+			there = append(there, w)
+		}
+	}
+	if there == nil {
+		there = p.allowed[m]
+	}
+	var best *worker
+	for _, w := range there {
+		limit := int(w.slots.limit.Load())
+		if (limit == 0 || p.running[w] < limit) && (best == nil || p.running[w] < p.running[best]) {
+			best = w
+		}
+	}
+	if best != nil {
+		p.running[best]++
+	}
+	return verdict{worker: best}, best != nil || len(there) == 0
+}
+
+// TestQueueDoesWhatAPlainOneDoes lets random things happen to a queue and to its
+// model: who is served, by whom and in which order must be the same.
+func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
+	served, refused := 0, 0
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			q, workers := queueRoom(2, 1, 3, 2)
+			p := &plainQueue{running: map[*worker]int{}, allowed: map[*waiter][]*worker{}, got: map[*waiter]verdict{}}
+			begun := now()
+			const most = 12
+			for step := range 3000 {
+				var m *waiter
+				switch op := rng.IntN(20); {
+				case op < 8: // somebody comes, now and then for the second time
+					arrival := begun.Add(time.Duration(step) * time.Second)
+					if rng.IntN(5) == 0 {
+						arrival = begun.Add(time.Duration(rng.IntN(step+1)) * time.Second)
+					}
+					var allowed []*worker
+					for _, w := range workers {
+						if rng.IntN(2) == 0 {
+							allowed = append(allowed, w)
+						}
+					}
+					m = newWaiter(arrival, allowed...)
+					m.group = rng.IntN(2)
+					q.enter(m, most)
+					p.allowed[m] = allowed
+					p.waiting = append(p.waiting, m)
+				case op < 16: // an attempt ends
+					w := workers[rng.IntN(len(workers))]
+					if p.running[w] == 0 {
+						continue
+					}
+					p.running[w]--
+					w.slots.running.Add(-1)
+					q.freed(w)
+				case op < 18: // a client leaves
+					if len(p.waiting) == 0 {
+						continue
+					}
+					i := rng.IntN(len(p.waiting))
+					if !q.leave(p.waiting[i]) {
+						t.Fatal("one that waits has left before")
+					}
+					p.waiting = slices.Delete(p.waiting, i, i+1)
+				case op < 19: // the operator changes a limit
+					workers[rng.IntN(len(workers))].slots.limit.Store(int64(rng.IntN(5)))
+					q.look()
+				default: // or drains a worker, or ends that
+					w := workers[rng.IntN(len(workers))]
+					w.drain.Store(drainAsked - w.drain.Load())
+					q.look()
+				}
+				p.look()
+				if len(p.waiting) > most {
+					last := p.waiting[most]
+					p.got[last] = verdict{full: true}
+					p.waiting = p.waiting[:most]
+				}
+				for m, want := range p.got {
+					got, ok := m.decided()
+					if !ok || got != want {
+						t.Fatalf("seed %d, step %d: got %+v (%v), want %+v", seed, step, got, ok, want)
+					}
+					if got.full {
+						refused++
+					} else if got.worker != nil {
+						served++
+					}
+				}
+				clear(p.got)
+				for _, m := range p.waiting {
+					if v, ok := m.decided(); ok {
+						t.Fatalf("seed %d, step %d: %+v, and the plain queue lets it wait", seed, step, v)
+					}
+				}
+				if n := int(q.length.Load()); n != len(p.waiting) {
+					t.Fatalf("seed %d, step %d: length %d, want %d", seed, step, n, len(p.waiting))
+				}
+				for i, w := range workers {
+					if n := int(w.slots.running.Load()); n != p.running[w] {
+						t.Fatalf("seed %d, step %d: worker %d has %d, want %d", seed, step, i, n, p.running[w])
+					}
+				}
+			}
+			for _, m := range p.waiting {
+				q.leave(m)
+			}
+			if len(q.classes) != 0 {
+				t.Errorf("%d classes are left of nobody", len(q.classes))
+			}
+			time.Sleep(2 * lookAfter) // then nobody looks any more
+			synctest.Wait()
+			if q.looking {
+				t.Error("somebody still looks after an empty queue")
+			}
+		})
+	}
+	if served == 0 || refused == 0 {
+		t.Errorf("%d served, %d refused: the test shows nothing", served, refused)
+	}
+}
+
+// TestWaitEndsInTime covers the ends of a wait: a slot, time, the client, and a
+// worker that recovers without a slot becoming free.
+func TestWaitEndsInTime(t *testing.T) {
+	const most = 30 * time.Second
+	for _, v := range []struct {
+		name    string
+		happens func(q *queue, w *worker, leave func())
+		after   time.Duration
+		decided bool
+	}{
+		{"TimeIsUp", nil, most, false},
+		{"ClientLeaves", func(_ *queue, _ *worker, leave func()) { leave() }, 5 * time.Second, false},
+		{"SlotIsFree", func(q *queue, w *worker, _ func()) { w.slots.running.Add(-1); q.freed(w) }, 5 * time.Second, true},
+		{"LimitIsRaised", func(_ *queue, w *worker, _ func()) { w.slots.limit.Store(2) }, 5*time.Second + lookAfter, true},
+		{"WorkerIsGone", func(q *queue, w *worker, _ func()) { w.asked.Store(1); q.look() }, 5 * time.Second, true},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q, workers := queueRoom(1)
+				w := workers[0]
+				w.slots.take()
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				m := newWaiter(now(), w)
+				all := m.reseat
+				m.reseat = func(list []seat) []seat {
+					if w.asked.Load() == 1 { // whatever takes it off the list
+						return list
+					}
+					return all(list)
+				}
+				q.enter(m, 10)
+				begun := now()
+				if v.happens != nil {
+					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
+				}
+				got, decided := q.outcome(ctx, m, most, nil)
+				if decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
+					t.Errorf("decided %v: %+v", decided, got)
+				}
+				if d := now().Sub(begun); d < v.after-lookAfter || d > v.after+lookAfter {
+					t.Errorf("after %v, want %v", d, v.after)
+				}
+				if n := q.length.Load(); n != 0 {
+					t.Errorf("%d still wait", n)
+				}
+				time.Sleep(2 * lookAfter)
+			})
+		})
+	}
+}
+
+// TestSlotsAreNeverLostNorTooMany has clients that come, leave and are served at
+// the same time, some of them for one worker only.
+func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
+	q, workers := queueRoom(3, 2)
+	var served atomic.Int64
+	var clients sync.WaitGroup
+	for i := range 32 {
+		clients.Go(func() {
+			for n := range 200 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
+				m := newWaiter(now(), workers[i%3/2:]...)
+				q.enter(m, 20)
+				v, _ := q.outcome(ctx, m, time.Minute, nil)
+				if w := v.worker; w != nil {
+					if running, limit := w.slots.running.Load(), w.slots.limit.Load(); running > limit {
+						t.Errorf("%d are running, %d may", running, limit)
+					}
+					served.Add(1)
+					if n%4 == 0 {
+						time.Sleep(100 * time.Microsecond)
+					}
+					w.slots.running.Add(-1)
+					q.freed(w)
+				}
+				cancel()
+			}
+		})
+	}
+	clients.Wait()
+	t.Logf("%d of %d were served", served.Load(), 32*200)
+	if served.Load() == 0 {
+		t.Error("nobody was served")
+	}
+	for i, w := range workers {
+		if n := w.slots.running.Load(); n != 0 {
+			t.Errorf("worker %d has %d slots taken at the end", i, n)
+		}
+	}
+	if q.length.Load() != 0 || len(q.classes) != 0 {
+		t.Errorf("%d wait in %d classes at the end", q.length.Load(), len(q.classes))
+	}
+}
+
+// TestOnlyUnwantedSlotsAreTakenBeside has one that waits for the first worker.
+func TestOnlyUnwantedSlotsAreTakenBeside(t *testing.T) {
+	q, workers := queueRoom(1, 1)
+	workers[0].slots.take()
+	m := newWaiter(now(), workers[0])
+	q.enter(m, 10)
+	workers[0].slots.running.Add(-1) // and is not said to be free yet
+	if q.takeBeside(workers[0]) {
+		t.Error("a slot was taken that another one waits for")
+	}
+	if !q.takeBeside(workers[1]) || q.takeBeside(workers[1]) {
+		t.Error("the other worker has one slot to take")
+	}
+	q.freed(workers[0])
+	if v, ok := m.decided(); !ok || v.worker != workers[0] {
+		t.Errorf("%+v, %v", v, ok)
+	}
+}
+
+// TestRetryAfterFollowsTheQueue lets a worker serve two waiters a second.
+func TestRetryAfterFollowsTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, workers := queueRoom(1)
+		w := workers[0]
+		w.slots.take()
+		if s := q.retryAfter(30 * time.Second); s != 30 {
+			t.Errorf("%d s when nothing is known, want 30", s)
+		}
+		if s := q.retryAfter(time.Hour); s != maxRetryAfter {
+			t.Errorf("%d s, want no more than %d", s, maxRetryAfter)
+		}
+		var waiting []*waiter
+		for range 100 {
+			m := newWaiter(now(), w)
+			q.enter(m, 1000)
+			waiting = append(waiting, m)
+		}
+		for range 80 {
+			time.Sleep(500 * time.Millisecond)
+			w.slots.running.Add(-1)
+			q.freed(w)
+		}
+		if s := q.retryAfter(time.Hour); s < 10 || s > 12 { // 21 at two a second
+			t.Errorf("%d s with 20 waiting, want 11", s)
+		}
+		for _, m := range waiting {
+			q.leave(m)
+		}
+		time.Sleep(time.Hour) // an idle time changes nothing
+		if s := q.retryAfter(time.Hour); s != minRetryAfter {
+			t.Errorf("%d s with nobody waiting, want %d", s, minRetryAfter)
+		}
+	})
+}
+
+// BenchmarkFreedSlot frees a slot while many wait: all for the same workers, or
+// each for other ones.
+func BenchmarkFreedSlot(b *testing.B) {
+	for _, n := range []int{10, 1000} {
+		for _, classes := range []int{1, n} {
+			b.Run(fmt.Sprintf("waiting=%d/classes=%d", n, classes), func(b *testing.B) {
+				limits := make([]int, 16)
+				for i := range limits {
+					limits[i] = 1
+				}
+				q, workers := queueRoom(limits...)
+				for _, w := range workers {
+					w.slots.take()
+				}
+				enter := func(i int) {
+					m := newWaiter(now(), workers...)
+					m.group = i % classes
+					q.enter(m, n+1)
+				}
+				for i := range n {
+					enter(i)
+				}
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					w := workers[i%16]
+					w.slots.running.Add(-1)
+					q.freed(w)
+					enter(i)
+					i++
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkReview looks at 1000 waiters anew, as happens every lookAfter.
+func BenchmarkReview(b *testing.B) {
+	limits := make([]int, 16)
+	for i := range limits {
+		limits[i] = 1
+	}
+	q, workers := queueRoom(limits...)
+	for _, w := range workers {
+		w.slots.take()
+	}
+	for range 1000 {
+		q.enter(newWaiter(now(), workers...), 1000)
+	}
+	for b.Loop() {
+		q.look()
+	}
+}

@@ -1,0 +1,157 @@
+package handler
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// setLimits sets the limits of a handler's workers, in their order.
+func setLimits(h *Handler, limits ...int) []*worker {
+	var workers []*worker
+	for i, up := range h.ReverseProxy.Upstreams {
+		w := h.pool.worker(up.Dial)
+		w.slots.limit.Store(int64(limits[i]))
+		workers = append(workers, w)
+	}
+	return workers
+}
+
+// TestSlotIsReturnedHoweverTheAttemptEnds ends attempts more than once.
+func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
+	h := testHandler(t, "a:1")
+	w := setLimits(h, 2)[0]
+	one, _ := newTestRoute(t, h, 10)
+	two, _ := newTestRoute(t, h, 10)
+	for i, rt := range []*route{one, two} {
+		if up := rt.choose(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
+			t.Fatalf("got %v", up)
+		}
+		if n := w.slots.running.Load(); n != int64(i+1) {
+			t.Errorf("%d slots are taken, want %d", n, i+1)
+		}
+	}
+	one.endAttempt(false)
+	one.endAttempt(false)
+	one.finish()
+	if n := w.slots.running.Load(); n != 1 {
+		t.Errorf("%d slots are taken after one has ended, want 1", n)
+	}
+	two.finish()
+	if n := w.slots.running.Load(); n != 0 {
+		t.Errorf("%d slots are taken after both have ended", n)
+	}
+}
+
+// TestReservedSlotIsReturned has a slot reserved for a request that then cannot
+// or need not use it.
+func TestReservedSlotIsReturned(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1")
+	workers := setLimits(h, 1, 1)
+	ups := h.ReverseProxy.Upstreams
+	for _, v := range []struct {
+		name    string
+		prepare func(rt *route)
+		want    int // position of the worker, -1 if none
+	}{
+		{"Used", func(*route) { workers[1].slots.take() }, 0},
+		{"RatedDown", func(*route) { workers[0].health.fail(now(), now(), 0, false) }, 1},
+		{"NeverAsked", nil, -1},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			rt, _ := newTestRoute(t, h, 10)
+			workers[0].slots.take()
+			rt.wait.reserved = workers[0]
+			if v.prepare != nil {
+				v.prepare(rt)
+				if up := rt.choose(context.Background(), ups); up != ups[v.want] {
+					t.Errorf("got %v, want %v", up, ups[v.want])
+				}
+			}
+			for i, w := range workers {
+				if n := w.slots.running.Load(); v.want >= 0 && n != 1 && i == v.want {
+					t.Errorf("%s has %d slots taken, want 1", w.dial, n)
+				}
+			}
+			rt.finish()
+			for _, w := range workers {
+				w.health = health{}
+			}
+			if v.name == "Used" {
+				workers[1].slots.running.Add(-1)
+			}
+			for _, w := range workers {
+				if n := w.slots.running.Load(); n != 0 {
+					t.Errorf("%s has %d slots taken at the end", w.dial, n)
+				}
+			}
+		})
+	}
+}
+
+// TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
+// requests may still wait for it, and come back under another id.
+func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1", ID: 1, MaxRunning: 3}))
+	w := p.worker("a:1")
+	w.slots.take()
+	for _, v := range []struct {
+		settings *poolSettings
+		limit    int64
+	}{
+		{wanted(Worker{Dial: "b:1"}), 3},
+		{wanted(Worker{Dial: "b:1"}), 3},
+		{wanted(Worker{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
+		{wanted(Worker{Dial: "a:1", ID: 2}), 0},
+		{wanted(Worker{Dial: "a:1", MaxRunning: 1}), 1},
+		{&poolSettings{others: true}, 0},
+	} {
+		p.apply(v.settings.withDefaults())
+		s := p.worker("a:1").slots
+		if limit, running := s.limit.Load(), s.running.Load(); limit != v.limit || running != 1 {
+			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.workers, limit, v.limit, running)
+		}
+	}
+	p.freeSlot(w)
+	if n := p.worker("a:1").slots.running.Load(); n != 0 {
+		t.Errorf("%d running at the end", n)
+	}
+}
+
+// BenchmarkChoose chooses and books a worker out of four, and ends that.
+func BenchmarkChoose(b *testing.B) {
+	for _, limit := range []int{0, 256} {
+		b.Run(fmt.Sprintf("max_running=%d", limit), func(b *testing.B) {
+			h := benchHandler(b)
+			var ups reverseproxy.UpstreamPool
+			for i := range 4 {
+				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1)})
+			}
+			h.ReverseProxy.Upstreams = ups
+			setLimits(h, limit, limit, limit, limit)
+			h.policy = &passThroughPolicy
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
+			p, err := h.plan(r)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p.score.Blocks = nil // the mirror is not what is measured
+			b.ReportAllocs()
+			for b.Loop() {
+				rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
+				rt.sel.Rand = random{}
+				rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
+				rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]
+				if rt.choose(b.Context(), ups) == nil {
+					b.Fatal("no worker")
+				}
+				rt.finish()
+			}
+		})
+	}
+}

@@ -1,0 +1,217 @@
+package handler
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// waiting is what a request has to do with full workers.
+type waiting struct {
+	full       []*worker     // left out of the candidates only because they are full
+	away       bool          // the session's worker is among them
+	reserved   *worker       // a slot of it was taken for the next attempt
+	renewed    bool          // offered has upstreams that the proxy has not seen
+	waited     time.Duration // in the queue, over all attempts
+	turnedAway *ownError     // why the request is not served
+	retryAfter int           // seconds; what a client that is turned away is told
+	left       error         // the client's context ended meanwhile
+}
+
+// Conditions that last, as the log and the admin API say them.
+const (
+	incidentFull     = "all workers are full, requests wait"
+	incidentOverflow = "too many requests wait, further ones are turned away"
+	incidentLate     = "requests that waited too long are turned away"
+)
+
+// isFull tells whether the worker has no room for the request.
+func (rt *route) isFull(w *worker) bool {
+	return rt.plan.computes && w != rt.wait.reserved && w.slots.full()
+}
+
+// mustWait tells whether the request has to go through the queue: there is no
+// room, or others wait and came first. A slot that is of no use now, as its
+// worker has just been rated down, is given back.
+func (rt *route) mustWait(found bool) bool {
+	if w := rt.wait.reserved; w != nil {
+		if slices.Contains(rt.workers, w) {
+			return false
+		}
+		rt.giveBackReserved()
+	}
+	return !found || rt.plan.computes && rt.pool.queue.length.Load() > 0
+}
+
+// await waits until the request can go on, with a slot reserved or without. It
+// returns false if it cannot: it was turned away, or the client left.
+func (rt *route) await(ctx context.Context) bool {
+	q, set := &rt.pool.queue, rt.pool.settings.Load()
+	me := &waiter{arrival: rt.start, group: rt.h, reseat: rt.seats, verdict: make(chan verdict, 1)}
+	q.enter(me, set.maxWaiting)
+	v, decided := verdict{}, true
+	if me.waits {
+		began := now()
+		rt.pool.incidents.met(began, incidentFull, rt.pool.logger)
+		v, decided = q.outcome(ctx, me, set.maxWait-rt.wait.waited, rt.renewal(me))
+		rt.wait.waited += now().Sub(began)
+	} else {
+		v = <-me.verdict
+	}
+	rt.wait.reserved = v.worker
+	rt.wait.left = ctx.Err()
+	switch {
+	case rt.wait.left != nil:
+		return false
+	case v.full:
+		rt.turnAway(http.StatusTooManyRequests, codeQueueFull, incidentOverflow, fmt.Errorf(
+			"all workers are full, and %d requests wait, which is as many as may; try again later", set.maxWaiting))
+		return false
+	case !decided:
+		rt.turnAway(http.StatusServiceUnavailable, codeQueueTimeout, incidentLate, fmt.Errorf(
+			"all workers are full, and none had room within %s; try again later", set.maxWait))
+		return false
+	}
+	return true
+}
+
+// turnAway takes in that the request is not served, as the operator's limits
+// want it.
+func (rt *route) turnAway(status int, code, incident string, err error) {
+	rt.pool.incidents.met(now(), incident, rt.pool.logger)
+	rt.h.figures.turnedAway[code].Inc()
+	rt.wait.turnedAway = &ownError{api: rt.plan.api, status: status, code: code, err: err}
+	rt.wait.retryAfter = rt.pool.queue.retryAfter(rt.pool.settings.Load().maxWait)
+}
+
+// sayTurnedAway answers a request that was turned away.
+func (rt *route) sayTurnedAway(w http.ResponseWriter, r *http.Request) error {
+	w.Header().Set("Retry-After", strconv.Itoa(rt.wait.retryAfter))
+	return rt.wait.turnedAway.answer(w, r)
+}
+
+// leave returns the upstream of a request that waits no more and has no worker:
+// the transport answers it with what there is. It is no worker's upstream where
+// the answer is an error, for Caddy counts errors against upstreams.
+func (rt *route) leave() *reverseproxy.Upstream {
+	rt.giveBackReserved()
+	rt.spent = true
+	if rt.held.resp != nil {
+		return rt.last
+	}
+	return nowhere
+}
+
+// errWaiting returns why a request that waited has no worker's answer; nil if it
+// has, or did not wait.
+func (rt *route) errWaiting() error {
+	if rt.wait.left != nil {
+		return rt.wait.left
+	}
+	if rt.wait.turnedAway != nil && rt.held.resp == nil {
+		return lastError{rt.wait.turnedAway}
+	}
+	return nil
+}
+
+// seats appends the workers that may serve the request and were not tried. It
+// is called while the request waits, by whoever looks after the queue.
+func (rt *route) seats(list []seat) []seat {
+	rt.model = rt.modelFor(rt.offered)
+	for _, up := range rt.offered {
+		w := rt.worker(up)
+		known := func(s seat) bool { return s.worker == w }
+		if !slices.Contains(rt.tried, w) && rt.fits(w) && !slices.ContainsFunc(list, known) {
+			list = append(list, seat{up, w})
+		}
+	}
+	return list
+}
+
+// renewal returns what asks the source of dynamic upstreams for those that there
+// are by now; nil if there is no such source. It asks with the request that
+// waits: what a source returns may depend on it.
+func (rt *route) renewal(me *waiter) func() {
+	source := rt.h.ReverseProxy.DynamicUpstreams
+	if source == nil || rt.asking == nil || rt.h.limits.set() {
+		return nil // with limits, asking the proxy again would cost an attempt
+	}
+	return func() {
+		ups, err := source.GetUpstreams(rt.asking)
+		if err != nil || sameDials(ups, rt.offered) {
+			return
+		}
+		rt.pool.queue.renew(me, func() { rt.offered, rt.wait.renewed = ups, true })
+	}
+}
+
+func sameDials(a, b reverseproxy.UpstreamPool) bool {
+	dials := make(map[string]bool, len(a))
+	for _, up := range a {
+		dials[up.Dial] = true
+	}
+	for _, up := range b {
+		if !dials[up.Dial] {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
+
+// askAgain tells whether the proxy is to be asked again for the upstreams, as
+// those that are new must be known to it. A reserved slot stays.
+func (rt *route) askAgain() bool {
+	if !rt.wait.renewed {
+		return false
+	}
+	rt.wait.renewed, rt.again = false, true
+	return true
+}
+
+// isAway tells whether a session's worker was left out only because it is full:
+// the session is elsewhere for one turn, and stays bound.
+func (rt *route) isAway(t kvscore.Target) bool {
+	return slices.ContainsFunc(rt.wait.full, func(w *worker) bool { return w.id == t.Worker })
+}
+
+// endWaiting ends what the request has to do with full workers.
+func (rt *route) endWaiting() {
+	rt.giveBackReserved()
+	if rt.wait.waited > 0 {
+		rt.h.figures.queueWait.Observe(rt.wait.waited.Seconds())
+	}
+}
+
+// logUnserved adds the fields of the access log of a request that had no worker.
+func (rt *route) logUnserved(outcome string) {
+	if rt.extra != nil && (rt.wait.waited > 0 || rt.wait.turnedAway != nil) {
+		rt.extra.Set(zap.Object("kv_router", unservedFields{outcome, rt.wait.waited}))
+	}
+}
+
+type unservedFields struct {
+	outcome string
+	waited  time.Duration
+}
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (f unservedFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddString("outcome", f.outcome)
+	e.AddInt("attempts", 0)
+	e.AddDuration("queue_wait", f.waited)
+	return nil
+}
+
+// waitView says that a request would wait, and behind how many.
+type waitView struct {
+	Before int `json:"waiting_requests"`
+}
