@@ -160,7 +160,8 @@ type Worker struct {
 	DPSize int `json:"dp_size,omitempty"`
 
 	// The most inference requests that the worker has at a time. Further ones
-	// go to other workers, and wait where all have as many as they may have.
+	// go to other workers, and wait where all have as many as they may have. A
+	// session whose worker is full has this turn elsewhere and stays bound.
 	// Default: no limit.
 	MaxRunning int `json:"max_running,omitempty"`
 
@@ -219,15 +220,17 @@ type Affinity struct {
 	Key []string `json:"key,omitempty"`
 }
 
-// Queue bounds the requests that wait for a worker. They wait in the order in
-// which they arrived. It belongs to the pool: handlers that name the pool must
-// not contradict each other.
+// Queue bounds the requests that wait while all workers that may serve them
+// have as many as their `max_running`. They get room in the order in which they
+// arrived; clients that leave, leave the queue. It belongs to the pool: handlers
+// that name the pool must not contradict each other.
 type Queue struct {
-	// The most requests that wait; further ones are answered with 429. Default:
-	// 1024.
+	// The most requests that wait; of more, the last to arrive is answered with
+	// 429 (`queue_full`). Default: 1024.
 	MaxWaiting int `json:"max_waiting,omitempty"`
 
-	// How long a request waits before it is answered with 503. Default: 30s.
+	// How long a request waits, over all its attempts, before it is answered
+	// with 503 (`queue_timeout`). Default: 30s.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 }
 
