@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -347,6 +349,50 @@ func wantTurnedAway(t *testing.T, a answer, status int, code, kind string) {
 	if n, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || n < 1 || n > 60 {
 		t.Errorf("Retry-After %q, want 1 to 60 seconds", a.header.Get("Retry-After"))
 	}
+}
+
+// TestWaitIsInTheAccessLog has one request that waits and is served, and one that
+// is not.
+func TestWaitIsInTheAccessLog(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	file := filepath.Join(t.TempDir(), "access.log")
+	s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+
+		route(engines, maxRunning(1), "queue {\nmax_waiting 1\n}"))
+	g := hold(engines[0])
+	all := []asked{s.startChat(t, "one")}
+	eventually(t, 5*time.Second, "one is served", func() bool { return g.running.Load() == 1 })
+	all = append(all, s.startChat(t, "two"))
+	s.wantWaiting(t, 1)
+	s.startChat(t, "three").wait(t)
+	g.opened(t)
+	for _, q := range all {
+		if a := q.wait(t); !a.ok() {
+			t.Errorf("status %d, error %v", a.status, a.err)
+		}
+	}
+	lines := make(map[string]int) // by outcome, and whether it waited
+	eventually(t, 5*time.Second, "three lines of the access log", func() bool {
+		data, err := os.ReadFile(file)
+		clear(lines)
+		for line := range strings.Lines(string(data)) {
+			var entry struct {
+				Router *struct {
+					Outcome string
+					Wait    float64 `json:"queue_wait"`
+				} `json:"kv_router"`
+			}
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Router != nil {
+				lines[fmt.Sprintf("%s %v", entry.Router.Outcome, entry.Router.Wait > 0)]++
+			}
+		}
+		return err == nil && len(lines) == 3
+	})
+	for _, want := range []string{"ok false", "ok true", "turned_away false"} {
+		if lines[want] != 1 {
+			t.Errorf("the access log has %v, want one of %q", lines, want)
+		}
+	}
+	s.slotsFree(t)
 }
 
 // TestHeldRefusalGoesFirst has one engine refuse a request that then waits for
