@@ -58,7 +58,8 @@ func (rt *route) await(ctx context.Context) bool {
 	q, set := &rt.pool.queue, rt.pool.settings.Load()
 	me := &waiter{arrival: rt.start, group: rt.h, reseat: rt.seats, verdict: make(chan verdict, 1)}
 	q.enter(me, set.maxWaiting)
-	v, decided := verdict{}, true
+	var v verdict
+	decided := true
 	if me.waits {
 		began := now()
 		rt.pool.incidents.met(began, incidentFull, rt.pool.logger)
