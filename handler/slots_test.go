@@ -7,12 +7,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // setLimits sets the limits of a handler's workers, in their order.
 func setLimits(h *Handler, limits ...int) []*worker {
+	h.adopt() // else its settings come later
 	var workers []*worker
 	for i, up := range h.ReverseProxy.Upstreams {
 		w := h.pool.worker(up.Dial)
@@ -45,6 +47,31 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	two.finish()
 	if n := w.slots.running.Load(); n != 0 {
 		t.Errorf("%d slots are taken after both have ended", n)
+	}
+}
+
+// TestNewcomersDoNotOvertake has a slot that is free for a moment before it is
+// given to the one who waits for it, and a request that comes just then.
+func TestNewcomersDoNotOvertake(t *testing.T) {
+	h := testHandler(t, "a:1")
+	w := setLimits(h, 1)[0]
+	w.slots.take()
+	m := newWaiter(now(), w)
+	h.pool.queue.enter(m, 10)
+	rt, _ := newTestRoute(t, h, 10)
+	w.slots.running.Add(-1)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if up := rt.choose(ctx, h.ReverseProxy.Upstreams); up != nowhere {
+		t.Errorf("the newcomer got %v", up)
+	}
+	rt.finish()
+	if v, ok := m.decided(); !ok || v.worker != w {
+		t.Errorf("the one that waited got %+v, %v", v, ok)
+	}
+	h.pool.freeSlot(w)
+	if n := w.slots.running.Load(); n != 0 || h.pool.queue.length.Load() != 0 {
+		t.Errorf("%d running at the end", n)
 	}
 }
 
@@ -133,6 +160,7 @@ func BenchmarkChoose(b *testing.B) {
 				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1)})
 			}
 			h.ReverseProxy.Upstreams = ups
+			h.adopted.Store(true)
 			setLimits(h, limit, limit, limit, limit)
 			h.policy = &passThroughPolicy
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))

@@ -209,22 +209,33 @@ func TestRatedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
 	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	all := []asked{s.startChat(t, "one"), s.startChat(t, "two")}
-	runs(t, gates[0], 1)
+	var cut, busy asked
+	for {
+		cut = s.startChat(t, "the first")
+		eventually(t, 5*time.Second, "it is served", func() bool { return gates[0].running.Load()+gates[1].running.Load() == 1 })
+		if gates[0].running.Load() == 1 {
+			break
+		}
+		gates[1].pass(t, http.StatusOK)
+		cut.wait(t)
+		s.slotsFree(t)
+	}
+	busy = s.startChat(t, "the second")
 	runs(t, gates[1], 1)
+	before := engines[0].Requests()
 	failing := time.Now()
 	gates[0].pass(t, 0)
 	s.wantWaiting(t, 1) // what was cut off, for the other one
-	all = append(all, s.startChat(t, "three"))
-	s.wantWaiting(t, 2)
+	cut.leave()
+	s.wantWaiting(t, 0)
+	last := s.startChat(t, "the last")
 	runs(t, gates[0], 1)
-	j := engines[0].Journal()
-	if d := j[1].At.Sub(failing); d < 500*time.Millisecond {
+	if d := engines[0].Journal()[before].At.Sub(failing); d < 500*time.Millisecond {
 		t.Errorf("the failed engine got a request after %v, want at least half a second", d)
 	}
 	gates[0].opened(t)
 	gates[1].opened(t)
-	for i, q := range all {
+	for i, q := range []asked{busy, last} {
 		if a := q.wait(t); !a.ok() {
 			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
 		}

@@ -330,8 +330,10 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 			if n := engines[0].Requests(); n != 1 {
 				t.Errorf("the engine was sent %d requests, want 1", n)
 			}
-			if n := s.logged(t, ratedDown); n != 0 {
-				t.Error("the worker was rated down for it")
+			for _, line := range []string{ratedDown, "no worker"} {
+				if n := s.logged(t, line); n != 0 {
+					t.Errorf("%d log lines say %q: no worker has failed", n, line)
+				}
 			}
 			s.slotsFree(t)
 		})
