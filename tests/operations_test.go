@@ -118,13 +118,9 @@ func TestDashboardIsWellFormed(t *testing.T) {
 // lateSeries are metrics that only other set-ups or incidents than those of
 // this test have, with their labels.
 var lateSeries = map[string][]string{
-	"caddy_kv_router_retries_denied_total":      {"pool"},
-	"caddy_kv_router_workers_hung":              {"pool", "worker"},
-	"caddy_kv_router_waiting_requests":          {"pool"},
-	"caddy_kv_router_queue_wait_seconds":        {"pool"},
-	"caddy_kv_router_queue_wait_seconds_bucket": {"pool", "le"},
-	"caddy_kv_router_queue_rejected_total":      {"pool", "reason"},
-	"caddy_kv_router_mirror_cleared_total":      {"pool", "worker", "reason"},
+	"caddy_kv_router_retries_denied_total": {"pool"},
+	"caddy_kv_router_workers_hung":         {"pool", "worker"},
+	"caddy_kv_router_mirror_cleared_total": {"pool", "worker", "reason"},
 }
 
 // scrapedLabels returns the label names of each metric of kv_router in a
