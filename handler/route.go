@@ -75,6 +75,7 @@ type usualRoom struct {
 // attempt is one try on one worker.
 type attempt struct {
 	worker *worker
+	target kvscore.Target // the worker's rank
 	lease  *kvscore.Lease
 	terms  kvscore.Candidate
 	reason string
@@ -226,7 +227,7 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
 	i, lease := rt.pool.scheduler.Select(t, &rt.plan.score, rt.targets, bound, rt.policy(), &rt.sel)
-	a := &attempt{worker: rt.workers[i], lease: lease, terms: rt.sel.Candidates[i], begun: t}
+	a := &attempt{worker: rt.workers[i], target: rt.targets[i], lease: lease, terms: rt.sel.Candidates[i], begun: t}
 	a.reason = reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	rt.attempts++
@@ -347,9 +348,9 @@ func (rt *route) placeholder(key string) (any, bool) {
 	}
 	switch name {
 	case "worker":
-		return a.worker.target.Worker, true
+		return a.target.Worker, true
 	case "dp_rank":
-		return a.worker.target.Rank, true
+		return a.target.Rank, true
 	case "overlap_blocks":
 		return int64(a.terms.OverlapBlocks), true
 	case "predicted_cached_tokens":
