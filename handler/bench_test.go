@@ -126,7 +126,7 @@ func BenchmarkObserve(b *testing.B) {
 	for b.Loop() {
 		rt := &route{h: h, pool: h.pool, plan: p, start: now(), repl: repl, returned: true}
 		rt.sel.Rand = random{}
-		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target}, -1, &passThroughPolicy, &rt.sel)
+		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.sel)
 		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.sel.Candidates[0], begun: rt.start}
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{stream})}
 		rt.observe(r, resp)

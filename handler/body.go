@@ -94,13 +94,19 @@ func (b *replay) done() {
 	}
 }
 
+// inMemory tells whether the body is sent by a reader that net/http knows: it is
+// short, and its memory is not used again.
+func (b *replay) inMemory() bool {
+	return b.size <= small && len(b.parts) == 1 && (b.buffer == nil || b.buffer.pool == nil)
+}
+
 // open returns the body from its first byte. It must not be called by others
 // than the maker, and not after done.
 func (b *replay) open() io.ReadCloser {
 	switch {
 	case b.size == 0:
 		return http.NoBody
-	case b.size <= small && len(b.parts) == 1 && (b.buffer == nil || b.buffer.pool == nil):
+	case b.inMemory():
 		return io.NopCloser(bytes.NewReader(b.parts[0]))
 	}
 	b.users.Add(1)

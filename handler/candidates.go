@@ -57,9 +57,7 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 			w := rt.worker(up)
 			if !rt.dry {
 				w.seen.Store(t.Unix())
-				if rt.h.ReverseProxy.DynamicUpstreams != nil && w.by.Load() != rt.h {
-					w.by.Store(rt.h)
-				}
+				rt.h.met(w)
 			}
 			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue
@@ -71,9 +69,11 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 				rt.wait.full = append(rt.wait.full, w)
 				continue
 			}
-			rt.targets = append(rt.targets, w.target)
-			rt.upstreams = append(rt.upstreams, up)
-			rt.workers = append(rt.workers, w)
+			for rank := range w.ranks() {
+				rt.targets = append(rt.targets, w.target(rank))
+				rt.upstreams = append(rt.upstreams, up)
+				rt.workers = append(rt.workers, w)
+			}
 		}
 		if len(rt.targets) > 0 {
 			return used, true

@@ -128,9 +128,12 @@ type chosenView struct {
 	Why    string `json:"why"`
 	// Preferred is the worker that the policy would choose if the session did
 	// not decide.
-	Preferred uint64 `json:"policy_would_choose"`
-	// Drawn are the workers that chance decides among.
-	Drawn []uint64 `json:"drawn_among,omitempty"`
+	Preferred     uint64 `json:"policy_would_choose"`
+	PreferredRank uint32 `json:"policy_would_choose_dp_rank"`
+	// Drawn are the workers that chance decides among, once for each of
+	// DrawnRanks.
+	Drawn      []uint64 `json:"drawn_among,omitempty"`
+	DrawnRanks []uint32 `json:"drawn_among_dp_ranks,omitempty"`
 }
 
 var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
@@ -192,14 +195,15 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost,
 		})
 	}
-	c := &rt.sel.Candidates[x.Chosen]
+	c, preferred := &rt.sel.Candidates[x.Chosen], rt.sel.Candidates[x.Preferred].Target
 	e.Chosen = &chosenView{
 		Worker: c.Target.Worker, Dial: rt.workers[x.Chosen].dial, Rank: c.Target.Rank,
-		Reason: reasonOf(bound, c), Preferred: rt.sel.Candidates[x.Preferred].Target.Worker,
+		Reason: reasonOf(bound, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if bound < 0 {
 		for _, i := range x.Drawn {
 			e.Chosen.Drawn = append(e.Chosen.Drawn, rt.sel.Candidates[i].Target.Worker)
+			e.Chosen.DrawnRanks = append(e.Chosen.DrawnRanks, rt.sel.Candidates[i].Target.Rank)
 		}
 	}
 	e.Chosen.Why = why(x, bound, len(rt.targets), rt.plan.request == nil)
@@ -255,7 +259,7 @@ func (rt *route) viewPlan() *planView {
 func (rt *route) leftOut(list []leftOut) []leftOut {
 	for _, up := range rt.offered {
 		w := rt.worker(up)
-		if slices.Contains(rt.targets, w.target) {
+		if slices.Contains(rt.workers, w) {
 			continue
 		}
 		why := "rated_down"

@@ -77,7 +77,9 @@ type Handler struct {
 
 	// The type of the engines: `vllm`, `sglang`, `trtllm`, `llamacpp`,
 	// `dynamo`, `other`, or `auto`: each worker's is found out from what it
-	// serves. Default: `auto`.
+	// serves. Whatever is said here, it is asked for its figures; where these
+	// contradict the configuration, that counts, and the log has a warning.
+	// Default: `auto`.
 	Engine string `json:"engine,omitempty"`
 
 	// Settings of workers, by their dial address. One with the address `*`
@@ -156,7 +158,10 @@ type Worker struct {
 	Engine string `json:"engine,omitempty"`
 
 	// The number of data-parallel ranks that the engine has behind its address,
-	// each with a KV cache of its own. Default: what the engine tells, else 1.
+	// each with a KV cache of its own. Requests go to one of them: vLLM is told
+	// which by the header `X-Data-Parallel-Rank`, SGLang by the body's
+	// `routed_dp_rank`; engines of other types are taken to have one, but for
+	// `other`. Default: what the engine tells, else 1.
 	DPSize int `json:"dp_size,omitempty"`
 
 	// The most inference requests that the worker has at a time. Further ones
@@ -194,7 +199,9 @@ type Index struct {
 	// The most memory that the index takes, in bytes. Default: 512 MiB.
 	Memory int64 `json:"memory,omitempty"`
 
-	// The number of tokens in one KV block of the engines. Default: 16.
+	// The number of tokens in one KV block of the engines. Default: what all
+	// engines tell that tell it, if it is the same, in multiples up to at least
+	// 16; else 16.
 	BlockSize int `json:"block_size,omitempty"`
 
 	// The number of bytes in one block of prompt text, which prompts are
@@ -270,7 +277,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // request: a configuration may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx = ctx.Logger(), ctx
-	h.scout.first = make(chan struct{})
+	h.scout.first, h.scout.news = make(chan struct{}), make(chan struct{}, 1)
 	if err := h.setDefaults(); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"errors"
+	"strconv"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +13,7 @@ import (
 // survive reloads, and registered with each configuration's registry.
 type metrics struct {
 	requests, retries, fallbacks *prometheus.CounterVec
+	cleared                      *prometheus.CounterVec
 	shadow, shadowFaults         *prometheus.CounterVec
 	ttft, itl                    *prometheus.HistogramVec
 	inputTokens, outputTokens    *prometheus.HistogramVec
@@ -77,6 +79,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 	return &metrics{
 		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
 		retries:       counter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "pool", "worker", "reason"),
+		cleared:       counter("mirror_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "pool", "worker", "reason"),
 		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
 		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
 		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
@@ -96,7 +99,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
-		m.requests, m.retries, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
+		m.requests, m.retries, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
 		m.predictedHits, m.reportedHits, m.turnedAway, m.queueWait, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
@@ -123,10 +126,10 @@ var (
 	descStale     = desc("stale_choices_total", "Choices that could not take the latest bookings into account.", "pool")
 	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
 	descIndex     = desc("index_bytes", "Size of the index.", "pool")
-	descRequests  = desc("worker_requests", "Requests under way on the worker.", "pool", "worker")
-	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker and not computed yet.", "pool", "worker")
-	descBlocks    = desc("worker_blocks", "KV blocks of the worker's active requests.", "pool", "worker")
-	descCached    = desc("worker_cached_tokens", "Tokens that the worker is thought to hold in its KV cache.", "pool", "worker")
+	descRequests  = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
+	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
+	descBlocks    = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
+	descCached    = desc("worker_cached_tokens", "Tokens that the worker's rank is thought to hold in its KV cache.", "pool", "worker", "dp_rank")
 )
 
 // Describe implements prometheus.Collector.
@@ -156,11 +159,14 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descIndex, float64(s.IndexBytes), p.name)
 		t := now()
 		for _, w := range p.all() {
-			load, _ := p.scheduler.Load(t, w.target)
-			gauge(descRequests, float64(load.Requests), p.name, w.dial)
-			gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial)
-			gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial)
-			gauge(descCached, float64(load.CachedTokens), p.name, w.dial)
+			for i := range w.ranks() {
+				load, _ := p.scheduler.Load(t, w.target(i))
+				rank := strconv.Itoa(i)
+				gauge(descRequests, float64(load.Requests), p.name, w.dial, rank)
+				gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial, rank)
+				gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial, rank)
+				gauge(descCached, float64(load.CachedTokens), p.name, w.dial, rank)
+			}
 		}
 	}
 }

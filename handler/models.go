@@ -115,11 +115,11 @@ func listsModels(r *http.Request) bool {
 }
 
 // ask takes in which models a worker serves. A worker that does not answer
-// serves what it served before.
-func (h *Handler) ask(ctx context.Context, w *worker) {
+// serves what it served before, and is not to be asked more.
+func (h *Handler) ask(ctx context.Context, w *worker) (answers bool) {
 	resp, err := h.get(ctx, w, "/v1/models")
-	if err != nil {
-		return
+	if !h.pool.saw(w, err) {
+		return false
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList))
@@ -132,6 +132,7 @@ func (h *Handler) ask(ctx context.Context, w *worker) {
 	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
 		h.pool.incidents.met(now(), "worker "+w.dial+" tells its models to nobody without an api_key, which", h.pool.logger)
 	}
+	return true
 }
 
 // tellsNothing tells whether a status says that a server has no list of models.

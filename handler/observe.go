@@ -192,6 +192,7 @@ func (o *observer) end() {
 	if completion >= 0 {
 		m.outputTokens.Observe(float64(completion))
 	}
+	o.verify(prompt, cached)
 	if cached >= 0 {
 		o.rt.cached = cached
 	}
@@ -326,7 +327,7 @@ func (rt *route) log(outcome string) {
 	}
 	a := rt.shown()
 	rt.extra.Set(zap.Object("kv_router", logFields{
-		worker: a.worker.target.Worker, upstream: a.worker.dial, rank: a.worker.target.Rank,
+		worker: a.target.Worker, upstream: a.worker.dial, rank: a.target.Rank,
 		reason: a.reason, outcome: outcome, attempts: rt.attempts,
 		overlap: int64(a.terms.OverlapBlocks), predicted: a.terms.OverlapTokens, prompt: rt.plan.score.Tokens,
 		waited: rt.wait.waited, answer: rt.answer,
@@ -334,8 +335,8 @@ func (rt *route) log(outcome string) {
 }
 
 func routingMessage(a *attempt) string {
-	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.worker.target.Worker, 10) +
-		" dp_rank=" + strconv.FormatUint(uint64(a.worker.target.Rank), 10) +
+	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.target.Worker, 10) +
+		" dp_rank=" + strconv.FormatUint(uint64(a.target.Rank), 10) +
 		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
 		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
 }

@@ -49,8 +49,9 @@ type pool struct {
 
 	settings atomic.Pointer[poolSettings]
 
-	mu      sync.RWMutex
-	workers map[string]*worker // by dial address
+	mu        sync.RWMutex
+	workers   map[string]*worker // by dial address
+	blockSize int                // tokens, as the engines tell; 0 if they do not or did not agree
 
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the configuration last provisioned
@@ -65,7 +66,10 @@ type pool struct {
 type worker struct {
 	dial   string
 	id     uint64
-	target kvscore.Target
+	dp     atomic.Int32 // data-parallel ranks
+	style  atomic.Int32 // an engine.RankStyle: how they are asked for
+	engine engineState
+	doubts doubts
 	health health
 	gone   atomic.Bool             // nobody listened at its address
 	by     atomic.Pointer[Handler] // that last had it from a dynamic source
@@ -139,6 +143,7 @@ func (p *pool) apply(s *poolSettings) bool {
 	defer p.queue.look() // when the lock is not held any more
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.adoptBlockSize(s)
 	old := p.settings.Swap(s)
 	p.scheduler.Apply(s.scheduler())
 	go func() { // less memory is made in steps, which let requests in between
@@ -151,7 +156,7 @@ func (p *pool) apply(s *poolSettings) bool {
 		set := s.worker(dial)
 		if set.ID != w.id {
 			delete(p.workers, dial) // another identity: it comes anew
-			p.scheduler.Retire(w.target)
+			p.retireRanks(w, 0, w.ranks())
 			fresh := p.declare(dial)
 			fresh.slots = w.slots // what runs there still does
 			if w.drain.Load()&drainAsked != 0 {
@@ -162,7 +167,7 @@ func (p *pool) apply(s *poolSettings) bool {
 		if s.others || s.upstreams[dial] { // else its limit is that of those who still wait for it
 			w.slots.limit.Store(int64(set.MaxRunning))
 		}
-		p.scheduler.Declare(w.target, set.KVTokens)
+		p.declareRanks(w, set)
 		w.configure(set)
 	}
 	p.declareAll(s)
@@ -205,7 +210,7 @@ func (p *pool) declare(dial string) *worker {
 	set := p.settings.Load().worker(dial)
 	w := newWorker(set)
 	p.workers[dial] = w
-	p.scheduler.Declare(w.target, set.KVTokens)
+	p.declareRanks(w, set)
 	return w
 }
 
@@ -219,7 +224,8 @@ func (p *pool) peek(dial string) *worker {
 }
 
 func newWorker(set Worker) *worker {
-	w := &worker{dial: set.Dial, id: set.ID, target: kvscore.Target{Worker: set.ID}, slots: new(slots)}
+	w := &worker{dial: set.Dial, id: set.ID, slots: new(slots)}
+	w.dp.Store(int32(set.DPSize))
 	w.slots.limit.Store(int64(set.MaxRunning))
 	w.seen.Store(now().Unix())
 	w.configure(set)
@@ -288,9 +294,11 @@ func (p *pool) forget() {
 		if static[dial] || p.used.Load()-w.seen.Load() <= int64(workerGrace/time.Second) {
 			continue
 		}
-		if p.scheduler.Forget(w.target) {
+		if p.forgetRanks(w) {
 			delete(p.workers, dial)
-			theMetrics().retries.DeletePartialMatch(prometheus.Labels{"pool": p.name, "worker": dial})
+			for _, counts := range []*prometheus.CounterVec{theMetrics().retries, theMetrics().cleared} {
+				counts.DeletePartialMatch(prometheus.Labels{"pool": p.name, "worker": dial})
+			}
 		}
 	}
 }

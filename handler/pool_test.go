@@ -32,7 +32,7 @@ func (p *pool) serve(w *worker) *kvscore.Lease {
 	var sel kvscore.Selection
 	sel.Rand = random{}
 	r := &kvscore.Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600, Streamed: true}
-	_, l := p.scheduler.Select(now(), r, []kvscore.Target{w.target}, -1, &kvscore.LeastLoad{}, &sel)
+	_, l := p.scheduler.Select(now(), r, []kvscore.Target{w.target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	l.FirstToken(now())
 	return l
 }
@@ -40,7 +40,7 @@ func (p *pool) serve(w *worker) *kvscore.Lease {
 // cached returns the tokens that a worker is thought to hold, -1 if it is not
 // known.
 func (p *pool) cached(w *worker) int64 {
-	load, ok := p.scheduler.Load(now(), w.target)
+	load, ok := p.scheduler.Load(now(), w.target(0))
 	if !ok {
 		return -1
 	}
@@ -112,10 +112,10 @@ func TestNewIDLeavesNothingBehind(t *testing.T) {
 	for id := uint64(11); id < 15; id++ {
 		w := p.worker("a:1")
 		p.serve(w).End(true, nil)
-		leases, olds = append(leases, p.serve(w)), append(olds, w.target)
+		leases, olds = append(leases, p.serve(w)), append(olds, w.target(0))
 		p.apply(wanted(Worker{Dial: "a:1", ID: id}).withDefaults())
-		if w := p.worker("a:1"); w.id != id || w.target.Worker != id || p.cached(w) > 0 {
-			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.id, w.target, p.cached(w), id)
+		if w := p.worker("a:1"); w.id != id || w.target(0).Worker != id || p.cached(w) > 0 {
+			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.id, w.target(0), p.cached(w), id)
 		}
 	}
 	for _, l := range leases {
@@ -146,7 +146,7 @@ func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
 	if !p.apply(wanted(Worker{Dial: "a:1", ID: 10, KVTokens: 5000}, Worker{Dial: "b:1"}).withDefaults()) {
 		t.Error("other settings are said to be the same")
 	}
-	load, _ := p.scheduler.Load(now(), w.target)
+	load, _ := p.scheduler.Load(now(), w.target(0))
 	if p.worker("a:1") != w || load.CapacityTokens != 5000 || load.CachedTokens != 1600 {
 		t.Errorf("another worker, or its load is %+v", load)
 	}

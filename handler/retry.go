@@ -103,9 +103,10 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 		return nil, lastError{err} // the client's body broke off: no worker's fault
 	}
 	rt.rateDown(a, err.Error(), 0, false)
-	if refused(err) && a.worker.gone.CompareAndSwap(false, true) {
-		rt.pool.scheduler.Clear(a.worker.target) // nobody is there: nor is the cache
+	if refused(err) {
+		rt.pool.lost(a.worker)
 	}
+	a.worker.engine.askAgain() // it may have restarted
 	var dial reverseproxy.DialError
 	reached := !errors.As(err, &dial)
 	if !rt.repeatable(reached) || !rt.anotherTry() {
@@ -144,9 +145,7 @@ func (rt *route) giveUp() (*http.Response, error) {
 // answered deals with an attempt that came to an answer.
 func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Response, error) {
 	a := rt.attempt
-	if a.worker.gone.Load() {
-		a.worker.gone.Store(false)
-	}
+	rt.pool.found(a.worker)
 	switch {
 	case retryable(resp.StatusCode):
 		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header), true)

@@ -78,6 +78,7 @@ type usualRoom struct {
 // attempt is one try on one worker.
 type attempt struct {
 	worker *worker
+	target kvscore.Target // the worker's rank
 	lease  *kvscore.Lease
 	terms  kvscore.Candidate
 	reason string
@@ -254,7 +255,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 		}
 		return nil
 	}
-	a := &attempt{worker: rt.workers[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
+	a := &attempt{worker: rt.workers[i], target: rt.targets[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	rt.attempts++
@@ -376,9 +377,9 @@ func (rt *route) placeholder(key string) (any, bool) {
 	}
 	switch name {
 	case "worker":
-		return a.worker.target.Worker, true
+		return a.target.Worker, true
 	case "dp_rank":
-		return a.worker.target.Rank, true
+		return a.target.Rank, true
 	case "overlap_blocks":
 		return int64(a.terms.OverlapBlocks), true
 	case "predicted_cached_tokens":

@@ -24,9 +24,10 @@ const (
 	firstLook = time.Second
 )
 
-// scout asks the workers which models they serve, from the handler's first
-// request until its end.
+// scout asks the workers which models they serve, and now and then what they
+// are, from the handler's first request until its end.
 type scout struct {
+	news  chan struct{} // a dynamic source has given a worker that is new
 	first chan struct{} // closed after the first look; made in Provision
 }
 
@@ -49,6 +50,7 @@ func (h *Handler) startScout() {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
+			case <-h.scout.news:
 			}
 		}
 	}()
@@ -72,6 +74,22 @@ func (h *Handler) own() []*worker {
 		}
 	}
 	return list
+}
+
+// met takes in that a dynamic source gave a worker to this handler. A new one
+// need not wait for the next look.
+func (h *Handler) met(w *worker) {
+	if h.ReverseProxy.DynamicUpstreams == nil || w.by.Load() == h {
+		return
+	}
+	w.by.Store(h)
+	if w.looked.Load() {
+		return
+	}
+	select {
+	case h.scout.news <- struct{}{}:
+	default: // it is looked at with others
+	}
 }
 
 // awaitFirstLook waits until it is known which models the workers serve, at
@@ -102,8 +120,8 @@ func (h *Handler) awaitFirstLook(ctx context.Context) {
 }
 
 // look asks all workers at the same time.
-func (h *Handler) look(ctx context.Context, first bool) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+func (h *Handler) look(whole context.Context, first bool) {
+	ctx, cancel := context.WithTimeout(whole, lookTimeout)
 	defer cancel()
 	done := make(chan struct{})
 	asked := 0
@@ -115,13 +133,16 @@ func (h *Handler) look(ctx context.Context, first bool) {
 		asked++
 		go func() {
 			defer func() { done <- struct{}{} }()
-			h.ask(ctx, w)
+			if h.ask(ctx, w) {
+				h.detect(whole, w)
+			}
 			w.looked.Store(true)
 		}()
 	}
 	for range asked {
 		<-done
 	}
+	h.pool.agreeOnBlocks()
 }
 
 // dialInfoKey is under which the proxy tells its transport where to dial.

@@ -20,6 +20,7 @@ import (
 type poolSettings struct {
 	memory      int64
 	blockSize   int
+	openBlocks  bool // the operator did not say blockSize; filled in with the defaults
 	textBlock   int
 	ttl         time.Duration
 	maxSessions int
@@ -104,6 +105,7 @@ func (h *Handler) poolSettings() (*poolSettings, error) {
 // set.
 func (s *poolSettings) withDefaults() *poolSettings {
 	full := *s
+	full.openBlocks = s.openBlocks || s.blockSize == 0
 	full.memory = orDefault(s.memory, kvscore.DefaultMemory)
 	full.blockSize = orDefault(s.blockSize, kvscore.DefaultBlockSize)
 	full.textBlock = orDefault(s.textBlock, defaultTextBlock)

@@ -134,7 +134,7 @@ func (t *routeTrace) end(rt *route, outcome string) {
 	o := rt.answer
 	if o != nil {
 		attrs = append(attrs, attribute.Int("kv_router.status", o.status),
-			attribute.String("kv_router.worker", strconv.FormatUint(o.attempt.worker.target.Worker, 10)))
+			attribute.String("kv_router.worker", strconv.FormatUint(o.attempt.target.Worker, 10)))
 		attrs = o.traced(attrs)
 	}
 	t.span.SetAttributes(attrs...)

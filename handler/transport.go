@@ -64,11 +64,12 @@ var errResent = errors.New("kv_router: already sent again once")
 func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Request {
 	body := rt.body
 	if body == nil {
-		return req
+		return rt.tellRank(req, false)
 	}
-	out := *req
+	send, inBody := body.with(rt.rankMember())
+	out := *rt.tellRank(req, inBody)
 	if rt.sent != nil {
-		out.Header = maps.Clone(req.Header) // an attempt before may still be writing it
+		out.Header = maps.Clone(out.Header) // an attempt before may still be writing it
 	}
 	if rt.plan.request != nil || rt.plan.lists {
 		// what is compressed cannot be read as it passes
@@ -77,7 +78,7 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	if body.size == 0 {
 		return &out
 	}
-	out.Body, out.ContentLength = body.open(), body.size
+	out.Body, out.ContentLength = send.open(), send.size
 	if len(req.Trailer) > 0 {
 		out.ContentLength = -1 // HTTP/1 has trailers only after chunks
 	}
@@ -93,7 +94,7 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 			resends.Add(-1)
 			return nil, errResent
 		}
-		return body.open(), nil
+		return send.open(), nil
 	}
 	return &out
 }
@@ -121,8 +122,8 @@ func (rt *route) label(h http.Header, a *attempt) {
 	if prefix == "" {
 		return
 	}
-	h.Set(prefix+"Worker", strconv.FormatUint(a.worker.target.Worker, 10))
-	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.worker.target.Rank), 10))
+	h.Set(prefix+"Worker", strconv.FormatUint(a.target.Worker, 10))
+	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.target.Rank), 10))
 	h.Set(prefix+"Reason", a.reason)
 	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
 	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))

@@ -50,6 +50,7 @@ type poolView struct {
 type settingsView struct {
 	IndexMemory int64   `json:"index_memory_bytes"`
 	BlockSize   int     `json:"block_size_tokens"`
+	BlockSource string  `json:"block_size_from"`
 	TextBlock   int     `json:"text_block_bytes"`
 	TTL         float64 `json:"session_ttl_seconds"`
 	MaxSessions int     `json:"max_sessions"`
@@ -77,7 +78,7 @@ func (p *pool) view(t time.Time) poolView {
 	v := poolView{
 		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(),
-		Settings:  settingsView{set.memory, set.blockSize, set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
+		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults, s.StaleChoices},
 		Incidents: p.incidents.view(t),
 	}
@@ -108,19 +109,21 @@ func (i *incidents) view(t time.Time) []incidentView {
 type workerView struct {
 	ID   uint64 `json:"id"`
 	Dial string `json:"dial"`
-	Rank uint32 `json:"dp_rank"`
 	// Static is whether it is an upstream by the configuration; others come
 	// from a dynamic source, or are not forgotten yet.
 	Static          bool       `json:"static_upstream"`
 	Draining        bool       `json:"draining"`
 	DrainAsked      bool       `json:"drain_by_admin_api"`
 	DrainConfigured bool       `json:"drain_by_config"`
+	Engine          engineView `json:"engine"`
 	Models          modelsView `json:"models"`
 	Health          healthView `json:"health"`
-	Load            loadView   `json:"load"`
-	Cache           cacheView  `json:"cache"`
-	Prefill         rateView   `json:"prefill"`
-	Hits            hitsView   `json:"hits"`
+	// Load, Cache and Prefill are sums over Ranks.
+	Load    loadView   `json:"load"`
+	Cache   cacheView  `json:"cache"`
+	Prefill rateView   `json:"prefill"`
+	Ranks   []rankView `json:"dp_ranks"`
+	Hits    hitsView   `json:"hits"`
 }
 
 type modelsView struct {
@@ -181,7 +184,7 @@ func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView 
 	proxy, set := p.proxyAvailable(), p.settings.Load()
 	loads, sum := make([]kvscore.Load, len(all)), int64(0)
 	for i, w := range all {
-		loads[i], _ = p.scheduler.Load(t, w.target)
+		loads[i] = p.load(t, w)
 		sum += loads[i].CachedTokens
 	}
 	list := make([]workerView, 0, len(all))
@@ -190,6 +193,7 @@ func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView 
 			continue
 		}
 		v := w.view(t, &loads[i])
+		v.Engine, v.Ranks = p.engineView(w), p.rankViews(t, w)
 		v.Static = set.upstreams[w.dial]
 		v.Health.Proxy = proxy[w.dial]
 		v.Cache.IndexShare = ratio(v.Cache.Cached, sum)
@@ -214,7 +218,7 @@ func (p *pool) proxyAvailable() map[string]*bool {
 func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 	drain, health := w.drain.Load(), w.health.state(t)
 	v := workerView{
-		ID: w.id, Dial: w.dial, Rank: w.target.Rank,
+		ID: w.id, Dial: w.dial,
 		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
 		Health: healthView{
 			Available: health.available, Refusing: w.gone.Load(),
@@ -273,7 +277,9 @@ type sessionView struct {
 func (p *pool) dials() map[kvscore.Target]string {
 	dials := make(map[kvscore.Target]string)
 	for _, w := range p.all() {
-		dials[w.target] = w.dial
+		for rank := range w.ranks() {
+			dials[w.target(rank)] = w.dial
+		}
 	}
 	return dials
 }

@@ -50,6 +50,10 @@ func (e *modelEngine) counts() (served int, wrong []string) {
 func (e *modelEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if r.Method == http.MethodGet && r.URL.Path != "/v1/models" {
+		http.NotFound(w, r) // the router asks what it is
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Path == "/v1/models" {
 		var list []map[string]any

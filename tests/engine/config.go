@@ -25,6 +25,10 @@ type Config struct {
 	ControlAddr string
 	// Model is the served model's name. Default: sim-8b.
 	Model string
+	// Flavour is the server that the engine looks like to whoever asks what it is,
+	// and how it is told the rank. Its inference is vLLM's, whatever it is. Default:
+	// VLLM.
+	Flavour Flavour
 	// LoRAs are the names of adapters, which are served as models. Default: none.
 	LoRAs []string
 	// Ranks is the number of data-parallel ranks, each with its own cache and
@@ -70,6 +74,7 @@ func orDefault[T comparable](v *T, def T) {
 func (c *Config) complete() error {
 	orDefault(&c.Name, "engine")
 	orDefault(&c.Model, "sim-8b")
+	orDefault(&c.Flavour, VLLM)
 	orDefault(&c.Ranks, 1)
 	orDefault(&c.BlockSize, 16)
 	orDefault(&c.Blocks, 16384)
@@ -99,6 +104,8 @@ func (c *Config) complete() error {
 		}
 	}
 	switch {
+	case flavours[c.Flavour] == nil:
+		return fmt.Errorf("unknown flavour %q", c.Flavour)
 	case c.Speed < 0 || c.Speed > 100:
 		return fmt.Errorf("speed %v is not between 0 and 100", c.Speed)
 	case c.MaxModelLen > c.Blocks*c.BlockSize:

@@ -4,7 +4,8 @@
 // GPU, data-parallel ranks behind one address, vLLM's answers, errors and
 // metrics, aborts on disconnect, and faults on demand. Its answers are words that
 // follow from the prompt and a seed, so that two engines with one configuration
-// give the same answer.
+// give the same answer. To those who ask what it is, it can look like an SGLang, a
+// TensorRT-LLM, a llama.cpp or a Dynamo frontend (Flavour).
 //
 // It is not for tests of a protocol's fine print, for which package canned is
 // enough, and its times are those of a formula, not of a machine.

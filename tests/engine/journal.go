@@ -45,8 +45,11 @@ type Record struct {
 	ID    string `json:"id,omitempty"`
 	Model string `json:"model,omitempty"`
 	// Rank is the data-parallel rank; -1 if none.
-	Rank         int `json:"rank"`
-	PromptTokens int `json:"prompt_tokens"`
+	Rank int `json:"rank"`
+	// RankFrom is where the rank was asked for, header or body; empty if the
+	// engine chose it.
+	RankFrom     string `json:"rank_from,omitempty"`
+	PromptTokens int    `json:"prompt_tokens"`
 	// CachedTokens is -1 until the request was admitted.
 	CachedTokens int `json:"cached_tokens"`
 	AnswerTokens int `json:"answer_tokens"`

@@ -32,6 +32,7 @@ type life struct {
 	ranks   []*rank
 	turn    atomic.Uint64
 	load    atomic.Int64 // inference requests that are being answered
+	drains  atomic.Int64 // times that statistics were given away
 
 	over     atomic.Bool   // set before the connections are closed
 	dead     chan struct{} // closed after it

@@ -34,6 +34,7 @@ type request struct {
 	ReturnTokenIDs       bool    `json:"return_token_ids"`
 	AddGenerationPrompt  *bool   `json:"add_generation_prompt"`
 	ContinueFinalMessage bool    `json:"continue_final_message"`
+	RoutedDPRank         *int    `json:"routed_dp_rank"`
 }
 
 // call is an inference request as it was understood.
@@ -45,6 +46,7 @@ type call struct {
 	answer     []uint32
 	reason     string // why the answer ends: stop or length
 	rank       int    // -1: the engine chooses
+	rankFrom   string // where the rank was asked for: header or body
 	stream     bool
 	usage      bool
 	continuous bool
@@ -83,7 +85,7 @@ func (e *Engine) understand(chat bool, body []byte, h http.Header) (*call, *apiE
 		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
 	}
 	orDefault(&c.model, e.cfg.Model)
-	if c.rank, aerr = e.pinned(h); aerr != nil {
+	if c.rank, c.rankFrom, aerr = e.pinned(&r, h); aerr != nil {
 		return nil, aerr
 	}
 	tokens, aerr := r.tokens(chat)
@@ -132,17 +134,26 @@ func (e *Engine) unknownModel(name string) *apiError {
 	return &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The model `%s` does not exist.", name), "model"}
 }
 
-// pinned returns the rank that the header asks for; -1 if none. What is not a
-// number is ignored.
-func (e *Engine) pinned(h http.Header) (int, *apiError) {
+// pinned returns the rank that is asked for, and where: in the header or, of an
+// SGLang, in the body, where the header counts more; -1 if none. What is not a
+// number is ignored in the header.
+func (e *Engine) pinned(r *request, h http.Header) (int, string, *apiError) {
+	inBody := e.cfg.Flavour == SGLang || e.cfg.Flavour == OldSGLang
+	if e.cfg.Flavour != VLLM && !inBody {
+		return -1, "", nil
+	}
+	from := "header"
 	rank, err := strconv.Atoi(h.Get("X-data-parallel-rank")) //nolint:canonicalheader // as vLLM writes it
 	if err != nil {
-		return -1, nil
+		if !inBody || r.RoutedDPRank == nil {
+			return -1, "", nil
+		}
+		rank, from = *r.RoutedDPRank, "body"
 	}
 	if rank < 0 || rank >= e.cfg.Ranks {
-		return 0, badRequest("data_parallel_rank %d is out of range [0, %d).", rank, e.cfg.Ranks)
+		return 0, "", badRequest("data_parallel_rank %d is out of range [0, %d).", rank, e.cfg.Ranks)
 	}
-	return rank, nil
+	return rank, from, nil
 }
 
 // requestID returns the id that the client gave, or a new one.

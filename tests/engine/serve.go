@@ -77,7 +77,7 @@ func (x *exchange) infer(chat bool, f Fault) {
 	}
 	j := newJob(&batch.Request{ID: x.record.Seq, Prompt: c.prompt, Answer: c.answer, Drag: f.Factor}, c.reason, c.stream)
 	x.note(func(r *Record) {
-		r.ID, r.Model, r.Rank, r.PromptTokens = c.id, c.model, c.rank, len(c.prompt.Tokens)
+		r.ID, r.Model, r.Rank, r.RankFrom, r.PromptTokens = c.id, c.model, c.rank, c.rankFrom, len(c.prompt.Tokens)
 	})
 	k := x.life.ranks[c.rank]
 	k.submit(j)

@@ -11,25 +11,14 @@ const version = "0.32.0"
 // surface answers what is not inference.
 func (x *exchange) surface() {
 	method := http.MethodGet
-	var serve func()
+	serve := flavours[x.engine.cfg.Flavour][x.r.URL.Path]
 	switch x.r.URL.Path {
-	case "/health":
-		serve = func() { x.header(http.StatusOK, "text/plain; charset=utf-8") }
 	case "/ping":
-		method, serve = x.r.Method, func() { x.header(http.StatusOK, "text/plain; charset=utf-8") }
-	case "/version":
-		serve = func() { x.value(map[string]string{"version": version}) }
-	case "/load":
-		serve = func() { x.value(map[string]int64{"server_load": x.life.load.Load()}) }
-	case "/v1/models":
-		serve = x.models
-	case "/metrics":
-		serve = x.metrics
-	case "/tokenize":
-		method, serve = http.MethodPost, x.tokenize
-	case "/detokenize":
-		method, serve = http.MethodPost, x.detokenize
-	default:
+		method = x.r.Method
+	case "/tokenize", "/detokenize":
+		method = http.MethodPost
+	}
+	if serve == nil {
 		x.fail404()
 		return
 	}
@@ -37,7 +26,7 @@ func (x *exchange) surface() {
 		x.fail405()
 		return
 	}
-	serve()
+	serve(x)
 	if x.record.Outcome == Running { // only this goroutine changes it
 		x.finish(Finished)
 	}
@@ -98,11 +87,14 @@ func (x *exchange) models() {
 	cfg := &x.engine.cfg
 	created := x.life.started.Unix()
 	list := make([]model, 0, 1+len(cfg.LoRAs))
-	list = append(list, model{
-		ID: cfg.Model, Object: "model", Created: created, OwnedBy: "vllm", Root: cfg.Model, MaxModelLen: &cfg.MaxModelLen,
-	})
+	owner := owners[cfg.Flavour]
+	base := model{ID: cfg.Model, Object: "model", Created: created, OwnedBy: owner, Root: cfg.Model}
+	if cfg.Flavour == VLLM || cfg.Flavour == SGLang || cfg.Flavour == OldSGLang {
+		base.MaxModelLen = &cfg.MaxModelLen
+	}
+	list = append(list, base)
 	for _, l := range cfg.LoRAs {
-		list = append(list, model{ID: l, Object: "model", Created: created, OwnedBy: "vllm", Root: l, Parent: &cfg.Model})
+		list = append(list, model{ID: l, Object: "model", Created: created, OwnedBy: owner, Root: l, Parent: &cfg.Model})
 	}
 	x.value(map[string]any{"object": "list", "data": list})
 }

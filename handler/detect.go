@@ -1,0 +1,171 @@
+package handler
+
+import (
+	"context"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"go.uber.org/zap"
+)
+
+const (
+	// detectTimeout is how long a worker may take to tell what it is, beside its
+	// models: some five short answers.
+	detectTimeout = 3 * time.Second
+	// askedAgain is after how long a worker is asked again that has told: it may
+	// be another one by then, or have restarted.
+	askedAgain = 15 * time.Second
+	// askedLess is the longest that a worker which tells nothing is left alone.
+	askedLess = 5 * time.Minute
+	// maxLives bounds the lives remembered of one address: behind it there may
+	// be several engines, which answer in turn.
+	maxLives = 16
+)
+
+// engineState is what is known of the engine behind a worker's address, as it
+// tells itself.
+type engineState struct {
+	told atomic.Pointer[engine.Told] // nil: nothing so far
+
+	mu     sync.Mutex
+	next   time.Time         // when it is asked again
+	silent int               // times in a row that it told nothing
+	lives  []string          // of which it told, the latest last
+	warned map[string]string // contradictions that the log has
+}
+
+// last returns what the engine told last, nothing if it told nothing.
+func (e *engineState) last() engine.Told {
+	if t := e.told.Load(); t != nil {
+		return *t
+	}
+	return engine.Told{}
+}
+
+// askAgain lets the engine be asked with the next look at its worker.
+func (e *engineState) askAgain() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.next = time.Time{}
+}
+
+// due tells whether the engine is to be asked now.
+func (e *engineState) due(t time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !t.Before(e.next)
+}
+
+// isSilent tells whether the engine did not show again what it was before.
+func (e *engineState) isSilent() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.silent > 1
+}
+
+// answered takes in that the engine was asked, and whether it told what it is:
+// one that does not is asked less and less often.
+func (e *engineState) answered(t time.Time, told bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if told {
+		e.silent, e.next = 0, t.Add(askedAgain)
+		return
+	}
+	e.next = t.Add(min(lookEvery<<min(e.silent, 8), askedLess))
+	e.silent++
+}
+
+// another takes in a life that the engine tells of, and says whether it had
+// another one before: whether it has restarted.
+func (e *engineState) another(life string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if life == "" || slices.Contains(e.lives, life) {
+		return false
+	}
+	if len(e.lives) == maxLives {
+		e.lives = slices.Delete(e.lives, 0, 1)
+	}
+	e.lives = append(e.lives, life)
+	return len(e.lives) > 1
+}
+
+// kindOf returns the type of an engine, as the operator says or else as it told;
+// empty if neither did.
+func kindOf(set Worker, told engine.Told) string {
+	if set.Engine != engineAuto {
+		return set.Engine
+	}
+	return told.Type
+}
+
+// detect finds out what a worker is and what it tells of itself, if it is time
+// to.
+func (h *Handler) detect(ctx context.Context, w *worker) {
+	if !w.engine.due(now()) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
+	defer cancel()
+	get := func(path string) (int, []byte) { return h.getBody(ctx, w, path) }
+	set := h.pool.settings.Load().worker(w.dial)
+	kind := kindOf(set, w.engine.last())
+	if kind == "" || kind == engine.Other || set.Engine == engineAuto && w.engine.isSilent() {
+		h.pool.learn(w, engine.Ask(get))
+		return
+	}
+	h.pool.learn(w, engine.AskAs(kind, get))
+}
+
+// getBody returns the status and the body of an answer of a worker, status 0 if
+// there is none.
+func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
+	resp, err := h.get(ctx, w, path)
+	if err != nil {
+		return 0, nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, engine.MaxBody))
+	if err != nil {
+		return 0, nil
+	}
+	return resp.StatusCode, body
+}
+
+// learn takes in what a worker tells of itself.
+func (p *pool) learn(w *worker, told engine.Told) {
+	before := w.engine.last()
+	w.engine.answered(now(), told.Type != "" && told.Type != engine.Other)
+	if told.Type == "" && before.Type != "" {
+		return // for now it is taken to be what it was
+	}
+	told = told.Or(before)
+	if !p.takeIn(w, told) {
+		return // a new configuration made another one of it
+	}
+	if shown(told) != shown(before) {
+		p.logger().Info("worker tells what it is", zap.String("upstream", w.dial), zap.Object("engine", toldFields(told)))
+	}
+	if w.engine.another(told.Life) || before.Type != "" && told.Type != before.Type {
+		p.clear(w, clearedRestarted)
+	}
+	p.contradict(w)
+}
+
+// takeIn makes what a worker tells what is known of it, and tells whether the
+// worker is still one of the pool's.
+func (p *pool) takeIn(w *worker, told engine.Told) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.workers[w.dial] != w {
+		return false
+	}
+	w.engine.told.Store(&told)
+	p.declareRanks(w, p.settings.Load().worker(w.dial))
+	return true
+}

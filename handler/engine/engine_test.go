@@ -1,0 +1,197 @@
+package engine
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// a server by its paths: bodies of answers with status 200, or `!` and a status.
+type site map[string]string
+
+func (s site) get(asked *[]string) Get {
+	return func(path string) (int, []byte) {
+		*asked = append(*asked, path)
+		switch body, ok := s[path]; {
+		case s["*"] == "down":
+			return 0, nil
+		case body == "!401":
+			return 401, []byte(`{"error":"Unauthorized"}`)
+		case !ok:
+			return 404, []byte(`{"detail":"Not Found"}`)
+		default:
+			return 200, []byte(body)
+		}
+	}
+}
+
+const vllmPage = `# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="0",kv_cache_size_tokens="9600",num_gpu_blocks="300",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="1",kv_cache_size_tokens="9568",num_gpu_blocks="299",model="a\"},b"} 1.0
+process_start_time_seconds 1.76372563025e+09
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+`
+
+var sites = []struct {
+	name string
+	site site
+	want Told
+}{
+	{"vLLM with two ranks", site{
+		pathModels:  `{"object":"list","data":[{"id":"m","owned_by":"vllm","max_model_len":8192},{"id":"lora","owned_by":"vllm","max_model_len":null}]}`,
+		pathVersion: `{"version":"0.32.0+cpu"}`, pathMetrics: vllmPage,
+	}, Told{
+		Type: VLLM, Version: "0.32.0+cpu", KVTokens: 9568, BlockSize: 32, DPSize: 2, ContextTokens: 8192,
+		Started: time.UnixMilli(1763725630250), Life: "1763725630250",
+	}},
+	{"vLLM that is older, and behind a key", site{
+		pathModels: "!401", pathVersion: `{"version":"0.8.5"}`,
+		pathMetrics: "# HELP x\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"573\",enable_prefix_caching=\"False\"} 1.0\n",
+	}, Told{Type: VLLM, Version: "0.8.5", KVTokens: 573 * 16, BlockSize: 16, DPSize: 1, NoPrefixCache: true}},
+	{"vLLM with a part of the ranks", site{
+		pathModels:  `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathMetrics: "vllm:cache_config_info{engine=\"4\",block_size=\"16\",num_gpu_blocks=\"None\"} 1\nvllm:cache_config_info{engine=\"5\",block_size=\"16\"} 1\n",
+	}, Told{Type: VLLM, BlockSize: 16}},
+	{"SGLang", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"sglang","max_model_len":131072}]}`,
+		pathServerInfo: `{"page_size":64,"dp_size":4,"max_running_requests":null,"disable_radix_cache":false,"random_seed":42,"max_total_num_tokens":20480,` +
+			`"internal_states":[{"memory_usage":{"token_capacity":20480},"effective_max_running_requests_per_dp":128}],"version":"0.5.21"}`,
+	}, Told{
+		Type: SGLang, Version: "0.5.21", KVTokens: 20480, BlockSize: 64, DPSize: 4, ContextTokens: 131072, MaxRunning: 128,
+		Life: "42/20480",
+	}},
+	{"SGLang that is older, and lists no owner", site{
+		pathModels:         `{"data":[{"id":"m","owned_by":"us"}]}`,
+		"/get_server_info": `{"page_size":1,"dp_size":1,"context_length":4096,"max_running_requests":7,"max_total_num_tokens":1000,"disable_radix_cache":true,"version":"0.4.6"}`,
+	}, Told{Type: SGLang, Version: "0.4.6", KVTokens: 1000, BlockSize: 1, DPSize: 1, ContextTokens: 4096, MaxRunning: 7, NoPrefixCache: true}},
+	{"TensorRT-LLM", site{
+		pathModels:  `{"object":"list","data":[{"id":"m","object":"model","owned_by":"tensorrt_llm"}]}`,
+		pathVersion: `{"version":"1.4.0rc2"}`, pathServerInfo: `{"disaggregated_params":null}`, pathMetrics: "taken away",
+	}, Told{Type: TRTLLM, Version: "1.4.0rc2"}},
+	{"TensorRT-LLM by another owner", site{
+		pathModels:  `{"data":[]}`,
+		pathVersion: `{"version":"1.0"}`, pathServerInfo: `{"disaggregated_params":{}}`, pathMetrics: "taken away",
+	}, Told{Type: TRTLLM, Version: "1.0"}},
+	{"llama.cpp", site{
+		pathModels: `{"models":[],"object":"list","data":[{"id":"m","object":"model","owned_by":"llamacpp"}]}`,
+		"/props":   `{"default_generation_settings":{"id":0,"n_ctx":16384},"total_slots":4,"build_info":"b6000-abc"}`,
+	}, Told{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 65536, ContextTokens: 16384, MaxRunning: 4}},
+	{"Dynamo", site{
+		pathModels: `{"object":"list","data":[{"id":"m","object":"object","owned_by":"nvidia"}]}`,
+		"/health":  `{"status":"healthy","endpoints":["dyn://a.b.c"],"instances":[{"instance_id":1}]}`,
+	}, Told{Type: Dynamo}},
+	{"something else", site{pathModels: `{"data":[{"id":"m","owned_by":"me"}]}`, "/health": `{"status":"ok"}`, pathVersion: `{"version":"3"}`}, Told{Type: Other}},
+	{"nothing", site{}, Told{}},
+	{"down", site{"*": "down"}, Told{}},
+}
+
+func TestAskFindsOut(t *testing.T) {
+	for _, c := range sites {
+		t.Run(c.name, func(t *testing.T) {
+			var asked []string
+			got := Ask(c.site.get(&asked))
+			if got != c.want {
+				t.Errorf("got %+v\nwant %+v", got, c.want)
+			}
+			if slices.Sort(asked); len(slices.Compact(asked)) != len(asked) {
+				t.Errorf("asked twice: %v", asked)
+			}
+			if c.want.Type == TRTLLM && slices.Contains(asked, pathMetrics) {
+				t.Errorf("its statistics were taken away: %v", asked)
+			}
+			if c.site["*"] == "down" && len(asked) > 1 {
+				t.Errorf("asked %v of a server that is down", asked)
+			}
+			if c.want.Type == "" || c.want.Type == Other {
+				return
+			}
+			if again := AskAs(c.want.Type, c.site.get(&asked)); again != c.want {
+				t.Errorf("asked as %s it tells %+v\nwant %+v", c.want.Type, again, c.want)
+			}
+		})
+	}
+}
+
+// TestAskAsAnother asks servers as what they are not: they show it.
+func TestAskAsAnother(t *testing.T) {
+	for _, c := range sites {
+		for _, kind := range Names {
+			var asked []string
+			got := AskAs(kind, c.site.get(&asked))
+			if got.Type != c.want.Type && got.Type != "" {
+				t.Errorf("%s asked as %s shows to be %q", c.name, kind, got.Type)
+			}
+			if c.want.Type == TRTLLM && kind != VLLM && slices.Contains(asked, pathMetrics) {
+				t.Errorf("%s asked as %s: its statistics were taken away", c.name, kind)
+			}
+		}
+	}
+}
+
+func TestWhatIsMissingWasTold(t *testing.T) {
+	before := Told{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}
+	for _, c := range []struct {
+		now  Told
+		want Told
+	}{
+		{Told{Type: VLLM, Version: "1"}, Told{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
+		{Told{Type: VLLM, DPSize: 1, Life: "a"}, Told{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5)}},
+		{Told{Type: VLLM, Life: "b"}, Told{Type: VLLM, Life: "b"}},
+		{Told{Type: SGLang}, Told{Type: SGLang}},
+	} {
+		if got := c.now.Or(before); got != c.want {
+			t.Errorf("%+v becomes %+v, want %+v", c.now, got, c.want)
+		}
+	}
+}
+
+// checkTold fails where something is told that cannot be.
+func checkTold(t *testing.T, told Told) {
+	t.Helper()
+	switch {
+	case told.Type != "" && !Known(told.Type), len(told.Version) > maxVersion, len(told.Life) > maxVersion,
+		told.KVTokens < 0 || told.KVTokens > maxCount*maxBlockSize, told.BlockSize < 0 || told.BlockSize > maxBlockSize,
+		told.DPSize < 0 || told.DPSize > maxRanks, told.ContextTokens < 0 || told.ContextTokens > maxCount,
+		told.MaxRunning < 0 || told.MaxRunning > maxCount:
+		t.Errorf("told %+v", told)
+	}
+}
+
+func FuzzMetrics(f *testing.F) {
+	f.Add([]byte(vllmPage))
+	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"))
+	f.Add([]byte("process_start_time_seconds{ 1e300"))
+	f.Fuzz(func(t *testing.T, page []byte) {
+		var told Told
+		readVLLMMetrics(page, &told)
+		checkTold(t, told)
+	})
+}
+
+// FuzzAsk answers all questions with the same.
+func FuzzAsk(f *testing.F) {
+	for _, c := range sites {
+		for _, body := range c.site {
+			f.Add([]byte(body), uint8(0))
+		}
+	}
+	f.Add([]byte(`{"page_size":1e400,"dp_size":-1,"version":{"version":"\u0000"},"max_total_num_tokens":"9"}`), uint8(1))
+	f.Fuzz(func(t *testing.T, body []byte, as uint8) {
+		get := func(string) (int, []byte) { return 200, body }
+		checkTold(t, Ask(get))
+		checkTold(t, AskAs(Names[int(as)%len(Names)], get))
+	})
+}
+
+func BenchmarkMetrics(b *testing.B) {
+	page := []byte(vllmPage)
+	for len(page) < 1<<20 {
+		page = append(page, "vllm:time_to_first_token_seconds_bucket{engine=\"0\",le=\"0.001\",model_name=\"m\"} 0.0\n"...)
+	}
+	b.SetBytes(int64(len(page)))
+	for b.Loop() {
+		var told Told
+		readVLLMMetrics(page, &told)
+	}
+}

@@ -1,0 +1,23 @@
+package engine
+
+import "github.com/tidwall/gjson"
+
+func (s *server) isLlamaCpp() bool {
+	props := s.json("/props")
+	return props.Get("total_slots").Exists() && props.Get("default_generation_settings").Exists()
+}
+
+func (s *server) tellLlamaCpp(told *Told) { readProps(s.json("/props"), told) }
+
+// readProps reads /props of llama.cpp's server. Its cache has no blocks: each
+// slot keeps the latest prompt that it served.
+func readProps(props gjson.Result, told *Told) {
+	told.Version = cleaned(props.Get("build_info").Str)
+	slots := within(count(props.Get("total_slots")), 1<<16)
+	told.MaxRunning = slots
+	told.ContextTokens = count(props.Get("default_generation_settings.n_ctx"))
+	orDefault(&told.ContextTokens, count(props.Get("n_ctx"))) // where older ones have it
+	if tokens := told.ContextTokens; tokens <= maxCount/(1<<16) {
+		told.KVTokens = tokens * int64(slots)
+	}
+}

@@ -1,0 +1,109 @@
+package handler
+
+import (
+	"maps"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// ranks returns how many data-parallel ranks the worker has: each is a target of
+// its own, with a KV cache of its own. All else is the worker's: health, models,
+// draining.
+func (w *worker) ranks() int { return max(1, int(w.dp.Load())) }
+
+// target returns one of the worker's targets.
+func (w *worker) target(rank int) kvscore.Target {
+	return kvscore.Target{Worker: w.id, Rank: uint32(rank)}
+}
+
+// declareRanks makes the worker's targets known with their capacity, as the
+// operator says or else the engine. The pool's lock is held, or nobody has the
+// pool yet.
+func (p *pool) declareRanks(w *worker, set Worker) {
+	told := w.engine.last()
+	capacity := orDefault(set.KVTokens, told.KVTokens)
+	style := engine.RankStyleOf(kindOf(set, told))
+	size := 1
+	if style != engine.RankNone { // ranks that cannot be chosen are no targets
+		size = max(1, orDefault(set.DPSize, told.DPSize))
+	}
+	w.style.Store(int32(style))
+	before := w.ranks()
+	for rank := range size {
+		p.scheduler.Declare(w.target(rank), capacity)
+	}
+	w.dp.Store(int32(size))
+	p.retireRanks(w, size, before)
+}
+
+// retireRanks removes targets from one rank on as soon as they have no leases.
+func (p *pool) retireRanks(w *worker, from, to int) {
+	for rank := from; rank < to; rank++ {
+		p.scheduler.Retire(w.target(rank))
+	}
+}
+
+// forgetRanks removes all targets of a worker that have no leases, and tells
+// whether it did.
+func (p *pool) forgetRanks(w *worker) bool {
+	all := true
+	for rank := range w.ranks() {
+		all = p.scheduler.Forget(w.target(rank)) && all
+	}
+	if !all {
+		p.declareRanks(w, p.settings.Load().worker(w.dial)) // it is needed a while longer
+	}
+	return all
+}
+
+// load returns the books of all the worker's ranks, summed up.
+func (p *pool) load(t time.Time, w *worker) kvscore.Load {
+	var sum kvscore.Load
+	for rank := range w.ranks() {
+		l, _ := p.scheduler.Load(t, w.target(rank))
+		sum.Requests += l.Requests
+		sum.PrefillTokens += l.PrefillTokens
+		sum.PromptBlocks += l.PromptBlocks
+		sum.OutputBlocks += l.OutputBlocks
+		sum.CachedTokens += l.CachedTokens
+		sum.CapacityTokens += l.CapacityTokens
+		sum.PrefillRate += l.PrefillRate
+		sum.RateInUse += l.RateInUse
+	}
+	return sum
+}
+
+// headerRank is the header by which engines are told the rank, as net/http
+// writes it. vLLM has X-data-parallel-rank, and names are the same in any case.
+const headerRank = "X-Data-Parallel-Rank"
+
+// tellRank returns the request of an attempt with the rank in it, where the
+// worker has several. A client's own wish for a rank is taken out: the books
+// would be wrong of both ranks.
+func (rt *route) tellRank(out *http.Request, inBody bool) *http.Request {
+	a := rt.attempt
+	if a.worker.ranks() < 2 {
+		return out
+	}
+	told := *out
+	told.Header = maps.Clone(out.Header) // the attempts of a request share it
+	delete(told.Header, headerRank)
+	if !inBody {
+		told.Header[headerRank] = []string{strconv.FormatUint(uint64(a.target.Rank), 10)}
+	}
+	return &told
+}
+
+// rankMember returns the member that tells the rank in a body, empty if this
+// attempt has none.
+func (rt *route) rankMember() string {
+	a := rt.attempt
+	if rt.plan.request == nil || a.worker.ranks() < 2 || engine.RankStyle(a.worker.style.Load()) != engine.RankBody {
+		return ""
+	}
+	return `"routed_dp_rank":` + strconv.FormatUint(uint64(a.target.Rank), 10)
+}

@@ -1,0 +1,190 @@
+package handler
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+)
+
+// tell lets a worker tell something.
+func (p *pool) tell(dial string, told engine.Told) *worker {
+	w := p.worker(dial)
+	p.learn(w, told)
+	p.agreeOnBlocks()
+	return w
+}
+
+func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"}))
+	want := func(size int, from string) {
+		t.Helper()
+		v := p.view(now()).Settings
+		if v.BlockSize != size || v.BlockSource != from {
+			t.Errorf("block size %d (%s), want %d (%s)", v.BlockSize, v.BlockSource, size, from)
+		}
+	}
+	want(16, "default")
+	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 32})
+	want(32, fromEngine)
+	p.tell("b:1", engine.Told{Type: engine.VLLM})
+	want(32, fromEngine)
+	p.tell("b:1", engine.Told{Type: engine.VLLM, BlockSize: 64})
+	want(32, fromEngine) // they disagree
+	if in := p.view(now()).Incidents; len(in) != 1 || !strings.Contains(in[0].What, "size of their KV blocks") {
+		t.Errorf("incidents %+v", in)
+	}
+	if p.apply(wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"}).withDefaults()) {
+		t.Error("the same settings are said to differ")
+	}
+	want(32, fromEngine)
+	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 64})
+	want(64, fromEngine)
+	for _, dial := range []string{"a:1", "b:1"} {
+		p.tell(dial, engine.Told{Type: engine.SGLang, BlockSize: 1})
+	}
+	want(16, fromEngine) // one token each is for no index
+	own := wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"})
+	own.blockSize = 48
+	p.apply(own.withDefaults())
+	want(48, fromConfig)
+	p.tell("c:1", engine.Told{Type: engine.VLLM, BlockSize: 128})
+	want(48, fromConfig)
+}
+
+func TestBlockSizes(t *testing.T) {
+	for told, want := range map[int]int{1: 16, 8: 16, 10: 20, 16: 16, 32: 32, 128: 128, 4096: 4096} {
+		if got := blockSizeFor(told); got != want {
+			t.Errorf("engines' %d become %d, want %d", told, got, want)
+		}
+	}
+}
+
+// TestToldRanksAreTargets has an engine tell of ranks and room, the operator say
+// otherwise, and a restart with fewer.
+func TestToldRanksAreTargets(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1", ID: 10}))
+	capacities := func(w *worker) (list []int64) {
+		for rank := range 4 {
+			if load, ok := p.scheduler.Load(now(), w.target(rank)); ok {
+				list = append(list, load.CapacityTokens)
+			}
+		}
+		return list
+	}
+	want := func(what string, list ...int64) {
+		t.Helper()
+		w := p.worker("a:1")
+		if got := capacities(w); w.ranks() != len(list) || !slices.Equal(got, list) {
+			t.Errorf("%s: %d ranks with %v tokens, want %v", what, w.ranks(), got, list)
+		}
+	}
+	want("at first", 262144)
+	w := p.tell("a:1", engine.Told{Type: engine.VLLM, DPSize: 3, KVTokens: 5000, Life: "1"})
+	want("told", 5000, 5000, 5000)
+	p.tell("a:1", engine.Told{Type: engine.VLLM, Life: "1"})
+	want("told less", 5000, 5000, 5000)
+	p.tell("a:1", engine.Told{})
+	want("told nothing", 5000, 5000, 5000)
+	p.apply(wanted(Worker{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).withDefaults())
+	want("configured", 7000, 7000)
+	p.apply(wanted(Worker{Dial: "a:1", ID: 10, KVTokens: 7000}).withDefaults())
+	want("configured in part", 7000, 7000, 7000)
+	p.tell("a:1", engine.Told{Type: engine.VLLM, DPSize: 1, Life: "2"})
+	want("restarted with one", 7000)
+	p.apply(wanted(Worker{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).withDefaults())
+	want("of an engine that chooses itself", 262144)
+	if p.worker("a:1") != w {
+		t.Error("it is another worker")
+	}
+}
+
+func TestContradictions(t *testing.T) {
+	s := wanted().withDefaults()
+	own := wanted()
+	own.blockSize = 16
+	for _, c := range []struct {
+		s    *poolSettings
+		set  Worker
+		told engine.Told
+		want []string
+	}{
+		{s, Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
+		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{}, nil},
+		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, Worker{Engine: engine.Other}, engine.Told{Type: engine.SGLang}, nil},
+		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.LlamaCpp}, []string{"dp_size"}},
+		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
+		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Told{Type: engine.SGLang, BlockSize: 1}, nil},
+		{s, Worker{Engine: engineAuto}, engine.Told{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
+	} {
+		var got []string
+		for what := range c.s.contradictions(c.set, c.told) {
+			got = append(got, what)
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("%+v, told %+v: %v, want %v", c.set, c.told, got, c.want)
+		}
+	}
+}
+
+// TestRestartsThatAreTold has one engine restart, and an address behind which
+// several answer in turn.
+func TestRestartsThatAreTold(t *testing.T) {
+	var e engineState
+	for i, c := range []struct {
+		life string
+		want bool
+	}{{"", false}, {"a", false}, {"a", false}, {"", false}, {"b", true}, {"a", false}, {"b", false}, {"c", true}} {
+		if got := e.another(c.life); got != c.want {
+			t.Errorf("%d: after %q another life: %v, want %v", i, c.life, got, c.want)
+		}
+	}
+	for i := range 10 * maxLives {
+		e.another(fmt.Sprint(i))
+	}
+	if len(e.lives) != maxLives {
+		t.Errorf("%d lives are remembered", len(e.lives))
+	}
+}
+
+// TestTheSilentAreAskedLessAndLess asks as often as the engine is due in a day.
+func TestTheSilentAreAskedLessAndLess(t *testing.T) {
+	var e engineState
+	asked := 0
+	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(lookEvery) {
+		if e.due(t) {
+			asked++
+			e.answered(t, false)
+		}
+	}
+	if most := int(24*time.Hour/askedLess) + 10; asked > most || asked < most/2 {
+		t.Errorf("asked %d times in a day, want up to %d", asked, most)
+	}
+}
+
+// TestMirrorIsClearedOnAllRanks clears, and tells of it only if there was
+// anything.
+func TestMirrorIsClearedOnAllRanks(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1", DPSize: 2}))
+	w := p.worker("a:1")
+	p.serve(w).End(true, nil)
+	if load := p.load(now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
+		t.Errorf("load of both ranks %+v", load)
+	}
+	p.lost(w)
+	p.lost(w)
+	if load := p.load(now(), w); load.CachedTokens != 0 {
+		t.Errorf("load of both ranks %+v", load)
+	}
+	if !w.gone.Load() {
+		t.Error("it is not gone")
+	}
+	p.found(w)
+	if w.gone.Load() || !w.engine.due(now()) {
+		t.Error("it is still gone, or not asked again")
+	}
+}

@@ -1,0 +1,111 @@
+package engine
+
+import (
+	"net/http"
+	"time"
+)
+
+// Flavour is the server that an engine looks like.
+type Flavour string
+
+// The flavours.
+const (
+	VLLM   Flavour = "vllm"
+	SGLang Flavour = "sglang"
+	// OldSGLang has /get_server_info only.
+	OldSGLang Flavour = "sglang-old"
+	TRTLLM    Flavour = "trtllm"
+	LlamaCpp  Flavour = "llamacpp"
+	// Dynamo is a Dynamo frontend with one worker.
+	Dynamo Flavour = "dynamo"
+)
+
+// owners are whom the list of models names.
+var owners = map[Flavour]string{
+	VLLM: "vllm", SGLang: "sglang", OldSGLang: "sglang", TRTLLM: "tensorrt_llm", LlamaCpp: "llamacpp", Dynamo: "nvidia",
+}
+
+// flavours are what is answered by path, beside inference.
+var flavours map[Flavour]map[string]func(*exchange)
+
+func init() { // some of these look at the flavour
+	flavours = map[Flavour]map[string]func(*exchange){
+		VLLM: {
+			"/health": (*exchange).fine, "/ping": (*exchange).fine, "/version": (*exchange).version, "/load": (*exchange).load,
+			"/v1/models": (*exchange).models, "/metrics": (*exchange).metrics,
+			"/tokenize": (*exchange).tokenize, "/detokenize": (*exchange).detokenize,
+		},
+		SGLang: {
+			"/health": (*exchange).fine, "/v1/models": (*exchange).models,
+			"/server_info": (*exchange).serverInfo, "/get_server_info": (*exchange).serverInfo,
+		},
+		OldSGLang: {
+			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
+		},
+		TRTLLM: {
+			"/health": (*exchange).fine, "/version": (*exchange).version, "/v1/models": (*exchange).models,
+			"/server_info": (*exchange).handover, "/metrics": (*exchange).drained,
+		},
+		LlamaCpp: {
+			"/health": (*exchange).ok, "/v1/models": (*exchange).models, "/props": (*exchange).props,
+		},
+		Dynamo: {
+			"/health": (*exchange).instances, "/live": (*exchange).ok, "/v1/models": (*exchange).models,
+		},
+	}
+}
+
+func (x *exchange) fine() { x.header(http.StatusOK, "text/plain; charset=utf-8") }
+
+func (x *exchange) ok() { x.value(map[string]string{"status": "ok"}) }
+
+func (x *exchange) version() { x.value(map[string]string{"version": version}) }
+
+func (x *exchange) load() { x.value(map[string]int64{"server_load": x.life.load.Load()}) }
+
+// serverInfo answers as an SGLang does, with the fields that matter here.
+func (x *exchange) serverInfo() {
+	cfg := &x.engine.cfg
+	tokens := cfg.Blocks * cfg.BlockSize
+	states := make([]any, cfg.Ranks)
+	for i := range states {
+		states[i] = map[string]any{
+			"memory_usage":                          map[string]any{"token_capacity": tokens, "kvcache": 1.5},
+			"effective_max_running_requests_per_dp": cfg.MaxRunning,
+		}
+	}
+	x.value(map[string]any{
+		"model_path": cfg.Model, "context_length": nil, "page_size": cfg.BlockSize, "dp_size": cfg.Ranks,
+		"max_running_requests": nil, "disable_radix_cache": false, "random_seed": x.life.started.UnixNano() % 1e9,
+		"max_total_num_tokens": tokens, "internal_states": states, "version": version,
+	})
+}
+
+// handover answers as a TensorRT-LLM does that hands over no prefill.
+func (x *exchange) handover() { x.value(map[string]any{"disaggregated_params": nil}) }
+
+// drained answers as a TensorRT-LLM does, which gives its statistics away once.
+func (x *exchange) drained() {
+	x.value([]any{map[string]any{"iter": x.life.drains.Add(1), "kvCacheStats": map[string]int{"maxNumBlocks": x.engine.cfg.Blocks}}})
+}
+
+// props answers as a llama.cpp does, whose slots have room for one context each.
+func (x *exchange) props() {
+	cfg := &x.engine.cfg
+	x.value(map[string]any{
+		"default_generation_settings": map[string]any{"id": 0, "n_ctx": cfg.MaxModelLen, "params": map[string]any{}},
+		"total_slots":                 cfg.MaxRunning, "model_path": cfg.Model, "build_info": "b" + version, "is_sleeping": false,
+	})
+}
+
+// instances answers as a Dynamo frontend does.
+func (x *exchange) instances() {
+	x.value(map[string]any{
+		"status": "healthy", "message": "Service is healthy",
+		"endpoints": []string{"dyn://dynamo.backend.generate"},
+		"instances": []any{map[string]any{
+			"namespace": "dynamo", "component": "backend", "endpoint": "generate",
+			"instance_id": x.life.started.Truncate(time.Second).Unix(), "transport": map[string]string{"tcp": "127.0.0.1:1"},
+		}},
+	})
+}

@@ -1,0 +1,173 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+// TestConversationsStayOnTheirRank holds conversations with one engine of two
+// data-parallel ranks, short and long ones, whose clients ask for a rank of their
+// own in vain. Each turn is computed by the rank that the router says, which is
+// told in the way of the engine.
+func TestConversationsStayOnTheirRank(t *testing.T) {
+	for _, v := range []struct {
+		flavour engine.Flavour
+		from    string
+	}{{engine.VLLM, "header"}, {engine.SGLang, "body"}} {
+		t.Run(string(v.flavour), func(t *testing.T) {
+			e := startSimulated(t, engine.Config{Flavour: v.flavour, Ranks: 2})
+			s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-", "affinity {\nkey header:X-Session-Id\n}"))
+			s.mustChat(t, simChat("hello"))
+			eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+			met := len(e.Journal())
+			said := s.talkToRanks(t, 16, 4)
+			used := map[string]int{}
+			records := map[string]engine.Record{}
+			for _, r := range e.Journal()[met:] {
+				if r.Header.Get("User-Agent") != "kv_router" && r.ID != "" {
+					records[strings.TrimPrefix(r.ID, "chatcmpl-")] = r
+				}
+			}
+			var kept, all [2]int // with a session, without
+			for id, rank := range said {
+				r, there := records[id]
+				if !there || strconv.Itoa(r.Rank) != rank || r.RankFrom != v.from {
+					t.Fatalf("%s: said to be rank %s, the engine has %+v", id, rank, r)
+				}
+				used[rank]++
+				var i, turn int
+				fmt.Sscanf(id, "c%d-%d", &i, &turn)
+				if before, later := said[fmt.Sprintf("c%d-%d", i, turn-1)]; later {
+					all[i%2]++
+					if before == rank {
+						kept[i%2]++
+					}
+				}
+			}
+			t.Logf("requests by rank %v; on the rank of the turn before: %v of %v later turns with and without a session", used, kept, all)
+			if all != [2]int{24, 24} || kept[0] < 24 || kept[1] < 23 {
+				t.Errorf("%v of %v later turns kept their rank", kept, all)
+			}
+			if min(used["0"], used["1"])*4 < len(said) {
+				t.Errorf("one rank had most requests: %v", used)
+			}
+			w := s.told(t, e)
+			if w.Ranks[0].Cache.Cached == 0 || w.Ranks[1].Cache.Cached == 0 || w.Cache.Cached != w.Ranks[0].Cache.Cached+w.Ranks[1].Cache.Cached {
+				t.Errorf("the mirrors are %+v of %+v", w.Ranks, w.Cache)
+			}
+			for rank := range 2 {
+				if _, found := s.scrape(t).sum("caddy_kv_router_worker_cached_tokens", fmt.Sprintf(`dp_rank="%d"`, rank)); !found {
+					t.Errorf("no metrics of rank %d", rank)
+				}
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// talkToRanks holds conversations of some turns each, and returns the rank that
+// each request was said to have, by its id: "conversation-turn". Half of the
+// conversations have a session.
+func (s *server) talkToRanks(t *testing.T, conversations, turns int) map[string]string {
+	t.Helper()
+	said, mu := make(map[string]string), sync.Mutex{}
+	free := make(chan struct{}, 1) // beside another request, a turn may be better off elsewhere
+	var clients sync.WaitGroup
+	for i := range conversations {
+		clients.Go(func() {
+			rng := rand.New(rand.NewPCG(5, uint64(i)))
+			size := 300
+			if i%4 < 2 {
+				size = 8000 // more than goes out in one write
+			}
+			c := simChat("")
+			c.Messages = nil
+			for turn := range turns {
+				c.Messages = append(c.Messages, message{"user", prose(rng, size, 2*size)})
+				c.Stream = i%3 == 0
+				id := fmt.Sprintf("c%d-%d", i, turn)
+				header := []string{"X-Request-Id", id, "X-Data-Parallel-Rank", "1"}
+				if i%2 == 0 {
+					header = append(header, "X-Session-Id", fmt.Sprint("session ", i))
+				}
+				free <- struct{}{}
+				a := s.chat(t.Context(), c, header...)
+				<-free
+				if !a.ok() {
+					t.Errorf("%s: status %d, error %v, body %.300q", id, a.status, a.err, a.body)
+					return
+				}
+				c.Messages = append(c.Messages, message{"assistant", a.text})
+				mu.Lock()
+				said[id] = a.header.Get("X-KV-Dp-Rank")
+				mu.Unlock()
+			}
+		})
+	}
+	clients.Wait()
+	return said
+}
+
+// TestRanksOfOneWorkerAreTriedOnce has one worker with four ranks that refuses
+// everything, and one that does not: an attempt that failed leaves out the
+// worker, not the rank. What has no prompt to be read is told its rank, too.
+func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
+	four, one := startSimulated(t, engine.Config{Name: "four", Flavour: engine.SGLang, Ranks: 4}), startSimulated(t, engine.Config{Name: "one"})
+	s := startCaddy(t, simulated([]*engine.Engine{four, one}, "response_headers X-KV-", "policy least_load"))
+	s.mustChat(t, simChat("hello"))
+	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, four).Ranks) == 4 })
+	var x struct {
+		Candidates []struct {
+			Rank int `json:"dp_rank"`
+		} `json:"candidates"`
+	}
+	s.api(t, "POST", defaultPool+"/explain?path=/v1/chat/completions", simChat("who?").body(), &x)
+	if len(x.Candidates) != 5 {
+		t.Errorf("candidates %+v, want five", x.Candidates)
+	}
+	if err := four.SetFault(engine.Fault{Kind: engine.Status, Status: 503}); err != nil {
+		t.Fatal(err)
+	}
+	before := four.Journal()
+	for i := range 5 {
+		if a := s.mustChat(t, simChat(fmt.Sprint("question ", i))); a.header.Get(engine.EngineHeader) != "one" || a.header.Get("X-KV-Dp-Rank") != "0" {
+			t.Errorf("answered by %s, rank %s", a.header.Get(engine.EngineHeader), a.header.Get("X-KV-Dp-Rank"))
+		}
+	}
+	refused := 0
+	for _, r := range four.Journal()[len(before):] {
+		if r.Path == "/v1/chat/completions" {
+			refused++
+		}
+	}
+	if refused > 5 {
+		t.Errorf("the worker that refuses was tried %d times in 5 requests", refused)
+	}
+	for _, r := range one.Journal() {
+		if r.Header.Get("X-Data-Parallel-Rank") != "" || r.RankFrom != "" {
+			t.Errorf("a worker with one rank was told which: %+v", r)
+		}
+	}
+	if err := four.SetFault(engine.Fault{}); err != nil {
+		t.Fatal(err)
+	}
+	one.Kill()
+	body, _ := json.Marshal(simChat("compressed, as the header has it"))
+	eventually(t, 10*time.Second, "a body that is not read to be told its rank", func() bool {
+		s.post(t.Context(), "/v1/chat/completions", body, "Content-Encoding", "x-none")
+		for _, r := range four.Journal() {
+			if r.Header.Get("Content-Encoding") == "x-none" && r.RankFrom == "header" {
+				return true
+			}
+		}
+		return false
+	})
+}
