@@ -14,6 +14,7 @@ import (
 type metrics struct {
 	requests, retries, fallbacks *prometheus.CounterVec
 	cleared                      *prometheus.CounterVec
+	denied                       *prometheus.CounterVec
 	shadow, shadowFaults         *prometheus.CounterVec
 	ttft, itl                    *prometheus.HistogramVec
 	inputTokens, outputTokens    *prometheus.HistogramVec
@@ -58,6 +59,7 @@ func (m *metrics) of(pool string) *figures {
 			codeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
+	m.denied.WithLabelValues(pool) // 0 is there to be seen
 	for _, outcome := range []string{
 		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeTurnedAway, outcomeUnread,
 	} {
@@ -80,6 +82,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
 		retries:       counter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "pool", "worker", "reason"),
 		cleared:       counter("mirror_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "pool", "worker", "reason"),
+		denied:        counter("retries_denied_total", "Attempts that were not made again, for the retry budget was spent.", "pool"),
 		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
 		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
 		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
@@ -99,7 +102,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
-		m.requests, m.retries, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
+		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
 		m.predictedHits, m.reportedHits, m.turnedAway, m.queueWait, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError

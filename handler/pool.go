@@ -46,6 +46,7 @@ type pool struct {
 	stop      chan struct{}
 	incidents incidents
 	queue     queue
+	spending  spending
 
 	settings atomic.Pointer[poolSettings]
 

@@ -109,7 +109,7 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 	a.worker.engine.askAgain() // it may have restarted
 	var dial reverseproxy.DialError
 	reached := !errors.As(err, &dial)
-	if !rt.repeatable(reached) || !rt.anotherTry() {
+	if !rt.repeatable(reached) || !rt.anotherTry() || !rt.affordable(err) {
 		return rt.giveUp()
 	}
 	if reached {
@@ -149,7 +149,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	switch {
 	case retryable(resp.StatusCode):
 		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header), true)
-		if rt.repeatable(true) && rt.anotherTry() {
+		if rt.repeatable(true) && rt.anotherTry() && rt.affordable(nil) {
 			return rt.hold(req, resp), nil
 		}
 	case workersFault(resp.StatusCode):

@@ -123,6 +123,7 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 		}
 	}
 	rt := &route{h: h, pool: h.pool, plan: p, start: start, body: p.body, cached: -1}
+	h.pool.spending.request(start)
 	rt.sel.Rand = random{}
 	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
 	rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]
