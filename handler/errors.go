@@ -100,11 +100,29 @@ func retryable(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == statusOverloaded
 }
 
-// retryAfter returns what a Retry-After header in seconds says, 0 if none.
-func retryAfter(h http.Header) time.Duration {
-	s, err := strconv.Atoi(h.Get("Retry-After"))
-	if err != nil || s < 0 || s > 3600 {
+// longestRetryAfter is how long a worker may ask to be left alone, to be
+// believed.
+const longestRetryAfter = time.Hour
+
+// retryAfter returns how long a Retry-After header says to wait, in seconds or
+// until a date (RFC 9110, 10.2.3), 0 if it does not. A date is compared with
+// the worker's own clock, as far as its answer says what that shows.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	value := h.Get("Retry-After")
+	if value == "" {
 		return 0
 	}
-	return time.Duration(s) * time.Second
+	var wait time.Duration
+	if s, err := strconv.Atoi(value); err == nil {
+		wait = time.Duration(min(max(s, -1), 2*int(longestRetryAfter/time.Second))) * time.Second
+	} else if until, err := http.ParseTime(value); err == nil {
+		if theirs, err := http.ParseTime(h.Get("Date")); err == nil {
+			now = theirs
+		}
+		wait = until.Sub(now)
+	}
+	if wait < 0 || wait > longestRetryAfter {
+		return 0
+	}
+	return wait
 }

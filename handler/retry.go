@@ -122,9 +122,11 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 }
 
 // refused tells whether nobody listens at the worker's address. Caddy's dial
-// error hides the system's, but for its text.
+// error hides the system's, but for its text. If nobody listens at the address
+// of a name server, that says nothing of the worker.
 func refused(err error) bool {
-	return strings.Contains(err.Error(), syscall.ECONNREFUSED.Error())
+	text := err.Error()
+	return strings.Contains(text, syscall.ECONNREFUSED.Error()) && !strings.Contains(text, "lookup ")
 }
 
 // giveUp returns the answer that was held back, or else the last failure.
@@ -148,7 +150,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	rt.pool.found(a.worker)
 	switch {
 	case retryable(resp.StatusCode):
-		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header), true)
+		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header, now()), true)
 		if rt.repeatable(true) && rt.anotherTry() && rt.affordable(nil) {
 			return rt.hold(req, resp), nil
 		}
