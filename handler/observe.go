@@ -27,6 +27,10 @@ type observer struct {
 	stream  bool
 	// extensible is whether an event can be added to the end.
 	extensible bool
+	promised   bool      // it must be legible
+	illegible  bool      // it was not
+	vouched    bool      // it spoke for the worker
+	headed     time.Time // a plain answer's header came
 
 	alive     time.Time // the lease was told so
 	first     time.Time // the first token came
@@ -53,6 +57,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 			rt.fallBack(fallbackUnreadable)
 		} else {
 			o.reader = rt.plan.request.NewAnswer(o.stream)
+			o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
 		}
 		if rt.plan.asked && o.stream && o.reader != nil {
 			o.filter = new(api.UsageFilter)
@@ -63,15 +68,17 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	}
 	switch {
 	case o.stream && o.reader != nil: // its first token is seen when it comes
+	case good && !o.stream && o.reader != nil:
+		o.headed = t // that it had the answer then is learned when it was one
 	case good && !o.stream:
-		o.attempt.lease.FirstToken(t) // the header comes with the whole answer
+		o.attempt.lease.FirstToken(t)
 	default:
 		o.attempt.lease.Prefilled(t) // whatever it was, it is over
 	}
 	if req.Method != http.MethodHead && resp.Body != http.NoBody {
 		resp.Body = o
 	} else {
-		o.ended = true
+		o.end()
 	}
 }
 
@@ -158,6 +165,7 @@ func (o *observer) feed(p []byte) {
 		o.first = t
 		o.attempt.lease.FirstToken(t)
 		o.rt.h.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
+		o.vouch()
 	}
 	o.last = t
 	o.attempt.lease.Output(t, int64(chunks))
@@ -177,6 +185,9 @@ func (o *observer) end() {
 		return
 	}
 	o.reader.Finish()
+	if !o.judge() {
+		return
+	}
 	prompt, completion, cached := o.usage()
 	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {
@@ -203,7 +214,7 @@ func (o *observer) end() {
 
 // computed tells whether the worker has certainly computed the prompt.
 func (o *observer) computed() bool {
-	if o == nil || o.status >= 300 {
+	if o == nil || o.status >= 300 || o.illegible {
 		return false
 	}
 	failed := o.reader != nil && o.reader.Failed()
@@ -232,7 +243,7 @@ func (o *observer) usage() (prompt, completion, cached int64) {
 // prediction returns the blocks of prompt and answer, nil if they are not
 // known.
 func (o *observer) prediction() []uint64 {
-	if o.reader == nil || !o.ended {
+	if o.reader == nil || !o.ended || o.illegible {
 		return nil
 	}
 	return o.reader.Prediction()
@@ -309,7 +320,7 @@ func (rt *route) outcome() string {
 		return outcomeBroken
 	case !o.ended && (!rt.returned || o.broken != nil):
 		return outcomeClientGone
-	case o.status >= 400 || (o.reader != nil && o.reader.Failed()):
+	case o.status >= 400 || o.illegible || (o.reader != nil && o.reader.Failed()):
 		return outcomeEngineError
 	}
 	return outcomeOK

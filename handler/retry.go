@@ -156,8 +156,8 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		}
 	case workersFault(resp.StatusCode):
 		rt.erred(a, resp.Status)
-	case a.worker.health.succeed(now(), a.begun):
-		rt.h.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
+	case rt.plan.request == nil || resp.StatusCode >= 300 || compressed(resp.Header):
+		rt.didWell(a) // where there is an answer to read, that tells
 	}
 	rt.release()
 	if !rt.h.keepBody {

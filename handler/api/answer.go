@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"encoding/json"
 	"slices"
 )
 
@@ -26,6 +27,8 @@ type Answer struct {
 	sse  sse
 	body []byte // of a plain answer
 	lost bool   // the plain answer was too long to keep
+
+	legible bool // something in it was what the content type says
 
 	first    bool
 	chunks   int
@@ -66,12 +69,12 @@ func (a *Answer) Write(p []byte) {
 	case a.stream:
 		a.sse.feed(p, a)
 	case a.req.API.Work() == Prefill && len(a.body)+len(p) > 2*maxResult:
-		a.lost = true
+		a.lost, a.legible = true, true
 		a.body = append(a.body, p[max(0, len(p)-maxResult):]...)
 		a.body = append(a.body[:0], a.body[max(0, len(a.body)-maxResult):]...)
 	case a.lost && a.req.API.Work() != Prefill:
 	case len(a.body)+len(p) > maxAnswer:
-		a.lost, a.body, a.steady = true, nil, false
+		a.lost, a.body, a.steady, a.legible = true, nil, false, true
 	default:
 		a.body = append(a.body, p...)
 	}
@@ -88,6 +91,7 @@ func (a *Answer) Finish() {
 		a.sse.end(a)
 	} else if !a.lost {
 		a.event(a.body)
+		a.legible = a.legible || json.Valid(a.body) // JSON, though none of this API
 	} else {
 		a.resultsEnd()
 	}
@@ -114,6 +118,12 @@ func (a *Answer) Usage() (prompt, completion, cached int64) {
 // Failed is whether the answer is, or a stream ended in, an error object, or
 // the engine gave abort or error as the reason for its end.
 func (a *Answer) Failed() bool { return a.failed }
+
+// Legible is whether there was anything in the answer that its content type
+// promises: in a stream an event with JSON or [DONE] in it, in a plain answer
+// JSON from its beginning to its end. What was too long to be read counts. Ask
+// after Finish.
+func (a *Answer) Legible() bool { return a.legible }
 
 // Done is whether the answer is complete: all its choices have a reason for
 // their end, or the stream said so.
@@ -165,12 +175,12 @@ func (a *Answer) event(data []byte) {
 		return
 	}
 	if data[i] == '[' && string(bytes.TrimSpace(data[i:])) == "[DONE]" {
-		a.done = true
+		a.done, a.legible = true, true
 		return
 	}
 	a.bearing = false
-	if !a.again(data) {
-		a.read(data, i)
+	if a.again(data) || a.read(data, i) {
+		a.legible = true
 	}
 	if a.bearing {
 		a.first = true
@@ -178,21 +188,24 @@ func (a *Answer) event(data []byte) {
 	}
 }
 
-// read reads one event's data, which begins at data[i].
-func (a *Answer) read(data []byte, i int) {
+// read reads one event's data, which begins at data[i]. It returns false if it
+// is malformed.
+func (a *Answer) read(data []byte, i int) bool {
 	repeats := a.stream && !a.repeat.off
 	var before outcome
 	if repeats {
 		before = a.outcome()
 		a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
 	}
-	if !a.req.API.event(a, data, i) {
+	ok := a.req.API.event(a, data, i)
+	if !ok {
 		a.steady = false
 	}
 	if repeats {
 		a.remember(data, before)
 	}
 	a.repeat.text = nil // it is not ours
+	return ok
 }
 
 // choice reads the object at b[i], an element of choices, and returns the

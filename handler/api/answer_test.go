@@ -266,3 +266,74 @@ func FuzzSSE(f *testing.F) {
 		}
 	})
 }
+
+// TestLegibleIsWhatItSaysItIs reads answers as what their content type would
+// say, whatever they are.
+func TestLegibleIsWhatItSaysItIs(t *testing.T) {
+	const page = "<!DOCTYPE html>\n<html><body>data center</body></html>\n"
+	event := "data: " + stop + "\n\n"
+	for name, v := range map[string]struct {
+		stream bool
+		body   string
+		want   bool
+	}{
+		"a stream":                {true, event + "data: [DONE]\n\n", true},
+		"[DONE] alone":            {true, "data: [DONE]\n\n", true},
+		"a stream without an end": {true, "data: " + stop, true},
+		"an error event":          {true, "data: {\"error\":{\"message\":\"x\"}}\n\n", true},
+		"an error's name":         {true, "event: error\n\n", true},
+		"garbage after an event":  {true, event + page, true},
+		"an event too long":       {true, "data: {\"" + strings.Repeat("x", maxEvent) + "\"}\n\n", true},
+		"JSON as a stream":        {true, stop, false},
+		"many lines of JSON":      {true, "{\n\"choices\": [\n]\n}\n", false},
+		"HTML as a stream":        {true, page, false},
+		"comments alone":          {true, ": ping\n\n: ping\n\n", false},
+		"an empty stream":         {true, "", false},
+		"events without JSON":     {true, "data: Internal Server Error\n\n", false},
+		"an event that is cut":    {true, "data: {\"choices\":[{\"index\":0,\n\n", false},
+
+		"JSON":                {false, stop, true},
+		"an error":            {false, `{"error":{"message":"x"}}`, true},
+		"JSON of another":     {false, `[1, 2]`, true},
+		"a JSON string":       {false, `"ok"`, true},
+		"too long":            {false, `{"` + strings.Repeat("x", maxAnswer) + `"}`, true},
+		"a stream as JSON":    {false, event, false},
+		"HTML":                {false, page, false},
+		"JSON that is cut":    {false, stop[:len(stop)-2], false},
+		"nothing":             {false, "", false},
+		"white space":         {false, " \n", false},
+		"Python's idea of it": {false, `{'choices': []}`, false},
+	} {
+		for _, size := range []int{1, 7, 1 << 30} {
+			if size == 1 && len(v.body) > 1<<16 {
+				continue
+			}
+			a := mustParse(t, chat{}, askHello).NewAnswer(v.stream)
+			for piece := range slices.Chunk([]byte(v.body), size) {
+				a.Write(piece)
+			}
+			a.Finish()
+			if a.Legible() != v.want {
+				t.Errorf("%s in pieces of %d: legible %v", name, size, a.Legible())
+			}
+		}
+	}
+}
+
+// TestCapturedAnswersAreLegible reads what the engines answer in each API.
+func TestCapturedAnswersAreLegible(t *testing.T) {
+	for _, api := range every {
+		for _, name := range []string{"answer.json", "stream.txt"} {
+			body := goldenFile(t, api.Name(), name)
+			if body == nil {
+				continue
+			}
+			a := mustParse(t, api, string(goldenFile(t, api.Name(), "request.json"))).NewAnswer(name == "stream.txt")
+			a.Write(body)
+			a.Finish()
+			if !a.Legible() {
+				t.Errorf("%s: %s is not legible", api.Name(), name)
+			}
+		}
+	}
+}

@@ -168,11 +168,11 @@ func (s *sse) copyWhole(whole []byte) []byte {
 
 func (s *sse) dispatch(whole []byte, a *Answer) {
 	if s.bad {
-		s.bad, a.failed = false, true
+		s.bad, a.failed, a.legible = false, true, true
 	}
 	switch {
 	case s.over:
-		a.steady = false
+		a.steady, a.legible = false, true
 	case whole != nil:
 		a.event(whole)
 	case s.has:

@@ -1,0 +1,69 @@
+package handler
+
+import (
+	"strings"
+
+	"go.uber.org/zap"
+)
+
+// promises tells whether an answer of this content type must be legible: a
+// stream of events, or JSON. Nor is a page of HTML an answer to an inference
+// request. What has another type is what it is.
+func promises(contentType string) bool {
+	kind, _, _ := strings.Cut(contentType, ";")
+	kind = strings.ToLower(strings.TrimSpace(kind))
+	switch kind {
+	case "text/event-stream", "application/json", "text/html", "":
+		return true
+	}
+	return strings.HasSuffix(kind, "+json")
+}
+
+// judge takes in what an answer that has come whole says of its worker, and
+// tells whether anything can be learned from it.
+func (o *observer) judge() bool {
+	switch {
+	case o.promised && !o.reader.Legible():
+		o.illegible = true
+		o.rt.illegible(o.attempt)
+		return false
+	case o.reader.Failed() && o.first.IsZero():
+		o.rt.erred(o.attempt, "an error as the answer, with a good status")
+	default:
+		if !o.stream {
+			o.attempt.lease.FirstToken(o.headed) // it came with the header
+		}
+		o.vouch()
+	}
+	return true
+}
+
+// vouch takes in that the worker does what it is there for. A header alone does
+// not show that.
+func (o *observer) vouch() {
+	if !o.vouched {
+		o.vouched = true
+		o.rt.didWell(o.attempt)
+	}
+}
+
+// didWell takes in that an attempt came to a good answer.
+func (rt *route) didWell(a *attempt) {
+	if a.worker.health.succeed(now(), a.begun) {
+		rt.h.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
+	}
+}
+
+// illegible takes in that an answer was not what its content type says. Nothing
+// is learned from it, nor does it keep the session; one such answer may be
+// anybody's fault, but a worker that gives no others is ill.
+func (rt *route) illegible(a *attempt) {
+	rt.fallBack(fallbackUnreadable)
+	rt.erred(a, "not what their content type says")
+	if rt.bound == 0 {
+		return
+	}
+	if b, ok := rt.pool.sessions.Peek(rt.session); ok && b.Version == rt.bound {
+		rt.pool.sessions.Remove(rt.session)
+	}
+}

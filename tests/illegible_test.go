@@ -1,0 +1,167 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+const (
+	htmlPage  = "<!DOCTYPE html>\n<html><body>Please log in.</body></html>\n"
+	wholeJSON = `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
+)
+
+// illegibles are answers that are not what their content type says.
+var illegibles = []struct {
+	name, kind, body string
+	stream           bool
+}{
+	{"JSONAsStream", "text/event-stream", wholeJSON, true},
+	{"HTMLAsStream", "text/event-stream; charset=utf-8", htmlPage, true},
+	{"EmptyStream", "text/event-stream", "", true},
+	{"HTMLAsJSON", "application/json", htmlPage, false},
+	{"HTML", "text/html", htmlPage, false},
+	{"StreamAsJSON", "application/json", oneChunk + "data: [DONE]\n\n", true},
+	{"CutJSON", "application/json; charset=utf-8", wholeJSON[:60], false},
+	{"NoJSON", "application/json", "", false},
+}
+
+func sendAs(kind, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", kind)
+		if !strings.HasPrefix(kind, "text/event-stream") {
+			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		}
+		io.WriteString(w, body)
+	}
+}
+
+// TestIllegibleAnswerPassesAndTeachesNothing has engines that answer such
+// things with status 200.
+func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
+	for _, v := range illegibles {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			pool := "illegible-" + v.name
+			s := startCaddy(t, route(engines, "pool "+pool, "response_headers X-KV-"))
+			c := ask(strings.Repeat("some words ", 300))
+			c.Stream = v.stream
+			for _, e := range engines {
+				e.SetHandler(sendAs(v.kind, v.body))
+			}
+			before := s.scrape(t)
+			for i := range 4 {
+				a := s.chat(t.Context(), c, "X-Session-Id", "illegible")
+				s.booksAtZero(t)
+				if a.status != http.StatusOK || a.err != nil || string(a.body) != v.body || a.header.Get("Content-Type") != v.kind {
+					t.Errorf("status %d, error %v, type %q, body %q", a.status, a.err, a.header.Get("Content-Type"), a.body)
+				}
+				if overlap, reason := a.header.Get("X-KV-Overlap-Blocks"), a.header.Get("X-KV-Reason"); overlap != "0" || reason != "load" {
+					t.Errorf("request %d: %q blocks overlap, reason %q", i+1, overlap, reason)
+				}
+			}
+			label := `pool="` + pool + `"`
+			s.wantFigures(t, before, []figure{
+				{fallbacksTotal, []string{label, `reason="answer_unreadable"`}, 4},
+				{requestsTotal, []string{label, `outcome="engine_error"`}, 4},
+				{requestsTotal, []string{label}, 4},
+			})
+			if n := s.scrape(t).value(sessions, label); n != 0 {
+				t.Errorf("%v sessions are bound", n)
+			}
+			if _, page, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/pools/"+pool); err != nil || !strings.Contains(strings.ReplaceAll(page, " ", ""), `"prefill_tokens_per_second":null`) {
+				t.Errorf("error %v; a prefill rate was learned: %s", err, page)
+			}
+			for _, e := range engines {
+				e.SetHandler(nil)
+			}
+			s.mustChat(t, c)
+			s.booksAtZero(t)
+			if a := s.mustChat(t, c); a.header.Get("X-KV-Overlap-Blocks") == "0" {
+				t.Error("a good answer leaves no overlap")
+			}
+		})
+	}
+}
+
+// TestAnswerShorterThanItsLengthIsBroken has an engine that announces more than
+// it sends.
+func TestAnswerShorterThanItsLengthIsBroken(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool short"))
+	before := s.scrape(t)
+	for _, e := range engines {
+		e.SetHandler(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", strconv.Itoa(len(wholeJSON)))
+			io.WriteString(w, wholeJSON[:60])
+		})
+	}
+	a := s.chat(t.Context(), ask("hi"))
+	if a.status != http.StatusOK || a.err == nil || string(a.body) != wholeJSON[:60] {
+		t.Errorf("status %d, error %v, body %q; want what there is, and an unexpected end", a.status, a.err, a.body)
+	}
+	s.booksAtZero(t)
+	s.wantFigures(t, before, []figure{
+		{requestsTotal, []string{`pool="short"`, `outcome="broken"`}, 1},
+		{requestsTotal, []string{`pool="short"`}, 1},
+	})
+	if n := s.logged(t, ratedDown); n != 1 {
+		t.Errorf("%d workers were rated down, want 1", n)
+	}
+}
+
+// TestIllegibleEngineIsNoBlackHole has one of four engines answer such things
+// at once, so that it looks like the least busy one, to 32 clients.
+func TestIllegibleEngineIsNoBlackHole(t *testing.T) {
+	for _, v := range illegibles[1:4] {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{FirstToken: 60 * time.Millisecond})
+			s := startCaddy(t, route(engines))
+			engines[0].SetHandler(sendAs(v.kind, v.body))
+			var all, bad [2]atomic.Int64 // before the mark and after it
+			var marked atomic.Int32
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			var clients sync.WaitGroup
+			for i := range 32 {
+				clients.Go(func() {
+					for n := 0; ctx.Err() == nil; n++ {
+						phase := marked.Load()
+						c := ask(fmt.Sprint("client", i, n, strings.Repeat(" word", 100)))
+						c.Stream = v.stream
+						a := s.chat(t.Context(), c)
+						all[phase].Add(1)
+						if !a.ok() {
+							bad[phase].Add(1)
+						}
+					}
+				})
+			}
+			eventually(t, 10*time.Second, "the engine is rated down", func() bool { return s.logged(t, ratedDown) > 0 })
+			marked.Store(1)
+			time.Sleep(2 * time.Second) // of traffic, with some probes in it
+			stop()
+			clients.Wait()
+			share := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
+			total, after := share(bad[0].Load()+bad[1].Load(), all[0].Load()+all[1].Load()), share(bad[1].Load(), all[1].Load())
+			t.Logf("%d of %d requests got it before the mark, %d of %d after it", bad[0].Load(), all[0].Load(), bad[1].Load(), all[1].Load())
+			if total > 0.3 || after > 0.1 {
+				t.Errorf("a share of %.2f got it after the mark, %.2f in all; want at most 0.1 and 0.3", after, total)
+			}
+			if n := s.logged(t, ratedDown); n != 1 {
+				t.Errorf("%d log lines say that a worker is rated down, want 1", n)
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
