@@ -128,6 +128,8 @@ func BenchmarkObserve(b *testing.B) {
 		rt.sel.Rand = random{}
 		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.sel)
 		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.sel.Candidates[0], begun: rt.start}
+		rt.attempt.work = p.work()
+		w.flow.begin(rt.attempt)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{stream})}
 		rt.observe(r, resp)
 		for err = nil; err == nil; {

@@ -95,8 +95,9 @@ func (p *pool) mayRetry(t time.Time) bool {
 
 // affordable tells whether the budget allows that an attempt is made again that
 // ended with err, nil after an answer. A connection that could not be made is
-// not charged: it has cost no worker anything.
-func (rt *route) affordable(err error) bool {
+// not charged: it has cost no worker anything. Nor is what was paid for when the
+// worker was found to hang.
+func (rt *route) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || rt.pool.mayRetry(now())
+	return unconnected || a.moved || rt.pool.mayRetry(now())
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -27,6 +26,7 @@ type observer struct {
 	stream  bool
 	// extensible is whether an event can be added to the end.
 	extensible bool
+	flow       *flow     // that its bytes show to go on; nil if they do not
 	promised   bool      // it must be legible
 	illegible  bool      // it was not
 	vouched    bool      // it spoke for the worker
@@ -50,8 +50,11 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	rt.answer = o
 	t := now()
 	good := rt.plan.request != nil && resp.StatusCode < 300
+	if rt.attempt.work != workNone && resp.StatusCode < 300 {
+		o.flow = &rt.attempt.worker.flow
+	}
 	if good {
-		o.stream = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+		o.stream = eventStream(resp.Header)
 		o.refreshed = t
 		if compressed(resp.Header) { // though it was asked not to be
 			rt.fallBack(fallbackUnreadable)
@@ -91,7 +94,7 @@ func (o *observer) Read(p []byte) (int, error) {
 		}
 		return n, o.over
 	}
-	n, err := o.body.Read(p)
+	n, err := o.receive(p)
 	if n > 0 {
 		o.feed(p[:n])
 	}
@@ -151,6 +154,9 @@ func (o *observer) feed(p []byte) {
 	if t.Sub(o.alive) > time.Second {
 		o.alive = t
 		o.attempt.lease.Alive(t)
+	}
+	if o.flow != nil {
+		o.flow.last.Store(t.UnixNano())
 	}
 	if o.reader == nil {
 		return

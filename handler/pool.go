@@ -72,6 +72,7 @@ type worker struct {
 	engine engineState
 	doubts doubts
 	health health
+	flow   flow
 	gone   atomic.Bool             // nobody listened at its address
 	by     atomic.Pointer[Handler] // that last had it from a dynamic source
 	looked atomic.Bool             // it was asked, and answered or not
@@ -264,12 +265,15 @@ func (p *pool) all() []*worker {
 
 func (p *pool) maintain() {
 	var untracked uint64
-	ticker := time.NewTicker(upkeep)
+	ticker, often := time.NewTicker(upkeep), time.NewTicker(hungCheck)
 	defer ticker.Stop()
+	defer often.Stop()
 	for {
 		select {
 		case <-p.stop:
 			return
+		case t := <-often.C:
+			p.findHung(t)
 		case t := <-ticker.C:
 			if n := p.scheduler.Expire(t); n > 0 {
 				p.logger().Warn("leases had leaked and were ended", zap.Int("leases", n))

@@ -109,14 +109,10 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 	a.worker.engine.askAgain() // it may have restarted
 	var dial reverseproxy.DialError
 	reached := !errors.As(err, &dial)
-	if !rt.repeatable(reached) || !rt.anotherTry() || !rt.affordable(err) {
+	if !rt.repeatable(reached) || !rt.anotherTry() || !rt.affordable(a, err) {
 		return rt.giveUp()
 	}
-	if reached {
-		rt.countRetry(a, "broken")
-	} else {
-		rt.countRetry(a, "refused")
-	}
+	rt.countRetry(a, retryReason(err, reached))
 	rt.again = true
 	return nil, err
 }
@@ -151,7 +147,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	switch {
 	case retryable(resp.StatusCode):
 		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header, now()), true)
-		if rt.repeatable(true) && rt.anotherTry() && rt.affordable(nil) {
+		if rt.repeatable(true) && rt.anotherTry() && rt.affordable(a, nil) {
 			return rt.hold(req, resp), nil
 		}
 	case workersFault(resp.StatusCode):

@@ -86,6 +86,7 @@ type attempt struct {
 	mark   uint64 // of the worker's health
 	slot   bool   // it has one of the worker's
 	over   bool
+	awaited
 }
 
 // Reasons of a choice.
@@ -259,6 +260,8 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	a := &attempt{worker: rt.workers[i], target: rt.targets[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
+	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+rt.plan.score.Tokens
+	a.worker.flow.begin(a)
 	rt.attempts++
 	rt.attempt, rt.last = a, rt.upstreams[i]
 	rt.tried = append(rt.tried, a.worker)
@@ -418,6 +421,7 @@ func (rt *route) endAttempt(computed bool) {
 	}
 	a.over = true
 	a.worker.health.leave(a.mark)
+	a.worker.flow.end(a)
 	var answer []uint64
 	if computed && rt.answer != nil {
 		answer = rt.answer.prediction()

@@ -29,16 +29,17 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rt.spent {
 		return rt.giveUp()
 	}
-	resp, resent, err := rt.send(t.HTTPTransport, req)
-	if err != nil && resent && req.Context().Err() == nil && !rt.otherLeft() {
+	sent := rt.guarded(req)
+	resp, resent, err := rt.send(t.HTTPTransport, sent)
+	if err != nil && resent && sent.Context().Err() == nil && !rt.otherLeft() {
 		// The only worker left closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
 		t.Transport.CloseIdleConnections()
-		t.SetScheme(req)
-		resp, _, err = rt.send(t.fresh, req)
+		t.SetScheme(sent)
+		resp, _, err = rt.send(t.fresh, sent)
 	}
-	if err != nil {
+	if err = rt.arrived(resp, err); err != nil {
 		return rt.failed(req, err)
 	}
 	return rt.answered(req, resp)

@@ -49,6 +49,9 @@ func (o *observer) vouch() {
 
 // didWell takes in that an attempt came to a good answer.
 func (rt *route) didWell(a *attempt) {
+	if a.worker.flow.hangs() {
+		return // what comes from it shows when it does no more
+	}
 	if a.worker.health.succeed(now(), a.begun) {
 		rt.h.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
 	}
@@ -63,7 +66,7 @@ func (rt *route) illegible(a *attempt) {
 	if rt.bound == 0 {
 		return
 	}
-	if b, ok := rt.pool.sessions.Peek(rt.session); ok && b.Version == rt.bound {
+	if b, ok := rt.pool.sessions.Peek(rt.session); ok && b.Version == rt.bound && b.Target == a.lease.Target() {
 		rt.pool.sessions.Remove(rt.session)
 	}
 }

@@ -136,7 +136,9 @@ type healthView struct {
 	// Proxy is what Caddy's health checks say, and max_requests.
 	Proxy *bool `json:"proxy_available"`
 	// Refusing is whether the last connection to it was refused.
-	Refusing         bool       `json:"refuses_connections"`
+	Refusing bool `json:"refuses_connections"`
+	// Hung is whether nothing comes from it while others make progress.
+	Hung             bool       `json:"hung"`
 	RatedDownUntil   *time.Time `json:"rated_down_until"`
 	RatedDownSeconds float64    `json:"rated_down_seconds"`
 	LetBack          *int       `json:"let_back_requests"`
@@ -221,7 +223,7 @@ func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 		ID: w.id, Dial: w.dial,
 		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
 		Health: healthView{
-			Available: health.available, Refusing: w.gone.Load(),
+			Available: health.available, Refusing: w.gone.Load(), Hung: w.flow.hangs(),
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
 		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},

@@ -1,0 +1,240 @@
+package handler
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+)
+
+// endedError says why the router itself has ended an attempt.
+type endedError struct {
+	reason string // of the metrics
+	text   string
+}
+
+var (
+	errFirstToken = &endedError{"first_token", "no first token in time"}
+	errStalled    = &endedError{"stream_idle", "the stream stalled"}
+	errHangs      = &endedError{"hung", "the worker hangs"}
+)
+
+// Error implements error.
+func (e *endedError) Error() string { return e.text }
+
+// Timeout lets the proxy answer with 504.
+func (*endedError) Timeout() bool { return true }
+
+// Temporary completes net.Error.
+func (*endedError) Temporary() bool { return false }
+
+// guard is what may end an attempt at a streamed answer before its worker or
+// its client does.
+type guard struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	first  *time.Timer   // nil if the first token may take as long as it likes
+	late   *endedError   // why that is, if it comes too late
+	pause  time.Duration // that an answer may make; 0 is no limit
+	idle   *time.Timer   // made when it is first needed
+}
+
+// guarded returns the request of an attempt, which may be ended by a deadline
+// or because its worker is found to hang. A request that nothing of this kind
+// can happen to is returned as it is.
+func (rt *route) guarded(req *http.Request) *http.Request {
+	a := rt.attempt
+	probe := a.worker.flow.hangs()
+	if a.work == workNone || a.work == workSilent && !probe {
+		return req
+	}
+	g := &guard{late: errFirstToken}
+	var limit time.Duration
+	if t := rt.h.Timeouts; t != nil && a.work == workStream {
+		limit, g.pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+	}
+	movable := rt.movable()
+	if probe && movable {
+		// what is to show whether the worker still hangs may not be lost there
+		silent := 0
+		if a.work == workSilent {
+			silent = 1
+		}
+		if patience := rt.pool.patience(a.lease.Target(), a.ahead, silent); limit == 0 || patience < limit {
+			limit, g.late = patience, errHangs
+		}
+	}
+	if limit == 0 && g.pause == 0 && !movable {
+		return req
+	}
+	g.ctx, g.cancel = context.WithCancelCause(req.Context())
+	a.worker.flow.guard(a, g, movable)
+	if limit > 0 {
+		p := rt.pool
+		g.first = time.AfterFunc(limit, func() { p.tooLate(a) })
+	}
+	return req.WithContext(g.ctx)
+}
+
+// tooLate ends an attempt whose first token has not come in time. Where it is
+// not the operator who says so, the attempt is left alone if it cannot be made
+// elsewhere.
+func (p *pool) tooLate(a *attempt) {
+	g := a.guard
+	if g.late == errFirstToken || p.mayRetry(now()) && a.worker.flow.claim(a) {
+		g.cancel(g.late)
+	}
+}
+
+// movable tells whether the attempt could be made on another worker, as far as
+// is known before it is made.
+func (rt *route) movable() bool {
+	other := func(w *worker) bool { return w != rt.attempt.worker }
+	return rt.plan.request != nil && rt.repeatable(true) && slices.ContainsFunc(rt.workers, other) &&
+		(!rt.h.limits.set() || rt.anotherRound())
+}
+
+// arrived takes in what the round trip of an attempt came to. The header of a
+// stream whose first token has a deadline is held back until that has come, so
+// that another worker can be tried.
+func (rt *route) arrived(resp *http.Response, err error) error {
+	a := rt.attempt
+	g := a.guard
+	if g == nil {
+		a.waiting.Store(false)
+		return err
+	}
+	if err == nil && g.first != nil && rt.readable(resp) {
+		err = awaitToken(resp, rt.plan.request.NewAnswer(true), &a.worker.flow.last)
+	}
+	var ended *endedError
+	if a.worker.flow.arrived(a) {
+		ended = errHangs
+	}
+	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {
+		ended = errFirstToken
+	}
+	if ended == nil {
+		return err // of the worker's or the client's making
+	}
+	g.cancel(ended) // if that has not happened yet
+	if resp != nil {
+		_ = resp.Body.Close()
+	}
+	if cause := context.Cause(g.ctx); cause != nil {
+		return cause // the client's leaving, if it came first
+	}
+	return ended
+}
+
+// readable tells whether an answer is a stream in which tokens can be seen.
+func (rt *route) readable(resp *http.Response) bool {
+	return resp.StatusCode < 300 && eventStream(resp.Header) && !compressed(resp.Header)
+}
+
+func eventStream(h http.Header) bool {
+	return strings.HasPrefix(h.Get("Content-Type"), "text/event-stream")
+}
+
+// maxHeld bounds what is held back of an answer that has no token in it, in
+// bytes.
+const maxHeld = 64 << 10
+
+// awaitToken reads an answer up to its first token, or its end or an error in
+// its place, and puts what was read in front of the rest. An error says that it
+// broke off before.
+func awaitToken(resp *http.Response, reader *api.Answer, heard *atomic.Int64) error {
+	held := make([]byte, 0, 4<<10)
+	for {
+		held = slices.Grow(held, 1<<10)
+		n, err := resp.Body.Read(held[len(held):cap(held)])
+		reader.Write(held[len(held) : len(held)+n])
+		held = held[:len(held)+n]
+		if n > 0 {
+			heard.Store(now().UnixNano())
+		}
+		begun := reader.FirstToken() || reader.Failed() || reader.Done()
+		if err != nil && !begun && !errors.Is(err, io.EOF) {
+			_ = resp.Body.Close()
+			return err
+		}
+		if begun || err != nil || len(held) >= maxHeld {
+			resp.Body = &replayed{ReadCloser: resp.Body, held: held, err: err}
+			return nil
+		}
+	}
+}
+
+// replayed is an answer's body of which a part was read already.
+type replayed struct {
+	io.ReadCloser
+	held []byte
+	err  error // that came with it
+}
+
+// Read implements io.Reader.
+func (r *replayed) Read(p []byte) (int, error) {
+	if len(r.held) > 0 {
+		n := copy(p, r.held)
+		if r.held = r.held[n:]; len(r.held) == 0 {
+			r.held = nil
+		}
+		return n, nil
+	}
+	if r.err != nil {
+		return 0, r.err
+	}
+	return r.ReadCloser.Read(p)
+}
+
+// receive reads from the worker. Only in here it is waited for: time that a
+// client takes is not its own.
+func (o *observer) receive(p []byte) (int, error) {
+	if !o.stream {
+		return o.body.Read(p)
+	}
+	a := o.attempt
+	g := a.guard
+	timed := g != nil && g.pause > 0 && !o.alive.IsZero()
+	if timed {
+		g.pauseBegins()
+	}
+	a.waiting.Store(true)
+	n, err := o.body.Read(p)
+	a.waiting.Store(false)
+	if timed {
+		g.idle.Stop()
+	}
+	if g != nil && err != nil && !errors.Is(err, io.EOF) {
+		if ended, ok := errors.AsType[*endedError](context.Cause(g.ctx)); ok {
+			err = ended // HTTP/2 says only that it was canceled
+		}
+	}
+	return n, err
+}
+
+// pauseBegins ends the attempt if nothing stops the timer in time.
+func (g *guard) pauseBegins() {
+	if g.idle == nil {
+		g.idle = time.AfterFunc(g.pause, func() { g.cancel(errStalled) })
+		return
+	}
+	g.idle.Reset(g.pause)
+}
+
+// retryReason says in the metrics why an attempt that failed is made again.
+func retryReason(err error, reached bool) string {
+	if ended, ok := errors.AsType[*endedError](err); ok {
+		return ended.reason
+	}
+	if reached {
+		return "broken"
+	}
+	return "refused"
+}

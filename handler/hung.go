@@ -1,0 +1,278 @@
+package handler
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+)
+
+const (
+	// hungCheck is how often it is looked for workers that hang.
+	hungCheck = time.Second
+	// hungChecks is at how many of these in a row one must be found to: what
+	// the last one saw may have been on its way.
+	hungChecks = 3
+	// hungAfter is how long a worker must be silent at least to be found to
+	// hang.
+	hungAfter = 15 * time.Second
+	// hungPrefills is how many times the predicted time it may take until the
+	// first token.
+	hungPrefills = 4
+	// hungSilent is how many times longer a worker may be silent that has
+	// answers to make which are not streamed: these are silent by nature, and
+	// may take all that it can do.
+	hungSilent = 4
+	// leastRate is what is reckoned with of a worker that has not shown how
+	// fast it is, in prefill tokens a second.
+	leastRate = 500.0
+)
+
+// work is what is to be expected of a worker with an attempt.
+type work uint8
+
+const (
+	workNone   work = iota // no inference: an engine's server may do it while the engine hangs
+	workStream             // tokens come as they are computed
+	workSilent             // nothing comes before the end, or it is not known
+)
+
+// work tells what is to be expected of whoever gets the request.
+func (p *plan) work() work {
+	switch {
+	case !p.computes:
+		return workNone
+	case p.request != nil && p.request.Stream:
+		return workStream
+	}
+	return workSilent
+}
+
+// flow is what comes from a worker, and who waits for it.
+type flow struct {
+	last atomic.Int64 // when a byte of an inference came last, Unix nanoseconds
+	hung atomic.Int64 // when the worker was found to hang, Unix nanoseconds; 0 if it does not
+
+	suspected int // at so many checks in a row; of the pool's upkeep alone
+
+	mu      sync.Mutex
+	streams []*attempt // workStream
+	silent  int        // attempts of workSilent
+}
+
+// awaited is what an attempt is to its worker's flow.
+type awaited struct {
+	work    work
+	ahead   int64       // prefill tokens before its first one, its own included
+	waiting atomic.Bool // it is the worker's turn, not the client's
+	guard   *guard      // what may end it; nil if nothing may. Set before it is sent
+
+	// guarded by the flow's lock
+	pos     int  // in streams
+	movable bool // no header has come, and another worker can be tried
+	moved   bool // that was decided
+}
+
+// hangs tells whether the worker was found to hang.
+func (f *flow) hangs() bool { return f.hung.Load() != 0 }
+
+// begin takes in that an attempt begins.
+func (f *flow) begin(a *attempt) {
+	if a.work == workNone {
+		return
+	}
+	a.waiting.Store(true)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if a.work == workSilent {
+		f.silent++
+		return
+	}
+	a.pos = len(f.streams)
+	f.streams = append(f.streams, a)
+}
+
+// end takes in that an attempt has ended.
+func (f *flow) end(a *attempt) {
+	if a.work == workNone {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if a.work == workSilent {
+		f.silent--
+		return
+	}
+	last := len(f.streams) - 1
+	f.streams[a.pos] = f.streams[last]
+	f.streams[a.pos].pos = a.pos
+	f.streams[last] = nil
+	f.streams = f.streams[:last]
+}
+
+// guard takes in what may end an attempt that is about to be sent.
+func (f *flow) guard(a *attempt, g *guard, movable bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.guard, a.movable = g, movable
+}
+
+// arrived takes in that an attempt has its header, or came to none. It tells
+// whether it was decided before that it is made elsewhere.
+func (f *flow) arrived(a *attempt) (moved bool) {
+	a.waiting.Store(false)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.movable = false
+	return a.moved
+}
+
+// claim decides that an attempt is made elsewhere, if it still can be.
+func (f *flow) claim(a *attempt) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !a.movable {
+		return false
+	}
+	a.movable, a.moved = false, true
+	return true
+}
+
+// silence is what a worker was found to be silent on.
+type silence struct {
+	since   time.Time
+	target  kvscore.Target // of the attempt with the most prefill ahead
+	ahead   int64          // tokens of that
+	streams int            // that wait
+	silent  int            // attempts that would not be heard of either way
+}
+
+// silence returns for how long nothing has come, though streamed answers are
+// waited for; false if none are.
+func (f *flow) silence() (s silence, waited bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.streams {
+		if a.waiting.Load() {
+			if s.streams == 0 || a.begun.Before(s.since) {
+				s.since = a.begun
+			}
+			s.streams++
+		}
+	}
+	if last := time.Unix(0, f.last.Load()); s.since.Before(last) {
+		s.since = last
+	}
+	s.silent = f.silent
+	for _, a := range f.streams {
+		// what came later does not excuse that nothing comes
+		if a.ahead >= s.ahead && a.begun.Before(s.since.Add(hungCheck)) {
+			s.ahead, s.target = a.ahead, a.lease.Target()
+		}
+	}
+	return s, s.streams > 0
+}
+
+// patience returns how long a target may be silent that has so many tokens to
+// prefill, and so many requests that are silent by nature.
+func (p *pool) patience(t kvscore.Target, ahead int64, silent int) time.Duration {
+	rate := leastRate
+	if load, ok := p.scheduler.Load(now(), t); ok {
+		if rate = load.PrefillRate; rate == 0 {
+			rate = min(load.RateInUse, leastRate)
+		}
+	}
+	d := max(hungAfter, time.Duration(hungPrefills*float64(ahead)/rate*float64(time.Second)))
+	if silent > 0 {
+		d *= hungSilent
+	}
+	return d
+}
+
+// findHung looks for workers that hang: nothing comes of all the streams that
+// are under way on them, for longer than prefills explain, while others make
+// progress. It is called by the upkeep alone.
+func (p *pool) findHung(t time.Time) {
+	workers := p.all()
+	var first, second int64 // the latest that something came of any worker, and of another one
+	for _, w := range workers {
+		switch last := w.flow.last.Load(); {
+		case last > first:
+			first, second = last, first
+		case last > second:
+			second = last
+		}
+	}
+	for _, w := range workers {
+		f, others := &w.flow, first
+		if f.last.Load() == first {
+			others = second
+		}
+		if since := f.hung.Load(); since != 0 {
+			if f.last.Load() > since {
+				p.flows(w, t)
+			}
+			continue
+		}
+		s, waited := f.silence()
+		if waited && t.Sub(s.since) >= hungAfter {
+			limit := p.patience(s.target, s.ahead, s.silent)
+			waited = t.Sub(s.since) >= limit && time.Unix(0, others).After(s.since.Add(limit/2))
+		} else {
+			waited = false
+		}
+		if !waited {
+			f.suspected = 0
+			continue
+		}
+		if f.suspected++; f.suspected >= hungChecks {
+			f.suspected = 0
+			p.hangs(w, t, s)
+		}
+	}
+}
+
+// hangs takes in that a worker hangs. It is rated down until something comes,
+// with one request at a time let in that shows it. Requests whose header has
+// not come are made elsewhere as far as the retry budget goes: their clients
+// have seen nothing yet, and would wait for nothing. The others are left alone,
+// and so are answers that are not streamed: a worker that computes one looks
+// the same from here.
+func (p *pool) hangs(w *worker, t time.Time, s silence) {
+	w.flow.hung.Store(t.UnixNano())
+	w.health.fail(t, t, 0, false)
+	moved := 0
+	for _, a := range w.flow.unheaded() {
+		if !p.mayRetry(t) {
+			break
+		}
+		if w.flow.claim(a) {
+			a.guard.cancel(errHangs)
+			moved++
+		}
+	}
+	p.logger().Warn("worker hangs, and is rated down until something comes from it", zap.String("upstream", w.dial),
+		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams), zap.Int("moved", moved))
+}
+
+// unheaded returns the attempts that could be made elsewhere.
+func (f *flow) unheaded() []*attempt {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var list []*attempt
+	for _, a := range f.streams {
+		if a.movable {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// flows takes in that a worker that hung makes progress again.
+func (p *pool) flows(w *worker, t time.Time) {
+	since := time.Unix(0, w.flow.hung.Swap(0))
+	w.health.succeed(t, t)
+	p.logger().Info("worker makes progress again", zap.String("upstream", w.dial), zap.Duration("hung", t.Sub(since)))
+}

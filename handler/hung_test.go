@@ -1,0 +1,264 @@
+package handler
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// flowTest is a pool of two workers, a and b, at a time of its own.
+type flowTest struct {
+	p    *pool
+	a, b *worker
+	now  time.Time
+}
+
+func newFlowTest(t *testing.T) *flowTest {
+	t.Helper()
+	// without the upkeep, which has a clock of its own
+	p := &pool{name: "test", scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker)}
+	p.settings.Store(wanted().withDefaults())
+	return &flowTest{p, p.worker("a:1"), p.worker("b:1"), epoch}
+}
+
+// begin books an attempt on the worker.
+func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
+	var sel kvscore.Selection
+	sel.Rand = random{}
+	_, lease := f.p.scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &sel)
+	a := &attempt{worker: w, lease: lease, begun: f.now}
+	a.work, a.ahead = kind, ahead
+	w.flow.begin(a)
+	return a
+}
+
+// guard makes an attempt one that can be made elsewhere.
+func (f *flowTest) guard(a *attempt) *guard {
+	g := &guard{late: errFirstToken}
+	g.ctx, g.cancel = context.WithCancelCause(context.Background())
+	a.worker.flow.guard(a, g, true)
+	return g
+}
+
+// pass lets time pass in which something comes from the workers given, and
+// returns after how long the first one was found to hang, 0 if none was.
+func (f *flowTest) pass(d time.Duration, from ...*worker) time.Duration {
+	for i := range int(d / hungCheck) {
+		f.now = f.now.Add(hungCheck)
+		for _, w := range from {
+			w.flow.last.Store(f.now.UnixNano())
+		}
+		f.p.findHung(f.now)
+		if f.a.flow.hangs() || f.b.flow.hangs() {
+			return time.Duration(i+1) * hungCheck
+		}
+	}
+	return 0
+}
+
+// TestWorkerHangs is silent on a stream for longer and longer.
+func TestWorkerHangs(t *testing.T) {
+	soon := hungAfter + (hungChecks-1)*hungCheck
+	for _, v := range []struct {
+		name string
+		set  func(f *flowTest) (others []*worker)
+		want time.Duration // 0 is never
+	}{
+		{"a stream", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 10)
+			return []*worker{f.b}
+		}, soon},
+		{"many streams", func(f *flowTest) []*worker {
+			for range 32 {
+				f.begin(f.a, workStream, 10)
+			}
+			return []*worker{f.b}
+		}, soon},
+		{"nothing is asked of it", func(f *flowTest) []*worker { return []*worker{f.b} }, 0},
+		{"its stream has ended", func(f *flowTest) []*worker {
+			x, y := f.begin(f.a, workStream, 10), f.begin(f.a, workStream, 10)
+			f.a.flow.end(x)
+			f.a.flow.end(y)
+			return []*worker{f.b}
+		}, 0},
+		{"nobody makes progress", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 10)
+			f.begin(f.b, workStream, 10)
+			return nil
+		}, 0},
+		{"it makes progress", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 10)
+			return []*worker{f.a, f.b}
+		}, 0},
+		{"not streamed", func(f *flowTest) []*worker {
+			f.begin(f.a, workSilent, 10)
+			return []*worker{f.b}
+		}, 0},
+		{"no inference", func(f *flowTest) []*worker {
+			f.begin(f.a, workNone, 10)
+			return []*worker{f.b}
+		}, 0},
+		{"it has an answer to make that is silent", func(f *flowTest) []*worker {
+			f.begin(f.a, workSilent, 10)
+			f.begin(f.a, workStream, 10)
+			return []*worker{f.b}
+		}, hungSilent*hungAfter + (hungChecks-1)*hungCheck},
+		{"the client does not read", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 10).waiting.Store(false)
+			return []*worker{f.b}
+		}, 0},
+		{"a long prompt", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 50*leastRate) // predicted to take 50 s
+			return []*worker{f.b}
+		}, hungPrefills*50*time.Second + (hungChecks-1)*hungCheck},
+		{"the prompts that came later", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 10)
+			f.now = f.now.Add(5 * time.Second)
+			f.begin(f.a, workStream, 500*leastRate)
+			return []*worker{f.b}
+		}, soon - 5*time.Second},
+		{"a stream that waits for a client, and a new one", func(f *flowTest) []*worker {
+			f.begin(f.a, workStream, 10).waiting.Store(false)
+			f.a.flow.last.Store(f.now.UnixNano())
+			f.now = f.now.Add(time.Minute)
+			f.begin(f.a, workStream, 10)
+			return []*worker{f.b}
+		}, soon},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			f := newFlowTest(t)
+			others := v.set(f)
+			if got := f.pass(10*time.Minute, others...); got != v.want {
+				t.Errorf("found to hang after %v, want %v", got, v.want)
+			}
+			if f.b.flow.hangs() {
+				t.Error("the other one is said to hang")
+			}
+			if v.want > 0 && f.a.health.available(f.now) {
+				t.Error("it is not rated down")
+			}
+		})
+	}
+}
+
+// TestOthersAreAtWorkMeanwhile has all stop at the same time, and one of them
+// go on a moment longer: neither is to blame.
+func TestOthersAreAtWorkMeanwhile(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, workStream, 10)
+	f.begin(f.b, workStream, 10)
+	f.pass(2*time.Second, f.b)
+	if got := f.pass(10 * time.Minute); got != 0 {
+		t.Errorf("a worker was found to hang after %v, and the other one stopped, too", got)
+	}
+}
+
+// TestOneLateByteIsEnough stands still for so long that a check sees it.
+func TestOneLateByteIsEnough(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, workStream, 10)
+	f.now = f.now.Add(time.Hour)
+	for range 20 {
+		f.b.flow.last.Store(f.now.UnixNano())
+		f.p.findHung(f.now)
+		f.now = f.now.Add(hungCheck)
+		f.a.flow.last.Store(f.now.UnixNano()) // it comes a moment after the check
+		if f.a.flow.hangs() {
+			t.Fatal("found to hang, though something came")
+		}
+	}
+}
+
+// TestHungWorkerFlowsAgain lets something come.
+func TestHungWorkerFlowsAgain(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, workStream, 10)
+	if f.pass(time.Minute, f.b) == 0 {
+		t.Fatal("it does not hang")
+	}
+	if v := f.a.view(f.now, new(kvscore.Load)); !v.Health.Hung || v.Health.Available {
+		t.Errorf("shown as hung: %v, available: %v", v.Health.Hung, v.Health.Available)
+	}
+	for range 60 {
+		f.now = f.now.Add(hungCheck)
+		f.p.findHung(f.now)
+	}
+	if !f.a.flow.hangs() {
+		t.Fatal("it is forgotten that it hangs")
+	}
+	f.now = f.now.Add(hungCheck)
+	f.a.flow.last.Store(f.now.UnixNano())
+	f.p.findHung(f.now)
+	if f.a.flow.hangs() || !f.a.health.available(f.now) {
+		t.Errorf("hangs: %v, available: %v", f.a.flow.hangs(), f.a.health.available(f.now))
+	}
+}
+
+// TestUnheadedRequestsAreMoved has requests with and without a header on a
+// worker that hangs, and a budget for some of them.
+func TestUnheadedRequestsAreMoved(t *testing.T) {
+	for _, budget := range []int{100, 4} {
+		f := newFlowTest(t)
+		set := *f.p.settings.Load()
+		set.retries = retryBudget{true, 0, float64(budget) / budgetWindow}
+		f.p.settings.Store(&set)
+		var all []*guard
+		for i := range 16 {
+			a := f.begin(f.a, workStream, 10)
+			all = append(all, f.guard(a))
+			if i%2 == 0 && f.a.flow.arrived(a) {
+				t.Error("moved before it hangs")
+			}
+			a.waiting.Store(true)
+		}
+		if f.pass(time.Minute, f.b) == 0 {
+			t.Fatal("it does not hang")
+		}
+		moved := 0
+		for i, g := range all {
+			if cause := context.Cause(g.ctx); errors.Is(cause, errHangs) {
+				moved++
+				if i%2 == 0 {
+					t.Error("a request was moved whose header had come")
+				}
+			} else if cause != nil {
+				t.Error(cause)
+			}
+		}
+		if want := min(8, budget); moved != want {
+			t.Errorf("%d were moved with a budget of %d, want %d", moved, budget, want)
+		}
+	}
+}
+
+// TestFlowCountsWhatIsThere begins and ends attempts in any order.
+func TestFlowCountsWhatIsThere(t *testing.T) {
+	f := newFlowTest(t)
+	rng := rand.New(rand.NewPCG(1, 2))
+	var live []*attempt
+	for range 2000 {
+		if len(live) > 0 && rng.IntN(2) == 0 {
+			i := rng.IntN(len(live))
+			f.a.flow.end(live[i])
+			live[i].lease.End(false, nil)
+			live[i] = live[len(live)-1]
+			live = live[:len(live)-1]
+		} else {
+			live = append(live, f.begin(f.a, work(rng.IntN(3)), 1))
+		}
+		var want [3]int
+		for _, a := range live {
+			want[a.work]++
+			if a.work == workStream && f.a.flow.streams[a.pos] != a {
+				t.Fatal("an attempt is not where it says it is")
+			}
+		}
+		if len(f.a.flow.streams) != want[workStream] || f.a.flow.silent != want[workSilent] {
+			t.Fatalf("%d streams and %d silent, want %d and %d", len(f.a.flow.streams), f.a.flow.silent, want[workStream], want[workSilent])
+		}
+	}
+}
