@@ -244,19 +244,24 @@ type Queue struct {
 // Timeouts say how long a worker may be silent in a streamed answer. By
 // default there are none: prompts may take long.
 type Timeouts struct {
-	// How long the first token may take, from the request on. The answer's
-	// header is held back until then, so that another worker can be tried.
+	// How long the first token may take, from when a worker is sent the
+	// request. The answer's header is held back until then, so that another
+	// worker can be tried; when none is left, the answer is 504. Default: no
+	// limit.
 	FirstToken caddy.Duration `json:"first_token,omitempty"`
 
 	// How long an answer that has begun may pause. It is then ended as one
-	// that broke off.
+	// that broke off. Time that a client takes to read does not count. Default:
+	// no limit.
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
 // RetryBudget bounds the retries of the last ten seconds, so that workers that
 // are ill are not killed by them: so many percent of the requests of that time
-// and so many a second. Refused connections are not charged. It belongs to the
-// pool: handlers that name the pool must not contradict each other.
+// and so many a second. Connections that could not be made are not charged, nor
+// is what net/http sends again on a new connection because the worker had
+// closed an idle one, nor what the operator's `retry_match` adds. It belongs to
+// the pool: handlers that name the pool must not contradict each other.
 type RetryBudget struct {
 	// Retries, as a percentage of requests.
 	Percent float64 `json:"percent"`

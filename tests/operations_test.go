@@ -118,8 +118,6 @@ func TestDashboardIsWellFormed(t *testing.T) {
 // lateSeries are metrics that only other set-ups or incidents than those of
 // this test have, with their labels.
 var lateSeries = map[string][]string{
-	"caddy_kv_router_retries_denied_total": {"pool"},
-	"caddy_kv_router_workers_hung":         {"pool", "worker"},
 	"caddy_kv_router_mirror_cleared_total": {"pool", "worker", "reason"},
 }
 

@@ -1,0 +1,191 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+const workersHung = "caddy_kv_router_workers_hung"
+
+// TestHungEnginesAreFound hangs two of four engines, without any deadline: the
+// first one after its header, the second one before it. 32 clients wait for as
+// long as it takes; others come and go, and leave after two seconds.
+func TestHungEnginesAreFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	level := runtime.NumGoroutine()
+	engines := startEngines(t, 4, canned.Pace{Words: 10, FirstToken: 10 * time.Millisecond, PerWord: time.Millisecond})
+	s := startCaddy(t, route(engines, "pool hung"))
+	hung := func(e *canned.Engine) float64 {
+		return s.scrape(t).value(workersHung, `pool="hung"`, `worker="`+e.Addr()+`"`)
+	}
+	home := make(map[string]string) // of sessions from before
+	for i := range 16 {
+		key := fmt.Sprintf("session-%d", i)
+		home[key] = s.mustChat(t, ask(key).streamed(), "X-Session-Id", key).engine()
+	}
+	before := s.scrape(t)
+	goOn := make(chan struct{})
+	engines[0].SetHandler(stall(goOn))
+	engines[1].SetFault(canned.Fault{Kind: canned.HangBeforeHeader})
+
+	start := time.Now()
+	var patient sync.WaitGroup
+	var served [5]atomic.Int64 // by engine; 0 is not at all
+	for i := range 32 {
+		patient.Go(func() {
+			a := s.chat(t.Context(), ask(fmt.Sprintf("patient %d", i)).streamed())
+			if !a.ok() {
+				t.Errorf("a patient client: status %d, error %v, by %q, body %q", a.status, a.err, a.engine(), a.body)
+				served[0].Add(1)
+				return
+			}
+			served[a.engine()[1]-'0'].Add(1)
+		})
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var passers sync.WaitGroup
+	for i := range 4 {
+		passers.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				ctx, leave := context.WithTimeout(ctx, 2*time.Second)
+				s.chat(ctx, ask(fmt.Sprintf("passer-by %d %d %s", i, n, strings.Repeat("why? ", 20))).streamed())
+				leave()
+			}
+		})
+	}
+	eventually(t, 10*time.Second, "half of the pool has patient clients", func() bool { return engines[0].Active() > 2 && engines[1].Active() > 2 })
+	eventually(t, time.Minute, "both are found to hang", func() bool { return hung(engines[0]) == 1 && hung(engines[1]) == 1 })
+	t.Logf("found to hang after %v", time.Since(start).Round(100*time.Millisecond))
+	if d := time.Since(start); d < 15*time.Second {
+		t.Errorf("found after %v already", d)
+	}
+	if n := s.scrape(t).value(workersHung, `pool="hung"`); n != 2 {
+		t.Errorf("%v workers are said to hang, want 2", n)
+	}
+	// Sessions move with their next turn. One of them may be what shows
+	// whether the worker still hangs, and is served later.
+	late := 0
+	for key, e := range home {
+		if e > "e2" {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		turn := time.Now()
+		if a := s.chat(ctx, ask(key+" again").streamed(), "X-Session-Id", key); !a.ok() || a.engine() < "e3" {
+			t.Errorf("%s of %s: status %d, error %v, by %q", key, e, a.status, a.err, a.engine())
+		}
+		if time.Since(turn) > 5*time.Second {
+			late++
+		}
+		cancel()
+	}
+	if late > 2 {
+		t.Errorf("%d sessions waited for workers that hang", late)
+	}
+	retried := s.scrape(t).value(retriesTotal, `pool="hung"`, `reason="hung"`) - before.value(retriesTotal, `pool="hung"`, `reason="hung"`)
+	if retried < 3 {
+		t.Errorf("%v requests were made elsewhere, want those that had no header", retried)
+	}
+	was := engines[0].Requests() + engines[1].Requests()
+	time.Sleep(2 * time.Second) // of traffic
+	if n := engines[0].Requests() + engines[1].Requests() - was; n > 8 {
+		t.Errorf("%d requests in two seconds went to engines that hang", n)
+	}
+	if n := s.logged(t, "worker hangs"); n != 2 {
+		t.Errorf("%d log lines say that a worker hangs, want 2", n)
+	}
+
+	close(goOn)
+	engines[0].SetHandler(nil)
+	engines[1].SetFault(canned.Fault{})
+	back := time.Now()
+	patient.Wait()
+	if served[1].Load() == 0 || served[2].Load() != 0 {
+		t.Errorf("patient clients were served %v times by each engine: those of e1 were to be left alone, those of e2 to be moved", served[1:])
+	}
+	eventually(t, 30*time.Second, "neither hangs any more", func() bool { return s.scrape(t).value(workersHung, `pool="hung"`) == 0 })
+	t.Logf("back after %v; %v requests made elsewhere", time.Since(back).Round(100*time.Millisecond), retried)
+	was0, was1 := engines[0].Requests(), engines[1].Requests()
+	eventually(t, 20*time.Second, "both are used again", func() bool { return engines[0].Requests() > was0+10 && engines[1].Requests() > was1+10 })
+	if n := s.logged(t, "worker makes progress again"); n != 2 {
+		t.Errorf("%d log lines say that a worker is back, want 2", n)
+	}
+	stop()
+	passers.Wait()
+	s.booksAtZero(t)
+	goroutines(t, s, engines, level)
+}
+
+// TestRetriesStayWithinTheBudget lets both engines refuse, with a
+// budget that is soon spent: further requests get the refusal, and the engines
+// no more than they were meant to.
+func TestRetriesStayWithinTheBudget(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool poor", "retry_budget 10% 0.5/s"))
+	before := s.scrape(t)
+	for _, e := range engines {
+		e.SetFault(refusal)
+	}
+	var clients sync.WaitGroup
+	for range 32 {
+		clients.Go(func() {
+			for range 10 {
+				wantAnswer(t, s.chat(t.Context(), ask("anybody?").streamed()), refusal)
+			}
+		})
+	}
+	clients.Wait()
+	sent := engines[0].Requests() + engines[1].Requests()
+	// within ten seconds: a tenth of 320, and five
+	if retries := sent - 320; retries < 30 || retries > 40 {
+		t.Errorf("%d retries for 320 requests, want about 37", retries)
+	}
+	s.wantFigures(t, before, []figure{
+		{retriesTotal, []string{`pool="poor"`, `reason="503"`}, float64(sent - 320)},
+		{"caddy_kv_router_retries_denied_total", []string{`pool="poor"`}, float64(2*320 - sent)},
+		{requestsTotal, []string{`pool="poor"`, `outcome="engine_error"`}, 320},
+	})
+	if n := s.logged(t, "retry budget spent begins"); n != 1 {
+		t.Errorf("%d log lines say that the budget is spent, want 1", n)
+	}
+	s.booksAtZero(t)
+}
+
+// TestRefusedConnectionsAreFree has one of two engines gone, and no budget at
+// all.
+func TestRefusedConnectionsAreFree(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool free", "retry_budget 0% 0/s", "policy round_robin"))
+	before := s.scrape(t)
+	engines[0].Kill()
+	for _, a := range s.together(t) {
+		if !a.ok() {
+			t.Errorf("status %d, error %v, body %q", a.status, a.err, a.body)
+		}
+	}
+	m := s.scrape(t)
+	if n := m.value(retriesTotal, `pool="free"`, `reason="refused"`) - before.value(retriesTotal, `pool="free"`, `reason="refused"`); n == 0 {
+		t.Error("nothing was refused")
+	}
+	// What is charged cannot be paid for: the answer is the client's.
+	engines[1].SetFault(canned.Fault{Kind: canned.Status, Status: http.StatusServiceUnavailable, Body: "{}"})
+	if err := engines[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "a refusal reaches a client", func() bool {
+		return s.chat(t.Context(), ask("hi").streamed()).status == http.StatusServiceUnavailable
+	})
+	s.booksAtZero(t)
+}
