@@ -2,6 +2,7 @@ package handler
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -141,4 +142,43 @@ func BenchmarkObserve(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
+}
+
+// BenchmarkGuard is what it costs each attempt at a stream that it can be ended
+// and made elsewhere, without a deadline.
+func BenchmarkGuard(b *testing.B) {
+	for _, workers := range []int{1, 2} {
+		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
+			h := benchHandler(b)
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
+			p, err := h.plan(r)
+			if err != nil {
+				b.Fatal(err)
+			}
+			client, leave := context.WithCancel(b.Context())
+			defer leave()
+			r = r.WithContext(client)
+			rt := &route{h: h, pool: h.pool, plan: p, start: now()}
+			for i := range workers {
+				rt.workers = append(rt.workers, h.pool.worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+			}
+			rt.sel.Rand = random{}
+			_, lease := h.pool.scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.workers[0].target(0)}, -1, &passThroughPolicy, &rt.sel)
+			defer lease.End(false, nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				a := &attempt{worker: rt.workers[0], lease: lease, begun: rt.start}
+				a.work, rt.attempt = p.work(), a
+				a.worker.flow.begin(a)
+				rt.guarded(r)
+				if err := rt.arrived(nil, nil); err != nil {
+					b.Fatal(err)
+				}
+				if a.guard != nil {
+					a.guard.cancel(nil) // as the end of the request does
+				}
+				a.worker.flow.end(a)
+			}
+		})
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -260,5 +262,81 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 		if len(f.a.flow.streams) != want[workStream] || f.a.flow.silent != want[workSilent] {
 			t.Fatalf("%d streams and %d silent, want %d and %d", len(f.a.flow.streams), f.a.flow.silent, want[workStream], want[workSilent])
 		}
+	}
+}
+
+// TestProbeIsNotLost sends a request to a worker that hangs: when nothing comes
+// of it, it is made elsewhere, if the budget and the answer's state allow that.
+// With the operator's own deadline it is ended either way.
+func TestProbeIsNotLost(t *testing.T) {
+	for _, v := range []struct {
+		name    string
+		late    *endedError
+		budget  float64
+		arrived bool
+		ended   error
+	}{
+		{"moved", errHangs, 1, false, errHangs},
+		{"no budget", errHangs, 0, false, nil},
+		{"its header has come", errHangs, 1, true, nil},
+		{"a deadline", errFirstToken, 0, false, errFirstToken},
+	} {
+		f := newFlowTest(t)
+		set := *f.p.settings.Load()
+		set.retries = retryBudget{true, 0, v.budget}
+		f.p.settings.Store(&set)
+		a := f.begin(f.a, workStream, 10)
+		g := f.guard(a)
+		g.late = v.late
+		if v.arrived {
+			f.a.flow.arrived(a)
+		}
+		f.p.tooLate(a)
+		if cause := context.Cause(g.ctx); !errors.Is(cause, v.ended) {
+			t.Errorf("%s: ended by %v, want %v", v.name, cause, v.ended)
+		}
+		if moved := f.a.flow.arrived(a); moved != (v.ended == error(errHangs)) {
+			t.Errorf("%s: moved %v", v.name, moved)
+		}
+		if f.a.flow.claim(a) {
+			t.Errorf("%s: it could be moved twice", v.name)
+		}
+	}
+}
+
+// TestOnlyProbesAreGuardedOfWhatIsSilent asks for the guard of each kind of
+// request, of workers that hang and others.
+func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
+	for _, v := range []struct {
+		workers []string
+		stream  bool
+		hangs   bool
+		guarded bool
+		limited bool
+	}{
+		{[]string{"a:1"}, true, false, false, false},
+		{[]string{"a:1"}, true, true, false, false}, // where else?
+		{[]string{"a:1", "b:1"}, true, false, true, false},
+		{[]string{"a:1", "b:1"}, true, true, true, true},
+		{[]string{"a:1", "b:1"}, false, false, false, false},
+		{[]string{"a:1", "b:1"}, false, true, true, true},
+	} {
+		h := testHandler(t, v.workers...)
+		rt, _ := newTestRoute(t, h, 10)
+		rt.plan.request.Stream = v.stream
+		rt.choose(context.Background(), h.ReverseProxy.Upstreams)
+		if v.hangs {
+			rt.attempt.worker.flow.hung.Store(1)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
+		out := rt.guarded(r)
+		g := rt.attempt.guard
+		if (g != nil) != v.guarded || (out != r) != v.guarded || g != nil && (g.first != nil) != v.limited {
+			t.Errorf("%+v: guarded %v", v, g != nil)
+		}
+		if err := rt.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
+			t.Error(err)
+		}
+		rt.finish()
 	}
 }
