@@ -54,10 +54,10 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	if a.work == workNone || a.work == workSilent && !probe {
 		return req
 	}
-	g := &guard{late: errFirstToken}
-	var limit time.Duration
+	late := errFirstToken
+	var limit, pause time.Duration
 	if t := rt.h.Timeouts; t != nil && a.work == workStream {
-		limit, g.pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	movable := rt.movable()
 	if probe && movable {
@@ -67,12 +67,13 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 			silent = 1
 		}
 		if patience := rt.pool.patience(a.lease.Target(), a.ahead, silent); limit == 0 || patience < limit {
-			limit, g.late = patience, errHangs
+			limit, late = patience, errHangs
 		}
 	}
-	if limit == 0 && g.pause == 0 && !movable {
+	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
+	g := &guard{late: late, pause: pause}
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
 	a.worker.flow.guard(a, g, movable)
 	if limit > 0 {
