@@ -59,12 +59,17 @@ func (s *spending) request(now time.Time) { s.add(now, oneRequest) }
 func (s *spending) retry(now time.Time, b retryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	requests, retries := s.lately(now)
-	if float64(retries) >= b.percent/100*float64(requests)+b.rate*budgetWindow {
+	if s.spent(now, b) {
 		return false
 	}
 	s.add(now, oneRetry)
 	return true
+}
+
+// spent tells whether the budget has no room for one more.
+func (s *spending) spent(now time.Time, b retryBudget) bool {
+	requests, retries := s.lately(now)
+	return float64(retries) >= b.percent/100*float64(requests)+b.rate*budgetWindow
 }
 
 // lately returns the sums over the window that ends now.
@@ -91,6 +96,12 @@ func (p *pool) mayRetry(t time.Time) bool {
 	theMetrics().denied.WithLabelValues(p.name).Inc()
 	p.incidents.met(t, budgetSpent, p.logger)
 	return false
+}
+
+// stays tells whether a request cannot be made on another worker: none is left,
+// or the budget is spent.
+func (rt *route) stays() bool {
+	return !rt.otherLeft() || rt.pool.spending.spent(now(), rt.pool.settings.Load().retries)
 }
 
 // affordable tells whether the budget allows that an attempt is made again that

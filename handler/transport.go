@@ -31,8 +31,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	sent := rt.guarded(req)
 	resp, resent, err := rt.send(t.HTTPTransport, sent)
-	if err != nil && resent && sent.Context().Err() == nil && !rt.otherLeft() {
-		// The only worker left closes the connections that it was to keep
+	if err != nil && resent && sent.Context().Err() == nil && rt.stays() {
+		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
 		t.Transport.CloseIdleConnections()
