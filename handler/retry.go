@@ -150,6 +150,8 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		if rt.repeatable(true) && rt.anotherTry() && rt.affordable(a, nil) {
 			return rt.hold(req, resp), nil
 		}
+	case rt.servedElsewhere(a, resp) && rt.anotherTry() && rt.affordable(a, nil):
+		return rt.hold(req, resp), nil
 	case workersFault(resp.StatusCode):
 		rt.erred(a, resp.Status)
 	case rt.plan.request == nil || resp.StatusCode >= 300 || compressed(resp.Header):

@@ -301,3 +301,28 @@ func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
 		}
 	}
 }
+
+// TestChangedModelsAreServedElsewhere swaps the models of two engines under load:
+// what the one does not serve any more, the other does.
+func TestChangedModelsAreServedElsewhere(t *testing.T) {
+	one, two := startModelEngine(t, "a", "b"), startModelEngine(t, "a")
+	s := startCaddy(t, "kv_router "+one.addr()+" "+two.addr())
+	s.mustChat(t, askModel("a", 0))
+	one.serve("b")
+	for i := range 40 {
+		s.mustChat(t, askModel("a", i))
+	}
+	if _, wrong := one.counts(); len(wrong) > 10 {
+		t.Errorf("the engine was asked %d times for a model that it has no more: its list should have been asked for at once", len(wrong))
+	}
+	// what nobody serves is not asked of all
+	before, _ := two.counts()
+	if a := s.chat(t.Context(), askModel("nobody's", 0)); a.status != http.StatusNotFound {
+		t.Errorf("a model that nobody serves: status %d", a.status)
+	}
+	_, wrongOne := one.counts()
+	_, wrongTwo := two.counts()
+	if n := slices.Index(wrongOne, "nobody's") + slices.Index(wrongTwo, "nobody's"); n < -1 || len(wrongTwo) > 1 {
+		t.Errorf("asked for it: %v, %v; served %d before", wrongOne, wrongTwo, before)
+	}
+}

@@ -1,0 +1,64 @@
+package handler
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// maxRefusal is how much is looked at of an answer that may say that a worker
+// does not serve a model, in bytes.
+const maxRefusal = 4 << 10
+
+// soonest is how soon a worker is asked again at most, whatever clients do.
+const soonest = 500 * time.Millisecond
+
+// servedElsewhere tells whether an answer says that the worker does not serve
+// the request's model, and another one that was not tried may: by its list, or
+// as nobody knows what it serves. It happens when a worker changes its models,
+// and before they were asked for. Nothing was computed then, so that the request
+// may be made again whatever it is.
+func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
+	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || compressed(resp.Header) {
+		return false
+	}
+	_, told := a.worker.serves(rt.plan.model)
+	found := slices.ContainsFunc(rt.offered, func(up *reverseproxy.Upstream) bool {
+		w := rt.worker(up)
+		if w == a.worker || !available(up) || slices.Contains(rt.tried, w) {
+			return false
+		}
+		yes, known := w.serves(rt.plan.model)
+		return yes || !known && (told || !w.looked.Load())
+	})
+	if !found {
+		return false
+	}
+	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(head), errorReader{err}, resp.Body), resp.Body}
+	if !bytes.Contains(bytes.ToLower(head), []byte("model")) {
+		return false // it is the path that is not there
+	}
+	rt.h.askAgain(a.worker)
+	return true
+}
+
+// askAgain asks a worker soon which models it serves, for what is known of it
+// is not true any more.
+func (h *Handler) askAgain(w *worker) {
+	if now().UnixNano()-w.asked.Load() < int64(soonest) {
+		return
+	}
+	w.asked.Store(0)
+	select {
+	case h.scout.news <- struct{}{}:
+	default: // it is asked with others
+	}
+}
