@@ -23,6 +23,7 @@ type health struct {
 
 	answers, errors float64 // of late, decayed to at
 	at              time.Time
+	inARow          int // errors of its own since the last good answer
 }
 
 const (
@@ -33,6 +34,9 @@ const (
 	errorMemory = 10 * time.Second
 	// fewErrors are no evidence.
 	fewErrors = 5
+	// allErrors of its own in a row are all that the worker gives now, however
+	// well it did before.
+	allErrors = 8
 )
 
 // available tells whether the worker should get a request beside those that
@@ -96,6 +100,7 @@ func (h *health) succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.answered(now, 0)
+	h.inARow = 0
 	if h.window == 0 || begun.Before(h.until) {
 		return false
 	}
@@ -108,11 +113,19 @@ func (h *health) succeed(now, begun time.Time) bool {
 }
 
 // err takes in that the worker gave an error for an answer. It returns how
-// many it gave of late, and their share of its answers.
-func (h *health) err(now time.Time) (errors, share float64) {
+// many it gave of late, and their share of its answers: 1 once it gives nothing
+// else. own says that it is hardly the client's: a client that errs often must
+// not mark the worker that it is sent to.
+func (h *health) err(now time.Time, own bool) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.answered(now, 1)
+	if own {
+		h.inARow++
+	}
+	if h.inARow >= allErrors {
+		return h.errors, 1
+	}
 	return h.errors, h.errors / h.answers
 }
 

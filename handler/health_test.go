@@ -133,23 +133,46 @@ func TestErrorsFade(t *testing.T) {
 	var h health
 	now := epoch
 	for range 10 {
-		h.err(now)
+		h.err(now, false)
 	}
-	if n, share := h.err(now); n != 11 || share != 1 {
+	if n, share := h.err(now, false); n != 11 || share != 1 {
 		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
 	}
 	now = now.Add(10 * errorMemory)
-	if n, _ := h.err(now); n < 1 || n > 1.01 {
+	if n, _ := h.err(now, false); n < 1 || n > 1.01 {
 		t.Errorf("%v errors of late, want the last one", n)
 	}
 	for range 99 {
 		h.succeed(now, now)
 	}
-	if _, share := h.err(now); share > 0.03 {
+	if _, share := h.err(now, false); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
 	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
 		t.Errorf("%v answers, %v errors of late; want 101 and 2", n, e)
+	}
+}
+
+// TestErrorsAloneAreSeenSoon has a worker that did well for long and then gives
+// errors only.
+func TestErrorsAloneAreSeenSoon(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		var h health
+		for range 1000 {
+			h.succeed(epoch, epoch)
+		}
+		n := 1
+		for ; n < 5000; n++ {
+			if errs, share := h.err(epoch, own); worse(errs, share, 0) {
+				break
+			}
+			if n == allErrors-1 {
+				h.succeed(epoch, epoch) // one good answer begins the row anew
+			}
+		}
+		if want := 2*allErrors - 1; own && n != want || !own && n < 1000 {
+			t.Errorf("errors of its own: %v; seen after %d", own, n)
+		}
 	}
 }
 

@@ -262,7 +262,7 @@ func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool)
 // fault. Which it is shows in how the others do.
 func (rt *route) erred(a *attempt, status string) {
 	t := now()
-	errs, share := a.worker.health.err(t)
+	errs, share := a.worker.health.err(t, strings.HasPrefix(status, "5"))
 	if errs < fewErrors {
 		return
 	}
