@@ -39,6 +39,7 @@ type Engine struct {
 
 	mu       sync.Mutex
 	srv      *http.Server // nil while killed
+	ln       *gate        // of srv; nil while it refuses
 	pace     Pace
 	fault    Fault
 	faultFor int // requests that fault is for; -1 is all
@@ -53,9 +54,22 @@ func Start(name string) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	return startOn(name, ln), nil
+}
+
+// StartAt starts an engine at an address.
+func StartAt(name, addr string) (*Engine, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return startOn(name, ln), nil
+}
+
+func startOn(name string, ln net.Listener) *Engine {
 	e := &Engine{name: name, addr: ln.Addr().String()}
 	e.serve(ln)
-	return e, nil
+	return e
 }
 
 // Listen listens on a free loopback port below the range of ephemeral ports: no
@@ -97,21 +111,25 @@ func (e *Engine) serve(ln net.Listener) {
 			}
 		},
 	}
+	gated := &gate{Listener: ln}
 	e.mu.Lock()
-	e.srv = srv
+	e.srv, e.ln = srv, gated
 	e.mu.Unlock()
-	go srv.Serve(ln) //nolint:errcheck // it ends with Kill
+	go srv.Serve(gated) //nolint:errcheck // it ends with Kill
 }
 
 // Kill ends the engine as the end of its process would: the listener and all
 // connections are closed at once, whatever they are at.
 func (e *Engine) Kill() {
 	e.mu.Lock()
-	srv := e.srv
-	e.srv = nil
+	srv, ln := e.srv, e.ln
+	e.srv, e.ln = nil, nil
 	e.mu.Unlock()
 	if srv != nil {
 		srv.Close()
+	}
+	if ln != nil {
+		ln.open()
 	}
 }
 
@@ -123,18 +141,11 @@ func (e *Engine) Restart() error {
 	if running {
 		return errors.New("engine runs")
 	}
-	deadline := time.Now().Add(2 * time.Second)
-	for {
-		ln, err := net.Listen("tcp", e.addr)
-		if err == nil {
-			e.serve(ln)
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("listening again: %w", err)
-		}
-		time.Sleep(5 * time.Millisecond)
+	ln, err := e.listenAgain()
+	if err == nil {
+		e.serve(ln)
 	}
+	return err
 }
 
 // SetPace sets the pace of the requests that come after it.
