@@ -1,0 +1,288 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// faultRows is the table. Without a word about it, a row's pool of four has
+// default settings, and one engine is struck.
+var faultRows = []faultRow{
+	{
+		name: "connection refused", strike: refuses,
+		retried: "refused", marked: true, check: fewAttempts,
+	},
+	{
+		name: "connection hangs", strike: blocks, lasts: 4500 * time.Millisecond,
+		retried: "refused", marked: true,
+	},
+	{
+		name: "closed without an answer", strike: handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { hangUp(w) }),
+		retried: "broken", marked: true, check: fewAttempts,
+	},
+	{
+		name: "stream breaks", strike: handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
+			words(w, 4, "word ")
+			hangUp(w)
+		}),
+		allowed: []fate{broken}, marked: true, check: brokenAsMet,
+	},
+	{
+		name: "429", strike: status(429, ""), retried: "429", marked: true, check: fewAttempts,
+	},
+	{
+		name: "429 with Retry-After", strike: status(429, "2"), retried: "429", marked: true, check: fewAttempts,
+	},
+	{
+		name: "503", strike: status(503, ""), retried: "503", marked: true, check: fewAttempts,
+	},
+	{
+		name: "503 with Retry-After", strike: status(503, "2"), retried: "503", marked: true, check: fewAttempts,
+	},
+	{
+		name: "500", strike: status(500, ""), allowed: []fate{failed}, marked: true,
+		check: func(t *testing.T, r *faultRun) {
+			if met := int(r.met.Load()); r.n[failed] != met || met < 5 || met > 24 {
+				t.Errorf("%d requests failed, the engine gave %d errors; want as many, and 5 to 24", r.n[failed], met)
+			}
+		},
+	},
+	{
+		name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: true, check: cutOnly,
+	},
+	{
+		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken}, retried: "any", marked: true, check: cutOnly,
+	},
+	{
+		name: "all of the pool down", struck: 4, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: true,
+		check: unavailableAtOnce,
+	},
+	{
+		name: "name of an engine not resolved", site: byName, retried: "refused", marked: true,
+		strike: func(r *faultRun, e *canned.Engine) func() {
+			r.dns.setIll(func(name string) bool { return strings.HasPrefix(name, "e1.") })
+			e.SetKeepAlive(false) // connections that are there need no name
+			return func() {
+				r.dns.setIll(nil)
+				e.SetKeepAlive(true)
+			}
+		},
+		check: fewAttempts,
+	},
+	{
+		name: "names of a dynamic source not resolved", site: dynamicA, struck: 4, allowed: []fate{failed},
+		strike: func(r *faultRun, e *canned.Engine) func() {
+			r.dns.setIll(func(string) bool { return true })
+			return func() { r.dns.setIll(nil) }
+		},
+		check: unavailableAtOnce,
+	},
+	{
+		name: "slow clients", strike: nothing, unmarked: true, clients: slowOnes,
+	},
+	{
+		name: "clients leave", strike: nothing, unmarked: true, allowed: []fate{left},
+		clients: func(r *faultRun) {
+			r.load.patience = func(client, n int) time.Duration {
+				if client%2 == 0 {
+					return 0
+				}
+				return time.Duration(1+(client*31+n*17)%120) * time.Millisecond
+			}
+		},
+		check: func(t *testing.T, r *faultRun) {
+			if r.n[left] < 50 {
+				t.Errorf("only %d clients left", r.n[left])
+			}
+			for _, e := range r.engines {
+				if n := e.Active(); n > 0 {
+					t.Errorf("%s still answers %d requests", e.Name(), n)
+				}
+			}
+		},
+	},
+}
+
+func nothing(*faultRun, *canned.Engine) func() { return func() {} }
+
+func refuses(r *faultRun, e *canned.Engine) func() {
+	e.Refuse()
+	return accepts(r, e)
+}
+
+func blocks(r *faultRun, e *canned.Engine) func() {
+	if err := e.Block(); err != nil {
+		r.t.Skip(err)
+	}
+	r.struckAt, r.was = time.Now(), r.received() // it took a moment
+	return accepts(r, e)
+}
+
+func accepts(r *faultRun, e *canned.Engine) func() {
+	return func() {
+		if err := e.Accept(); err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+func killed(r *faultRun, e *canned.Engine) func() {
+	e.Kill()
+	return func() {
+		if err := e.Restart(); err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+// byName has the engines known by names, which a name server resolves.
+func byName(r *faultRun) string {
+	r.engines, r.dns = startEngines(r.t, 4, r.pace), startNameServer(r.t)
+	for i, e := range r.engines {
+		name := fmt.Sprintf("e%d.engines.test", i+1)
+		r.dns.setA(name, loopback(0))
+		_, port, _ := net.SplitHostPort(e.Addr())
+		r.dials = append(r.dials, net.JoinHostPort(name, port))
+	}
+	return fmt.Sprintf("kv_router {\nreverse_proxy %s {\ntransport http {\nresolvers %s\n}\n}\n}", strings.Join(r.dials, " "), r.dns.addr)
+}
+
+// dynamicA has the engines known as addresses of one name.
+func dynamicA(r *faultRun) string {
+	engines, port := startEnginesOnAddresses(r.t, 4, r.pace)
+	r.engines, r.dns = engines, startNameServer(r.t)
+	name := fmt.Sprintf("table%d.engines.test", port) // Caddy's cache is the process's
+	r.dns.setA(name, loopbacks(4)...)
+	return "kv_router {\nreverse_proxy {\n" + dynamicSource("a", r.dns, name, port) + "\n}\n}"
+}
+
+// slowOnes lets four of the clients read slowly what is too much for the
+// buffers on the way to them.
+func slowOnes(r *faultRun) {
+	r.load.turns, r.load.slow = 1, func(i int) bool { return i < 4 }
+	r.s.client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil {
+			err = conn.(*net.TCPConn).SetReadBuffer(256 << 10)
+		}
+		return conn, err
+	}
+	padding := ": " + strings.Repeat("slow ", 12<<10) + "\n\n" // a comment
+	for _, e := range r.engines {
+		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get(slowHeader) != "" {
+				for range 100 {
+					words(w, 1, "word ")
+					io.WriteString(w, padding)
+				}
+			} else {
+				for range 20 {
+					words(w, 1, "word ")
+					pausing(r.Context(), faultPace.PerWord)
+				}
+			}
+			io.WriteString(w, "data: [DONE]\n\n")
+		})
+	}
+}
+
+// status answers with an error.
+func status(code int, retryAfter string) func(*faultRun, *canned.Engine) func() {
+	return handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
+		w.Header().Set("Content-Type", "application/json")
+		if retryAfter != "" {
+			w.Header().Set("Retry-After", retryAfter)
+		}
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"error":{"message":"no","type":"error","param":null,"code":%d}}`, code)
+	})
+}
+
+// words sends n events of a stream with a text, after the header if that is not
+// sent.
+func words(w http.ResponseWriter, n int, text string) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	http.NewResponseController(w).Flush()
+	for range n {
+		fmt.Fprintf(w, `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"canned","choices":[{"index":0,"delta":{"content":%q},"finish_reason":null}]}`+"\n\n", text)
+		http.NewResponseController(w).Flush()
+	}
+}
+
+// hangUp closes the connection of an answer.
+func hangUp(w http.ResponseWriter) {
+	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+		conn.Close()
+	}
+}
+
+// hang does nothing until the fault is over or the client has left, and hangs
+// up then.
+func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
+	io.Copy(io.Discard, r.Body)
+	select {
+	case <-over:
+		hangUp(w)
+	case <-r.Context().Done():
+	}
+}
+
+// fewAttempts are those at the beginning, before the mark, and single ones
+// after it: less than one in four of what the engine would have had.
+func fewAttempts(t *testing.T, r *faultRun) {
+	usual := 0
+	for _, v := range r.visits {
+		if v.begun.Before(r.struckAt) && v.engine == r.engines[0].Name() {
+			usual++
+		}
+	}
+	if r.attempts > max(usual/2, 16) {
+		t.Errorf("%d attempts at the engine during the fault, %d requests before it", r.attempts, usual)
+	}
+}
+
+// brokenAsMet has each request that met the fault broken, and no other.
+func brokenAsMet(t *testing.T, r *faultRun) {
+	if met := int(r.met.Load()); r.n[broken] != met {
+		t.Errorf("%d requests broke, %d met the fault", r.n[broken], met)
+	}
+	fewAttempts(t, r)
+}
+
+// cutOnly has no more broken than ran when the fault struck.
+func cutOnly(t *testing.T, r *faultRun) {
+	running := 0
+	for _, v := range r.visits {
+		if v.begun.Before(r.struckAt) && v.ended.After(r.struckAt) {
+			running++
+		}
+	}
+	if n := r.n[broken]; n > running || n != r.n[broken]-r.inFault(broken) {
+		t.Errorf("%d requests broke, %d of them begun after the fault; %d ran when it struck", n, r.inFault(broken), running)
+	}
+}
+
+// unavailableAtOnce has all requests of the fault refused soon, and told when to
+// come again.
+func unavailableAtOnce(t *testing.T, r *faultRun) {
+	if r.n[failed] < 100 {
+		t.Errorf("%d requests failed, want at least 100", r.n[failed])
+	}
+	for _, v := range r.visits {
+		if v.fate == failed && (v.status != http.StatusServiceUnavailable || v.header.Get("Retry-After") == "") {
+			t.Errorf("status %d, Retry-After %q, error %v, want 503 and some seconds", v.status, v.header.Get("Retry-After"), v.err)
+			break
+		}
+	}
+	if r.worstFailed > 2500*time.Millisecond {
+		t.Errorf("it took %v to say so", r.worstFailed)
+	}
+}

@@ -1,0 +1,260 @@
+package tests
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// fate is what became of a request, as its client sees it.
+type fate int
+
+const (
+	served  fate = iota // 200 and the whole answer
+	failed              // another status, or no header
+	broken              // 200, and then an error event or an abort
+	strange             // 200, and it ended well, but it is no answer
+	left                // the client left before
+	fates
+)
+
+func (f fate) String() string {
+	return [...]string{"served", "failed", "broken", "strange", "left"}[f]
+}
+
+// visit is one request of a load.
+type visit struct {
+	client              int
+	session             string
+	turn                int // of its conversation, from 0
+	begun, first, ended time.Time
+	fate                fate
+	status              int
+	engine              string
+	header              http.Header
+	body                []byte // of what failed
+	err                 error
+}
+
+// wait returns how long the first token took, or the answer that was none.
+func (v *visit) wait() time.Duration {
+	if v.first.IsZero() {
+		return v.ended.Sub(v.begun)
+	}
+	return v.first.Sub(v.begun)
+}
+
+// load is clients that hold streamed conversations of several turns, one after
+// the other. Those with an even number name their session, each conversation
+// another.
+type load struct {
+	s *server
+	// patience returns for how long the client stays with its nth request, 0
+	// for as long as it takes. Default: as long as it takes.
+	patience func(client, n int) time.Duration
+	// slow returns whether the client reads its answers a little at a time.
+	// Default: none does.
+	slow func(client int) bool
+	// turns are those of a conversation. Default: 6.
+	turns int
+
+	ctx    context.Context // when it ends, no request is begun
+	end    context.CancelFunc
+	abort  context.CancelFunc // ends those that run
+	run    context.Context
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	visits []visit
+}
+
+// start lets n clients begin.
+func (l *load) start(ctx context.Context, n int) {
+	l.run, l.abort = context.WithCancel(ctx)
+	l.ctx, l.end = context.WithCancel(l.run)
+	for i := range n {
+		l.wg.Go(func() { l.client(i) })
+	}
+}
+
+// stop lets the clients finish what they are at, and ends it after a while. It
+// tells whether they finished by themselves.
+func (l *load) stop(within time.Duration) bool {
+	l.end()
+	done := make(chan struct{})
+	go func() {
+		l.wg.Wait()
+		close(done)
+	}()
+	defer l.abort()
+	select {
+	case <-done:
+		return true
+	case <-time.After(within):
+		l.abort()
+		<-done
+		return false
+	}
+}
+
+// all returns what became of the requests so far.
+func (l *load) all() []visit {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]visit(nil), l.visits...)
+}
+
+func (l *load) client(i int) {
+	rng := rand.New(rand.NewPCG(7, uint64(i))) //nolint:gosec // not a secret
+	turns := l.turns
+	if turns == 0 {
+		turns = 6
+	}
+	for conv, n := 0, 0; l.ctx.Err() == nil; conv++ {
+		c := chat{Model: "canned", Stream: true}
+		session := ""
+		if i%2 == 0 {
+			session = fmt.Sprintf("client-%d-conversation-%d", i, conv)
+		}
+		for turn := 0; turn < turns && l.ctx.Err() == nil; n++ {
+			if len(c.Messages) == 2*turn {
+				c.Messages = append(c.Messages, message{"user", fmt.Sprintf("%d %d ", i, conv) + prose(rng, 200, 400)})
+			}
+			v, text := l.ask(i, n, c, session)
+			v.turn = turn
+			l.mu.Lock()
+			l.visits = append(l.visits, v)
+			l.mu.Unlock()
+			if v.fate == served {
+				c.Messages = append(c.Messages, message{"assistant", text})
+				turn++
+			} else {
+				pausing(l.ctx, 50*time.Millisecond) // as a client does that asks again
+			}
+		}
+	}
+}
+
+// slowHeader tells an engine that the client reads slowly.
+const slowHeader = "X-Slow"
+
+func pausing(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// ask makes a request, and returns what became of it and the words of its
+// answer.
+func (l *load) ask(i, n int, c chat, session string) (v visit, text string) {
+	v = visit{client: i, session: session, begun: time.Now(), fate: failed}
+	ctx := l.run
+	if l.patience != nil {
+		if d := l.patience(i, n); d > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, d)
+			defer cancel()
+		}
+	}
+	defer func() {
+		v.ended = time.Now()
+		if v.fate != served && ctx.Err() != nil {
+			v.fate = left
+		}
+	}()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, l.s.url+"/v1/chat/completions", bytes.NewReader(c.body()))
+	if err != nil {
+		v.err = err
+		return v, ""
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if session != "" {
+		req.Header.Set("X-Session-Id", session)
+	}
+	slow := l.slow != nil && l.slow(i)
+	if slow {
+		req.Header.Set(slowHeader, "yes")
+	}
+	resp, err := l.s.client.Do(req)
+	if err != nil {
+		v.err = err
+		return v, ""
+	}
+	defer resp.Body.Close()
+	v.status, v.header, v.engine = resp.StatusCode, resp.Header, resp.Header.Get(canned.EngineHeader)
+	if resp.StatusCode != http.StatusOK {
+		v.body, v.err = io.ReadAll(resp.Body)
+		return v, ""
+	}
+	var body io.Reader = resp.Body
+	if slow {
+		body = &trickle{ctx: ctx, r: resp.Body}
+	}
+	text = v.read(body)
+	return v, text
+}
+
+// read reads a streamed answer to its end and returns its words.
+func (v *visit) read(body io.Reader) string {
+	var text strings.Builder
+	v.fate = strange
+	lines := bufio.NewReaderSize(body, 128<<10)
+	for {
+		line, err := lines.ReadSlice('\n')
+		data, is := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data: "))
+		switch {
+		case is && string(data) == "[DONE]":
+			v.fate = served
+		case is:
+			var doc struct {
+				choices
+				Error json.RawMessage `json:"error"`
+			}
+			if json.Unmarshal(data, &doc) != nil {
+				break
+			}
+			if doc.Error != nil {
+				v.fate = broken
+			}
+			for _, c := range doc.Choices {
+				if c.Delta.Content != "" && v.first.IsZero() {
+					v.first = time.Now()
+				}
+				text.WriteString(c.Delta.Content)
+			}
+		}
+		if err == io.EOF {
+			return text.String()
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			v.fate, v.err = broken, err
+			return text.String()
+		}
+	}
+}
+
+// trickle reads a little at a time, as a client does whose line is slow, and
+// all of the rest after a while.
+type trickle struct {
+	ctx   context.Context
+	r     io.Reader
+	reads int
+}
+
+func (s *trickle) Read(p []byte) (int, error) {
+	if s.reads++; s.reads < 40 {
+		pausing(s.ctx, 40*time.Millisecond)
+		p = p[:min(len(p), 2<<10)]
+	}
+	return s.r.Read(p)
+}
