@@ -381,6 +381,9 @@ func (h *Handler) Cleanup() error {
 		// after a failed Provision it would take hosts off a running config
 		h.proxyReady = false
 		err = h.ReverseProxy.Cleanup()
+		// Caddy cleans up the transports that it has loaded, not the default one.
+		// Connections that become idle from now on are closed, too.
+		h.ReverseProxy.Transport.(*transport).Transport.CloseIdleConnections()
 	}
 	if h.holdsPool {
 		// the pointer stays: requests of this config may still be under way
