@@ -67,6 +67,9 @@ type load struct {
 	slow func(client int) bool
 	// turns are those of a conversation. Default: 6.
 	turns int
+	// resends is how often a request is sent again whose connection Caddy has
+	// dropped, as it does when it closes a listener. Default: 0.
+	resends int
 
 	ctx    context.Context // when it ends, no request is begun
 	end    context.CancelFunc
@@ -75,6 +78,7 @@ type load struct {
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	visits []visit
+	resent int
 }
 
 // start lets n clients begin.
@@ -130,6 +134,12 @@ func (l *load) client(i int) {
 				c.Messages = append(c.Messages, message{"user", fmt.Sprintf("%d %d ", i, conv) + prose(rng, 200, 400)})
 			}
 			v, text := l.ask(i, n, c, session)
+			for again := 0; v.fate == failed && v.status == 0 && again < l.resends; again++ {
+				l.mu.Lock()
+				l.resent++
+				l.mu.Unlock()
+				v, text = l.ask(i, n, c, session)
+			}
 			v.turn = turn
 			l.mu.Lock()
 			l.visits = append(l.visits, v)

@@ -1,0 +1,185 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// manifold are requests that differ in all that clients may choose. Each number
+// is of different values.
+type manifold struct {
+	requests, models, sessions, headers, paths int
+}
+
+// TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models, paths
+// in their thousands and header values without end, each of its own session, from
+// 20,000 sessions on (100,000 in the long form, fewer under the race detector).
+// What is kept of them must have
+// the size that it is configured to have, the metrics no more series than after
+// the first few requests, and the admin API no longer pages.
+func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 10 s")
+	}
+	const maxSessions, indexMemory = 1000, 8 << 20
+	mf := manifold{requests: 20000, models: 10000, sessions: 20000, headers: 10000, paths: 1000}
+	switch {
+	case underRace:
+		mf.requests = 2000
+	case inLong:
+		mf.requests, mf.sessions = 100000, 100000
+	}
+	urls := []string{terseEngine(t), terseEngine(t)}
+	s := startCaddy(t, fmt.Sprintf("kv_router %s {\nindex {\nmemory %d\n}\naffinity {\nmax_sessions %d\n}\nresponse_headers X-KV-\n}",
+		strings.Join(urls, " "), indexMemory, maxSessions), "metrics")
+	s.send(t, manifold{500, 500, 500, 500, 500}) // of everything a little
+	before, heap := s.scrape(t), heapInUse()
+	start := time.Now()
+	s.send(t, mf)
+	t.Logf("%d requests in %v", mf.requests, time.Since(start).Round(time.Millisecond))
+	after, heapAfter := s.scrape(t), heapInUse()
+
+	if grown := len(after) - len(before); grown > 10 {
+		t.Errorf("%d series before, %d after: %v", len(before), len(after), newSeries(before, after))
+	}
+	t.Logf("%d series before, %d after; heap %d KiB before, %d KiB after; index %v bytes, %v sessions", len(before), len(after),
+		heap>>10, heapAfter>>10, after.value("caddy_kv_router_index_bytes"), after.value(sessions))
+	if n := after.value("caddy_kv_router_index_bytes"); n > indexMemory {
+		t.Errorf("the index has %v bytes, may have %d", n, indexMemory)
+	}
+	if n := after.value(sessions); n > maxSessions {
+		t.Errorf("%v sessions, may be %d", n, maxSessions)
+	}
+	if bound := heap + indexMemory + maxSessions*1024 + 24<<20; heapAfter > bound {
+		t.Errorf("the heap grew from %d to %d bytes, may come to %d", heap, heapAfter, bound)
+	}
+	s.booksAtZero(t)
+	s.checkPages(t)
+}
+
+// newSeries returns some of the series that were not there before.
+func newSeries(before, after metrics) (names []string) {
+	for name := range after {
+		if _, was := before[name]; !was && len(names) < 20 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// checkPages has no answer of the admin API grow with the traffic.
+func (s *server) checkPages(t *testing.T) {
+	t.Helper()
+	for path, most := range map[string]int{
+		"/pools": 8 << 10, defaultPool: 8 << 10, defaultPool + "/workers": 16 << 10,
+		defaultPool + "/sessions": 64 << 10, defaultPool + "/sessions?limit=1000": 512 << 10,
+	} {
+		if status, body := s.api(t, http.MethodGet, path, nil, nil); status != http.StatusOK || len(body) > most {
+			t.Errorf("GET %s: status %d, %d bytes, want at most %d", path, status, len(body), most)
+		}
+	}
+	if status, _ := s.api(t, http.MethodGet, defaultPool+"/sessions?limit=1000000", nil, nil); status != http.StatusBadRequest {
+		t.Errorf("a page of a million sessions: status %d, want 400", status)
+	}
+	var list struct {
+		Sessions []adminSession `json:"sessions"`
+		Next     string         `json:"next_after"`
+	}
+	s.api(t, http.MethodGet, defaultPool+"/sessions", nil, &list)
+	if len(list.Sessions) != 100 || list.Next == "" {
+		t.Errorf("a page has %d sessions, the next is after %q; want 100 and some key", len(list.Sessions), list.Next)
+	}
+}
+
+// oddMethods are methods that a client may think of.
+var oddMethods = []string{"GET", "PUT", "BREW", "PROPFIND", "X", "OPTIONS", "LONGMETHODNAMEOFNOUSETOANYBODY"}
+
+// send makes the requests, with 16 clients.
+func (s *server) send(t *testing.T, mf manifold) {
+	t.Helper()
+	var next, bad atomic.Int64
+	var clients sync.WaitGroup
+	for range 16 {
+		clients.Go(func() {
+			for i := int(next.Add(1)); i <= mf.requests; i = int(next.Add(1)) {
+				if status, err := s.sendOne(t, mf, i); err != nil || status >= 500 {
+					if bad.Add(1) == 1 {
+						t.Errorf("request %d: status %d, error %v", i, status, err)
+					}
+				}
+			}
+		})
+	}
+	clients.Wait()
+	if n := bad.Load(); n > 0 {
+		t.Errorf("%d of %d requests failed", n, mf.requests)
+	}
+}
+
+// sendOne makes the ith request. Most are chats; one in sixteen has an odd
+// method, one in sixteen a path that no API has, one in sixteen is malformed.
+func (s *server) sendOne(t *testing.T, mf manifold, i int) (int, error) {
+	method, path := http.MethodPost, "/v1/chat/completions"
+	body := fmt.Sprintf(`{"model":"model-%d","messages":[{"role":"user","content":"%x %x %x %x %x %x %x %x"}]}`, i%mf.models,
+		rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64())
+	switch i % 16 {
+	case 1:
+		method, body = oddMethods[i/16%len(oddMethods)], ""
+	case 2:
+		path = fmt.Sprintf("/path/%d", i/16%mf.paths)
+	case 3:
+		path = fmt.Sprintf("/deployments/d%d/chat/completions", i/16%mf.paths)
+	case 4:
+		body = body[:len(body)/2]
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Session-Id", fmt.Sprintf("session-%d", i%mf.sessions))
+	bogus := fmt.Sprintf("bogus-%d", i%mf.headers)
+	for _, name := range []string{"X-Dynamo-Worker-Instance-Id", "X-Data-Parallel-Rank", "X-Request-Id", "Traceparent", "User-Agent", "Authorization", "X-" + bogus} {
+		req.Header.Set(name, bogus)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, err
+}
+
+// terseEngine starts an engine that remembers nothing, and returns its address.
+func terseEngine(t *testing.T) string {
+	t.Helper()
+	doc, err := json.Marshal(map[string]any{
+		"id": "x", "object": "chat.completion", "model": "m",
+		"choices": []any{map[string]any{"index": 0, "message": map[string]any{"role": "assistant", "content": "yes"}, "finish_reason": "stop"}},
+		"usage":   map[string]any{"prompt_tokens": 40, "completion_tokens": 1, "total_tokens": 41, "prompt_tokens_details": map[string]any{"cached_tokens": 0}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if r.Method != http.MethodPost {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(doc)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.Listener.Addr().String()
+}
