@@ -23,9 +23,9 @@ type manifold struct {
 // TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models, paths
 // in their thousands and header values without end, each of its own session, from
 // 20,000 sessions on (100,000 in the long form, fewer under the race detector).
-// What is kept of them must have
-// the size that it is configured to have, the metrics no more series than after
-// the first few requests, and the admin API no longer pages.
+// What is kept of them must have the size that it is configured to have, the
+// metrics no more series than after the first few requests, and the admin API no
+// longer pages.
 func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")
