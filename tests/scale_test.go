@@ -59,7 +59,7 @@ func scaleByDNS(t *testing.T, kind string) {
 		"\ntransport http {\nresolvers "+n.addr+"\n}\n}\n}")
 	l := &load{s: s, turns: 12}
 	l.start(t.Context(), 24)
-	phase := span(1500*time.Millisecond, 10*time.Second)
+	phase := span(1500*time.Millisecond, 5*time.Second)
 	time.Sleep(phase)
 	publish(6)
 	grown := time.Now()
