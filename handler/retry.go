@@ -153,7 +153,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	case rt.servedElsewhere(a, resp) && rt.anotherTry() && rt.affordable(a, nil):
 		return rt.hold(req, resp), nil
 	case workersFault(resp.StatusCode):
-		rt.erred(a, resp.Status)
+		rt.erred(a, resp.Status, resp.StatusCode >= 500)
 	case rt.plan.request == nil || resp.StatusCode >= 300 || compressed(resp.Header):
 		rt.didWell(a) // where there is an answer to read, that tells
 	}
@@ -259,10 +259,11 @@ func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool)
 }
 
 // erred takes in that a worker answered with an error that may be its own
-// fault. Which it is shows in how the others do.
-func (rt *route) erred(a *attempt, status string) {
+// fault. Which it is shows in how the others do. own says that it is hardly the
+// client's.
+func (rt *route) erred(a *attempt, status string, own bool) {
 	t := now()
-	errs, share := a.worker.health.err(t, strings.HasPrefix(status, "5"))
+	errs, share := a.worker.health.err(t, own)
 	if errs < fewErrors {
 		return
 	}

@@ -28,7 +28,7 @@ func (o *observer) judge() bool {
 		o.rt.illegible(o.attempt)
 		return false
 	case o.reader.Failed() && o.first.IsZero():
-		o.rt.erred(o.attempt, "an error as the answer, with a good status")
+		o.rt.erred(o.attempt, "an error as the answer, with a good status", false)
 	default:
 		if !o.stream {
 			o.attempt.lease.FirstToken(o.headed) // it came with the header
@@ -62,7 +62,7 @@ func (rt *route) didWell(a *attempt) {
 // anybody's fault, but a worker that gives no others is ill.
 func (rt *route) illegible(a *attempt) {
 	rt.fallBack(fallbackUnreadable)
-	rt.erred(a, "not what their content type says")
+	rt.erred(a, "not what their content type says", true)
 	if rt.bound == 0 {
 		return
 	}

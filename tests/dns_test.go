@@ -53,9 +53,9 @@ func loopbacks(n int) []netip.Addr {
 	return out
 }
 
-// nameServer is a DNS server on loopback whose answers a test sets. Their order
+// dnsServer is a DNS server on loopback whose answers a test sets. Their order
 // is another one each time.
-type nameServer struct {
+type dnsServer struct {
 	addr    string
 	mu      sync.Mutex
 	ips     map[string][]netip.Addr
@@ -70,14 +70,14 @@ type target struct {
 	port uint16
 }
 
-// startNameServer starts a DNS server that knows no name yet.
-func startNameServer(t testing.TB) *nameServer {
+// startDNS starts a DNS server that knows no name yet.
+func startDNS(t testing.TB) *dnsServer {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &nameServer{addr: conn.LocalAddr().String(), ips: make(map[string][]netip.Addr), targets: make(map[string][]target)}
+	n := &dnsServer{addr: conn.LocalAddr().String(), ips: make(map[string][]netip.Addr), targets: make(map[string][]target)}
 	srv := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(n.answer)}
 	go srv.ActivateAndServe() //nolint:errcheck // it ends with the connection
 	t.Cleanup(func() { conn.Close() })
@@ -85,14 +85,14 @@ func startNameServer(t testing.TB) *nameServer {
 }
 
 // setA sets the addresses of a name.
-func (n *nameServer) setA(name string, ips ...netip.Addr) {
+func (n *dnsServer) setA(name string, ips ...netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.ips[name] = ips
 }
 
 // setSRV sets the targets of a service's name.
-func (n *nameServer) setSRV(name string, targets ...target) {
+func (n *dnsServer) setSRV(name string, targets ...target) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.targets[name] = targets
@@ -100,20 +100,20 @@ func (n *nameServer) setSRV(name string, targets ...target) {
 
 // setIll lets the server fail at the questions for which ill is true; nil ends
 // it.
-func (n *nameServer) setIll(ill func(name string) bool) {
+func (n *dnsServer) setIll(ill func(name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.ill = ill
 }
 
 // questions returns how many were asked so far.
-func (n *nameServer) questions() int {
+func (n *dnsServer) questions() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.asked
 }
 
-func (n *nameServer) answer(w dns.ResponseWriter, q *dns.Msg) {
+func (n *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked++

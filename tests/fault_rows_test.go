@@ -39,7 +39,7 @@ var faultRows = []faultRow{
 		name: "429", strike: status(429, ""), retried: "429", marked: true, check: fewAttempts,
 	},
 	{
-		name: "429 with Retry-After", strike: status(429, "2"), retried: "429", marked: true, check: fewAttempts,
+		name: "429 with Retry-After", long: true, strike: status(429, "2"), retried: "429", marked: true, check: fewAttempts,
 	},
 	{
 		name: "503", strike: status(503, ""), retried: "503", marked: true, check: fewAttempts,
@@ -86,7 +86,7 @@ var faultRows = []faultRow{
 		check: unavailableAtOnce,
 	},
 	{
-		name: "slow clients", strike: nothing, unmarked: true, clients: slowOnes,
+		name: "slow clients", long: true, strike: nothing, unmarked: true, clients: slowOnes,
 	},
 	{
 		name: "clients leave", strike: nothing, unmarked: true, allowed: []fate{left},
@@ -145,7 +145,7 @@ func killed(r *faultRun, e *canned.Engine) func() {
 
 // byName has the engines known by names, which a name server resolves.
 func byName(r *faultRun) string {
-	r.engines, r.dns = startEngines(r.t, 4, r.pace), startNameServer(r.t)
+	r.engines, r.dns = startEngines(r.t, 4, r.pace), startDNS(r.t)
 	for i, e := range r.engines {
 		name := fmt.Sprintf("e%d.engines.test", i+1)
 		r.dns.setA(name, loopback(0))
@@ -158,7 +158,7 @@ func byName(r *faultRun) string {
 // dynamicA has the engines known as addresses of one name.
 func dynamicA(r *faultRun) string {
 	engines, port := startEnginesOnAddresses(r.t, 4, r.pace)
-	r.engines, r.dns = engines, startNameServer(r.t)
+	r.engines, r.dns = engines, startDNS(r.t)
 	name := fmt.Sprintf("table%d.engines.test", port) // Caddy's cache is the process's
 	r.dns.setA(name, loopbacks(4)...)
 	return "kv_router {\nreverse_proxy {\n" + dynamicSource("a", r.dns, name, port) + "\n}\n}"

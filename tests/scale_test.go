@@ -15,7 +15,7 @@ import (
 const refreshes = 200 * time.Millisecond
 
 // dynamicSource returns Caddy's dynamic upstreams, of A or SRV records.
-func dynamicSource(kind string, n *nameServer, name string, port uint16) string {
+func dynamicSource(kind string, n *dnsServer, name string, port uint16) string {
 	lines := []string{"dynamic " + kind + " {", "name " + name, "refresh " + refreshes.String(), "resolvers " + n.addr}
 	if kind == "a" {
 		lines = append(lines, "port "+strconv.Itoa(int(port)), "versions ipv4")
@@ -39,7 +39,7 @@ func TestScaleByDNS(t *testing.T) {
 
 func scaleByDNS(t *testing.T, kind string) {
 	engines, port := startEnginesOnAddresses(t, 6, canned.Pace{Words: 20, FirstToken: 20 * time.Millisecond, PerWord: 4 * time.Millisecond})
-	n := startNameServer(t)
+	n := startDNS(t)
 	name := fmt.Sprintf("%s%d.engines.test", kind, port)
 	publish := func(k int) {
 		if kind == "a" {
