@@ -13,16 +13,19 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
+// Where a row closes idle connections, a request may be on its way on one: it
+// is sent again, and where that meets another one, counts as broken.
+
 // faultRows is the table. Without a word about it, a row's pool of four has
 // default settings, and one engine is struck.
 var faultRows = []faultRow{
 	{
 		name: "connection refused", strike: refuses,
-		retried: "refused", marked: true, check: fewAttempts,
+		retried: "refused broken", marked: true, check: fewAttempts,
 	},
 	{
 		name: "connection hangs", strike: blocks, lasts: 4500 * time.Millisecond,
-		retried: "refused", marked: true,
+		retried: "refused broken", marked: true,
 	},
 	{
 		name: "closed without an answer", strike: handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { hangUp(w) }),
@@ -66,7 +69,7 @@ var faultRows = []faultRow{
 		check: unavailableAtOnce,
 	},
 	{
-		name: "name of an engine not resolved", site: byName, retried: "refused", marked: true,
+		name: "name of an engine not resolved", site: byName, retried: "refused broken", marked: true,
 		strike: func(r *faultRun, e *canned.Engine) func() {
 			r.dns.setIll(func(name string) bool { return strings.HasPrefix(name, "e1.") })
 			e.SetKeepAlive(false) // connections that are there need no name
