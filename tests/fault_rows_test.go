@@ -36,7 +36,11 @@ var faultRows = []faultRow{
 			words(w, 4, "word ")
 			hangUp(w)
 		}),
-		allowed: []fate{broken}, marked: true, check: brokenAsMet,
+		allowed: []fate{broken}, marked: true,
+		check: func(t *testing.T, r *faultRun) {
+			brokenAsMet(t, r)
+			fewAttempts(t, r)
+		},
 	},
 	{
 		name: "429", strike: status(429, ""), retried: "429", marked: true, check: fewAttempts,
@@ -257,7 +261,6 @@ func brokenAsMet(t *testing.T, r *faultRun) {
 	if met := int(r.met.Load()); r.n[broken] != met {
 		t.Errorf("%d requests broke, %d met the fault", r.n[broken], met)
 	}
-	fewAttempts(t, r)
 }
 
 // cutOnly has no more broken than ran when the fault struck.
