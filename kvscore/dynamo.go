@@ -12,7 +12,8 @@ import "math"
 //	credit = OverlapScoreCredit × decay × overlap blocks
 //	decay  = 1 / (1 + CreditDecay × (prefill booked here beyond the least booked)/BlockSize / prompt blocks)
 //
-// The lowest cost wins; equal ones share evenly.
+// and all of it times the candidate's factor. The lowest cost wins; equal ones
+// share evenly.
 type Dynamo struct {
 	// OverlapScoreCredit is what a block that need not be computed counts.
 	OverlapScoreCredit float64
@@ -70,10 +71,14 @@ func NewDynamo() *Dynamo {
 
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
+	by := d
+	if s.Override != nil {
+		by = s.Override.of(d)
+	}
 	stem := d.stem(s)
-	d.score(s, stem)
-	if d.Temperature > 0 {
-		return softmax(s, d.Temperature)
+	by.score(s, stem)
+	if by.Temperature > 0 {
+		return softmax(s, by.Temperature)
 	}
 	return d.cheapest(s, stem)
 }
@@ -91,7 +96,7 @@ func (d *Dynamo) cheapest(s *Selection, stem float64) int {
 	equal := buf[:0]
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.Cost == best.Cost || c.Cost <= best.Cost+d.EvenBlocks && max(stem, c.OverlapBlocks) == own {
+		if c.Cost == best.Cost || c.Cost <= best.Cost+d.EvenBlocks && c.Factor == best.Factor && max(stem, c.OverlapBlocks) == own {
 			equal = append(equal, i)
 		}
 	}
@@ -114,6 +119,9 @@ func (d *Dynamo) score(s *Selection, stem float64) {
 		}
 		c.Cost = d.PrefillLoadScale*max(0, d.prefillBlocks(s, c)-credit) +
 			d.decodeBlocks(c) + d.DecodeActiveRequestWeight*float64(c.Requests)
+		if c.Factor != 0 {
+			c.Cost *= c.Factor
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ type Lease struct {
 	total       int64 // blocks that prompt and output so far take, the last one begun
 	wait        int64 // prefill tokens booked before this one, and its own
 	streamed    bool
+	expected    int64 // tokens of the answer; 0 is not known
 
 	// guarded by the scheduler's lock
 	ref        index.Ref
@@ -34,6 +35,7 @@ type Lease struct {
 	unshared   float64
 	untracked  float64 // blocks
 	output     int64   // blocks
+	faded      float64 // of these, what the answer's nearing its end takes off
 	due        time.Time
 	duePos     int
 	ended      bool
@@ -85,6 +87,13 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	}
 	l.output += more
 	l.books.output += more
+	if l.expected > 0 {
+		// Dynamo's output decay (lib/kv-router/src/sequences): the share of the
+		// expected answer that is still to come, on all blocks of the answer.
+		faded := float64(l.output) * min(1, float64(tokens)/float64(l.expected))
+		l.books.faded += faded - l.faded
+		l.faded = faded
+	}
 }
 
 // End ends the lease and returns whether it was the first to do so. computed
@@ -107,10 +116,11 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	b := l.books
 	b.requests--
 	b.output -= l.output
+	b.faded -= l.faded
 	b.unshared -= l.unshared
 	b.untracked -= l.untracked
 	if b.requests == 0 {
-		b.unshared, b.untracked = 0, 0 // what is left is rounding
+		b.unshared, b.untracked, b.faded = 0, 0, 0 // what is left is rounding
 	}
 	keep := computed && l.restarts == b.restarts
 	s.index.Release(l.ref, keep)

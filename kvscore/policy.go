@@ -43,6 +43,9 @@ type Selection struct {
 	Stems []Stem
 	// Candidates are the targets to choose from.
 	Candidates []Candidate
+	// Override changes the options of the policy for this choice; nil changes
+	// nothing. Only [Dynamo] heeds it.
+	Override *Override
 	// Rand breaks ties and samples.
 	Rand Rand
 	// Dry says that nothing comes of the choice: it explains what would be
@@ -81,7 +84,9 @@ type Candidate struct {
 	PromptBlocks float64
 	// UnsharedBlocks are the same, counted once for each request.
 	UnsharedBlocks float64
-	// OutputBlocks are the blocks that active requests have generated.
+	// OutputBlocks are the blocks that active requests have generated. Where
+	// the length of an answer is expected, its blocks count the less the nearer
+	// it comes to that.
 	OutputBlocks float64
 	// RequestBlocks are the complete blocks of this prompt.
 	RequestBlocks float64
@@ -90,6 +95,9 @@ type Candidate struct {
 	SharedBlocks float64
 	// Requests is the number of active requests.
 	Requests int
+	// Factor is what the cost is multiplied with, for the sake of the client's
+	// preferences. 0 stands for 1: it has none. Only [Dynamo] heeds it.
+	Factor float64
 	// Cost is what the policy compared, lower is better; 0 where the policy
 	// does not compare costs or was not asked.
 	Cost float64

@@ -23,6 +23,14 @@ type Request struct {
 	// Streamed says that the first token will be seen when it comes. The
 	// prefill of other requests is taken to be over when it should be.
 	Streamed bool
+	// ExpectedTokens is how long the client expects the answer to be: the nearer
+	// it comes to that, the less its blocks weigh. 0 is not known.
+	ExpectedTokens int64
+	// Factors are what the costs of the targets are multiplied with, by their
+	// position. Nil, and 0, stand for 1.
+	Factors []float64
+	// Override changes the policy for this request; nil changes nothing.
+	Override *Override
 }
 
 // chooseAgain bounds how often a choice is made anew because another request
@@ -104,7 +112,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 	block := float64(s.settings.BlockSize)
 	scale := r.BlockTokens / block // KV blocks in one of the request's blocks
 	s.index.Match(r.Root, r.Blocks, &s.match)
-	sel.Tokens, sel.BlockSize = r.Tokens, s.settings.BlockSize
+	sel.Tokens, sel.BlockSize, sel.Override = r.Tokens, s.settings.BlockSize, r.Override
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
 	if sel.NominalBlockTokens == 0 {
 		sel.NominalBlockTokens = r.BlockTokens
@@ -114,8 +122,11 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
 	}
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(targets))
-	for _, t := range targets {
+	for i, t := range targets {
 		c := Candidate{Target: t, RequestBlocks: float64(len(r.Blocks)) * scale}
+		if i < len(r.Factors) {
+			c.Factor = r.Factors[i]
+		}
 		if b := s.targets[t]; b != nil { // else it holds nothing, and becomes known when it is booked
 			b.settle(now)
 			held, inUse := at(s.match.Held, b.slot), at(s.match.InUse, b.slot)
@@ -125,7 +136,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 			c.PrefillTokens = b.prefill
 			c.PromptBlocks = s.promptBlocks(b)
 			c.UnsharedBlocks = b.unshared
-			c.OutputBlocks = float64(b.output)
+			c.OutputBlocks = max(0, float64(b.output)-b.faded)
 			c.Requests = b.requests
 		}
 		sel.Candidates = append(sel.Candidates, c)
@@ -153,6 +164,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t Target, c *Candidate) *Lea
 		unshared:  c.RequestBlocks,
 		blockSize: int64(s.settings.BlockSize),
 		streamed:  r.Streamed,
+		expected:  r.ExpectedTokens,
 	}
 	if l.prefill > 0 {
 		l.wait = b.prefill + l.prefill
