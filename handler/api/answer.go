@@ -28,6 +28,8 @@ type Answer struct {
 	body []byte // of a plain answer
 	lost bool   // the plain answer was too long to keep
 
+	responseID string // the id of the response that it is, while it is not known ""
+
 	legible bool // something in it was what the content type says
 
 	first    bool
@@ -118,6 +120,11 @@ func (a *Answer) Usage() (prompt, completion, cached int64) {
 // Failed is whether the answer is, or a stream ended in, an error object, or
 // the engine gave abort or error as the reason for its end.
 func (a *Answer) Failed() bool { return a.failed }
+
+// ResponseID returns the id under which the engine keeps this answer, as the
+// answer of the responses API says it, in a stream with its first event. It is
+// empty where there is none, or none yet.
+func (a *Answer) ResponseID() string { return a.responseID }
 
 // Legible is whether there was anything in the answer that its content type
 // promises: in a stream an event with JSON or [DONE] in it, in a plain answer

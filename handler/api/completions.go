@@ -53,7 +53,7 @@ func (p *parse) input(v span) {
 		case ']':
 		default:
 			if n, ok := p.tokens(v, true); ok {
-				p.req.Kind, p.req.Tokens = Tokens, n
+				p.req.Kind, p.req.Tokens, p.req.ids = Tokens, n, v
 			}
 		}
 	}

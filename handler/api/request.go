@@ -2,8 +2,6 @@ package api
 
 import (
 	"encoding/binary"
-
-	"github.com/zeebo/xxh3"
 )
 
 // Options are what a request is read with. They must be the same for all
@@ -72,6 +70,9 @@ type Request struct {
 	// or its id) name history that one server keeps. If either is set the
 	// prompt is not in the body, and Kind is None.
 	PreviousResponse, Conversation string
+	// Unstored is whether the client does not want its response kept by the
+	// server (store), so that no later request names it.
+	Unstored bool
 	// CacheKey (prompt_cache_key), SessionID (session_id, or the id in
 	// session_params) and UserID (metadata.user_id of Anthropic's Messages,
 	// in which Claude Code writes its session) say whose turn this is, as the
@@ -112,6 +113,10 @@ type Request struct {
 	options span   // stream_options
 	prompts int    // in the batch
 	answers int    // to each prompt that are sent back: n
+	ids     span   // the prompt's token ids, if Kind is Tokens and it is one prompt
+	block   int    // what Root says of these three
+	seed    uint64
+	variant uint64 // of what changes the prompt as a whole
 	steady  bool   // prompt and answer together begin the next turn's prompt
 	rest    Hasher // the prompt's text, to be continued
 }
@@ -131,7 +136,6 @@ type parse struct {
 	unlike                                     bool  // a part of the prompt is in a form that is not understood
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       Hasher
-	variant                                    uint64 // of what changes the prompt as a whole
 }
 
 // Parse reads a request body. Members that are absent, or of a type they
@@ -159,7 +163,11 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 		r.Stream = false
 	}
 	r.steady = r.Kind == Text && a.Work() == Generate && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
-	r.Root = p.root()
+	r.block, r.seed = p.opt.TextBlock, p.opt.Seed
+	if r.Kind == Tokens {
+		r.block = p.opt.BlockSize
+	}
+	r.Root = r.root()
 	return r, nil
 }
 
@@ -276,7 +284,7 @@ func (p *parse) vary(key []byte, v span) {
 	d.add([]byte{markSep})
 	d.addJSON(v.of(p.body))
 	sum := d.sum()
-	p.variant ^= binary.LittleEndian.Uint64(sum[:]) // in any order
+	p.req.variant ^= binary.LittleEndian.Uint64(sum[:]) // in any order
 }
 
 // varyMembers takes in an object of such members. Whether to think is left
@@ -327,25 +335,6 @@ func (p *parse) session(v span) {
 			p.req.SessionID = stringOr(p.body, v)
 		}
 	}
-}
-
-// root hashes each field behind its length, so that no two different
-// requests are written the same.
-func (p *parse) root() uint64 {
-	r := p.req
-	block := p.opt.TextBlock
-	if r.Kind == Tokens {
-		block = p.opt.BlockSize
-	}
-	buf := make([]byte, 0, 256)
-	buf = append(buf, byte(r.Kind))
-	buf = binary.LittleEndian.AppendUint32(buf, uint32(block))
-	for _, s := range [...]string{r.Model, r.LoRA, r.Salt} {
-		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(s)))
-		buf = append(buf, s...)
-	}
-	buf = binary.LittleEndian.AppendUint64(buf, p.variant)
-	return xxh3.HashSeed(buf, p.opt.Seed)
 }
 
 // begin prepares the text hasher for a prompt of about size bytes of JSON.

@@ -18,6 +18,8 @@ func (responses) field(p *parse, key []byte, v span) {
 		p.tools = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
+	case "store":
+		r.Unstored = string(v.of(b)) == "false"
 	case "previous_response_id":
 		r.PreviousResponse = stringOr(b, v)
 	case "conversation":

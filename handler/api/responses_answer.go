@@ -1,6 +1,9 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+	"strings"
+)
 
 // begin writes nothing: the answer's items bring their own messages.
 func (responses) begin(*Answer) {}
@@ -46,6 +49,10 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 			a.response(b, response)
 		}
 		a.failed = a.failed || string(name) == "response.failed"
+	case "response.created", "response.queued", "response.in_progress":
+		if a.responseID == "" && response.first(b) == '{' {
+			a.named(memberString(b, response, "id"))
+		}
 	case "response.output_item.added":
 		if item.first(b) == '{' {
 			a.bearing = hasMembers(b, readItem(b, item).call.name)
@@ -65,12 +72,14 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 
 // response reads a whole response.
 func (a *Answer) response(b []byte, v span) {
-	var status, output, usage span
+	var id, status, output, usage span
 	c := enter(b, v.start, 0)
 	for c.next() {
 		key := c.key()
 		v := c.value()
 		switch string(key) {
+		case "id":
+			id = v
 		case "status":
 			status = v
 		case "output":
@@ -81,6 +90,7 @@ func (a *Answer) response(b []byte, v span) {
 			a.fault(b, v)
 		}
 	}
+	a.named(stringOr(b, id))
 	if usage.first(b) == '{' {
 		a.responseUsage(b, usage)
 	}
@@ -102,6 +112,17 @@ func (a *Answer) response(b []byte, v span) {
 	}
 	if a.steady {
 		a.items(b, output)
+	}
+}
+
+// maxResponseID is the longest id of a response that is taken for one, in bytes.
+const maxResponseID = 1 << 10
+
+// named takes in the response's id. The text is the answer's, which does not
+// stay.
+func (a *Answer) named(id string) {
+	if a.responseID == "" && len(id) <= maxResponseID {
+		a.responseID = strings.Clone(id)
 	}
 }
 
