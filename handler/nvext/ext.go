@@ -2,6 +2,7 @@ package nvext
 
 import (
 	"errors"
+	"strings"
 	"time"
 )
 
@@ -259,6 +260,9 @@ func (e *Ext) Salt(top string) string {
 // and no answer.
 func (e *Ext) QueryOnly() bool { return e.Annotations&AnnotationQueryOnly != 0 }
 
+// QueryExplains tells whether such a client wants to know why, too.
+func (e *Ext) QueryExplains() bool { return e.Annotations&AnnotationQueryExplain != 0 }
+
 // ErrChoices says that completion_token_ids were asked for of more than one
 // choice, which the answer could not tell apart.
 var ErrChoices = errors.New("nvext.extra_fields: completion_token_ids requires exactly one generated choice")
@@ -322,6 +326,7 @@ const (
 	AnnotationTokenIDs                                // token_ids
 	AnnotationFormattedPrompt                         // formatted_prompt
 	AnnotationQueryOnly                               // query_instance_id, alone or with a colon and anything
+	AnnotationQueryExplain                            // query_instance_id:explain, which is AnnotationQueryOnly, too
 	// annotationOther stands for names that are not known, which are without
 	// effect here and may show a Dynamo's topology.
 	annotationOther
@@ -346,7 +351,10 @@ func annotationNamed(name string) Annotations {
 	case "x-bypass-remote-prefill", "llm_metrics", "payload_usage":
 		return annotationOwned
 	}
-	if len(name) > len(query) && name[:len(query)] == query && name[len(query)] == ':' {
+	if rest, ok := strings.CutPrefix(name, query+":"); ok {
+		if rest == "explain" {
+			return AnnotationQueryOnly | AnnotationQueryExplain
+		}
 		return AnnotationQueryOnly
 	}
 	return annotationOther

@@ -120,6 +120,18 @@ func (e *Ext) Restrict(g Grants) (dropped Grants, err error) {
 	return dropped, err
 }
 
+// Needs returns the kinds of trust that e asks for, wrong values included. Where
+// there are none, nobody need find out who the client is.
+func (e *Ext) Needs() Grants {
+	needs := e.said()
+	for n, bad := range e.bad {
+		if bad != nil {
+			needs |= 1 << n
+		}
+	}
+	return needs
+}
+
 // said returns the kinds of which e says something.
 func (e *Ext) said() (g Grants) {
 	h, c := &e.AgentHints, &e.RoutingConstraints
