@@ -33,7 +33,7 @@ func init() {
 // `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there; its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
 // `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
 // `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets, and shown as the first 16 hexadecimal digits of their SHA-256
-// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key; with `?hashed`, by the hash. Looking does not extend its life
+// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key, with `?tenant=` that of a tenant or a cache salt; with `?hashed`, by the hash. Looking does not extend its life
 // `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest
 // `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. The settings are those of the handler of the pool that was the last to serve its first request
 //
@@ -241,8 +241,9 @@ func getSessions(r *http.Request, p *pool) (any, error) {
 // sessionsAfter returns the first sessions after a hash.
 func (p *pool) sessionsAfter(after string, limit int) []sessionView {
 	type hashed struct {
-		hash string
-		b    affinity.Binding
+		hash     string
+		b        affinity.Binding
+		response bool
 	}
 	var first []hashed
 	p.sessions.Range(func(e affinity.Entry) bool {
@@ -257,12 +258,14 @@ func (p *pool) sessionsAfter(after string, limit int) []sessionView {
 		if len(first) == limit {
 			first = first[:limit-1]
 		}
-		first = slices.Insert(first, i, hashed{h, e.Binding})
+		first = slices.Insert(first, i, hashed{h, e.Binding, keepsResponse(e.Session)})
 		return true
 	})
 	t, dials, views := now(), p.dials(), make([]sessionView, 0, len(first))
 	for _, f := range first {
-		views = append(views, viewSession(f.hash, f.b, dials, t))
+		v := viewSession(f.hash, f.b, dials, t)
+		v.Response = f.response
+		views = append(views, v)
 	}
 	return views
 }
@@ -276,7 +279,7 @@ func isKeyHash(s string) bool {
 func (p *pool) sessionNamed(r *http.Request) (string, error) {
 	key := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
-		return keptKey(key), nil
+		return tenantKey(r.URL.Query().Get("tenant"), key), nil
 	}
 	if !isKeyHash(key) {
 		return "", apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*keyHashBytes)

@@ -53,6 +53,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			models <names...>
 //			api_key <key>
 //			drain
+//			taints <names...>
+//			role both
 //		}
 //		index {
 //			memory <size>
@@ -73,6 +75,11 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			stream_idle <duration>
 //		}
 //		retry_budget <percent>% <retries>/s
+//		trust pins|priorities|overrides|tenants|uploads|explain... {
+//			<request matchers>
+//		}
+//		nvext strict
+//		mode direct
 //		usage inject
 //		merge_models true|false
 //		max_body <size>
@@ -99,7 +106,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	seen := make(map[string]bool)
 	for d.NextBlock(0) {
 		name := d.Val()
-		if seen[name] && name != "worker" {
+		if seen[name] && name != "worker" && name != "trust" {
 			return d.Errf("%s already specified", name)
 		}
 		seen[name] = true
@@ -141,6 +148,12 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 		return h.unmarshalTimeouts(d)
 	case "retry_budget":
 		return h.unmarshalRetryBudget(d)
+	case "trust":
+		return h.unmarshalTrust(d)
+	case "nvext":
+		return stringArg(d, &h.NVExt)
+	case "mode":
+		return stringArg(d, &h.Mode)
 	case "reverse_proxy":
 		return h.unmarshalProxy(d)
 	}
@@ -198,6 +211,12 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 			if w.Models = append(w.Models, d.RemainingArgs()...); len(w.Models) == 0 {
 				err = d.ArgErr()
 			}
+		case "taints":
+			if w.Taints = append(w.Taints, d.RemainingArgs()...); len(w.Taints) == 0 {
+				err = d.ArgErr()
+			}
+		case "role":
+			err = stringArg(d, &w.Role)
 		case "api_key":
 			err = stringArg(d, &w.APIKey)
 		case "drain":

@@ -70,6 +70,9 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 				continue
 			}
 			for rank := range w.ranks() {
+				if !rt.mayUse(rank) {
+					continue
+				}
 				rt.targets = append(rt.targets, w.target(rank))
 				rt.upstreams = append(rt.upstreams, up)
 				rt.workers = append(rt.workers, w)

@@ -15,6 +15,7 @@ import (
 // Codes of the errors that are our own, and no engine's. They are stable.
 const (
 	codeNVExt      = "invalid_nvext"
+	codePin        = "invalid_pin"
 	codeTooLarge   = "body_too_large"
 	codeUnreadable = "body_unreadable"
 	codeNoModel    = "model_not_found"
@@ -68,7 +69,7 @@ func (rt *route) unserved(err error) *ownError {
 		return own
 	case rt.failure == nil || errors.As(rt.failure, &refused):
 		e.status, e.code = http.StatusServiceUnavailable, codeNoWorker
-		e.err = errors.New("no worker can be reached; try again later")
+		e.err = rt.errNobody()
 	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
 		e.status, e.code = he.StatusCode, codeTimeout
 		e.err = errors.New("the worker did not answer in time")

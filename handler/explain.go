@@ -66,6 +66,14 @@ type explanation struct {
 	Chosen     *chosenView     `json:"chosen"`
 	// Waits is there if the request would wait, as all workers are full.
 	Waits *waitView `json:"waits,omitempty"`
+
+	refused *ownError
+}
+
+// refuse takes in what the router itself would answer.
+func (e *explanation) refuse(own *ownError) *explanation {
+	e.refused, e.Refused = own, &refusal{own.status, own.code, own.Error()}
+	return e
 }
 
 type refusal struct {
@@ -86,8 +94,12 @@ type planView struct {
 	PromptBlocks    int     `json:"prompt_blocks"`
 	BlockTokens     float64 `json:"block_tokens"`
 	// Fallback says why nothing is compared.
-	Fallback string       `json:"fallback,omitempty"`
-	Session  *sessionView `json:"session"`
+	Fallback string `json:"fallback,omitempty"`
+	// Trusted and Dropped are what the client is trusted with, as far as it asks
+	// for something, and what was dropped of its wishes.
+	Trusted []string     `json:"trusted_with,omitempty"`
+	Dropped []string     `json:"dropped,omitempty"`
+	Session *sessionView `json:"session"`
 }
 
 type stemView struct {
@@ -141,14 +153,9 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 // explain tells what would become of a request. It goes the way of one that is
 // served, up to the choice, but leaves nothing behind.
 func (h *Handler) explain(r *http.Request) (*explanation, error) {
-	e := &explanation{Pool: h.pool.name, Candidates: []candidateView{}, LeftOut: []leftOut{}}
-	if m, ok := h.policy.(caddy.Module); ok {
-		e.Policy = m.CaddyModule().ID.Name()
-	}
 	p, err := h.plan(r)
 	if own, ok := errors.AsType[*ownError](err); ok {
-		e.Refused = &refusal{own.status, own.code, own.Error()}
-		return e, nil
+		return h.newExplanation().refuse(own), nil
 	}
 	if err != nil {
 		return nil, err
@@ -156,31 +163,53 @@ func (h *Handler) explain(r *http.Request) (*explanation, error) {
 	if p.body != nil {
 		defer p.body.done()
 	}
-	t := now()
+	return h.explainPlan(r, p), nil
+}
+
+func (h *Handler) newExplanation() *explanation {
+	e := &explanation{Pool: h.pool.name, Candidates: []candidateView{}, LeftOut: []leftOut{}}
+	if m, ok := h.policy.(caddy.Module); ok {
+		e.Policy = m.CaddyModule().ID.Name()
+	}
+	return e
+}
+
+// explainPlan tells what would become of a request that was planned. A client
+// that only asks is told of a worker though all are full: it will wait for that
+// one, then.
+func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
+	e, t := h.newExplanation(), now()
 	rt := &route{h: h, pool: h.pool, plan: p, start: t, cached: -1, dry: true}
 	rt.sel.Rand = random{}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	e.Plan = rt.viewPlan()
 	if p.request != nil && h.nobodyServes(p.model) {
-		e.Refused = &refusal{http.StatusNotFound, codeNoModel, "no worker serves the model"}
-		return e, nil
+		return e.refuse(&ownError{p.api, http.StatusNotFound, codeNoModel, "model", errors.New("no worker serves the model")})
+	}
+	if own, ok := errors.AsType[*ownError](rt.narrow(r)); ok {
+		return e.refuse(own)
 	}
 	rt.offered = h.upstreams(r)
 	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
-	e.LeftOut = rt.leftOut(e.LeftOut)
 	if !found && len(rt.wait.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
-		return e, nil
+		if p.ext.QueryOnly() {
+			rt.roomy = true
+			used, found = rt.gather(rt.offered, t)
+		}
+	}
+	e.LeftOut = rt.leftOut(e.LeftOut)
+	if !found && e.Waits != nil {
+		return e
 	}
 	if !found {
-		e.Refused = &refusal{http.StatusServiceUnavailable, codeNoWorker, errNoWorker.Error()}
-		return e, nil
+		return e.refuse(&ownError{api: p.api, status: http.StatusServiceUnavailable, code: codeNoWorker, err: rt.errNobody()})
 	}
 	bound := rt.boundPosition()
-	x := rt.pool.scheduler.Explain(t, &p.score, rt.targets, bound, rt.policy(), &rt.sel)
+	x := rt.pool.scheduler.Explain(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
 	e.fill(rt, x, bound, used)
-	return e, nil
+	return e
 }
 
 // fill takes in the choice.
@@ -198,7 +227,7 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 	c, preferred := &rt.sel.Candidates[x.Chosen], rt.sel.Candidates[x.Preferred].Target
 	e.Chosen = &chosenView{
 		Worker: c.Target.Worker, Dial: rt.workers[x.Chosen].dial, Rank: c.Target.Rank,
-		Reason: reasonOf(bound, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
+		Reason: rt.reasonOf(bound, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if bound < 0 {
 		for _, i := range x.Drawn {
@@ -208,6 +237,10 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 	}
 	e.Chosen.Why = why(x, bound, len(rt.targets), rt.plan.request == nil)
 	switch {
+	case rt.only.reason == reasonPin:
+		e.Chosen.Why = "the request names it"
+	case rt.only.reason == reasonResponse:
+		e.Chosen.Why = "it keeps the response that the request names"
 	case used.draining:
 		e.Chosen.Why += "; only draining workers are left, so that draining is ignored"
 	case used.marked:
@@ -242,6 +275,12 @@ func (rt *route) viewPlan() *planView {
 	if p.api != nil {
 		v.API = p.api.Name()
 	}
+	for name := range p.grants.Names {
+		v.Trusted = append(v.Trusted, name)
+	}
+	for name := range p.dropped.Names {
+		v.Dropped = append(v.Dropped, name)
+	}
 	if p.request != nil {
 		v.PromptKind = promptKinds[p.request.Kind]
 		v.TokensEstimated = p.request.Kind != api.Tokens && p.score.Tokens > 0
@@ -266,6 +305,10 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 		switch {
 		case !available(up):
 			why = "proxy_unavailable" // by its health checks, or it is full
+		case rt.pinned() && w != rt.only.worker:
+			why = "not_named"
+		case !rt.permits(w):
+			why = "not_allowed"
 		case !rt.fits(w):
 			why = "other_models"
 		case slices.Contains(rt.wait.full, w):

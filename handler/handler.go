@@ -58,7 +58,7 @@ func init() {
 // `{http.kv_router.dp_rank}` | The chosen data-parallel rank
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
-// `{http.kv_router.reason}` | Why this worker: `session`, `overlap` (the policy's choice, and it holds a part), `load` (the policy's choice, and it holds nothing)
+// `{http.kv_router.reason}` | Why this worker: `session`, `overlap` (the policy's choice, and it holds a part), `load` (the policy's choice, and it holds nothing), `pin` (the request names it), `response` (it keeps the response that the request names)
 // `{http.kv_router.session}` | The session key, if the request has one
 // `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
 type Handler struct {
@@ -117,6 +117,19 @@ type Handler struct {
 	// again: so that hit ratios are known of all streams. Default: clients'
 	// requests go as they are.
 	Usage string `json:"usage,omitempty"`
+
+	// Whose wishes are honoured that clients utter in `nvext` and in routing
+	// headers. Entries add up. Default: nobody's.
+	Trust []*Trust `json:"trust,omitempty"`
+
+	// With `strict`, fields of `nvext` that are not known are an error (400).
+	// Default: they are passed over.
+	NVExt string `json:"nvext,omitempty"`
+
+	// With `direct`, every inference request must name its worker, in `nvext` or
+	// by header, and everybody is trusted with `pins`: somebody else chooses.
+	// Default: the policy chooses for requests that name none.
+	Mode string `json:"mode,omitempty"`
 
 	// Whether an engine's answer to `GET /v1/models` is completed with the
 	// models that only other workers of the pool serve. Default: `true`.
@@ -191,6 +204,15 @@ type Worker struct {
 	// The admin API drains, too; such a drain outlives reloads, whatever they
 	// say here, until the admin API or a restart ends it. Default: `false`.
 	Drain bool `json:"drain,omitempty"`
+
+	// Words by which clients that are trusted with `overrides` require or prefer
+	// workers (`nvext.routing_constraints`), at most 64 of 256 bytes each.
+	// Default: none.
+	Taints []string `json:"taints,omitempty"`
+
+	// What the worker does of a request: `both` prefill and decode. There is no
+	// other role as yet. Default: `both`.
+	Role string `json:"role,omitempty"`
 }
 
 // Index configures the mirror of the workers' KV caches. It belongs to the
@@ -287,6 +309,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if err := h.loadPolicy(ctx); err != nil {
+		return err
+	}
+	if err := h.loadTrust(ctx); err != nil {
 		return err
 	}
 	registry := ctx.GetMetricsRegistry()
@@ -400,6 +425,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if err != nil {
 		return h.reject(w, r, err)
 	}
+	if rt.dry {
+		return rt.tell(w, r)
+	}
 	defer rt.finish()
 	rt.err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
 	rt.returned = true
@@ -425,8 +453,11 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) erro
 		return err
 	}
 	outcome := outcomeRejected
-	if own.code != codeNVExt && own.code != codeNoModel {
+	switch own.code {
+	case codeUnreadable, codeTooLarge:
 		outcome = outcomeUnread
+	case codeNoWorker:
+		outcome = outcomeUnavailable
 	}
 	h.figures.requests[outcome].Inc()
 	return own.answer(w, r)
@@ -471,6 +502,9 @@ func (h *Handler) setDefaults() error {
 	}
 	var err error
 	if h.keys, err = h.sessionKeys(); err != nil {
+		return err
+	}
+	if err = h.checkTrust(); err != nil {
 		return err
 	}
 	h.settings, err = h.poolSettings()

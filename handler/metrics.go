@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -21,6 +22,7 @@ type metrics struct {
 	predictedHits, reportedHits  *prometheus.HistogramVec
 	turnedAway                   *prometheus.CounterVec
 	queueWait                    *prometheus.HistogramVec
+	dropped, malformed           *prometheus.CounterVec
 	live                         liveCollector
 }
 
@@ -34,6 +36,7 @@ const (
 	outcomeRejected    = "rejected"     // answered with our own 400
 	outcomeTurnedAway  = "turned_away"  // answered with our own 429 or 503, as all workers were full
 	outcomeUnread      = "unread"       // the client's body could not be read
+	outcomeQuery       = "query"        // told where it would go, and no more
 )
 
 // figures are the collectors that each request moves, for one pool.
@@ -60,8 +63,11 @@ func (m *metrics) of(pool string) *figures {
 		},
 	}
 	m.denied.WithLabelValues(pool) // 0 is there to be seen
+	for _, grant := range nvext.GrantNames() {
+		m.dropped.WithLabelValues(pool, grant)
+	}
 	for _, outcome := range []string{
-		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeTurnedAway, outcomeUnread,
+		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeTurnedAway, outcomeUnread, outcomeQuery,
 	} {
 		f.requests[outcome] = m.requests.WithLabelValues(pool, outcome)
 	}
@@ -87,6 +93,8 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
 		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
 		turnedAway:    counter("queue_rejected_total", "Requests that found all workers full and were turned away: too many waited, or they themselves too long.", "pool", "reason"),
+		dropped:       counter("nvext_dropped_total", "Requests of which something was dropped that their clients are not trusted with, by what that is.", "pool", "grant"),
+		malformed:     counter("nvext_malformed_headers_total", "Routing headers that cannot be read and were passed over.", "pool", "header"),
 		queueWait:     histogram("queue_wait_seconds", "Time that a request waited while all workers were full, of those that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
@@ -103,7 +111,7 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.turnedAway, m.queueWait, m.live,
+		m.predictedHits, m.reportedHits, m.turnedAway, m.queueWait, m.dropped, m.malformed, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

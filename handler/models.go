@@ -71,8 +71,17 @@ func (rt *route) somebodyServes(pool reverseproxy.UpstreamPool, model string) bo
 	return false
 }
 
-// fits tells whether a worker may serve the request by its model.
+// fits tells whether a worker may serve the request: by its model, and by what
+// the client wants. One that the request names serves whatever it is asked for.
 func (rt *route) fits(w *worker) bool {
+	if rt.pinned() {
+		return w == rt.only.worker
+	}
+	return rt.servesModel(w) && rt.permits(w)
+}
+
+// servesModel tells whether a worker may serve the request by its model.
+func (rt *route) servesModel(w *worker) bool {
 	if rt.model == "" {
 		return true
 	}

@@ -30,6 +30,7 @@ type observer struct {
 	promised   bool      // it must be legible
 	illegible  bool      // it was not
 	vouched    bool      // it spoke for the worker
+	kept       bool      // the response that it is was remembered
 	headed     time.Time // a plain answer's header came
 
 	alive     time.Time // the lease was told so
@@ -163,6 +164,7 @@ func (o *observer) feed(p []byte) {
 	}
 	before := o.reader.Chunks()
 	o.reader.Write(p)
+	o.keep()
 	chunks := o.reader.Chunks()
 	if !o.stream || chunks == before {
 		return
@@ -194,6 +196,7 @@ func (o *observer) end() {
 	if !o.judge() {
 		return
 	}
+	o.keep()
 	prompt, completion, cached := o.usage()
 	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {

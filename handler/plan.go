@@ -1,8 +1,6 @@
 package handler
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"net/http"
 	"strings"
@@ -34,8 +32,21 @@ type plan struct {
 	body *replay
 	// stream is the client's body where it is streamed through.
 	stream *once
-	// session is the session's key, empty if there is none.
+	// session is the key that the session is kept by, empty if there is none.
 	session string
+	// response is the id of the response that the request goes on from, or that
+	// it wants; empty if there is none.
+	response string
+	// ext is what the client says to the router, as far as it is trusted with
+	// that; grants is what it is trusted with, of what it asks for.
+	ext    nvext.Ext
+	grants nvext.Grants
+	// dropped is what it is not trusted with, malformed are the routing headers
+	// that nobody can read.
+	dropped   nvext.Grants
+	malformed []string
+	routed    bool // it has routing headers
+	pin       pin
 	// score is what the scheduler is told.
 	score kvscore.Request
 	// repeatable says that an attempt that reached a worker may be made again
@@ -64,9 +75,6 @@ const (
 // maxBodies bounds the bytes of request bodies that a pool keeps in memory.
 const maxBodies = 2 << 30
 
-// maxSessionKey is the longest session key that is kept as it is.
-const maxSessionKey = 256
-
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
 	var a api.API
@@ -79,10 +87,19 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	}
 	p.api = a
 	p.computes = a != nil && a.Work() != api.Count
+	if p.request == nil { // else that has happened
+		if err := h.extend(r, a, p, nil); err != nil {
+			if p.body != nil {
+				p.body.done()
+			}
+			return nil, err
+		}
+	}
 	switch {
 	case p.request != nil:
-		p.model = p.request.Model
+		p.model, p.response = p.request.Model, p.request.PreviousResponse
 	case a == nil:
+		p.response = responseNamed(r)
 		if p.model == "" {
 			p.model = modelOf(r)
 		}
@@ -184,13 +201,14 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	}
 	detach(req)
 	p.request = req
-	var ext nvext.Ext
-	if req.NVExt != nil {
-		if ext, err = nvext.Parse(req.NVExt, nvext.Options{}); err != nil {
-			return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
-		}
+	if err := h.extend(r, a, p, req.NVExt); err != nil {
+		return nil, err
 	}
-	p.session = h.session(r, req, ext)
+	if err := p.ext.CheckChoices(req.Answers()); err != nil {
+		return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+	}
+	req.SetSalt(p.ext.Salt(req.Salt))
+	p.session = h.session(r, req, &p.ext)
 	req.NVExt = nil
 	p.body = replayOf(read, h.edit(p, body)...)
 	p.identify(req, set, &h.pool.ratios)
@@ -246,7 +264,7 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 
 // session returns the session's key, empty if the request has none. Keys that
 // are too long to be kept are kept as a digest.
-func (h *Handler) session(r *http.Request, req *api.Request, ext nvext.Ext) string {
+func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) string {
 	for _, k := range h.keys {
 		var key string
 		switch {
@@ -257,20 +275,11 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext nvext.Ext) stri
 		case k.body != nil:
 			key = k.body(req)
 		default:
-			key = ext.SessionControl.SessionID
+			key = ext.Session()
 		}
 		if key != "" {
-			return keptKey(key)
+			return tenantKey(req.Salt, key)
 		}
 	}
 	return ""
-}
-
-// keptKey returns what a session's key is kept as.
-func keptKey(key string) string {
-	if len(key) > maxSessionKey {
-		sum := sha256.Sum256([]byte(key))
-		return "sha256:" + hex.EncodeToString(sum[:])
-	}
-	return strings.Clone(key) // it may point into the body
 }

@@ -80,6 +80,7 @@ type worker struct {
 	drain  atomic.Uint32
 	hits   hits
 	slots  *slots
+	taints atomic.Pointer[[]string] // as the operator says; nil if there are none
 
 	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
 	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
@@ -240,6 +241,10 @@ func (w *worker) configure(set Worker) {
 		w.drain.Or(drainConfigured)
 	} else {
 		w.drain.And(^drainConfigured)
+	}
+	w.taints.Store(nil)
+	if len(set.Taints) > 0 {
+		w.taints.Store(&set.Taints)
 	}
 	if len(set.Models) == 0 {
 		w.configured.Store(nil)

@@ -82,7 +82,7 @@ func (rt *route) repeatable(reached bool) bool {
 // anotherRound tells whether the operator wants workers to be tried again that
 // were tried.
 func (rt *route) anotherRound() bool {
-	return rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts)
+	return !rt.pinned() && rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts)
 }
 
 // anotherTry tells whether a further attempt may find a worker, and the
@@ -134,7 +134,7 @@ func (rt *route) giveUp() (*http.Response, error) {
 		return resp, nil
 	}
 	if rt.failure == nil {
-		rt.pool.incidents.met(now(), errNoWorker.Error(), rt.pool.logger)
+		rt.pool.incidents.met(now(), rt.incidentNobody(), rt.pool.logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
 	}
 	return nil, lastError{rt.failure}

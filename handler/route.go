@@ -65,6 +65,8 @@ type route struct {
 	returned bool // false in finish: the proxy panicked, as it does to abort
 	trace    *routeTrace
 	dry      bool // it explains what would be chosen, and changes nothing
+	roomy    bool // it does so as if no worker were full
+	only     only // the worker that it never leaves, if there is one
 }
 
 // usualRoom is where a route's lists begin: most pools are not larger.
@@ -94,6 +96,9 @@ const (
 	reasonSession = "session"
 	reasonOverlap = "overlap"
 	reasonLoad    = "load"
+	// the choice is not the router's
+	reasonPin      = "pin"
+	reasonResponse = "response"
 )
 
 // passThroughPolicy chooses for requests that are no inference requests.
@@ -123,7 +128,20 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 				"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 		}
 	}
+	if p.ext.QueryOnly() && p.request != nil {
+		h.countDropped(p)
+		return &route{h: h, pool: h.pool, plan: p, start: start, dry: true}, nil
+	}
 	rt := &route{h: h, pool: h.pool, plan: p, start: start, body: p.body, cached: -1}
+	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if err := rt.narrow(r); err != nil {
+		if rt.body != nil {
+			rt.body.done()
+		}
+		return nil, err
+	}
+	h.countDropped(p)
+	rt.noticeIneffective()
 	h.pool.spending.request(start)
 	rt.sel.Rand = random{}
 	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
@@ -132,7 +150,6 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 		p.body = nil // it is the route's, to let go of when it is not needed any more
 		h.pool.bodies.Add(rt.body.size)
 	}
-	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	rt.repl.Map(rt.placeholder)
 	if p.fallback != "" {
@@ -150,6 +167,7 @@ func (rt *route) fallBack(reason string) {
 // request returns the request as the proxy gets it.
 func (rt *route) request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(rt.startTrace(r.Context()), routeKey{}, rt))
+	out.Header = rt.plan.withoutRouting(r.Header)
 	if rt.body == nil {
 		out.Body = rt.plan.stream
 		return out
@@ -161,7 +179,7 @@ func (rt *route) request(r *http.Request) *http.Request {
 	}
 	out.TransferEncoding = nil
 	if r.ContentLength != out.ContentLength && r.Header.Get("Content-Length") != "" {
-		out.Header = maps.Clone(r.Header) // the server's own is shared
+		out.Header = maps.Clone(out.Header) // the server's own is shared
 		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))
 	}
 	return out
@@ -249,7 +267,7 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 // meanwhile.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
-	i, lease := rt.pool.scheduler.Select(t, &rt.plan.score, rt.targets, bound, rt.policy(), &rt.sel)
+	i, lease := rt.pool.scheduler.Select(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
 	if !rt.takeSlot(rt.workers[i]) {
 		lease.End(false, nil)
 		if rt.onlyReserved() {
@@ -258,7 +276,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 		return nil
 	}
 	a := &attempt{worker: rt.workers[i], target: rt.targets[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
-	a.reason = reasonOf(bound, &a.terms)
+	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+rt.plan.score.Tokens
 	a.worker.flow.begin(a)
@@ -282,8 +300,10 @@ func (rt *route) policy() kvscore.Policy {
 }
 
 // reasonOf says why a candidate was chosen.
-func reasonOf(bound int, c *kvscore.Candidate) string {
+func (rt *route) reasonOf(bound int, c *kvscore.Candidate) string {
 	switch {
+	case rt.pinned():
+		return rt.only.reason
 	case bound >= 0:
 		return reasonSession
 	case c.OverlapBlocks > 0:
@@ -298,6 +318,7 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 	rt.pool.used.Store(t.Unix())
 	used, found := rt.gather(pool, t)
 	switch {
+	case rt.pinned(): // whatever it is at
 	case used.draining:
 		rt.pool.incidents.met(t, "no worker left but draining ones, which are used all the same", rt.pool.logger)
 	case used.marked && len(rt.tried) == 0:
@@ -331,23 +352,36 @@ func (rt *route) otherLeft() bool {
 // boundPosition returns the position of the session's target, -1 if it has
 // none among the candidates.
 func (rt *route) boundPosition() int {
-	rt.session, rt.wait.away = rt.plan.session, false
-	if rt.session == "" {
+	if rt.pinned() {
+		session := rt.boundTo()
+		return rt.pinnedPosition(session)
+	}
+	target := rt.boundTo()
+	if rt.bound == 0 {
 		return -1
+	}
+	rt.wait.away = rt.isAway(target)
+	return slices.Index(rt.targets, target)
+}
+
+// boundTo looks up what the session is bound to, and returns that, the zero
+// Target if there is nothing.
+func (rt *route) boundTo() (none kvscore.Target) {
+	rt.session, rt.wait.away, rt.bound = rt.plan.session, false, 0
+	if rt.session == "" {
+		return none
 	}
 	b, ok := rt.pool.sessions.Peek(rt.session)
 	if ok && rt.servesOthers(b.Target) {
 		// The session has several models, of which this one has another home.
-		rt.session = keptKey(rt.session + "\x00" + rt.plan.model)
+		rt.session = modelKey(rt.session, rt.plan.model)
 		b, ok = rt.pool.sessions.Peek(rt.session)
 	}
 	if !ok {
-		rt.bound = 0
-		return -1
+		return none
 	}
 	rt.bound, rt.seenAt = b.Version, b.Target
-	rt.wait.away = rt.isAway(b.Target)
-	return slices.Index(rt.targets, b.Target)
+	return b.Target
 }
 
 // servesOthers tells whether a target is an upstream that serves other models
@@ -358,7 +392,7 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 	}
 	for _, up := range rt.offered {
 		if w := rt.worker(up); w.id == t.Worker {
-			return !rt.fits(w)
+			return !rt.servesModel(w)
 		}
 	}
 	return false

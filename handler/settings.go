@@ -153,6 +153,9 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 		if !knownEngine(w.Engine) {
 			return fmt.Errorf("worker %s: engine: %w, got %q", w.Dial, errEngine, w.Engine)
 		}
+		if err := w.checkRole(); err != nil {
+			return err
+		}
 		if w.Dial == allWorkers && w.ID != 0 {
 			return fmt.Errorf("worker *: id %d cannot be that of all workers", w.ID)
 		}
@@ -205,6 +208,9 @@ func (s *poolSettings) worker(dial string) Worker {
 	if len(w.Models) == 0 {
 		w.Models = all.Models
 	}
+	if len(w.Taints) == 0 {
+		w.Taints = all.Taints
+	}
 	if w.ID == 0 {
 		w.ID = derivedID(dial)
 	}
@@ -244,6 +250,11 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 			w.Models = theirs.Models
 		} else if len(theirs.Models) > 0 && !slices.Equal(ours.Models, theirs.Models) {
 			err = errors.Join(err, fmt.Errorf("worker %s models: one handler says %v, another %v", dial, ours.Models, theirs.Models))
+		}
+		if w.Taints = ours.Taints; len(w.Taints) == 0 {
+			w.Taints = theirs.Taints
+		} else if len(theirs.Taints) > 0 && !slices.Equal(ours.Taints, theirs.Taints) {
+			err = errors.Join(err, fmt.Errorf("worker %s taints: one handler says %v, another %v", dial, ours.Taints, theirs.Taints))
 		}
 		m.workers[dial] = w
 	}

@@ -117,6 +117,7 @@ type workerView struct {
 	DrainConfigured bool       `json:"drain_by_config"`
 	Engine          engineView `json:"engine"`
 	Models          modelsView `json:"models"`
+	Taints          []string   `json:"taints"`
 	Health          healthView `json:"health"`
 	// Load, Cache and Prefill are sums over Ranks.
 	Load    loadView   `json:"load"`
@@ -235,6 +236,7 @@ func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 		},
 	}
 	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
+	v.Taints = w.tainted()
 	if limit := w.slots.limit.Load(); limit > 0 {
 		v.Load.MaxRunning = &limit
 	}
@@ -265,14 +267,16 @@ func ratio(part, whole int64) *float64 {
 
 // sessionView is a session without its key, which is a secret to somebody.
 type sessionView struct {
-	KeyHash string  `json:"key_hash"`
-	Bound   bool    `json:"bound"`
-	Worker  uint64  `json:"worker,omitempty"`
-	Dial    string  `json:"dial,omitempty"`
-	Rank    uint32  `json:"dp_rank"`
-	Kind    string  `json:"kind,omitempty"`
-	TTL     float64 `json:"ttl_seconds,omitempty"`
-	Expires float64 `json:"expires_in_seconds,omitempty"`
+	KeyHash string `json:"key_hash"`
+	// Response is whether it is no session, but a response that the worker keeps.
+	Response bool    `json:"response,omitempty"`
+	Bound    bool    `json:"bound"`
+	Worker   uint64  `json:"worker,omitempty"`
+	Dial     string  `json:"dial,omitempty"`
+	Rank     uint32  `json:"dp_rank"`
+	Kind     string  `json:"kind,omitempty"`
+	TTL      float64 `json:"ttl_seconds,omitempty"`
+	Expires  float64 `json:"expires_in_seconds,omitempty"`
 }
 
 // dials returns the workers' addresses by target.

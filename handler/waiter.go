@@ -10,9 +10,9 @@ import (
 
 // waiter is one request in the queue.
 type waiter struct {
-	tier    int // lower ones go first; all are 0 as yet
-	arrival time.Time
-	number  uint64 // in the order of entering
+	tier    int       // lower ones go first
+	arrival time.Time // with the head start that its priority gives
+	number  uint64    // in the order of entering
 	// group is what waiters of one class have in common beside their seats.
 	group any
 	// reseat returns the workers that may serve the request, appended to a list.

@@ -36,7 +36,7 @@ const (
 
 // isFull tells whether the worker has no room for the request.
 func (rt *route) isFull(w *worker) bool {
-	return rt.plan.computes && w != rt.wait.reserved && w.slots.full()
+	return rt.plan.computes && w != rt.wait.reserved && w.slots.full() && !rt.roomy
 }
 
 // mustWait tells whether the request has to go through the queue: there is no
@@ -56,7 +56,8 @@ func (rt *route) mustWait(found bool) bool {
 // returns false if it cannot: it was turned away, or the client left.
 func (rt *route) await(ctx context.Context) bool {
 	q, set := &rt.pool.queue, rt.pool.settings.Load()
-	me := &waiter{arrival: rt.start, group: rt.h, reseat: rt.seats, verdict: make(chan verdict, 1)}
+	tier, arrival := rt.precedence()
+	me := &waiter{tier: tier, arrival: arrival, group: rt.h, reseat: rt.seats, verdict: make(chan verdict, 1)}
 	q.enter(me, set.maxWaiting)
 	var v verdict
 	decided := true

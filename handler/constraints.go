@@ -1,0 +1,106 @@
+package handler
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// tainted returns the taints that the operator gave to the worker.
+func (w *worker) tainted() []string {
+	if t := w.taints.Load(); t != nil {
+		return *t
+	}
+	return nil
+}
+
+// permits tells whether the client allows a worker.
+func (rt *route) permits(w *worker) bool {
+	e := &rt.plan.ext
+	if e.AllowedWorkerIDs != nil && !slices.Contains(e.AllowedWorkerIDs, w.id) || !rt.hasRank(w) {
+		return false
+	}
+	for _, taint := range e.RoutingConstraints.RequiredTaints {
+		if !slices.Contains(w.tainted(), taint) {
+			return false
+		}
+	}
+	return true
+}
+
+// errNonePermitted says what no worker meets.
+func (p *plan) errNonePermitted() error {
+	var wants []string
+	if p.ext.AllowedWorkerIDs != nil {
+		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %s", listed(p.ext.AllowedWorkerIDs)))
+	}
+	if taints := p.ext.RoutingConstraints.RequiredTaints; taints != nil {
+		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", firstOf(taints)))
+	}
+	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
+}
+
+// maxListed is how many ids or names an error repeats.
+const maxListed = 8
+
+func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }
+
+func listed(ids []uint64) string {
+	if len(ids) > maxListed {
+		return fmt.Sprintf("%v and %d more", ids[:maxListed], len(ids)-maxListed)
+	}
+	return fmt.Sprint(ids)
+}
+
+// score returns what the scheduler is told of the request, with what the
+// client prefers of the targets at this moment.
+func (rt *route) score() *kvscore.Request {
+	prefers := rt.plan.ext.RoutingConstraints.PreferredTaints
+	if len(prefers) == 0 {
+		return &rt.plan.score
+	}
+	scored := rt.plan.score // the plan does not change
+	scored.Factors = make([]float64, len(rt.workers))
+	for i, w := range rt.workers {
+		sum := 0.0
+		for _, taint := range prefers {
+			if slices.Contains(w.tainted(), taint.Name) {
+				sum += float64(taint.Weight)
+			}
+		}
+		scored.Factors[i] = preference(sum)
+	}
+	return &scored
+}
+
+// preference is Dynamo's multiplier of the cost of a worker whose preferred
+// taints weigh so much in all (lib/kv-router/src/protocols.rs,
+// preferred_taint_multiplier): from e, which repels, to 1/e, which attracts.
+func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
+
+// roleBoth is the one value of Worker.Role.
+const roleBoth = "both"
+
+// checkRole checks the worker's role and taints.
+func (w *Worker) checkRole() error {
+	switch w.Role {
+	case "", roleBoth:
+	case "prefill", "decode":
+		return fmt.Errorf("worker %s: role %s: prefill and decode cannot be split up between workers, the role must be %s", w.Dial, w.Role, roleBoth)
+	default:
+		return fmt.Errorf("worker %s: role: must be %s, got %q", w.Dial, roleBoth, w.Role)
+	}
+	if len(w.Taints) > nvext.MaxList {
+		return fmt.Errorf("worker %s: taints: at most %d, got %d", w.Dial, nvext.MaxList, len(w.Taints))
+	}
+	for _, taint := range w.Taints {
+		if taint == "" || len(taint) > nvext.MaxName {
+			return fmt.Errorf("worker %s: taints: must have 1 to %d bytes, got %q", w.Dial, nvext.MaxName, taint)
+		}
+	}
+	return nil
+}

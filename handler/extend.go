@@ -1,0 +1,116 @@
+package handler
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+)
+
+// longestTimeout is how long a client may ask a session to be kept, if sessions
+// are not kept longer anyway.
+const longestTimeout = time.Hour
+
+// extOptions returns how nvext is read: a session's timeout is moved into the
+// bounds of a second and the longer of an hour and the affinity's ttl.
+func (h *Handler) extOptions() nvext.Options {
+	return nvext.Options{
+		Strict:     h.NVExt == nvextStrict,
+		MinTimeout: time.Second, MaxTimeout: max(longestTimeout, h.pool.settings.Load().ttl),
+	}
+}
+
+// extend takes in what a request says to the router, as far as its client is
+// trusted. raw is the nvext of its body, nil if there is none or the body was
+// not read; headers win over it.
+func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error {
+	p.routed = saysHeaders(r.Header)
+	if raw != nil {
+		var err error
+		if p.ext, err = nvext.Parse(raw, h.extOptions()); err != nil {
+			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+		}
+	}
+	if p.routed {
+		p.malformed = p.ext.ApplyHeaders(func(name string) (string, bool) {
+			if values := r.Header[name]; len(values) > 0 {
+				return values[0], true
+			}
+			return "", false
+		})
+	}
+	if raw != nil || p.routed {
+		if p.ext.Needs() != 0 {
+			p.grants = h.grants(r)
+		}
+		var err error
+		if p.dropped, err = p.ext.Restrict(p.grants); err != nil {
+			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+		}
+		p.honour()
+		if p.ext.QueryOnly() { // which wants them back
+			p.ext.TokenData = nvext.AppendIDs(nil, raw, p.ext.TokenSpan)
+		}
+	}
+	if err := p.takePin(); err != nil {
+		return &ownError{a, http.StatusBadRequest, codePin, "nvext", err}
+	}
+	if h.Mode == modeDirect && a != nil && !p.pin.named {
+		return &ownError{a, http.StatusBadRequest, codePin, "nvext", errDirect}
+	}
+	return nil
+}
+
+// honour takes in what the scheduler is to know of the client's wishes.
+func (p *plan) honour() {
+	p.score.ExpectedTokens = int64(p.ext.AgentHints.OSL.Value)
+	o := &p.ext.Override
+	if *o == (nvext.RouterConfigOverride{}) {
+		return
+	}
+	p.score.Override = &kvscore.Override{
+		OverlapScoreCredit: pointer(o.OverlapScoreCredit), PrefillLoadScale: pointer(o.PrefillLoadScale),
+		Temperature: pointer(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
+		TrackPrefillTokens: pointer(o.TrackPrefillTokens),
+	}
+}
+
+// pointer returns nil for what is not set.
+func pointer[T any](o nvext.Opt[T]) *T {
+	if !o.Set {
+		return nil
+	}
+	return &o.Value
+}
+
+// countDropped counts what was dropped of a request, and what nobody could
+// read. A plan that only explains counts nothing.
+func (h *Handler) countDropped(p *plan) {
+	for name := range p.dropped.Names {
+		h.metrics.dropped.WithLabelValues(h.Pool, name).Inc()
+	}
+	for _, name := range p.malformed {
+		h.metrics.malformed.WithLabelValues(h.Pool, name).Inc()
+	}
+	if p.dropped == 0 && len(p.malformed) == 0 {
+		return
+	}
+	if c := h.logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
+		c.Write(zap.Stringer("not_granted", p.dropped), zap.Strings("malformed_headers", p.malformed))
+	}
+}
+
+// noticeIneffective takes in wishes that are granted and without effect, as only
+// one policy knows them.
+func (rt *route) noticeIneffective() {
+	p := rt.plan
+	if p.score.Override == nil && p.ext.RoutingConstraints.PreferredTaints == nil {
+		return
+	}
+	if _, knows := rt.h.policy.(*Dynamo); !knows {
+		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect, as the policy is not dynamo,", rt.pool.logger)
+	}
+}

@@ -1,0 +1,67 @@
+package handler
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strconv"
+	"strings"
+)
+
+// maxSessionKey is the longest session key that is kept as it is.
+const maxSessionKey = 256
+
+// Keys of the store of sessions that are not a client's as they are begin with
+// own and a letter. No client's key does, or else one could take another's
+// place.
+const (
+	own         = "\x00"
+	ownTenant   = own + "t" // a session of a tenant
+	ownResponse = own + "r" // a response that an engine keeps
+	ownDigest   = own + "d" // one of these that is too long
+	digestMark  = "sha256:"
+)
+
+// keptKey returns what a session's key is kept as.
+func keptKey(key string) string {
+	if len(key) > maxSessionKey || strings.HasPrefix(key, own) {
+		return digest(digestMark, key)
+	}
+	return strings.Clone(key) // it may point into the body
+}
+
+// tenantKey returns what a session's key is kept as where the request has a
+// salt, so that no tenant can name another's session.
+func tenantKey(salt, key string) string {
+	if salt == "" {
+		return keptKey(key)
+	}
+	return bounded(ownTenant + strconv.Itoa(len(salt)) + ":" + salt + key)
+}
+
+// modelKey returns what a session is kept as for one of its models.
+func modelKey(session, model string) string {
+	key := session + own + model
+	if strings.HasPrefix(session, own) {
+		return bounded(key)
+	}
+	return keptKey(key)
+}
+
+// responseKey returns what a response's worker is kept under.
+func responseKey(id string) string { return bounded(ownResponse + id) }
+
+// keepsResponse tells whether a key is that of a response.
+func keepsResponse(key string) bool { return strings.HasPrefix(key, ownResponse) }
+
+// bounded returns a key of ours, or its digest, if it is too long.
+func bounded(key string) string {
+	if len(key) > maxSessionKey {
+		return digest(ownDigest, key)
+	}
+	return key
+}
+
+func digest(prefix, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return prefix + hex.EncodeToString(sum[:])
+}

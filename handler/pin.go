@@ -1,0 +1,167 @@
+package handler
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// pin is what a request names: a worker, a rank, or both.
+type pin struct {
+	named  bool   // a worker
+	worker uint64 // its id
+	field  string // that names it
+	rank   nvext.Opt[uint32]
+}
+
+// errDirect is Dynamo's own text, which its users know
+// (lib/llm/src/kv_router/push_router.rs).
+var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " + //nolint:staticcheck // as Dynamo writes it
+	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
+
+// takePin takes in which worker the request names. All workers do both phases
+// themselves, so that what names a worker for the prefill alone cannot be done.
+func (p *plan) takePin() error {
+	e := &p.ext
+	switch {
+	case e.PrefillWorkerID.Set:
+		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillWorkerID.Value)
+	case e.PrefillDPRank.Set:
+		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillDPRank.Value)
+	case e.DecodeWorkerID.Set:
+		p.pin = pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
+	case e.BackendInstanceID.Set:
+		p.pin = pin{true, e.BackendInstanceID.Value, "nvext.backend_instance_id", e.DPRank}
+	default:
+		p.pin.rank = e.DPRank
+	}
+	return nil
+}
+
+// only is the one worker that may serve a request, which never leaves it.
+type only struct {
+	worker *worker // nil if others may, too
+	rank   nvext.Opt[uint32]
+	reason string
+}
+
+// narrow finds out which workers the request allows, before any is chosen. The
+// error is an *ownError: what the request wants cannot be.
+func (rt *route) narrow(r *http.Request) error {
+	p := rt.plan
+	constrained := p.ext.AllowedWorkerIDs != nil || p.ext.RoutingConstraints.RequiredTaints != nil
+	if !p.pin.named && !p.pin.rank.Set && !constrained && p.response == "" {
+		return nil
+	}
+	rt.h.awaitFirstLook(r.Context()) // which tells the ranks
+	ups := rt.h.upstreams(r)
+	if p.pin.named {
+		return rt.pinTo(ups)
+	}
+	if p.pin.rank.Set && !slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.hasRank(rt.worker(up)) }) {
+		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.pin.rank.Value)
+	}
+	if p.response != "" && rt.returnTo(ups) {
+		return nil
+	}
+	if constrained && !slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.permits(rt.worker(up)) }) {
+		return &ownError{p.api, http.StatusServiceUnavailable, codeNoWorker, "nvext", p.errNonePermitted()}
+	}
+	return nil
+}
+
+// pinTo makes the worker that the request names the only one.
+func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
+	pin := &rt.plan.pin
+	w := rt.named(ups, pin.worker)
+	switch {
+	case w == nil:
+		return rt.badPin("%s: no worker of this pool has the id %d", pin.field, pin.worker)
+	case pin.rank.Set && !rt.hasRank(w):
+		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.worker, pin.rank.Value, w.ranks()-1)
+	case !pin.rank.Set && w.ranks() > 1:
+		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
+		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.worker)
+	case !rt.permits(w):
+		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.field, pin.worker, rt.plan.errNonePermitted())
+	}
+	rt.only = only{w, pin.rank, reasonPin}
+	return nil
+}
+
+func (rt *route) badPin(format string, args ...any) error {
+	return &ownError{rt.plan.api, http.StatusBadRequest, codePin, "nvext", fmt.Errorf(format, args...)}
+}
+
+// named returns the worker with an id among upstreams, nil if there is none.
+func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *worker {
+	for _, up := range ups {
+		if w := rt.worker(up); w.id == id {
+			return w
+		}
+	}
+	return nil
+}
+
+// hasRank tells whether a worker has the rank that the request names, if it
+// names one.
+func (rt *route) hasRank(w *worker) bool {
+	rank := rt.plan.pin.rank
+	return !rank.Set || int64(rank.Value) < int64(w.ranks())
+}
+
+// mayUse tells whether a rank of a candidate may serve the request.
+func (rt *route) mayUse(rank int) bool {
+	want := rt.plan.pin.rank
+	if rt.only.worker != nil {
+		want = rt.only.rank
+	}
+	return !want.Set || int(want.Value) == rank
+}
+
+// pinned tells whether the request is of one worker.
+func (rt *route) pinned() bool { return rt.only.worker != nil }
+
+// pinnedPosition returns the position of the one target that may serve the
+// request, -1 if a policy is to choose among several ranks. A session that is
+// bound elsewhere stays bound there.
+func (rt *route) pinnedPosition(session kvscore.Target) int {
+	if len(rt.targets) != 1 {
+		return -1
+	}
+	rt.wait.away = rt.bound != 0 && session != rt.targets[0]
+	return 0
+}
+
+// errNobody says that no worker that may serve the request can be reached.
+func (rt *route) errNobody() error {
+	if rt.pinned() {
+		return rt.only.errUnavailable()
+	}
+	return errors.New("no worker can be reached; try again later")
+}
+
+// incidentNobody is that as a condition that lasts.
+func (rt *route) incidentNobody() string {
+	if rt.pinned() {
+		return incidentPinned
+	}
+	return errNoWorker.Error()
+}
+
+// errUnavailable says why the only worker that may serve the request does not.
+func (o *only) errUnavailable() error {
+	if o.reason == reasonResponse {
+		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.id)
+	}
+	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.id)
+}
+
+// incidentPinned is a condition that lasts, as the log and the admin API say it.
+const incidentPinned = "a worker that requests name is not available"

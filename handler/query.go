@@ -1,0 +1,98 @@
+package handler
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// tell answers a client that only wants to know where its request would go:
+// with the worker and the prompt's token ids under nvext, and nothing else. It
+// is the first of two stages; in the second the client names the worker.
+// Nothing is booked, remembered or sent to an engine.
+func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
+	p := rt.plan
+	defer p.body.done()
+	e := rt.h.explainPlan(r, p)
+	if e.refused != nil {
+		rt.h.figures.requests[outcomeRejected].Inc()
+		return e.refused.answer(w, r)
+	}
+	answer, err := rt.toldOf(e)
+	if err != nil {
+		return err
+	}
+	rt.h.figures.requests[outcomeQuery].Inc()
+	kind := "application/json"
+	if p.request.Stream {
+		kind = "text/event-stream"
+		answer = fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", answer)
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
+	return err
+}
+
+var errNoChoice = errors.New("no worker was chosen")
+
+// told is the answer to a query. What only chat and completions have is left
+// out for others.
+type told struct {
+	ID      string          `json:"id"`
+	Object  string          `json:"object,omitempty"`
+	Created int64           `json:"created"`
+	Model   string          `json:"model"`
+	Choices *[0]int         `json:"choices,omitempty"`
+	NVExt   json.RawMessage `json:"nvext"`
+}
+
+// toldOf returns the answer as JSON.
+func (rt *route) toldOf(e *explanation) ([]byte, error) {
+	c := e.Chosen
+	if c == nil {
+		return nil, errNoChoice
+	}
+	p := rt.plan
+	members := []nvext.Member{
+		{Name: nvext.NameWorkerID, Value: nvext.WorkerID{DecodeWorkerID: nvext.Some(c.Worker), DecodeDPRank: nvext.Some(c.Rank)}.Append(nil)},
+	}
+	if ids := p.tokenIDs(); ids != nil {
+		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
+	}
+	if p.ext.QueryExplains() {
+		why, err := json.Marshal(e)
+		if err != nil {
+			return nil, fmt.Errorf("encoding the explanation: %w", err)
+		}
+		members = append(members, nvext.Member{Name: "explain", Value: why})
+	}
+	answer := told{ID: "query-" + rand.Text(), Created: now().Unix(), Model: p.model, NVExt: nvext.AppendObject(nil, members)}
+	switch p.api.Name() {
+	case "chat":
+		answer.Object, answer.Choices = "chat.completion", new([0]int)
+		if p.request.Stream {
+			answer.Object = "chat.completion.chunk"
+		}
+	case "completions":
+		answer.Object, answer.Choices = "text_completion", new([0]int)
+	}
+	return json.Marshal(answer)
+}
+
+// tokenIDs returns the prompt's token ids as JSON, as far as the request itself
+// says them: nil if it does not.
+func (p *plan) tokenIDs() []byte {
+	if p.ext.TokenCount > 0 {
+		return nvext.AppendTokens(nil, p.ext.TokenData)
+	}
+	if p.body.buffer == nil {
+		return nil
+	}
+	return p.request.AppendTokens(nil, p.body.buffer.data)
+}

@@ -1,0 +1,153 @@
+package handler
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// Trust says whose wishes are honoured that a client utters in `nvext`, the
+// member of a request's body, and in routing headers. What nobody is trusted
+// with is dropped before the engine sees it, and counted.
+type Trust struct {
+	// What is granted, one or more of: `pins` (which worker and rank serves the
+	// request), `priorities` (its place among those who wait), `overrides` (the
+	// policy's options, allowed workers, taints), `tenants` (the header
+	// `X-Tenant-Id`, which keeps caches and sessions apart), `uploads` (the
+	// engine sends data to the client's URL), `explain` (where a request would
+	// go, and what shows topology).
+	What []string `json:"what,omitempty"`
+
+	// Matchers of the requests that it is granted to. Default: all.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	grants   nvext.Grants
+	matchers caddyhttp.MatcherSets
+}
+
+const (
+	// modeDirect is the one value of Handler.Mode.
+	modeDirect = "direct"
+	// nvextStrict is the one value of Handler.NVExt.
+	nvextStrict = "strict"
+)
+
+// checkTrust checks what the operator says about clients' wishes.
+func (h *Handler) checkTrust() error {
+	if h.Mode != "" && h.Mode != modeDirect {
+		return fmt.Errorf("mode: must be %s, got %q", modeDirect, h.Mode)
+	}
+	if h.NVExt != "" && h.NVExt != nvextStrict {
+		return fmt.Errorf("nvext: must be %s, got %q", nvextStrict, h.NVExt)
+	}
+	for _, t := range h.Trust {
+		if t == nil || len(t.What) == 0 {
+			return fmt.Errorf("trust: what is granted is missing, one or more of %s", strings.Join(nvext.GrantNames(), ", "))
+		}
+		for _, name := range t.What {
+			g, ok := nvext.ParseGrant(name)
+			if !ok {
+				return fmt.Errorf("trust: must be one or more of %s, got %q", strings.Join(nvext.GrantNames(), ", "), name)
+			}
+			t.grants |= g
+		}
+	}
+	return nil
+}
+
+// loadTrust loads the matchers.
+func (h *Handler) loadTrust(ctx caddy.Context) error {
+	for _, t := range h.Trust {
+		if t.MatcherSetsRaw == nil {
+			continue
+		}
+		mods, err := ctx.LoadModule(t, "MatcherSetsRaw")
+		if err != nil {
+			return fmt.Errorf("trust: loading matchers: %w", err)
+		}
+		if err := t.matchers.FromInterface(mods); err != nil {
+			return fmt.Errorf("trust: %w", err)
+		}
+	}
+	return nil
+}
+
+// grants returns what the client of a request is trusted with. A matcher that
+// fails grants nothing.
+func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
+	if h.Mode == modeDirect {
+		g = nvext.Pins
+	}
+	for _, t := range h.Trust {
+		if t.grants&^g == 0 {
+			continue
+		}
+		match, err := t.matchers.AnyMatchWithError(r)
+		switch {
+		case err != nil:
+			h.pool.incidents.met(now(), "a matcher of trust fails, and grants nothing", h.pool.logger)
+			if c := h.logger.Check(zap.DebugLevel, "matcher of trust failed"); c != nil {
+				c.Write(zap.Strings("trust", t.What), zap.Error(err))
+			}
+		case match:
+			g |= t.grants
+		}
+	}
+	return g
+}
+
+// routingHeaders are the headers that say something to a router.
+var routingHeaders = nvext.Headers()
+
+// saysHeaders tells whether there is a routing header.
+func saysHeaders(h http.Header) bool {
+	for i := range routingHeaders {
+		if _, there := h[routingHeaders[i].Name]; there {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutRouting returns a request's header without the routing headers that
+// the engine must not see: those that are not granted, and those that name a
+// worker or a rank, which are the router's to choose.
+func (p *plan) withoutRouting(h http.Header) http.Header {
+	if !p.routed {
+		return h
+	}
+	kept := maps.Clone(h) // the server's own is shared
+	for _, r := range routingHeaders {
+		if r.Grant == nvext.Pins || p.grants&r.Grant == 0 {
+			delete(kept, r.Name)
+		}
+	}
+	return kept
+}
+
+// unmarshalTrust reads one line of trust, with its matchers.
+func (h *Handler) unmarshalTrust(d *caddyfile.Dispenser) error {
+	t := &Trust{What: d.RemainingArgs()}
+	if len(t.What) == 0 {
+		return d.ArgErr()
+	}
+	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(d)
+	if err != nil {
+		return err
+	}
+	if len(set) > 0 {
+		t.MatcherSetsRaw = caddyhttp.RawMatcherSets{set}
+	} else if d.Val() == "}" {
+		return d.Err("trust: the block has no matchers; without a block, everyone is trusted")
+	}
+	h.Trust = append(h.Trust, t)
+	return nil
+}
