@@ -84,6 +84,14 @@ func TestBadSettingsAreRefused(t *testing.T) {
 		{"TinyTextBlock", "kv_router a:1 {\nindex {\ntext_block 1\n}\n}", "text_block"},
 		{"PrefixThatIsNoName", "kv_router a:1 {\nresponse_headers \"X KV:\"\n}", "response_headers"},
 		{"OtherTransport", "kv_router {\nreverse_proxy a:1 {\ntransport fastcgi\n}\n}", "transport"},
+		{"TrustInNothingKnown", "kv_router a:1 {\ntrust pins everything\n}", "everything"},
+		{"NvextSomehow", "kv_router a:1 {\nnvext lenient\n}", "nvext"},
+		{"ModeOfAnotherKind", "kv_router a:1 {\nmode round_robin\n}", "mode"},
+		{"RolePrefill", "kv_router a:1 b:1 {\nworker a:1 {\nrole prefill\n}\n}", "role prefill"},
+		{"RoleUnknown", "kv_router a:1 {\nworker a:1 {\nrole chief\n}\n}", "chief"},
+		{"EmptyTaint", "kv_router a:1 {\nworker a:1 {\ntaints \"\"\n}\n}", "taints"},
+		{"LongTaint", "kv_router a:1 {\nworker a:1 {\ntaints " + strings.Repeat("x", 257) + "\n}\n}", "taints"},
+		{"OnePoolTwoTaints", "handle /a {\nkv_router a:1 {\nworker a:1 {\ntaints x\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\ntaints y\n}\n}\n}", "taints"},
 		{"OnePoolTwoMinds", "handle /a {\nkv_router a:1 {\nindex {\ntext_block 32\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nindex {\ntext_block 128\n}\n}\n}", "pool"},
 	} {
 		t.Run(v.name, func(t *testing.T) {
