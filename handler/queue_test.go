@@ -118,6 +118,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					}
 					m = newWaiter(arrival, allowed...)
 					m.group = rng.IntN(2)
+					m.tier = -(rng.IntN(4) / 3) // most are of one tier
 					q.enter(m, most)
 					p.allowed[m] = allowed
 					p.waiting = append(p.waiting, m)

@@ -193,6 +193,12 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%s, want %s", got, want)
 		}
 		checkAsked(t, r.AskUsage(body), whole)
+		if ids := r.AppendTokens(nil, body); ids != nil {
+			var numbers []uint32
+			if err := json.Unmarshal(ids, &numbers); err != nil || int64(len(numbers)) != r.Tokens {
+				t.Fatalf("token ids %s of %d: %v", ids, r.Tokens, err)
+			}
+		}
 		n := r.NewAnswer(true)
 		n.Write([]byte("data: [DONE]\n\n"))
 		n.Finish()

@@ -8,6 +8,33 @@ import (
 	"testing"
 )
 
+// What needs no trust needs none, and each kind is told apart.
+func TestNeeds(t *testing.T) {
+	for raw, want := range map[string]Grants{
+		`{}`: 0, `{"cache_salt":"s","agent_hints":{"osl":5},"annotations":["request_id"],"session_control":{"session_id":"s"}}`: 0,
+		`{"dp_rank":4294967295}`:                              0,
+		`{"dp_rank":0}`:                                       Pins,
+		`{"dp_rank":-1}`:                                      Pins, // wrong, but asked for
+		`{"agent_hints":{"priority":0}}`:                      Priorities,
+		`{"allowed_worker_ids":[]}`:                           Overrides,
+		`{"metadata_upload":{}}`:                              Uploads,
+		`{"annotations":["query_instance_id:explain"]}`:       Explain,
+		`{"annotations":["payload_usage"]}`:                   Explain,
+		`{"extra_fields":["timing"],"backend_instance_id":1}`: Explain | Pins,
+	} {
+		ext, err := Parse([]byte(raw), Options{})
+		if err != nil || ext.Needs() != want {
+			t.Errorf("%s needs %v, want %v; error %v", raw, ext.Needs(), want, err)
+		}
+	}
+	for word, explains := range map[string]bool{"query_instance_id": false, "query_instance_id:x": false, "query_instance_id:explain": true, "query_instance_id:explained": false} {
+		ext, err := Parse([]byte(`{"annotations":["`+word+`"]}`), Options{})
+		if err != nil || !ext.QueryOnly() || ext.QueryExplains() != explains {
+			t.Errorf("%s: only %v, explains %v, error %v", word, ext.QueryOnly(), ext.QueryExplains(), err)
+		}
+	}
+}
+
 // Each kind drops its own fields and no other.
 func TestRestrict(t *testing.T) {
 	parse := func() Ext {

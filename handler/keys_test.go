@@ -1,0 +1,73 @@
+package handler
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// FuzzKeys has what clients send as keys, salts and ids: no two of different
+// meaning are kept as one, and none is longer than the bound.
+func FuzzKeys(f *testing.F) {
+	f.Add("key", "", "")
+	f.Add("\x00t1:akey", "", "a")
+	f.Add("b", "a", "ab")
+	f.Add(strings.Repeat("k", 300), strings.Repeat("s", 300), strings.Repeat("r", 300))
+	f.Fuzz(func(t *testing.T, key, salt, other string) {
+		plain := keptKey(key)
+		if strings.HasPrefix(plain, own) {
+			t.Fatalf("a client's key is kept as one of ours: %q", plain)
+		}
+		keys := map[string]string{plain: "plain", responseKey(key): "response"}
+		if len(keys) != 2 {
+			t.Fatalf("%q as a key and as a response are one", key)
+		}
+		if salt != "" {
+			keys[tenantKey(salt, key)] = "tenant"
+			if len(keys) != 3 {
+				t.Fatalf("%q of %q is somebody else's", key, salt)
+			}
+			if salt != other && tenantKey(salt, key) == tenantKey(other, key) {
+				t.Fatalf("%q and %q share the key %q", salt, other, key)
+			}
+		}
+		if tenantKey("", key) != plain {
+			t.Fatal("no salt makes another key")
+		}
+		for k := range keys {
+			if m := modelKey(k, other); len(k) > maxSessionKey || len(m) > maxSessionKey {
+				t.Fatalf("too long: %q, %q", k, m)
+			} else if strings.HasPrefix(m, own) != strings.HasPrefix(k, own) {
+				t.Fatalf("%q with a model is kept as %q", k, m)
+			}
+		}
+	})
+}
+
+// FuzzResponseNamed has paths: an id is a part of its path, without a slash.
+func FuzzResponseNamed(f *testing.F) {
+	for _, path := range []string{"/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/responses/", "/v1/responses", "/x/responses/y", "/openai/v1/responses/%2F/responses/z"} {
+		f.Add(path)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.URL.Path = path
+		if id := responseNamed(r); id != "" && (strings.Contains(id, "/") || !strings.Contains(path, "responses/"+id)) {
+			t.Fatalf("%q names %q", path, id)
+		}
+	})
+}
+
+func TestResponseNamed(t *testing.T) {
+	for path, want := range map[string]string{
+		"/v1/responses/resp_1": "resp_1", "/v1/responses/resp_1/input_items": "resp_1", "/openai/deployments/x/responses/r": "r", "/responses/r": "r",
+		"/v1/responses": "", "/v1/responses/": "", "/v1/threads/responses/r": "", "/v1/chat/completions": "",
+	} {
+		if got := responseNamed(httptest.NewRequest("GET", path, nil)); got != want {
+			t.Errorf("%s names %q, want %q", path, got, want)
+		}
+	}
+	if got := responseNamed(httptest.NewRequest("PUT", "/v1/responses/r", nil)); got != "" {
+		t.Errorf("PUT names %q", got)
+	}
+}
