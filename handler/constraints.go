@@ -20,7 +20,7 @@ func (w *worker) tainted() []string {
 
 // permits tells whether the client allows a worker.
 func (rt *route) permits(w *worker) bool {
-	e := &rt.plan.ext
+	e := rt.plan.ext
 	if e.AllowedWorkerIDs != nil && !slices.Contains(e.AllowedWorkerIDs, w.id) || !rt.hasRank(w) {
 		return false
 	}

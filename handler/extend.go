@@ -27,40 +27,54 @@ func (h *Handler) extOptions() nvext.Options {
 // trusted. raw is the nvext of its body, nil if there is none or the body was
 // not read; headers win over it.
 func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error {
-	p.routed = saysHeaders(r.Header)
+	p.ext, p.routed = &noExt, saysHeaders(r.Header)
+	if raw != nil || p.routed {
+		if err := h.takeExt(r, p, raw); err != nil {
+			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+		}
+		if err := p.takePin(); err != nil {
+			return &ownError{a, http.StatusBadRequest, codePin, "nvext", err}
+		}
+	}
+	if h.Mode == modeDirect && a != nil && !p.pin.named {
+		return &ownError{a, http.StatusBadRequest, codePin, "nvext", errDirect}
+	}
+	return nil
+}
+
+// noExt is what most requests say. It is shared, and never changed.
+var noExt nvext.Ext
+
+// takeExt reads what the request says, and drops what its client is not
+// trusted with.
+func (h *Handler) takeExt(r *http.Request, p *plan, raw []byte) error {
+	ext := new(nvext.Ext)
+	p.ext = ext
 	if raw != nil {
 		var err error
-		if p.ext, err = nvext.Parse(raw, h.extOptions()); err != nil {
-			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+		if *ext, err = nvext.Parse(raw, h.extOptions()); err != nil {
+			return err
 		}
 	}
 	if p.routed {
-		p.malformed = p.ext.ApplyHeaders(func(name string) (string, bool) {
+		p.malformed = ext.ApplyHeaders(func(name string) (string, bool) {
 			if values := r.Header[name]; len(values) > 0 {
 				return values[0], true
 			}
 			return "", false
 		})
 	}
-	if raw != nil || p.routed {
-		if p.ext.Needs() != 0 {
-			p.grants = h.grants(r)
-		}
-		var err error
-		if p.dropped, err = p.ext.Restrict(p.grants); err != nil {
-			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
-		}
-		p.honour()
-		if p.ext.QueryOnly() { // which wants them back
-			p.ext.TokenData = nvext.AppendIDs(nil, raw, p.ext.TokenSpan)
-		}
+	if ext.Needs() != 0 {
+		p.grants = h.grants(r)
 	}
-	if err := p.takePin(); err != nil {
-		return &ownError{a, http.StatusBadRequest, codePin, "nvext", err}
+	var err error
+	if p.dropped, err = ext.Restrict(p.grants); err != nil {
+		return err
 	}
-	if h.Mode == modeDirect && a != nil && !p.pin.named {
-		return &ownError{a, http.StatusBadRequest, codePin, "nvext", errDirect}
+	if ext.QueryOnly() { // which wants them back
+		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
 	}
+	p.honour()
 	return nil
 }
 

@@ -28,7 +28,7 @@ var errDirect = errors.New("Worker ID required (--direct-route) but none found i
 // takePin takes in which worker the request names. All workers do both phases
 // themselves, so that what names a worker for the prefill alone cannot be done.
 func (p *plan) takePin() error {
-	e := &p.ext
+	e := p.ext
 	switch {
 	case e.PrefillWorkerID.Set:
 		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillWorkerID.Value)

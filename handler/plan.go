@@ -38,8 +38,8 @@ type plan struct {
 	// it wants; empty if there is none.
 	response string
 	// ext is what the client says to the router, as far as it is trusted with
-	// that; grants is what it is trusted with, of what it asks for.
-	ext    nvext.Ext
+	// that, never nil; grants is what it is trusted with, of what it asks for.
+	ext    *nvext.Ext
 	grants nvext.Grants
 	// dropped is what it is not trusted with, malformed are the routing headers
 	// that nobody can read.
@@ -208,7 +208,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
-	p.session = h.session(r, req, &p.ext)
+	p.session = h.session(r, req, p.ext)
 	req.NVExt = nil
 	p.body = replayOf(read, h.edit(p, body)...)
 	p.identify(req, set, &h.pool.ratios)
