@@ -125,6 +125,6 @@ func (rt *route) noticeIneffective() {
 		return
 	}
 	if _, knows := rt.h.policy.(*Dynamo); !knows {
-		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect, as the policy is not dynamo,", rt.pool.logger)
+		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under another policy than dynamo", rt.pool.logger)
 	}
 }

@@ -242,7 +242,8 @@ type Affinity struct {
 	MaxSessions int `json:"max_sessions,omitempty"`
 
 	// Where a session's key is looked for, in this order: `nvext` (the body's
-	// `nvext.session_control.session_id`), `header:<name>`,
+	// `nvext.session_control.session_id`, or `nvext.session_params.id`),
+	// `header:<name>`,
 	// `body:prompt_cache_key`, `body:session_id` or `body:metadata.user_id`.
 	// The first that is not empty counts. Default: `nvext`,
 	// `header:X-Session-Id`.
@@ -251,7 +252,8 @@ type Affinity struct {
 
 // Queue bounds the requests that wait while all workers that may serve them
 // have as many as their `max_running`. They get room in the order in which they
-// arrived; clients that leave, leave the queue. It belongs to the pool: handlers
+// arrived, and by the priorities of clients that are trusted with these; clients
+// that leave, leave the queue. It belongs to the pool: handlers
 // that name the pool must not contradict each other.
 type Queue struct {
 	// The most requests that wait; of more, the last to arrive is answered with
