@@ -455,11 +455,8 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) erro
 		return err
 	}
 	outcome := outcomeRejected
-	switch own.code {
-	case codeUnreadable, codeTooLarge:
+	if own.code == codeUnreadable || own.code == codeTooLarge {
 		outcome = outcomeUnread
-	case codeNoWorker:
-		outcome = outcomeUnavailable
 	}
 	h.figures.requests[outcome].Inc()
 	return own.answer(w, r)

@@ -33,7 +33,7 @@ const (
 	outcomeUnavailable = "unavailable"  // no worker could be reached
 	outcomeBroken      = "broken"       // the answer broke off on the engine's side
 	outcomeClientGone  = "client_gone"  // the client left first
-	outcomeRejected    = "rejected"     // answered with our own 400
+	outcomeRejected    = "rejected"     // answered with our own 4xx, or 503 as no worker is what it asks for
 	outcomeTurnedAway  = "turned_away"  // answered with our own 429 or 503, as all workers were full
 	outcomeUnread      = "unread"       // the client's body could not be read
 	outcomeQuery       = "query"        // told where it would go, and no more

@@ -360,3 +360,39 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 	}
 	s.booksAtZero(t)
 }
+
+// TestResponseIsNamedWhileItIsMade has a stream that has only begun: who asks
+// for its response is sent to the engine that makes it, and not to the idle one.
+func TestResponseIsNamedWhileItIsMade(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	end := make(chan struct{})
+	defer close(end)
+	var home atomic.Value
+	for _, e := range engines {
+		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodPost {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprint(w, "{}")
+				return
+			}
+			home.Store(e.Name())
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_slow\",\"status\":\"in_progress\"}}\n\n")
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-end:
+			case <-r.Context().Done():
+			}
+		})
+	}
+	q := s.start(t, "/v1/responses", `{"model":"m","input":"x","stream":true}`)
+	defer q.leave()
+	eventually(t, 5*time.Second, "its response is known", func() bool { return s.pool(t).Sessions == 1 })
+	for range 4 {
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url+"/v1/responses/resp_slow", http.NoBody)
+		if a := s.do(req); a.engine() != home.Load() {
+			t.Errorf("answered by %s, and %s makes it", a.engine(), home.Load())
+		}
+	}
+}
