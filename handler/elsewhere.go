@@ -23,13 +23,13 @@ const soonest = 500 * time.Millisecond
 // and before they were asked for. Nothing was computed then, so that the request
 // may be made again whatever it is.
 func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
-	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || compressed(resp.Header) {
+	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || rt.pinned() || compressed(resp.Header) {
 		return false
 	}
 	_, told := a.worker.serves(rt.plan.model)
 	found := slices.ContainsFunc(rt.offered, func(up *reverseproxy.Upstream) bool {
 		w := rt.worker(up)
-		if w == a.worker || !available(up) || slices.Contains(rt.tried, w) {
+		if w == a.worker || !available(up) || slices.Contains(rt.tried, w) || !rt.permits(w) {
 			return false
 		}
 		yes, known := w.serves(rt.plan.model)
