@@ -9,8 +9,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -20,7 +23,7 @@ import (
 )
 
 // benchHandler is a handler as Provision leaves it, but for the proxy.
-func benchHandler(b *testing.B) *Handler {
+func benchHandler(b testing.TB) *Handler {
 	b.Helper()
 	h := &Handler{logger: zap.NewNop(), ReverseProxy: &reverseproxy.Handler{Upstreams: reverseproxy.UpstreamPool{{Dial: "127.0.0.1:1"}}}}
 	if err := h.setDefaults(); err != nil {
@@ -180,5 +183,80 @@ func BenchmarkGuard(b *testing.B) {
 				a.worker.flow.end(a)
 			}
 		})
+	}
+}
+
+// everyField is an nvext with every field, less the token ids.
+const everyField = `{"greed_sampling":true,"use_raw_prompt":true,"annotations":["request_id","token_ids"],"backend_instance_id":1,"max_thinking_tokens":512,` +
+	`"extra_fields":["worker_id","timing"],"prefill_worker_id":1,"decode_worker_id":2,"dp_rank":0,"prefill_dp_rank":0,` +
+	`"agent_hints":{"priority":5,"strict_priority":1,"osl":100,"speculative_prefill":false,"latency_sensitivity":1.5},"request_timestamp_ms":1.7e12,` +
+	`"session_control":{"session_id":"s","timeout":60},"session_params":{"id":"s"},"cache_control":{"type":"ephemeral","ttl":"1h"},"cache_salt":"salt",` +
+	`"routing_constraints":{"required_taints":["a"],"preferred_taints":{"b":1}},"router":{"ttft_target":200,"itl_target":5},` +
+	`"metadata_upload":{"url":"s3://b/x"},"allowed_worker_ids":[1,2],"router_config_override":{"router_temperature":0.5},"token_data":[1,2,3]}`
+
+// BenchmarkNVExt plans a chat and makes the request of an attempt, with every
+// field of nvext and without: ratio is that of the median times.
+func BenchmarkNVExt(b *testing.B) {
+	for _, kib := range []int{16, 512} {
+		for _, kind := range []string{"vllm", "sglang", "dynamo"} {
+			b.Run(fmt.Sprintf("%s/%dKiB", kind, kib), func(b *testing.B) {
+				h := benchHandler(b)
+				s := *h.pool.settings.Load()
+				s.engine = kind
+				s.workers = map[string]Worker{allWorkers: {Dial: allWorkers, Priority: "on", ThinkingBudget: "on"}}
+				h.pool.settings.Store(&s)
+				plain := chatBody(b, kib<<10, false)
+				full := append([]byte(`{"nvext":`+everyField+`,`), plain[1:]...)
+				b.ReportAllocs()
+				var spent [2][]time.Duration
+				for b.Loop() {
+					for i, body := range [][]byte{plain, full} {
+						start := time.Now()
+						out := h.attemptAt(b, body)
+						spent[i] = append(spent[i], time.Since(start))
+						if (out.ContentLength == int64(len(plain))) != (i == 0) {
+							b.Fatal(out.ContentLength)
+						}
+					}
+				}
+				slices.Sort(spent[0])
+				slices.Sort(spent[1])
+				middle := len(spent[0]) / 2
+				b.ReportMetric(float64(spent[1][middle])/float64(spent[0][middle]), "ratio")
+			})
+		}
+	}
+}
+
+// attemptAt plans a request and returns that of an attempt, as the transport has
+// it.
+func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
+	r.ContentLength = int64(len(body))
+	p, err := h.plan(r)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	w := h.pool.worker("127.0.0.1:1")
+	rt := &route{h: h, pool: h.pool, plan: p, body: p.body, attempt: &attempt{worker: w, target: w.target(0)}}
+	out := rt.outgoing(r, new(atomic.Int32))
+	out.Body.Close()
+	rt.body.done()
+	return out
+}
+
+// TestPlanDoesNotGrowWithTheBody counts what a request with every field takes
+// from the heap, of whatever length.
+func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
+	h := benchHandler(t)
+	count := func(tokens int) float64 {
+		ids := strings.Repeat("1,", tokens-1) + "1"
+		body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", 64) + `"}],"nvext":` +
+			strings.Replace(everyField, "[1,2,3]", "["+ids+"]", 1) + `}`)
+		return testing.AllocsPerRun(20, func() { h.attemptAt(t, body) })
+	}
+	few, many := count(2000), count(200_000)
+	if many > few+2 { // a pool may be emptied meanwhile
+		t.Errorf("%v allocations, with a hundred times the tokens %v", few, many)
 	}
 }

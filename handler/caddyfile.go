@@ -52,6 +52,9 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			max_running <requests>
 //			models <names...>
 //			api_key <key>
+//			priority on|off|auto
+//			thinking_budget on|off|auto
+//			dynamo_instance_id <id>
 //			drain
 //			taints <names...>
 //			role both
@@ -219,6 +222,12 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 			err = stringArg(d, &w.Role)
 		case "api_key":
 			err = stringArg(d, &w.APIKey)
+		case "priority":
+			err = stringArg(d, &w.Priority)
+		case "thinking_budget":
+			err = stringArg(d, &w.ThinkingBudget)
+		case "dynamo_instance_id":
+			err = uintArg(d, &w.DynamoInstanceID)
 		case "drain":
 			if w.Drain = true; d.NextArg() {
 				err = d.ArgErr()

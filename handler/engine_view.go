@@ -31,6 +31,9 @@ type toldView struct {
 	DPSize        *int       `json:"dp_size"`
 	ContextTokens *int64     `json:"context_tokens"`
 	MaxRunning    *int       `json:"max_running_requests_per_rank"`
+	Priority      *bool      `json:"priority_scheduling"`
+	Eviction      *bool      `json:"priority_eviction"`
+	Thinking      *bool      `json:"strict_thinking"`
 	Started       *time.Time `json:"started"`
 }
 
@@ -42,6 +45,7 @@ func (p *pool) engineView(w *worker) engineView {
 		Told: toldView{
 			Type: known(told.Type), KVTokens: known(told.KVTokens), BlockSize: known(told.BlockSize), DPSize: known(told.DPSize),
 			ContextTokens: known(told.ContextTokens), MaxRunning: known(told.MaxRunning),
+			Priority: known(told.Priority), Eviction: known(told.PriorityEviction), Thinking: known(told.StrictThinking),
 		},
 		Contradictions: slices.AppendSeq([]string{}, maps.Values(s.contradictions(set, told))),
 	}

@@ -198,6 +198,22 @@ type Worker struct {
 	// placeholders. Default: none.
 	APIKey string `json:"api_key,omitempty"`
 
+	// Whether the engine orders requests by their priority, and so is told that
+	// of `nvext.agent_hints.priority`, in its own polarity: `on`, `off` or
+	// `auto`. Engines that do not may refuse requests that have one. Default:
+	// `auto`, which is what the engine tells (SGLang), else off.
+	Priority string `json:"priority,omitempty"`
+
+	// Whether the engine takes a limit of reasoning tokens, and so is told
+	// `nvext.max_thinking_tokens`: `on`, `off` or `auto`. Engines that do not
+	// may refuse requests that have one. Default: `auto`, which is what the
+	// engine tells (SGLang), on for llama.cpp, and else off.
+	ThinkingBudget string `json:"thinking_budget,omitempty"`
+
+	// The instance of a Dynamo frontend's that requests go to which are pinned
+	// to this worker. Default: none, and the Dynamo chooses.
+	DynamoInstanceID uint64 `json:"dynamo_instance_id,omitempty"`
+
 	// Whether the worker is being drained: it gets no new requests, and what
 	// runs on it ends there. Sessions bound to it move with their next turn.
 	// Where no other worker is left to serve a request, draining is ignored.

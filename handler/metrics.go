@@ -21,6 +21,7 @@ type metrics struct {
 	inputTokens, outputTokens    *prometheus.HistogramVec
 	predictedHits, reportedHits  *prometheus.HistogramVec
 	turnedAway                   *prometheus.CounterVec
+	unsupported                  *prometheus.CounterVec
 	queueWait                    *prometheus.HistogramVec
 	dropped, malformed           *prometheus.CounterVec
 	live                         liveCollector
@@ -95,6 +96,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		turnedAway:    counter("queue_rejected_total", "Requests that found all workers full and were turned away: too many waited, or they themselves too long.", "pool", "reason"),
 		dropped:       counter("nvext_dropped_total", "Requests of which something was dropped that their clients are not trusted with, by what that is.", "pool", "grant"),
 		malformed:     counter("nvext_malformed_headers_total", "Routing headers that cannot be read and were passed over.", "pool", "header"),
+		unsupported:   counter("nvext_unsupported_total", "Fields of nvext that an attempt was made without, for the engine takes nothing of the kind.", "pool", "engine", "field"),
 		queueWait:     histogram("queue_wait_seconds", "Time that a request waited while all workers were full, of those that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
@@ -111,7 +113,7 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.turnedAway, m.queueWait, m.dropped, m.malformed, m.live,
+		m.predictedHits, m.reportedHits, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -21,9 +22,13 @@ type plan struct {
 	model string
 	// lists says that the answer is the list of models, to be completed.
 	lists bool
-	// asked says that the body asks the engine for usage that the client did
-	// not ask for.
+	// asked says that the engine is asked for usage that the client did not ask
+	// for, by the change ask of the body.
 	asked bool
+	ask   api.Edit
+	// speaks says that the engine is to be told something of ext, or not to see
+	// the body's nvext.
+	speaks bool
 	// request is what the body says; nil if it was not read as an inference
 	// request.
 	request *api.Request
@@ -95,6 +100,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 			return nil, err
 		}
 	}
+	p.speaks = p.speaks || engine.Speaks(p.ext)
 	switch {
 	case p.request != nil:
 		p.model, p.response = p.request.Model, p.request.PreviousResponse
@@ -209,8 +215,12 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.session = h.session(r, req, p.ext)
+	p.speaks = req.NVExt != nil
 	req.NVExt = nil
-	p.body = replayOf(read, h.edit(p, body)...)
+	p.body = replayOf(read, body)
+	if h.Usage == usageInject {
+		p.ask, p.asked = req.AskUsage(body)
+	}
 	p.identify(req, set, &h.pool.ratios)
 	return p, nil
 }
@@ -223,20 +233,6 @@ func detach(req *api.Request) {
 	} {
 		*s = strings.Clone(*s)
 	}
-}
-
-// edit returns the parts of the body that go to the engine.
-func (h *Handler) edit(p *plan, body []byte) [][]byte {
-	if h.Usage == usageInject {
-		if parts := p.request.AskUsage(body); parts != nil {
-			p.asked = true
-			return parts
-		}
-	}
-	if parts := p.request.Cut(body); parts != nil {
-		return parts
-	}
-	return [][]byte{body}
 }
 
 // identify fills in what the scheduler is told of the prompt.

@@ -68,7 +68,6 @@ type worker struct {
 	dial   string
 	id     uint64
 	dp     atomic.Int32 // data-parallel ranks
-	style  atomic.Int32 // an engine.RankStyle: how they are asked for
 	engine engineState
 	doubts doubts
 	health health

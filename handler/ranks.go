@@ -1,9 +1,6 @@
 package handler
 
 import (
-	"maps"
-	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -26,12 +23,10 @@ func (w *worker) target(rank int) kvscore.Target {
 func (p *pool) declareRanks(w *worker, set Worker) {
 	told := w.engine.last()
 	capacity := orDefault(set.KVTokens, told.KVTokens)
-	style := engine.RankStyleOf(kindOf(set, told))
 	size := 1
-	if style != engine.RankNone { // ranks that cannot be chosen are no targets
+	if engine.TakesRank(kindOf(set, told)) { // ranks that cannot be chosen are no targets
 		size = max(1, orDefault(set.DPSize, told.DPSize))
 	}
-	w.style.Store(int32(style))
 	before := w.ranks()
 	for rank := range size {
 		p.scheduler.Declare(w.target(rank), capacity)
@@ -75,35 +70,4 @@ func (p *pool) load(t time.Time, w *worker) kvscore.Load {
 		sum.RateInUse += l.RateInUse
 	}
 	return sum
-}
-
-// headerRank is the header by which engines are told the rank, as net/http
-// writes it. vLLM has X-data-parallel-rank, and names are the same in any case.
-const headerRank = "X-Data-Parallel-Rank"
-
-// tellRank returns the request of an attempt with the rank in it, where the
-// worker has several. A client's own wish for a rank is taken out: the books
-// would be wrong of both ranks.
-func (rt *route) tellRank(out *http.Request, inBody bool) *http.Request {
-	a := rt.attempt
-	if a.worker.ranks() < 2 {
-		return out
-	}
-	told := *out
-	told.Header = maps.Clone(out.Header) // the attempts of a request share it
-	delete(told.Header, headerRank)
-	if !inBody {
-		told.Header[headerRank] = []string{strconv.FormatUint(uint64(a.target.Rank), 10)}
-	}
-	return &told
-}
-
-// rankMember returns the member that tells the rank in a body, empty if this
-// attempt has none.
-func (rt *route) rankMember() string {
-	a := rt.attempt
-	if rt.plan.request == nil || a.worker.ranks() < 2 || engine.RankStyle(a.worker.style.Load()) != engine.RankBody {
-		return ""
-	}
-	return `"routed_dp_rank":` + strconv.FormatUint(uint64(a.target.Rank), 10)
 }

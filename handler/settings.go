@@ -156,6 +156,9 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 		if err := w.checkRole(); err != nil {
 			return err
 		}
+		if err := w.checkEngine(); err != nil {
+			return fmt.Errorf("worker %s: %w", w.Dial, err)
+		}
 		if w.Dial == allWorkers && w.ID != 0 {
 			return fmt.Errorf("worker *: id %d cannot be that of all workers", w.ID)
 		}
@@ -204,6 +207,8 @@ func (s *poolSettings) worker(dial string) Worker {
 	w.MaxRunning = orDefault(w.MaxRunning, all.MaxRunning)
 	w.KVTokens = orDefault(w.KVTokens, all.KVTokens)
 	w.APIKey = orDefault(w.APIKey, all.APIKey)
+	w.Priority = orDefault(w.Priority, all.Priority)
+	w.ThinkingBudget = orDefault(w.ThinkingBudget, all.ThinkingBudget)
 	w.Drain = w.Drain || all.Drain
 	if len(w.Models) == 0 {
 		w.Models = all.Models
@@ -242,6 +247,9 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 			mergeField(&w.DPSize, ours.DPSize, theirs.DPSize, "worker "+dial+" dp_size"),
 			mergeField(&w.MaxRunning, ours.MaxRunning, theirs.MaxRunning, "worker "+dial+" max_running"),
 			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),
+			mergeField(&w.Priority, ours.Priority, theirs.Priority, "worker "+dial+" priority"),
+			mergeField(&w.ThinkingBudget, ours.ThinkingBudget, theirs.ThinkingBudget, "worker "+dial+" thinking_budget"),
+			mergeField(&w.DynamoInstanceID, ours.DynamoInstanceID, theirs.DynamoInstanceID, "worker "+dial+" dynamo_instance_id"),
 		)
 		if mergeField(&w.APIKey, ours.APIKey, theirs.APIKey, "") != nil {
 			err = errors.Join(err, fmt.Errorf("worker %s api_key: the handlers say different ones", dial))

@@ -4,57 +4,43 @@ import (
 	"bytes"
 	"io"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
 
-// sending is what one attempt sends of a body: the body as it is, or with a
-// member more.
+// sending is what one attempt sends of a body: the body as it is, or with
+// changes.
 type sending struct {
 	of    *replay
 	parts [][]byte // nil: the body as it is
 	size  int64
 }
 
-// with returns the body with a member added at the end of its object: of members
-// with one name, decoders take the last. All other bytes stay. A body that does
-// not end as an object does stays as it is, which added says.
-func (b *replay) with(member string) (s sending, added bool) {
-	s = sending{of: b, size: b.size}
-	if member == "" {
-		return s, false
+// edited returns a body, which is one part, with changes, which are in order and
+// do not overlap. All other bytes stay, and stay where they are.
+func (b *replay) edited(edits []api.Edit) sending {
+	s := sending{of: b, size: b.size}
+	if len(edits) == 0 {
+		return s
 	}
-	part, at := b.lastByte(len(b.parts)-1, -1)
-	if part < 0 || b.parts[part][at] != '}' {
-		return s, false
+	whole, at := b.parts[0], 0
+	s.parts, s.size = make([][]byte, 0, 2*len(edits)+1), 0
+	put := func(p []byte) {
+		if len(p) > 0 {
+			s.parts = append(s.parts, p)
+			s.size += int64(len(p))
+		}
 	}
-	text := []byte("," + member)
-	if p, i := b.lastByte(part, at); p >= 0 && b.parts[p][i] == '{' {
-		text = text[1:]
+	for _, e := range edits {
+		put(whole[at:e.Start])
+		put(e.Text)
+		at = e.End
 	}
-	s.size += int64(len(text))
-	s.parts = slices.Concat(b.parts[:part], [][]byte{b.parts[part][:at], text, b.parts[part][at:]}, b.parts[part+1:])
+	put(whole[at:])
 	if b.inMemory() {
 		s.parts = [][]byte{slices.Concat(s.parts...)}
 	}
-	return s, true
-}
-
-// lastByte returns where the last byte is that is no white space, in front of
-// one in a part; negative: the part's end. It returns -1 if there is none.
-func (b *replay) lastByte(part, before int) (int, int) {
-	for ; part >= 0; part, before = part-1, -1 {
-		bytes := b.parts[part]
-		if before < 0 {
-			before = len(bytes)
-		}
-		for i := before - 1; i >= 0; i-- {
-			switch bytes[i] {
-			case ' ', '\t', '\r', '\n':
-			default:
-				return part, i
-			}
-		}
-	}
-	return -1, -1
+	return s
 }
 
 // open returns what is sent, from its first byte. It must be called as open of

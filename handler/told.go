@@ -29,6 +29,7 @@ func (f toldFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	e.AddInt("dp_size", f.DPSize)
 	e.AddInt64("context_tokens", f.ContextTokens)
 	e.AddInt("max_running", f.MaxRunning)
+	e.AddBool("priority_scheduling", f.Priority)
 	return nil
 }
 
@@ -49,7 +50,7 @@ func (s *poolSettings) contradictions(set Worker, told engine.Told) map[string]s
 	if set.Engine != engineAuto && set.Engine != engine.Other && told.Type != "" && told.Type != engine.Other && told.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, told.Type)
 	}
-	if kind := kindOf(set, told); set.DPSize > 1 && engine.RankStyleOf(kind) == engine.RankNone {
+	if kind := kindOf(set, told); set.DPSize > 1 && !engine.TakesRank(kind) {
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, kind)
 	}
 	if told.NoPrefixCache {

@@ -65,10 +65,11 @@ var errResent = errors.New("kv_router: already sent again once")
 func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Request {
 	body := rt.body
 	if body == nil {
-		return rt.tellRank(req, false)
+		req, _ = rt.adapted(req, nil)
+		return req
 	}
-	send, inBody := body.with(rt.rankMember())
-	out := *rt.tellRank(req, inBody)
+	fit, send := rt.adapted(req, body)
+	out := *fit
 	if rt.sent != nil {
 		out.Header = maps.Clone(out.Header) // an attempt before may still be writing it
 	}

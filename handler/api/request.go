@@ -104,21 +104,24 @@ type Request struct {
 	// as a whole (chat_template, documents, reasoning_effort and so on).
 	Root uint64
 	// NVExt is the raw value of the last nvext member that is not null; nil
-	// if there is none.
+	// if there is none. An Editor takes all of them out.
 	NVExt []byte
 
-	cuts    []span // what Cut leaves out, in order
-	size    int    // of the body
-	brace   int    // where the body's object opens
-	options span   // stream_options
-	prompts int    // in the batch
-	answers int    // to each prompt that are sent back: n
-	ids     span   // the prompt's token ids, if Kind is Tokens and it is one prompt
-	block   int    // what Root says of these three
+	size    int  // of the body
+	brace   int  // where the body's object opens
+	closing int  // where its closing bracket is
+	options span // stream_options
+	prompts int  // in the batch
+	answers int  // to each prompt that are sent back: n
+	ids     span // the prompt's token ids, if Kind is Tokens and it is one prompt
+	block   int  // what Root says of these three
 	seed    uint64
 	variant uint64 // of what changes the prompt as a whole
 	steady  bool   // prompt and answer together begin the next turn's prompt
 	rest    Hasher // the prompt's text, to be continued
+
+	memberCount int // of the body
+	members     [keptMembers]place
 }
 
 // parse is the state of one Parse.
@@ -181,29 +184,26 @@ func (p *parse) scan() error {
 	}
 	p.req.brace = i
 	c := enter(b, i, 1)
-	var cut cutter
 	for c.next() {
-		at, comma := c.keyAt, c.comma
 		key := c.key()
 		v := c.value()
 		if c.err != nil {
 			break
 		}
-		if string(key) == "nvext" && !isNull(v.of(b)) {
+		p.req.note(c.keyAt, v)
+		if string(key) == nameNVExt && !isNull(v.of(b)) {
 			p.req.NVExt = v.of(b)
-			cut.drop(at, v.end, comma)
 			continue
 		}
-		cut.keep(comma)
 		p.field(key, v)
 	}
 	if c.err != nil {
 		return &ScanError{c.i, c.err}
 	}
+	p.req.closing = c.i - 1
 	if i = skipSpace(b, c.i); i < len(b) {
 		return &ScanError{i, ErrMalformed}
 	}
-	p.req.cuts = cut.spans
 	return nil
 }
 

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -73,10 +74,12 @@ func TestCut(t *testing.T) {
 		{`{"a":{"nvext":1},"NVEXT":1,"nvext ":1}`, ``, ``},
 	} {
 		r := mustParse(t, chat{}, c.body)
-		if got := string(bytes.Join(r.Cut([]byte(c.body)), nil)); got != c.want || string(r.NVExt) != c.nvext {
+		e := r.Editor([]byte(c.body))
+		e.CutNVExt()
+		if got := string(spliced(t, []byte(c.body), e.Edits())); got != cmp.Or(c.want, c.body) || string(r.NVExt) != c.nvext {
 			t.Errorf("%s: cut to %s, nvext %s", c.body, got, r.NVExt)
 		}
-		if r.Cut([]byte(c.body+" ")) != nil {
+		if r.Editor([]byte(c.body+" ")) != nil {
 			t.Errorf("%s: another body is cut", c.body)
 		}
 	}
@@ -170,20 +173,17 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		out := r.Cut(body)
+		e := r.Editor(body)
+		e.CutNVExt()
+		out := spliced(t, body, e.Edits())
 		if !valid {
 			return
 		}
-		whole := maps.Clone(want)
-		got := want
-		if out != nil {
-			got = nil
-			if err := json.Unmarshal(bytes.Join(out, nil), &got); err != nil {
-				t.Fatalf("cut to invalid JSON: %v", err)
-			}
-		} else if v, ok := want["nvext"]; ok && string(v) != "null" {
-			t.Fatal("nvext is not cut")
+		var got map[string]json.RawMessage
+		if err := json.Unmarshal(out, &got); err != nil {
+			t.Fatalf("cut to invalid JSON: %v", err)
 		}
+		whole := maps.Clone(want)
 		if v, ok := got["nvext"]; ok && string(v) != "null" {
 			t.Fatalf("nvext is left: %s", v)
 		}
@@ -192,7 +192,12 @@ func FuzzParse(f *testing.F) {
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s, want %s", got, want)
 		}
-		checkAsked(t, r.AskUsage(body), whole)
+		if ask, ok := r.AskUsage(body); ok {
+			e = r.Editor(body)
+			e.CutNVExt()
+			e.Replace(ask)
+			checkAsked(t, spliced(t, body, e.Edits()), whole)
+		}
 		if ids := r.AppendTokens(nil, body); ids != nil {
 			var numbers []uint32
 			if err := json.Unmarshal(ids, &numbers); err != nil || int64(len(numbers)) != r.Tokens {

@@ -34,6 +34,14 @@ type Told struct {
 	MaxRunning int
 	// NoPrefixCache says that the engine keeps no KV cache between requests.
 	NoPrefixCache bool
+	// Priority says that the engine orders requests by their priority, and
+	// LowFirst that the lowest comes first; the highest does otherwise.
+	Priority, LowFirst bool
+	// PriorityEviction says that its KV cache keeps longest what came with the
+	// highest priority.
+	PriorityEviction bool
+	// StrictThinking says that it heeds a limit of reasoning tokens.
+	StrictThinking bool
 	// Started is when its process started.
 	Started time.Time
 	// Life is something that is another one after each start. Empty if it tells
@@ -47,6 +55,9 @@ type Told struct {
 func (t Told) Or(before Told) Told {
 	if t.Type != before.Type || t.Life != before.Life && t.Life != "" && before.Life != "" {
 		return t
+	}
+	if t.KVTokens == 0 && t.BlockSize == 0 { // what tells these tells those
+		t.Priority, t.LowFirst, t.PriorityEviction, t.StrictThinking = before.Priority, before.LowFirst, before.PriorityEviction, before.StrictThinking
 	}
 	orDefault(&t.Version, before.Version)
 	orDefault(&t.KVTokens, before.KVTokens)
@@ -135,6 +146,8 @@ func (s *server) figures(kind string) Told {
 		s.tellTRTLLM(&told)
 	case LlamaCpp:
 		s.tellLlamaCpp(&told)
+	case Dynamo:
+		s.tellDynamo(&told)
 	}
 	return told
 }

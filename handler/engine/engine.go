@@ -1,5 +1,7 @@
 // Package engine knows in what vLLM, SGLang, TensorRT-LLM, llama.cpp and Dynamo
-// differ for a router. It speaks to nobody: what the servers said is handed in.
+// differ for a router: what they tell of themselves, and in what words they are
+// told what a client asks for. It speaks to nobody: what the servers said is
+// handed in.
 package engine
 
 import "slices"
@@ -21,28 +23,12 @@ var Names = []string{VLLM, SGLang, TRTLLM, LlamaCpp, Dynamo, Other}
 // Known tells whether there is such an engine type.
 func Known(name string) bool { return slices.Contains(Names, name) }
 
-// RankStyle is how a server is told which of its data-parallel ranks is to
-// compute a request.
-type RankStyle int32
-
-const (
-	// RankHeader is the request header X-data-parallel-rank. Servers that do
-	// not know it ignore it.
-	RankHeader RankStyle = iota
-	// RankBody is the member routed_dp_rank of the body's object. SGLang reads
-	// the header, too, in newer versions, and prefers it.
-	RankBody
-	// RankNone is no way: the server chooses itself.
-	RankNone
-)
-
-// RankStyleOf returns how a server of a type is told the rank.
-func RankStyleOf(kind string) RankStyle {
+// TakesRank tells whether servers of a type are told which of their
+// data-parallel ranks is to compute a request. Others choose it themselves.
+func TakesRank(kind string) bool {
 	switch kind {
-	case SGLang:
-		return RankBody
 	case TRTLLM, LlamaCpp, Dynamo:
-		return RankNone
+		return false
 	}
-	return RankHeader
+	return true
 }

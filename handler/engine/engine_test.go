@@ -61,6 +61,20 @@ var sites = []struct {
 		Type: SGLang, Version: "0.5.21", KVTokens: 20480, BlockSize: 64, DPSize: 4, ContextTokens: 131072, MaxRunning: 128,
 		Life: "42/20480",
 	}},
+	{"SGLang that heeds priorities, low ones first", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"page_size":64,"enable_priority_scheduling":true,"schedule_low_priority_values_first":true,"max_total_num_tokens":1,` +
+			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":"qwen3"}`,
+	}, Told{Type: SGLang, KVTokens: 1, BlockSize: 64, Priority: true, LowFirst: true, PriorityEviction: true, StrictThinking: true}},
+	{"SGLang that refuses priorities", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"page_size":64,"enable_priority_scheduling":false,"schedule_low_priority_values_first":true,"max_total_num_tokens":1,` +
+			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":null}`,
+	}, Told{Type: SGLang, KVTokens: 1, BlockSize: 64}},
+	{"Dynamo that tells its version", site{
+		pathModels: `{"object":"list","data":[]}`,
+		"/health":  `{"status":"healthy","endpoints":[],"instances":[],"version":"1.2.1"}`,
+	}, Told{Type: Dynamo, Version: "1.2.1"}},
 	{"SGLang that is older, and lists no owner", site{
 		pathModels:         `{"data":[{"id":"m","owned_by":"us"}]}`,
 		"/get_server_info": `{"page_size":1,"dp_size":1,"context_length":4096,"max_running_requests":7,"max_total_num_tokens":1000,"disable_radix_cache":true,"version":"0.4.6"}`,
@@ -130,15 +144,16 @@ func TestAskAsAnother(t *testing.T) {
 }
 
 func TestWhatIsMissingWasTold(t *testing.T) {
-	before := Told{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}
+	before := Told{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}
 	for _, c := range []struct {
 		now  Told
 		want Told
 	}{
-		{Told{Type: VLLM, Version: "1"}, Told{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
-		{Told{Type: VLLM, DPSize: 1, Life: "a"}, Told{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5)}},
+		{Told{Type: VLLM, Version: "1"}, Told{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
+		{Told{Type: VLLM, DPSize: 1, Life: "a"}, Told{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
 		{Told{Type: VLLM, Life: "b"}, Told{Type: VLLM, Life: "b"}},
 		{Told{Type: SGLang}, Told{Type: SGLang}},
+		{Told{Type: VLLM, KVTokens: 5}, Told{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
 	} {
 		if got := c.now.Or(before); got != c.want {
 			t.Errorf("%+v becomes %+v, want %+v", c.now, got, c.want)

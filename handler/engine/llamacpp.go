@@ -21,3 +21,20 @@ func readProps(props gjson.Result, told *Told) {
 		told.KVTokens = tokens * int64(slots)
 	}
 }
+
+// toLlamaCpp knows the members of llama.cpp's server, which passes over those
+// that it does not know: older ones do not limit reasoning. It has no salt, for
+// each slot keeps the cache of its own last prompt, which any other may share.
+func (f *fit) toLlamaCpp() {
+	if !f.plain() {
+		return
+	}
+	f.greedy()
+	if f.on(apiCompletions) {
+		f.tokens("prompt", "")
+	}
+	if f.takes(MaxThinkingTokens, f.on(apiChat) && f.Settings.ThinkingBudget != Off) {
+		f.integer("thinking_budget_tokens", int64(f.Ext.MaxThinkingTokens.Value))
+	}
+	f.rest()
+}

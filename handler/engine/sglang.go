@@ -1,6 +1,12 @@
 package engine
 
-import "github.com/tidwall/gjson"
+import (
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/tidwall/gjson"
+)
 
 // sglangInfo returns what an SGLang tells at /server_info, or at
 // /get_server_info as older ones do.
@@ -41,9 +47,81 @@ func readSGLang(info gjson.Result, told *Told) {
 	orDefault(&running, count(info.Get("max_running_requests")))
 	told.MaxRunning = within(running, maxCount)
 	told.NoPrefixCache = info.Get("disable_radix_cache").Type == gjson.True
+	told.Priority = info.Get("enable_priority_scheduling").Type == gjson.True
+	told.LowFirst = told.Priority && info.Get("schedule_low_priority_values_first").Type == gjson.True
+	// It can be told to refuse priorities that it does not schedule by.
+	told.PriorityEviction = info.Get("radix_eviction_policy").Str == "priority" &&
+		(told.Priority || info.Get("abort_on_priority_when_disabled").Type != gjson.True)
+	told.StrictThinking = info.Get("enable_strict_thinking").Type == gjson.True && info.Get("reasoning_parser").Str != ""
 	// It does not tell when it started, but draws a seed then; how much memory
 	// was free at that time varies, too.
 	if seed := info.Get("random_seed"); seed.Type == gjson.Number {
 		told.Life = cleaned(seed.Raw + "/" + info.Get("max_total_num_tokens").Raw)
 	}
+}
+
+// toSGLang knows SGLang's members beyond OpenAI's. A higher priority is earlier
+// there, unless --schedule-low-priority-values-first turns that round; it is
+// heeded with --enable-priority-scheduling only, or for what the cache keeps
+// with --radix-eviction-policy priority. A limit of reasoning needs
+// --enable-strict-thinking.
+func (f *fit) toSGLang() {
+	if f.Ranks > 1 && f.Body != nil {
+		f.integer("routed_dp_rank", int64(f.Rank))
+	} else {
+		f.rankByHeader()
+	}
+	if !f.plain() {
+		return
+	}
+	f.greedy()
+	switch {
+	case f.on(apiCompletions):
+		f.tokens("prompt", "")
+	case f.on(apiChat):
+		f.tokens("input_ids", "")
+	case f.on(apiGenerate):
+		f.tokens("input_ids", "text")
+	}
+	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiGenerate)) {
+		f.text("cache_salt", f.Ext.Salt(""))
+	}
+	own := f.on(apiChat, apiCompletions, apiGenerate)
+	if at, ok := f.Body.NVExt(); f.takes(SessionParams, ok && own) {
+		f.Body.Set("session_params", f.part(at, f.Ext.SessionParams.Span))
+	}
+	f.sglangPriority(own)
+	f.sglangThinking(own)
+	f.rest()
+}
+
+func (f *fit) sglangPriority(own bool) {
+	evicts := f.Told.PriorityEviction && f.Settings.Priority != Off
+	if f.takes(Priority, own && (evicts || f.Settings.Priority.or(f.Told.Priority))) {
+		n := int64(f.Ext.AgentHints.Priority.Value)
+		if f.Told.LowFirst {
+			n = -n
+		}
+		f.integer("priority", n)
+	}
+	if f.takes(CacheControl, own && evicts) {
+		f.integer("retention_seconds", int64(f.Ext.CacheTTL.Value/time.Second))
+	}
+}
+
+func (f *fit) sglangThinking(own bool) {
+	if !own || f.said&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Told.StrictThinking) {
+		return
+	}
+	all, ok := []*api.Editor{f.Body}, true
+	if f.on(apiGenerate) {
+		all, ok = f.sampling()
+	}
+	for _, in := range all {
+		params, isObject := in.Object("custom_params")
+		if ok = ok && isObject; isObject {
+			params.Set("thinking_budget", strconv.AppendUint(nil, uint64(f.Ext.MaxThinkingTokens.Value), 10))
+		}
+	}
+	f.takes(MaxThinkingTokens, ok)
 }

@@ -73,3 +73,40 @@ func ranksOf(names map[string]bool) int {
 	}
 	return len(names)
 }
+
+// maxVLLMSalt is the longest salt that vLLM takes, in characters.
+const maxVLLMSalt = 1024
+
+// toVLLM knows vLLM's members beyond OpenAI's. A lower priority is earlier
+// there, and any but 0 an error unless it runs with --scheduling-policy
+// priority, which it does not tell; so is thinking_token_budget where it does
+// not know how the model's reasoning ends.
+func (f *fit) toVLLM() {
+	f.rankByHeader()
+	if !f.plain() {
+		return
+	}
+	f.greedy()
+	switch {
+	case f.on(apiCompletions):
+		f.tokens("prompt", "")
+	case f.on(apiTokens):
+		f.tokens("token_ids", "")
+	}
+	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiTokens)) {
+		f.text("cache_salt", short(f.Ext.Salt(""), maxVLLMSalt))
+	}
+	if f.takes(Priority, f.on(apiChat, apiCompletions, apiResponses, apiTokens) && f.Settings.Priority == On) {
+		f.integer("priority", -int64(f.Ext.AgentHints.Priority.Value))
+	}
+	budget := int64(f.Ext.MaxThinkingTokens.Value)
+	switch takes := f.Settings.ThinkingBudget == On; {
+	case f.takes(MaxThinkingTokens, takes && f.on(apiChat, apiCompletions)):
+		f.integer("thinking_token_budget", budget)
+	case takes && f.on(apiTokens):
+		if all, ok := f.sampling(); f.takes(MaxThinkingTokens, ok) {
+			all[0].Set("thinking_token_budget", strconv.AppendInt(nil, budget, 10))
+		}
+	}
+	f.rest()
+}

@@ -1,0 +1,100 @@
+package handler
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+)
+
+// adapted returns the request of an attempt, and what is sent of its body, in
+// the words of the engine that it goes to: another attempt may go to one of
+// another type. Where nothing is to be said, both are as they are.
+func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sending) {
+	var as sending
+	if body != nil {
+		as = sending{of: body, size: body.size}
+	}
+	a, p := rt.attempt, rt.plan
+	ranks := a.worker.ranks()
+	if ranks < 2 && !p.speaks && !p.asked {
+		return req, as
+	}
+	var edit *api.Editor
+	if p.request != nil && body != nil {
+		edit = p.request.Editor(body.parts[0])
+	}
+	set := rt.pool.settings.Load().worker(a.worker.dial)
+	told := a.worker.engine.last()
+	kind := kindOf(set, told)
+	say := engine.Request{
+		Body: edit, Ext: p.ext, Grants: p.grants, Options: rt.h.extOptions(),
+		Rank: a.target.Rank, Ranks: ranks, Told: told, Settings: set.engineSettings(),
+	}
+	if p.api != nil {
+		say.API = p.api.Name()
+	}
+	said := engine.Adapt(kind, &say)
+	if p.computes {
+		rt.lacks(kind, said.Lacks)
+	}
+	if edit != nil {
+		if p.asked {
+			edit.Replace(p.ask)
+		}
+		as = body.edited(edit.Edits())
+	}
+	return withHeaders(req, said.Headers), as
+}
+
+// withHeaders returns a request with other headers. The attempts of a request
+// share theirs.
+func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
+	if len(headers) == 0 {
+		return req
+	}
+	out := *req
+	out.Header = maps.Clone(req.Header)
+	for _, h := range headers {
+		if !h.Default || len(out.Header[h.Name]) == 0 {
+			out.Header[h.Name] = []string{h.Value}
+		}
+	}
+	return &out
+}
+
+// lacks takes in what of a client's nvext an engine has nothing for.
+func (rt *route) lacks(kind string, fields engine.Fields) {
+	if fields == 0 {
+		return
+	}
+	if kind == "" {
+		kind = engine.Other
+	}
+	for name := range fields.Names {
+		rt.h.metrics.unsupported.WithLabelValues(rt.pool.name, kind, name).Inc()
+	}
+	rt.pool.incidents.met(now(), "nvext that the engine does not take", rt.pool.logger)
+}
+
+// engineSettings returns what the operator says of the worker's engine.
+func (w *Worker) engineSettings() engine.Settings {
+	priority, _ := engine.ParseSwitch(w.Priority) // the configuration was checked
+	budget, _ := engine.ParseSwitch(w.ThinkingBudget)
+	return engine.Settings{Priority: priority, ThinkingBudget: budget, DynamoInstance: w.DynamoInstanceID}
+}
+
+// checkEngine checks what the operator says of the worker's engine.
+func (w *Worker) checkEngine() error {
+	for _, s := range []struct{ option, word string }{{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}} {
+		if _, ok := engine.ParseSwitch(s.word); !ok {
+			return fmt.Errorf("%s: must be on, off or auto, got %q", s.option, s.word)
+		}
+	}
+	if w.Dial == allWorkers && w.DynamoInstanceID != 0 {
+		return fmt.Errorf("dynamo_instance_id: %d cannot be that of all workers", w.DynamoInstanceID)
+	}
+	return nil
+}

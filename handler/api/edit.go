@@ -1,0 +1,315 @@
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+)
+
+// Span is a part of a body: the bytes from Start up to, not including, End.
+type Span struct{ Start, End int }
+
+// Edit is a change of a body: Text takes the place of the bytes of Span, which
+// may be none. Text may be a part of the body itself.
+type Edit struct {
+	Span
+	Text []byte
+}
+
+// keptMembers is how many members of a body Parse remembers. Of larger bodies,
+// which no usual client sends, an Editor looks for them again.
+const keptMembers = 24
+
+// place is where one member of an object is: its key's opening quote, and its
+// value.
+type place struct{ key, start, end int }
+
+// Editor collects changes of an object's members. All other bytes stay, and
+// what was valid JSON stays so. Of members of one name the last counts, as it
+// does for engines; a change of that one cuts out the others, lest a reader
+// takes the first.
+//
+// Each name must be changed once at most. Names are found however they are
+// escaped, if they have no more than 32 bytes.
+type Editor struct {
+	body    []byte
+	end     int // where the object's closing bracket is
+	members []place
+	changes []change
+	added   []addition
+	raw     []Edit
+	objects []object
+	within  []*Editor
+}
+
+// object is a member whose own members are changed.
+type object struct {
+	name string
+	*Editor
+	fresh bool // it was not there, or null
+}
+
+// change is what becomes of one member.
+type change struct {
+	member int
+	drop   bool
+	text   []byte // of the value, unless the member is dropped
+}
+
+type addition struct {
+	name string
+	text []byte
+}
+
+// Editor returns an Editor for the body that was parsed; nil for another one.
+func (r *Request) Editor(body []byte) *Editor {
+	if len(body) != r.size {
+		return nil
+	}
+	if r.memberCount > keptMembers {
+		return editObject(body, r.brace)
+	}
+	return &Editor{body: body, end: r.closing, members: r.members[:r.memberCount]}
+}
+
+// editObject returns an Editor for the object that opens at body[at], which has
+// been passed before.
+func editObject(body []byte, at int) *Editor {
+	e := &Editor{body: body}
+	c := enter(body, at, 0)
+	for c.next() {
+		v := c.value()
+		e.members = append(e.members, place{c.keyAt, v.start, v.end})
+	}
+	e.end = c.i - 1
+	return e
+}
+
+// note remembers a member of the body.
+func (r *Request) note(key int, v span) {
+	if r.memberCount < keptMembers {
+		r.members[r.memberCount] = place{key, v.start, v.end}
+	}
+	r.memberCount++
+}
+
+// is tells whether a member has a name.
+func (e *Editor) is(m place, name string) bool {
+	end := skipString(e.body, m.key)
+	raw := e.body[m.key+1 : end-1]
+	if string(raw) == name {
+		return true
+	}
+	return len(raw) <= 6*maxKey && bytes.IndexByte(raw, '\\') >= 0 && string(unescapeKey(raw)) == name
+}
+
+// last returns the position of the last member of a name, -1 if there is none.
+func (e *Editor) last(name string) int {
+	for i := len(e.members) - 1; i >= 0; i-- {
+		if e.is(e.members[i], name) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (e *Editor) value(i int) []byte { return e.body[e.members[i].start:e.members[i].end] }
+
+// Value returns a member's value as it is written, nil if there is none.
+func (e *Editor) Value(name string) []byte {
+	if i := e.last(name); i >= 0 {
+		return e.value(i)
+	}
+	return nil
+}
+
+// Set gives a member a value, which is JSON. One that is not there is added at
+// the object's end.
+func (e *Editor) Set(name string, text []byte) {
+	i := e.last(name)
+	if i < 0 {
+		e.added = append(e.added, addition{name, text})
+		return
+	}
+	e.changes = append(e.changes, change{member: i, text: text})
+	e.dropBefore(name, i)
+}
+
+// Cut takes a member out.
+func (e *Editor) Cut(name string) { e.dropBefore(name, len(e.members)) }
+
+// dropBefore takes out the members of a name in front of a position.
+func (e *Editor) dropBefore(name string, n int) {
+	for i := range n {
+		if e.is(e.members[i], name) {
+			e.changes = append(e.changes, change{member: i, drop: true})
+		}
+	}
+}
+
+// NVExt returns where the value of the nvext is that counts: that of the last
+// member that is not null. It is not ok if there is none.
+func (e *Editor) NVExt() (at Span, ok bool) {
+	for i := len(e.members) - 1; i >= 0; i-- {
+		if m := e.members[i]; !isNull(e.value(i)) && e.is(m, nameNVExt) {
+			return Span{m.start, m.end}, true
+		}
+	}
+	return at, false
+}
+
+// CutNVExt takes all nvext members out. One that is null stays, as engines take
+// null for absent.
+func (e *Editor) CutNVExt() {
+	for i, m := range e.members {
+		if !isNull(e.value(i)) && e.is(m, nameNVExt) {
+			e.changes = append(e.changes, change{member: i, drop: true})
+		}
+	}
+}
+
+// OnlyNVExt takes all nvext members out but the one that counts, if there is
+// one: for readers that know it, and refuse to read it twice.
+func (e *Editor) OnlyNVExt() {
+	at, ok := e.NVExt()
+	if !ok {
+		return
+	}
+	for i, m := range e.members {
+		if m.start != at.Start && e.is(m, nameNVExt) {
+			e.changes = append(e.changes, change{member: i, drop: true})
+		}
+	}
+}
+
+const nameNVExt = "nvext"
+
+// Object returns an Editor for the value of a member, whose changes are made
+// with this one's. If the member is absent or null, it is made as soon as
+// something is added to it. It is not ok if the value is something else: an
+// engine will say what is wrong with it.
+func (e *Editor) Object(name string) (in *Editor, ok bool) {
+	for _, o := range e.objects {
+		if o.name == name {
+			return o.Editor, true
+		}
+	}
+	i := e.last(name)
+	switch {
+	case i < 0 || isNull(e.value(i)):
+		in = &Editor{body: e.body}
+	case e.value(i)[0] == '{':
+		in = editObject(e.body, e.members[i].start)
+		e.dropBefore(name, i)
+		e.within = append(e.within, in)
+	default:
+		return nil, false
+	}
+	e.objects = append(e.objects, object{name, in, in.end == 0})
+	return in, true
+}
+
+// Elements returns Editors for the objects in a member's list. It is not ok if
+// the value is no list, or has something else in it.
+func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
+	i := e.last(name)
+	if i < 0 || e.value(i)[0] != '[' {
+		return nil, false
+	}
+	c := enter(e.body, e.members[i].start, 0)
+	for c.next() {
+		v := c.value()
+		if v.first(e.body) != '{' {
+			return nil, false
+		}
+		in = append(in, editObject(e.body, v.start))
+	}
+	e.dropBefore(name, i)
+	e.within = append(e.within, in...)
+	return in, true
+}
+
+// Replace makes a change within a value that is not changed otherwise, or
+// between members.
+func (e *Editor) Replace(edit Edit) { e.raw = append(e.raw, edit) }
+
+// Text returns a part of the body.
+func (e *Editor) Text(s Span) []byte { return e.body[s.Start:s.End] }
+
+// Edits returns the changes in order, without overlaps. Nothing may be changed
+// after it.
+func (e *Editor) Edits() []Edit {
+	edits := e.appendTo(nil)
+	slices.SortStableFunc(edits, func(a, b Edit) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End))
+	})
+	return edits
+}
+
+func (e *Editor) appendTo(edits []Edit) []Edit {
+	e.makeObjects()
+	edits = append(edits, e.raw...)
+	for _, in := range e.within {
+		edits = in.appendTo(edits)
+	}
+	slices.SortFunc(e.changes, func(a, b change) int { return cmp.Compare(a.member, b.member) })
+	dropped := 0
+	for _, c := range e.changes {
+		m := e.members[c.member]
+		if !c.drop {
+			edits = append(edits, Edit{Span{m.start, m.end}, c.text})
+			continue
+		}
+		edits = append(edits, Edit{Span: e.withComma(m, c.member > dropped)})
+		dropped++
+	}
+	comma := `,"`
+	if dropped == len(e.members) {
+		comma = `"`
+	}
+	at := Span{e.end, e.end}
+	for _, a := range e.added {
+		edits = append(edits, Edit{at, []byte(comma + a.name + `":`)}, Edit{at, a.text})
+		comma = `,"`
+	}
+	return edits
+}
+
+// makeObjects sets the members that are new objects.
+func (e *Editor) makeObjects() {
+	for _, o := range e.objects {
+		if !o.fresh {
+			continue
+		}
+		o.makeObjects()
+		if len(o.added) == 0 {
+			continue
+		}
+		text := []byte{'{'}
+		for i, a := range o.added {
+			if i > 0 {
+				text = append(text, ',')
+			}
+			text = append(append(append(text, '"'), a.name...), `":`...)
+			text = append(text, a.text...)
+		}
+		e.Set(o.name, append(text, '}'))
+	}
+	e.objects = nil
+}
+
+// withComma returns what is cut out for a member: behind one that stays the
+// comma before it goes, too, and where nothing stays before it the one behind
+// it. So each takes exactly one, except where the object is left empty.
+func (e *Editor) withComma(m place, behind bool) Span {
+	s := Span{m.key, m.end}
+	if behind {
+		for s.Start--; e.body[s.Start] != ','; s.Start-- { // white space
+		}
+		return s
+	}
+	if i := skipSpace(e.body, m.end); e.body[i] == ',' {
+		s.End = i + 1
+	}
+	return s
+}

@@ -1,0 +1,290 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"strconv"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// Request is what is known of a request, and of the worker that it goes to,
+// before it is put into the words of that worker's engine.
+type Request struct {
+	// API is the name of the client's API, empty if it is none that is known.
+	API string
+	// Body changes the request's body. It is nil if that was not read.
+	Body *api.Editor
+	// Ext is what the client says to the router, less what is not granted.
+	Ext *nvext.Ext
+	// Grants and Options are what Ext was restricted to and read with.
+	Grants  nvext.Grants
+	Options nvext.Options
+	// Rank is the data-parallel rank that was chosen, of so many Ranks.
+	Rank  uint32
+	Ranks int
+	// Told is what the engine tells of itself, Settings what the operator says.
+	Told     Told
+	Settings Settings
+}
+
+// Settings are what an operator says of an engine that it may not tell.
+type Settings struct {
+	// Priority is whether the engine orders requests by their priority.
+	// Engines that do not may refuse those that have one.
+	Priority Switch
+	// ThinkingBudget is whether the engine takes a limit of reasoning tokens.
+	ThinkingBudget Switch
+	// DynamoInstance is the instance that a worker's pins mean to the Dynamo
+	// behind it, 0 if they mean nothing there.
+	DynamoInstance uint64
+}
+
+// Switch is a setting that may be left to what an engine tells.
+type Switch uint8
+
+// The switches.
+const (
+	Auto Switch = iota
+	On
+	Off
+)
+
+// ParseSwitch returns the switch of a word: `on`, `off`, and `auto` or nothing.
+// It is not ok for anything else.
+func ParseSwitch(word string) (s Switch, ok bool) {
+	switch word {
+	case "", "auto":
+		return Auto, true
+	case "on":
+		return On, true
+	case "off":
+		return Off, true
+	}
+	return Auto, false
+}
+
+// or returns whether it is on, where told is what counts for Auto.
+func (s Switch) or(told bool) bool { return s == On || s == Auto && told }
+
+// Header is a request header. An engine gets this value and no other.
+type Header struct {
+	// Name is in the canonical form of net/http.
+	Name  string
+	Value string
+	// Default leaves the client's own value, if it sends one.
+	Default bool
+}
+
+// Adapted is what an engine gets in place of what the client sent.
+type Adapted struct {
+	// Headers are set. The client's own that name a worker or a rank are taken
+	// out by the caller.
+	Headers []Header
+	// Lacks are the fields of nvext that this engine, or this API of it, has
+	// nothing for. They are dropped.
+	Lacks Fields
+}
+
+// Fields are fields of nvext that are for the engine.
+type Fields uint16
+
+// The fields.
+const (
+	GreedSampling Fields = 1 << iota
+	UseRawPrompt
+	TokenData
+	MaxThinkingTokens
+	SessionParams
+	CacheControl
+	CacheSalt
+	Priority
+	MetadataUpload
+	fieldCount = iota
+)
+
+var fieldNames = [fieldCount]string{
+	"greed_sampling", "use_raw_prompt", "token_data", "max_thinking_tokens", "session_params", "cache_control", "cache_salt",
+	"agent_hints.priority", "metadata_upload",
+}
+
+// Names calls yield with the name of each field in f. It is a sequence: range
+// over it. The names are good as label values.
+func (f Fields) Names(yield func(string) bool) {
+	for n, name := range fieldNames {
+		if f>>n&1 == 1 && !yield(name) {
+			return
+		}
+	}
+}
+
+// said returns the fields that a client's nvext has.
+func said(e *nvext.Ext) (f Fields) {
+	for n, there := range [fieldCount]bool{
+		e.GreedSampling.Value, e.UseRawPrompt.Value, e.TokenCount > 0, e.MaxThinkingTokens.Set, e.SessionParams.Span.End > 0,
+		e.CacheTTL.Set, e.Salt("") != "", e.AgentHints.Priority.Set, e.MetadataUpload != "",
+	} {
+		if there {
+			f |= 1 << n
+		}
+	}
+	return f
+}
+
+// Speaks tells whether anything that a client says in headers or in its body is
+// for the engine.
+func Speaks(e *nvext.Ext) bool {
+	return said(e) != 0 || e.Session() != "" || e.BackendInstanceID.Set || e.DecodeWorkerID.Set
+}
+
+// Adapt puts a request into the words of an engine of a type, of which the
+// empty one is not known yet. The changes of the body are in r.Body.
+func Adapt(kind string, r *Request) Adapted {
+	f := fit{Request: r, said: said(r.Ext)}
+	switch kind {
+	case VLLM:
+		f.toVLLM()
+	case SGLang:
+		f.toSGLang()
+	case TRTLLM:
+		f.toTRTLLM()
+	case LlamaCpp:
+		f.toLlamaCpp()
+	case Dynamo:
+		f.toDynamo()
+	default:
+		f.toOther()
+	}
+	return f.Adapted
+}
+
+// fit is one request being put into the words of an engine.
+type fit struct {
+	*Request
+	Adapted
+	said      Fields        // and not dealt with yet
+	samplings []*api.Editor // see sampling
+}
+
+// The names of APIs.
+const (
+	apiChat        = "chat"
+	apiCompletions = "completions"
+	apiResponses   = "responses"
+	apiMessages    = "messages"
+	apiGenerate    = "generate" // SGLang's
+	apiTokens      = "tokens"   // vLLM's /inference/v1/generate
+)
+
+// on tells whether the request is of one of the APIs.
+func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
+
+// plain takes nvext out for an engine that does not know it. It returns false if
+// there is no more to be done. What is not taken by the adapter before rest is
+// dropped then.
+func (f *fit) plain() bool {
+	if f.Body == nil {
+		f.rest()
+		return false
+	}
+	f.Body.CutNVExt()
+	return f.said != 0
+}
+
+// rest drops what was not taken.
+func (f *fit) rest() { f.Lacks |= f.said }
+
+// takes tells whether a field is there to be given to the engine, which takes it
+// if ok.
+func (f *fit) takes(field Fields, ok bool) bool {
+	if f.said&field == 0 || !ok {
+		return false
+	}
+	f.said &^= field
+	return true
+}
+
+// header gives the engine a header.
+func (f *fit) header(name, value string) {
+	f.Headers = append(f.Headers, Header{Name: name, Value: value})
+}
+
+// headerRank is the header by which vLLM is told the rank, in the canonical form
+// of net/http. SGLang reads it, too, in newer versions.
+const headerRank = "X-Data-Parallel-Rank"
+
+// rankByHeader tells the rank where there are several.
+func (f *fit) rankByHeader() {
+	if f.Ranks > 1 {
+		f.header(headerRank, strconv.FormatUint(uint64(f.Rank), 10))
+	}
+}
+
+// greedy asks for the likeliest token each time: temperature 0.
+func (f *fit) greedy() {
+	zero := []byte{'0'}
+	switch {
+	case f.takes(GreedSampling, f.on(apiChat, apiCompletions, apiResponses, apiMessages)):
+		f.Body.Set("temperature", zero)
+	case f.said&GreedSampling == 0:
+	case f.on(apiGenerate, apiTokens):
+		all, ok := f.sampling()
+		for _, in := range all {
+			in.Set("temperature", zero)
+		}
+		f.takes(GreedSampling, ok)
+	}
+}
+
+// sampling returns the objects in sampling_params: one, or in a list one for
+// each prompt.
+func (f *fit) sampling() (all []*api.Editor, ok bool) {
+	if f.samplings == nil {
+		if in, ok := f.Body.Object("sampling_params"); ok {
+			f.samplings = []*api.Editor{in}
+		} else {
+			f.samplings, _ = f.Body.Elements("sampling_params")
+		}
+	}
+	return f.samplings, f.samplings != nil
+}
+
+// tokens gives the engine the prompt's token ids as a member, in place of
+// another one.
+func (f *fit) tokens(member, instead string) {
+	at, ok := f.Body.NVExt()
+	if !f.takes(TokenData, ok) {
+		return
+	}
+	f.Body.Set(member, f.part(at, f.Ext.TokenSpan))
+	if instead != "" {
+		f.Body.Cut(instead)
+	}
+}
+
+// part returns a part of the nvext at a place of the body.
+func (f *fit) part(at api.Span, s nvext.Span) []byte {
+	return f.Body.Text(api.Span{Start: at.Start + s.Start, End: at.Start + s.End})
+}
+
+// integer sets a member of the body to a number, or replaces the client's.
+func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
+
+// text is integer for a text.
+func (f *fit) text(member, s string) {
+	quoted, _ := json.Marshal(s) // there is no text that it refuses
+	f.Body.Set(member, quoted)
+}
+
+// short returns a text as it is if it is no longer than most bytes, else a digest
+// of it, which has 71.
+func short(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,358 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// paths are those of the clients' APIs.
+var paths = []string{
+	"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate", "/v1/embeddings",
+	"/v1/rerank", "/v1/score", "/v1/classify", "/pooling", "/v1/messages/count_tokens",
+}
+
+// outcome is what an engine gets.
+type outcome struct {
+	body    string
+	headers []Header
+	lacks   []string
+}
+
+// adapted puts a request into the words of an engine. set may change what is
+// known beside.
+func adapted(t testing.TB, kind, path, body string, set func(*Request)) outcome {
+	t.Helper()
+	a := api.For(path)
+	parsed, err := api.Parse(a, []byte(body), api.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ext nvext.Ext
+	if parsed.NVExt != nil {
+		if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := Request{API: a.Name(), Body: parsed.Editor([]byte(body)), Ext: &ext, Grants: nvext.Everything, Ranks: 1}
+	if set != nil {
+		set(&r)
+	}
+	got := Adapt(kind, &r)
+	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Lacks.Names)}
+	var out []byte
+	at := 0
+	for _, e := range r.Body.Edits() {
+		if e.Start < at || e.End < e.Start || e.End > len(body) {
+			t.Fatalf("%s: an edit of %v behind %d", body, e.Span, at)
+		}
+		out = append(append(out, body[at:e.Start]...), e.Text...)
+		at = e.End
+	}
+	o.body = string(append(out, body[at:]...))
+	return o
+}
+
+func on(r *Request) { r.Settings.Priority, r.Settings.ThinkingBudget = On, On }
+
+func off(r *Request) { r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off }
+
+func TestAdapt(t *testing.T) {
+	const chat, completions, generate, tokens = "/v1/chat/completions", "/v1/completions", "/generate", "/inference/v1/generate"
+	long := strings.Repeat("s", 1025)
+	told := func(told Told) func(*Request) { return func(r *Request) { r.Told = told } }
+	for _, c := range []struct {
+		name, kind, path, body, want string
+		set                          func(*Request)
+		lacks                        string
+	}{
+		{"nothing", VLLM, chat, `{"messages":[]}`, `{"messages":[]}`, nil, ""},
+		{"null", TRTLLM, chat, `{"nvext":null,"messages":[]}`, `{"nvext":null,"messages":[]}`, nil, ""},
+		{"all of them", VLLM, chat, `{"nvext":1,"a":1,"nvext":2,"nvext":{}}`, `{"a":1}`, nil, ""},
+		{"greedy", VLLM, chat, `{"temperature":0.7,"nvext":{"greed_sampling":true}}`, `{"temperature":0}`, nil, ""},
+		{"greedy twice", "", completions, `{"temperature":1,"temperature":2,"nvext":{"greed_sampling":true}}`, `{"temperature":0}`, nil, ""},
+		{"not greedy", VLLM, chat, `{"temperature":0.7,"nvext":{"greed_sampling":false}}`, `{"temperature":0.7}`, nil, ""},
+		{"greedy messages", SGLang, "/v1/messages", `{"nvext":{"greed_sampling":true}}`, `{"temperature":0}`, nil, ""},
+		{"greedy embeddings", SGLang, "/v1/embeddings", `{"nvext":{"greed_sampling":true}}`, `{}`, nil, "greed_sampling"},
+		{"greedy generate", SGLang, generate, `{"text":"x","nvext":{"greed_sampling":true}}`, `{"text":"x","sampling_params":{"temperature":0}}`, nil, ""},
+		{"greedy generate, a list", SGLang, generate, `{"sampling_params":[{"temperature":1},{}],"nvext":{"greed_sampling":true}}`, `{"sampling_params":[{"temperature":0},{"temperature":0}]}`, nil, ""},
+		{"greedy generate, nonsense", SGLang, generate, `{"sampling_params":[1],"nvext":{"greed_sampling":true}}`, `{"sampling_params":[1]}`, nil, "greed_sampling"},
+		{"priority", VLLM, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, on, ""},
+		{"priority that is in the body", VLLM, chat, `{"priority":9,"nvext":{"agent_hints":{"priority":-2147483648}}}`, `{"priority":2147483648}`, on, ""},
+		{"priority that is off", VLLM, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{}`, nil, "agent_hints.priority"},
+		{"priority of SGLang", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, told(Told{Priority: true}), ""},
+		{"priority of SGLang as configured", SGLang, completions, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, on, ""},
+		{"priority of SGLang, low first", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, told(Told{Priority: true, LowFirst: true}), ""},
+		{"priority of SGLang that is off", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{}`, nil, "agent_hints.priority"},
+		{"priority of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{"priority":0.75}`, on, ""},
+		{"priority of TensorRT-LLM, lowest", TRTLLM, completions, `{"nvext":{"agent_hints":{"priority":-1}}}`, `{"priority":0.25}`, on, ""},
+		{"priority of TensorRT-LLM that is off", TRTLLM, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{}`, nil, "agent_hints.priority"},
+		{"priority of llama.cpp", LlamaCpp, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{}`, on, "agent_hints.priority"},
+		{"retention", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"},"agent_hints":{"priority":5}}}`, `{"priority":5,"retention_seconds":300}`, told(Told{PriorityEviction: true}), ""},
+		{"retention that is unknown", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, told(Told{Priority: true}), "cache_control"},
+		{"retention of vLLM", VLLM, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, on, "cache_control"},
+		{"thinking", VLLM, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_token_budget":9}`, on, ""},
+		{"thinking that is off", VLLM, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, nil, "max_thinking_tokens"},
+		{"thinking of tokens", VLLM, tokens, `{"token_ids":[1],"sampling_params":{"n":1},"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"token_ids":[1],"sampling_params":{"n":1,"temperature":0,"thinking_token_budget":9}}`, on, ""},
+		{"thinking of SGLang", SGLang, chat, `{"custom_params":{"x":1},"nvext":{"max_thinking_tokens":9}}`, `{"custom_params":{"x":1,"thinking_budget":9}}`, told(Told{StrictThinking: true}), ""},
+		{"thinking of SGLang's generate", SGLang, generate, `{"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"sampling_params":{"temperature":0,"custom_params":{"thinking_budget":9}}}`, told(Told{StrictThinking: true}), ""},
+		{"thinking of SGLang that is off", SGLang, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, func(r *Request) { r.Told.StrictThinking = true; off(r) }, "max_thinking_tokens"},
+		{"thinking of TensorRT-LLM", TRTLLM, completions, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_token_budget":9}`, on, ""},
+		{"thinking of llama.cpp", LlamaCpp, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_budget_tokens":9}`, nil, ""},
+		{"thinking of llama.cpp that is off", LlamaCpp, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, off, "max_thinking_tokens"},
+		{"tokens", VLLM, completions, `{"prompt":"text","nvext":{"token_data":[1, 2]}}`, `{"prompt":[1, 2]}`, nil, ""},
+		{"no tokens", VLLM, completions, `{"prompt":"text","nvext":{"token_data":[]}}`, `{"prompt":"text"}`, nil, ""},
+		{"tokens in a chat", VLLM, chat, `{"messages":[],"nvext":{"token_data":[1,2]}}`, `{"messages":[]}`, nil, "token_data"},
+		{"tokens of tokens", VLLM, tokens, `{"token_ids":[7],"nvext":{"token_data":[1,2]}}`, `{"token_ids":[1,2]}`, nil, ""},
+		{"tokens of SGLang's chat", SGLang, chat, `{"messages":[],"nvext":{"token_data":[1,2]}}`, `{"messages":[],"input_ids":[1,2]}`, nil, ""},
+		{"tokens of SGLang's generate", SGLang, generate, `{"text":"x","nvext":{"token_data":[1,2]}}`, `{"input_ids":[1,2]}`, nil, ""},
+		{"tokens of TensorRT-LLM's chat", TRTLLM, chat, `{"messages":[],"nvext":{"token_data":[1,2]}}`, `{"messages":[],"prompt_token_ids":[1,2]}`, nil, ""},
+		{"tokens of llama.cpp", LlamaCpp, completions, `{"prompt":"x","nvext":{"token_data":[1,2]}}`, `{"prompt":[1,2]}`, nil, ""},
+		{"tokens of another one", Other, completions, `{"prompt":"x","nvext":{"token_data":[1,2]}}`, `{"prompt":[1,2]}`, nil, ""},
+		{"session", SGLang, chat, `{"session_params":{"id":"a"},"nvext":{"session_params":{"id":"b","offset":-1}}}`, `{"session_params":{"id":"b","offset":-1}}`, nil, ""},
+		{"session in completions", SGLang, completions, `{"nvext":{"session_params":{"id":"b"}}}`, `{"session_params":{"id":"b"}}`, nil, ""},
+		{"session of vLLM", VLLM, chat, `{"nvext":{"session_params":{"id":"b"}}}`, `{}`, nil, "session_params"},
+		{"salt", VLLM, chat, `{"cache_salt":"top","nvext":{"cache_salt":"\u00e9\""}}`, `{"cache_salt":"é\""}`, nil, ""},
+		{"tenant", VLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"tenant"}`, func(r *Request) { r.Ext.Tenant = "tenant" }, ""},
+		{"salt that is long", VLLM, chat, `{"nvext":{"cache_salt":"` + long + `"}}`, `{"cache_salt":"` + short(long, 1024) + `"}`, nil, ""},
+		{"salt that is long, of SGLang", SGLang, chat, `{"nvext":{"cache_salt":"` + long + `"}}`, `{"cache_salt":"` + long + `"}`, nil, ""},
+		{"salt of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
+		{"salt of TensorRT-LLM's completions", TRTLLM, completions, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
+		{"salt of llama.cpp", LlamaCpp, chat, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
+		{"salt of an unknown one", "", chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
+		{"what nobody takes", VLLM, chat, `{"nvext":{"use_raw_prompt":true,"metadata_upload":{"url":"u"},"router":{"ttft_target":1},"agent_hints":{"osl":5,"speculative_prefill":true}}}`, `{}`, on, "use_raw_prompt metadata_upload"},
+		{"rank of SGLang", SGLang, chat, `{"routed_dp_rank":7,"a":1}`, `{"routed_dp_rank":1,"a":1}`, func(r *Request) { r.Rank, r.Ranks = 1, 2 }, ""},
+		{
+			"Dynamo", Dynamo, chat, `{"nvext":{"a":1},"temperature":1,"nvext":{"greed_sampling":true,"cache_control":{},"dp_rank":1}}`,
+			`{"temperature":1,"nvext":{"greed_sampling":true}}`, nil, "",
+		},
+		{"Dynamo that trusts nobody", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *Request) { r.Grants = 0 }, ""},
+		{
+			"Dynamo that is old", Dynamo, chat, `{"nvext":{"session_params":{"id":"s"},"cache_salt":"x","dp_rank":1},"nvext":null}`,
+			`{"nvext":{"session_params":{"id":"s"},"cache_salt":"x"}}`, told(Told{Version: "1.2.0"}), "cache_salt",
+		},
+	} {
+		got := adapted(t, c.kind, c.path, c.body, c.set)
+		if got.body != c.want || strings.Join(got.lacks, " ") != c.lacks {
+			t.Errorf("%s: %s became %s without %v, want %s without %q", c.name, c.body, got.body, got.lacks, c.want, c.lacks)
+		}
+	}
+}
+
+func TestAdaptHeaders(t *testing.T) {
+	two := func(r *Request) { r.Rank, r.Ranks = 1, 2 }
+	pinned := func(r *Request) { r.Settings.DynamoInstance = 9 }
+	session := func(value string) []Header { return []Header{{nvext.HeaderSession, value, true}} }
+	for _, c := range []struct {
+		kind, ext string
+		set       func(*Request)
+		want      []Header
+	}{
+		{VLLM, `{}`, nil, nil},
+		{VLLM, `{"session_control":{"session_id":"s"},"backend_instance_id":1}`, nil, nil},
+		{VLLM, `{}`, two, []Header{{Name: "X-Data-Parallel-Rank", Value: "1"}}},
+		{"", `{}`, two, []Header{{Name: "X-Data-Parallel-Rank", Value: "1"}}},
+		{SGLang, `{}`, two, nil},
+		{Dynamo, `{}`, nil, nil},
+		{Dynamo, `{"session_control":{"session_id":"s"},"session_params":{"id":"t"}}`, nil, session("s")},
+		{Dynamo, `{"session_params":{"id":"t"}}`, nil, session("t")},
+		{Dynamo, `{"session_params":{"id":"a b"}}`, nil, session(short("a b", 0))},
+		{Dynamo, `{"session_params":{"id":"` + strings.Repeat("x", 257) + `"}}`, nil, session(short(strings.Repeat("x", 257), 0))},
+		{Dynamo, `{"session_params":{"id":"s"}}`, func(r *Request) { r.Told.Version = "v1.1" }, nil},
+		{Dynamo, `{"backend_instance_id":1,"dp_rank":2}`, nil, nil},
+		{Dynamo, `{"backend_instance_id":1,"dp_rank":2}`, pinned, []Header{{Name: "X-Dynamo-Worker-Instance-Id", Value: "9"}, {Name: "X-Dynamo-Dp-Rank", Value: "2"}}},
+		{Dynamo, `{"decode_worker_id":1}`, func(r *Request) { pinned(r); r.Told.Version = "1.0.3" }, []Header{{Name: "X-Worker-Instance-Id", Value: "9"}}},
+		{Dynamo, `{"dp_rank":2}`, pinned, nil},
+	} {
+		got := adapted(t, c.kind, paths[0], `{"nvext":`+c.ext+`}`, c.set).headers
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s, %s: %v, want %v", c.kind, c.ext, got, c.want)
+		}
+	}
+}
+
+// TestBodyThatWasNotRead has the headers, and says what is lost.
+func TestBodyThatWasNotRead(t *testing.T) {
+	for _, kind := range append(slices.Clone(Names), "") {
+		ext := nvext.Ext{Tenant: "t"}
+		got := Adapt(kind, &Request{API: "chat", Ext: &ext, Rank: 1, Ranks: 2})
+		if lacks := slices.Collect(got.Lacks.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
+			t.Errorf("%s lacks %v", kind, lacks)
+		}
+		if rank := (Header{Name: headerRank, Value: "1"}); slices.Contains(got.Headers, rank) != TakesRank(kind) {
+			t.Errorf("%s has the headers %v", kind, got.Headers)
+		}
+	}
+}
+
+func TestGeneration(t *testing.T) {
+	for version, want := range map[string]nvext.Generation{
+		"": nvext.Dynamo13, "1.3.0": nvext.Dynamo13, "1.2.9": nvext.Dynamo10, "0.9": nvext.Dynamo10, "v1.0": nvext.Dynamo10,
+		"1": nvext.Dynamo13, "1.x": nvext.Dynamo13, "1.12": nvext.Dynamo13, "2.0": nvext.Dynamo13, "dev": nvext.Dynamo13,
+	} {
+		if got := generation(version); got != want {
+			t.Errorf("%q is %v", version, got)
+		}
+	}
+}
+
+func TestSwitch(t *testing.T) {
+	for word, want := range map[string]Switch{"": Auto, "auto": Auto, "on": On, "off": Off} {
+		if s, ok := ParseSwitch(word); s != want || !ok {
+			t.Errorf("%q is %v, %v", word, s, ok)
+		}
+	}
+	if _, ok := ParseSwitch("true"); ok {
+		t.Error("true is a switch")
+	}
+}
+
+// ours are the members that each engine may find changed, beside nvext.
+var ours = map[string][]string{
+	VLLM:     {"temperature", "cache_salt", "priority", "prompt", "token_ids", "thinking_token_budget", "sampling_params"},
+	SGLang:   {"temperature", "cache_salt", "priority", "prompt", "input_ids", "text", "session_params", "retention_seconds", "custom_params", "routed_dp_rank", "sampling_params"},
+	TRTLLM:   {"temperature", "cache_salt", "priority", "prompt", "prompt_token_ids", "thinking_token_budget", "sampling_params"},
+	LlamaCpp: {"temperature", "prompt", "thinking_budget_tokens", "sampling_params"},
+	Other:    {"temperature", "cache_salt", "prompt", "sampling_params"},
+	Dynamo:   nil,
+}
+
+const fuzzed = `{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt":"x","text":"y","temperature":1,"sampling_params":{"temperature":1,"custom_params":null},` +
+	`"custom_params":{"a":1},"priority":1,"cache_salt":"a","nvext":{"greed_sampling":true,"use_raw_prompt":true,"token_data":[1,2,3],"max_thinking_tokens":5,` +
+	`"session_params":{"id":"s"},"session_control":{"session_id":"s"},"cache_control":{"ttl":60},"cache_salt":"b","agent_hints":{"priority":2,"osl":1},` +
+	`"metadata_upload":{"url":"u"},"backend_instance_id":1,"dp_rank":0,"zzz":1}}`
+
+// FuzzAdapt checks with another reader that whatever a client sends, an engine
+// gets valid JSON that equals it but for the members that are named here.
+func FuzzAdapt(f *testing.F) {
+	for i := range paths {
+		for k := range Names {
+			f.Add([]byte(fuzzed), uint8(i), uint8(k), uint16(0xffff))
+		}
+	}
+	f.Add([]byte(`{"sampling_params":[{},{"custom_params":{}}],"nvext":{"greed_sampling":true,"max_thinking_tokens":1}}`), uint8(4), uint8(1), uint16(0xffff))
+	f.Add([]byte(`{"nvext":null,"nv\u0065xt":{"cache_salt":"x"},"cache_salt":1,"cache_salt":2}`), uint8(0), uint8(0), uint16(0))
+	f.Fuzz(func(t *testing.T, body []byte, path, engine uint8, bits uint16) {
+		a, kind := api.For(paths[int(path)%len(paths)]), Names[int(engine)%len(Names)]
+		var before, after map[string]any
+		parsed, err := api.Parse(a, body, api.Options{})
+		if err != nil || !utf8.Valid(body) || bytes.Contains(bytes.ToLower(body), []byte(`\ud`)) || decode(body, &before) != nil || before == nil {
+			return
+		}
+		var ext nvext.Ext
+		if parsed.NVExt != nil {
+			if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
+				return
+			}
+		}
+		r := Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, Ranks: 1 + int(bits>>6&1)}
+		ext.Restrict(r.Grants)
+		if bits>>7&1 == 1 {
+			ext.Tenant = "a \"tenant\""
+		}
+		r.Settings = Settings{Switch(bits >> 8 & 1), Switch(bits >> 9 & 1), uint64(bits >> 10 & 1)}
+		r.Told = Told{PriorityEviction: bits>>11&1 == 1, StrictThinking: bits>>12&1 == 1, Priority: bits>>13&1 == 1, LowFirst: bits>>14&1 == 1}
+		got := Adapt(kind, &r)
+		for _, h := range got.Headers {
+			if strings.ContainsAny(h.Name+h.Value, "\r\n\x00") {
+				t.Fatalf("%s has the header %s: %q", body, h.Name, h.Value)
+			}
+		}
+		var out []byte
+		at := 0
+		for _, e := range r.Body.Edits() {
+			if e.Start < at || e.End < e.Start || e.End > len(body) {
+				t.Fatalf("%s: an edit of %v behind %d", body, e.Span, at)
+			}
+			out = append(append(out, body[at:e.Start]...), e.Text...)
+			at = e.End
+		}
+		out = append(out, body[at:]...)
+		if err := decode(out, &after); err != nil {
+			t.Fatalf("%s became %s: %v", body, out, err)
+		}
+		checkNVExt(t, kind, before, after, out)
+		if said(&ext) == 0 && r.Ranks == 1 && kind != Dynamo && !reflect.DeepEqual(before, after) {
+			t.Fatalf("%s became %s for nothing", body, out)
+		}
+		for _, m := range []map[string]any{before, after} {
+			for _, name := range ours[kind] {
+				sampled, ok := m[name].(map[string]any)
+				if name != "sampling_params" && name != "custom_params" || !ok {
+					delete(m, name)
+					continue
+				}
+				maps.DeleteFunc(sampled, func(name string, _ any) bool {
+					return slices.Contains([]string{"temperature", "thinking_token_budget", "thinking_budget", "custom_params"}, name)
+				})
+				if len(sampled) == 0 {
+					delete(m, name)
+				}
+			}
+		}
+		if !reflect.DeepEqual(before, after) {
+			t.Fatalf("%s became %s", body, out)
+		}
+	})
+}
+
+// checkNVExt checks what became of nvext, and takes it away.
+func checkNVExt(t *testing.T, kind string, before, after map[string]any, out []byte) {
+	t.Helper()
+	left, there := after[nvextMember]
+	switch {
+	case kind != Dynamo && left != nil:
+		t.Fatalf("%s has an nvext", out)
+	case kind == Dynamo && !there && before[nvextMember] != nil:
+		t.Fatalf("%s has no nvext", out)
+	case kind == Dynamo && bytes.Count(out, []byte(`"`+nvextMember+`"`)) == 1 && left != nil:
+		raw, _ := json.Marshal(left)
+		if _, err := nvext.Parse(raw, nvext.Options{Strict: true}); err != nil {
+			t.Fatalf("%s: %v", out, err)
+		}
+	}
+	delete(before, nvextMember)
+	delete(after, nvextMember)
+}
+
+const nvextMember = "nvext"
+
+func decode(raw []byte, to *map[string]any) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	return d.Decode(to)
+}
+
+// BenchmarkAdapt puts a request with every field into each engine's words.
+func BenchmarkAdapt(b *testing.B) {
+	for _, kind := range Names {
+		b.Run(kind, func(b *testing.B) {
+			body := []byte(fuzzed)
+			parsed, err := api.Parse(api.For(paths[0]), body, api.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			ext, err := nvext.Parse(parsed.NVExt, nvext.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				r := Request{API: "chat", Body: parsed.Editor(body), Ext: &ext, Ranks: 2, Settings: Settings{On, On, 1}}
+				Adapt(kind, &r)
+				if len(r.Body.Edits()) == 0 {
+					b.Fatal(fmt.Sprint("no change for ", kind))
+				}
+			}
+		})
+	}
+}
