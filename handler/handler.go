@@ -211,8 +211,9 @@ type Worker struct {
 	ThinkingBudget string `json:"thinking_budget,omitempty"`
 
 	// The instance of a Dynamo frontend's that requests go to which are pinned
-	// to this worker. Default: none, and the Dynamo chooses.
-	DynamoInstanceID uint64 `json:"dynamo_instance_id,omitempty"`
+	// to this worker: a number in quotes, as Caddy does not keep all digits of
+	// others. Default: none, and the Dynamo chooses.
+	DynamoInstanceID uint64 `json:"dynamo_instance_id,omitempty,string"`
 
 	// Whether the worker is being drained: it gets no new requests, and what
 	// runs on it ends there. Sessions bound to it move with their next turn.

@@ -53,6 +53,9 @@ func TestContradictionsAreNamed(t *testing.T) {
 		a, b *poolSettings
 		want []string
 	}{
+		{wanted(Worker{Dial: "a:1", Priority: "on"}), wanted(Worker{Dial: "a:1", Priority: "off"}), []string{"worker a:1 priority", "on", "off"}},
+		{wanted(Worker{Dial: "a:1", ThinkingBudget: "on"}), wanted(Worker{Dial: "a:1", ThinkingBudget: "off"}), []string{"worker a:1 thinking_budget", "on", "off"}},
+		{wanted(Worker{Dial: "a:1", DynamoInstanceID: 5}), wanted(Worker{Dial: "a:1", DynamoInstanceID: 6}), []string{"worker a:1 dynamo_instance_id", "5", "6"}},
 		{&poolSettings{memory: 5 << 20}, &poolSettings{memory: 6 << 20}, []string{"index memory", "5242880", "6291456"}},
 		{&poolSettings{blockSize: 16}, &poolSettings{blockSize: 32}, []string{"index block_size", "16", "32"}},
 		{&poolSettings{textBlock: 48}, &poolSettings{textBlock: 128}, []string{"index text_block", "48", "128"}},
@@ -122,5 +125,28 @@ func TestRefusedSettingsAreNotShared(t *testing.T) {
 	}
 	if got.blockSize == 0 || got.memory == 0 || got.ttl != defaultTTL || got.maxSessions != defaultMaxSessions {
 		t.Errorf("defaults are missing: %+v", got)
+	}
+}
+
+// TestSettingsOfEngines has those that are refused, with field and value.
+func TestSettingsOfEngines(t *testing.T) {
+	for _, v := range []struct {
+		w    Worker
+		want string
+	}{
+		{Worker{Dial: "a:1", Priority: "on", ThinkingBudget: "auto", DynamoInstanceID: 1}, ""},
+		{Worker{Dial: allWorkers, Priority: "off"}, ""},
+		{Worker{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
+		{Worker{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
+		{Worker{Dial: allWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: 7 cannot be that of all workers"},
+	} {
+		err := v.w.checkEngine()
+		if (err == nil) != (v.want == "") || err != nil && err.Error() != v.want {
+			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
+		}
+	}
+	s := wanted(Worker{Dial: allWorkers, Priority: "on", ThinkingBudget: "on"}, Worker{Dial: "a:1", Priority: "off"})
+	if w := s.worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" {
+		t.Errorf("a:1 is %+v", w)
 	}
 }

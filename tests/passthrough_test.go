@@ -140,7 +140,7 @@ func TestNvextIsCutOut(t *testing.T) {
 		{"TwiceInARow", `{"model":"m","nvext":` + ext + `,"nvext":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
 		{"AllOfTheFront", `{"nvext":` + ext + `,"nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"m","messages":[]}`},
 		{"AllOfTheEnd", `{"model":"m","messages":[],"nvext":` + ext + `,"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
-		{"AndANull", `{"model":"m","nvext":null,"messages":[],"nvext":` + ext + `}`, `{"model":"m","nvext":null,"messages":[]}`},
+		{"AndANull", `{"model":"m","nvext":null,"messages":[],"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
 		{"NotTheNestedOne", `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}},"nvext":` + ext + `}`, `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}}}`},
 		{"Empty", `{"model":"m","nvext":{},"messages":[]}`, `{"model":"m","messages":[]}`},
 		{"EscapedName", `{"model":"m","nv\u0065xt":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},

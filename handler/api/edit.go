@@ -158,13 +158,11 @@ func (e *Editor) NVExt() (at Span, ok bool) {
 	return at, false
 }
 
-// CutNVExt takes all nvext members out. One that is null stays, as engines take
-// null for absent.
+// CutNVExt takes all nvext members out. If they are all null they stay, as
+// engines take null for absent.
 func (e *Editor) CutNVExt() {
-	for i, m := range e.members {
-		if !isNull(e.value(i)) && e.is(m, nameNVExt) {
-			e.changes = append(e.changes, change{member: i, drop: true})
-		}
+	if _, ok := e.NVExt(); ok {
+		e.Cut(nameNVExt)
 	}
 }
 
