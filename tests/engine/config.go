@@ -61,6 +61,14 @@ type Config struct {
 	KeepAlive time.Duration
 	// JournalSize is how many requests the journal remembers. Default: 100000.
 	JournalSize int
+	// KeepBodies lets the journal have the bodies, too. Default: digests only.
+	KeepBodies bool
+	// Priority is whether a vLLM takes requests with a priority. They are not
+	// sooner for it. Default: no, it refuses them.
+	Priority bool
+	// ServerInfo is what an SGLang tells beside the rest at /server_info. Default:
+	// nothing.
+	ServerInfo map[string]any
 }
 
 func orDefault[T comparable](v *T, def T) {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"maps"
 	"net/http"
 	"time"
 )
@@ -74,11 +75,13 @@ func (x *exchange) serverInfo() {
 			"effective_max_running_requests_per_dp": cfg.MaxRunning,
 		}
 	}
-	x.value(map[string]any{
+	info := map[string]any{
 		"model_path": cfg.Model, "context_length": nil, "page_size": cfg.BlockSize, "dp_size": cfg.Ranks,
 		"max_running_requests": nil, "disable_radix_cache": false, "random_seed": x.life.started.UnixNano() % 1e9,
 		"max_total_num_tokens": tokens, "internal_states": states, "version": version,
-	})
+	}
+	maps.Copy(info, cfg.ServerInfo)
+	x.value(info)
 }
 
 // handover answers as a TensorRT-LLM does that hands over no prefill.

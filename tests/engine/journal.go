@@ -39,6 +39,8 @@ type Record struct {
 	// BodySHA256 is in hexadecimal digits.
 	BodySHA256 string `json:"body_sha256"`
 	BodyBytes  int    `json:"body_bytes"`
+	// Body is the body as it was sent, if bodies are kept.
+	Body []byte `json:"-"`
 
 	// ID is the answer's id; empty, as all below, for what is not inference or was
 	// refused.

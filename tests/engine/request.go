@@ -29,7 +29,7 @@ type request struct {
 	IgnoreEOS            bool    `json:"ignore_eos"`
 	N                    *int    `json:"n"`
 	Seed                 int64   `json:"seed"`
-	Priority             int     `json:"priority"`
+	Priority             float64 `json:"priority"`
 	CacheSalt            *string `json:"cache_salt"`
 	ReturnTokenIDs       bool    `json:"return_token_ids"`
 	AddGenerationPrompt  *bool   `json:"add_generation_prompt"`
@@ -118,8 +118,8 @@ func (e *Engine) root(r *request) (cache.Root, *apiError) {
 	if r.N != nil && *r.N != 1 {
 		return root, badRequest("n must be 1, got %d: this engine gives one answer.", *r.N)
 	}
-	if r.Priority != 0 {
-		return root, badRequest("Got priority %d but priority scheduling is not enabled.", r.Priority)
+	if r.Priority != 0 && e.cfg.Flavour == VLLM && !e.cfg.Priority {
+		return root, badRequest("Got priority %v but priority scheduling is not enabled.", r.Priority)
 	}
 	if r.CacheSalt != nil {
 		if n := len(*r.CacheSalt); n < 1 || n > 1024 {

@@ -38,6 +38,9 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Life: l.number, AtMS: ms(e.clock.now()), Method: r.Method, Path: r.URL.Path, Header: r.Header.Clone(),
 		BodySHA256: hex.EncodeToString(sum[:]), BodyBytes: len(body), Rank: -1, CachedTokens: -1, Outcome: Running,
 	}}
+	if e.cfg.KeepBodies {
+		x.record.Body = body
+	}
 	e.journal.add(x.record)
 	w.Header().Set(EngineHeader, e.cfg.Name)
 	if err != nil {
