@@ -105,8 +105,8 @@ func (e *Editor) is(m place, name string) bool {
 
 // last returns the position of the last member of a name, -1 if there is none.
 func (e *Editor) last(name string) int {
-	for i := len(e.members) - 1; i >= 0; i-- {
-		if e.is(e.members[i], name) {
+	for i, m := range slices.Backward(e.members) {
+		if e.is(m, name) {
 			return i
 		}
 	}
@@ -150,8 +150,8 @@ func (e *Editor) dropBefore(name string, n int) {
 // NVExt returns where the value of the nvext is that counts: that of the last
 // member that is not null. It is not ok if there is none.
 func (e *Editor) NVExt() (at Span, ok bool) {
-	for i := len(e.members) - 1; i >= 0; i-- {
-		if m := e.members[i]; !isNull(e.value(i)) && e.is(m, nameNVExt) {
+	for i, m := range slices.Backward(e.members) {
+		if !isNull(e.value(i)) && e.is(m, nameNVExt) {
 			return Span{m.start, m.end}, true
 		}
 	}
