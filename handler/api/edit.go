@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -18,7 +19,7 @@ type Edit struct {
 
 // keptMembers is how many members of a body Parse remembers. Of larger bodies,
 // which no usual client sends, an Editor looks for them again.
-const keptMembers = 24
+const keptMembers = 16
 
 // place is where one member of an object is: its key's opening quote, and its
 // value.
@@ -66,10 +67,14 @@ func (r *Request) Editor(body []byte) *Editor {
 	if len(body) != r.size {
 		return nil
 	}
-	if r.memberCount > keptMembers {
+	if r.memberCount > keptMembers || r.size > math.MaxUint32 {
 		return editObject(body, r.brace)
 	}
-	return &Editor{body: body, end: r.closing, members: r.members[:r.memberCount]}
+	e := &Editor{body: body, end: r.closing, members: make([]place, r.memberCount)}
+	for i, m := range r.members[:r.memberCount] {
+		e.members[i] = place{int(m[0]), int(m[1]), int(m[2])}
+	}
+	return e
 }
 
 // editObject returns an Editor for the object that opens at body[at], which has
@@ -88,7 +93,7 @@ func editObject(body []byte, at int) *Editor {
 // note remembers a member of the body.
 func (r *Request) note(key int, v span) {
 	if r.memberCount < keptMembers {
-		r.members[r.memberCount] = place{key, v.start, v.end}
+		r.members[r.memberCount] = [3]uint32{uint32(key), uint32(v.start), uint32(v.end)}
 	}
 	r.memberCount++
 }

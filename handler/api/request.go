@@ -121,7 +121,7 @@ type Request struct {
 	rest    Hasher // the prompt's text, to be continued
 
 	memberCount int // of the body
-	members     [keptMembers]place
+	members     [keptMembers][3]uint32
 }
 
 // parse is the state of one Parse.
