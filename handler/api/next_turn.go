@@ -108,42 +108,49 @@ const next = `{"role":"user","content":"."}`
 // NextTurn appends to dst a body that lets an engine compute what the next turn
 // of a conversation begins with: that of the turn before with the answer's Text
 // as one more message, and asking for one token, in one piece. What only concerns
-// the turn before is cut out: the nvext, how the answer is to be, its id and its
-// priority. All other bytes stay. It is not ok if the body is malformed or has no
-// messages, or if the engine keeps state for it: a session, or a transfer of KV
-// blocks.
+// the turn before is left out: the nvext, how the answer is to be, its id and its
+// priority. The other members stay as they are. It is not ok if the body is
+// malformed or has no messages, or if the engine keeps state for it: a session,
+// or a transfer of KV blocks.
 func NextTurn(dst, body, answer []byte) (out []byte, ok bool) {
 	i := skipSpace(body, 0)
 	if i >= len(body) || body[i] != '{' {
 		return dst, false
 	}
-	var list span
-	var cut cutter
+	out = append(dst, '{')
 	c := enter(body, i, 1)
 	for c.next() {
-		at, comma, key := c.keyAt, c.comma, string(c.key())
+		at, key := c.keyAt, string(c.key())
 		v := c.value()
-		if c.err != nil {
+		switch {
+		case c.err != nil:
+			return dst, false
+		case ofTheTurn(key):
+			continue
+		case key == "messages":
+			if ok = v.first(body) == '[' && hasMembers(body, v); ok {
+				out = append(out, body[at:v.end-1]...)
+				out = append(out, `,{"role":"assistant","content":"`...)
+				out = append(out, answer...)
+				out = append(out, `"},`+next+`],`...)
+			}
+			continue
+		case ofTheEngine(key) && !isNull(v.of(body)):
 			return dst, false
 		}
-		switch key {
-		case "session_params", "kv_transfer_params", "bootstrap_room":
-			if !isNull(v.of(body)) {
-				return dst, false
-			}
-		case "messages":
-			list = v
-		}
-		if ofTheTurn(key) {
-			cut.drop(at, v.end, comma)
-		} else {
-			cut.keep(comma)
-		}
+		out = append(out, body[at:v.end]...)
+		out = append(out, ',')
 	}
-	if c.err != nil || skipSpace(body, c.i) != len(body) || list.first(body) != '[' || !hasMembers(body, list) {
+	if c.err != nil || skipSpace(body, c.i) != len(body) || !ok {
 		return dst, false
 	}
-	return splice(dst, body, answer, cut.spans, list.end-1, c.i-1), true
+	return append(out, `"max_tokens":1,"stream":false}`...), true
+}
+
+// ofTheEngine tells whether a member of a body names state that the engine keeps
+// or is to move.
+func ofTheEngine(key string) bool {
+	return key == "session_params" || key == "kv_transfer_params" || key == "bootstrap_room"
 }
 
 // ofTheTurn tells whether a member of a body concerns one turn's answer only.
@@ -155,35 +162,4 @@ func ofTheTurn(key string) bool {
 		return true
 	}
 	return false
-}
-
-// splice writes a body without the cuts, with two messages more at the end of
-// their list, and with the members that ask for one token at its own end.
-func splice(dst, body, answer []byte, cuts []span, list, end int) []byte {
-	from := 0
-	put := func(to int) {
-		dst = append(dst, body[from:to]...)
-		from = to
-	}
-	said := func() {
-		put(list)
-		dst = append(dst, `,{"role":"assistant","content":"`...)
-		dst = append(dst, answer...)
-		dst = append(dst, `"},`+next...)
-	}
-	told := false
-	for _, s := range cuts {
-		if !told && s.start > list {
-			said()
-			told = true
-		}
-		put(s.start)
-		from = s.end
-	}
-	if !told {
-		said()
-	}
-	put(end)
-	dst = append(dst, `,"max_tokens":1,"stream":false`...)
-	return append(dst, body[end:]...)
 }
