@@ -212,14 +212,14 @@ func (f *fit) header(name, value string) {
 	f.Headers = append(f.Headers, Header{Name: name, Value: value})
 }
 
-// headerRank is the header by which vLLM is told the rank, in the canonical form
+// HeaderRank is the header by which vLLM is told the rank, in the canonical form
 // of net/http. SGLang reads it, too, in newer versions.
-const headerRank = "X-Data-Parallel-Rank"
+const HeaderRank = "X-Data-Parallel-Rank"
 
 // rankByHeader tells the rank where there are several.
 func (f *fit) rankByHeader() {
 	if f.Ranks > 1 {
-		f.header(headerRank, strconv.FormatUint(uint64(f.Rank), 10))
+		f.header(HeaderRank, strconv.FormatUint(uint64(f.Rank), 10))
 	}
 }
 
