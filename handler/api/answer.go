@@ -42,6 +42,7 @@ type Answer struct {
 	prompt, completion, cached int64
 	fresh, created             int64 // of the prompt, where they are said apart
 
+	kept   kept   // for the turn that follows
 	steady bool   // the prediction is still possible
 	hash   Hasher // continues the prompt's; blocks are the answer's
 	think  thinkWatch
@@ -178,7 +179,7 @@ func (a *Answer) event(data []byte) {
 		return
 	}
 	if data[i] != '{' && data[i] != '[' {
-		a.steady = false
+		a.unlike()
 		return
 	}
 	if data[i] == '[' && string(bytes.TrimSpace(data[i:])) == "[DONE]" {
@@ -206,7 +207,7 @@ func (a *Answer) read(data []byte, i int) bool {
 	}
 	ok := a.req.API.event(a, data, i)
 	if !ok {
-		a.steady = false
+		a.unlike()
 	}
 	if repeats {
 		a.remember(data, before)
@@ -289,7 +290,7 @@ func (a *Answer) choices(b []byte, i int, read choice) int {
 // select0 gives up the prediction if the choice is not the first one.
 func (a *Answer) select0(b []byte, index span) {
 	if n, ok := integer(index.of(b)); ok && n != 0 {
-		a.steady = false
+		a.unlike()
 	}
 }
 
@@ -301,6 +302,9 @@ func (a *Answer) text(raw []byte) {
 		return
 	}
 	a.bearing = true
+	if a.kept.most > 0 {
+		a.kept.add(raw)
+	}
 	if a.steady {
 		a.hash.AddString(raw)
 		a.bound()

@@ -64,18 +64,24 @@ func (a *Answer) delta(b []byte, v span) {
 			call = v
 		case "role":
 			if raw, ok := v.str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
-				a.steady = false
+				a.unlike()
 			}
-		case "reasoning", "reasoning_content", "reasoning_details", "thinking", "refusal", "audio":
+		case "reasoning", "reasoning_content", "reasoning_details", "thinking":
 			if hasMembers(b, v) {
 				a.bearing, a.steady = true, false
+			}
+		case "refusal", "audio":
+			if hasMembers(b, v) {
+				a.bearing = true
+				a.unlike()
 			}
 		}
 	}
 	if raw, ok := content.str(b); ok {
 		a.chatText(raw)
 	} else if hasMembers(b, content) {
-		a.bearing, a.steady = true, false // parts: not sent back as they came
+		a.bearing = true
+		a.unlike() // parts: not sent back as they came
 	}
 	if calls.first(b) == '[' {
 		a.toolCalls(b, calls)
@@ -113,7 +119,7 @@ func (a *Answer) toolCalls(b []byte, v span) {
 		t := readCall(b, v)
 		name, _ := t.name.str(b)
 		if len(name) > 0 || hasMembers(b, t.args) || hasMembers(b, t.id) {
-			a.bearing = true
+			a.bearing, a.kept.lost = true, true
 		}
 		if !a.steady {
 			continue
@@ -141,7 +147,7 @@ func (a *Answer) functionCall(b []byte, v span) {
 	if len(name) == 0 && !hasMembers(b, t.args) {
 		return
 	}
-	a.bearing = true
+	a.bearing, a.kept.lost = true, true
 	if a.calls.open && !a.calls.legacy {
 		a.steady = false
 	}

@@ -70,7 +70,7 @@ func (p *parse) texts(v span, list bool) {
 	if !list {
 		raw, _ := v.str(b)
 		p.hash.AddString(raw)
-		r.Kind, r.Bytes = Text, p.hash.Bytes()
+		r.Kind, r.Bytes, r.given = Text, p.hash.Bytes(), v
 		return
 	}
 	n, size := 0, int64(0)

@@ -120,7 +120,7 @@ func (a *Answer) blockStart(b []byte, v span) {
 			a.chatText(t.text)
 		}
 	case "tool_use":
-		a.bearing = true
+		a.bearing, a.kept.lost = true, true
 		a.calls.open = true
 		if !hasMembers(b, t.call.args) {
 			t.call.args = span{} // it follows in deltas
@@ -130,8 +130,11 @@ func (a *Answer) blockStart(b []byte, v span) {
 			a.hash.addCall(b, t.call, &a.calls.args)
 			a.bound()
 		}
-	default: // thinking, and the server's own tools: not sent back as they are
+	case "thinking", "redacted_thinking":
 		a.steady = false
+		a.bearing = hasMembers(b, t.thinking) || hasMembers(b, t.data)
+	default: // the server's own tools: not sent back as they are
+		a.unlike()
 		a.bearing = hasMembers(b, t.thinking) || hasMembers(b, t.data)
 	}
 }
@@ -145,7 +148,7 @@ func (a *Answer) blockDelta(b []byte, v span) {
 		if len(t.partial) == 0 {
 			return
 		}
-		a.bearing = true
+		a.bearing, a.kept.lost = true, true
 		if a.steady && !a.calls.open {
 			a.steady = false
 		}

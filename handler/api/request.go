@@ -111,6 +111,7 @@ type Request struct {
 	brace   int  // where the body's object opens
 	closing int  // where its closing bracket is
 	options span // stream_options
+	given   span // the prompt, where the client gave it as one text
 	prompts int  // in the batch
 	answers int  // to each prompt that are sent back: n
 	ids     span // the prompt's token ids, if Kind is Tokens and it is one prompt

@@ -172,7 +172,8 @@ func (s *sse) dispatch(whole []byte, a *Answer) {
 	}
 	switch {
 	case s.over:
-		a.steady, a.legible = false, true
+		a.unlike()
+		a.legible = true
 	case whole != nil:
 		a.event(whole)
 	case s.has:
