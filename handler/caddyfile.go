@@ -84,6 +84,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		nvext strict
 //		mode direct
 //		usage inject
+//		speculative_prefill on|off
 //		merge_models true|false
 //		max_body <size>
 //		response_headers <prefix>
@@ -133,6 +134,8 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 		return boolArg(d, h.MergeModels)
 	case "usage":
 		return stringArg(d, &h.Usage)
+	case "speculative_prefill":
+		return onOffArg(d, &h.SpeculativePrefill)
 	case "response_headers":
 		return stringArg(d, &h.ResponseHeaders)
 	case "policy":
@@ -413,6 +416,19 @@ func boolArg(d *caddyfile.Dispenser, to *bool) error {
 		return d.Errf("%s: must be true or false, got '%s'", name, arg)
 	}
 	*to = b
+	return nil
+}
+
+func onOffArg(d *caddyfile.Dispenser, to *bool) error {
+	name := d.Val()
+	var arg string
+	if err := stringArg(d, &arg); err != nil {
+		return err
+	}
+	if arg != "on" && arg != "off" {
+		return d.Errf("%s: must be on or off, got '%s'", name, arg)
+	}
+	*to = arg == "on"
 	return nil
 }
 

@@ -131,6 +131,13 @@ type Handler struct {
 	// Default: the policy chooses for requests that name none.
 	Mode string `json:"mode,omitempty"`
 
+	// Whether clients may have the beginning of their session's next turn
+	// computed beforehand, as they ask for it with the hint
+	// `speculative_prefill` of `nvext`: after a turn that has ended well, the
+	// worker that answered is sent the prompt with the answer, for one token.
+	// It costs engines time that nobody may ever make use of. Default: `false`.
+	SpeculativePrefill bool `json:"speculative_prefill,omitempty"`
+
 	// Whether an engine's answer to `GET /v1/models` is completed with the
 	// models that only other workers of the pool serve. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`

@@ -24,6 +24,7 @@ type metrics struct {
 	unsupported                  *prometheus.CounterVec
 	queueWait                    *prometheus.HistogramVec
 	dropped, malformed           *prometheus.CounterVec
+	speculative                  *prometheus.CounterVec
 	live                         liveCollector
 }
 
@@ -67,6 +68,7 @@ func (m *metrics) of(pool string) *figures {
 	for _, grant := range nvext.GrantNames() {
 		m.dropped.WithLabelValues(pool, grant)
 	}
+	m.speculative.WithLabelValues(pool, speculativeOK)
 	for _, outcome := range []string{
 		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeTurnedAway, outcomeUnread, outcomeQuery,
 	} {
@@ -97,6 +99,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		dropped:       counter("nvext_dropped_total", "Requests of which something was dropped that their clients are not trusted with, by what that is.", "pool", "grant"),
 		malformed:     counter("nvext_malformed_headers_total", "Routing headers that cannot be read and were passed over.", "pool", "header"),
 		unsupported:   counter("nvext_unsupported_total", "Fields of nvext that an attempt was made without, for the engine takes nothing of the kind.", "pool", "engine", "field"),
+		speculative:   counter("speculative_total", "Turns whose clients asked for the next one's prefix to be computed beforehand, by what became of that.", "pool", "outcome"),
 		queueWait:     histogram("queue_wait_seconds", "Time that a request waited while all workers were full, of those that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
@@ -113,7 +116,7 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.live,
+		m.predictedHits, m.reportedHits, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

@@ -15,8 +15,9 @@ import (
 )
 
 // observer is the body of an answer on its way to the client. It changes no
-// byte, but that it takes out usage that the client did not ask for, and ends a
-// stream that broke off with an event that says so.
+// byte, but that it takes out usage that the client did not ask for, puts in the
+// nvext that it did ask for, and ends a stream that broke off with an event that
+// says so.
 type observer struct {
 	rt      *route
 	attempt *attempt
@@ -40,9 +41,10 @@ type observer struct {
 	ended     bool      // the answer came to its end
 	broken    error     // it broke off
 	filter    *api.UsageFilter
-	tail      [4]byte // the last that the client got; 0 where there is none
-	rest      []byte  // still to be sent to the client
-	over      error   // and what comes then
+	ext       *extended // what it carries of nvext, nil if nothing
+	tail      [4]byte   // the last that the client got; 0 where there is none
+	rest      []byte    // still to be sent to the client
+	over      error     // and what comes then
 }
 
 // observe puts an observer between an answer and the client.
@@ -61,6 +63,9 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 			rt.fallBack(fallbackUnreadable)
 		} else {
 			o.reader = rt.plan.request.NewAnswer(o.stream)
+			if rt.next != nil {
+				o.reader.KeepText(maxKeptText)
+			}
 			o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
 		}
 		if rt.plan.asked && o.stream && o.reader != nil {
@@ -68,6 +73,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 			resp.Header.Del("Content-Length") // it will be shorter
 			resp.ContentLength = -1
 		}
+		o.extend(resp)
 		o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
 	}
 	switch {
@@ -105,6 +111,9 @@ func (o *observer) Read(p []byte) (int, error) {
 		if err != nil {
 			out = append(slices.Clip(out), o.filter.End()...)
 		}
+	}
+	if o.ext != nil { // behind the other, which would not know its own chunk again
+		out = o.ext.write(o, out, err != nil)
 	}
 	o.keepTail(out)
 	if err != nil {
@@ -305,6 +314,7 @@ func (rt *route) finish() {
 		rt.rateDown(o.attempt, "stream broke: "+o.broken.Error(), 0, false)
 	}
 	rt.count(outcome)
+	rt.speculate(outcome)
 	if rt.plan.request != nil && rt.plan.score.Tokens > 0 {
 		hits := float64(rt.attempt.terms.OverlapTokens) / float64(rt.plan.score.Tokens)
 		rt.h.figures.predictedHits.Observe(hits)

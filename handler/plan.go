@@ -57,6 +57,8 @@ type plan struct {
 	// repeatable says that an attempt that reached a worker may be made again
 	// on another one.
 	repeatable bool
+	// answer is what it asks its answer to carry, nil if it is nothing.
+	answer *answerExt
 	// fallback says why an inference request goes by load alone.
 	fallback string
 }
@@ -75,6 +77,8 @@ const (
 	fallbackUnmerged = "models_unmerged"
 	// so many bodies are in memory already
 	fallbackMemory = "memory"
+	// the answer cannot carry the nvext or annotations that were asked for
+	fallbackUntold = "nvext_untold"
 )
 
 // maxBodies bounds the bytes of request bodies that a pool keeps in memory.
@@ -215,6 +219,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.session = h.session(r, req, p.ext)
+	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil
 	req.NVExt = nil
 	p.body = replayOf(read, body)

@@ -48,6 +48,8 @@ type pool struct {
 	queue     queue
 	spending  spending
 
+	speculations speculations
+
 	settings atomic.Pointer[poolSettings]
 
 	mu        sync.RWMutex
@@ -80,6 +82,8 @@ type worker struct {
 	hits   hits
 	slots  *slots
 	taints atomic.Pointer[[]string] // as the operator says; nil if there are none
+
+	speculative atomic.Int32 // prefills under way that are the router's own
 
 	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
 	models     atomic.Pointer[modelList]       // as it tells; nil if it does not

@@ -158,7 +158,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		rt.didWell(a) // where there is an answer to read, that tells
 	}
 	rt.release()
-	if !rt.h.keepBody {
+	if rt.foresee(resp); !rt.h.keepBody && rt.next == nil {
 		rt.dropBody()
 	}
 	rt.label(resp.Header, a)

@@ -54,6 +54,7 @@ type route struct {
 	asking *http.Request // the proxy, for an upstream
 
 	body *replay       // until an answer is forwarded
+	next *speculation  // keeps it longer; nil if nothing is foreseen
 	lazy *lazyBody     // what the proxy has of it
 	sent *http.Request // of the last attempt
 
@@ -143,6 +144,7 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	h.countDropped(p)
 	rt.noticeIneffective()
 	h.pool.spending.request(start)
+	h.pool.nextTurn(p)
 	rt.sel.Rand = random{}
 	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
 	rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]

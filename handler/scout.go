@@ -154,20 +154,22 @@ const proxyProtocolKey = "reverse_proxy.proxy_protocol_info"
 
 var errNoDial = errors.New("the address has placeholders, or is not one socket")
 
-// get makes a request of the router's own to a worker, over the worker's own
-// transport.
-func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Response, error) {
+// ownAgent is how the router's own requests name their client.
+const ownAgent = "kv_router"
+
+// toWorker returns the context in which the transport makes a request of the
+// router's own to a worker, the host that it is for, and the context's replacer.
+func (h *Handler) toWorker(ctx context.Context, w *worker) (context.Context, string, *caddy.Replacer, error) {
 	if strings.Contains(w.dial, "{") {
-		return nil, errNoDial
+		return nil, "", nil, errNoDial
 	}
 	addr, err := caddy.ParseNetworkAddress(w.dial)
 	if err != nil {
-		return nil, err
+		return nil, "", nil, err
 	}
 	if addr.PortRangeSize() != 1 && !addr.IsUnixNetwork() {
-		return nil, errNoDial
+		return nil, "", nil, errNoDial
 	}
-	t := h.ReverseProxy.Transport.(*transport).HTTPTransport
 	host := addr.JoinHostPort(0)
 	info := reverseproxy.DialInfo{Network: addr.Network, Address: host, Host: addr.Host}
 	if addr.IsUnixNetwork() {
@@ -183,14 +185,30 @@ func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Respon
 	ctx = context.WithValue(ctx, caddyhttp.VarsCtxKey, map[string]any{
 		proxyProtocolKey: reverseproxy.ProxyProtocolInfo{AddrPort: netip.AddrPortFrom(netip.IPv6Loopback(), 0)},
 	})
+	return ctx, host, repl, nil
+}
+
+// ownConnection tells whether a request of the router's own takes a connection
+// for itself: they are for clients' requests, but those of HTTP/2 are for all.
+func (h *Handler) ownConnection(t *reverseproxy.HTTPTransport) bool {
+	return !t.TLSEnabled() && !slices.Contains(t.Versions, "h2c")
+}
+
+// get makes a request of the router's own to a worker, over the worker's own
+// transport.
+func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Response, error) {
+	ctx, host, repl, err := h.toWorker(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	t := h.ReverseProxy.Transport.(*transport).HTTPTransport
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
 	req.URL.Scheme = "" // the transport knows it
-	req.Header.Set("User-Agent", "kv_router")
-	// Connections are for clients' requests; those of HTTP/2 are for all.
-	req.Close = !t.TLSEnabled() && !slices.Contains(t.Versions, "h2c")
+	req.Header.Set("User-Agent", ownAgent)
+	req.Close = h.ownConnection(t)
 	if ops := h.ReverseProxy.Headers; ops != nil && ops.Request != nil {
 		ops.Request.ApplyToRequest(req)
 	}

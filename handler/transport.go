@@ -107,8 +107,14 @@ func (rt *route) dropBody() {
 	if rt.body == nil {
 		return
 	}
-	rt.pool.bodies.Add(-rt.body.size)
-	rt.body.done()
+	body := rt.takeBody()
+	rt.pool.bodies.Add(-body.size)
+	body.done()
+}
+
+// takeBody takes the request's body from whoever might send it again.
+func (rt *route) takeBody() *replay {
+	body := rt.body
 	rt.body = nil
 	if rt.lazy != nil {
 		rt.lazy.of = nil
@@ -116,6 +122,7 @@ func (rt *route) dropBody() {
 	if rt.sent != nil {
 		rt.sent.GetBody = nil
 	}
+	return body
 }
 
 // label adds the response headers that say how the request was routed.

@@ -41,6 +41,7 @@ type poolView struct {
 	IndexBytes      int64          `json:"index_bytes"`
 	IndexBlocks     int64          `json:"index_blocks"`
 	BodyBytes       int64          `json:"request_body_bytes"`
+	Speculative     int            `json:"speculative_prefills"`
 	PrefillRate     *float64       `json:"prefill_tokens_per_second"`
 	Settings        settingsView   `json:"settings"`
 	Totals          totalsView     `json:"totals"`
@@ -77,7 +78,7 @@ func (p *pool) view(t time.Time) poolView {
 	s, set := p.scheduler.Stats(), p.settings.Load()
 	v := poolView{
 		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
-		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(),
+		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(), Speculative: p.speculations.count(),
 		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults, s.StaleChoices},
 		Incidents: p.incidents.view(t),

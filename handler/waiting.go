@@ -34,9 +34,11 @@ const (
 	incidentLate     = "requests that waited too long are turned away"
 )
 
-// isFull tells whether the worker has no room for the request.
+// isFull tells whether the worker has no room for the request. What the router
+// has it compute beforehand makes room.
 func (rt *route) isFull(w *worker) bool {
-	return rt.plan.computes && w != rt.wait.reserved && w.slots.full() && !rt.roomy
+	return rt.plan.computes && w != rt.wait.reserved && w.slots.full() && !rt.roomy &&
+		(rt.dry || !rt.pool.yield(w) || w.slots.full())
 }
 
 // mustWait tells whether the request has to go through the queue: there is no

@@ -1,0 +1,221 @@
+package handler
+
+import (
+	"net/http"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// answerExt is what the nvext of a request asks its answer to carry, as far as
+// it is the router's to say.
+type answerExt struct {
+	fields      nvext.Fields
+	annotations nvext.Annotations
+	fits        bool   // the API's answers have room for it
+	id          string // the request's, as the client has it; empty if it has none
+	waiting     uint64 // requests that waited when this one came
+	ids         []byte // the prompt's token ids as JSON, nil if they are not known
+	prompt      []byte // the prompt's text as JSON, nil if it is not known
+}
+
+const (
+	routersFields      = nvext.FieldWorkerID | nvext.FieldTiming | nvext.FieldTokenIDs
+	routersAnnotations = nvext.AnnotationRequestID | nvext.AnnotationTokenIDs | nvext.AnnotationFormattedPrompt
+)
+
+// headerRequestID is where clients say the id of their request.
+const headerRequestID = "X-Request-Id" //nolint:canonicalheader // as net/http writes it
+
+// maxRequestID is the longest id of a request that is told again, in bytes.
+const maxRequestID = 256
+
+// answerExt takes in what the answer to a request is to carry, nil if it is
+// nothing. It copies what it needs of the body, which the answer may outlive.
+func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, body []byte) *answerExt {
+	fields, annotations := ext.ExtraFields&routersFields, ext.Annotations&routersAnnotations
+	if !req.Stream {
+		annotations = 0 // a plain answer has no events
+	}
+	if fields == 0 && annotations == 0 {
+		return nil
+	}
+	x := &answerExt{fields: fields, annotations: annotations, waiting: uint64(max(0, h.pool.queue.length.Load()))}
+	switch req.API.Name() {
+	case "chat", "completions":
+		x.fits = true
+	default:
+		return x // others' clients do not expect it
+	}
+	if annotations&nvext.AnnotationRequestID != 0 {
+		if id := r.Header.Get(headerRequestID); len(id) <= maxRequestID {
+			x.id = id
+		}
+	}
+	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
+		ids := nvext.AppendIDs(nil, req.NVExt, ext.TokenSpan)
+		if raw := req.AppendTokens(nil, body); ids == nil && raw != nil {
+			ids = nvext.AppendIDs(nil, raw, nvext.Span{End: len(raw)})
+		}
+		if ids != nil {
+			x.ids = nvext.AppendTokens(nil, ids)
+		}
+	}
+	if annotations&nvext.AnnotationFormattedPrompt != 0 {
+		x.prompt = slices.Clone(req.PromptText(body))
+	}
+	return x
+}
+
+// extended is what makes an answer carry it.
+type extended struct {
+	before []byte // annotations; nil once the client has them
+	stream *nvext.StreamFilter
+	plain  *nvext.AnswerFilter
+	told   bool // the token ids
+}
+
+// extend lets the answer carry what its client asked for. An answer that cannot
+// passes as it is, and is counted.
+func (o *observer) extend(resp *http.Response) {
+	x := o.rt.plan.answer
+	if x == nil {
+		return
+	}
+	if !x.fits || o.reader == nil {
+		o.rt.fallBack(fallbackUntold)
+		return
+	}
+	e := new(extended)
+	var add nvext.Additions
+	if x.fields&nvext.FieldWorkerID != 0 {
+		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: o.workerID().Append(nil)}}
+	}
+	if x.fields&(nvext.FieldTiming|nvext.FieldTokenIDs) != 0 {
+		add.Final = o.finalMembers
+	}
+	switch {
+	case o.stream:
+		e.before = o.rt.annotations()
+		if x.fields != 0 {
+			e.stream = &nvext.StreamFilter{Additions: add}
+		}
+	case x.fields != 0:
+		e.plain = &nvext.AnswerFilter{Additions: add}
+	}
+	if e.before == nil && e.stream == nil && e.plain == nil {
+		return
+	}
+	o.ext = e
+	resp.Header.Del("Content-Length") // it will be longer
+	resp.ContentLength = -1
+}
+
+// workerID says who answers. One worker does both phases.
+func (o *observer) workerID() nvext.WorkerID {
+	t := o.attempt.target
+	return nvext.WorkerID{
+		PrefillWorkerID: nvext.Some(t.Worker), PrefillDPRank: nvext.Some(t.Rank),
+		DecodeWorkerID: nvext.Some(t.Worker), DecodeDPRank: nvext.Some(t.Rank),
+	}
+}
+
+// annotations returns the events that the client asked for. A Dynamo, which
+// gets the request's nvext, writes them itself.
+func (rt *route) annotations() (out []byte) {
+	x := rt.plan.answer
+	if rt.attempt.worker.isDynamo(rt.pool) {
+		return nil
+	}
+	if x.annotations&nvext.AnnotationRequestID != 0 {
+		id := x.id
+		if id == "" && rt.repl != nil {
+			id, _ = rt.repl.GetString("http.request.uuid") // as access logs may have it
+		}
+		if id != "" {
+			out = nvext.AppendAnnotation(out, nvext.NameRequestID, nvext.AppendString(nil, id))
+		}
+	}
+	if x.annotations&nvext.AnnotationFormattedPrompt != 0 && x.prompt != nil {
+		out = nvext.AppendAnnotation(out, nvext.NameFormattedPrompt, x.prompt)
+	}
+	if x.annotations&nvext.AnnotationTokenIDs != 0 && x.ids != nil {
+		out = nvext.AppendAnnotation(out, nvext.NameTokenIDs, x.ids)
+	}
+	return out
+}
+
+// finalMembers makes what the end of an answer carries besides.
+func (o *observer) finalMembers() (list []nvext.Member) {
+	x := o.rt.plan.answer
+	if x.fields&nvext.FieldTiming != 0 {
+		list = append(list, nvext.Member{Name: nvext.NameTiming, Value: o.timing().Append(nil)})
+	}
+	if x.fields&nvext.FieldTokenIDs != 0 && x.ids != nil && !o.ext.told {
+		o.ext.told = true // once is enough, where several choices end
+		list = append(list, nvext.Member{Name: nvext.NameTokenIDs, Value: x.ids})
+	}
+	return list
+}
+
+// timing returns how long the answer took so far. The first token of a plain
+// answer is not seen.
+func (o *observer) timing() nvext.Timing {
+	start := o.rt.start
+	ms := func(seconds float64) nvext.Opt[float64] { return nvext.Some(seconds * 1000) }
+	t := nvext.Timing{
+		RequestReceivedMS: uint64(max(0, start.UnixMilli())),
+		PrefillWaitTimeMS: ms(o.attempt.begun.Sub(start).Seconds()),
+		TotalTimeMS:       ms(now().Sub(start).Seconds()),
+		RouterQueueDepth:  nvext.Some(o.rt.plan.answer.waiting),
+	}
+	if !o.first.IsZero() {
+		t.PrefillTimeMS = ms(o.first.Sub(o.attempt.begun).Seconds())
+		t.TTFTMS = ms(o.first.Sub(start).Seconds())
+	}
+	if !o.stream {
+		o.reader.Finish() // it has come whole, or nobody would ask
+	}
+	if prompt, _, cached := o.usage(); prompt > 0 && cached >= 0 {
+		t.KVHitRate = nvext.Some(float64(cached) / float64(prompt))
+	} else if n := o.rt.plan.score.Tokens; n > 0 {
+		t.KVHitRate = nvext.Some(float64(o.attempt.terms.OverlapTokens) / float64(n)) // as it was predicted
+	}
+	return t
+}
+
+// write passes on the next bytes of the answer, the last ones if over.
+func (e *extended) write(o *observer, p []byte, over bool) []byte {
+	out := p
+	switch {
+	case e.stream != nil:
+		if out = e.stream.Write(p); over {
+			out = append(slices.Clip(out), e.stream.End()...)
+			e.missed(o, e.stream.Skipped() > 0)
+		}
+	case e.plain != nil:
+		if out = e.plain.Write(p); over {
+			e.missed(o, e.plain.Skipped())
+			out = append(slices.Clip(out), e.plain.End()...)
+		}
+	}
+	if len(e.before) > 0 && len(p) > 0 {
+		out = slices.Concat(e.before, out)
+		e.before = nil
+	}
+	return out
+}
+
+// missed takes in whether some of the answer was too long to carry anything.
+func (e *extended) missed(o *observer, some bool) {
+	if some {
+		o.rt.fallBack(fallbackUntold)
+	}
+}
+
+// isDynamo tells whether a worker is a Dynamo, which has an nvext of its own.
+func (w *worker) isDynamo(p *pool) bool {
+	return kindOf(p.settings.Load().worker(w.dial), w.engine.last()) == engine.Dynamo
+}

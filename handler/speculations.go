@@ -1,0 +1,176 @@
+package handler
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Bounds of what speculative prefills may take. They are the router's own
+// requests: a client asks for them, and nobody waits for them.
+const (
+	// maxSpeculative and maxSpeculativeWorker are how many there are at a time,
+	// in a pool and on one worker.
+	maxSpeculative, maxSpeculativeWorker = 64, 2
+	// maxForeseen is the most memory, in bytes, that a pool keeps for them:
+	// the bodies of requests whose answers are under way.
+	maxForeseen = 256 << 20
+	// maxKeptText is the longest answer, in bytes of JSON, that is kept to be a
+	// part of the next turn's prompt.
+	maxKeptText = 256 << 10
+)
+
+// What becomes of a turn whose client asked for the next one's prefix to be
+// computed.
+const (
+	speculativeOK       = "ok"        // it was computed
+	speculativeFailed   = "failed"    // the worker did not answer, or with an error
+	speculativeTimeout  = "timeout"   // it took too long
+	speculativeNextTurn = "next_turn" // the session's next turn came first
+	speculativeYielded  = "yielded"   // its place on a full worker was needed
+	speculativeStopped  = "stopped"   // the configuration ended
+	speculativeBusy     = "busy"      // the worker had too much to do
+	speculativeLimit    = "limit"     // there were as many as there may be
+	speculativeMemory   = "memory"    // the body could not be kept
+	speculativeUnfit    = "unfit"     // the turn did not end well, or its answer is not all text
+	speculativeOff      = "off"       // the operator does not allow it
+)
+
+// speculations are those of a pool, from when an answer begins that may have one
+// to its end.
+type speculations struct {
+	open atomic.Int32 // who comes looks at it before the lock is taken
+
+	mu       sync.Mutex
+	bytes    int64                   // kept
+	sessions map[string]*speculation // the latest of each session
+	running  []*speculation
+}
+
+// expect takes in a turn that may have one. It returns false if there is no
+// memory for it.
+func (l *speculations) expect(s *speculation) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.bytes+s.size > maxForeseen {
+		return false
+	}
+	l.bytes += s.size
+	l.open.Add(1)
+	if s.session != "" {
+		if l.sessions == nil {
+			l.sessions = make(map[string]*speculation)
+		}
+		l.sessions[s.session] = s
+	}
+	return true
+}
+
+// start takes in that the turn has ended well. It returns why nothing comes of
+// it, empty if it may begin.
+func (l *speculations) start(s *speculation) (outcome string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	there := 0
+	for _, o := range l.running {
+		if o.worker == s.worker {
+			there++
+		}
+	}
+	switch {
+	case s.over != "":
+		return s.over
+	case len(l.running) >= maxSpeculative || there >= maxSpeculativeWorker:
+		return speculativeLimit
+	}
+	l.running = append(l.running, s)
+	s.worker.speculative.Add(1)
+	return ""
+}
+
+// end takes in that nothing more comes of one, and returns what became of it.
+func (l *speculations) end(s *speculation, outcome string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.over == "" {
+		s.over = outcome
+	}
+	if l.sessions[s.session] == s {
+		delete(l.sessions, s.session)
+	}
+	if i := slices.Index(l.running, s); i >= 0 {
+		l.running = slices.Delete(l.running, i, i+1)
+		s.worker.speculative.Add(-1)
+	}
+	l.bytes -= s.size
+	l.open.Add(-1)
+	return s.over
+}
+
+// hold gives one what is to be released at its end. It returns false if that has
+// come.
+func (l *speculations) hold(s *speculation, b *booking) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.over != "" {
+		return false
+	}
+	s.booking = b
+	return true
+}
+
+// callOff ends those that are meant, which need not have begun.
+func (l *speculations) callOff(outcome string, meant func(*speculation) bool) (ended bool) {
+	l.mu.Lock()
+	var list []*speculation
+	for _, s := range l.running {
+		if s.over == "" && meant(s) {
+			s.over = outcome
+			list = append(list, s)
+		}
+	}
+	l.mu.Unlock()
+	for _, s := range list {
+		s.stop()
+	}
+	return len(list) > 0
+}
+
+// count returns how many are being computed.
+func (l *speculations) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.running)
+}
+
+// nextTurn takes in that a request came: what was to be computed beforehand for
+// it is not computed beside it. It is told by its session, or by its prompt.
+func (p *pool) nextTurn(plan *plan) {
+	l := &p.speculations
+	if l.open.Load() == 0 || plan.request == nil {
+		return
+	}
+	if plan.session != "" {
+		l.mu.Lock()
+		if s := l.sessions[plan.session]; s != nil && s.over == "" && !slices.Contains(l.running, s) {
+			s.over = speculativeNextTurn // it has not begun, and will not
+		}
+		l.mu.Unlock()
+	}
+	l.callOff(speculativeNextTurn, func(s *speculation) bool { return s.precedes(plan) })
+}
+
+// precedes tells whether the plan is that of the turn which the prefix is
+// computed for.
+func (s *speculation) precedes(p *plan) bool {
+	n := len(s.blocks)
+	return p.session != "" && p.session == s.session ||
+		n > 0 && p.score.Root == s.plan.score.Root && len(p.score.Blocks) >= n && p.score.Blocks[n-1] == s.blocks[n-1]
+}
+
+// yield ends those on a worker that is full, and tells whether there were any:
+// it has room then.
+func (p *pool) yield(w *worker) bool {
+	return w.speculative.Load() > 0 &&
+		p.speculations.callOff(speculativeYielded, func(s *speculation) bool { return s.worker == w })
+}
