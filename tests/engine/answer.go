@@ -11,6 +11,7 @@ type answer struct {
 	*call
 	created   int64
 	blockSize int
+	reasoning int // tokens of a chat's answer
 }
 
 // document is an answer, or one chunk of a stream.
@@ -40,8 +41,9 @@ type choice struct {
 }
 
 type spoken struct {
-	Role    string `json:"role,omitempty"`
-	Content string `json:"content"`
+	Role      string `json:"role,omitempty"`
+	Content   string `json:"content"`
+	Reasoning string `json:"reasoning_content,omitempty"`
 }
 
 type usage struct {
@@ -112,7 +114,9 @@ func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
 	}
 	token := a.answer[i : i+1]
 	c, t := choice{TokenIDs: a.ids(token)}, text(token)
-	if a.chat {
+	if a.chat && i < a.reasoning {
+		c.Delta = &spoken{Reasoning: t}
+	} else if a.chat {
 		c.Delta = &spoken{Content: t}
 	} else {
 		c.Text, c.PromptTokenIDs = &t, null
@@ -155,8 +159,8 @@ func appendEvent(buf []byte, d *document) []byte {
 // whole returns the body of an answer that is not streamed.
 func (a *answer) whole(cached int) []byte {
 	c, t := choice{TokenIDs: a.ids(a.answer), FinishReason: &a.reason}, text(a.answer)
-	if a.chat {
-		c.Message = &spoken{Role: "assistant", Content: t}
+	if n := min(a.reasoning, len(a.answer)); a.chat {
+		c.Message = &spoken{Role: "assistant", Content: text(a.answer[n:]), Reasoning: text(a.answer[:n])}
 	} else {
 		c.Text, c.PromptTokenIDs = &t, a.ids(a.prompt.Tokens)
 	}

@@ -49,6 +49,10 @@ type Config struct {
 	// AnswerTokens is the tokens of an answer, the end-of-sequence token
 	// included, unless the request asks for another length. Default: 64.
 	AnswerTokens int
+	// ReasoningTokens is how many of an answer's tokens, from its beginning on,
+	// are reasoning: chats have them as reasoning_content, and they are in no
+	// later prompt. Default: 0.
+	ReasoningTokens int
 	// Speed is how much faster than real time the engine runs: from more than 0
 	// to 100. Default: 1.
 	Speed float64
@@ -105,6 +109,7 @@ func (c *Config) complete() error {
 		{"token budget", c.TokenBudget},
 		{"running requests", c.MaxRunning},
 		{"answer tokens", c.AnswerTokens},
+		{"reasoning tokens", c.ReasoningTokens},
 		{"journal size", c.JournalSize},
 	} {
 		if f.value < 0 {

@@ -84,7 +84,7 @@ func (x *exchange) infer(chat bool, f Fault) {
 	})
 	k := x.life.ranks[c.rank]
 	k.submit(j)
-	a := &answer{call: c, created: time.Now().Unix(), blockSize: x.engine.cfg.BlockSize}
+	a := &answer{call: c, created: time.Now().Unix(), blockSize: x.engine.cfg.BlockSize, reasoning: x.engine.cfg.ReasoningTokens}
 	if c.stream {
 		x.stream(a, k, j, f)
 	} else {
