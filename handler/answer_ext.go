@@ -27,7 +27,7 @@ const (
 )
 
 // headerRequestID is where clients say the id of their request.
-const headerRequestID = "X-Request-Id" //nolint:canonicalheader // as net/http writes it
+const headerRequestID = "X-Request-Id"
 
 // maxRequestID is the longest id of a request that is told again, in bytes.
 const maxRequestID = 256
@@ -50,7 +50,7 @@ func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		return x // others' clients do not expect it
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
-		if id := r.Header.Get(headerRequestID); len(id) <= maxRequestID {
+		if id := r.Header.Get(headerRequestID); len(id) <= maxRequestID { //nolint:canonicalheader // it is
 			x.id = id
 		}
 	}

@@ -1,0 +1,429 @@
+package tests
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// carried is an answer's nvext, as far as the router makes it.
+type carried struct {
+	WorkerID *struct {
+		Prefill     *uint64 `json:"prefill_worker_id"`
+		PrefillRank *uint32 `json:"prefill_dp_rank"`
+		Decode      *uint64 `json:"decode_worker_id"`
+		DecodeRank  *uint32 `json:"decode_dp_rank"`
+	} `json:"worker_id"`
+	Timing *struct {
+		Received *uint64  `json:"request_received_ms"`
+		Wait     *float64 `json:"prefill_wait_time_ms"`
+		Prefill  *float64 `json:"prefill_time_ms"`
+		TTFT     *float64 `json:"ttft_ms"`
+		Total    *float64 `json:"total_time_ms"`
+		HitRate  *float64 `json:"kv_hit_rate"`
+		Depth    *uint64  `json:"router_queue_depth"`
+	} `json:"timing"`
+	TokenIDs []uint32        `json:"token_ids"`
+	Own      json.RawMessage `json:"mine"`
+}
+
+// chunk is what the tests look at of an answer, or of a chunk of one.
+type chunk struct {
+	Choices []struct {
+		Finish *string `json:"finish_reason"`
+	} `json:"choices"`
+	Usage json.RawMessage `json:"usage"`
+	NVExt *carried        `json:"nvext"`
+}
+
+// chunksOf returns the chunks of a stream, or a plain answer as one.
+func chunksOf(t *testing.T, a answer, stream bool) (list []chunk) {
+	t.Helper()
+	docs := []string{string(a.body)}
+	if stream {
+		docs = nil
+		for line := range strings.Lines(string(a.body)) {
+			if data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: "); ok && data != "[DONE]" {
+				docs = append(docs, data)
+			}
+		}
+	}
+	for _, d := range docs {
+		var c chunk
+		if err := json.Unmarshal([]byte(d), &c); err != nil {
+			t.Fatalf("%s: %v", d, err)
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// withoutNVExt takes out what the router put in. The engines' own nvext here is
+// {"mine":1}, or there is none.
+func withoutNVExt(body []byte) []byte {
+	const added = `"(?:worker_id|timing)":\{[^{}]*\}|"token_ids":\[[0-9,]*\]`
+	body = regexp.MustCompile(`(?s)^(event: [a-z_]+\n: [^\n]*\n\n)*`).ReplaceAll(body, nil)
+	body = regexp.MustCompile(`,"nvext":\{(?:(?:`+added+`),?)+\}`).ReplaceAll(body, nil)
+	return regexp.MustCompile(`(\{"mine":1)(?:,(?:`+added+`))+\}`).ReplaceAll(body, []byte("$1}"))
+}
+
+const explained = "trust explain"
+
+// asks returns a request's body with these extra fields.
+func asksFor(path string, stream bool, fields ...string) []byte {
+	list, _ := json.Marshal(fields)
+	prompt := `"messages":[{"role":"user","content":"` + strings.Repeat("some words ", 20) + `"}]`
+	if path == "/v1/completions" {
+		prompt = `"prompt":[1, 2,30000,4]`
+	}
+	return fmt.Appendf(nil, `{"model":"canned",%s,"stream":%v,"nvext":{"extra_fields":%s}}`, prompt, stream, list)
+}
+
+// TestAnswersCarryWhatIsAskedFor asks for each member, alone and together, of
+// engines with and without an nvext of their own, and compares the bytes with
+// those of an answer that carries nothing.
+func TestAnswersCarryWhatIsAskedFor(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained, fmt.Sprintf("worker %s {\nid 9007199254740991\n}", engines[0].Addr())))
+	own := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.Header.Get("X-Streamed") == "" {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{ "choices":[{"index":0,"text":"abc","message":{"role":"assistant","content":"abc"},"finish_reason":"stop"}],"nvext":{"mine":1}} `+"\n")
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, c := range "abc" {
+			fmt.Fprintf(w, ": ping\n\ndata: {\"choices\":[{\"index\":0,\"text\":\"%c\",\"delta\":{\"content\":\"%c\"}}],\"nvext\":{\"mine\":1}}\r\n\r\n", c, c)
+			http.NewResponseController(w).Flush()
+		}
+		fmt.Fprintf(w, "data: {\"nvext\":{\"mine\":1},\"choices\":[{\"index\":0,\"delta\":{},\"text\":\"\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n%s", body[len(body):])
+	}
+	for _, engine := range []string{"Plain", "OwnNVExt"} {
+		for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
+			for _, stream := range []bool{true, false} {
+				for _, fields := range [][]string{{"worker_id"}, {"timing"}, {"token_ids"}, {"worker_id", "timing", "token_ids", "nonsense"}, {"engine_data"}} {
+					t.Run(fmt.Sprintf("%s%s/%v/%s", engine, path, stream, strings.Join(fields, "+")), func(t *testing.T) {
+						engines[0].SetHandler(nil)
+						header := []string{}
+						if engine == "OwnNVExt" {
+							engines[0].SetHandler(own)
+							if stream {
+								header = []string{"X-Streamed", "1"}
+							}
+						}
+						plain := s.post(t.Context(), path, asksFor(path, stream), header...)
+						a := s.post(t.Context(), path, asksFor(path, stream, fields...), header...)
+						if !a.ok() || !plain.ok() {
+							t.Fatalf("status %d, error %v, body %q", a.status, a.err, a.body)
+						}
+						if back := withoutNVExt(a.body); !bytes.Equal(back, plain.body) {
+							t.Errorf("besides nvext the answer is\n%q, want\n%q", back, plain.body)
+						}
+						checkCarried(t, chunksOf(t, a, stream), stream, path, fields, engine == "OwnNVExt")
+					})
+				}
+			}
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// checkCarried compares an answer's nvext with the fields that were asked for.
+func checkCarried(t *testing.T, chunks []chunk, stream bool, path string, fields []string, own bool) {
+	t.Helper()
+	asked := " " + strings.Join(fields, " ") + " "
+	has := func(name string) bool { return strings.Contains(asked, " "+name+" ") }
+	for i, c := range chunks {
+		x := c.NVExt
+		if x == nil {
+			x = new(carried)
+		}
+		final := !stream || len(c.Choices) > 0 && c.Choices[0].Finish != nil
+		if own != (x.Own != nil) {
+			t.Errorf("chunk %d: the engine's own member is %s", i, x.Own)
+		}
+		if (x.WorkerID != nil) != has("worker_id") {
+			t.Errorf("chunk %d: worker_id %+v", i, x.WorkerID)
+		}
+		if w := x.WorkerID; w != nil {
+			if *w.Decode != 1<<53-1 || *w.Prefill != 1<<53-1 || *w.DecodeRank != 0 || *w.PrefillRank != 0 {
+				t.Errorf("chunk %d: worker_id %d/%d %d/%d", i, *w.Prefill, *w.PrefillRank, *w.Decode, *w.DecodeRank)
+			}
+		}
+		if (x.Timing != nil) != (has("timing") && final) {
+			t.Errorf("chunk %d: timing %+v", i, x.Timing)
+		}
+		if x.Timing != nil {
+			checkTiming(t, x, stream)
+		}
+		want := ""
+		if has("token_ids") && final && path == "/v1/completions" {
+			want = "[1 2 30000 4]"
+		}
+		if got := fmt.Sprint(x.TokenIDs); got != want && (got != "[]" || want != "") {
+			t.Errorf("chunk %d: token_ids %s, want %s", i, got, want)
+		}
+	}
+}
+
+func checkTiming(t *testing.T, x *carried, stream bool) {
+	t.Helper()
+	m := x.Timing
+	if m.Received == nil || m.Wait == nil || m.Total == nil || m.Depth == nil {
+		t.Fatalf("timing %+v", m)
+	}
+	if age := time.Since(time.UnixMilli(int64(*m.Received))); age < -time.Millisecond || age > time.Minute {
+		t.Errorf("received %v ago", age)
+	}
+	if *m.Wait < 0 || *m.Total < *m.Wait || *m.Depth != 0 {
+		t.Errorf("waited %v of %v ms, behind %d", *m.Wait, *m.Total, *m.Depth)
+	}
+	if (m.TTFT != nil) != stream || (m.Prefill != nil) != stream {
+		t.Errorf("first token: %+v", m) // of a plain answer it is not seen
+	}
+	if stream {
+		if d := *m.TTFT - *m.Wait - *m.Prefill; d < -0.01 || d > 0.01 || *m.TTFT > *m.Total {
+			t.Errorf("%v ms waited and %v ms of prefill are %v ms, of %v", *m.Wait, *m.Prefill, *m.TTFT, *m.Total)
+		}
+	}
+	if m.HitRate != nil && (*m.HitRate < 0 || *m.HitRate > 1) {
+		t.Errorf("hit rate %v", *m.HitRate)
+	}
+}
+
+// TestHitRateIsTheEnginesOrPredicted has a plain answer, whose usage is known
+// when it ends, and a stream, whose usage comes behind the last chunk.
+func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	engines[0].SetHandler(usageAnswer(`{"prompt_tokens":1000,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":250}}`))
+	s := startCaddy(t, route(engines, explained))
+	body := asksFor("/v1/chat/completions", false, "timing")
+	if a := s.post(t.Context(), "/v1/chat/completions", body); *chunksOf(t, a, false)[0].NVExt.Timing.HitRate != 0.25 {
+		t.Errorf("the engine reports 250 of 1000, the answer is %s", a.body)
+	}
+	engines[0].SetHandler(nil)
+	body = asksFor("/v1/chat/completions", true, "timing")
+	a := s.post(t.Context(), "/v1/chat/completions", body) // the second time
+	list := chunksOf(t, a, true)
+	if r := list[len(list)-1].NVExt.Timing.HitRate; r == nil || *r < 0.5 {
+		t.Errorf("asked again, the hit rate is %v", r)
+	}
+}
+
+// TestUsageAndNVExtTogether has a chunk that the client did not ask for taken out
+// of a stream which is changed besides.
+func TestUsageAndNVExtTogether(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained, "usage inject"))
+	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
+	list := chunksOf(t, a, true)
+	for i, c := range list {
+		if c.Usage != nil || len(c.Choices) == 0 || c.NVExt == nil || c.NVExt.WorkerID == nil {
+			t.Errorf("chunk %d of %d: %+v", i, len(list), c)
+		}
+	}
+	if !a.ok() || len(list) < 3 || list[len(list)-1].NVExt.Timing == nil {
+		t.Errorf("status %d, error %v, %d chunks", a.status, a.err, len(list))
+	}
+	if asked := string(lastOf(engines[0]).Body); !strings.Contains(asked, "include_usage") || strings.Contains(asked, "nvext") {
+		t.Errorf("the engine was sent %s", asked)
+	}
+}
+
+// TestAnnotationsComeFirst asks for events before the answer.
+func TestAnnotationsComeFirst(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained))
+	const ids = "event: request_id\n: \"my \\\"id\\\"\"\n\n"
+	body := func(prompt string, stream bool, ext string) []byte {
+		return fmt.Appendf(nil, `{"model":"canned",%s,"stream":%v,"nvext":%s}`, prompt, stream, ext)
+	}
+	const all = `{"annotations":["request_id","token_ids","formatted_prompt","unheard_of"],"extra_fields":["worker_id"]}`
+	for _, c := range []struct{ name, path, prompt, ext, want string }{
+		{"Chat", "/v1/chat/completions", `"messages":[{"role":"user","content":"q"}]`, all, ids},
+		{"Text", "/v1/completions", `"prompt":"a\n\"b\" é"`, all, ids + "event: formatted_prompt\n: \"a\\n\\\"b\\\" é\"\n\n"},
+		{"Tokens", "/v1/completions", `"prompt":[ 1, 4294967295 ]`, all, ids + "event: token_ids\n: [1,4294967295]\n\n"},
+		{"TokenData", "/v1/completions", `"prompt":"x"`, `{"token_data":[7,8],"annotations":["token_ids"]}`, "event: token_ids\n: [7,8]\n\n"},
+		{"OfTwo", "/v1/completions", `"prompt":["x","y"]`, `{"annotations":["formatted_prompt","token_ids"]}`, ""},
+		{"None", "/v1/completions", `"prompt":"x"`, `{"annotations":[]}`, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			plain := s.post(t.Context(), c.path, body(c.prompt, true, "{}"))
+			a := s.post(t.Context(), c.path, body(c.prompt, true, c.ext), "X-Request-Id", `my "id"`)
+			before, found := strings.CutSuffix(string(withoutWorker(a.body)), string(plain.body))
+			if !a.ok() || !found || before != c.want {
+				t.Errorf("status %d, error %v, before the answer is %q, want %q", a.status, a.err, before[:min(300, len(before))], c.want)
+			}
+			whole := s.post(t.Context(), c.path, body(c.prompt, false, strings.Replace(c.ext, "worker_id", "x", 1)))
+			if !whole.ok() || bytes.Contains(whole.body, []byte("event:")) {
+				t.Errorf("a plain answer is %s", whole.body)
+			}
+		})
+	}
+	t.Run("IdOfItsOwn", func(t *testing.T) {
+		ext := `{"annotations":["request_id"]}`
+		seen := make(map[string]bool)
+		for range 3 {
+			a := s.post(t.Context(), "/v1/completions", body(`"prompt":"x"`, true, ext))
+			first, _, _ := strings.Cut(string(a.body), "\n\n")
+			seen[first] = true
+			if !regexp.MustCompile(`^event: request_id\n: "[0-9a-f-]{36}"$`).MatchString(first) {
+				t.Errorf("the first event is %q", first)
+			}
+		}
+		if len(seen) != 3 {
+			t.Errorf("ids %v", seen)
+		}
+	})
+}
+
+func withoutWorker(body []byte) []byte {
+	return regexp.MustCompile(`,"nvext":\{"worker_id":\{[^{}]*\}\}`).ReplaceAll(body, nil)
+}
+
+// TestWhoIsNotTrustedIsToldNothing asks for topology without the right to.
+func TestWhoIsNotTrustedIsToldNothing(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	for _, stream := range []bool{true, false} {
+		plain := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", stream))
+		a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", stream, "worker_id", "timing"))
+		if !a.ok() || !bytes.Equal(a.body, plain.body) {
+			t.Errorf("stream %v: %q, want %q", stream, a.body, plain.body)
+		}
+	}
+}
+
+// TestAnswersThatCarryNothing have what no nvext is put into, though it was asked
+// for: it passes byte for byte, and where the client misses something, that is
+// counted.
+func TestAnswersThatCarryNothing(t *testing.T) {
+	const longEvent = `data: {"choices":[{"index":0,"delta":{"content":"`
+	long := longEvent + strings.Repeat("x", 1<<20) + `"}}]}` + "\n\ndata: [DONE]\n\n"
+	for _, c := range []struct {
+		name, path, kind, coding, body string
+		status                         int
+		counted                        float64
+	}{
+		{"Error", "/v1/chat/completions", "application/json", "", `{"error":{"message":"m"}}`, 400, 0},
+		{"ErrorEvent", "/v1/chat/completions", "text/event-stream", "", "data: {\"error\":{\"message\":\"m\"}}\n\ndata: [DONE]\n\n", 200, 0},
+		{"ErrorWithAGoodStatus", "/v1/chat/completions", "application/json", "", `{"object":"error","message":"m"}`, 200, 0},
+		{"NoJSON", "/v1/chat/completions", "text/html", "", `<html>`, 200, 0},
+		{"Compressed", "/v1/chat/completions", "application/json", "gzip", gzipped(`{"choices":[]}`), 200, 1},
+		{"CompressedStream", "/v1/chat/completions", "text/event-stream", "gzip", gzipped(oneChunk), 200, 1},
+		{"LongEvent", "/v1/chat/completions", "text/event-stream", "", long, 200, 1},
+		{"OtherAPI", "/v1/messages", "application/json", "", `{"type":"message","content":[],"stop_reason":"end_turn"}`, 200, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			engines := startEngines(t, 1, canned.Pace{})
+			s := startCaddy(t, route(engines, explained, "pool untold-"+c.name))
+			before := s.scrape(t)
+			engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", c.kind)
+				if c.coding != "" {
+					w.Header().Set("Content-Encoding", c.coding)
+				}
+				w.WriteHeader(c.status)
+				io.WriteString(w, c.body)
+			})
+			stream := c.kind == "text/event-stream"
+			a := s.post(t.Context(), c.path, asksFor(c.path, stream, "worker_id", "timing"))
+			if a.status != c.status || a.err != nil || string(a.body) != c.body {
+				t.Errorf("status %d, error %v, %d bytes %.200q; want %d bytes", a.status, a.err, len(a.body), a.body, len(c.body))
+			}
+			s.booksAtZero(t)
+			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{`pool="untold-` + c.name + `"`, `reason="nvext_untold"`}, c.counted}})
+		})
+	}
+}
+
+// TestLengthGoesWhereItChanges has engines that say how long their answers are.
+func TestLengthGoesWhereItChanges(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained))
+	for _, c := range []struct{ kind, body string }{
+		{"application/json", `{"choices":[]}`},
+		{"text/event-stream", oneChunk + "data: [DONE]\n\n"},
+	} {
+		engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", c.kind)
+			w.Header().Set("Content-Length", strconv.Itoa(len(c.body)))
+			io.WriteString(w, c.body)
+		})
+		for _, fields := range [][]string{{"worker_id"}, nil} {
+			a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", c.kind == "text/event-stream", fields...))
+			if length := a.header.Get("Content-Length"); a.err != nil || (length != "") != (fields == nil) || bytes.Contains(a.body, []byte("worker_id")) == (fields == nil) {
+				t.Errorf("%s, %v: length %q, error %v, body %s", c.kind, fields, length, a.err, a.body)
+			}
+		}
+	}
+}
+
+// TestBrokenAnswersCarryWhatCame breaks a stream in mid-event, and a plain answer
+// in the middle.
+func TestBrokenAnswersCarryWhatCame(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained))
+	engines[0].SetHandler(cut(nil, oneChunk+`data: {"choices":[{"in`))
+	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
+	whole, rest, _ := strings.Cut(string(a.body), "\n\n")
+	if a.err == nil || !strings.Contains(whole, `"worker_id"`) || !strings.HasPrefix(rest, `data: {"choices":[{"in`) || strings.Count(rest, brokenEvent) != 1 {
+		t.Errorf("error %v, body %q", a.err, a.body)
+	}
+	engines[0].SetHandler(nil)
+	engines[0].SetFault(canned.Fault{Kind: canned.DieMidStream})
+	a = s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", false, "worker_id"))
+	if a.err == nil || len(a.body) == 0 || bytes.Contains(a.body, []byte("worker_id")) {
+		t.Errorf("error %v, body %q", a.err, a.body)
+	}
+	s.booksAtZero(t)
+}
+
+// TestChunksAreNotHeldBack has an engine that waits for the client to have seen
+// each chunk.
+func TestChunksAreNotHeldBack(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained))
+	seen := make(chan struct{})
+	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 3 {
+			io.WriteString(w, oneChunk)
+			http.NewResponseController(w).Flush()
+			select {
+			case <-seen:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/chat/completions",
+		bytes.NewReader(asksFor("/v1/chat/completions", true, "worker_id")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: 10 * time.Second, Transport: s.client.Transport}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	buf := make([]byte, 4096)
+	for range 3 {
+		n, err := resp.Body.Read(buf)
+		if err != nil || !bytes.Contains(buf[:n], []byte("worker_id")) || !bytes.HasSuffix(buf[:n], []byte("\n\n")) {
+			t.Fatalf("read %q, %v", buf[:n], err)
+		}
+		seen <- struct{}{}
+	}
+}

@@ -1,0 +1,441 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+const (
+	speculativeTotal = "caddy_kv_router_speculative_total"
+	speculates       = "speculative_prefill on"
+	wantsPrefill     = `{"agent_hints":{"speculative_prefill":true}}`
+)
+
+// TestNextTurnIsFoundWarm has an engine that reasons before it answers: the next
+// turn's prompt has the answer without that, so that the engine has not computed
+// it yet. With the hint it has by then.
+func TestNextTurnIsFoundWarm(t *testing.T) {
+	type turn struct{ prompt, cached int }
+	second := func(t *testing.T, hint string) (turn, float64) {
+		e, err := engine.Start(engine.Config{Speed: 100, AnswerTokens: 300, ReasoningTokens: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		s := startCaddy(t, simulated([]*engine.Engine{e}, speculates, "response_headers X-KV-"))
+		before := s.scrape(t)
+		c := simChat(strings.Repeat("some words ", 100)).streamed()
+		c.Nvext = json.RawMessage(hint)
+		session := []string{"X-Session-Id", "s", "Authorization", "Bearer client"}
+		first := s.mustChat(t, c, session...)
+		asked := 0.0
+		if strings.Contains(hint, "true") {
+			asked = 1
+		}
+		s.wantFigures(t, before, []figure{
+			{speculativeTotal, []string{`outcome="ok"`}, asked}, {speculativeTotal, nil, asked}, {requestsTotal, nil, 1},
+		})
+		s.booksAtZero(t)
+		c.Messages = append(c.Messages, message{"assistant", first.text}, message{"user", "and then?"})
+		a := s.mustChat(t, c, session...)
+		var own, last engine.Record
+		for _, r := range e.Journal() {
+			if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
+				own = r
+			} else if r.Method == http.MethodPost {
+				last = r
+			}
+		}
+		if (own.Seq > 0) != (asked > 0) {
+			t.Fatalf("the router's own request is %+v", own)
+		}
+		if asked > 0 && (own.AnswerTokens != 1 || own.Outcome != engine.Finished || own.Header.Get("Authorization") != "Bearer client") {
+			t.Errorf("the router's own request: %d tokens, %s, %v", own.AnswerTokens, own.Outcome, own.Header)
+		}
+		var held float64
+		if _, err := fmt.Sscan(a.header.Get("X-KV-Predicted-Cached-Tokens"), &held); err != nil {
+			t.Fatal(err)
+		}
+		return turn{last.PromptTokens, last.CachedTokens}, held
+	}
+	var cold, warm turn
+	var foreseen, unforeseen float64
+	t.Run("Without", func(t *testing.T) { cold, unforeseen = second(t, `{}`) })
+	t.Run("With", func(t *testing.T) { warm, foreseen = second(t, wantsPrefill) })
+	t.Logf("cached of the second turn: %+v, and with the hint %+v; foreseen %v and %v", cold, warm, unforeseen, foreseen)
+	if warm.cached-cold.cached < 150 || warm.prompt-warm.cached > 60 {
+		t.Errorf("the second turn's cached tokens are %d of %d, without the hint %d of %d", warm.cached, warm.prompt, cold.cached, cold.prompt)
+	}
+	if foreseen-unforeseen < 100 {
+		t.Errorf("the router expects %v cached tokens, without the hint %v", foreseen, unforeseen)
+	}
+}
+
+// ownRequests is an engine that tells the router's own requests from others.
+type ownRequests struct {
+	addr   string
+	answer http.HandlerFunc // of clients' requests; nil is a stream of one word
+	hold   chan struct{}    // if not nil, its own requests are not answered before it is closed
+	status int              // of its own; 0 is 200, -1 closes the connection
+
+	mu   sync.Mutex
+	own  []*http.Request
+	body []string
+	left int // that were called off
+}
+
+func startOwn(t *testing.T, e *ownRequests) *ownRequests {
+	e.addr = serveRaw(t, e.serve)
+	return e
+}
+
+func (e *ownRequests) serve(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	switch {
+	case r.Method != http.MethodPost:
+		http.NotFound(w, r)
+	case r.UserAgent() != "kv_router" && e.answer != nil:
+		e.answer(w, r)
+	case r.UserAgent() != "kv_router":
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, streamOf(`{"content":"the answer"}`))
+	default:
+		e.serveOwn(w, r, string(body))
+	}
+}
+
+func (e *ownRequests) serveOwn(w http.ResponseWriter, r *http.Request, body string) {
+	e.mu.Lock()
+	e.own = append(e.own, r)
+	e.body = append(e.body, body)
+	e.mu.Unlock()
+	if e.hold != nil {
+		select {
+		case <-e.hold:
+		case <-r.Context().Done():
+			e.mu.Lock()
+			e.left++
+			e.mu.Unlock()
+			return
+		}
+	}
+	if e.status < 0 {
+		panic(http.ErrAbortHandler) // closes the connection
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(max(e.status, 200))
+	io.WriteString(w, `{"type":"message","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`)
+}
+
+// counts returns how many requests the router made of its own, and how many of
+// these it called off.
+func (e *ownRequests) counts() (own, left int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.own), e.left
+}
+
+// streamOf is a stream of deltas that ends well.
+func streamOf(deltas ...string) string {
+	var b strings.Builder
+	for _, d := range deltas {
+		fmt.Fprintf(&b, "data: {\"choices\":[{\"index\":0,\"delta\":%s}]}\n\n", d)
+	}
+	b.WriteString("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+	return b.String()
+}
+
+// turnOf is a first turn whose client asks for the next one's prefix.
+func turnOf(text string) []byte {
+	return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"user","content":%q}],"stream":true,"nvext":%s}`, text, wantsPrefill)
+}
+
+// speculated waits until a figure of that outcome has grown by n, and no other.
+func (s *server) speculated(t *testing.T, before metrics, outcome string, n float64) {
+	t.Helper()
+	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="` + outcome + `"`}, n}, {speculativeTotal, nil, n}})
+}
+
+// TestSpeculativeRequestIsTheTurnWithItsAnswer compares what the engine is sent.
+func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
+	const more = `,{"role":"assistant","content":"the \"answer\""},{"role":"user","content":"."}]`
+	for _, c := range []struct{ name, path, body, answer, want string }{
+		{
+			"Chat", "/v1/chat/completions",
+			`{"model":"m", "messages":[{"role":"user","content":"q"} ],"tools":[{"type":"function","function":{"name":"f"}}],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":50,"temperature":0.5,"nvext":` + wantsPrefill + `}`,
+			streamOf(`{"role":"assistant","content":""}`, `{"reasoning_content":"let me see"}`, `{"content":"the "}`, `{"content":"\"answer\""}`),
+			`{"model":"m","messages":[{"role":"user","content":"q"} ` + more + `,"tools":[{"type":"function","function":{"name":"f"}}],"temperature":0.5,"max_tokens":1,"stream":false}`,
+		},
+		{
+			"ReasoningInTheText", "/v1/chat/completions",
+			`{"messages":[{"role":"user","content":"q"}],"stream":true,"nvext":` + wantsPrefill + `}`,
+			streamOf(`{"content":"<think>let me see</think>\n\nthe \"answer\""}`),
+			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
+		},
+		{
+			"Plain", "/v1/chat/completions",
+			`{"messages":[{"role":"user","content":"q"}],"nvext":` + wantsPrefill + `}`,
+			`{"choices":[{"index":0,"message":{"role":"assistant","content":"the \"answer\"","reasoning":"hm"},"finish_reason":"stop"}]}`,
+			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
+		},
+		{
+			"Messages", "/v1/messages",
+			`{"system":"be brief","messages":[{"role":"user","content":"q"}],"max_tokens":50,"thinking":{"type":"enabled","budget_tokens":9},"nvext":` + wantsPrefill + `}`,
+			`{"type":"message","role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"the \"answer\""}],"stop_reason":"end_turn","usage":{}}`,
+			`{"system":"be brief","messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := startOwn(t, &ownRequests{answer: func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				if strings.HasPrefix(c.answer, "data:") {
+					w.Header().Set("Content-Type", "text/event-stream")
+				}
+				io.WriteString(w, c.answer)
+			}})
+			s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\nusage inject\nworker * {\nengine vllm\ndp_size 2\n}\n}")
+			before := s.scrape(t)
+			a := s.post(t.Context(), c.path, []byte(c.body), "X-Request-Id", "1", "Authorization", "Bearer client", "Idempotency-Key", "k")
+			if a.status != http.StatusOK || a.err != nil {
+				t.Fatalf("status %d, error %v, body %s", a.status, a.err, a.body)
+			}
+			s.speculated(t, before, "ok", 1)
+			r := e.own[0]
+			if e.body[0] != c.want || r.URL.Path != c.path || int64(len(e.body[0])) != r.ContentLength {
+				t.Errorf("to %s, length %d:\n%s, want\n%s", r.URL.Path, r.ContentLength, e.body[0], c.want)
+			}
+			for name, want := range map[string]bool{
+				"Authorization": true, "X-Data-Parallel-Rank": true, "X-Request-Id": false, "Idempotency-Key": false,
+			} {
+				if (r.Header.Get(name) != "") != want {
+					t.Errorf("%s: %q", name, r.Header.Get(name))
+				}
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestSpeculativePrefillIsLeftOut has turns of which nothing is computed
+// beforehand, each for its reason.
+func TestSpeculativePrefillIsLeftOut(t *testing.T) {
+	stream := func(body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, body)
+		}
+	}
+	chatOf := func(member string) string {
+		return `{"messages":[{"role":"user","content":"q"}],"stream":true` + member + `,"nvext":` + wantsPrefill + `}`
+	}
+	const chatPath = "/v1/chat/completions"
+	well := streamOf(`{"content":"a"}`)
+	for _, c := range []struct {
+		name, option, path, body string
+		answer                   http.HandlerFunc
+		outcome                  string
+		n                        float64
+	}{
+		{"NotAllowed", "speculative_prefill off", chatPath, chatOf(""), stream(well), "off", 1},
+		{"NotAsked", speculates, chatPath, `{"messages":[{"role":"user","content":"q"}],"stream":true}`, stream(well), "off", 0},
+		{"ToolCall", speculates, chatPath, chatOf(""), stream(streamOf(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"f","arguments":"{}"}}]}`)), "unfit", 1},
+		{"Broken", speculates, chatPath, chatOf(""), cut(nil, oneChunk), "unfit", 1},
+		{"EndsWithAnError", speculates, chatPath, chatOf(""), stream(oneChunk + "data: {\"error\":{\"message\":\"m\"}}\n\ndata: [DONE]\n\n"), "unfit", 1},
+		{"Error", speculates, chatPath, chatOf(""), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }, "unfit", 1},
+		{"SeveralAnswers", speculates, chatPath, chatOf(`,"n":2`), stream(well), "unfit", 1},
+		{"SessionOfTheEngine", speculates, chatPath, chatOf(`,"session_params":{"id":"s"}`), stream(well), "unfit", 1},
+		{"LongAnswer", speculates, chatPath, chatOf(""), stream(streamOf(`{"content":"` + strings.Repeat("x", 300<<10) + `"}`)), "unfit", 1},
+		{"Completion", speculates, "/v1/completions", `{"prompt":"q","nvext":` + wantsPrefill + `}`, stream(well), "unfit", 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := startOwn(t, &ownRequests{answer: c.answer})
+			s := startCaddy(t, "kv_router "+e.addr+" {\n"+c.option+"\n}")
+			before := s.scrape(t)
+			s.post(t.Context(), c.path, []byte(c.body))
+			s.booksAtZero(t)
+			s.speculated(t, before, c.outcome, c.n)
+			if own, _ := e.counts(); own != 0 {
+				t.Errorf("the engine was sent %v", e.body)
+			}
+			eventually(t, 2*time.Second, "the bodies to be let go of", func() bool { return s.bodyBytes(t) == 0 })
+		})
+	}
+}
+
+func (s *server) bodyBytes(t *testing.T) (n int64) {
+	t.Helper()
+	var p struct {
+		Bodies      int64 `json:"request_body_bytes"`
+		Speculative int64 `json:"speculative_prefills"`
+	}
+	s.api(t, http.MethodGet, defaultPool, nil, &p)
+	return p.Bodies + p.Speculative
+}
+
+// TestBusyWorkerIsLeftAlone has another request under way on a worker that may
+// have two.
+func TestBusyWorkerIsLeftAlone(t *testing.T) {
+	goOn := make(chan struct{})
+	e := startOwn(t, &ownRequests{})
+	e.answer = func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		if r.Header.Get("X-Slow") != "" {
+			io.WriteString(w, oneChunk)
+			http.NewResponseController(w).Flush()
+			select {
+			case <-goOn:
+			case <-r.Context().Done():
+			}
+		}
+		io.WriteString(w, streamOf(`{"content":"a"}`))
+	}
+	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n"+maxRunning(2)+"\n}")
+	before := s.scrape(t)
+	slow := s.start(t, "/v1/chat/completions", string(ask("slow").streamed().body()), "X-Slow", "1")
+	eventually(t, 5*time.Second, "the other request to run", func() bool { return s.scrape(t).value(workerRequests) == 1 })
+	s.post(t.Context(), "/v1/chat/completions", turnOf("a turn"))
+	s.speculated(t, before, "busy", 1)
+	close(goOn)
+	slow.wait(t)
+	s.booksAtZero(t)
+	s.post(t.Context(), "/v1/chat/completions", turnOf("a turn"))
+	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="ok"`}, 1}})
+	if own, _ := e.counts(); own != 1 {
+		t.Errorf("%d requests of the router's own, want 1", own)
+	}
+}
+
+// TestWhoComesFirstEndsIt has a prefix computed that takes long, when something
+// comes that it is not to cost anything.
+func TestWhoComesFirstEndsIt(t *testing.T) {
+	next := func(text string) []byte {
+		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"user","content":%q},{"role":"assistant","content":"the answer"},{"role":"user","content":"and then?"}],"stream":true}`, text)
+	}
+	long := strings.Repeat("some words ", 100)
+	for _, c := range []struct {
+		name, option string
+		header       []string
+		then         func(t *testing.T, s *server, site string)
+		outcome      string
+	}{
+		{"NextTurnOfTheSession", "", []string{"X-Session-Id", "s"}, func(t *testing.T, s *server, _ string) {
+			s.mustPost(t, []byte(`{"messages":[{"role":"user","content":"something else"}],"stream":true}`), "X-Session-Id", "s")
+		}, "next_turn"},
+		{"NextTurnByItsPrompt", "", nil, func(t *testing.T, s *server, _ string) { s.mustPost(t, next(long)) }, "next_turn"},
+		{"SlotIsNeeded", maxRunning(1), nil, func(t *testing.T, s *server, _ string) {
+			began := time.Now()
+			s.mustPost(t, ask("another client").streamed().body())
+			if d := time.Since(began); d > 10*time.Second {
+				t.Errorf("another client waited %v for the slot", d)
+			}
+		}, "yielded"},
+		{"Reload", "", nil, func(t *testing.T, s *server, site string) {
+			if err := s.reload(site + "\nheader X-New 1"); err != nil {
+				t.Fatal(err)
+			}
+		}, "stopped"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := startOwn(t, &ownRequests{hold: make(chan struct{})})
+			site := "kv_router " + e.addr + " {\n" + speculates + "\n" + c.option + "\n}"
+			s := startCaddy(t, site)
+			before := s.scrape(t)
+			s.mustPost(t, turnOf(long), c.header...)
+			eventually(t, 5*time.Second, "the prefix to be computed", func() bool { own, _ := e.counts(); return own == 1 })
+			if m := s.scrape(t); m.value(leases) != 1 || m.value(workerRequests) != 1 {
+				t.Errorf("%v leases and %v requests are booked for it", m.value(leases), m.value(workerRequests))
+			}
+			c.then(t, s, site)
+			s.speculated(t, before, c.outcome, 1)
+			eventually(t, 5*time.Second, "the engine to be told", func() bool { _, left := e.counts(); return left == 1 })
+			s.booksAtZero(t)
+			if n := s.bodyBytes(t); n != 0 {
+				t.Errorf("%d bytes of bodies are kept", n)
+			}
+		})
+	}
+}
+
+// TestOthersDoNotEndIt has requests of other sessions and conversations.
+func TestOthersDoNotEndIt(t *testing.T) {
+	e := startOwn(t, &ownRequests{hold: make(chan struct{})})
+	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n}")
+	before := s.scrape(t)
+	s.mustPost(t, turnOf(strings.Repeat("some words ", 100)), "X-Session-Id", "a")
+	eventually(t, 5*time.Second, "the prefix to be computed", func() bool { own, _ := e.counts(); return own == 1 })
+	s.mustPost(t, ask("another").streamed().body(), "X-Session-Id", "b")
+	s.mustPost(t, ask(strings.Repeat("some words ", 200)).streamed().body())
+	close(e.hold)
+	s.speculated(t, before, "ok", 1)
+	s.booksAtZero(t)
+}
+
+func (s *server) mustPost(t *testing.T, body []byte, header ...string) {
+	t.Helper()
+	if a := s.post(t.Context(), "/v1/chat/completions", body, header...); !a.ok() {
+		t.Fatalf("status %d, error %v, body %.300q", a.status, a.err, a.body)
+	}
+}
+
+// TestSpeculativePrefillThatFails is not made again, and nobody's failure but its
+// own: no worker is rated down, no request counted.
+func TestSpeculativePrefillThatFails(t *testing.T) {
+	for name, status := range map[string]int{"Refused": 400, "Full": 503, "Died": -1} {
+		t.Run(name, func(t *testing.T) {
+			e := startOwn(t, &ownRequests{status: status})
+			s := startCaddy(t, "kv_router "+e.addr+" "+serveRaw(t, (&ownRequests{}).serve)+" {\n"+speculates+"\npolicy round_robin\npool failed-"+name+"\n}")
+			before := s.scrape(t)
+			for range 2 { // one of the two goes to either
+				s.mustPost(t, turnOf("a turn"))
+			}
+			pool := `pool="failed-` + name + `"`
+			s.wantFigures(t, before, []figure{
+				{speculativeTotal, []string{pool, `outcome="failed"`}, 1},
+				{speculativeTotal, []string{pool, `outcome="ok"`}, 1},
+				{requestsTotal, []string{pool}, 2},
+				{requestsTotal, []string{pool, `outcome="ok"`}, 2},
+				{retriesTotal, []string{pool}, 0},
+			})
+			s.booksAtZero(t)
+			if own, _ := e.counts(); own != 1 {
+				t.Errorf("%d requests of the router's own, want 1", own)
+			}
+			if n := s.logged(t, ratedDown); n != 0 {
+				t.Errorf("%d workers were rated down", n)
+			}
+			if n := s.logged(t, "speculative prefill without success begins"); n != 1 {
+				t.Errorf("%d lines in the log, want 1", n)
+			}
+			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefill without success"`); v != 1 {
+				t.Error("no incident")
+			}
+		})
+	}
+}
+
+// TestSpeculativePrefillsAreBounded has more of them than one worker is to have
+// at a time.
+func TestSpeculativePrefillsAreBounded(t *testing.T) {
+	e := startOwn(t, &ownRequests{hold: make(chan struct{})})
+	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n}")
+	before := s.scrape(t)
+	for i := range 4 {
+		s.mustPost(t, turnOf(fmt.Sprintf("turn %d", i)))
+		eventually(t, 5*time.Second, "the prefix to be computed", func() bool {
+			own, _ := e.counts()
+			return own == min(i+1, 2)
+		})
+	}
+	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="limit"`}, 2}})
+	close(e.hold)
+	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="ok"`}, 2}, {speculativeTotal, nil, 4}})
+	s.booksAtZero(t)
+}
