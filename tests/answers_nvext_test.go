@@ -427,3 +427,33 @@ func TestChunksAreNotHeldBack(t *testing.T) {
 		seen <- struct{}{}
 	}
 }
+
+// TestSeveralChoicesCarryTheIDsOnce has a stream of which two choices end.
+func TestSeveralChoicesCarryTheIDsOnce(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, explained))
+	engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 2 {
+			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":%d,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\n", i)
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	})
+	a := s.post(t.Context(), "/v1/completions", asksFor("/v1/completions", true, "timing", "token_ids"))
+	if n, m := strings.Count(string(a.body), `"token_ids"`), strings.Count(string(a.body), `"timing"`); !a.ok() || n != 1 || m != 2 {
+		t.Errorf("token ids %d times, timing %d times: %s", n, m, a.body)
+	}
+}
+
+// TestPlainAnswersMissNoAnnotations asks for events where there are none anyway.
+func TestPlainAnswersMissNoAnnotations(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	before := s.scrape(t)
+	a := s.post(t.Context(), "/v1/messages", []byte(`{"messages":[{"role":"user","content":"q"}],"max_tokens":9,"nvext":{"annotations":["request_id"]}}`))
+	if !a.ok() {
+		t.Errorf("status %d, error %v", a.status, a.err)
+	}
+	s.booksAtZero(t)
+	s.wantFigures(t, before, []figure{{fallbacksTotal, nil, 0}})
+}

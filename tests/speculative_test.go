@@ -439,3 +439,79 @@ func TestSpeculativePrefillsAreBounded(t *testing.T) {
 	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="ok"`}, 2}, {speculativeTotal, nil, 4}})
 	s.booksAtZero(t)
 }
+
+// TestManyTurnsLeaveNothingBehind holds conversations that all ask for their next
+// turn's prefix, with an engine that dies and a reload in between.
+func TestManyTurnsLeaveNothingBehind(t *testing.T) {
+	var engines []*engine.Engine
+	for i := range 3 {
+		e, err := engine.Start(engine.Config{Name: fmt.Sprintf("e%d", i+1), Speed: 100, AnswerTokens: 60, ReasoningTokens: 30})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		engines = append(engines, e)
+	}
+	site := simulated(engines, speculates, maxRunning(6))
+	s := startCaddy(t, site)
+	before := s.scrape(t)
+	const conversations, turns = 24, 6
+	var clients sync.WaitGroup
+	for i := range conversations {
+		clients.Go(func() {
+			c := simChat(fmt.Sprintf("conversation %d: %s", i, strings.Repeat("some words ", 60))).streamed()
+			c.Nvext = json.RawMessage(wantsPrefill)
+			for turn := range turns {
+				var header []string
+				if i%2 == 0 {
+					header = []string{"X-Session-Id", fmt.Sprint(i)}
+				}
+				a := s.chat(t.Context(), c, header...)
+				for try := 0; !a.ok() && try < 20; try++ { // its engine died under it
+					a = s.chat(t.Context(), c, header...)
+				}
+				if !a.ok() {
+					t.Errorf("turn %d: status %d, error %v, body %.200q", turn, a.status, a.err, a.body)
+					return
+				}
+				if i%3 == 0 { // the others hardly wait
+					time.Sleep(20 * time.Millisecond)
+				}
+				c.Messages = append(c.Messages, message{"assistant", a.text}, message{"user", "and then?"})
+			}
+		})
+	}
+	served := func(n float64) func() bool {
+		return func() bool {
+			m := s.scrape(t)
+			return m != nil && m.value(requestsTotal)-before.value(requestsTotal) >= n
+		}
+	}
+	eventually(t, 30*time.Second, "the first turns", served(conversations))
+	engines[1].Kill()
+	eventually(t, 30*time.Second, "some more", served(2*conversations))
+	if err := engines[1].Restart(); err != nil {
+		t.Error(err)
+	}
+	if err := s.load(site + "\nheader X-New 1"); err != nil {
+		t.Error(err)
+	}
+	clients.Wait()
+	eventually(t, 10*time.Second, "all to end", func() bool {
+		m := s.scrape(t)
+		return m != nil && m.value(leases) == 0 && s.bodyBytes(t) == 0
+	})
+	s.booksAtZero(t)
+	s.slotsFree(t)
+	after := s.scrape(t)
+	outcomes := make(map[string]float64)
+	for _, o := range []string{"ok", "failed", "timeout", "next_turn", "yielded", "stopped", "busy", "limit", "memory", "unfit", "off"} {
+		if n := after.value(speculativeTotal, `outcome="`+o+`"`) - before.value(speculativeTotal, `outcome="`+o+`"`); n > 0 {
+			outcomes[o] = n
+		}
+	}
+	t.Logf("%v of %v requests", outcomes, after.value(requestsTotal)-before.value(requestsTotal))
+	if outcomes["ok"] == 0 {
+		t.Error("no prefix was computed")
+	}
+}
