@@ -219,6 +219,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.session = h.session(r, req, p.ext)
+	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil
 	p.answer = h.answerExt(r, req, p.ext, body)
 	req.NVExt = nil

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -83,8 +82,8 @@ func (b *booking) end(computed bool) {
 // an answer begins that it may follow.
 func (rt *route) foresee(resp *http.Response) {
 	p := rt.plan
-	if !p.ext.AgentHints.SpeculativePrefill.Value {
-		return
+	if !p.ext.AgentHints.SpeculativePrefill.Value || rt.attempt.worker.isDynamo(rt.pool) {
+		return // a Dynamo is told, and does it itself
 	}
 	if rt.next != nil { // of an answer that the operator has tried again
 		rt.next.end(speculativeUnfit)
@@ -99,7 +98,7 @@ func (rt *route) foresee(resp *http.Response) {
 	case !rt.h.SpeculativePrefill:
 		s.count(speculativeOff)
 		return
-	case p.request == nil || !p.request.Continues() || resp.StatusCode != http.StatusOK || compressed(resp.Header) || rt.body == nil:
+	case p.request == nil || !p.request.Continues() || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || compressed(resp.Header) || rt.body == nil:
 		s.count(speculativeUnfit)
 		return
 	}
@@ -243,7 +242,9 @@ func (s *speculation) next() *plan {
 	if err != nil {
 		return nil
 	}
-	p := &plan{api: s.plan.api, computes: true, request: req, model: s.plan.model, ext: ownExt(s.plan.ext), grants: s.plan.grants, speaks: true}
+	// It does not compute in a client's name: what an engine lacks for it is
+	// nothing that a client misses.
+	p := &plan{api: s.plan.api, request: req, model: s.plan.model, ext: ownExt(s.plan.ext), speaks: true, grants: s.plan.grants}
 	p.score = s.plan.score
 	p.score.Blocks, p.score.Tokens, p.score.Streamed = s.blocks, s.tokens, false
 	return p
@@ -325,7 +326,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	for _, name := range []string{
 		headerRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
 		"Expect", "Trailer", "Upgrade", "Connection",
-		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank,
+		"Traceparent", "Tracestate", "Baggage", "X-Data-Parallel-Rank", // the adapter says it anew
 	} {
 		delete(req.Header, name)
 	}
