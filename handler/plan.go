@@ -221,7 +221,6 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.session = h.session(r, req, p.ext)
 	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil
-	p.answer = h.answerExt(r, req, p.ext, body)
 	req.NVExt = nil
 	p.body = replayOf(read, body)
 	if h.Usage == usageInject {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -326,7 +327,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	for _, name := range []string{
 		headerRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
 		"Expect", "Trailer", "Upgrade", "Connection",
-		"Traceparent", "Tracestate", "Baggage", "X-Data-Parallel-Rank", // the adapter says it anew
+		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter says it anew
 	} {
 		delete(req.Header, name)
 	}
