@@ -258,7 +258,11 @@ func TestAnnotationsComeFirst(t *testing.T) {
 		{"None", "/v1/completions", `"prompt":"x"`, `{"annotations":[]}`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			plain := s.post(t.Context(), c.path, body(c.prompt, true, "{}"))
+			sees := c.prompt // the engine
+			if c.name == "TokenData" {
+				sees = `"prompt":[7,8]`
+			}
+			plain := s.post(t.Context(), c.path, body(sees, true, "{}"))
 			a := s.post(t.Context(), c.path, body(c.prompt, true, c.ext), "X-Request-Id", `my "id"`)
 			before, found := strings.CutSuffix(string(withoutWorker(a.body)), string(plain.body))
 			if !a.ok() || !found || before != c.want {
@@ -456,4 +460,26 @@ func TestPlainAnswersMissNoAnnotations(t *testing.T) {
 	}
 	s.booksAtZero(t)
 	s.wantFigures(t, before, []figure{{fallbacksTotal, nil, 0}})
+}
+
+// TestDynamoIsLeftToItself has an engine that gets the nvext and does itself what
+// it asks for; but the workers are those that the client knows.
+func TestDynamoIsLeftToItself(t *testing.T) {
+	e := startOwn(t, &ownRequests{answer: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "event: request_id\n: \"theirs\"\n\n"+
+			`data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}],"nvext":{"worker_id":{"decode_worker_id":7},"mine":1}}`+"\n\ndata: [DONE]\n\n")
+	}})
+	s := startCaddy(t, "kv_router "+e.addr+" {\n"+explained+"\n"+speculates+"\nworker "+e.addr+" {\nid 42\nengine dynamo\n}\n}")
+	before := s.scrape(t)
+	a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"messages":[{"role":"user","content":"q"}],"stream":true,"nvext":{"annotations":["request_id"],"extra_fields":["worker_id"],"agent_hints":{"speculative_prefill":true}}}`))
+	if !a.ok() || strings.Count(string(a.body), "event: ") != 1 || !strings.HasPrefix(string(a.body), "event: request_id\n: \"theirs\"\n\n") ||
+		!strings.Contains(string(a.body), `"nvext":{"worker_id":{"prefill_worker_id":42,"prefill_dp_rank":0,"decode_worker_id":42,"decode_dp_rank":0},"mine":1}`) {
+		t.Errorf("status %d, error %v, body %s", a.status, a.err, a.body)
+	}
+	s.booksAtZero(t)
+	s.wantFigures(t, before, []figure{{speculativeTotal, nil, 0}})
+	if own, _ := e.counts(); own != 0 {
+		t.Errorf("the router computes beforehand, too: %s", e.body)
+	}
 }
