@@ -99,9 +99,9 @@ func (p *pool) mayRetry(t time.Time) bool {
 }
 
 // stays tells whether a request cannot be made on another worker: none is left,
-// or the budget is spent.
+// it has broken on one already, or the budget is spent.
 func (rt *route) stays() bool {
-	return !rt.otherLeft() || rt.pool.spending.spent(now(), rt.pool.settings.Load().retries)
+	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.spending.spent(now(), rt.pool.settings.Load().retries)
 }
 
 // affordable tells whether the budget allows that an attempt is made again that

@@ -67,7 +67,7 @@ func (rt *route) unserved(err error) *ownError {
 	switch {
 	case errors.As(err, &own):
 		return own
-	case rt.failure == nil || errors.As(rt.failure, &refused):
+	case rt.failure == nil || errors.As(rt.failure, &refused) && rt.suspects < maxSuspects:
 		e.status, e.code = http.StatusServiceUnavailable, codeNoWorker
 		e.err = rt.errNobody()
 	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:

@@ -41,8 +41,9 @@ func init() {
 //
 // A request that a worker refuses (connection failed, or closed without an
 // answer, or status 429, 503 or 529) is sent to another worker, as long as
-// there is one and nothing of an answer was forwarded. When none is left, the
-// last engine's answer reaches the client as it is.
+// there is one and nothing of an answer was forwarded; after a connection that
+// closed without an answer once only. When none is left, the last engine's answer
+// reaches the client as it is.
 //
 // With Caddy's `tracing` handler before it, a request has a span
 // `kv_router.route_request` over all its attempts, which is the engine's parent,
@@ -409,19 +410,22 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 // provisioned. What the operator has limited stays limited.
 func (h *Handler) wireRetries(ctx caddy.Context) error {
 	lb := h.ReverseProxy.LoadBalancing
-	h.keepBody = len(h.ReverseProxy.HandleResponse) > 0
+	h.keepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
 	h.limits = limits{
 		duration: time.Duration(lb.TryDuration), interval: time.Duration(lb.TryInterval), retries: lb.Retries,
 	}
 	if !h.limits.set() {
-		lb.Retries = math.MaxInt // each worker is tried once, which ends of itself
+		lb.Retries = math.MaxInt16 // each worker is tried once, which ends of itself
 	}
 	lb.TryInterval = 0 // waiting for another worker than the one that failed helps nobody
 	ours, err := retryMatchers(ctx)
 	if err != nil {
 		return err
 	}
-	lb.RetryMatch = append(ours, lb.RetryMatch...)
+	for _, set := range lb.RetryMatch {
+		ours = append(ours, append(caddyhttp.MatcherSet{anotherMatcher{}}, set...))
+	}
+	lb.RetryMatch = ours
 	return nil
 }
 

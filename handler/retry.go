@@ -28,6 +28,15 @@ type limits struct {
 
 func (l limits) set() bool { return l.duration > 0 || l.retries > 0 }
 
+// leastInterval is the least time between two rounds over the workers, whatever
+// is configured: a request may not take a core for itself.
+const leastInterval = 10 * time.Millisecond
+
+// maxSuspects is how many attempts a request may have that may have reached an
+// engine's computing and came to nothing. It may be the request that ends the
+// engines: then it must not go through the whole pool.
+const maxSuspects = 2
+
 // allow tells whether the proxy would make another attempt.
 func (l limits) allow(start time.Time, attempts int) bool {
 	return (l.duration == 0 || now().Sub(start) < l.duration) &&
@@ -42,6 +51,17 @@ type retryMatcher struct{}
 func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
 	rt, ok := r.Context().Value(routeKey{}).(*route)
 	return ok && rt.again, nil
+}
+
+// anotherMatcher stands at the head of each of the operator's retry_match: what
+// is wanted there is done as long as another attempt can come to anything. An
+// answer that matches and is the last one reaches the client.
+type anotherMatcher struct{}
+
+// MatchWithError implements caddyhttp.RequestMatcherWithError.
+func (anotherMatcher) MatchWithError(r *http.Request) (bool, error) {
+	rt, ok := r.Context().Value(routeKey{}).(*route)
+	return ok && !rt.spent && r.Context().Err() == nil && rt.anotherTry(), nil
 }
 
 // retryMatchers returns what makes the proxy ask retryMatcher, about failures
@@ -88,11 +108,17 @@ func (rt *route) anotherRound() bool {
 // anotherTry tells whether a further attempt may find a worker, and the
 // operator's limits allow it.
 func (rt *route) anotherTry() bool {
-	return rt.anotherRound() || !rt.h.limits.set() && rt.otherLeft()
+	return rt.anotherRound() || !rt.h.limits.set() && rt.suspects < maxSuspects && rt.otherLeft()
 }
 
-// failed deals with an attempt that came to no answer.
-func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
+// lastSuspect tells whether the attempt under way is the last one if it breaks.
+func (rt *route) lastSuspect() bool {
+	return !rt.h.limits.set() && rt.suspects+1 >= maxSuspects
+}
+
+// failed deals with an attempt that came to no answer. resent says that net/http
+// sent it twice, of which only the second one came to err.
+func (rt *route) failed(req *http.Request, err error, resent bool) (*http.Response, error) {
 	a := rt.attempt
 	rt.endAttempt(false)
 	if req.Context().Err() != nil {
@@ -109,6 +135,9 @@ func (rt *route) failed(req *http.Request, err error) (*http.Response, error) {
 	a.worker.engine.askAgain() // it may have restarted
 	var dial reverseproxy.DialError
 	reached := !errors.As(err, &dial)
+	if reached || resent {
+		rt.suspects++
+	}
 	if !rt.repeatable(reached) || !rt.anotherTry() || !rt.affordable(a, err) {
 		return rt.giveUp()
 	}

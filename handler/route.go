@@ -43,6 +43,7 @@ type route struct {
 	session   string // the key that the session is bound by, empty if there is none
 	attempt   *attempt
 	attempts  int
+	suspects  int       // of these, those that broke and may have reached an engine
 	tried     []*worker // in this round over the workers
 	spent     bool      // nobody is left: give what there is
 	again     bool      // the proxy is to make another attempt
@@ -204,14 +205,18 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 // if the proxy is to ask again later.
 func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
-	rt.offered, rt.again = pool, false
+	rt.offered, rt.again, rt.answer = pool, false, nil
 	for {
 		rt.model = rt.modelFor(rt.offered)
 		t := now()
 		found := rt.candidates(rt.offered, t)
 		if !found && len(rt.wait.full) == 0 {
 			rt.giveBackReserved()
-			if rt.anotherRound() && rt.pause(ctx) {
+			if rt.anotherRound() {
+				if !rt.pause(ctx) {
+					rt.wait.left = ctx.Err()
+					return rt.leave()
+				}
 				rt.tried = rt.tried[:0] // another round, as the operator wants it
 				t = now()
 			}
@@ -237,7 +242,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 // pause waits for the operator's lb_try_interval. It returns false if the client
 // left meanwhile.
 func (rt *route) pause(ctx context.Context) bool {
-	timer := time.NewTimer(rt.h.limits.interval)
+	timer := time.NewTimer(max(rt.h.limits.interval, leastInterval))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -40,7 +40,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		resp, _, err = rt.send(t.fresh, sent)
 	}
 	if err = rt.arrived(resp, err); err != nil {
-		return rt.failed(req, err)
+		return rt.failed(req, err, resent)
 	}
 	return rt.answered(req, resp)
 }
