@@ -40,7 +40,10 @@ func (s *spending) add(now time.Time, one uint64) {
 	for {
 		old := slot.Load()
 		sum := old
-		if old>>secondShift != second {
+		if kept := old >> secondShift; kept != second {
+			if old != 0 && (kept-second)&secondMask <= secondMask/2 {
+				return // who counts came so late that another second is counted here
+			}
 			sum = second << secondShift // of a second that is long over
 		}
 		if one == oneRequest && sum>>retryBits&maxRequests == maxRequests || one == oneRetry && sum&maxRetries == maxRetries {

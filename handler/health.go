@@ -8,8 +8,9 @@ import (
 
 // health is how a worker has done lately. A failure rates it down for
 // half a second, further ones for up to three; then it is let back: one
-// request first, and with each success twice as many at a time. Requests that
-// it had before are not counted among these.
+// request first, and with each success twice as many at a time, and with each
+// second after the first success. Requests that it had before are not counted
+// among these.
 //
 // The mark is passive and only ever a preference: if all workers are marked,
 // the marks are ignored.
@@ -20,6 +21,7 @@ type health struct {
 	window int       // requests at a time while it is let back; 0 = no limit
 	probes int       // that it has of these
 	mark   uint64    // counts the times that it was rated down
+	grew   time.Time // when the last success made the window larger
 
 	answers, errors float64 // of late, decayed to at
 	at              time.Time
@@ -30,6 +32,9 @@ const (
 	firstDown  = 500 * time.Millisecond
 	longest    = 3 * time.Second
 	fullWindow = 32
+	// growAfter is after how long without a failure the window doubles, as it
+	// does with each success.
+	growAfter = time.Second
 	// errorMemory is after how long an answer counts a third.
 	errorMemory = 10 * time.Second
 	// fewErrors are no evidence.
@@ -49,7 +54,21 @@ func (h *health) available(now time.Time) bool {
 
 // open is available. The lock is held.
 func (h *health) open(now time.Time) bool {
-	return h.window == 0 || !now.Before(h.until) && h.probes < h.window
+	return h.window == 0 || !now.Before(h.until) && h.probes < h.room(now)
+}
+
+// room returns how many requests at a time a worker is let back with. Once it has
+// shown that it answers, that grows with time, too: long answers come seldom. The
+// lock is held.
+func (h *health) room(now time.Time) int {
+	if h.window < 2 {
+		return h.window
+	}
+	doubled := min(max(now.Sub(h.grew)/growAfter, 0), 32)
+	if n := h.window << doubled; n < fullWindow {
+		return n
+	}
+	return math.MaxInt
 }
 
 // admit takes in that the worker gets a request. What it returns is for leave.
@@ -105,7 +124,8 @@ func (h *health) succeed(now, begun time.Time) bool {
 		return false
 	}
 	h.fails = 0
-	if h.window *= 2; h.window < fullWindow {
+	if h.window = 2 * min(h.room(now), fullWindow); h.window < fullWindow {
+		h.grew = now
 		return false
 	}
 	h.window, h.probes = 0, 0
@@ -166,7 +186,7 @@ func (h *health) state(now time.Time) healthState {
 	keep := h.keep(now)
 	s := healthState{
 		available: h.open(now),
-		fails:     h.fails, window: h.window,
+		fails:     h.fails, window: min(h.room(now), fullWindow),
 		answers: h.answers * keep, errors: h.errors * keep,
 	}
 	if now.Before(h.until) {

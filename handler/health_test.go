@@ -111,6 +111,38 @@ func TestWorkerIsLetBackByAndBy(t *testing.T) {
 	}
 }
 
+// TestWorkerThatAnswersIsLetBackWithTime has answers that take long, so that
+// successes are few. Without one nothing grows.
+func TestWorkerThatAnswersIsLetBackWithTime(t *testing.T) {
+	var h health
+	room := func(now time.Time) (n int) {
+		for h.available(now) && n < 10*fullWindow {
+			n++
+			defer h.leave(h.admit())
+		}
+		return n
+	}
+	h.fail(epoch, epoch, 0, false)
+	now := epoch.Add(firstDown)
+	if n := room(now.Add(time.Hour)); n != 1 {
+		t.Errorf("%d requests at a time without a success, want 1", n)
+	}
+	h.succeed(now, now)
+	for i, want := range []int{2, 4, 8, 16, 10 * fullWindow} {
+		if n := room(now.Add(time.Duration(i) * growAfter)); n != want {
+			t.Errorf("%d requests at a time, %d s after a success, want %d", n, i, want)
+		}
+	}
+	now = now.Add(4 * growAfter)
+	if !h.succeed(now, now) {
+		t.Error("not well again with the next success")
+	}
+	h.fail(now, now, 0, false)
+	if n := room(now.Add(longest)); n != 1 {
+		t.Errorf("%d requests at a time after another failure, want 1", n)
+	}
+}
+
 // TestOldSuccessesHealNothing has answers to requests that were begun before the
 // failure.
 func TestOldSuccessesHealNothing(t *testing.T) {

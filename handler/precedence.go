@@ -13,5 +13,5 @@ const longestHeadStart = 1e9
 func (rt *route) precedence() (tier int, arrival time.Time) {
 	hints := &rt.plan.ext.AgentHints
 	jump := min(hints.PriorityJump(), longestHeadStart)
-	return -int(hints.StrictPriority.Value), rt.start.Add(-time.Duration(jump * float64(time.Second)))
+	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
 }

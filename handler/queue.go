@@ -54,13 +54,37 @@ func (q *queue) enter(m *waiter, most int) {
 		q.place(m, t)
 	}
 	if int(q.length.Load()) > most {
-		q.decide(q.lastOne(), verdict{full: true}, t)
+		last := q.lastOne()
+		if w := last.takeWorse(); w != nil {
+			q.decide(last, verdict{worker: w, worse: true}, t)
+		} else {
+			q.decide(last, verdict{full: true}, t)
+		}
 	}
 	m.waits = m.class != nil
 	if m.waits && !q.looking {
 		q.looking = true
 		go q.lookAfterThem()
 	}
+}
+
+// atLast takes a waiter out whose time is up. It may still have room on a worker
+// that is rated down.
+func (q *queue) atLast(m *waiter) (v verdict, decided bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if m.class == nil {
+		return <-m.verdict, true
+	}
+	t := now()
+	q.remove(m)
+	q.count(t, -1)
+	if v.worker = m.takeWorse(); v.worker == nil {
+		return v, false
+	}
+	q.rate.served++
+	v.worse = true
+	return v, true
 }
 
 // leave takes a waiter out. It returns false if its verdict is there.
@@ -293,11 +317,12 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration, rene
 			renew()
 			continue
 		case <-timer.C:
+			return q.atLast(m)
 		case <-ctx.Done():
+			if q.leave(m) {
+				return verdict{}, false
+			}
+			return <-m.verdict, true
 		}
-		if q.leave(m) {
-			return verdict{}, false
-		}
-		return <-m.verdict, true
 	}
 }

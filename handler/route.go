@@ -29,6 +29,7 @@ type route struct {
 	pool  *pool
 	plan  *plan
 	start time.Time
+	ready time.Time // its body was read
 	repl  *caddy.Replacer
 	extra *caddyhttp.ExtraLogFields
 
@@ -134,7 +135,7 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 		h.countDropped(p)
 		return &route{h: h, pool: h.pool, plan: p, start: start, dry: true}, nil
 	}
-	rt := &route{h: h, pool: h.pool, plan: p, start: start, body: p.body, cached: -1}
+	rt := &route{h: h, pool: h.pool, plan: p, start: start, ready: now(), body: p.body, cached: -1}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := rt.narrow(r); err != nil {
 		if rt.body != nil {
@@ -144,7 +145,7 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	}
 	h.countDropped(p)
 	rt.noticeIneffective()
-	h.pool.spending.request(start)
+	h.pool.spending.request(rt.ready)
 	h.pool.nextTurn(p)
 	rt.sel.Rand = random{}
 	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]

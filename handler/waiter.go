@@ -38,6 +38,7 @@ type seat struct {
 // to look for itself: no worker is there to be waited for, or the queue is full.
 type verdict struct {
 	worker *worker
+	worse  bool // it is rated down, and better ones are full
 	full   bool
 }
 
@@ -73,6 +74,22 @@ func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 		}
 	}
 	return best, !some
+}
+
+// takeWorse takes a slot of a worker that is rated down, for a waiter that is to
+// be turned away otherwise; nil if there is none. A worker that hangs would not
+// serve it, and one that drains is the operator's affair.
+func (m *waiter) takeWorse() (worse *worker) {
+	for _, s := range m.seats {
+		if available(s.up) && !s.worker.draining() && !s.worker.flow.hangs() && !s.worker.slots.full() &&
+			(worse == nil || s.worker.slots.running.Load() < worse.slots.running.Load()) {
+			worse = s.worker
+		}
+	}
+	if worse == nil || !worse.slots.take() {
+		return nil
+	}
+	return worse
 }
 
 // wants tells whether the waiter would take a slot of the worker.

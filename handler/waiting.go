@@ -20,6 +20,7 @@ type waiting struct {
 	full       []*worker     // left out of the candidates only because they are full
 	away       bool          // the session's worker is among them
 	reserved   *worker       // a slot of it was taken for the next attempt
+	worse      bool          // that is a worker which is rated down, for want of a better one
 	renewed    bool          // offered has upstreams that the proxy has not seen
 	waited     time.Duration // in the queue, over all attempts
 	turnedAway *ownError     // why the request is not served
@@ -71,7 +72,7 @@ func (rt *route) await(ctx context.Context) bool {
 	} else {
 		v = <-me.verdict
 	}
-	rt.wait.reserved = v.worker
+	rt.wait.reserved, rt.wait.worse = v.worker, v.worse
 	rt.wait.left = ctx.Err()
 	switch {
 	case rt.wait.left != nil:
