@@ -37,6 +37,7 @@ func (*endedError) Temporary() bool { return false }
 // guard is what may end an attempt at a streamed answer before its worker or
 // its client does.
 type guard struct {
+	rt     *route
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  *time.Timer   // nil if the first token may take as long as it likes
@@ -73,7 +74,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
-	g := &guard{late: late, pause: pause}
+	g := &guard{rt: rt, late: late, pause: pause}
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
 	a.worker.flow.guard(a, g, movable)
 	if limit > 0 {
@@ -84,20 +85,20 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 }
 
 // tooLate ends an attempt whose first token has not come in time. Where it is
-// not the operator who says so, the attempt is left alone if it cannot be made
+// not the operator who says so, the attempt is left alone until it can be made
 // elsewhere.
 func (p *pool) tooLate(a *attempt) {
-	g := a.guard
-	if g.late == errFirstToken || p.mayRetry(now()) && a.worker.flow.claim(a) {
+	if g := a.guard; g.late == errFirstToken {
 		g.cancel(g.late)
+		return
 	}
+	p.seekRoom(a)
 }
 
 // movable tells whether the attempt could be made on another worker, as far as
 // is known before it is made.
 func (rt *route) movable() bool {
-	other := func(w *worker) bool { return w != rt.attempt.worker }
-	return rt.plan.request != nil && rt.repeatable(true) && slices.ContainsFunc(rt.workers, other) &&
+	return rt.plan.request != nil && rt.repeatable(true) && len(rt.offered) > 1 && !rt.lastSuspect() &&
 		(!rt.h.limits.set() || rt.anotherRound())
 }
 
@@ -115,8 +116,9 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 		err = awaitToken(resp, rt.plan.request.NewAnswer(true), &a.worker.flow.last)
 	}
 	var ended *endedError
-	if a.worker.flow.arrived(a) {
+	if a.worker.flow.arrived(a, &rt.pool.queue) {
 		ended = errHangs
+		rt.wait.reserved, rt.wait.worse = a.room, false
 	}
 	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {
 		ended = errFirstToken
@@ -158,7 +160,7 @@ func awaitToken(resp *http.Response, reader *api.Answer, heard *atomic.Int64) er
 		reader.Write(held[len(held) : len(held)+n])
 		held = held[:len(held)+n]
 		if n > 0 {
-			heard.Store(now().UnixNano())
+			heard.Store(ticks(now()))
 		}
 		begun := reader.FirstToken() || reader.Failed() || reader.Done()
 		if err != nil && !begun && !errors.Is(err, io.EOF) {

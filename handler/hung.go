@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +29,23 @@ const (
 	// leastRate is what is reckoned with of a worker that has not shown how
 	// fast it is, in prefill tokens a second.
 	leastRate = 500.0
+	// quietAfter is how long a worker must be silent at least to be found to hang
+	// that has no streams to send, quietAnswers how many times longer than the
+	// longest answer of the pool, and quietUnknown how long while there was none.
+	quietAfter   = time.Minute
+	quietAnswers = 4
+	quietUnknown = 5 * time.Minute
 )
+
+// started is what the times of a flow are counted from: it has a reading of the
+// monotonic clock, so that nobody is found to hang when the clock is set.
+var started = time.Now()
+
+// ticks returns a time as the nanoseconds since then, which are never 0.
+func ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
+
+// tickTime is the reverse of ticks.
+func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
 
 // work is what is to be expected of a worker with an attempt.
 type work uint8
@@ -52,14 +69,16 @@ func (p *plan) work() work {
 
 // flow is what comes from a worker, and who waits for it.
 type flow struct {
-	last atomic.Int64 // when a byte of an inference came last, Unix nanoseconds
-	hung atomic.Int64 // when the worker was found to hang, Unix nanoseconds; 0 if it does not
+	last atomic.Int64 // when a byte of an inference came last, in ticks
+	hung atomic.Int64 // when the worker was found to hang, in ticks; 0 if it does not
 
 	suspected int // at so many checks in a row; of the pool's upkeep alone
 
-	mu      sync.Mutex
-	streams []*attempt // workStream
-	silent  int        // attempts of workSilent
+	mu          sync.Mutex
+	streams     []*attempt    // workStream
+	silent      int           // attempts of workSilent
+	silentSince time.Time     // there have been some of these
+	longest     time.Duration // of their answers
 }
 
 // awaited is what an attempt is to its worker's flow.
@@ -70,9 +89,11 @@ type awaited struct {
 	guard   *guard      // what may end it; nil if nothing may. Set before it is sent
 
 	// guarded by the flow's lock
-	pos     int  // in streams
-	movable bool // no header has come, and another worker can be tried
-	moved   bool // that was decided
+	pos     int     // in streams
+	movable bool    // no header has come, and another worker can be tried
+	hope    *waiter // it is in the queue for one
+	moved   bool    // that was decided
+	room    *worker // a slot of it was taken then
 }
 
 // hangs tells whether the worker was found to hang.
@@ -87,6 +108,9 @@ func (f *flow) begin(a *attempt) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if a.work == workSilent {
+		if f.silent == 0 {
+			f.silentSince = a.begun
+		}
 		f.silent++
 		return
 	}
@@ -103,6 +127,9 @@ func (f *flow) end(a *attempt) {
 	defer f.mu.Unlock()
 	if a.work == workSilent {
 		f.silent--
+		if f.last.Load() >= ticks(a.begun) {
+			f.longest = max(f.longest, now().Sub(a.begun))
+		}
 		return
 	}
 	last := len(f.streams) - 1
@@ -121,22 +148,58 @@ func (f *flow) guard(a *attempt, g *guard, movable bool) {
 
 // arrived takes in that an attempt has its header, or came to none. It tells
 // whether it was decided before that it is made elsewhere.
-func (f *flow) arrived(a *attempt) (moved bool) {
+func (f *flow) arrived(a *attempt, q *queue) (moved bool) {
 	a.waiting.Store(false)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a.movable = false
+	if a.hope != nil && q.leave(a.hope) {
+		a.hope.verdict <- verdict{}
+	}
 	return a.moved
 }
 
-// claim decides that an attempt is made elsewhere, if it still can be.
-func (f *flow) claim(a *attempt) bool {
+// seekRoom lets an attempt that is under way wait in the queue for another
+// worker, in its request's place. It is left alone until there is room: its
+// worker may answer yet. Where its worker has not shown how fast it is, what
+// looks like a hang may be how it answers.
+func (p *pool) seekRoom(a *attempt) {
+	if load, ok := p.scheduler.Load(now(), a.lease.Target()); !ok || load.PrefillRate == 0 {
+		return
+	}
+	f := &a.worker.flow
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !a.movable {
+	if !a.movable || a.hope != nil {
+		return
+	}
+	rt := a.guard.rt
+	a.hope = &waiter{arrival: rt.ready, group: rt.h, reseat: rt.seatsKnown, verdict: make(chan verdict, 1)}
+	p.queue.enter(a.hope, math.MaxInt)
+	go p.move(a, a.hope.verdict)
+}
+
+// move ends an attempt to have it made elsewhere, once there is room. It returns
+// when the attempt does.
+func (p *pool) move(a *attempt, decided <-chan verdict) {
+	w := (<-decided).worker
+	if a.worker.flow.claim(a, w, func() bool { return resort{}.allows(w, now()) && p.mayRetry(now()) }) {
+		a.guard.cancel(errHangs)
+	} else if w != nil {
+		p.freeSlot(w)
+	}
+}
+
+// claim decides that an attempt is made elsewhere, with a slot of that worker, if
+// it still can be. Without a worker, it can look for one again.
+func (f *flow) claim(a *attempt, w *worker, may func() bool) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.hope = nil
+	if w == nil || !a.movable || !may() {
 		return false
 	}
-	a.movable, a.moved = false, true
+	a.movable, a.moved, a.room = false, true, w
 	return true
 }
 
@@ -147,10 +210,11 @@ type silence struct {
 	ahead   int64          // tokens of that
 	streams int            // that wait
 	silent  int            // attempts that would not be heard of either way
+	quiet   bool           // there are no others
 }
 
 // silence returns for how long nothing has come, though streamed answers are
-// waited for; false if none are.
+// waited for, or only answers that are not streamed; false if none are.
 func (f *flow) silence() (s silence, waited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,17 +226,35 @@ func (f *flow) silence() (s silence, waited bool) {
 			s.streams++
 		}
 	}
-	if last := time.Unix(0, f.last.Load()); s.since.Before(last) {
+	s.silent, s.quiet = f.silent, len(f.streams) == 0
+	if s.quiet {
+		s.since = f.silentSince
+	}
+	if last := tickTime(f.last.Load()); s.since.Before(last) {
 		s.since = last
 	}
-	s.silent = f.silent
 	for _, a := range f.streams {
 		// what came later does not excuse that nothing comes
 		if a.ahead >= s.ahead && a.begun.Before(s.since.Add(hungCheck)) {
 			s.ahead, s.target = a.ahead, a.lease.Target()
 		}
 	}
-	return s, s.streams > 0
+	return s, s.streams > 0 || s.quiet && s.silent > 0
+}
+
+// quietFor returns how long a worker may be silent that has only answers to make
+// that are not streamed.
+func (p *pool) quietFor(workers []*worker) time.Duration {
+	var longest time.Duration
+	for _, w := range workers {
+		w.flow.mu.Lock()
+		longest = max(longest, w.flow.longest)
+		w.flow.mu.Unlock()
+	}
+	if longest == 0 {
+		return quietUnknown
+	}
+	return max(quietAfter, quietAnswers*longest)
 }
 
 // patience returns how long a target may be silent that has so many tokens to
@@ -213,13 +295,20 @@ func (p *pool) findHung(t time.Time) {
 		if since := f.hung.Load(); since != 0 {
 			if f.last.Load() > since {
 				p.flows(w, t)
+			} else {
+				p.moveAway(w)
 			}
 			continue
 		}
 		s, waited := f.silence()
 		if waited && t.Sub(s.since) >= hungAfter {
-			limit := p.patience(s.target, s.ahead, s.silent)
-			waited = t.Sub(s.since) >= limit && time.Unix(0, others).After(s.since.Add(limit/2))
+			var limit time.Duration
+			if s.quiet {
+				limit = p.quietFor(workers)
+			} else {
+				limit = p.patience(s.target, s.ahead, s.silent)
+			}
+			waited = t.Sub(s.since) >= limit && tickTime(others).After(s.since.Add(limit/2))
 		} else {
 			waited = false
 		}
@@ -236,34 +325,33 @@ func (p *pool) findHung(t time.Time) {
 
 // hangs takes in that a worker hangs. It is rated down until something comes,
 // with one request at a time let in that shows it. Requests whose header has
-// not come are made elsewhere as far as the retry budget goes: their clients
-// have seen nothing yet, and would wait for nothing. The others are left alone,
-// and so are answers that are not streamed: a worker that computes one looks
-// the same from here.
+// not come are made elsewhere as far as there is room and the retry budget goes:
+// their clients have seen nothing yet, and would wait for nothing. The others are
+// left alone, and so are answers that are not streamed: a worker that computes
+// one looks the same from here.
 func (p *pool) hangs(w *worker, t time.Time, s silence) {
-	w.flow.hung.Store(t.UnixNano())
+	w.flow.hung.Store(ticks(t))
 	w.health.fail(t, t, 0, false)
-	moved := 0
-	for _, a := range w.flow.unheaded() {
-		if !p.mayRetry(t) {
-			break
-		}
-		if w.flow.claim(a) {
-			a.guard.cancel(errHangs)
-			moved++
-		}
-	}
 	p.logger().Warn("worker hangs, and is rated down until something comes from it", zap.String("upstream", w.dial),
-		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams), zap.Int("moved", moved))
+		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
+	p.moveAway(w)
 }
 
-// unheaded returns the attempts that could be made elsewhere.
+// moveAway has the requests of a worker that hangs seek room elsewhere.
+func (p *pool) moveAway(w *worker) {
+	for _, a := range w.flow.unheaded() {
+		p.seekRoom(a)
+	}
+}
+
+// unheaded returns the attempts that could be made elsewhere, but for those that
+// were begun to see whether the worker still hangs.
 func (f *flow) unheaded() []*attempt {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var list []*attempt
 	for _, a := range f.streams {
-		if a.movable {
+		if a.movable && a.hope == nil && ticks(a.begun) < f.hung.Load() {
 			list = append(list, a)
 		}
 	}
@@ -272,7 +360,7 @@ func (f *flow) unheaded() []*attempt {
 
 // flows takes in that a worker that hung makes progress again.
 func (p *pool) flows(w *worker, t time.Time) {
-	since := time.Unix(0, w.flow.hung.Swap(0))
+	since := tickTime(w.flow.hung.Swap(0))
 	w.health.succeed(t, t)
 	p.logger().Info("worker makes progress again", zap.String("upstream", w.dial), zap.Duration("hung", t.Sub(since)))
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // flowTest is a pool of two workers, a and b, at a time of its own.
@@ -38,9 +40,55 @@ func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
 	return a
 }
 
+// route is that of a request that was tried on a.
+func (f *flowTest) route() *route {
+	return &route{
+		pool: f.p, plan: &plan{computes: true}, ready: f.now, tried: []*worker{f.a},
+		offered: reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}},
+	}
+}
+
+// showsRate has a worker show that it is as fast as is reckoned with.
+func (f *flowTest) showsRate(w *worker) {
+	a := f.begin(w, workStream, 512)
+	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
+	a.lease.End(true, nil)
+	w.flow.end(a)
+}
+
+// moved waits until as many of the attempts as are wanted were ended to be made
+// elsewhere, and a moment longer.
+func (f *flowTest) moved(t *testing.T, all []*guard, want int) (moved []bool) {
+	t.Helper()
+	n := 0
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && n < want; time.Sleep(time.Millisecond) {
+		n = 0
+		for _, g := range all {
+			if context.Cause(g.ctx) != nil {
+				n++
+			}
+		}
+	}
+	time.Sleep(20 * time.Millisecond)
+	n = 0
+	for _, g := range all {
+		cause := context.Cause(g.ctx)
+		if cause != nil && !errors.Is(cause, errHangs) {
+			t.Error(cause)
+		}
+		if moved = append(moved, cause != nil); cause != nil {
+			n++
+		}
+	}
+	if n != want {
+		t.Errorf("%d were moved, want %d", n, want)
+	}
+	return moved
+}
+
 // guard makes an attempt one that can be made elsewhere.
 func (f *flowTest) guard(a *attempt) *guard {
-	g := &guard{late: errFirstToken}
+	g := &guard{rt: f.route(), late: errFirstToken}
 	g.ctx, g.cancel = context.WithCancelCause(context.Background())
 	a.worker.flow.guard(a, g, true)
 	return g
@@ -52,7 +100,7 @@ func (f *flowTest) pass(d time.Duration, from ...*worker) time.Duration {
 	for i := range int(d / hungCheck) {
 		f.now = f.now.Add(hungCheck)
 		for _, w := range from {
-			w.flow.last.Store(f.now.UnixNano())
+			w.flow.last.Store(ticks(f.now))
 		}
 		f.p.findHung(f.now)
 		if f.a.flow.hangs() || f.b.flow.hangs() {
@@ -99,6 +147,21 @@ func TestWorkerHangs(t *testing.T) {
 		{"not streamed", func(f *flowTest) []*worker {
 			f.begin(f.a, workSilent, 10)
 			return []*worker{f.b}
+		}, quietUnknown + (hungChecks-1)*hungCheck},
+		{"not streamed, and answers are known to be short", func(f *flowTest) []*worker {
+			f.b.flow.longest = time.Second
+			f.begin(f.a, workSilent, 10)
+			return []*worker{f.b}
+		}, quietAfter + (hungChecks-1)*hungCheck},
+		{"not streamed, and answers are known to take long", func(f *flowTest) []*worker {
+			f.a.flow.longest = time.Minute
+			f.begin(f.a, workSilent, 10)
+			return []*worker{f.b}
+		}, quietAnswers*time.Minute + (hungChecks-1)*hungCheck},
+		{"not streamed, and nobody makes progress", func(f *flowTest) []*worker {
+			f.begin(f.a, workSilent, 10)
+			f.begin(f.b, workSilent, 10)
+			return nil
 		}, 0},
 		{"no inference", func(f *flowTest) []*worker {
 			f.begin(f.a, workNone, 10)
@@ -125,7 +188,7 @@ func TestWorkerHangs(t *testing.T) {
 		}, soon - 5*time.Second},
 		{"a stream that waits for a client, and a new one", func(f *flowTest) []*worker {
 			f.begin(f.a, workStream, 10).waiting.Store(false)
-			f.a.flow.last.Store(f.now.UnixNano())
+			f.a.flow.last.Store(ticks(f.now))
 			f.now = f.now.Add(time.Minute)
 			f.begin(f.a, workStream, 10)
 			return []*worker{f.b}
@@ -165,10 +228,10 @@ func TestOneLateByteIsEnough(t *testing.T) {
 	f.begin(f.a, workStream, 10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
-		f.b.flow.last.Store(f.now.UnixNano())
+		f.b.flow.last.Store(ticks(f.now))
 		f.p.findHung(f.now)
 		f.now = f.now.Add(hungCheck)
-		f.a.flow.last.Store(f.now.UnixNano()) // it comes a moment after the check
+		f.a.flow.last.Store(ticks(f.now)) // it comes a moment after the check
 		if f.a.flow.hangs() {
 			t.Fatal("found to hang, though something came")
 		}
@@ -193,7 +256,7 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 		t.Fatal("it is forgotten that it hangs")
 	}
 	f.now = f.now.Add(hungCheck)
-	f.a.flow.last.Store(f.now.UnixNano())
+	f.a.flow.last.Store(ticks(f.now))
 	f.p.findHung(f.now)
 	if f.a.flow.hangs() || !f.a.health.available(f.now) {
 		t.Errorf("hangs: %v, available: %v", f.a.flow.hangs(), f.a.health.available(f.now))
@@ -201,39 +264,73 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 }
 
 // TestUnheadedRequestsAreMoved has requests with and without a header on a
-// worker that hangs, and a budget for some of them.
+// worker that hangs, and room elsewhere and a budget for some of them. Those that
+// have no room are left alone until there is some.
 func TestUnheadedRequestsAreMoved(t *testing.T) {
-	for _, budget := range []int{100, 4} {
-		f := newFlowTest(t)
-		set := *f.p.settings.Load()
-		set.retries = retryBudget{true, 0, float64(budget) / budgetWindow}
-		f.p.settings.Store(&set)
-		var all []*guard
-		for i := range 16 {
-			a := f.begin(f.a, workStream, 10)
-			all = append(all, f.guard(a))
-			if i%2 == 0 && f.a.flow.arrived(a) {
-				t.Error("moved before it hangs")
+	for _, v := range []struct {
+		name   string
+		budget float64
+		set    func(f *flowTest)
+		want   int
+		later  int // once b has a slot more
+	}{
+		{"all", 100, func(f *flowTest) {}, 8, 8},
+		{"the budget", 4, func(f *flowTest) {}, 4, 4},
+		{"some room", 100, func(f *flowTest) { f.b.slots.limit.Store(3) }, 3, 4},
+		{"no room", 100, func(f *flowTest) {
+			f.b.slots.limit.Store(1)
+			f.b.slots.take()
+		}, 0, 1},
+		{"the other is rated down", 100, func(f *flowTest) { f.b.health.fail(now(), now(), 0, false) }, 0, 0},
+		{"the other drains", 100, func(f *flowTest) { f.b.drain.Store(drainAsked) }, 0, 0},
+		{"its rate is not known", 100, func(f *flowTest) {
+			f.p.scheduler = kvscore.NewScheduler(kvscore.Settings{})
+			f.p.scheduler.Declare(f.a.target(0), 1<<20)
+			f.p.scheduler.Declare(f.b.target(0), 1<<20)
+		}, 0, 0},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			f := newFlowTest(t)
+			f.showsRate(f.a)
+			v.set(f)
+			set := *f.p.settings.Load()
+			set.retries = retryBudget{true, 0, v.budget / budgetWindow}
+			f.p.settings.Store(&set)
+			var all []*guard
+			var attempts []*attempt
+			for i := range 16 {
+				a := f.begin(f.a, workStream, 10)
+				attempts, all = append(attempts, a), append(all, f.guard(a))
+				if i%2 == 0 && f.a.flow.arrived(a, &f.p.queue) {
+					t.Error("moved before it hangs")
+				}
+				a.waiting.Store(true)
 			}
-			a.waiting.Store(true)
-		}
-		if f.pass(time.Minute, f.b) == 0 {
-			t.Fatal("it does not hang")
-		}
-		moved := 0
-		for i, g := range all {
-			if cause := context.Cause(g.ctx); errors.Is(cause, errHangs) {
-				moved++
-				if i%2 == 0 {
+			if f.pass(time.Minute, f.b) == 0 {
+				t.Fatal("it does not hang")
+			}
+			for i, m := range f.moved(t, all, v.want) {
+				if m && i%2 == 0 {
 					t.Error("a request was moved whose header had come")
 				}
-			} else if cause != nil {
-				t.Error(cause)
 			}
-		}
-		if want := min(8, budget); moved != want {
-			t.Errorf("%d were moved with a budget of %d, want %d", moved, budget, want)
-		}
+			f.p.freeSlot(f.b)
+			f.moved(t, all, v.later)
+			for _, a := range attempts {
+				f.a.flow.arrived(a, &f.p.queue)
+			}
+			if n := f.p.queue.length.Load(); n != 0 {
+				t.Errorf("%d still wait for another worker", n)
+			}
+			// the one that was freed, and in one case one that somebody else had
+			taken := int64(v.later - 1)
+			if v.name == "no room" {
+				taken = 1
+			}
+			if n := f.b.slots.running.Load(); n != taken {
+				t.Errorf("%d slots are taken for those that were moved, want %d", n, taken)
+			}
+		})
 	}
 }
 
@@ -266,7 +363,7 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 }
 
 // TestProbeIsNotLost sends a request to a worker that hangs: when nothing comes
-// of it, it is made elsewhere, if the budget and the answer's state allow that.
+// of it, it is made elsewhere, if room, budget and the answer's state allow that.
 // With the operator's own deadline it is ended either way.
 func TestProbeIsNotLost(t *testing.T) {
 	for _, v := range []struct {
@@ -282,6 +379,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		{"a deadline", errFirstToken, 0, false, errFirstToken},
 	} {
 		f := newFlowTest(t)
+		f.showsRate(f.a)
 		set := *f.p.settings.Load()
 		set.retries = retryBudget{true, 0, v.budget}
 		f.p.settings.Store(&set)
@@ -289,17 +387,22 @@ func TestProbeIsNotLost(t *testing.T) {
 		g := f.guard(a)
 		g.late = v.late
 		if v.arrived {
-			f.a.flow.arrived(a)
+			f.a.flow.arrived(a, &f.p.queue)
 		}
 		f.p.tooLate(a)
+		for deadline := time.Now().Add(5 * time.Second); v.ended != nil && context.Cause(g.ctx) == nil && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(10 * time.Millisecond)
 		if cause := context.Cause(g.ctx); !errors.Is(cause, v.ended) {
 			t.Errorf("%s: ended by %v, want %v", v.name, cause, v.ended)
 		}
-		if moved := f.a.flow.arrived(a); moved != (v.ended == error(errHangs)) {
+		if moved := f.a.flow.arrived(a, &f.p.queue); moved != (v.ended == error(errHangs)) {
 			t.Errorf("%s: moved %v", v.name, moved)
 		}
-		if f.a.flow.claim(a) {
-			t.Errorf("%s: it could be moved twice", v.name)
+		f.p.tooLate(a)
+		if n := f.b.slots.running.Load(); n > 1 || (n == 1) != (v.ended == error(errHangs)) {
+			t.Errorf("%s: %d slots are taken", v.name, n)
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (o *observer) feed(p []byte) {
 		o.attempt.lease.Alive(t)
 	}
 	if o.flow != nil {
-		o.flow.last.Store(t.UnixNano())
+		o.flow.last.Store(ticks(t))
 	}
 	if o.reader == nil {
 		return

@@ -132,6 +132,12 @@ func (rt *route) errWaiting() error {
 // is called while the request waits, by whoever looks after the queue.
 func (rt *route) seats(list []seat) []seat {
 	rt.model = rt.modelFor(rt.offered)
+	return rt.seatsKnown(list)
+}
+
+// seatsKnown is seats for a request that is under way: it changes nothing of the
+// route.
+func (rt *route) seatsKnown(list []seat) []seat {
 	for _, up := range rt.offered {
 		w := rt.worker(up)
 		known := func(s seat) bool { return s.worker == w }

@@ -32,7 +32,8 @@ func TestHungEnginesAreFound(t *testing.T) {
 	home := make(map[string]string) // of sessions from before
 	for i := range 16 {
 		key := fmt.Sprintf("session-%d", i)
-		home[key] = s.mustChat(t, ask(key).streamed(), "X-Session-Id", key).engine()
+		// long enough to show how fast the engines prefill
+		home[key] = s.mustChat(t, ask(key+strings.Repeat(" once upon a time", 150)).streamed(), "X-Session-Id", key).engine()
 	}
 	before := s.scrape(t)
 	goOn := make(chan struct{})
@@ -126,6 +127,45 @@ func TestHungEnginesAreFound(t *testing.T) {
 	passers.Wait()
 	s.booksAtZero(t)
 	goroutines(t, s, engines, level)
+}
+
+// TestHungRequestsGetRoomFirst hangs one of two engines, both of which are full
+// all the time, with others waiting. The requests on it are served by the other
+// one, in their place in the queue; none is turned away.
+func TestHungRequestsGetRoomFirst(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 20 s")
+	}
+	engines := startEngines(t, 2, canned.Pace{Words: 10, FirstToken: 20 * time.Millisecond, PerWord: 10 * time.Millisecond})
+	s := startCaddy(t, route(engines, "policy round_robin", maxRunning(4), "queue {\nmax_wait 5s\n}"))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var clients sync.WaitGroup
+	var longest atomic.Int64
+	prompt := strings.Repeat(" once upon a time", 150)
+	for i := range 12 {
+		clients.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				begun := time.Now()
+				a := s.chat(t.Context(), ask(fmt.Sprint("client ", i, n, prompt)).streamed())
+				if !a.ok() {
+					t.Errorf("status %d, error %v, body %q", a.status, a.err, a.body)
+					return
+				}
+				longest.Store(max(longest.Load(), int64(time.Since(begun))))
+			}
+		})
+	}
+	eventually(t, 10*time.Second, "both have shown how fast they are", func() bool { return engines[0].Requests() > 20 && engines[1].Requests() > 20 })
+	engines[0].SetFault(canned.Fault{Kind: canned.HangBeforeHeader})
+	moved := func() float64 { return s.scrape(t).value(retriesTotal, `pool="default"`, `reason="hung"`) }
+	eventually(t, time.Minute, "all that hung were made elsewhere", func() bool { return moved() >= 4 })
+	stop()
+	engines[0].SetFault(canned.Fault{})
+	clients.Wait()
+	t.Logf("%v were made elsewhere, the longest took %v", moved(), time.Duration(longest.Load()))
+	s.booksAtZero(t)
+	s.slotsFree(t)
 }
 
 // TestRetriesStayWithinTheBudget lets both engines refuse, with a
