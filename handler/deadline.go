@@ -142,12 +142,17 @@ func (rt *route) readable(resp *http.Response) bool {
 }
 
 func eventStream(h http.Header) bool {
-	return strings.HasPrefix(h.Get("Content-Type"), "text/event-stream")
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
 }
 
 // maxHeld bounds what is held back of an answer that has no token in it, in
 // bytes.
 const maxHeld = 64 << 10
+
+// maxOthers is how many events without a token a stream may begin with, to be one
+// in which tokens can be seen.
+const maxOthers = 8
 
 // awaitToken reads an answer up to its first token, or its end or an error in
 // its place, and puts what was read in front of the rest. An error says that it
@@ -162,7 +167,7 @@ func awaitToken(resp *http.Response, reader *api.Answer, heard *atomic.Int64) er
 		if n > 0 {
 			heard.Store(ticks(now()))
 		}
-		begun := reader.FirstToken() || reader.Failed() || reader.Done()
+		begun := reader.FirstToken() || reader.Failed() || reader.Done() || reader.Others() > maxOthers
 		if err != nil && !begun && !errors.Is(err, io.EOF) {
 			_ = resp.Body.Close()
 			return err

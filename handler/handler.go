@@ -276,8 +276,8 @@ type Affinity struct {
 }
 
 // Queue bounds the requests that wait while all workers that may serve them
-// have as many as their `max_running`. They get room in the order in which they
-// arrived, and by the priorities of clients that are trusted with these; clients
+// have as many as their `max_running`. They get room in the order in which their
+// bodies had arrived, and by the priorities of clients that are trusted with these; clients
 // that leave, leave the queue. It belongs to the pool: handlers
 // that name the pool must not contradict each other.
 type Queue struct {

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -26,6 +27,8 @@ type health struct {
 	answers, errors float64 // of late, decayed to at
 	at              time.Time
 	inARow          int // errors of its own since the last good answer
+	prompts         [fewPrompts]uint64
+	different       int // of prompts: those of the errors of late
 }
 
 const (
@@ -135,13 +138,24 @@ func (h *health) succeed(now, begun time.Time) bool {
 // err takes in that the worker gave an error for an answer. It returns how
 // many it gave of late, and their share of its answers: 1 once it gives nothing
 // else. own says that it is hardly the client's: a client that errs often must
-// not mark the worker that it is sent to.
-func (h *health) err(now time.Time, own bool) (errors, share float64) {
+// not mark the worker that it is sent to. Nor may one session or prompt alone:
+// both are 0 until there were errors with fewPrompts of them.
+func (h *health) err(now time.Time, own bool, prompt uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.errors*h.keep(now) < 0.5 {
+		h.different = 0
+	}
 	h.answered(now, 1)
+	if h.different < fewPrompts && !slices.Contains(h.prompts[:h.different], prompt) {
+		h.prompts[h.different] = prompt
+		h.different++
+	}
 	if own {
 		h.inARow++
+	}
+	if h.different < fewPrompts {
+		return 0, 0
 	}
 	if h.inARow >= allErrors {
 		return h.errors, 1

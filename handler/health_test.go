@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -165,19 +166,19 @@ func TestErrorsFade(t *testing.T) {
 	var h health
 	now := epoch
 	for range 10 {
-		h.err(now, false)
+		h.err(now, false, rand.Uint64())
 	}
-	if n, share := h.err(now, false); n != 11 || share != 1 {
+	if n, share := h.err(now, false, rand.Uint64()); n != 11 || share != 1 {
 		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
 	}
 	now = now.Add(10 * errorMemory)
-	if n, _ := h.err(now, false); n < 1 || n > 1.01 {
+	if n, _ := h.err(now, false, rand.Uint64()); n < 1 || n > 1.01 {
 		t.Errorf("%v errors of late, want the last one", n)
 	}
 	for range 99 {
 		h.succeed(now, now)
 	}
-	if _, share := h.err(now, false); share > 0.03 {
+	if _, share := h.err(now, false, rand.Uint64()); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
 	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
@@ -195,7 +196,7 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 		}
 		n := 1
 		for ; n < 5000; n++ {
-			if errs, share := h.err(epoch, own); worse(errs, share, 0) {
+			if errs, share := h.err(epoch, own, rand.Uint64()); worse(errs, share, 0) {
 				break
 			}
 			if n == allErrors-1 {
@@ -225,6 +226,27 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 	} {
 		if got := worse(v.errors, v.share, v.others); got != v.worse {
 			t.Errorf("%v errors, share %v, the others' %v: worse %v", v.errors, v.share, v.others, got)
+		}
+	}
+}
+
+// TestOneClientAloneShowsNothing has errors with few sessions or prompts, however
+// many.
+func TestOneClientAloneShowsNothing(t *testing.T) {
+	for different := 1; different <= fewPrompts; different++ {
+		var h health
+		seen := false
+		for i := range 100 {
+			errs, share := h.err(epoch, true, uint64(i%different))
+			seen = seen || worse(errs, share, 0)
+		}
+		if want := different >= fewPrompts; seen != want {
+			t.Errorf("errors with %d prompts show that the worker is ill: %v", different, seen)
+		}
+		// what was long ago counts no more
+		later := epoch.Add(10 * errorMemory)
+		if errs, _ := h.err(later, true, 100); errs != 0 {
+			t.Errorf("%v errors after a long time", errs)
 		}
 	}
 }

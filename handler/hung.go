@@ -174,7 +174,8 @@ func (p *pool) seekRoom(a *attempt) {
 		return
 	}
 	rt := a.guard.rt
-	a.hope = &waiter{arrival: rt.ready, group: rt.h, reseat: rt.seatsKnown, verdict: make(chan verdict, 1)}
+	tier, arrival := rt.precedence()
+	a.hope = &waiter{tier: tier, arrival: arrival, group: rt.h, reseat: rt.seatsKnown, verdict: make(chan verdict, 1)}
 	p.queue.enter(a.hope, math.MaxInt)
 	go p.move(a, a.hope.verdict)
 }

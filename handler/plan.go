@@ -95,7 +95,9 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 		return nil, err
 	}
 	p.api = a
-	p.computes = a != nil && a.Work() != api.Count
+	// What is streamed through takes no slot: how long its upload takes is up to
+	// the client, and the engine computes nothing meanwhile.
+	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
 	if p.request == nil { // else that has happened
 		if err := h.extend(r, a, p, nil); err != nil {
 			if p.body != nil {

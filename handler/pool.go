@@ -81,6 +81,7 @@ type worker struct {
 	drain  atomic.Uint32
 	hits   hits
 	slots  *slots
+	seated uint64                   // in the list that the queue was given last; under its lock
 	taints atomic.Pointer[[]string] // as the operator says; nil if there are none
 
 	speculative atomic.Int32 // prefills under way that are the router's own

@@ -24,7 +24,8 @@ type queue struct {
 	classes map[classKey]*class
 	key     []byte // of seat
 	entered uint64
-	looking bool // somebody looks after those who wait, every lookAfter
+	reseats uint64 // lists of workers that were made
+	looking bool   // somebody looks after those who wait, every lookAfter
 	rate    drainRate
 }
 
@@ -299,8 +300,9 @@ func (q *queue) count(t time.Time, more int32) {
 }
 
 // outcome waits for what becomes of a waiter. It returns false if time was up or
-// the context ended first. If renew is there, it is called every renewAfter.
-func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration, renew func()) (verdict, bool) {
+// the context ended first. If renew is there, it is called every renewAfter, and
+// may take its time: what it returns is called when it is done.
+func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration, renew func() (apply func())) (verdict, bool) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	var renewal <-chan time.Time
@@ -309,13 +311,19 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration, rene
 		defer ticker.Stop()
 		renewal = ticker.C
 	}
+	news, asked := make(chan func(), 1), false
 	for {
 		select {
 		case v := <-m.verdict:
 			return v, true
 		case <-renewal:
-			renew()
-			continue
+			if !asked {
+				asked = true
+				go func() { news <- renew() }()
+			}
+		case apply := <-news:
+			asked = false
+			apply()
 		case <-timer.C:
 			return q.atLast(m)
 		case <-ctx.Done():

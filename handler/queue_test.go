@@ -400,3 +400,35 @@ func BenchmarkReview(b *testing.B) {
 		q.look()
 	}
 }
+
+// TestRenewalHoldsUpNobody asks a source of upstreams that takes its time, while
+// a slot becomes free or time is up.
+func TestRenewalHoldsUpNobody(t *testing.T) {
+	for _, free := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			q, workers := queueRoom(1)
+			workers[0].slots.take()
+			m := newWaiter(now(), workers...)
+			q.enter(m, 10)
+			want := 4 * time.Second
+			if free {
+				want = 1500 * time.Millisecond
+				time.AfterFunc(want, func() { workers[0].slots.running.Add(-1); q.freed(workers[0]) })
+			}
+			begun, applied := now(), 0
+			var asked atomic.Int64
+			_, decided := q.outcome(t.Context(), m, 4*time.Second, func() func() {
+				asked.Add(1)
+				time.Sleep(2500 * time.Millisecond)
+				return func() { applied++ }
+			})
+			if d := now().Sub(begun); decided != free || d != want {
+				t.Errorf("decided %v after %v, want %v after %v", decided, d, free, want)
+			}
+			if !free && applied != 1 || asked.Load() > 2 {
+				t.Errorf("asked %d times, %d answers applied", asked.Load(), applied)
+			}
+			time.Sleep(10 * time.Second)
+		})
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/zeebo/xxh3"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -292,7 +293,7 @@ func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool)
 // client's.
 func (rt *route) erred(a *attempt, status string, own bool) {
 	t := now()
-	errs, share := a.worker.health.err(t, own)
+	errs, share := a.worker.health.err(t, own, rt.blameKey())
 	if errs < fewErrors {
 		return
 	}
@@ -306,6 +307,24 @@ func (rt *route) erred(a *attempt, status string, own bool) {
 	if worse(errs, share, theirs/max(others, 1)) {
 		rt.rateDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
 	}
+}
+
+// blameKey tells requests apart in what is held against a worker: by their session
+// or their whole prompt. Those that are no inference are all alike.
+func (rt *route) blameKey() uint64 {
+	switch {
+	case rt.plan.api == nil:
+		return 0
+	case rt.plan.session != "":
+		return xxh3.HashString(rt.plan.session)
+	case len(rt.plan.score.Blocks) == 0:
+		return uint64(rt.ready.UnixNano()) //nolint:gosec // after 1970
+	}
+	key := rt.plan.score.Root
+	for _, b := range rt.plan.score.Blocks {
+		key = key*0x9e3779b97f4a7c15 ^ b
+	}
+	return key
 }
 
 // workersFault tells whether a status may say that the worker is ill or set up

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -199,7 +201,9 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
 		rt, _ := newTestRoute(t, h, 10)
 		rt.offered = h.ReverseProxy.Upstreams
-		for range 3 * fewErrors {
+		rt.plan.api = api.For("/v1/chat/completions")
+		for n := range 3 * fewErrors {
+			rt.plan.session = strconv.Itoa(n)
 			for i, up := range rt.offered {
 				w := h.pool.worker(up.Dial)
 				if i == 0 || all {

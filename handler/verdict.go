@@ -13,7 +13,7 @@ func promises(contentType string) bool {
 	kind, _, _ := strings.Cut(contentType, ";")
 	kind = strings.ToLower(strings.TrimSpace(kind))
 	switch kind {
-	case "text/event-stream", "application/json", "text/html", "":
+	case "text/event-stream", "application/json", "text/html":
 		return true
 	}
 	return strings.HasSuffix(kind, "+json")

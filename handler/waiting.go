@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -67,7 +68,7 @@ func (rt *route) await(ctx context.Context) bool {
 	if me.waits {
 		began := now()
 		rt.pool.incidents.met(began, incidentFull, rt.pool.logger)
-		v, decided = q.outcome(ctx, me, set.maxWait-rt.wait.waited, rt.renewal(me))
+		v, decided = q.outcome(ctx, me, min(set.maxWait-rt.wait.waited, rt.patience()), rt.renewal(me))
 		rt.wait.waited += now().Sub(began)
 	} else {
 		v = <-me.verdict
@@ -81,12 +82,25 @@ func (rt *route) await(ctx context.Context) bool {
 		rt.turnAway(http.StatusTooManyRequests, codeQueueFull, incidentOverflow, fmt.Errorf(
 			"all workers are full, and %d requests wait, which is as many as may; try again later", set.maxWaiting))
 		return false
+	case !decided && rt.held.resp != nil:
+		return false
 	case !decided:
 		rt.turnAway(http.StatusServiceUnavailable, codeQueueTimeout, incidentLate, fmt.Errorf(
 			"all workers are full, and none had room within %s; try again later", set.maxWait))
 		return false
 	}
 	return true
+}
+
+// patience returns how long a request waits at most whose refusal by an engine is
+// held back: as long as that says. Its client could ask again then.
+func (rt *route) patience() time.Duration {
+	if rt.held.resp != nil {
+		if wait := retryAfter(rt.held.resp.Header, now()); wait > 0 {
+			return wait
+		}
+	}
+	return math.MaxInt64
 }
 
 // turnAway takes in that the request is not served, as the operator's limits
@@ -138,10 +152,11 @@ func (rt *route) seats(list []seat) []seat {
 // seatsKnown is seats for a request that is under way: it changes nothing of the
 // route.
 func (rt *route) seatsKnown(list []seat) []seat {
+	rt.pool.queue.reseats++
 	for _, up := range rt.offered {
 		w := rt.worker(up)
-		known := func(s seat) bool { return s.worker == w }
-		if !slices.Contains(rt.tried, w) && rt.fits(w) && !slices.ContainsFunc(list, known) {
+		if w.seated != rt.pool.queue.reseats && !slices.Contains(rt.tried, w) && rt.fits(w) {
+			w.seated = rt.pool.queue.reseats
 			list = append(list, seat{up, w})
 		}
 	}
@@ -151,17 +166,18 @@ func (rt *route) seatsKnown(list []seat) []seat {
 // renewal returns what asks the source of dynamic upstreams for those that there
 // are by now; nil if there is no such source. It asks with the request that
 // waits: what a source returns may depend on it.
-func (rt *route) renewal(me *waiter) func() {
-	source := rt.h.ReverseProxy.DynamicUpstreams
+func (rt *route) renewal(me *waiter) func() (apply func()) {
+	source, asking := rt.h.ReverseProxy.DynamicUpstreams, rt.asking
 	if source == nil || rt.asking == nil || rt.h.limits.set() {
 		return nil // with limits, asking the proxy again would cost an attempt
 	}
-	return func() {
-		ups, err := source.GetUpstreams(rt.asking)
-		if err != nil || sameDials(ups, rt.offered) {
-			return
+	return func() func() {
+		ups, err := source.GetUpstreams(asking)
+		return func() {
+			if err == nil && !sameDials(ups, rt.offered) {
+				rt.pool.queue.renew(me, func() { rt.offered, rt.wait.renewed = ups, true })
+			}
 		}
-		rt.pool.queue.renew(me, func() { rt.offered, rt.wait.renewed = ups, true })
 	}
 }
 

@@ -109,3 +109,129 @@ func TestUploadsOvertakeNobody(t *testing.T) {
 	}
 	s.slotsFree(t)
 }
+
+// TestSlowUploadsHoldNoSlot has clients that send the beginning of a compressed
+// body, and then nothing.
+func TestSlowUploadsHoldNoSlot(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, maxRunning(2), "queue {\nmax_wait 2s\n}"))
+	for range 2 {
+		conn, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\nx", s.addr)
+	}
+	eventually(t, 5*time.Second, "both are at the engine", func() bool {
+		n, _ := s.scrape(t).sum(workerRequests)
+		return n == 2
+	})
+	s.mustChat(t, ask("hi"))
+}
+
+// TestHeldRefusalWaitsAsLongAsItSays has one engine refuse, and the other one full.
+func TestHeldRefusalWaitsAsLongAsItSays(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "policy round_robin", maxRunning(1), "queue {\nmax_wait 20s\n}"))
+	g := holdInferences(engines[0])
+	f := canned.Fault{Kind: canned.Status, Status: 429, Body: `{"error":"slow down"}`, Header: http.Header{"Retry-After": {"1"}}}
+	engines[1].SetFault(f)
+	served := s.startChat(t, "one")
+	runs(t, g, 1)
+	begun := time.Now()
+	wantAnswer(t, s.chat(t.Context(), ask("two")), f)
+	if d := time.Since(begun); d > 8*time.Second {
+		t.Errorf("the refusal came after %v", d)
+	}
+	g.opened(t)
+	if a := served.wait(t); !a.ok() {
+		t.Errorf("status %d, error %v", a.status, a.err)
+	}
+	s.slotsFree(t)
+}
+
+// TestOneSessionsErrorsMarkNobody has a client with a wrong key, and the id of
+// another one's session: that stays where its cache is.
+func TestOneSessionsErrorsMarkNobody(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{Words: 5})
+	for _, e := range engines {
+		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set(canned.EngineHeader, e.Name())
+			if r.Header.Get("Authorization") != "Bearer good" {
+				w.WriteHeader(http.StatusUnauthorized)
+				io.WriteString(w, `{"error":"Unauthorized"}`)
+				return
+			}
+			io.WriteString(w, wholeJSON)
+		})
+	}
+	s := startCaddy(t, route(engines))
+	prompt := strings.Repeat("You are the well known assistant of product X. ", 100)
+	home := s.chat(t.Context(), ask(prompt), "Authorization", "Bearer good", "X-Session-Id", "theirs").engine()
+	for i := range 20 {
+		if a := s.chat(t.Context(), ask(fmt.Sprint(prompt, i)), "Authorization", "Bearer bad", "X-Session-Id", "theirs"); a.status != http.StatusUnauthorized {
+			t.Fatalf("status %d", a.status)
+		}
+	}
+	if n := s.logged(t, ratedDown); n != 0 {
+		t.Errorf("%d workers were rated down", n)
+	}
+	if e := s.chat(t.Context(), ask(prompt+"next"), "Authorization", "Bearer good", "X-Session-Id", "theirs").engine(); e != home {
+		t.Errorf("the session moved from %q to %q", home, e)
+	}
+}
+
+// TestStreamsOfOtherShapesAreNotLate has engines whose tokens cannot be read, and
+// that send them in time.
+func TestStreamsOfOtherShapesAreNotLate(t *testing.T) {
+	for _, event := range []string{
+		`{"id":"x","choices":[{"index":0,"delta":{"reasoning_text":"word"}}]}`,
+		`{"token":{"text":"word"}}`, `{"content":"word"}`, `{"message":{"content":"word"}}`,
+	} {
+		engines := startEngines(t, 1, canned.Pace{})
+		engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range 20 {
+				if r.Context().Err() != nil {
+					return
+				}
+				fmt.Fprintf(w, "data: %s\n\n", event)
+				http.NewResponseController(w).Flush()
+				time.Sleep(50 * time.Millisecond)
+			}
+			io.WriteString(w, "data: [DONE]\n\n")
+		})
+		s := startCaddy(t, route(engines, "timeouts {\nfirst_token 700ms\n}"))
+		if a := s.chat(t.Context(), ask("x").streamed()); a.status != http.StatusOK || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") {
+			t.Errorf("%s: status %d, error %v, body %.200q", event, a.status, a.err, a.body)
+		}
+	}
+}
+
+// TestLegibleAnswersOfOtherWritings are of engines that write the content type or
+// the beginning in another way: they are not ill.
+func TestLegibleAnswersOfOtherWritings(t *testing.T) {
+	for name, v := range map[string][2]string{
+		"capitals": {"Text/Event-Stream; charset=utf-8", oneChunk + "data: [DONE]\n\n"},
+		"bom":      {"application/json", "\xef\xbb\xbf" + wholeJSON},
+		"no type":  {"", "plain words"},
+	} {
+		engines := startEngines(t, 2, canned.Pace{})
+		s := startCaddy(t, route(engines, "policy round_robin"))
+		engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header()["Content-Type"] = nil
+			if v[0] != "" {
+				w.Header().Set("Content-Type", v[0])
+			}
+			io.WriteString(w, v[1])
+		})
+		for i := range 20 {
+			s.chat(t.Context(), ask(fmt.Sprint("question ", i)).streamed())
+		}
+		if n := s.logged(t, ratedDown); n != 0 {
+			t.Errorf("%s: rated down", name)
+		}
+	}
+}

@@ -34,6 +34,7 @@ type Answer struct {
 
 	first    bool
 	chunks   int
+	others   int  // events with JSON that have none of that
 	bearing  bool // the event being read has content
 	finished int  // choices with a finish_reason
 	done     bool // [DONE]
@@ -93,6 +94,7 @@ func (a *Answer) Finish() {
 	if a.stream {
 		a.sse.end(a)
 	} else if !a.lost {
+		a.body = bytes.TrimPrefix(a.body, bom)
 		a.event(a.body)
 		a.legible = a.legible || json.Valid(a.body) // JSON, though none of this API
 	} else {
@@ -110,6 +112,11 @@ func (a *Answer) FirstToken() bool { return a.first }
 // Chunks is the number of events with content so far: in most engines about
 // the number of tokens.
 func (a *Answer) Chunks() int { return a.chunks }
+
+// Others is the number of events so far that have JSON and no content that is
+// known, but for signs of life. A stream begins with a few; one of many is of a
+// kind that cannot be read here.
+func (a *Answer) Others() int { return a.others }
 
 // Usage returns the engine's counts, in tokens: the prompt's, the answer's,
 // and how many of the prompt's were cached. Each is -1 while the engine has
@@ -193,8 +200,14 @@ func (a *Answer) event(data []byte) {
 	if a.bearing {
 		a.first = true
 		a.chunks++
+	} else if !bytes.Contains(data, ping) && !bytes.Contains(data, progress) {
+		a.others++
 	}
 }
+
+// What engines send to show that they are there, while they compute nothing yet
+// or not enough.
+var ping, progress = []byte(`"ping"`), []byte(`"prompt_progress"`)
 
 // read reads one event's data, which begins at data[i]. It returns false if it
 // is malformed.
