@@ -62,7 +62,7 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue
 			}
-			if !used.allows(w, t) && !(w == rt.wait.reserved && rt.wait.worse) {
+			if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
 				continue
 			}
 			if rt.isFull(w) {

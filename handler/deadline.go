@@ -98,7 +98,7 @@ func (p *pool) tooLate(a *attempt) {
 // movable tells whether the attempt could be made on another worker, as far as
 // is known before it is made.
 func (rt *route) movable() bool {
-	return rt.plan.request != nil && rt.repeatable(true) && len(rt.offered) > 1 && !rt.lastSuspect() &&
+	return rt.plan.request != nil && rt.repeatable(true) && !rt.pinned() && len(rt.offered) > 1 && !rt.lastSuspect() &&
 		(!rt.h.limits.set() || rt.anotherRound())
 }
 
