@@ -295,8 +295,8 @@ type Queue struct {
 type Timeouts struct {
 	// How long the first token may take, from when a worker is sent the
 	// request. The answer's header is held back until then, so that another
-	// worker can be tried; when none is left, the answer is 504. Default: no
-	// limit.
+	// worker can be tried, once; when it is late there, too, or none is left, the
+	// answer is 504. Default: no limit.
 	FirstToken caddy.Duration `json:"first_token,omitempty"`
 
 	// How long an answer that has begun may pause. It is then ended as one

@@ -172,7 +172,8 @@ func TestErrorsFade(t *testing.T) {
 		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
 	}
 	now = now.Add(10 * errorMemory)
-	if n, _ := h.err(now, false, rand.Uint64()); n < 1 || n > 1.01 {
+	h.err(now, false, rand.Uint64())
+	if _, n := h.lately(); n < 1 || n > 1.01 {
 		t.Errorf("%v errors of late, want the last one", n)
 	}
 	for range 99 {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -43,7 +44,7 @@ func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
 // route is that of a request that was tried on a.
 func (f *flowTest) route() *route {
 	return &route{
-		pool: f.p, plan: &plan{computes: true}, ready: f.now, tried: []*worker{f.a},
+		pool: f.p, plan: &plan{computes: true, ext: new(nvext.Ext)}, ready: f.now, tried: []*worker{f.a},
 		offered: reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}},
 	}
 }
