@@ -156,11 +156,19 @@ func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
 	describeState(ch)
 }
 
+// collect hands in a figure, unless its labels are none: one that cannot be
+// shown must not take the others away.
+func collect(ch chan<- prometheus.Metric, d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+	if m, err := prometheus.NewConstMetric(d, kind, v, labels...); err == nil {
+		ch <- m
+	}
+}
+
 // Collect implements prometheus.Collector.
 func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 	collectState(ch)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+		collect(ch, d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, p := range thePools() {
 		s := p.scheduler.Stats()
@@ -169,7 +177,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		for d, n := range map[*prometheus.Desc]uint64{
 			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults, descStale: s.StaleChoices,
 		} {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), p.name)
+			collect(ch, d, prometheus.CounterValue, float64(n), p.name)
 		}
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)
