@@ -2,6 +2,7 @@ package handler
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -50,8 +51,8 @@ func (s *poolSettings) contradictions(set Worker, told engine.Told) map[string]s
 	if set.Engine != engineAuto && set.Engine != engine.Other && told.Type != "" && told.Type != engine.Other && told.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, told.Type)
 	}
-	if kind := kindOf(set, told); set.DPSize > 1 && !engine.TakesRank(kind) {
-		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, kind)
+	if kind := kindOf(set, told); set.DPSize > 1 && !engine.TakesRank(kind, told.Version) {
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(kind+" "+told.Version))
 	}
 	if told.NoPrefixCache {
 		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"
