@@ -48,7 +48,25 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 		p.tell(dial, engine.Told{Type: engine.SGLang, BlockSize: 1})
 	}
 	want(16, fromEngine) // one token each is for no index
-	own := wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"})
+	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 16})
+	want(16, fromEngine)
+	p.incidents.open = nil
+	p.tell("b:1", engine.Told{Type: engine.SGLang, BlockSize: 1})
+	if in := p.view(now()).Incidents; len(in) > 0 {
+		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
+	}
+	p.tell("b:1", engine.Told{Type: engine.VLLM, BlockSize: 4096})
+	want(16, fromEngine) // such blocks are for no index
+	if list := p.engineView(p.worker("b:1")).Contradictions; len(list) != 1 || !strings.Contains(list[0], "too large") {
+		t.Errorf("it is said of them: %v", list)
+	}
+	p.apply(wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}).withDefaults())
+	p.learn(p.worker("c:1"), engine.Told{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
+	p.tell("b:1", engine.Told{Type: engine.SGLang, BlockSize: 1})
+	if in := p.view(now()).Incidents; len(in) > 0 {
+		t.Errorf("a worker that was removed does not agree: %+v", in)
+	}
+	own := wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"})
 	own.blockSize = 48
 	p.apply(own.withDefaults())
 	want(48, fromConfig)
@@ -116,6 +134,10 @@ func TestContradictions(t *testing.T) {
 		{s, Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
 		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{}, nil},
 		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Told{KVTokens: 399984}, nil},
+		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Told{KVTokens: 370000}, []string{"kv_tokens"}},
+		{s, Worker{Engine: engineAuto}, engine.Told{BlockSize: 1056}, []string{"block_size"}},
+		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
 		{s, Worker{Engine: engine.Other}, engine.Told{Type: engine.SGLang}, nil},
 		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.LlamaCpp}, []string{"dp_size"}},
 		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
