@@ -233,7 +233,20 @@ func (p *pool) declareAll(s *poolSettings) {
 	for dial := range s.upstreams {
 		if !strings.Contains(dial, "{") {
 			p.declare(dial)
+			p.countFromZero(dial)
 		}
+	}
+}
+
+// countFromZero makes the worker's counters known: of a series that begins with
+// its first event, Prometheus does not see that one.
+func (p *pool) countFromZero(dial string) {
+	m := theMetrics()
+	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
+		m.retries.WithLabelValues(p.name, dial, reason)
+	}
+	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
+		m.cleared.WithLabelValues(p.name, dial, why)
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 // health, though that would show it: there are servers which make a request of
 // every model they have for that answer.
 func (s *server) isDynamo() bool {
-	if owner := s.listed(); owner != "nvidia" && owner != "" { // it may have no model yet
+	owner := s.listed() // none while it has no model
+	if owner != "nvidia" && (owner != "" || s.isTRTLLM()) {
 		return false
 	}
 	status, page := s.ask(pathMetrics)
