@@ -149,7 +149,7 @@ func (e *Engine) pinned(r *request, h http.Header) (int, string, *apiError) {
 		}
 	case OldSGLang:
 		h, member = nil, r.DataParallelRank
-	default:
+	case TRTLLM, LlamaCpp, Dynamo:
 		return -1, "", nil
 	}
 	from := "header"
