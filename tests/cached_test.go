@@ -43,7 +43,7 @@ const withCached = `,"prompt_tokens_details":{"cached_tokens":%d}`
 // TestAnswersWithoutACountProveNothing has an engine whose plain answers tell what
 // was cached, and whose streams do not, though all is cached.
 func TestAnswersWithoutACountProveNothing(t *testing.T) {
-	_, s := countlessSGLang(t, func(body string) string {
+	f, s := countlessSGLang(t, func(body string) string {
 		if strings.Contains(body, `"stream":true`) {
 			return ""
 		}
@@ -56,7 +56,7 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 	for i := range 24 {
 		s.mustChat(t, prompt(i).streamed())
 	}
-	if n := s.scrape(t).value("caddy_kv_router_mirror_cleared_total"); n > 0 {
+	if n := s.scrape(t).value(mirrorCleared, `worker="`+f.addr()+`"`); n > 0 {
 		t.Errorf("the mirror was cleared %v times", n)
 	}
 }
@@ -65,7 +65,7 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 // and prompts that differ in their beginning only.
 func TestLossShowsInPromptsThatEndAlike(t *testing.T) {
 	var lost atomic.Bool
-	_, s := countlessSGLang(t, func(string) string {
+	f, s := countlessSGLang(t, func(string) string {
 		if lost.Load() {
 			return ""
 		}
@@ -79,7 +79,7 @@ func TestLossShowsInPromptsThatEndAlike(t *testing.T) {
 	for i := range 6 {
 		s.mustChat(t, prompt(i))
 	}
-	if n := s.scrape(t).value("caddy_kv_router_mirror_cleared_total", `reason="mismatch"`); n != 1 {
+	if n := s.scrape(t).value(mirrorCleared, `reason="mismatch"`, `worker="`+f.addr()+`"`); n != 1 {
 		t.Errorf("the mirror was cleared %v times for it, want once", n)
 	}
 }
