@@ -287,6 +287,18 @@ func TestDashboardIsPromQL(t *testing.T) {
 	}
 }
 
+// TestUnitWritesNoEnvironment looks at the unit: the environment has keys, and
+// what Caddy writes at its start is in the journal.
+func TestUnitWritesNoEnvironment(t *testing.T) {
+	unit, err := os.ReadFile(operations + "caddy.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(unit), "--environ") {
+		t.Error("it has --environ")
+	}
+}
+
 // TestMetricSaysWhoIsLeftAlone drains one worker, and has another one fail.
 func TestMetricSaysWhoIsLeftAlone(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
