@@ -150,9 +150,9 @@ func eventStream(h http.Header) bool {
 // bytes.
 const maxHeld = 64 << 10
 
-// maxOthers is how many events without a token a stream may begin with, to be one
+// maxUnread is how many events without a token a stream may begin with, to be one
 // in which tokens can be seen.
-const maxOthers = 8
+const maxUnread = 8
 
 // awaitToken reads an answer up to its first token, or its end or an error in
 // its place, and puts what was read in front of the rest. An error says that it
@@ -167,7 +167,7 @@ func awaitToken(resp *http.Response, reader *api.Answer, heard *atomic.Int64) er
 		if n > 0 {
 			heard.Store(ticks(now()))
 		}
-		begun := reader.FirstToken() || reader.Failed() || reader.Done() || reader.Others() > maxOthers
+		begun := reader.FirstToken() || reader.Failed() || reader.Done() || reader.Others() > maxUnread
 		if err != nil && !begun && !errors.Is(err, io.EOF) {
 			_ = resp.Body.Close()
 			return err

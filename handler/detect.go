@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,14 @@ const (
 	// maxLives bounds the lives remembered of one address: behind it there may
 	// be several engines, which answer in turn.
 	maxLives = 16
+	// manyLives is how many times in a row another life must answer to be several
+	// engines: one that restarts does not do so between any two questions.
+	manyLives = 3
+	// onlyOne is after how long it is one engine again.
+	onlyOne = time.Hour
+	// fewLooks is how often an engine that had refused connections is asked
+	// whether it is the one that it was.
+	fewLooks = 3
 )
 
 // engineState is what is known of the engine behind a worker's address, as it
@@ -35,6 +44,10 @@ type engineState struct {
 	next   time.Time         // when it is asked again
 	silent int               // times in a row that it told nothing
 	lives  []string          // of which it told, the latest last
+	varied time.Time         // another life answered last
+	streak int               // times in a row
+	crowd  bool              // several engines answer at the address
+	strays int               // looks that are left to recognize it; 0: it was not away
 	warned map[string]string // contradictions that the log has
 }
 
@@ -81,18 +94,62 @@ func (e *engineState) answered(t time.Time, told bool) {
 }
 
 // another takes in a life that the engine tells of, and says whether it had
-// another one before: whether it has restarted.
-func (e *engineState) another(life string) bool {
+// another one before: whether it has restarted. Where lives come back, or every
+// answer has another one, several engines share the address: crowded says that
+// it shows for the first time. Restarts of these cannot be told.
+func (e *engineState) another(t time.Time, life string) (restarted, crowded bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if life == "" || slices.Contains(e.lives, life) {
-		return false
+	n := len(e.lives)
+	switch {
+	case life == "":
+		return false, false
+	case n > 0 && e.lives[n-1] == life:
+		if e.streak = 0; e.crowd && t.Sub(e.varied) > onlyOne {
+			e.crowd, e.lives = false, []string{life}
+		}
+		return false, false
 	}
-	if len(e.lives) == maxLives {
+	e.streak, e.varied = e.streak+1, t
+	before := slices.Index(e.lives, life)
+	switch {
+	case before >= 0:
+		e.lives = slices.Delete(e.lives, before, before+1)
+	case n == maxLives:
 		e.lives = slices.Delete(e.lives, 0, 1)
 	}
 	e.lives = append(e.lives, life)
-	return len(e.lives) > 1
+	was := e.crowd
+	e.crowd = was || before >= 0 || e.streak > manyLives
+	return n > 0 && !e.crowd, e.crowd && !was
+}
+
+// recognizable takes in that the engine was away, and tells whether it will show
+// by what it tells then if it is the one that it was. Of several engines it
+// never does.
+func (e *engineState) recognizable() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.lives) > 0 {
+		e.strays = fewLooks
+	}
+	return e.strays > 0
+}
+
+// strange takes in what life an engine told that is back, if any, and tells
+// whether it must be taken for another one.
+func (e *engineState) strange(life string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.strays == 0:
+	case life != "":
+		e.strays = 0
+	default:
+		e.strays--
+		return e.strays == 0 && !e.crowd
+	}
+	return false
 }
 
 // kindOf returns the type of an engine, as the operator says or else as it told;
@@ -107,13 +164,18 @@ func kindOf(set Worker, told engine.Told) string {
 // detect finds out what a worker is and what it tells of itself, if it is time
 // to.
 func (h *Handler) detect(ctx context.Context, w *worker) {
-	if !w.engine.due(now()) {
+	set := h.pool.settings.Load().worker(w.dial)
+	if !w.engine.due(now()) || set.Engine == engine.Other {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
-	get := func(path string) (int, []byte) { return h.getBody(ctx, w, path) }
-	set := h.pool.settings.Load().worker(w.dial)
+	get := func(path string) (int, []byte) {
+		if path == pathModels && w.refusals.Load() > 0 {
+			return http.StatusUnauthorized, nil // it was just asked
+		}
+		return h.getBody(ctx, w, path)
+	}
 	kind := kindOf(set, w.engine.last())
 	if kind == "" || kind == engine.Other || set.Engine == engineAuto && w.engine.isSilent() {
 		h.pool.learn(w, engine.Ask(get))
@@ -126,7 +188,7 @@ func (h *Handler) detect(ctx context.Context, w *worker) {
 // there is none.
 func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
 	resp, err := h.get(ctx, w, path)
-	if err != nil {
+	if !h.pool.saw(w, err) {
 		return 0, nil
 	}
 	defer resp.Body.Close()
@@ -141,9 +203,13 @@ func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []b
 func (p *pool) learn(w *worker, told engine.Told) {
 	before := w.engine.last()
 	w.engine.answered(now(), told.Type != "" && told.Type != engine.Other)
-	if told.Type == "" && before.Type != "" {
+	if !w.gone.Load() && w.engine.strange(told.Life) {
+		p.clear(w, clearedRefused)
+	}
+	if (told.Type == "" || told.Unsure) && before.Type != "" {
 		return // for now it is taken to be what it was
 	}
+	told.Unsure = false
 	told = told.Or(before)
 	if !p.takeIn(w, told) {
 		return // a new configuration made another one of it
@@ -151,7 +217,12 @@ func (p *pool) learn(w *worker, told engine.Told) {
 	if shown(told) != shown(before) {
 		p.logger().Info("worker tells what it is", zap.String("upstream", w.dial), zap.Object("engine", toldFields(told)))
 	}
-	if w.engine.another(told.Life) || before.Type != "" && told.Type != before.Type {
+	restarted, crowded := w.engine.another(now(), told.Life)
+	if crowded {
+		p.logger().Warn("several engines answer at one address: what each of them holds cannot be known, nor when one restarts",
+			zap.String("upstream", w.dial))
+	}
+	if restarted || before.Type != "" && told.Type != before.Type {
 		p.clear(w, clearedRestarted)
 	}
 	p.contradict(w)

@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,14 @@ type doubts struct {
 	cleared   time.Time // last, whyever
 	doubted   time.Time // last cleared by doubts
 	needed    int       // misses for that; 0 = fewMisses
+	reports   map[reportKind]bool
+}
+
+// reportKind is a kind of answer. Which of them report what was cached depends on
+// the engine's version: of what one kind says, nothing follows for others.
+type reportKind struct {
+	api    string
+	stream bool
 }
 
 // reset takes in that the mirror was cleared.
@@ -44,13 +53,21 @@ func (d *doubts) reset(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.confirmed, d.misses, d.different, d.cleared = 0, 0, 0, t
+	d.reports = nil // it may be another version
 }
 
-// proven tells whether predictions have come true.
-func (d *doubts) proven() bool {
+// reported takes in whether an answer of a kind reports what was cached, and
+// tells whether any did.
+func (d *doubts) reported(kind reportKind, does bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.confirmed > 0
+	if does && !d.reports[kind] {
+		if d.reports == nil {
+			d.reports = make(map[reportKind]bool)
+		}
+		d.reports[kind] = true
+	}
+	return does || d.reports[kind]
 }
 
 // compare takes in how many tokens of a prompt a worker was thought to hold when
@@ -92,40 +109,56 @@ func (d *doubts) miss(prompt uint64) {
 	}
 }
 
-// verify compares a prediction with the counts that the engine reports, in
-// tokens; cached is negative if it reports none.
+// cachedTokens returns what the engine had cached of the prompt by what it
+// reports, -1 if that is not known. SGLang leaves the count out where it is 0, and
+// where a kind of answer has none: the former holds where the kind has one else.
+func (o *observer) cachedTokens(reported int64) int64 {
+	w := o.attempt.worker
+	if w.engine.last().Type != engine.SGLang {
+		return reported
+	}
+	if !w.doubts.reported(reportKind{o.rt.plan.api.Name(), o.stream}, reported >= 0) {
+		return -1
+	}
+	return max(reported, 0)
+}
+
+// verify compares a prediction with the counts of the engine, in tokens; cached is
+// negative if it is not known.
 func (o *observer) verify(prompt, cached int64) {
 	a, score := o.attempt, &o.rt.plan.score
-	if score.Tokens == 0 || prompt <= 0 {
+	if score.Tokens == 0 || prompt <= 0 || cached < 0 {
 		return
 	}
-	if cached < 0 {
-		// SGLang leaves it out where it is 0, and says it else
-		if a.worker.engine.last().Type != engine.SGLang || !a.worker.doubts.proven() {
-			return
-		}
-		cached = 0
-	}
+	inTokens := func(n int64) int64 { return min(n, score.Tokens) * prompt / score.Tokens } // estimated where the prompt is text
+	m := o.rt.h.figures
+	m.comparedPrompt.Add(float64(prompt))
+	m.comparedPredicted.Add(float64(inTokens(a.terms.OverlapTokens)))
+	m.comparedReported.Add(float64(cached))
 	// What is being computed for others may or may not be found, by the engine.
 	size := int64(o.rt.pool.settings.Load().blockSize)
 	predicted := a.terms.OverlapTokens
 	if cached*4 < predicted*3 {
 		predicted -= int64(a.terms.SharedBlocks) * size
 	}
-	predicted = min(predicted, score.Tokens) * prompt / score.Tokens // tokens are estimated where the prompt is text
+	if predicted = inTokens(predicted); predicted < substantial {
+		return
+	}
 	if a.worker.doubts.compare(now(), a.begun, o.rt.promptKey(), predicted, cached) {
 		o.rt.pool.clear(a.worker, clearedMismatch)
 		a.worker.engine.askAgain()
 	}
 }
 
-// promptKey tells prompts apart: by their session, or by what was predicted.
+// promptKey tells prompts apart: by their session, or by all that they say, for
+// many end alike.
 func (rt *route) promptKey() uint64 {
 	if rt.plan.session != "" {
 		return xxh3.HashString(rt.plan.session)
 	}
-	if n := len(rt.plan.score.Blocks); n > 0 {
-		return rt.plan.score.Root ^ rt.plan.score.Blocks[n-1]
+	key := rt.plan.score.Root
+	for _, b := range rt.plan.score.Blocks {
+		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
 	}
-	return rt.plan.score.Root
+	return key
 }

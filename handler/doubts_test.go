@@ -83,7 +83,22 @@ func TestDoubtsOfBefore(t *testing.T) {
 			t.Fatal("what was predicted before counts")
 		}
 	}
-	if d.proven() {
+	if d.confirmed > 0 {
 		t.Error("what was confirmed of before counts")
+	}
+}
+
+// TestReportsAreOfTheirKind has one kind of answer report what was cached.
+func TestReportsAreOfTheirKind(t *testing.T) {
+	var d doubts
+	plain, stream := reportKind{"chat", false}, reportKind{"chat", true}
+	if d.reported(plain, false) {
+		t.Error("something is said to be reported before it was")
+	}
+	if !d.reported(plain, true) || !d.reported(plain, false) || d.reported(stream, false) || d.reported(reportKind{"messages", false}, false) {
+		t.Error("what one kind reports is said of others, or not of itself")
+	}
+	if d.reset(time.Unix(1e9, 0)); d.reported(plain, false) {
+		t.Error("what another life reported counts")
 	}
 }

@@ -180,8 +180,8 @@ type Worker struct {
 
 	// The number of data-parallel ranks that the engine has behind its address,
 	// each with a KV cache of its own. Requests go to one of them: vLLM is told
-	// which by the header `X-Data-Parallel-Rank`, SGLang by the body's
-	// `routed_dp_rank`; engines of other types are taken to have one, but for
+	// which by the header `X-Data-Parallel-Rank`, SGLang by that and the
+	// body's `routed_dp_rank`; engines of other types are taken to have one, but for
 	// `other`. Default: what the engine tells, else 1.
 	DPSize int `json:"dp_size,omitempty"`
 

@@ -74,6 +74,13 @@ func (h *health) room(now time.Time) int {
 	return math.MaxInt
 }
 
+// well tells whether the worker is neither rated down nor being let back.
+func (h *health) well() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.window == 0
+}
+
 // admit takes in that the worker gets a request. What it returns is for leave.
 func (h *health) admit() (mark uint64) {
 	h.mu.Lock()

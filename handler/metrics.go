@@ -22,6 +22,7 @@ type metrics struct {
 	predictedHits, reportedHits  *prometheus.HistogramVec
 	turnedAway                   *prometheus.CounterVec
 	unsupported                  *prometheus.CounterVec
+	compared                     *prometheus.CounterVec
 	queueWait                    *prometheus.HistogramVec
 	dropped, malformed           *prometheus.CounterVec
 	speculative                  *prometheus.CounterVec
@@ -48,7 +49,9 @@ type figures struct {
 	inputTokens, outputTokens   prometheus.Observer
 	predictedHits, reportedHits prometheus.Observer
 	turnedAway                  map[string]prometheus.Counter // by the error's code
-	queueWait                   prometheus.Observer
+	// of answers that tell what was cached, in tokens
+	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
+	queueWait                                           prometheus.Observer
 }
 
 // of returns the figures of a pool.
@@ -58,7 +61,9 @@ func (m *metrics) of(pool string) *figures {
 		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
 		predictedHits: m.predictedHits.WithLabelValues(pool), reportedHits: m.reportedHits.WithLabelValues(pool),
-		queueWait: m.queueWait.WithLabelValues(pool),
+		comparedPrompt: m.compared.WithLabelValues(pool, "prompt"), comparedPredicted: m.compared.WithLabelValues(pool, "predicted"),
+		comparedReported: m.compared.WithLabelValues(pool, "reported"),
+		queueWait:        m.queueWait.WithLabelValues(pool),
 		turnedAway: map[string]prometheus.Counter{
 			codeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			codeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
@@ -101,6 +106,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 		unsupported:   counter("nvext_unsupported_total", "Fields of nvext that an attempt was made without, for the engine takes nothing of the kind.", "pool", "engine", "field"),
 		speculative:   counter("speculative_total", "Turns whose clients asked for the next one's prefix to be computed beforehand, by what became of that.", "pool", "outcome"),
 		queueWait:     histogram("queue_wait_seconds", "Time that a request waited while all workers were full, of those that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
+		compared:      counter("compared_tokens_total", "Of answers that tell what was cached: tokens of the prompt, predicted and reported as cached.", "pool", "tokens"),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
 		inputTokens:   histogram("input_tokens", "Prompt tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 128000, 12)),
@@ -116,7 +122,7 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
+		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
@@ -156,11 +162,19 @@ func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
 	describeState(ch)
 }
 
+// collect hands in a figure, unless its labels are none: one that cannot be
+// shown must not take the others away.
+func collect(ch chan<- prometheus.Metric, d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+	if m, err := prometheus.NewConstMetric(d, kind, v, labels...); err == nil {
+		ch <- m
+	}
+}
+
 // Collect implements prometheus.Collector.
 func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 	collectState(ch)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+		collect(ch, d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, p := range thePools() {
 		s := p.scheduler.Stats()
@@ -169,7 +183,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		for d, n := range map[*prometheus.Desc]uint64{
 			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults, descStale: s.StaleChoices,
 		} {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), p.name)
+			collect(ch, d, prometheus.CounterValue, float64(n), p.name)
 		}
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)

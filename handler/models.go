@@ -20,6 +20,8 @@ import (
 const (
 	maxModelList = 1 << 20 // bytes of one worker's list
 	maxModels    = 4096    // in it
+
+	pathModels = "/v1/models"
 )
 
 // modelList is what a worker serves, as it told.
@@ -126,20 +128,24 @@ func listsModels(r *http.Request) bool {
 // ask takes in which models a worker serves. A worker that does not answer
 // serves what it served before, and is not to be asked more.
 func (h *Handler) ask(ctx context.Context, w *worker) (answers bool) {
-	resp, err := h.get(ctx, w, "/v1/models")
+	resp, err := h.get(ctx, w, pathModels)
 	if !h.pool.saw(w, err) {
 		return false
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList))
+	closed := resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden
+	if !closed {
+		w.refusals.Store(0)
+	}
 	switch {
 	case err != nil:
 	case resp.StatusCode == http.StatusOK:
 		w.learn(readModels(body), h.logger)
 	case tellsNothing(resp.StatusCode):
 		w.models.Store(nil)
-	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
-		h.pool.incidents.met(now(), "worker "+w.dial+" tells its models to nobody without an api_key, which", h.pool.logger)
+	case closed && w.refusals.Add(1) == 1:
+		h.logger.Warn("worker tells its models to nobody without its api_key, and is asked less and less", zap.String("upstream", w.dial))
 	}
 	return true
 }

@@ -206,7 +206,8 @@ func (o *observer) end() {
 		return
 	}
 	o.keep()
-	prompt, completion, cached := o.usage()
+	prompt, completion, reported := o.usage()
+	cached := o.cachedTokens(reported)
 	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))
@@ -222,8 +223,8 @@ func (o *observer) end() {
 		m.outputTokens.Observe(float64(completion))
 	}
 	o.verify(prompt, cached)
-	if cached >= 0 {
-		o.rt.cached = cached
+	if reported >= 0 {
+		o.rt.cached = reported
 	}
 	if n := o.reader.Chunks(); n > 1 {
 		m.itl.Observe(o.last.Sub(o.first).Seconds() / float64(n-1))

@@ -54,6 +54,9 @@ type pool struct {
 
 	mu        sync.RWMutex
 	workers   map[string]*worker // by dial address
+	others    int                // of these, that the configuration does not name, as of swept
+	swept     time.Time          // others were counted last
+	unnamed   *worker            // for those that are not told apart
 	blockSize int                // tokens, as the engines tell; 0 if they do not or did not agree
 
 	agreeMu sync.Mutex
@@ -67,22 +70,23 @@ type pool struct {
 
 // worker is one engine process behind one dial address.
 type worker struct {
-	dial   string
-	id     uint64
-	dp     atomic.Int32 // data-parallel ranks
-	engine engineState
-	doubts doubts
-	health health
-	flow   flow
-	gone   atomic.Bool             // nobody listened at its address
-	by     atomic.Pointer[Handler] // that last had it from a dynamic source
-	looked atomic.Bool             // it was asked, and answered or not
-	asked  atomic.Int64            // last asked what it serves, Unix nanoseconds
-	drain  atomic.Uint32
-	hits   hits
-	slots  *slots
-	seated uint64                   // in the list that the queue was given last; under its lock
-	taints atomic.Pointer[[]string] // as the operator says; nil if there are none
+	dial     string
+	id       uint64
+	dp       atomic.Int32 // data-parallel ranks
+	engine   engineState
+	doubts   doubts
+	health   health
+	flow     flow
+	gone     atomic.Bool             // nobody listened at its address
+	by       atomic.Pointer[Handler] // that last had it from a dynamic source
+	looked   atomic.Bool             // it was asked, and answered or not
+	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
+	refusals atomic.Int32            // times in a row that it would not say, for want of a key
+	drain    atomic.Uint32
+	hits     hits
+	slots    *slots
+	seated   uint64                   // in the list that the queue was given last; under its lock
+	taints   atomic.Pointer[[]string] // as the operator says; nil if there are none
 
 	speculative atomic.Int32 // prefills under way that are the router's own
 
@@ -106,6 +110,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 		workers:   make(map[string]*worker),
 	}
 	p.settings.Store(s)
+	p.unnamed = p.nameless()
 	p.declareAll(s)
 	go p.maintain()
 	return p, nil
@@ -152,6 +157,12 @@ func (p *pool) apply(s *poolSettings) bool {
 	defer p.mu.Unlock()
 	p.adoptBlockSize(s)
 	old := p.settings.Swap(s)
+	for dial := range old.upstreams {
+		if w := p.workers[dial]; w != nil && !s.upstreams[dial] {
+			w.seen.Store(now().Unix()) // from now on it is none
+		}
+	}
+	p.unnamed.configure(s.worker(dialOthers))
 	p.scheduler.Apply(s.scheduler())
 	go func() { // less memory is made in steps, which let requests in between
 		for p.scheduler.Step(2048) {
@@ -186,8 +197,26 @@ func (p *pool) worker(dial string) *worker {
 	if w := p.known(dial); w != nil {
 		return w
 	}
+	if !speakable(dial) {
+		return p.unnamed // the proxy says what is wrong with it
+	}
+	w := p.other(dial)
+	if w == p.unnamed {
+		p.incidents.met(now(), "more workers than are told apart", p.logger)
+	}
+	return w
+}
+
+// other returns the worker behind an address that was not known yet.
+func (p *pool) other(dial string) *worker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.workers[dial] == nil && !p.settings.Load().isNamed(dial) {
+		if !p.hasRoom(now()) {
+			return p.unnamed
+		}
+		p.others++
+	}
 	return p.declare(dial)
 }
 
@@ -205,7 +234,20 @@ func (p *pool) declareAll(s *poolSettings) {
 	for dial := range s.upstreams {
 		if !strings.Contains(dial, "{") {
 			p.declare(dial)
+			p.countFromZero(dial)
 		}
+	}
+}
+
+// countFromZero makes the worker's counters known: of a series that begins with
+// its first event, Prometheus does not see that one.
+func (p *pool) countFromZero(dial string) {
+	m := theMetrics()
+	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
+		m.retries.WithLabelValues(p.name, dial, reason)
+	}
+	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
+		m.cleared.WithLabelValues(p.name, dial, why)
 	}
 }
 
@@ -291,28 +333,26 @@ func (p *pool) maintain() {
 				untracked = n
 				p.incidents.met(t, "no room in the mirror for some prompts", p.logger)
 			}
-			p.forget()
+			p.forget(t)
 			p.incidents.settle(t, p.logger())
 		}
 	}
 }
 
-// forget lets go of workers that have been no upstreams for a while. That
-// while is one in which there were requests: upstreams that come and go are
-// seen only with these.
-func (p *pool) forget() {
+// forget lets go of workers that have been no upstreams for a while. Where
+// upstreams come and go, they are seen only with requests, and that while is one
+// in which there were any.
+func (p *pool) forget(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	static := p.settings.Load().upstreams
+	s := p.settings.Load()
+	last := t.Unix()
+	if s.others {
+		last = p.used.Load()
+	}
 	for dial, w := range p.workers {
-		if static[dial] || p.used.Load()-w.seen.Load() <= int64(workerGrace/time.Second) {
-			continue
-		}
-		if p.forgetRanks(w) {
-			delete(p.workers, dial)
-			for _, counts := range []*prometheus.CounterVec{theMetrics().retries, theMetrics().cleared} {
-				counts.DeletePartialMatch(prometheus.Labels{"pool": p.name, "worker": dial})
-			}
+		if !s.upstreams[dial] && last-w.seen.Load() > int64(workerGrace/time.Second) {
+			p.drop(w)
 		}
 	}
 }

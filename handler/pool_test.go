@@ -51,6 +51,7 @@ func (p *pool) cached(w *worker) int64 {
 // remembered that is no upstream any more.
 func TestIdlePoolForgetsNothing(t *testing.T) {
 	s := wanted(Worker{Dial: "static:1"})
+	s.others = true
 	p := testPool(t, s)
 	static, dynamic := p.worker("static:1"), p.worker("dynamic:1")
 	for _, w := range []*worker{static, dynamic} {
@@ -64,7 +65,7 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 		w.seen.Store(long)
 	}
 	p.used.Store(long)
-	p.forget()
+	p.forget(now())
 	for _, w := range []*worker{static, dynamic} {
 		if p.worker(w.dial) != w || p.cached(w) != 1600 {
 			t.Errorf("a quiet time made the pool forget %s: it holds %d tokens", w.dial, p.cached(w))
@@ -75,7 +76,9 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 // TestWorkerThatIsGoneIsForgotten has traffic without a dynamic upstream, which
 // has a request that still goes on. Static upstreams stay, seen or not.
 func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "static:1"}))
+	s := wanted(Worker{Dial: "static:1"})
+	s.others = true
+	p := testPool(t, s)
 	static, gone := p.worker("static:1"), p.worker("gone:1")
 	p.serve(static).End(true, nil)
 	lease := p.serve(gone)
@@ -84,17 +87,17 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 	gone.seen.Store(seen)
 
 	p.used.Store(seen + int64(workerGrace/time.Second))
-	p.forget()
+	p.forget(now())
 	if len(p.all()) != 2 {
 		t.Error("forgotten before its time")
 	}
 	p.used.Store(seen + int64(workerGrace/time.Second) + 1)
-	p.forget()
+	p.forget(now())
 	if len(p.all()) != 2 {
 		t.Error("forgotten with a request under way")
 	}
 	lease.End(true, nil)
-	p.forget()
+	p.forget(now())
 	if all := p.all(); len(all) != 1 || all[0] != static || p.cached(static) != 1600 {
 		t.Errorf("%d workers are left, want the static one with its 1600 tokens", len(all))
 	}

@@ -24,7 +24,7 @@ func (p *pool) declareRanks(w *worker, set Worker) {
 	told := w.engine.last()
 	capacity := orDefault(set.KVTokens, told.KVTokens)
 	size := 1
-	if engine.TakesRank(kindOf(set, told)) { // ranks that cannot be chosen are no targets
+	if engine.TakesRank(kindOf(set, told), told.Version) { // ranks that cannot be chosen are no targets
 		size = max(1, orDefault(set.DPSize, told.DPSize))
 	}
 	before := w.ranks()

@@ -8,7 +8,7 @@ import (
 
 // Why a worker's mirror was cleared.
 const (
-	clearedRefused   = "refused"   // nobody listens at its address
+	clearedRefused   = "refused"   // nobody listened at its address, and it does not tell whether it is the same
 	clearedRestarted = "restarted" // its engine tells of another start, or is another one
 	clearedMismatch  = "mismatch"  // it reports far less cached than predicted
 )
@@ -30,10 +30,11 @@ func (p *pool) clear(w *worker, why string) {
 		zap.String("why", why), zap.Int64("tokens", held))
 }
 
-// lost takes in that nobody listens at a worker's address: nor is the cache
-// there.
+// lost takes in that nobody listens at a worker's address. The cache may be gone,
+// too, or only the way to it is closed for a while: an engine that tells its life
+// shows that when it is back.
 func (p *pool) lost(w *worker) {
-	if w.gone.CompareAndSwap(false, true) {
+	if w.gone.CompareAndSwap(false, true) && !w.engine.recognizable() {
 		p.clear(w, clearedRefused)
 	}
 }

@@ -22,6 +22,10 @@ const (
 	lookTimeout = 2 * time.Second
 	// firstLook is how long the first requests wait for what the workers tell.
 	firstLook = time.Second
+	// idleAfter is how long a pool must have no request to be idle: its workers
+	// may sleep, or cost money for each question, and are asked as rarely as
+	// those that tell nothing.
+	idleAfter = 10 * time.Minute
 )
 
 // scout asks the workers which models they serve, and now and then what they
@@ -127,13 +131,14 @@ func (h *Handler) look(whole context.Context, first bool) {
 	asked := 0
 	for _, w := range h.own() {
 		last := w.asked.Load()
-		if t := now().UnixNano(); !first && t-last < int64(lookEvery)/2 || !w.asked.CompareAndSwap(last, t) {
+		if t := now().UnixNano(); !first && t-last < int64(h.pool.restOf(w)) || !w.asked.CompareAndSwap(last, t) {
 			continue // another handler of the pool has just asked it
 		}
 		asked++
 		go func() {
 			defer func() { done <- struct{}{} }()
-			if h.ask(ctx, w) {
+			// what the operator says that it serves it need not tell
+			if w.configured.Load() != nil && !w.gone.Load() || h.ask(ctx, w) {
 				h.detect(whole, w)
 			}
 			w.looked.Store(true)
@@ -143,6 +148,23 @@ func (h *Handler) look(whole context.Context, first bool) {
 		<-done
 	}
 	h.pool.agreeOnBlocks()
+}
+
+// restOf returns for how long a worker is left alone after it was asked.
+func (p *pool) restOf(w *worker) time.Duration {
+	rest := lookEvery / 2
+	if n := w.refusals.Load(); n > 0 {
+		rest = min(lookEvery<<min(n, 8), askedLess)
+	}
+	if p.isIdle(now()) {
+		rest = askedLess
+	}
+	return rest
+}
+
+// isIdle tells whether nothing was asked of the pool for a while.
+func (p *pool) isIdle(t time.Time) bool {
+	return t.Unix()-p.used.Load() > int64(idleAfter/time.Second)
 }
 
 // dialInfoKey is under which the proxy tells its transport where to dial.
@@ -205,6 +227,11 @@ func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Respon
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, http.NoBody)
 	if err != nil {
 		return nil, err
+	}
+	if rewrite := h.ReverseProxy.Rewrite; rewrite != nil { // as it does clients' requests
+		rewrite.Rewrite(req, caddyhttp.NewTestReplacer(req))
+		req = req.WithContext(ctx)
+		req.Method, req.RequestURI = http.MethodGet, ""
 	}
 	req.URL.Scheme = "" // the transport knows it
 	req.Header.Set("User-Agent", ownAgent)

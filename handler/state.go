@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 var (
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
 	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
-	descAvailable = desc("worker_available", "Whether the worker gets new requests: 0 while it is rated down or drained.", "pool", "worker")
+	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while it refuses connections, is rated down or let back, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 )
@@ -18,27 +18,41 @@ func describeState(ch chan<- *prometheus.Desc) {
 	ch <- descHung
 }
 
-// collectState tells of what an operator would act on.
+// collectState tells of what an operator would act on. Of workers that are no
+// upstreams any more there is nothing to be told.
 func collectState(ch chan<- prometheus.Metric) {
 	t := now()
 	for _, p := range thePools() {
 		for _, in := range p.incidents.view(t) { // their names are a fixed few
-			ch <- prometheus.MustNewConstMetric(descIncidents, prometheus.GaugeValue, 1, p.name, in.What)
+			collect(ch, descIncidents, prometheus.GaugeValue, 1, p.name, in.What)
 		}
+		s, proxy := p.settings.Load(), p.proxyHealthy()
 		for _, w := range p.all() {
-			available := 0.0
-			if !w.draining() && w.health.available(t) {
-				available = 1
+			if !p.isCurrent(s, w) {
+				continue
 			}
-			ch <- prometheus.MustNewConstMetric(descAvailable, prometheus.GaugeValue, available, p.name, w.dial)
+			gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+				collect(ch, d, prometheus.GaugeValue, v, append([]string{p.name, w.dial}, labels...)...)
+			}
+			healthy, said := proxy[w.dial]
+			gauge(descAvailable, asNumber((healthy || !said) && w.takesRequests()))
 			e := p.engineView(w)
-			ch <- prometheus.MustNewConstMetric(descEngine, prometheus.GaugeValue, 1, p.name, w.dial, orEmpty(e.Type), orEmpty(e.Version), e.Source)
-			ch <- prometheus.MustNewConstMetric(descContrary, prometheus.GaugeValue, float64(len(e.Contradictions)), p.name, w.dial)
-			hung := 0.0
-			if w.flow.hangs() {
-				hung = 1
-			}
-			ch <- prometheus.MustNewConstMetric(descHung, prometheus.GaugeValue, hung, p.name, w.dial)
+			gauge(descEngine, 1, orEmpty(e.Type), orEmpty(e.Version), e.Source)
+			gauge(descContrary, float64(len(e.Contradictions)))
+			gauge(descHung, asNumber(w.flow.hangs()))
 		}
 	}
+}
+
+// takesRequests tells whether the worker gets requests as others do: one that is
+// let back, with a few at a time, does not yet.
+func (w *worker) takesRequests() bool {
+	return !w.draining() && !w.gone.Load() && w.health.well()
+}
+
+func asNumber(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -42,16 +43,21 @@ func (s *poolSettings) contradictions(set Worker, told engine.Told) map[string]s
 			list[what] = fmt.Sprintf("%s: configured %d, the engine tells %d", what, configured, tells)
 		}
 	}
-	differ("kv_tokens", set.KVTokens, told.KVTokens)
+	if off := set.KVTokens - told.KVTokens; off*20 > told.KVTokens || -off*20 > told.KVTokens { // blocks and ranks round it
+		differ("kv_tokens", set.KVTokens, told.KVTokens)
+	}
 	differ("dp_size", int64(set.DPSize), int64(told.DPSize))
 	if !s.openBlocks && told.BlockSize > 0 && s.blockSize%told.BlockSize != 0 {
 		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine tells %d", s.blockSize, told.BlockSize)
 	}
+	if s.openBlocks && told.BlockSize > maxAdopted {
+		list["block_size"] = fmt.Sprintf("index block_size: %d, for the engine's blocks of %d tokens are too large to be compared", s.blockSize, told.BlockSize)
+	}
 	if set.Engine != engineAuto && set.Engine != engine.Other && told.Type != "" && told.Type != engine.Other && told.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, told.Type)
 	}
-	if kind := kindOf(set, told); set.DPSize > 1 && !engine.TakesRank(kind) {
-		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, kind)
+	if kind := kindOf(set, told); set.DPSize > 1 && !engine.TakesRank(kind, told.Version) {
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(kind+" "+told.Version))
 	}
 	if told.NoPrefixCache {
 		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"
@@ -99,8 +105,12 @@ func (p *pool) adoptBlockSize(s *poolSettings) {
 	}
 }
 
+// maxAdopted is the largest block size that is taken from the engines, in tokens:
+// shorter prompts than a block have nothing in common.
+const maxAdopted = 256
+
 // agreeOnBlocks takes the block size from the engines, where the operator did
-// not say it and all that tell one tell the same. That is so after the first
+// not say it and all upstreams that tell one come to the same. That is so after the first
 // look at the workers, which comes with the first request, so that it changes
 // later only if no engine could be asked by then, or when all have changed:
 // engines that disagree, as while they are replaced one by one, change nothing.
@@ -111,8 +121,12 @@ func (p *pool) agreeOnBlocks() {
 	old := p.settings.Load()
 	told := 0
 	for _, w := range p.workers {
-		switch n := w.engine.last().BlockSize; {
-		case n == 0 || n == told:
+		n := w.engine.last().BlockSize
+		if n == 0 || n > maxAdopted || !p.isCurrent(old, w) {
+			continue
+		}
+		switch n = blockSizeFor(n); {
+		case n == told:
 		case told == 0:
 			told = n
 		case old.openBlocks:
@@ -120,10 +134,10 @@ func (p *pool) agreeOnBlocks() {
 			return
 		}
 	}
-	if told == 0 || !old.openBlocks || old.blockSize == blockSizeFor(told) {
+	if told == 0 || !old.openBlocks || old.blockSize == told {
 		return
 	}
-	p.blockSize = blockSizeFor(told)
+	p.blockSize = told
 	s := *old
 	p.adoptBlockSize(&s)
 	p.settings.Store(&s)

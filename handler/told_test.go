@@ -2,6 +2,7 @@ package handler
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -47,7 +48,25 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 		p.tell(dial, engine.Told{Type: engine.SGLang, BlockSize: 1})
 	}
 	want(16, fromEngine) // one token each is for no index
-	own := wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"})
+	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 16})
+	want(16, fromEngine)
+	p.incidents.open = nil
+	p.tell("b:1", engine.Told{Type: engine.SGLang, BlockSize: 1})
+	if in := p.view(now()).Incidents; len(in) > 0 {
+		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
+	}
+	p.tell("b:1", engine.Told{Type: engine.VLLM, BlockSize: 4096})
+	want(16, fromEngine) // such blocks are for no index
+	if list := p.engineView(p.worker("b:1")).Contradictions; len(list) != 1 || !strings.Contains(list[0], "too large") {
+		t.Errorf("it is said of them: %v", list)
+	}
+	p.apply(wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}).withDefaults())
+	p.learn(p.worker("c:1"), engine.Told{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
+	p.tell("b:1", engine.Told{Type: engine.SGLang, BlockSize: 1})
+	if in := p.view(now()).Incidents; len(in) > 0 {
+		t.Errorf("a worker that was removed does not agree: %+v", in)
+	}
+	own := wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"})
 	own.blockSize = 48
 	p.apply(own.withDefaults())
 	want(48, fromConfig)
@@ -115,6 +134,10 @@ func TestContradictions(t *testing.T) {
 		{s, Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
 		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{}, nil},
 		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Told{KVTokens: 399984}, nil},
+		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Told{KVTokens: 370000}, []string{"kv_tokens"}},
+		{s, Worker{Engine: engineAuto}, engine.Told{BlockSize: 1056}, []string{"block_size"}},
+		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
 		{s, Worker{Engine: engine.Other}, engine.Told{Type: engine.SGLang}, nil},
 		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.LlamaCpp}, []string{"dp_size"}},
 		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
@@ -134,21 +157,138 @@ func TestContradictions(t *testing.T) {
 // TestRestartsThatAreTold has one engine restart, and an address behind which
 // several answer in turn.
 func TestRestartsThatAreTold(t *testing.T) {
+	at := time.Unix(1e9, 0)
 	var e engineState
 	for i, c := range []struct {
-		life string
-		want bool
-	}{{"", false}, {"a", false}, {"a", false}, {"", false}, {"b", true}, {"a", false}, {"b", false}, {"c", true}} {
-		if got := e.another(c.life); got != c.want {
-			t.Errorf("%d: after %q another life: %v, want %v", i, c.life, got, c.want)
+		life            string
+		restarted, many bool
+	}{
+		{"", false, false},
+		{"a", false, false},
+		{"a", false, false},
+		{"", false, false},
+		{"b", true, false},
+		{"b", false, false},
+		{"c", true, false},
+		{"b", false, true},
+		{"a", false, false},
+		{"d", false, false},
+		{"d", false, false},
+	} {
+		if restarted, many := e.another(at, c.life); restarted != c.restarted || many != c.many {
+			t.Errorf("%d: after %q restarted: %v, several: %v, want %+v", i, c.life, restarted, many, c)
 		}
 	}
+	for range 3 {
+		at = at.Add(2 * onlyOne)
+		e.another(at, "d")
+	}
+	if restarted, _ := e.another(at, "e"); !restarted {
+		t.Error("several engines that were replaced by one are still several")
+	}
 	for i := range 10 * maxLives {
-		e.another(fmt.Sprint(i))
+		e.another(at, fmt.Sprint(i))
 	}
 	if len(e.lives) != maxLives {
 		t.Errorf("%d lives are remembered", len(e.lives))
 	}
+}
+
+// TestSeveralEnginesAtOneAddress asks an address behind which engines answer by
+// chance or in turn, for an hour.
+func TestSeveralEnginesAtOneAddress(t *testing.T) {
+	for _, n := range []int{2, 4, 16, 17, 20, 40} {
+		for _, inTurn := range []bool{false, true} {
+			rng := rand.New(rand.NewPCG(1, uint64(n)))
+			var e engineState
+			restarts, warnings := 0, 0
+			for i := range 240 {
+				engine := i % n
+				if !inTurn {
+					engine = rng.IntN(n)
+				}
+				restarted, several := e.another(time.Unix(1e9, 0).Add(time.Duration(i)*askedAgain), fmt.Sprint(engine))
+				if restarted {
+					restarts++
+				}
+				if several {
+					warnings++
+				}
+			}
+			if restarts > manyLives+2 || warnings != 1 {
+				t.Errorf("%d engines, in turn %v: %d restarts, %d warnings", n, inTurn, restarts, warnings)
+			}
+		}
+	}
+}
+
+// TestRefusedIsNotYetLost has connections be refused for a while, and what
+// answers then tell whether it is the engine that was there.
+func TestRefusedIsNotYetLost(t *testing.T) {
+	const kept = 1600
+	vllm := func(life string) engine.Told { return engine.Told{Type: engine.VLLM, Life: life} }
+	for _, c := range []struct {
+		name   string
+		before engine.Told
+		after  []engine.Told
+		want   int64
+	}{
+		{"the same", vllm("a"), []engine.Told{vllm("a"), vllm(""), vllm(""), vllm("")}, kept},
+		{"the same, slow to tell", vllm("a"), []engine.Told{{}, vllm(""), vllm("a"), {}, {}, {}}, kept},
+		{"another one", vllm("a"), []engine.Told{vllm("b")}, 0},
+		{"not told in time", vllm("a"), []engine.Told{vllm(""), {}}, kept},
+		{"not told at all", vllm("a"), []engine.Told{vllm(""), {}, vllm("")}, 0},
+		{"never told", vllm(""), nil, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := testPool(t, wanted(Worker{Dial: "a:1"}))
+			w := p.tell("a:1", c.before)
+			p.serve(w).End(true, nil)
+			p.lost(w)
+			p.found(w)
+			for _, told := range c.after {
+				p.learn(w, told)
+			}
+			if got := p.cached(w); got != c.want {
+				t.Errorf("%d tokens are thought to be there, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+// TestUnsureAnswerChangesNothing has an engine fall silent while it is asked.
+func TestUnsureAnswerChangesNothing(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}))
+	unsure := engine.Told{Type: engine.Other, Unsure: true}
+	if w := p.tell("a:1", unsure); w.engine.last() != (engine.Told{Type: engine.Other}) {
+		t.Errorf("it is taken for %+v", w.engine.last())
+	}
+	p.tell("b:1", engine.Told{Type: engine.SGLang})
+	if w := p.tell("b:1", unsure); w.engine.last().Type != engine.SGLang {
+		t.Errorf("an SGLang is now taken for %+v", w.engine.last())
+	}
+}
+
+// TestWorkersAreLeftAlone looks at how long: in an idle pool, and where a worker
+// wants a key.
+func TestWorkersAreLeftAlone(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1"}))
+	w := p.worker("a:1")
+	want := func(what string, d time.Duration) {
+		t.Helper()
+		if got := p.restOf(w); got != d {
+			t.Errorf("%s: for %v, want %v", what, got, d)
+		}
+	}
+	p.used.Store(now().Unix())
+	want("in use", lookEvery/2)
+	w.refusals.Store(1)
+	want("refused once", 2*lookEvery)
+	w.refusals.Store(1 << 30)
+	want("refused often", askedLess)
+	w.refusals.Store(0)
+	p.used.Store(now().Add(-idleAfter - time.Minute).Unix())
+	want("idle", askedLess)
 }
 
 // TestTheSilentAreAskedLessAndLess asks as often as the engine is due in a day.

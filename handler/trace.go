@@ -131,6 +131,9 @@ func (t *routeTrace) end(rt *route, outcome string) {
 		attribute.String("kv_router.outcome", outcome),
 		attribute.Int("kv_router.attempts", rt.attempts),
 	}
+	if rt.wait.waited > 0 {
+		attrs = append(attrs, attribute.Float64("kv_router.queue_wait_seconds", rt.wait.waited.Seconds()))
+	}
 	o := rt.answer
 	if o != nil {
 		attrs = append(attrs, attribute.Int("kv_router.status", o.status),

@@ -112,14 +112,16 @@ type workerView struct {
 	Dial string `json:"dial"`
 	// Static is whether it is an upstream by the configuration; others come
 	// from a dynamic source, or are not forgotten yet.
-	Static          bool       `json:"static_upstream"`
-	Draining        bool       `json:"draining"`
-	DrainAsked      bool       `json:"drain_by_admin_api"`
-	DrainConfigured bool       `json:"drain_by_config"`
-	Engine          engineView `json:"engine"`
-	Models          modelsView `json:"models"`
-	Taints          []string   `json:"taints"`
-	Health          healthView `json:"health"`
+	Static          bool `json:"static_upstream"`
+	Draining        bool `json:"draining"`
+	DrainAsked      bool `json:"drain_by_admin_api"`
+	DrainConfigured bool `json:"drain_by_config"`
+	// Drained is whether it is draining, and nothing runs on any of its ranks.
+	Drained bool       `json:"drained"`
+	Engine  engineView `json:"engine"`
+	Models  modelsView `json:"models"`
+	Taints  []string   `json:"taints"`
+	Health  healthView `json:"health"`
 	// Load, Cache and Prefill are sums over Ranks.
 	Load    loadView   `json:"load"`
 	Cache   cacheView  `json:"cache"`
@@ -219,11 +221,24 @@ func (p *pool) proxyAvailable() map[string]*bool {
 	return said
 }
 
+// proxyHealthy returns by address what Caddy's health checks say of the static
+// upstreams.
+func (p *pool) proxyHealthy() map[string]bool {
+	said := make(map[string]bool)
+	if h := p.handler(); h != nil {
+		for _, up := range h.ReverseProxy.Upstreams {
+			said[up.Dial] = up.Host == nil || up.Healthy()
+		}
+	}
+	return said
+}
+
 func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 	drain, health := w.drain.Load(), w.health.state(t)
 	v := workerView{
 		ID: w.id, Dial: w.dial,
 		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
+		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
 			Available: health.available, Refusing: w.gone.Load(), Hung: w.flow.hangs(),
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,

@@ -115,12 +115,6 @@ func TestDashboardIsWellFormed(t *testing.T) {
 	}
 }
 
-// lateSeries are metrics that only other set-ups or incidents than those of
-// this test have, with their labels.
-var lateSeries = map[string][]string{
-	"caddy_kv_router_mirror_cleared_total": {"pool", "worker", "reason"},
-}
-
 // scrapedLabels returns the label names of each metric of kv_router in a
 // scrape.
 func scrapedLabels(m metrics) map[string]map[string]bool {
@@ -133,14 +127,6 @@ func scrapedLabels(m metrics) map[string]map[string]bool {
 		}
 		for _, l := range name.FindAllStringSubmatch("{"+rest, -1) {
 			labels[metric][l[1]] = true
-		}
-	}
-	for metric, names := range lateSeries {
-		if labels[metric] == nil {
-			labels[metric] = make(map[string]bool)
-			for _, l := range names {
-				labels[metric][l] = true
-			}
 		}
 	}
 	return labels
@@ -298,6 +284,18 @@ func TestDashboardIsPromQL(t *testing.T) {
 	cmd.WaitDelay = time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("promtool: %v\n%s", err, out)
+	}
+}
+
+// TestUnitWritesNoEnvironment looks at the unit: the environment has keys, and
+// what Caddy writes at its start is in the journal.
+func TestUnitWritesNoEnvironment(t *testing.T) {
+	unit, err := os.ReadFile(operations + "caddy.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(unit), "--environ") {
+		t.Error("it has --environ")
 	}
 }
 

@@ -21,7 +21,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 	for _, v := range []struct {
 		flavour engine.Flavour
 		from    string
-	}{{engine.VLLM, "header"}, {engine.SGLang, "body"}} {
+	}{{engine.VLLM, "header"}, {engine.SGLang, "header"}, {engine.OldSGLang, "body"}} {
 		t.Run(string(v.flavour), func(t *testing.T) {
 			e := startSimulated(t, engine.Config{Flavour: v.flavour, Ranks: 2})
 			s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-", "affinity {\nkey header:X-Session-Id\n}"))

@@ -130,7 +130,12 @@ func TestAdapt(t *testing.T) {
 		{"salt of llama.cpp", LlamaCpp, chat, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of an unknown one", "", chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
 		{"what nobody takes", VLLM, chat, `{"nvext":{"use_raw_prompt":true,"metadata_upload":{"url":"u"},"router":{"ttft_target":1},"agent_hints":{"osl":5,"speculative_prefill":true}}}`, `{}`, on, "use_raw_prompt metadata_upload"},
-		{"rank of SGLang", SGLang, chat, `{"routed_dp_rank":7,"a":1}`, `{"routed_dp_rank":1,"a":1}`, func(r *Request) { r.Rank, r.Ranks = 1, 2 }, ""},
+		{"rank of SGLang", SGLang, chat, `{"routed_dp_rank":7,"a":1,"data_parallel_rank":7}`, `{"routed_dp_rank":1,"a":1}`, func(r *Request) {
+			r.Rank, r.Ranks, r.Told.Version = 1, 2, "0.5.10"
+		}, ""},
+		{"rank of an old SGLang", SGLang, chat, `{"data_parallel_rank":7,"a":1}`, `{"data_parallel_rank":1,"a":1,"routed_dp_rank":1}`, func(r *Request) {
+			r.Rank, r.Ranks, r.Told.Version = 1, 2, "0.5.9"
+		}, ""},
 		{
 			"Dynamo", Dynamo, chat, `{"nvext":{"a":1},"temperature":1,"nvext":{"greed_sampling":true,"cache_control":{},"dp_rank":1}}`,
 			`{"temperature":1,"nvext":{"greed_sampling":true}}`, nil, "",
@@ -161,7 +166,7 @@ func TestAdaptHeaders(t *testing.T) {
 		{VLLM, `{"session_control":{"session_id":"s"},"backend_instance_id":1}`, nil, nil},
 		{VLLM, `{}`, two, []Header{{Name: "X-Data-Parallel-Rank", Value: "1"}}},
 		{"", `{}`, two, []Header{{Name: "X-Data-Parallel-Rank", Value: "1"}}},
-		{SGLang, `{}`, two, nil},
+		{SGLang, `{}`, two, []Header{{Name: "X-Data-Parallel-Rank", Value: "1"}}},
 		{Dynamo, `{}`, nil, nil},
 		{Dynamo, `{"session_control":{"session_id":"s"},"session_params":{"id":"t"}}`, nil, session("s")},
 		{Dynamo, `{"session_params":{"id":"t"}}`, nil, session("t")},
@@ -188,7 +193,7 @@ func TestBodyThatWasNotRead(t *testing.T) {
 		if lacks := slices.Collect(got.Lacks.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
 			t.Errorf("%s lacks %v", kind, lacks)
 		}
-		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != TakesRank(kind) {
+		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != TakesRank(kind, "") {
 			t.Errorf("%s has the headers %v", kind, got.Headers)
 		}
 	}
@@ -219,7 +224,7 @@ func TestSwitch(t *testing.T) {
 // ours are the members that each engine may find changed, beside nvext.
 var ours = map[string][]string{
 	VLLM:     {"temperature", "cache_salt", "priority", "prompt", "token_ids", "thinking_token_budget", "sampling_params"},
-	SGLang:   {"temperature", "cache_salt", "priority", "prompt", "input_ids", "text", "session_params", "retention_seconds", "custom_params", "routed_dp_rank", "sampling_params"},
+	SGLang:   {"temperature", "cache_salt", "priority", "prompt", "input_ids", "text", "session_params", "retention_seconds", "custom_params", "routed_dp_rank", "data_parallel_rank", "sampling_params"},
 	TRTLLM:   {"temperature", "cache_salt", "priority", "prompt", "prompt_token_ids", "thinking_token_budget", "sampling_params"},
 	LlamaCpp: {"temperature", "prompt", "thinking_budget_tokens", "sampling_params"},
 	Other:    {"temperature", "cache_salt", "prompt", "sampling_params"},

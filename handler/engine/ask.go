@@ -47,6 +47,9 @@ type Told struct {
 	// Life is something that is another one after each start. Empty if it tells
 	// nothing of the kind.
 	Life string
+	// Unsure says that it did not answer all that it was asked, and is taken to
+	// be Other for that.
+	Unsure bool
 }
 
 // Or returns what is told, with what was told before in place of what is
@@ -87,14 +90,14 @@ func Ask(get Get) Told {
 			kind = shapes[i].kind
 		}
 	}
-	if s.gone {
-		return Told{}
-	}
 	if kind == "" {
 		if status, _ := s.ask(pathModels); status == 200 {
-			kind = Other
+			return Told{Type: Other, Unsure: s.gone}
 		}
-		return Told{Type: kind}
+		return Told{}
+	}
+	if s.gone {
+		return Told{}
 	}
 	return s.figures(kind)
 }
@@ -201,8 +204,11 @@ var owners = map[string]string{"vllm": VLLM, "sglang": SGLang, "tensorrt_llm": T
 
 // owner returns the type that the list of models names, empty if it names none.
 func (s *server) owner() string {
-	return owners[s.json(pathModels).Get("data.0.owned_by").Str]
+	return owners[s.listed()]
 }
+
+// listed returns whom the list of models names.
+func (s *server) listed() string { return s.json(pathModels).Get("data.0.owned_by").Str }
 
 // contextTokens returns the longest context that the list of models tells, 0 if
 // it tells none.

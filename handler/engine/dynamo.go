@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 
@@ -8,13 +9,18 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// isDynamo tells whether the server is a Dynamo frontend, which lists the
-// instances that it knows with its health. It is a router itself: it tells no
-// capacity, and which of its workers and ranks computes what is its own choice.
+// isDynamo tells whether the server is a Dynamo frontend, by its metrics. It is
+// a router itself: it tells no capacity, and which of its workers and ranks
+// computes what is its own choice. Who is not known to be one is not asked for its
+// health, though that would show it: there are servers which make a request of
+// every model they have for that answer.
 func (s *server) isDynamo() bool {
-	_, body := s.ask("/health") // 503 while there are none
-	health := readObject(body)
-	return health.Get("instances").IsArray() && health.Get("endpoints").IsArray()
+	owner := s.listed() // none while it has no model
+	if owner != "nvidia" && (owner != "" || s.isTRTLLM()) {
+		return false
+	}
+	status, page := s.ask(pathMetrics)
+	return status == 200 && bytes.Contains(page, []byte("\ndynamo_frontend_"))
 }
 
 // tellDynamo takes the version from its health, if that has one: it decides on

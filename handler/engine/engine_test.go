@@ -49,6 +49,14 @@ var sites = []struct {
 		pathModels: "!401", pathVersion: `{"version":"0.8.5"}`,
 		pathMetrics: "# HELP x\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"573\",enable_prefix_caching=\"False\"} 1.0\n",
 	}, Told{Type: VLLM, Version: "0.8.5", KVTokens: 573 * 16, BlockSize: 16, DPSize: 1, NoPrefixCache: true}},
+	{"vLLM with a cache that cannot be", site{
+		pathModels:  `{"data":[{"id":"m","owned_by":"vllm","max_model_len":8192}]}`,
+		pathMetrics: "\nvllm:cache_config_info{block_size=\"16\",kv_cache_size_tokens=\"1\",engine=\"0\"} 1\n",
+	}, Told{Type: VLLM, BlockSize: 16, DPSize: 1, ContextTokens: 8192}},
+	{"vLLM with a cache that holds no context", site{
+		pathModels:  `{"data":[{"id":"m","owned_by":"vllm","max_model_len":8192}]}`,
+		pathMetrics: "\nvllm:cache_config_info{block_size=\"16\",kv_cache_size_tokens=\"1000\",engine=\"0\"} 1\n",
+	}, Told{Type: VLLM, BlockSize: 16, DPSize: 1, ContextTokens: 8192}},
 	{"vLLM with a part of the ranks", site{
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm"}]}`,
 		pathMetrics: "vllm:cache_config_info{engine=\"4\",block_size=\"16\",num_gpu_blocks=\"None\"} 1\nvllm:cache_config_info{engine=\"5\",block_size=\"16\"} 1\n",
@@ -72,8 +80,9 @@ var sites = []struct {
 			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":null}`,
 	}, Told{Type: SGLang, KVTokens: 1, BlockSize: 64}},
 	{"Dynamo that tells its version", site{
-		pathModels: `{"object":"list","data":[]}`,
-		"/health":  `{"status":"healthy","endpoints":[],"instances":[],"version":"1.2.1"}`,
+		pathModels:  `{"object":"list","data":[]}`,
+		pathMetrics: "\ndynamo_frontend_inflight_requests 0\n",
+		"/health":   `{"status":"healthy","endpoints":[],"instances":[],"version":"1.2.1"}`,
 	}, Told{Type: Dynamo, Version: "1.2.1"}},
 	{"SGLang that is older, and lists no owner", site{
 		pathModels:         `{"data":[{"id":"m","owned_by":"us"}]}`,
@@ -90,10 +99,10 @@ var sites = []struct {
 	{"llama.cpp", site{
 		pathModels: `{"models":[],"object":"list","data":[{"id":"m","object":"model","owned_by":"llamacpp"}]}`,
 		"/props":   `{"default_generation_settings":{"id":0,"n_ctx":16384},"total_slots":4,"build_info":"b6000-abc"}`,
-	}, Told{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 65536, ContextTokens: 16384, MaxRunning: 4}},
+	}, Told{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 16384, ContextTokens: 16384, MaxRunning: 4}},
 	{"Dynamo", site{
-		pathModels: `{"object":"list","data":[{"id":"m","object":"object","owned_by":"nvidia"}]}`,
-		"/health":  `{"status":"healthy","endpoints":["dyn://a.b.c"],"instances":[{"instance_id":1}]}`,
+		pathModels:  `{"object":"list","data":[{"id":"m","object":"object","owned_by":"nvidia"}]}`,
+		pathMetrics: "# TYPE dynamo_frontend_inflight_requests gauge\ndynamo_frontend_inflight_requests{model=\"m\"} 0\n",
 	}, Told{Type: Dynamo}},
 	{"something else", site{pathModels: `{"data":[{"id":"m","owned_by":"me"}]}`, "/health": `{"status":"ok"}`, pathVersion: `{"version":"3"}`}, Told{Type: Other}},
 	{"nothing", site{}, Told{}},
@@ -113,6 +122,9 @@ func TestAskFindsOut(t *testing.T) {
 			}
 			if c.want.Type == TRTLLM && slices.Contains(asked, pathMetrics) {
 				t.Errorf("its statistics were taken away: %v", asked)
+			}
+			if c.want.Type != Dynamo && slices.Contains(asked, "/health") {
+				t.Errorf("asked for its health, which may cost requests: %v", asked)
 			}
 			if c.site["*"] == "down" && len(asked) > 1 {
 				t.Errorf("asked %v of a server that is down", asked)
@@ -139,6 +151,44 @@ func TestAskAsAnother(t *testing.T) {
 			if c.want.Type == TRTLLM && kind != VLLM && slices.Contains(asked, pathMetrics) {
 				t.Errorf("%s asked as %s: its statistics were taken away", c.name, kind)
 			}
+		}
+	}
+}
+
+// TestServerThatFallsSilent answers with its list of models, and to nothing else.
+func TestServerThatFallsSilent(t *testing.T) {
+	for owner, want := range map[string]Told{"openai": {Type: Other, Unsure: true}, "vllm": {Type: VLLM}} {
+		got := Ask(func(path string) (int, []byte) {
+			if path == pathModels {
+				return 200, []byte(`{"data":[{"id":"m","owned_by":"` + owner + `"}]}`)
+			}
+			return 0, nil
+		})
+		if got != want {
+			t.Errorf("%s: got %+v, want %+v", owner, got, want)
+		}
+	}
+}
+
+func TestWhoTakesRanks(t *testing.T) {
+	for _, c := range []struct {
+		kind, version string
+		want          bool
+	}{
+		{VLLM, "0.8.5", false},
+		{VLLM, "0.10.2.dev3+gabc", false},
+		{VLLM, "0.11.0", true},
+		{VLLM, "0.32.0+cpu", true},
+		{VLLM, "1.0", true},
+		{VLLM, "", true},
+		{VLLM, "dev", true},
+		{SGLang, "0.4.9.post1", true},
+		{SGLang, "", true},
+		{LlamaCpp, "b6000", false},
+		{Other, "3", true},
+	} {
+		if got := TakesRank(c.kind, c.version); got != c.want {
+			t.Errorf("%s %s: %v, want %v", c.kind, c.version, got, c.want)
 		}
 	}
 }

@@ -10,16 +10,15 @@ func (s *server) isLlamaCpp() bool {
 func (s *server) tellLlamaCpp(told *Told) { readProps(s.json("/props"), told) }
 
 // readProps reads /props of llama.cpp's server. Its cache has no blocks: each
-// slot keeps the latest prompt that it served.
+// slot keeps the latest prompt that it served. The slots share one cache, of the
+// size that each of them tells, unless it was split among them; that it does not
+// tell, and the smaller of both is what is certain.
 func readProps(props gjson.Result, told *Told) {
 	told.Version = cleaned(props.Get("build_info").Str)
-	slots := within(count(props.Get("total_slots")), 1<<16)
-	told.MaxRunning = slots
+	told.MaxRunning = within(count(props.Get("total_slots")), 1<<16)
 	told.ContextTokens = count(props.Get("default_generation_settings.n_ctx"))
 	orDefault(&told.ContextTokens, count(props.Get("n_ctx"))) // where older ones have it
-	if tokens := told.ContextTokens; tokens <= maxCount/(1<<16) {
-		told.KVTokens = tokens * int64(slots)
-	}
+	told.KVTokens = told.ContextTokens
 }
 
 // toLlamaCpp knows the members of llama.cpp's server, which passes over those

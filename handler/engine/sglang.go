@@ -66,11 +66,8 @@ func readSGLang(info gjson.Result, told *Told) {
 // with --radix-eviction-policy priority. A limit of reasoning needs
 // --enable-strict-thinking.
 func (f *fit) toSGLang() {
-	if f.Ranks > 1 && f.Body != nil {
-		f.integer("routed_dp_rank", int64(f.Rank))
-	} else {
-		f.rankByHeader()
-	}
+	f.rankByHeader()
+	f.sglangRank()
 	if !f.plain() {
 		return
 	}
@@ -93,6 +90,21 @@ func (f *fit) toSGLang() {
 	f.sglangPriority(own)
 	f.sglangThinking(own)
 	f.rest()
+}
+
+// sglangRank tells the rank in the body, too: which of header and body is heeded
+// depends on the version and on the path. The member has an older name, which is
+// an alias of the newer one in newer versions: a client's must not steer.
+func (f *fit) sglangRank() {
+	switch {
+	case f.Ranks < 2 || f.Body == nil:
+		return
+	case f.Told.Version == "" || before(f.Told.Version, 0, 5, 10):
+		f.integer("data_parallel_rank", int64(f.Rank))
+	default:
+		f.Body.Cut("data_parallel_rank")
+	}
+	f.integer("routed_dp_rank", int64(f.Rank))
 }
 
 func (f *fit) sglangPriority(own bool) {

@@ -24,7 +24,14 @@ func (s *server) tellVLLM(told *Told) {
 	if status, page := s.ask(pathMetrics); status == 200 {
 		readVLLMMetrics(page, told)
 	}
+	if told.KVTokens < told.ContextTokens/leastContexts {
+		told.KVTokens = 0
+	}
 }
+
+// A cache must have room for so many blocks, and for this part of the longest
+// context, to be believed: a vLLM with less would not have started.
+const leastBlocks, leastContexts = 16, 8
 
 // readVLLMMetrics reads vllm:cache_config_info, once for each rank, and
 // process_start_time_seconds. Where several API servers share one page, the
@@ -54,6 +61,9 @@ func (t *Told) vllmCache(l labels) {
 	tokens := l.count("kv_cache_size_tokens")
 	if tokens == 0 { // older ones tell the blocks only
 		tokens = l.count("num_gpu_blocks") * int64(within(size, maxBlockSize))
+	}
+	if tokens < leastBlocks*max(size, 1) {
+		tokens = 0
 	}
 	if tokens > 0 && (t.KVTokens == 0 || tokens < t.KVTokens) {
 		t.KVTokens = tokens

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"io"
 	"maps"
 	"net/http"
 	"time"
@@ -52,6 +53,7 @@ func init() { // some of these look at the flavour
 		},
 		Dynamo: {
 			"/health": (*exchange).instances, "/live": (*exchange).ok, "/v1/models": (*exchange).models,
+			"/metrics": (*exchange).inflight,
 		},
 	}
 }
@@ -66,7 +68,10 @@ func (x *exchange) load() { x.value(map[string]int64{"server_load": x.life.load.
 
 // serverInfo answers as an SGLang does, with the fields that matter here.
 func (x *exchange) serverInfo() {
-	cfg := &x.engine.cfg
+	cfg, told := &x.engine.cfg, version
+	if cfg.Flavour == OldSGLang {
+		told = oldVersion
+	}
 	tokens := cfg.Blocks * cfg.BlockSize
 	states := make([]any, cfg.Ranks)
 	for i := range states {
@@ -78,7 +83,7 @@ func (x *exchange) serverInfo() {
 	info := map[string]any{
 		"model_path": cfg.Model, "context_length": nil, "page_size": cfg.BlockSize, "dp_size": cfg.Ranks,
 		"max_running_requests": nil, "disable_radix_cache": false, "random_seed": x.life.started.UnixNano() % 1e9,
-		"max_total_num_tokens": tokens, "internal_states": states, "version": version,
+		"max_total_num_tokens": tokens, "internal_states": states, "version": told,
 	}
 	maps.Copy(info, cfg.ServerInfo)
 	x.value(info)
@@ -99,6 +104,12 @@ func (x *exchange) props() {
 		"default_generation_settings": map[string]any{"id": 0, "n_ctx": cfg.MaxModelLen, "params": map[string]any{}},
 		"total_slots":                 cfg.MaxRunning, "model_path": cfg.Model, "build_info": "b" + version, "is_sleeping": false,
 	})
+}
+
+// inflight answers as a Dynamo frontend does that is asked for its metrics.
+func (x *exchange) inflight() {
+	x.header(http.StatusOK, "text/plain; charset=utf-8")
+	_, _ = io.WriteString(x.w, "# TYPE dynamo_frontend_inflight_requests gauge\ndynamo_frontend_inflight_requests{model=\"m\"} 0\n")
 }
 
 // instances answers as a Dynamo frontend does.

@@ -35,6 +35,7 @@ type request struct {
 	AddGenerationPrompt  *bool   `json:"add_generation_prompt"`
 	ContinueFinalMessage bool    `json:"continue_final_message"`
 	RoutedDPRank         *int    `json:"routed_dp_rank"`
+	DataParallelRank     *int    `json:"data_parallel_rank"`
 }
 
 // call is an inference request as it was understood.
@@ -135,20 +136,29 @@ func (e *Engine) unknownModel(name string) *apiError {
 }
 
 // pinned returns the rank that is asked for, and where: in the header or, of an
-// SGLang, in the body, where the header counts more; -1 if none. What is not a
-// number is ignored in the header.
+// SGLang, in the body, where the header counts more; -1 if none. An old SGLang
+// knows no header, and the body's member by its old name. What is not a number is
+// ignored in the header.
 func (e *Engine) pinned(r *request, h http.Header) (int, string, *apiError) {
-	inBody := e.cfg.Flavour == SGLang || e.cfg.Flavour == OldSGLang
-	if e.cfg.Flavour != VLLM && !inBody {
+	var member *int
+	switch e.cfg.Flavour {
+	case VLLM:
+	case SGLang:
+		if member = r.RoutedDPRank; member == nil {
+			member = r.DataParallelRank
+		}
+	case OldSGLang:
+		h, member = nil, r.DataParallelRank
+	case TRTLLM, LlamaCpp, Dynamo:
 		return -1, "", nil
 	}
 	from := "header"
 	rank, err := strconv.Atoi(h.Get("X-data-parallel-rank")) //nolint:canonicalheader // as vLLM writes it
 	if err != nil {
-		if !inBody || r.RoutedDPRank == nil {
+		if member == nil {
 			return -1, "", nil
 		}
-		rank, from = *r.RoutedDPRank, "body"
+		rank, from = *member, "body"
 	}
 	if rank < 0 || rank >= e.cfg.Ranks {
 		return 0, "", badRequest("data_parallel_rank %d is out of range [0, %d).", rank, e.cfg.Ranks)

@@ -8,6 +8,9 @@ import (
 // version is what the engine says it is.
 const version = "0.32.0"
 
+// oldVersion is that of an old SGLang.
+const oldVersion = "0.4.9"
+
 // surface answers what is not inference.
 func (x *exchange) surface() {
 	method := http.MethodGet

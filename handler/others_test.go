@@ -1,0 +1,91 @@
+package handler
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// TestAddressesOfRequestsAreBounded has more addresses come than are told apart,
+// as from a placeholder that a client fills in, and some that are none.
+func TestAddressesOfRequestsAreBounded(t *testing.T) {
+	s := wanted(Worker{Dial: "static:1"})
+	s.others = true
+	p := testPool(t, s)
+	for _, dial := range []string{"", "127.0.0.1:9\xff", "\xff:9", "a:1-100", "a:b", strings.Repeat("a", 600) + ":1"} {
+		if w := p.worker(dial); w != p.unnamed {
+			t.Errorf("%q became the worker %q", dial, w.dial)
+		}
+	}
+	old := now().Add(-time.Hour).Unix()
+	busy, drained := p.worker("busy:1"), p.worker("drained:1")
+	lease := p.serve(busy)
+	drained.drain.Or(drainAsked)
+	for i := range 3 * maxOthers {
+		w := p.worker(fmt.Sprintf("host-%d:1", i))
+		if i < maxOthers/2 {
+			w.seen.Store(old)
+		}
+	}
+	busy.seen.Store(old)
+	if n := len(p.all()); n > maxOthers+1 {
+		t.Errorf("%d workers are known", n)
+	}
+	if w := p.worker("one-more:1"); w != p.unnamed {
+		t.Errorf("with %d workers in use, there is room for %s", len(p.all()), w.dial)
+	}
+	l := p.serve(p.unnamed)
+	l.End(true, nil)
+	if n := p.cached(p.unnamed); n > 0 {
+		t.Errorf("what is not told apart is thought to hold %d tokens", n)
+	}
+	for _, w := range p.all() {
+		w.seen.Store(old)
+	}
+	p.swept = time.Time{}
+	if w := p.worker("one-more:1"); w == p.unnamed {
+		t.Error("there is no room though nothing is in use")
+	}
+	for _, w := range []*worker{busy, drained, p.worker("static:1")} {
+		if p.known(w.dial) != w {
+			t.Errorf("%s was forgotten", w.dial)
+		}
+	}
+	lease.End(true, nil)
+}
+
+// TestLabelThatIsNoneSpoilsNothing hands in a figure that cannot be shown.
+func TestLabelThatIsNoneSpoilsNothing(t *testing.T) {
+	ch := make(chan prometheus.Metric, 2)
+	collect(ch, descAvailable, prometheus.GaugeValue, 1, "pool", "127.0.0.1:9\xff")
+	collect(ch, descAvailable, prometheus.GaugeValue, 1, "pool", "127.0.0.1:9")
+	if len(ch) != 1 {
+		t.Errorf("%d figures", len(ch))
+	}
+}
+
+// TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the
+// configuration of a pool that serves nothing.
+func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}))
+	b := p.worker("b:1")
+	b.seen.Store(now().Add(-time.Hour).Unix())
+	if !p.isCurrent(p.settings.Load(), b) {
+		t.Error("an upstream is said to be none")
+	}
+	p.apply(wanted(Worker{Dial: "a:1"}).withDefaults())
+	if p.isCurrent(p.settings.Load(), b) {
+		t.Error("what was removed is said to be an upstream")
+	}
+	p.forget(now().Add(workerGrace - time.Minute))
+	if p.known("b:1") == nil {
+		t.Error("forgotten before its time")
+	}
+	p.forget(now().Add(workerGrace + time.Minute))
+	if p.known("b:1") != nil {
+		t.Error("remembered for ever")
+	}
+}
