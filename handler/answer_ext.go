@@ -32,6 +32,10 @@ const headerRequestID = "X-Request-Id"
 // maxRequestID is the longest id of a request that is told again, in bytes.
 const maxRequestID = 256
 
+// maxTold is the longest prompt that an answer repeats, in bytes: it is kept as
+// long as the answer lasts. A token id counts eight.
+const maxTold = 256 << 10
+
 // answerExt takes in what the answer to a request is to carry, nil if it is
 // nothing. It copies what it needs of the body, which the answer may outlive.
 func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, body []byte) *answerExt {
@@ -59,12 +63,14 @@ func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		if raw := req.AppendTokens(nil, body); ids == nil && raw != nil {
 			ids = nvext.AppendIDs(nil, raw, nvext.Span{End: len(raw)})
 		}
-		if ids != nil {
+		if ids != nil && len(ids) <= maxTold/8 {
 			x.ids = nvext.AppendTokens(nil, ids)
 		}
 	}
 	if annotations&nvext.AnnotationFormattedPrompt != 0 {
-		x.prompt = slices.Clone(req.PromptText(body))
+		if prompt := req.PromptText(body); len(prompt) <= maxTold {
+			x.prompt = slices.Clone(prompt)
+		}
 	}
 	return x
 }

@@ -1,7 +1,10 @@
 package handler
 
 import (
+	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -59,7 +62,7 @@ func (h *Handler) takeExt(r *http.Request, p *plan, raw []byte) error {
 	if p.routed {
 		p.malformed = ext.ApplyHeaders(func(name string) (string, bool) {
 			if values := r.Header[name]; len(values) > 0 {
-				return values[0], true
+				return oneValue(values), true
 			}
 			return "", false
 		})
@@ -78,6 +81,42 @@ func (h *Handler) takeExt(r *http.Request, p *plan, raw []byte) error {
 	return nil
 }
 
+// oneValue returns a header's value. Of several that differ, of which a gateway
+// has added one, none wins: together they are a number no more, and a tenant of
+// their own (RFC 9110, 5.3).
+func oneValue(values []string) string {
+	for _, v := range values[1:] {
+		if v != values[0] {
+			return strings.Join(values, ", ")
+		}
+	}
+	return values[0]
+}
+
+// mustKnow refuses an inference whose body was not read, where that would let its
+// client have what it is not trusted with: a salt of its own in place of its
+// tenant's, or all that a Dynamo reads in nvext.
+func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
+	if a == nil {
+		return nil
+	}
+	dynamo := func() bool {
+		return h.grants(r) != nvext.Everything && slices.ContainsFunc(h.own(), func(w *worker) bool { return w.isDynamo(h.pool) })
+	}
+	if p.ext.Tenant == "" && !dynamo() {
+		return nil
+	}
+	err := &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf(
+		"the body must be JSON that can be read, as what it says to the router is not all granted (%s)", p.fallback)}
+	switch p.fallback {
+	case fallbackOversized:
+		err.status, err.code = http.StatusRequestEntityTooLarge, codeTooLarge
+	case fallbackMemory:
+		err.status = http.StatusServiceUnavailable
+	}
+	return err
+}
+
 // honour takes in what the scheduler is to know of the client's wishes.
 func (p *plan) honour() {
 	p.score.ExpectedTokens = int64(p.ext.AgentHints.OSL.Value)
@@ -86,10 +125,19 @@ func (p *plan) honour() {
 		return
 	}
 	p.score.Override = &kvscore.Override{
-		OverlapScoreCredit: pointer(o.OverlapScoreCredit), PrefillLoadScale: pointer(o.PrefillLoadScale),
-		Temperature: pointer(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
+		OverlapScoreCredit: finite(o.OverlapScoreCredit), PrefillLoadScale: finite(o.PrefillLoadScale),
+		Temperature: finite(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
 		TrackPrefillTokens: pointer(o.TrackPrefillTokens),
 	}
+}
+
+// maxOverride keeps costs finite.
+const maxOverride = 1e6
+
+// finite is pointer for an option of a policy.
+func finite(o nvext.Opt[float64]) *float64 {
+	o.Value = min(o.Value, maxOverride)
+	return pointer(o)
 }
 
 // pointer returns nil for what is not set.

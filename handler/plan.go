@@ -105,6 +105,12 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 			}
 			return nil, err
 		}
+		if err := h.mustKnow(r, a, p); err != nil {
+			if p.body != nil {
+				p.body.done()
+			}
+			return nil, err
+		}
 	}
 	p.speaks = p.speaks || engine.Speaks(p.ext)
 	switch {
@@ -126,8 +132,6 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 		return h.otherAPI(r)
 	case a == nil:
 		return h.passThrough(r, ""), nil
-	case compressed(r.Header):
-		return h.passThrough(r, fallbackCompressed), nil
 	case r.ContentLength > h.MaxBody:
 		return h.passThrough(r, fallbackOversized), nil
 	case r.Body == nil || r.Body == http.NoBody:
@@ -208,6 +212,9 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	if err != nil {
 		// the engine will say what is wrong with it
 		p.fallback = fallbackMalformed
+		if compressed(r.Header) { // which not all say that are read as JSON
+			p.fallback = fallbackCompressed
+		}
 		p.body = replayOf(read, body)
 		return p, nil
 	}
@@ -223,6 +230,9 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.session = h.session(r, req, p.ext)
 	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil
+	if p.ext.TokenCount > 0 {
+		req.Forget() // where the engine takes the ids, it is not what it computes
+	}
 	req.NVExt = nil
 	p.body = replayOf(read, body)
 	if h.Usage == usageInject {
@@ -260,6 +270,7 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		p.score.Tokens = int64(float64(req.Bytes)/perToken) + req.MediaTokens
 	case api.None:
 		p.fallback = fallbackNoPrompt
+		p.score.Tokens = max(p.score.Tokens, int64(p.ext.TokenCount))
 		return
 	}
 	p.score.Root, p.score.Blocks = req.Root, req.Blocks

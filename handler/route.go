@@ -288,6 +288,9 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	a.mark = a.worker.health.admit()
 	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+rt.plan.score.Tokens
 	a.worker.flow.begin(a)
+	if rt.plan.computes {
+		rt.pool.yield(a.worker) // what is computed beforehand must cost nobody anything
+	}
 	rt.attempts++
 	rt.attempt, rt.last = a, rt.upstreams[i]
 	rt.tried = append(rt.tried, a.worker)

@@ -54,6 +54,7 @@ const (
 	maxBlockSize       = 4096
 	maxDPSize          = 1024
 	engineAuto         = "auto"
+	maxWorkerID        = 1<<53 - 1
 	allWorkers         = "*"
 )
 
@@ -158,6 +159,9 @@ func (h *Handler) workerSettings(s *poolSettings) error {
 		}
 		if err := w.checkEngine(); err != nil {
 			return fmt.Errorf("worker %s: %w", w.Dial, err)
+		}
+		if w.ID > maxWorkerID {
+			return fmt.Errorf("worker %s: id must be at most %d, for JSON's numbers are rounded above, got %d", w.Dial, uint64(maxWorkerID), w.ID)
 		}
 		if w.Dial == allWorkers && w.ID != 0 {
 			return fmt.Errorf("worker *: id %d cannot be that of all workers", w.ID)

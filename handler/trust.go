@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -126,8 +127,30 @@ func (p *plan) withoutRouting(h http.Header) http.Header {
 	}
 	kept := maps.Clone(h) // the server's own is shared
 	for _, r := range routingHeaders {
-		if r.Grant == nvext.Pins || p.grants&r.Grant == 0 {
+		values := kept[r.Name]
+		switch {
+		case r.Grant == nvext.Pins || p.grants&r.Grant == 0:
 			delete(kept, r.Name)
+		case len(values) > 1:
+			kept[r.Name] = []string{oneValue(values)}
+		}
+	}
+	if named := kept["Connection"]; named != nil {
+		kept["Connection"] = withoutNames(named) // the proxy takes out what it names
+	}
+	return kept
+}
+
+// withoutNames returns the values of a Connection header but for the names of
+// routing headers: those are for the engine, whatever the client calls them.
+func withoutNames(values []string) (kept []string) {
+	for _, v := range values {
+		for name := range strings.SplitSeq(v, ",") {
+			name = strings.TrimSpace(name)
+			routing := func(h nvext.Header) bool { return strings.EqualFold(h.Name, name) }
+			if name != "" && !slices.ContainsFunc(routingHeaders, routing) {
+				kept = append(kept, name)
+			}
 		}
 	}
 	return kept

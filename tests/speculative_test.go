@@ -1,12 +1,14 @@
 package tests
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -422,21 +424,61 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 }
 
 // TestSpeculativePrefillsAreBounded has more of them than one worker is to have
-// at a time.
+// at a time: four turns that end together.
 func TestSpeculativePrefillsAreBounded(t *testing.T) {
-	e := startOwn(t, &ownRequests{hold: make(chan struct{})})
+	var here atomic.Int32
+	e := startOwn(t, &ownRequests{hold: make(chan struct{}), answer: func(w http.ResponseWriter, r *http.Request) {
+		here.Add(1)
+		for here.Load() < 4 && pause(r.Context()) { // for all to be there
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, streamOf(`{"content":"the answer"}`))
+	}})
 	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n}")
 	before := s.scrape(t)
+	var turns sync.WaitGroup
 	for i := range 4 {
-		s.mustPost(t, turnOf(fmt.Sprintf("turn %d", i)))
-		eventually(t, 5*time.Second, "the prefix to be computed", func() bool {
-			own, _ := e.counts()
-			return own == min(i+1, 2)
-		})
+		turns.Go(func() { s.mustPost(t, turnOf(fmt.Sprintf("turn %d", i))) })
 	}
+	turns.Wait()
 	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="limit"`}, 2}})
+	eventually(t, 5*time.Second, "two prefixes to be computed", func() bool {
+		own, _ := e.counts()
+		return own == 2
+	})
 	close(e.hold)
 	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="ok"`}, 2}, {speculativeTotal, nil, 4}})
+	s.booksAtZero(t)
+}
+
+// pause lets others run, and tells whether the context still goes on.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(time.Millisecond):
+		return true
+	}
+}
+
+// TestSpeculativePrefillsGiveWay has a request of somebody else's come to the
+// worker: it is not to wait for what is computed beforehand.
+func TestSpeculativePrefillsGiveWay(t *testing.T) {
+	e := startOwn(t, &ownRequests{hold: make(chan struct{})})
+	defer close(e.hold)
+	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n}")
+	before := s.scrape(t)
+	s.mustPost(t, turnOf("a turn"))
+	eventually(t, 5*time.Second, "the prefix to be computed", func() bool {
+		own, _ := e.counts()
+		return own == 1
+	})
+	s.mustChat(t, ask("something else"))
+	eventually(t, 5*time.Second, "the prefix to be called off", func() bool {
+		_, left := e.counts()
+		return left == 1
+	})
+	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="yielded"`}, 1}, {speculativeTotal, nil, 1}})
 	s.booksAtZero(t)
 }
 

@@ -77,13 +77,20 @@ func (r *Request) Editor(body []byte) *Editor {
 	return e
 }
 
+// maxMembers and maxElements bound what is edited: no usual client sends more,
+// and each costs more memory than it takes in the body.
+const maxMembers, maxElements = 4096, 1024
+
 // editObject returns an Editor for the object that opens at body[at], which has
-// been passed before.
+// been passed before; nil if it has too many members.
 func editObject(body []byte, at int) *Editor {
 	e := &Editor{body: body}
 	c := enter(body, at, 0)
 	for c.next() {
 		v := c.value()
+		if len(e.members) == maxMembers {
+			return nil
+		}
 		e.members = append(e.members, place{c.keyAt, v.start, v.end})
 	}
 	e.end = c.i - 1
@@ -202,7 +209,9 @@ func (e *Editor) Object(name string) (in *Editor, ok bool) {
 	case i < 0 || isNull(e.value(i)):
 		in = &Editor{body: e.body}
 	case e.value(i)[0] == '{':
-		in = editObject(e.body, e.members[i].start)
+		if in = editObject(e.body, e.members[i].start); in == nil {
+			return nil, false
+		}
 		e.dropBefore(name, i)
 		e.within = append(e.within, in)
 	default:
@@ -213,7 +222,7 @@ func (e *Editor) Object(name string) (in *Editor, ok bool) {
 }
 
 // Elements returns Editors for the objects in a member's list. It is not ok if
-// the value is no list, or has something else in it.
+// the value is no list, has something else in it, or too much.
 func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 	i := e.last(name)
 	if i < 0 || e.value(i)[0] != '[' {
@@ -225,7 +234,11 @@ func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 		if v.first(e.body) != '{' {
 			return nil, false
 		}
-		in = append(in, editObject(e.body, v.start))
+		one := editObject(e.body, v.start)
+		if one == nil || len(in) == maxElements {
+			return nil, false
+		}
+		in = append(in, one)
 	}
 	e.dropBefore(name, i)
 	e.within = append(e.within, in...)

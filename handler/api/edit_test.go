@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -175,4 +176,25 @@ func FuzzEditor(f *testing.F) {
 			t.Fatalf("%s became %s", body, out)
 		}
 	})
+}
+
+// TestEditsAreBounded has more members and elements than anybody edits.
+func TestEditsAreBounded(t *testing.T) {
+	many := strings.Repeat(`"a":1,`, maxMembers)
+	if _, err := Parse(chat{}, []byte(`{`+many+`"b":1}`), testOptions); !errors.Is(err, ErrMembers) {
+		t.Errorf("a body of many members: %v", err)
+	}
+	for _, body := range []string{
+		`{"s":{` + many + `"b":1}}`,
+		`{"s":[` + strings.Repeat("{},", maxElements) + `{}]}`,
+		`{"s":[{` + many + `"b":1}]}`,
+	} {
+		e := mustParse(t, generate{}, body).Editor([]byte(body))
+		if _, ok := e.Object("s"); ok {
+			t.Errorf("%.20s is an object to be edited", body)
+		}
+		if _, ok := e.Elements("s"); ok {
+			t.Errorf("%.20s has elements to be edited", body)
+		}
+	}
 }

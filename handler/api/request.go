@@ -191,7 +191,9 @@ func (p *parse) scan() error {
 		if c.err != nil {
 			break
 		}
-		p.req.note(c.keyAt, v)
+		if p.req.note(c.keyAt, v); p.req.memberCount > maxMembers {
+			return &ScanError{c.i, ErrMembers}
+		}
 		if string(key) == nameNVExt && !isNull(v.of(b)) {
 			p.req.NVExt = v.of(b)
 			continue

@@ -31,6 +31,13 @@ func (r *Request) SetSalt(salt string) {
 	}
 }
 
+// Forget takes in that the engine computes something else than the body's
+// prompt: nothing is known of it, nor of what its answer leads to.
+func (r *Request) Forget() {
+	r.Kind, r.Blocks, r.Bytes, r.Tokens, r.steady = None, nil, 0, 0, false
+	r.Root = r.root()
+}
+
 // Answers is how many answers are sent back: so many to each prompt of a batch.
 func (r *Request) Answers() int { return r.answers * r.prompts }
 

@@ -18,10 +18,12 @@ var (
 	ErrMalformed = errors.New("malformed JSON")
 	// ErrDepth says that a body nests deeper than MaxDepth.
 	ErrDepth = errors.New("JSON nested too deeply")
+	// ErrMembers says that a body has more than 4096 members.
+	ErrMembers = errors.New("too many members")
 )
 
 // ScanError is what Parse returns for a body that it cannot read. It wraps
-// ErrMalformed or ErrDepth.
+// ErrMalformed, ErrDepth or ErrMembers.
 type ScanError struct {
 	// Offset is the byte of the body at which reading stopped.
 	Offset int
@@ -33,7 +35,7 @@ func (e *ScanError) Error() string {
 	return e.err.Error() + " at byte " + strconv.Itoa(e.Offset)
 }
 
-// Unwrap returns ErrMalformed or ErrDepth.
+// Unwrap returns ErrMalformed, ErrDepth or ErrMembers.
 func (e *ScanError) Unwrap() error { return e.err }
 
 // span is a part of a body: the bytes from start up to, not including, end.

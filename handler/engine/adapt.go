@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -277,6 +278,17 @@ func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.Appen
 func (f *fit) text(member, s string) {
 	quoted, _ := json.Marshal(s) // there is no text that it refuses
 	f.Body.Set(member, quoted)
+}
+
+// salt returns the salt as an engine can have it, of at most so many bytes: what
+// is no UTF-8, which JSON cannot say, as a digest, for it must not become what
+// another one becomes.
+func (f *fit) salt(most int) string {
+	s := f.Ext.Salt("")
+	if !utf8.ValidString(s) {
+		most = 0
+	}
+	return short(s, most)
 }
 
 // short returns a text as it is if it is no longer than most bytes, else a digest

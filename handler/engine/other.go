@@ -12,7 +12,7 @@ func (f *fit) toOther() {
 		f.tokens("prompt", "")
 	}
 	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses)) {
-		f.text("cache_salt", short(f.Ext.Salt(""), maxVLLMSalt))
+		f.text("cache_salt", f.salt(maxVLLMSalt))
 	}
 	f.rest()
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math"
 	"strconv"
 	"time"
 
@@ -81,7 +82,7 @@ func (f *fit) toSGLang() {
 		f.tokens("input_ids", "text")
 	}
 	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiGenerate)) {
-		f.text("cache_salt", f.Ext.Salt(""))
+		f.text("cache_salt", f.salt(math.MaxInt))
 	}
 	own := f.on(apiChat, apiCompletions, apiGenerate)
 	if at, ok := f.Body.NVExt(); f.takes(SessionParams, ok && own) {

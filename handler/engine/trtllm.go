@@ -32,7 +32,7 @@ func (f *fit) toTRTLLM() {
 		f.tokens("prompt_token_ids", "")
 	}
 	if f.takes(CacheSalt, f.on(apiChat)) {
-		f.text("cache_salt", f.Ext.Salt(""))
+		f.text("cache_salt", f.salt(math.MaxInt))
 	}
 	if f.takes(Priority, f.on(apiChat, apiCompletions) && f.Settings.Priority == On) {
 		n := float64(f.Ext.AgentHints.Priority.Value)

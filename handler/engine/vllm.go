@@ -104,7 +104,7 @@ func (f *fit) toVLLM() {
 		f.tokens("token_ids", "")
 	}
 	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiTokens)) {
-		f.text("cache_salt", short(f.Ext.Salt(""), maxVLLMSalt))
+		f.text("cache_salt", f.salt(maxVLLMSalt))
 	}
 	if f.takes(Priority, f.on(apiChat, apiCompletions, apiResponses, apiTokens) && f.Settings.Priority == On) {
 		f.integer("priority", -int64(f.Ext.AgentHints.Priority.Value))
