@@ -71,7 +71,7 @@ func TestAnswerBeforeTheUploadEnds(t *testing.T) {
 		io.Copy(io.Discard, r.Body)
 	}
 	s := startCaddy(t, "kv_router "+serveRaw(t, early)+" "+serveRaw(t, early))
-	for _, v := range [][2]string{{"/v1/audio/transcriptions", ""}, {"/v1/chat/completions", "gzip"}} {
+	for _, v := range [][2]string{{"/v1/audio/transcriptions", ""}, {"/v1/images/edits", "gzip"}} {
 		whole := 0
 		for range 4 {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -366,20 +366,6 @@ func TestWhoComesFirstEndsIt(t *testing.T) {
 	}
 }
 
-// TestOthersDoNotEndIt has requests of other sessions and conversations.
-func TestOthersDoNotEndIt(t *testing.T) {
-	e := startOwn(t, &ownRequests{hold: make(chan struct{})})
-	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n}")
-	before := s.scrape(t)
-	s.mustPost(t, turnOf(strings.Repeat("some words ", 100)), "X-Session-Id", "a")
-	eventually(t, 5*time.Second, "the prefix to be computed", func() bool { own, _ := e.counts(); return own == 1 })
-	s.mustPost(t, ask("another").streamed().body(), "X-Session-Id", "b")
-	s.mustPost(t, ask(strings.Repeat("some words ", 200)).streamed().body())
-	close(e.hold)
-	s.speculated(t, before, "ok", 1)
-	s.booksAtZero(t)
-}
-
 func (s *server) mustPost(t *testing.T, body []byte, header ...string) {
 	t.Helper()
 	if a := s.post(t.Context(), "/v1/chat/completions", body, header...); !a.ok() {

@@ -250,6 +250,13 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			journal := engines[0].Journal()[before:]
+			unread := r.coding != "" || len(r.body) > 1024 || r.body == `{"model":`
+			if unread && strings.Contains(v.block, "tenants") {
+				if len(journal) != 0 || resp.StatusCode < 400 {
+					t.Errorf("a tenant's body that was not read: status %d", resp.StatusCode)
+				}
+				continue
+			}
 			if len(journal) != 1 {
 				t.Errorf("%s %s: status %d, the engine was sent %d requests", r.method, r.path, resp.StatusCode, len(journal))
 				continue

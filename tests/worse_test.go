@@ -110,18 +110,18 @@ func TestUploadsOvertakeNobody(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestSlowUploadsHoldNoSlot has clients that send the beginning of a compressed
-// body, and then nothing.
+// TestSlowUploadsHoldNoSlot has clients that send the beginning of a body
+// that is too long to be read, and then nothing.
 func TestSlowUploadsHoldNoSlot(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(2), "queue {\nmax_wait 2s\n}"))
+	s := startCaddy(t, route(engines, maxRunning(2), "max_body 1KiB", "queue {\nmax_wait 2s\n}"))
 	for range 2 {
 		conn, err := net.Dial("tcp", s.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\nx", s.addr)
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 2000\r\n\r\nx", s.addr)
 	}
 	eventually(t, 5*time.Second, "both are at the engine", func() bool {
 		n, _ := s.scrape(t).sum(workerRequests)
