@@ -49,13 +49,17 @@ func TestNextTurnIsFoundWarm(t *testing.T) {
 		c.Messages = append(c.Messages, message{"assistant", first.text}, message{"user", "and then?"})
 		a := s.mustChat(t, c, session...)
 		var own, last engine.Record
-		for _, r := range e.Journal() {
-			if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
-				own = r
-			} else if r.Method == http.MethodPost {
-				last = r
+		eventually(t, 5*time.Second, "the engine to have noted the ends", func() bool {
+			own, last = engine.Record{}, engine.Record{}
+			for _, r := range e.Journal() {
+				if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
+					own = r
+				} else if r.Method == http.MethodPost {
+					last = r
+				}
 			}
-		}
+			return own.Outcome != engine.Running && last.Outcome != engine.Running
+		})
 		if (own.Seq > 0) != (asked > 0) {
 			t.Fatalf("the router's own request is %+v", own)
 		}
