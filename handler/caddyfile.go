@@ -2,6 +2,7 @@ package handler
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -200,144 +201,95 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	if err := stringArg(d, &w.Dial); err != nil {
 		return err
 	}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		var err error
-		switch d.Val() {
-		case "id":
-			err = uintArg(d, &w.ID)
-		case "engine":
-			err = stringArg(d, &w.Engine)
-		case "dp_size":
-			err = intArg(d, &w.DPSize)
-		case "kv_tokens":
-			err = intArg(d, &w.KVTokens)
-		case "max_running":
-			err = intArg(d, &w.MaxRunning)
-		case "models":
-			if w.Models = append(w.Models, d.RemainingArgs()...); len(w.Models) == 0 {
-				err = d.ArgErr()
-			}
-		case "taints":
-			if w.Taints = append(w.Taints, d.RemainingArgs()...); len(w.Taints) == 0 {
-				err = d.ArgErr()
-			}
-		case "role":
-			err = stringArg(d, &w.Role)
-		case "api_key":
-			err = stringArg(d, &w.APIKey)
-		case "priority":
-			err = stringArg(d, &w.Priority)
-		case "thinking_budget":
-			err = stringArg(d, &w.ThinkingBudget)
-		case "dynamo_instance_id":
-			err = uintArg(d, &w.DynamoInstanceID)
-		case "drain":
-			if w.Drain = true; d.NextArg() {
-				err = d.ArgErr()
-			}
-		default:
-			err = d.Errf("unrecognized worker option '%s'", d.Val())
-		}
-		if err != nil {
-			return err
-		}
-	}
 	h.Workers = append(h.Workers, w)
-	return nil
+	return readOptions(d, "worker option", func(name string) error {
+		switch name {
+		case "id":
+			return uintArg(d, &w.ID)
+		case "engine":
+			return stringArg(d, &w.Engine)
+		case "dp_size":
+			return intArg(d, &w.DPSize)
+		case "kv_tokens":
+			return intArg(d, &w.KVTokens)
+		case "max_running":
+			return intArg(d, &w.MaxRunning)
+		case "models":
+			return namesArg(d, &w.Models)
+		case "taints":
+			return namesArg(d, &w.Taints)
+		case "role":
+			return stringArg(d, &w.Role)
+		case "api_key":
+			return stringArg(d, &w.APIKey)
+		case "priority":
+			return stringArg(d, &w.Priority)
+		case "thinking_budget":
+			return stringArg(d, &w.ThinkingBudget)
+		case "dynamo_instance_id":
+			return uintArg(d, &w.DynamoInstanceID)
+		case "drain":
+			w.Drain = true
+			return noArg(d)
+		}
+		return errUnknownOption
+	})
 }
 
 func (h *Handler) unmarshalIndex(d *caddyfile.Dispenser) error {
-	if d.NextArg() {
-		return d.ArgErr()
-	}
 	h.Index = new(Index)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		var err error
-		switch d.Val() {
+	return readOptions(d, "index option", func(name string) error {
+		switch name {
 		case "memory":
-			err = sizeArg(d, &h.Index.Memory)
+			return sizeArg(d, &h.Index.Memory)
 		case "block_size":
-			err = intArg(d, &h.Index.BlockSize)
+			return intArg(d, &h.Index.BlockSize)
 		case "text_block":
-			err = intArg(d, &h.Index.TextBlock)
-		default:
-			err = d.Errf("unrecognized index option '%s'", d.Val())
+			return intArg(d, &h.Index.TextBlock)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return errUnknownOption
+	})
 }
 
 func (h *Handler) unmarshalAffinity(d *caddyfile.Dispenser) error {
-	if d.NextArg() {
-		return d.ArgErr()
-	}
 	h.Affinity = new(Affinity)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		var err error
-		switch d.Val() {
+	return readOptions(d, "affinity option", func(name string) error {
+		switch name {
 		case "ttl":
-			err = durationArg(d, &h.Affinity.TTL)
+			return durationArg(d, &h.Affinity.TTL)
 		case "max_sessions":
-			err = intArg(d, &h.Affinity.MaxSessions)
+			return intArg(d, &h.Affinity.MaxSessions)
 		case "key":
-			if h.Affinity.Key = append(h.Affinity.Key, d.RemainingArgs()...); len(h.Affinity.Key) == 0 {
-				err = d.ArgErr()
-			}
-		default:
-			err = d.Errf("unrecognized affinity option '%s'", d.Val())
+			return namesArg(d, &h.Affinity.Key)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return errUnknownOption
+	})
 }
 
 func (h *Handler) unmarshalQueue(d *caddyfile.Dispenser) error {
-	if d.NextArg() {
-		return d.ArgErr()
-	}
 	h.Queue = new(Queue)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		var err error
-		switch d.Val() {
+	return readOptions(d, "queue option", func(name string) error {
+		switch name {
 		case "max_waiting":
-			err = intArg(d, &h.Queue.MaxWaiting)
+			return intArg(d, &h.Queue.MaxWaiting)
 		case "max_wait":
-			err = durationArg(d, &h.Queue.MaxWait)
-		default:
-			err = d.Errf("unrecognized queue option '%s'", d.Val())
+			return durationArg(d, &h.Queue.MaxWait)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return errUnknownOption
+	})
 }
 
 func (h *Handler) unmarshalTimeouts(d *caddyfile.Dispenser) error {
-	if d.NextArg() {
-		return d.ArgErr()
-	}
 	h.Timeouts = new(Timeouts)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		var err error
-		switch d.Val() {
+	return readOptions(d, "timeouts option", func(name string) error {
+		switch name {
 		case "first_token":
-			err = durationArg(d, &h.Timeouts.FirstToken)
+			return durationArg(d, &h.Timeouts.FirstToken)
 		case "stream_idle":
-			err = durationArg(d, &h.Timeouts.StreamIdle)
-		default:
-			err = d.Errf("unrecognized timeouts option '%s'", d.Val())
+			return durationArg(d, &h.Timeouts.StreamIdle)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return errUnknownOption
+	})
 }
 
 func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
@@ -353,6 +305,42 @@ func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
 		return d.Errf("retry_budget: must be like '20%% 10/s', got '%s %s'", share, rate)
 	}
 	h.RetryBudget = &RetryBudget{Percent: p, PerSecond: r}
+	return nil
+}
+
+// errUnknownOption is what readOptions is told of an option that there is not.
+var errUnknownOption = errors.New("unknown option")
+
+// readOptions reads a block of options, one after the other. what says in errors
+// which options they are.
+func readOptions(d *caddyfile.Dispenser, what string, option func(name string) error) error {
+	if err := noArg(d); err != nil {
+		return err
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		name := d.Val()
+		switch err := option(name); {
+		case errors.Is(err, errUnknownOption):
+			return d.Errf("unrecognized %s '%s'", what, name)
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+func noArg(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	return nil
+}
+
+// namesArg adds one name or more.
+func namesArg(d *caddyfile.Dispenser, to *[]string) error {
+	if *to = append(*to, d.RemainingArgs()...); len(*to) == 0 {
+		return d.ArgErr()
+	}
 	return nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -141,10 +140,7 @@ func (rt *route) readable(resp *http.Response) bool {
 	return resp.StatusCode < 300 && eventStream(resp.Header) && !compressed(resp.Header)
 }
 
-func eventStream(h http.Header) bool {
-	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
-	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
-}
+func eventStream(h http.Header) bool { return mediaType(h.Get("Content-Type")) == typeEvents }
 
 // maxHeld bounds what is held back of an answer that has no token in it, in
 // bytes.

@@ -39,10 +39,7 @@ func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
 		return false
 	}
 	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
-	resp.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(bytes.NewReader(head), errorReader{err}, resp.Body), resp.Body}
+	resp.Body = &replayed{ReadCloser: resp.Body, held: head, err: err}
 	if !bytes.Contains(bytes.ToLower(head), []byte("model")) {
 		return false // it is the path that is not there
 	}
@@ -57,8 +54,5 @@ func (h *Handler) askAgain(w *worker) {
 		return
 	}
 	w.asked.Store(0)
-	select {
-	case h.scout.news <- struct{}{}:
-	default: // it is asked with others
-	}
+	h.scout.lookSoon()
 }

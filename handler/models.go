@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -201,10 +200,10 @@ func (rt *route) mergeModels(a *attempt, resp *http.Response) {
 		return
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList+1))
-	rest := io.MultiReader(bytes.NewReader(body), errorReader{err}, resp.Body)
+	rest := &replayed{ReadCloser: resp.Body, held: body, err: err}
 	if err == nil && len(body) <= maxModelList {
 		if merged := rt.merged(a.worker, body); merged != "" {
-			rest = strings.NewReader(merged)
+			rest.held, rest.err = []byte(merged), io.EOF
 			resp.ContentLength = int64(len(merged))
 			resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
 			resp.Header.Del("Etag")
@@ -212,21 +211,7 @@ func (rt *route) mergeModels(a *attempt, resp *http.Response) {
 	} else if err == nil {
 		rt.fallBack(fallbackUnmerged)
 	}
-	resp.Body = struct {
-		io.Reader
-		io.Closer
-	}{rest, resp.Body}
-}
-
-// errorReader gives an error, or the end.
-type errorReader struct{ err error }
-
-// Read implements io.Reader.
-func (e errorReader) Read([]byte) (int, error) {
-	if e.err != nil {
-		return 0, e.err
-	}
-	return 0, io.EOF
+	resp.Body = rest
 }
 
 // merged returns a worker's list with the other workers' models in it; the bytes

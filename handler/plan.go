@@ -99,13 +99,11 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	// the client, and the engine computes nothing meanwhile.
 	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
 	if p.request == nil { // else that has happened
-		if err := h.extend(r, a, p, nil); err != nil {
-			if p.body != nil {
-				p.body.done()
-			}
-			return nil, err
+		err := h.extend(r, a, p, nil)
+		if err == nil {
+			err = h.mustKnow(r, a, p)
 		}
-		if err := h.mustKnow(r, a, p); err != nil {
+		if err != nil {
 			if p.body != nil {
 				p.body.done()
 			}
@@ -162,9 +160,8 @@ const maxOther = 1 << 20
 // namesModel tells whether a request that is for no known API may name a model
 // in its body, as /tokenize and /v1/images/generations do.
 func namesModel(r *http.Request) bool {
-	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	return r.Method == http.MethodPost && r.ContentLength > 0 && r.ContentLength <= maxOther &&
-		strings.EqualFold(strings.TrimSpace(kind), "application/json") && !compressed(r.Header)
+		mediaType(r.Header.Get("Content-Type")) == "application/json" && !compressed(r.Header)
 }
 
 // otherAPI plans such a request: by load, among the workers with its model.

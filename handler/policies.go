@@ -153,52 +153,43 @@ func set[T any](to *T, v *T) {
 //	}
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
-	if d.NextArg() {
-		return d.ArgErr()
-	}
-	for d.NextBlock(0) {
-		var err error
-		switch d.Val() {
+	return readOptions(d, "option of policy dynamo", func(name string) error {
+		switch name {
 		case "overlap_score_credit":
 			p.OverlapScoreCredit = new(float64)
-			err = floatArg(d, p.OverlapScoreCredit)
+			return floatArg(d, p.OverlapScoreCredit)
 		case "credit_decay":
-			err = floatArg(d, &p.CreditDecay)
+			return floatArg(d, &p.CreditDecay)
 		case "prefill_load_scale":
 			p.PrefillLoadScale = new(float64)
-			err = floatArg(d, p.PrefillLoadScale)
+			return floatArg(d, p.PrefillLoadScale)
 		case "decode_active_request_weight":
-			err = floatArg(d, &p.DecodeActiveRequestWeight)
+			return floatArg(d, &p.DecodeActiveRequestWeight)
 		case "temperature":
-			err = floatArg(d, &p.Temperature)
+			return floatArg(d, &p.Temperature)
 		case "track_prefill_tokens":
 			p.TrackPrefillTokens = new(bool)
-			err = boolArg(d, p.TrackPrefillTokens)
+			return boolArg(d, p.TrackPrefillTokens)
 		case "track_active_blocks":
 			p.TrackActiveBlocks = new(bool)
-			err = boolArg(d, p.TrackActiveBlocks)
+			return boolArg(d, p.TrackActiveBlocks)
 		case "track_output_blocks":
 			p.TrackOutputBlocks = new(bool)
-			err = boolArg(d, p.TrackOutputBlocks)
+			return boolArg(d, p.TrackOutputBlocks)
 		case "assume_kv_reuse":
 			p.AssumeKVReuse = new(bool)
-			err = boolArg(d, p.AssumeKVReuse)
+			return boolArg(d, p.AssumeKVReuse)
 		case "stay_blocks":
 			p.StayBlocks = new(float64)
-			err = floatArg(d, p.StayBlocks)
+			return floatArg(d, p.StayBlocks)
 		case "even_blocks":
 			p.EvenBlocks = new(float64)
-			err = floatArg(d, p.EvenBlocks)
+			return floatArg(d, p.EvenBlocks)
 		case "spread_stems":
-			err = p.unmarshalSpread(d)
-		default:
-			err = d.Errf("unrecognized option of policy dynamo '%s'", d.Val())
+			return p.unmarshalSpread(d)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return errUnknownOption
+	})
 }
 
 func (p *Dynamo) unmarshalSpread(d *caddyfile.Dispenser) error {

@@ -59,25 +59,16 @@ func (p *PrefixHash) Provision(caddy.Context) error {
 //	}
 func (p *PrefixHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
-	if d.NextArg() {
-		return d.ArgErr()
-	}
-	for d.NextBlock(0) {
-		var err error
-		switch d.Val() {
+	return readOptions(d, "option of policy prefix_hash", func(name string) error {
+		switch name {
 		case "prefix_tokens":
-			err = intArg(d, &p.PrefixTokens)
+			return intArg(d, &p.PrefixTokens)
 		case "load_factor":
 			p.LoadFactor = new(float64)
-			err = floatArg(d, p.LoadFactor)
-		default:
-			err = d.Errf("unrecognized option of policy prefix_hash '%s'", d.Val())
+			return floatArg(d, p.LoadFactor)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return errUnknownOption
+	})
 }
 
 // Interface guards

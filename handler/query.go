@@ -30,7 +30,7 @@ func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	rt.h.figures.requests[outcomeQuery].Inc()
 	kind := "application/json"
 	if p.request.Stream {
-		kind = "text/event-stream"
+		kind = typeEvents
 		answer = fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", answer)
 	}
 	w.Header().Set("Content-Type", kind)

@@ -220,8 +220,9 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 				}
 				rt.tried = rt.tried[:0] // another round, as the operator wants it
 				t = now()
+				found = rt.candidates(rt.offered, t)
 			}
-			if found = rt.candidates(rt.offered, t); !found && len(rt.wait.full) == 0 {
+			if !found && len(rt.wait.full) == 0 {
 				return rt.nobody()
 			}
 		}

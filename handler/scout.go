@@ -31,7 +31,7 @@ const (
 // scout asks the workers which models they serve, and now and then what they
 // are, from the handler's first request until its end.
 type scout struct {
-	news  chan struct{} // a dynamic source has given a worker that is new
+	news  chan struct{} // there is something to be asked at once
 	first chan struct{} // closed after the first look; made in Provision
 }
 
@@ -87,12 +87,16 @@ func (h *Handler) met(w *worker) {
 		return
 	}
 	w.by.Store(h)
-	if w.looked.Load() {
-		return
+	if !w.looked.Load() {
+		h.scout.lookSoon()
 	}
+}
+
+// lookSoon lets the workers be asked without waiting for the next time.
+func (s *scout) lookSoon() {
 	select {
-	case h.scout.news <- struct{}{}:
-	default: // it is looked at with others
+	case s.news <- struct{}{}:
+	default: // it is about to be done
 	}
 }
 

@@ -10,13 +10,21 @@ import (
 // stream of events, or JSON. Nor is a page of HTML an answer to an inference
 // request. What has another type is what it is.
 func promises(contentType string) bool {
-	kind, _, _ := strings.Cut(contentType, ";")
-	kind = strings.ToLower(strings.TrimSpace(kind))
+	kind := mediaType(contentType)
 	switch kind {
-	case "text/event-stream", "application/json", "text/html":
+	case typeEvents, "application/json", "text/html":
 		return true
 	}
 	return strings.HasSuffix(kind, "+json")
+}
+
+// typeEvents is the media type of a stream of events.
+const typeEvents = "text/event-stream"
+
+// mediaType returns the type in a Content-Type, without its parameters.
+func mediaType(contentType string) string {
+	kind, _, _ := strings.Cut(contentType, ";")
+	return strings.ToLower(strings.TrimSpace(kind))
 }
 
 // judge takes in what an answer that has come whole says of its worker, and

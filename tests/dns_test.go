@@ -57,6 +57,7 @@ func loopbacks(n int) []netip.Addr {
 // is another one each time.
 type dnsServer struct {
 	addr    string
+	close   func()
 	mu      sync.Mutex
 	ips     map[string][]netip.Addr
 	targets map[string][]target
@@ -73,14 +74,28 @@ type target struct {
 // startDNS starts a DNS server that knows no name yet.
 func startDNS(t testing.TB) *dnsServer {
 	t.Helper()
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	return startDNSAt(t, "127.0.0.1:0")
+}
+
+// startDNSAt is startDNS at an address.
+func startDNSAt(t testing.TB, addr string) *dnsServer {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := &dnsServer{addr: conn.LocalAddr().String(), ips: make(map[string][]netip.Addr), targets: make(map[string][]target)}
 	srv := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(n.answer)}
-	go srv.ActivateAndServe() //nolint:errcheck // it ends with the connection
-	t.Cleanup(func() { conn.Close() })
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = srv.ActivateAndServe() // it ends with the connection
+	}()
+	n.close = func() {
+		conn.Close()
+		<-ended
+	}
+	t.Cleanup(n.close)
 	return n
 }
 

@@ -1,8 +1,6 @@
 package tests
 
 import (
-	"bytes"
-	"encoding/binary"
 	"net"
 	"strings"
 	"testing"
@@ -10,46 +8,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
-
-// nameServer answers questions for addresses with 127.0.0.1, until it is
-// closed.
-func nameServer(t *testing.T, addr string) (at string, closeIt func()) {
-	t.Helper()
-	conn, err := net.ListenPacket("udp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 512)
-		for {
-			n, from, err := conn.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			end := 12 + bytes.IndexByte(buf[12:n], 0) + 5 // of the question: name, type, class
-			if n < 12 || end > n {
-				continue
-			}
-			answer := bytes.Clone(buf[:end])
-			answer[2], answer[3] = 0x84, 0 // an answer, and authoritative
-			clear(answer[6:12])
-			if binary.BigEndian.Uint16(answer[end-4:]) == 1 {
-				answer[7] = 1
-				// the name asked for, type A, class IN, no time to live, four bytes
-				answer = append(answer, 0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4, 127, 0, 0, 1)
-			}
-			conn.WriteTo(answer, from)
-		}
-	}()
-	closeIt = func() {
-		conn.Close()
-		<-done
-	}
-	t.Cleanup(closeIt)
-	return conn.LocalAddr().String(), closeIt
-}
 
 // TestNameServerThatFails takes the name of one of two engines away: its
 // requests go to the other one, at no charge, and it has lost nothing of its
@@ -59,14 +17,15 @@ func TestNameServerThatFails(t *testing.T) {
 	for _, e := range engines {
 		e.SetHangUp(canned.AfterAnswer) // so that each request looks up the name
 	}
-	names, closeNames := nameServer(t, "127.0.0.1:0")
+	names := startDNS(t)
+	names.setA("engine.test", loopback(0))
 	_, port, err := net.SplitHostPort(engines[0].Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	named := "engine.test:" + port
 	s := startCaddy(t, "kv_router {\npool named\npolicy round_robin\nretry_budget 0% 0/s\nreverse_proxy "+named+" "+engines[1].Addr()+
-		" {\ntransport http {\nresolvers udp/"+names+"\n}\n}\n}")
+		" {\ntransport http {\nresolvers udp/"+names.addr+"\n}\n}\n}")
 	before := s.scrape(t)
 	for n := 0; s.mustChat(t, ask(strings.Repeat("some words ", 300+n)).streamed()).engine() != "e1"; n++ {
 		if n > 20 {
@@ -75,7 +34,7 @@ func TestNameServerThatFails(t *testing.T) {
 	}
 	s.booksAtZero(t)
 
-	closeNames()
+	names.close()
 	was := engines[0].Requests()
 	for _, a := range s.together(t) {
 		if !a.ok() || a.engine() != "e2" {
@@ -97,7 +56,7 @@ func TestNameServerThatFails(t *testing.T) {
 		t.Error("the mirror was cleared, though the engine is where it was")
 	}
 
-	nameServer(t, names)
+	startDNSAt(t, names.addr).setA("engine.test", loopback(0))
 	was = engines[0].Requests()
 	eventually(t, 10*time.Second, "the engine is used again", func() bool {
 		s.mustChat(t, ask("is it back?").streamed())

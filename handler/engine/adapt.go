@@ -145,20 +145,35 @@ func Speaks(e *nvext.Ext) bool {
 // empty one is not known yet. The changes of the body are in r.Body.
 func Adapt(kind string, r *Request) Adapted {
 	f := fit{Request: r, said: said(r.Ext)}
-	switch kind {
-	case VLLM:
-		f.toVLLM()
-	case SGLang:
-		f.toSGLang()
-	case TRTLLM:
-		f.toTRTLLM()
-	case LlamaCpp:
-		f.toLlamaCpp()
-	case Dynamo:
+	if kind == Dynamo {
 		f.toDynamo()
-	default:
-		f.toOther()
+		return f.Adapted
 	}
+	if TakesRank(kind, f.Told.Version) {
+		f.rankByHeader()
+	}
+	if kind == SGLang {
+		f.sglangRank()
+	}
+	if f.plain() {
+		f.greedy()
+		if f.on(apiCompletions) {
+			f.tokens("prompt", "")
+		}
+		switch kind {
+		case VLLM:
+			f.toVLLM()
+		case SGLang:
+			f.toSGLang()
+		case TRTLLM:
+			f.toTRTLLM()
+		case LlamaCpp:
+			f.toLlamaCpp()
+		default:
+			f.toOther()
+		}
+	}
+	f.Lacks |= f.said // what nobody took is dropped
 	return f.Adapted
 }
 
@@ -184,19 +199,14 @@ const (
 func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
 
 // plain takes nvext out for an engine that does not know it. It returns false if
-// there is no more to be done. What is not taken by the adapter before rest is
-// dropped then.
+// there is no more to be done.
 func (f *fit) plain() bool {
 	if f.Body == nil {
-		f.rest()
 		return false
 	}
 	f.Body.CutNVExt()
 	return f.said != 0
 }
-
-// rest drops what was not taken.
-func (f *fit) rest() { f.Lacks |= f.said }
 
 // takes tells whether a field is there to be given to the engine, which takes it
 // if ok.

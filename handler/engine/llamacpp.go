@@ -25,15 +25,7 @@ func readProps(props gjson.Result, told *Told) {
 // that it does not know: older ones do not limit reasoning. It has no salt, for
 // each slot keeps the cache of its own last prompt, which any other may share.
 func (f *fit) toLlamaCpp() {
-	if !f.plain() {
-		return
-	}
-	f.greedy()
-	if f.on(apiCompletions) {
-		f.tokens("prompt", "")
-	}
 	if f.takes(MaxThinkingTokens, f.on(apiChat) && f.Settings.ThinkingBudget != Off) {
 		f.integer("thinking_budget_tokens", int64(f.Ext.MaxThinkingTokens.Value))
 	}
-	f.rest()
 }

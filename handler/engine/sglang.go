@@ -67,15 +67,7 @@ func readSGLang(info gjson.Result, told *Told) {
 // with --radix-eviction-policy priority. A limit of reasoning needs
 // --enable-strict-thinking.
 func (f *fit) toSGLang() {
-	f.rankByHeader()
-	f.sglangRank()
-	if !f.plain() {
-		return
-	}
-	f.greedy()
 	switch {
-	case f.on(apiCompletions):
-		f.tokens("prompt", "")
 	case f.on(apiChat):
 		f.tokens("input_ids", "")
 	case f.on(apiGenerate):
@@ -90,7 +82,6 @@ func (f *fit) toSGLang() {
 	}
 	f.sglangPriority(own)
 	f.sglangThinking(own)
-	f.rest()
 }
 
 // sglangRank tells the rank in the body, too: which of header and body is heeded

@@ -21,14 +21,7 @@ func (s *server) tellTRTLLM(told *Told) {
 // left to the operator. Its priorities are from 0 to 1, where higher is earlier
 // and 0.5 what others have.
 func (f *fit) toTRTLLM() {
-	if !f.plain() {
-		return
-	}
-	f.greedy()
-	switch {
-	case f.on(apiCompletions):
-		f.tokens("prompt", "")
-	case f.on(apiChat):
+	if f.on(apiChat) {
 		f.tokens("prompt_token_ids", "")
 	}
 	if f.takes(CacheSalt, f.on(apiChat)) {
@@ -41,5 +34,4 @@ func (f *fit) toTRTLLM() {
 	if f.takes(MaxThinkingTokens, f.on(apiChat, apiCompletions) && f.Settings.ThinkingBudget == On) {
 		f.integer("thinking_token_budget", int64(f.Ext.MaxThinkingTokens.Value))
 	}
-	f.rest()
 }

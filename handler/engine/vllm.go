@@ -92,15 +92,7 @@ const maxVLLMSalt = 1024
 // priority, which it does not tell; so is thinking_token_budget where it does
 // not know how the model's reasoning ends.
 func (f *fit) toVLLM() {
-	f.rankByHeader()
-	if !f.plain() {
-		return
-	}
-	f.greedy()
-	switch {
-	case f.on(apiCompletions):
-		f.tokens("prompt", "")
-	case f.on(apiTokens):
+	if f.on(apiTokens) {
 		f.tokens("token_ids", "")
 	}
 	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiTokens)) {
@@ -118,5 +110,4 @@ func (f *fit) toVLLM() {
 			all[0].Set("thinking_token_budget", strconv.AppendInt(nil, budget, 10))
 		}
 	}
-	f.rest()
 }

@@ -141,7 +141,7 @@ func (e *Engine) Restart() error {
 	if running {
 		return errors.New("engine runs")
 	}
-	ln, err := e.listenAgain()
+	ln, err := ListenAgain(e.addr)
 	if err == nil {
 		e.serve(ln)
 	}

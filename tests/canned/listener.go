@@ -45,12 +45,12 @@ func (g *gate) open() {
 	}
 }
 
-// listenAgain listens at the engine's address, which its own connections of
+// ListenAgain listens at an engine's address, which its own connections of
 // before may still keep for a moment.
-func (e *Engine) listenAgain() (net.Listener, error) {
+func ListenAgain(addr string) (net.Listener, error) {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
-		ln, err := net.Listen("tcp", e.addr)
+		ln, err := net.Listen("tcp", addr)
 		if err == nil {
 			return ln, nil
 		}
@@ -130,7 +130,7 @@ func (e *Engine) Accept() error {
 		ln.open()
 		return setBacklog(ln.Listener, 1024)
 	}
-	again, err := e.listenAgain()
+	again, err := ListenAgain(e.addr)
 	if err != nil {
 		return err
 	}

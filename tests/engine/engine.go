@@ -169,7 +169,7 @@ func (e *Engine) Restart() error {
 		return errors.New("engine is closed")
 	}
 	e.kill()
-	ln, err := e.listenAgain()
+	ln, err := canned.ListenAgain(e.addr)
 	if err != nil {
 		return err
 	}
@@ -179,22 +179,6 @@ func (e *Engine) Restart() error {
 	}
 	e.serve(ln)
 	return nil
-}
-
-// listenAgain listens on the engine's address, which the kernel may hold for a
-// moment.
-func (e *Engine) listenAgain() (net.Listener, error) {
-	deadline := time.Now().Add(2 * time.Second)
-	for {
-		ln, err := net.Listen("tcp", e.addr)
-		if err == nil {
-			return ln, nil
-		}
-		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("listening again: %w", err)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // Close ends the engine and its control endpoint for good.

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
 // FaultKind is a way to fail.
@@ -130,7 +132,7 @@ func (e *Engine) SetFault(f Fault) error {
 		e.listener = nil
 		e.srv.SetKeepAlivesEnabled(false) // closes the idle connections
 	case f.Kind != Refuse && e.listener == nil:
-		ln, err := e.listenAgain()
+		ln, err := canned.ListenAgain(e.addr)
 		if err != nil {
 			return err
 		}
