@@ -153,8 +153,8 @@ func (o *observer) verify(prompt, cached int64) {
 // promptKey tells prompts apart: by their session, or by all that they say, for
 // many end alike.
 func (rt *route) promptKey() uint64 {
-	if rt.plan.session != "" {
-		return xxh3.HashString(rt.plan.session)
+	if rt.plan.session.key != "" {
+		return xxh3.HashString(rt.plan.session.key)
 	}
 	key := rt.plan.score.Root
 	for _, b := range rt.plan.score.Blocks {

@@ -285,9 +285,9 @@ func (rt *route) viewPlan() *planView {
 		v.PromptKind = promptKinds[p.request.Kind]
 		v.TokensEstimated = p.request.Kind != api.Tokens && p.score.Tokens > 0
 	}
-	if p.session != "" {
-		v.Session = &sessionView{KeyHash: keyHash(p.session)}
-		if b, ok := rt.pool.sessions.Peek(p.session); ok {
+	if p.session.key != "" {
+		v.Session = &sessionView{KeyHash: keyHash(p.session.key)}
+		if b, ok := rt.pool.sessions.Peek(p.session.key); ok {
 			*v.Session = viewSession(v.Session.KeyHash, b, rt.pool.dials(), rt.start)
 		}
 	}

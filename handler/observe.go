@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"go.uber.org/zap"
 )
@@ -186,7 +185,7 @@ func (o *observer) feed(p []byte) {
 	}
 	o.last = t
 	o.attempt.lease.Output(t, int64(chunks))
-	if o.rt.session != "" && t.Sub(o.refreshed) > o.rt.pool.settings.Load().ttl/4 {
+	if o.rt.session != "" && t.Sub(o.refreshed) > o.rt.sessionTTL()/4 {
 		o.refreshed = t
 		o.rt.pool.sessions.Get(o.rt.session) // a long answer keeps its session alive
 	}
@@ -268,31 +267,6 @@ func (o *observer) prediction() []uint64 {
 	return o.reader.Prediction()
 }
 
-// commit binds the session to the target that answers it, or keeps it there.
-func (rt *route) commit() {
-	if rt.session == "" || rt.plan.request == nil {
-		return
-	}
-	if rt.wait.away {
-		rt.pool.sessions.Get(rt.session) // its next turn is at home again
-		return
-	}
-	target := rt.attempt.lease.Target()
-	if rt.bound != 0 && rt.seenAt == target {
-		if b, ok := rt.pool.sessions.Get(rt.session); ok {
-			rt.bound, rt.seenAt = b.Version, b.Target
-			return
-		}
-		rt.bound = 0 // it has just expired
-	}
-	b, _, err := rt.pool.sessions.CompareAndSwap(rt.session, rt.bound, target, rt.pool.settings.Load().ttl, affinity.RouterOnly)
-	if err != nil {
-		rt.fallBack(fallbackUnbound) // the store is full of others' sessions
-		return
-	}
-	rt.bound, rt.seenAt = b.Version, b.Target
-}
-
 // finish ends everything that the request has begun. It runs deferred, also
 // when the proxy aborts with a panic.
 func (rt *route) finish() {
@@ -307,9 +281,7 @@ func (rt *route) finish() {
 	rt.release()
 	o := rt.answer
 	rt.endAttempt(o.computed())
-	if o.computed() && rt.session != "" {
-		rt.pool.sessions.Get(rt.session) // the time to live begins at the end
-	}
+	rt.endTurn(o.computed())
 	outcome := rt.outcome()
 	if outcome == outcomeBroken {
 		rt.rateDown(o.attempt, "stream broke: "+o.broken.Error(), 0, false)

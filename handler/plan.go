@@ -36,9 +36,8 @@ type plan struct {
 	// through, which works once. The route takes it over.
 	body *replay
 	// stream is the client's body where it is streamed through.
-	stream *once
-	// session is the key that the session is kept by, empty if there is none.
-	session string
+	stream  *once
+	session session
 	// response is the id of the response that the request goes on from, or that
 	// it wants; empty if there is none.
 	response string
@@ -271,26 +270,4 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		return
 	}
 	p.score.Root, p.score.Blocks = req.Root, req.Blocks
-}
-
-// session returns the session's key, empty if the request has none. Keys that
-// are too long to be kept are kept as a digest.
-func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) string {
-	for _, k := range h.keys {
-		var key string
-		switch {
-		case k.header != "":
-			if values := r.Header[k.header]; len(values) > 0 {
-				key = strings.TrimSpace(values[0])
-			}
-		case k.body != nil:
-			key = k.body(req)
-		default:
-			key = ext.Session()
-		}
-		if key != "" {
-			return tenantKey(req.Salt, key)
-		}
-	}
-	return ""
 }

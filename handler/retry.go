@@ -315,8 +315,8 @@ func (rt *route) blameKey() uint64 {
 	switch {
 	case rt.plan.api == nil:
 		return 0
-	case rt.plan.session != "":
-		return xxh3.HashString(rt.plan.session)
+	case rt.plan.session.key != "":
+		return xxh3.HashString(rt.plan.session.key)
 	case len(rt.plan.score.Blocks) == 0:
 		return uint64(rt.ready.UnixNano()) //nolint:gosec // after 1970
 	}

@@ -203,7 +203,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 		rt.offered = h.ReverseProxy.Upstreams
 		rt.plan.api = api.For("/v1/chat/completions")
 		for n := range 3 * fewErrors {
-			rt.plan.session = strconv.Itoa(n)
+			rt.plan.session.key = strconv.Itoa(n)
 			for i, up := range rt.offered {
 				w := h.pool.worker(up.Dial)
 				if i == 0 || all {

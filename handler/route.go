@@ -376,40 +376,6 @@ func (rt *route) boundPosition() int {
 	return slices.Index(rt.targets, target)
 }
 
-// boundTo looks up what the session is bound to, and returns that, the zero
-// Target if there is nothing.
-func (rt *route) boundTo() (none kvscore.Target) {
-	rt.session, rt.wait.away, rt.bound = rt.plan.session, false, 0
-	if rt.session == "" {
-		return none
-	}
-	b, ok := rt.pool.sessions.Peek(rt.session)
-	if ok && rt.servesOthers(b.Target) {
-		// The session has several models, of which this one has another home.
-		rt.session = modelKey(rt.session, rt.plan.model)
-		b, ok = rt.pool.sessions.Peek(rt.session)
-	}
-	if !ok {
-		return none
-	}
-	rt.bound, rt.seenAt = b.Version, b.Target
-	return b.Target
-}
-
-// servesOthers tells whether a target is an upstream that serves other models
-// than the request's.
-func (rt *route) servesOthers(t kvscore.Target) bool {
-	if rt.model == "" {
-		return false
-	}
-	for _, up := range rt.offered {
-		if w := rt.worker(up); w.id == t.Worker {
-			return !rt.servesModel(w)
-		}
-	}
-	return false
-}
-
 // placeholder returns the value of one of our placeholders.
 func (rt *route) placeholder(key string) (any, bool) {
 	name, ours := strings.CutPrefix(key, "http.kv_router.")
@@ -419,7 +385,7 @@ func (rt *route) placeholder(key string) (any, bool) {
 	a := rt.shown()
 	switch {
 	case name == "session":
-		return rt.plan.session, rt.plan.session != ""
+		return rt.plan.session.key, rt.plan.session.key != ""
 	case name == "cached_tokens":
 		return rt.cached, rt.cached >= 0
 	case a == nil:

@@ -44,7 +44,8 @@ type speculation struct {
 	h        *Handler
 	pool     *pool
 	session  string // of the turn, empty if it has none
-	size     int64  // bytes that are kept for it
+	turn     *kvscore.Request
+	size     int64 // bytes that are kept for it
 	worker   *worker
 	target   kvscore.Target
 	upstream *reverseproxy.Upstream
@@ -92,14 +93,14 @@ func (rt *route) foresee(resp *http.Response) {
 	}
 	a := rt.attempt
 	s := &speculation{
-		h: rt.h, pool: rt.pool, session: p.session, worker: a.worker, target: a.target, upstream: rt.last,
+		h: rt.h, pool: rt.pool, session: p.session.key, turn: &p.score, worker: a.worker, target: a.target, upstream: rt.last,
 		size: maxKeptText,
 	}
 	switch {
 	case !rt.h.SpeculativePrefill:
 		s.count(speculativeOff)
 		return
-	case p.request == nil || !p.request.Continues() || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || compressed(resp.Header) || rt.body == nil:
+	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || compressed(resp.Header) || rt.body == nil:
 		s.count(speculativeUnfit)
 		return
 	}

@@ -144,15 +144,15 @@ func (l *speculations) count() int {
 }
 
 // nextTurn takes in that a request came: what was to be computed beforehand for
-// it is not computed beside it. It is told by its session, or by its prompt.
+// it is not computed beside it.
 func (p *pool) nextTurn(plan *plan) {
 	l := &p.speculations
-	if l.open.Load() == 0 || plan.request == nil {
+	if l.open.Load() == 0 || !plan.computes || plan.request == nil {
 		return
 	}
-	if plan.session != "" {
+	if key := plan.session.key; key != "" {
 		l.mu.Lock()
-		if s := l.sessions[plan.session]; s != nil && s.over == "" && !slices.Contains(l.running, s) {
+		if s := l.sessions[key]; s != nil && s.over == "" && !slices.Contains(l.running, s) && s.precedes(plan) {
 			s.over = speculativeNextTurn // it has not begun, and will not
 		}
 		l.mu.Unlock()
@@ -161,11 +161,21 @@ func (p *pool) nextTurn(plan *plan) {
 }
 
 // precedes tells whether the plan is that of the turn which the prefix is
-// computed for.
+// computed for. In a session it goes on from the turn's own prompt, for clients
+// make other requests in a session's name, too: to count tokens, or to have it
+// named. Elsewhere it begins with the turn's answer as well.
 func (s *speculation) precedes(p *plan) bool {
-	n := len(s.blocks)
-	return p.session != "" && p.session == s.session ||
-		n > 0 && p.score.Root == s.plan.score.Root && len(p.score.Blocks) >= n && p.score.Blocks[n-1] == s.blocks[n-1]
+	if s.session != "" && s.session == p.session.key {
+		return len(s.turn.Blocks) == 0 || p.score.Root == s.turn.Root && beginsWith(p.score.Blocks, s.turn.Blocks)
+	}
+	return len(s.blocks) > 0 && p.score.Root == s.turn.Root && beginsWith(p.score.Blocks, s.blocks)
+}
+
+// beginsWith tells whether a prompt begins with another: of long ones, the last
+// block tells.
+func beginsWith(prompt, start []uint64) bool {
+	n := len(start)
+	return len(prompt) >= n && prompt[n-1] == start[n-1]
 }
 
 // yield ends those on a worker that is full, and tells whether there were any:

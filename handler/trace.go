@@ -46,7 +46,7 @@ func (rt *route) startTrace(ctx context.Context) context.Context {
 	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
 		attribute.String("kv_router.pool", rt.pool.name),
-		attribute.Bool("kv_router.session", rt.plan.session != ""), // the key is a secret
+		attribute.Bool("kv_router.session", rt.plan.session.key != ""), // the key is a secret
 	}
 	if p := rt.plan; p.api != nil {
 		attrs = append(attrs, attribute.String("kv_router.api", p.api.Name()), attribute.Int64("kv_router.prompt_tokens", p.score.Tokens))

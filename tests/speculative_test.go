@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -333,8 +334,11 @@ func TestWhoComesFirstEndsIt(t *testing.T) {
 		outcome      string
 	}{
 		{"NextTurnOfTheSession", "", []string{"X-Session-Id", "s"}, func(t *testing.T, s *server, _ string) {
-			s.mustPost(t, []byte(`{"messages":[{"role":"user","content":"something else"}],"stream":true}`), "X-Session-Id", "s")
+			s.mustPost(t, bytes.Replace(next(long), []byte("the answer"), []byte("the answer, edited"), 1), "X-Session-Id", "s")
 		}, "next_turn"},
+		{"AnythingElse", "", []string{"X-Session-Id", "s"}, func(t *testing.T, s *server, _ string) {
+			s.mustPost(t, []byte(`{"messages":[{"role":"user","content":"a title for that"}],"stream":true}`), "X-Session-Id", "s")
+		}, "yielded"},
 		{"NextTurnByItsPrompt", "", nil, func(t *testing.T, s *server, _ string) { s.mustPost(t, next(long)) }, "next_turn"},
 		{"SlotIsNeeded", maxRunning(1), nil, func(t *testing.T, s *server, _ string) {
 			began := time.Now()

@@ -191,8 +191,10 @@ type SessionControl struct {
 	SessionID string
 	Action    Action
 	// Timeout is how long the session may be idle, within the bounds of the
-	// Options; 0 if there is no session.
+	// Options, DefaultTimeout if the client does not say; 0 if there is no
+	// session. Timed is whether it does.
 	Timeout time.Duration
+	Timed   bool
 }
 
 // SessionParams are SGLang's parameters of a turn in a session that it holds.

@@ -54,7 +54,7 @@ func TestParseReadsEveryField(t *testing.T) {
 			Priority: Some[int32](math.MinInt32), StrictPriority: Some[uint32](math.MaxUint32), OSL: Some[uint32](1),
 			SpeculativePrefill: Some(true), LatencySensitivity: Some(1.5),
 		},
-		SessionControl:     SessionControl{"s", ActionOpen, time.Minute},
+		SessionControl:     SessionControl{"s", ActionOpen, time.Minute, true},
 		SessionParams:      SessionParams{"i", "r", Some[int64](-1), Some(true), Some(false), got.SessionParams.Span},
 		CacheTTL:           Some(time.Hour),
 		RoutingConstraints: RoutingConstraints{[]string{"a", "b"}, []Taint{{"c", -0.5}, {"d", 2}}},
@@ -144,15 +144,15 @@ func TestParseSessionControlAsTheReference(t *testing.T) {
 		raw  string
 		want SessionControl
 	}{
-		{`{"session_id": "sub-1", "action": "open", "timeout": 60}`, SessionControl{"sub-1", ActionOpen, time.Minute}},
-		{`{"session_id": "sub-1", "action": "close"}`, SessionControl{"sub-1", ActionClose, 300 * time.Second}},
-		{`{"session_id": "sub-1", "action": "bind"}`, SessionControl{"sub-1", ActionBind, 300 * time.Second}},
-		{`{"session_id": "sub-1"}`, SessionControl{"sub-1", ActionNone, 300 * time.Second}},
-		{`{"session_id": "sub-1", "action": null, "timeout": null}`, SessionControl{"sub-1", ActionNone, 300 * time.Second}},
-		{`{"session_id": "s", "timeout": 0}`, SessionControl{"s", ActionNone, 10 * time.Second}},
-		{`{"session_id": "s", "timeout": 3601}`, SessionControl{"s", ActionNone, time.Hour}},
-		{`{"session_id": "s", "timeout": 9223372037}`, SessionControl{"s", ActionNone, time.Hour}},
-		{`{"session_id": "s", "timeout": 18446744073709551615}`, SessionControl{"s", ActionNone, time.Hour}},
+		{`{"session_id": "sub-1", "action": "open", "timeout": 60}`, SessionControl{"sub-1", ActionOpen, time.Minute, true}},
+		{`{"session_id": "sub-1", "action": "close"}`, SessionControl{"sub-1", ActionClose, 300 * time.Second, false}},
+		{`{"session_id": "sub-1", "action": "bind"}`, SessionControl{"sub-1", ActionBind, 300 * time.Second, false}},
+		{`{"session_id": "sub-1"}`, SessionControl{"sub-1", ActionNone, 300 * time.Second, false}},
+		{`{"session_id": "sub-1", "action": null, "timeout": null}`, SessionControl{"sub-1", ActionNone, 300 * time.Second, false}},
+		{`{"session_id": "s", "timeout": 0}`, SessionControl{"s", ActionNone, 10 * time.Second, true}},
+		{`{"session_id": "s", "timeout": 3601}`, SessionControl{"s", ActionNone, time.Hour, true}},
+		{`{"session_id": "s", "timeout": 9223372037}`, SessionControl{"s", ActionNone, time.Hour, true}},
+		{`{"session_id": "s", "timeout": 18446744073709551615}`, SessionControl{"s", ActionNone, time.Hour, true}},
 	} {
 		ext, err := Parse([]byte(`{"session_control":`+c.raw+`}`), o)
 		if err != nil || ext.SessionControl != c.want {

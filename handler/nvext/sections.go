@@ -129,7 +129,7 @@ func (p *parser) control(top *object) {
 	c.Action = o.action()
 	seconds := uint64(DefaultTimeout.Seconds())
 	if n, ok := o.unsigned(fTimeout, 0, 64, wantU64); ok {
-		seconds = n
+		seconds, c.Timed = n, true
 	}
 	_, ok = o.value(fSessionID)
 	switch {

@@ -1,0 +1,133 @@
+package handler
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// session is what a request says of the session that it is a turn of.
+type session struct {
+	key string // what its worker is remembered by; empty if there is no session
+	// idle is how long it is remembered after this turn, if the client says.
+	idle time.Duration
+	last bool // it ends with this turn
+}
+
+// session returns the request's session. Keys that are too long to be kept are
+// kept as a digest. What nvext says of a session is heeded where it also names
+// the one that counts.
+func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) session {
+	for _, k := range h.keys {
+		var key string
+		var s session
+		switch {
+		case k.header != "":
+			if values := r.Header[k.header]; len(values) > 0 {
+				key = strings.TrimSpace(values[0])
+			}
+		case k.body != nil:
+			key = k.body(req)
+		default:
+			key = ext.Session()
+			if c := &ext.SessionControl; c.SessionID != "" {
+				s.last = c.Action == nvext.ActionClose
+				if c.Timed {
+					s.idle = c.Timeout
+				}
+			}
+		}
+		if key != "" {
+			s.key = tenantKey(req.Salt, key)
+			return s
+		}
+	}
+	return session{}
+}
+
+// boundTo looks up what the session is bound to, and returns that, the zero
+// Target if there is nothing.
+func (rt *route) boundTo() (none kvscore.Target) {
+	rt.session, rt.wait.away, rt.bound = rt.plan.session.key, false, 0
+	if rt.session == "" {
+		return none
+	}
+	b, ok := rt.pool.sessions.Peek(rt.session)
+	if ok && rt.servesOthers(b.Target) {
+		// The session has several models, of which this one has another home.
+		rt.session = modelKey(rt.session, rt.plan.model)
+		b, ok = rt.pool.sessions.Peek(rt.session)
+	}
+	if !ok {
+		return none
+	}
+	rt.bound, rt.seenAt = b.Version, b.Target
+	return b.Target
+}
+
+// servesOthers tells whether a target is an upstream that serves other models
+// than the request's.
+func (rt *route) servesOthers(t kvscore.Target) bool {
+	if rt.model == "" {
+		return false
+	}
+	for _, up := range rt.offered {
+		if w := rt.worker(up); w.id == t.Worker {
+			return !rt.servesModel(w)
+		}
+	}
+	return false
+}
+
+// sessionTTL is how long the session is remembered after its last use.
+func (rt *route) sessionTTL() time.Duration {
+	if idle := rt.plan.session.idle; idle > 0 {
+		return idle
+	}
+	return rt.pool.settings.Load().ttl
+}
+
+// commit binds the session to the target that answers it, or keeps it there. One
+// that ends with this turn stays as it is until then.
+func (rt *route) commit() {
+	if rt.session == "" || rt.plan.request == nil || rt.plan.session.last {
+		return
+	}
+	if rt.wait.away {
+		rt.pool.sessions.Get(rt.session) // its next turn is at home again
+		return
+	}
+	target, idle := rt.attempt.lease.Target(), rt.plan.session.idle
+	if rt.bound != 0 && rt.seenAt == target {
+		b, ok := rt.pool.sessions.Get(rt.session)
+		if rt.bound, rt.seenAt = b.Version, b.Target; ok && (idle == 0 || idle == b.TTL) {
+			return
+		}
+		// It has just expired, or is to be kept for another time.
+	}
+	b, _, err := rt.pool.sessions.CompareAndSwap(rt.session, rt.bound, target, rt.sessionTTL(), affinity.RouterOnly)
+	if err != nil {
+		rt.fallBack(fallbackUnbound) // the store is full of others' sessions
+		return
+	}
+	rt.bound, rt.seenAt = b.Version, b.Target
+}
+
+// endTurn takes in that the turn's request has ended, which computed its prompt
+// or not: the session's time to live begins, or its binding ends. One that never
+// came to a worker ends nothing, for the client will make it again.
+func (rt *route) endTurn(computed bool) {
+	switch {
+	case rt.session == "":
+	case rt.plan.session.last:
+		rt.pool.sessions.Remove(rt.session)
+		rt.pool.sessions.Remove(rt.plan.session.key)
+	case computed:
+		rt.pool.sessions.Get(rt.session)
+	}
+}

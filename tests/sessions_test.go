@@ -1,0 +1,80 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// controlled is a turn of a session whose client says what becomes of it.
+func controlled(text, control string) chat {
+	c := ask(text)
+	c.Nvext = fmt.Appendf(nil, `{"session_control":{"session_id":"s"%s}}`, control)
+	return c
+}
+
+// TestClientsEndTheirSessions has the last turn served where the session is, and
+// the session forgotten after it, whatever its model.
+func TestClientsEndTheirSessions(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "response_headers X-KV-"))
+	home := s.mustChat(t, controlled("one", "")).engine()
+	for _, action := range []string{"", `,"action":"open"`, `,"action":"bind"`, `,"action":"close"`} {
+		a := s.mustChat(t, controlled("text of its own"+action, action))
+		if a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
+			t.Errorf("%s: served by %s, reason %q, the session is on %s", action, a.engine(), a.header.Get("X-KV-Reason"), home)
+		}
+	}
+	eventually(t, 5*time.Second, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
+
+	s.mustChat(t, controlled("never seen", `,"action":"close"`))
+	if n := s.scrape(t).value(sessions); n != 0 {
+		t.Errorf("%v sessions after the last turn of one that was not known", n)
+	}
+	s.mustChat(t, controlled("once more", `,"action":"open"`))
+	if n := s.scrape(t).value(sessions); n != 1 {
+		t.Errorf("%v sessions after the first turn of one", n)
+	}
+}
+
+// TestClientsSayHowLongSessionsAreKept moves that into the operator's bounds, and
+// changes it with each turn that says it.
+func TestClientsSayHowLongSessionsAreKept(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "affinity {\nttl 10m\n}"))
+	for _, c := range []struct {
+		control string
+		want    time.Duration
+	}{
+		{"", 10 * time.Minute},
+		{`,"timeout":60`, time.Minute},
+		{"", time.Minute},
+		{`,"timeout":99999999,"action":"bind"`, time.Hour},
+		{`,"timeout":0`, time.Second},
+	} {
+		s.mustChat(t, controlled("hello", c.control))
+		got := s.sessionLeft(t)
+		if got > c.want || got < c.want-30*time.Second {
+			t.Errorf("%s: kept for %v, want %v", c.control, got, c.want)
+		}
+	}
+	eventually(t, 5*time.Second, "the session to lapse", func() bool { return s.sessionLeft(t) <= 0 })
+}
+
+// sessionLeft returns how long the session is still kept, 0 if it is not.
+func (s *server) sessionLeft(t *testing.T) time.Duration {
+	t.Helper()
+	status, text := s.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, nil)
+	if status == http.StatusNotFound {
+		return 0
+	}
+	var one adminSession
+	if err := json.Unmarshal([]byte(text), &one); err != nil || !one.Bound {
+		t.Fatalf("status %d, %v: %s", status, err, text)
+	}
+	return time.Duration(one.Expires * float64(time.Second))
+}
