@@ -36,7 +36,9 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 	if p.api != nil {
 		say.API = p.api.Name()
 	}
+	say.KeepPrompt = p.prompt == engine.BodyPrompt
 	said := engine.Adapt(kind, &say)
+	a.foreign = p.computesOther(said.Prompt)
 	if p.computes {
 		rt.lacks(kind, said.Lacks)
 	}

@@ -210,7 +210,7 @@ func (o *observer) end() {
 	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))
-		if req.Kind == api.Text && req.Media == 0 {
+		if req.Kind == api.Text && req.Media == 0 && !o.attempt.foreign {
 			o.rt.pool.ratios.Learn(req.Model, req.Bytes, prompt)
 		}
 		if cached >= 0 {
@@ -221,7 +221,9 @@ func (o *observer) end() {
 	if completion >= 0 {
 		m.outputTokens.Observe(float64(completion))
 	}
-	o.verify(prompt, cached)
+	if !o.attempt.foreign {
+		o.verify(prompt, cached)
+	}
 	if reported >= 0 {
 		o.rt.cached = reported
 	}

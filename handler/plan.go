@@ -51,6 +51,8 @@ type plan struct {
 	malformed []string
 	routed    bool // it has routing headers
 	pin       pin
+	// prompt is which prompt is planned, of a request with token_data.
+	prompt engine.Prompt
 	// score is what the scheduler is told.
 	score kvscore.Request
 	// repeatable says that an attempt that reached a worker may be made again
@@ -202,9 +204,10 @@ func idempotent(method string) bool {
 // inference plans a request whose body was read.
 func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, error) {
 	set, body := h.pool.settings.Load(), read.data
-	p := &plan{repeatable: true}
+	p := &plan{api: a, repeatable: true}
 	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
-	req, err := api.Parse(a, body, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed})
+	opts := api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed}
+	req, err := api.Parse(a, body, opts)
 	if err != nil {
 		// the engine will say what is wrong with it
 		p.fallback = fallbackMalformed
@@ -223,12 +226,11 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
+	p.model = req.Model
+	h.givePrompt(r, p, req, opts)
 	p.session = h.session(r, req, p.ext)
 	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil
-	if p.ext.TokenCount > 0 {
-		req.Forget() // where the engine takes the ids, it is not what it computes
-	}
 	req.NVExt = nil
 	p.body = replayOf(read, body)
 	if h.Usage == usageInject {

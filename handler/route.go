@@ -91,6 +91,9 @@ type attempt struct {
 	mark   uint64 // of the worker's health
 	slot   bool   // it has one of the worker's
 	over   bool
+	// foreign says that the worker computes another prompt than was planned, as
+	// its engine has become one of another type: nothing is learned of it.
+	foreign bool
 	awaited
 }
 
@@ -435,6 +438,7 @@ func (rt *route) endAttempt(computed bool) {
 	a.worker.health.leave(a.mark)
 	a.worker.flow.end(a)
 	var answer []uint64
+	computed = computed && !a.foreign
 	if computed && rt.answer != nil {
 		answer = rt.answer.prediction()
 	}

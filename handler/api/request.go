@@ -117,7 +117,9 @@ type Request struct {
 	ids     span // the prompt's token ids, if Kind is Tokens and it is one prompt
 	block   int  // what Root says of these three
 	seed    uint64
-	variant uint64 // of what changes the prompt as a whole
+	variant uint64 // of what changes the prompt as a whole, or the part of the cache that it is in
+	written uint64 // of what changes how text becomes the prompt's tokens
+	blended bool   // the engine computes more than the prompt's tokens, or it is not known which
 	steady  bool   // prompt and answer together begin the next turn's prompt
 	rest    Hasher // the prompt's text, to be continued
 
@@ -159,6 +161,7 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	if p.unlike {
 		r.Kind, r.Blocks, r.Bytes, r.Tokens = None, nil, 0, 0
 	}
+	r.blended = p.isBlended()
 	if r.Kind == Text {
 		r.Blocks = p.hash.blocks
 		r.rest = p.hash
@@ -264,12 +267,13 @@ func (p *parse) field(key []byte, v span) {
 		if n, ok := integer(v.of(b)); ok && n > 0 {
 			p.maxTokens = n
 		}
-	case "lora_request", "lora", "extra_key", "chat_template", "reasoning_effort", "add_special_tokens",
-		"truncate_prompt_tokens", "mm_processor_kwargs", "suffix", "item_first":
+	case "lora_request", "lora", "extra_key", "truncate_prompt_tokens", "suffix":
 		p.vary(key, v)
+	case "chat_template", "reasoning_effort", "add_special_tokens", "mm_processor_kwargs", "item_first":
+		p.writing(key, v)
 	case "chat_template_kwargs", "reasoning", "output_config":
-		p.varyMembers(key, v)
-	case "prompt_embeds":
+		p.writingMembers(key, v)
+	case "prompt_embeds", "input_embeds":
 		p.unlike = p.unlike || hasMembers(b, v)
 	default:
 		r.API.field(p, key, v)
@@ -279,23 +283,34 @@ func (p *parse) field(key []byte, v span) {
 // vary takes in a member that changes the prompt as a whole, or the part of
 // the cache that it is looked for in.
 func (p *parse) vary(key []byte, v span) {
+	p.req.variant ^= p.digestOf(key, v) // in any order
+}
+
+// writing takes in a member that changes how text becomes the prompt's tokens:
+// to a prompt of token ids it makes no difference.
+func (p *parse) writing(key []byte, v span) {
+	p.req.written ^= p.digestOf(key, v)
+}
+
+// digestOf returns a hash of a member, 0 if it has no value.
+func (p *parse) digestOf(key []byte, v span) uint64 {
 	if !hasMembers(p.body, v) {
-		return
+		return 0
 	}
 	var d digest
 	d.add(key)
 	d.add([]byte{markSep})
 	d.addJSON(v.of(p.body))
 	sum := d.sum()
-	p.req.variant ^= binary.LittleEndian.Uint64(sum[:]) // in any order
+	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// varyMembers takes in an object of such members. Whether to think is left
+// writingMembers takes in an object of such members. Whether to think is left
 // out: templates say that at the prompt's end, and clients change it from turn
 // to turn. An effort is the same under all of its names.
-func (p *parse) varyMembers(key []byte, v span) {
+func (p *parse) writingMembers(key []byte, v span) {
 	if v.first(p.body) != '{' {
-		p.vary(key, v)
+		p.writing(key, v)
 		return
 	}
 	c := enter(p.body, v.start, 0)
@@ -305,9 +320,9 @@ func (p *parse) varyMembers(key []byte, v span) {
 		switch string(key) {
 		case "enable_thinking", "thinking", "summary", "generate_summary", "format":
 		case "effort":
-			p.vary([]byte("reasoning_effort"), v)
+			p.writing([]byte("reasoning_effort"), v)
 		default:
-			p.vary(key, v)
+			p.writing(key, v)
 		}
 	}
 }

@@ -17,7 +17,11 @@ func (r *Request) root() uint64 {
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(s)))
 		buf = append(buf, s...)
 	}
-	buf = binary.LittleEndian.AppendUint64(buf, r.variant)
+	variant := r.variant
+	if r.Kind != Tokens {
+		variant ^= r.written
+	}
+	buf = binary.LittleEndian.AppendUint64(buf, variant)
 	return xxh3.HashSeed(buf, r.seed)
 }
 

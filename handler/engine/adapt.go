@@ -30,6 +30,9 @@ type Request struct {
 	// Told is what the engine tells of itself, Settings what the operator says.
 	Told     Told
 	Settings Settings
+	// KeepPrompt says that the ids of token_data must not take the place of the
+	// body's prompt.
+	KeepPrompt bool
 }
 
 // Settings are what an operator says of an engine that it may not tell.
@@ -88,6 +91,8 @@ type Adapted struct {
 	// Lacks are the fields of nvext that this engine, or this API of it, has
 	// nothing for. They are dropped.
 	Lacks Fields
+	// Prompt is which prompt the engine computes, if there is token_data.
+	Prompt Prompt
 }
 
 // Fields are fields of nvext that are for the engine.
@@ -144,7 +149,7 @@ func Speaks(e *nvext.Ext) bool {
 // Adapt puts a request into the words of an engine of a type, of which the
 // empty one is not known yet. The changes of the body are in r.Body.
 func Adapt(kind string, r *Request) Adapted {
-	f := fit{Request: r, said: said(r.Ext)}
+	f := fit{Request: r, kind: kind, said: said(r.Ext)}
 	if kind == Dynamo {
 		f.toDynamo()
 		return f.Adapted
@@ -157,9 +162,7 @@ func Adapt(kind string, r *Request) Adapted {
 	}
 	if f.plain() {
 		f.greedy()
-		if f.on(apiCompletions) {
-			f.tokens("prompt", "")
-		}
+		f.giveTokens()
 		switch kind {
 		case VLLM:
 			f.toVLLM()
@@ -181,6 +184,7 @@ func Adapt(kind string, r *Request) Adapted {
 type fit struct {
 	*Request
 	Adapted
+	kind      string
 	said      Fields        // and not dealt with yet
 	samplings []*api.Editor // see sampling
 }
@@ -261,19 +265,6 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 		}
 	}
 	return f.samplings, f.samplings != nil
-}
-
-// tokens gives the engine the prompt's token ids as a member, in place of
-// another one.
-func (f *fit) tokens(member, instead string) {
-	at, ok := f.Body.NVExt()
-	if !f.takes(TokenData, ok) {
-		return
-	}
-	f.Body.Set(member, f.part(at, f.Ext.TokenSpan))
-	if instead != "" {
-		f.Body.Cut(instead)
-	}
 }
 
 // part returns a part of the nvext at a place of the body.

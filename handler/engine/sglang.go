@@ -67,12 +67,6 @@ func readSGLang(info gjson.Result, told *Told) {
 // with --radix-eviction-policy priority. A limit of reasoning needs
 // --enable-strict-thinking.
 func (f *fit) toSGLang() {
-	switch {
-	case f.on(apiChat):
-		f.tokens("input_ids", "")
-	case f.on(apiGenerate):
-		f.tokens("input_ids", "text")
-	}
 	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiGenerate)) {
 		f.text("cache_salt", f.salt(math.MaxInt))
 	}

@@ -21,9 +21,6 @@ func (s *server) tellTRTLLM(told *Told) {
 // left to the operator. Its priorities are from 0 to 1, where higher is earlier
 // and 0.5 what others have.
 func (f *fit) toTRTLLM() {
-	if f.on(apiChat) {
-		f.tokens("prompt_token_ids", "")
-	}
 	if f.takes(CacheSalt, f.on(apiChat)) {
 		f.text("cache_salt", f.salt(math.MaxInt))
 	}

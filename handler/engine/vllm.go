@@ -92,9 +92,6 @@ const maxVLLMSalt = 1024
 // priority, which it does not tell; so is thinking_token_budget where it does
 // not know how the model's reasoning ends.
 func (f *fit) toVLLM() {
-	if f.on(apiTokens) {
-		f.tokens("token_ids", "")
-	}
 	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiTokens)) {
 		f.text("cache_salt", f.salt(maxVLLMSalt))
 	}

@@ -23,19 +23,21 @@ type request struct {
 		IncludeUsage         bool `json:"include_usage"`
 		ContinuousUsageStats bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
-	MaxTokens            *int    `json:"max_tokens"`
-	MaxCompletionTokens  *int    `json:"max_completion_tokens"`
-	MinTokens            int     `json:"min_tokens"`
-	IgnoreEOS            bool    `json:"ignore_eos"`
-	N                    *int    `json:"n"`
-	Seed                 int64   `json:"seed"`
-	Priority             float64 `json:"priority"`
-	CacheSalt            *string `json:"cache_salt"`
-	ReturnTokenIDs       bool    `json:"return_token_ids"`
-	AddGenerationPrompt  *bool   `json:"add_generation_prompt"`
-	ContinueFinalMessage bool    `json:"continue_final_message"`
-	RoutedDPRank         *int    `json:"routed_dp_rank"`
-	DataParallelRank     *int    `json:"data_parallel_rank"`
+	MaxTokens            *int     `json:"max_tokens"`
+	MaxCompletionTokens  *int     `json:"max_completion_tokens"`
+	MinTokens            int      `json:"min_tokens"`
+	IgnoreEOS            bool     `json:"ignore_eos"`
+	N                    *int     `json:"n"`
+	Seed                 int64    `json:"seed"`
+	Priority             float64  `json:"priority"`
+	CacheSalt            *string  `json:"cache_salt"`
+	ReturnTokenIDs       bool     `json:"return_token_ids"`
+	AddGenerationPrompt  *bool    `json:"add_generation_prompt"`
+	ContinueFinalMessage bool     `json:"continue_final_message"`
+	RoutedDPRank         *int     `json:"routed_dp_rank"`
+	DataParallelRank     *int     `json:"data_parallel_rank"`
+	InputIDs             []uint32 `json:"input_ids"`
+	PromptTokenIDs       []uint32 `json:"prompt_token_ids"`
 }
 
 // call is an inference request as it was understood.
@@ -90,6 +92,9 @@ func (e *Engine) understand(chat bool, body []byte, h http.Header) (*call, *apiE
 		return nil, aerr
 	}
 	tokens, aerr := r.tokens(chat)
+	if ids := r.givenIDs(e.cfg.Flavour); chat && len(ids) > 0 {
+		tokens, aerr = ids, nil // in place of what the template makes
+	}
 	if aerr != nil {
 		return nil, aerr
 	}
@@ -175,6 +180,19 @@ func (e *Engine) requestID(h http.Header) string {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9 // splitmix64
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return fmt.Sprintf("%016x", x^x>>31)
+}
+
+// givenIDs returns the token ids that a chat gives in place of its messages, as an
+// engine of a flavour takes them.
+func (r *request) givenIDs(f Flavour) []uint32 {
+	switch f {
+	case SGLang, OldSGLang:
+		return r.InputIDs
+	case TRTLLM:
+		return r.PromptTokenIDs
+	case VLLM, LlamaCpp, Dynamo:
+	}
+	return nil
 }
 
 // tokens returns the tokens of a request's prompt.
