@@ -119,12 +119,16 @@ func (o *observer) extend(resp *http.Response) {
 	resp.ContentLength = -1
 }
 
-// workerID says who answers. One worker does both phases.
+// workerID says who answers.
 func (o *observer) workerID() nvext.WorkerID {
-	t := o.attempt.target
+	return bothPhases(o.attempt.target.Worker, o.attempt.target.Rank)
+}
+
+// bothPhases says that one worker does all of a request.
+func bothPhases(worker uint64, rank uint32) nvext.WorkerID {
 	return nvext.WorkerID{
-		PrefillWorkerID: nvext.Some(t.Worker), PrefillDPRank: nvext.Some(t.Rank),
-		DecodeWorkerID: nvext.Some(t.Worker), DecodeDPRank: nvext.Some(t.Rank),
+		PrefillWorkerID: nvext.Some(worker), PrefillDPRank: nvext.Some(rank),
+		DecodeWorkerID: nvext.Some(worker), DecodeDPRank: nvext.Some(rank),
 	}
 }
 

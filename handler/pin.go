@@ -30,9 +30,9 @@ var errDirect = errors.New("Worker ID required (--direct-route) but none found i
 func (p *plan) takePin() error {
 	e := p.ext
 	switch {
-	case e.PrefillWorkerID.Set:
+	case e.PrefillWorkerID.Set && !samePhases(e):
 		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillWorkerID.Value)
-	case e.PrefillDPRank.Set:
+	case e.PrefillDPRank.Set && !samePhases(e):
 		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillDPRank.Value)
 	case e.DecodeWorkerID.Set:
 		p.pin = pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
@@ -42,6 +42,16 @@ func (p *plan) takePin() error {
 		p.pin.rank = e.DPRank
 	}
 	return nil
+}
+
+// samePhases tells whether the request names one worker, and rank, for both
+// phases: as its client is told who would serve it, or has served it.
+func samePhases(e *nvext.Ext) bool {
+	decode := e.DecodeWorkerID
+	if !decode.Set {
+		decode = e.BackendInstanceID
+	}
+	return decode.Set && e.PrefillWorkerID == decode && (!e.PrefillDPRank.Set || e.PrefillDPRank == e.DPRank)
 }
 
 // only is the one worker that may serve a request, which never leaves it.

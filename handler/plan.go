@@ -80,6 +80,8 @@ const (
 	fallbackMemory = "memory"
 	// the answer cannot carry the nvext or annotations that were asked for
 	fallbackUntold = "nvext_untold"
+	// a query's answer has no token ids, as no engine tells them
+	fallbackUntokenized = "untokenized"
 )
 
 // maxBodies bounds the bytes of request bodies that a pool keeps in memory.

@@ -41,6 +41,7 @@ type pool struct {
 	limit     func(maxSessions int)
 	used      atomic.Int64 // last request, Unix seconds
 	bodies    atomic.Int64 // bytes of request bodies in memory
+	asking    atomic.Int32 // questions for token ids under way
 	ratios    kvscore.Ratios
 	seed      uint64 // of content hashes: nobody outside can choose collisions
 	stop      chan struct{}

@@ -14,7 +14,8 @@ import (
 // tell answers a client that only wants to know where its request would go:
 // with the worker and the prompt's token ids under nvext, and nothing else. It
 // is the first of two stages; in the second the client names the worker.
-// Nothing is booked, remembered or sent to an engine.
+// Nothing is booked or remembered, and nothing computed by an engine: of the one
+// that is told, the prompt's token ids are asked for, if the request has none.
 func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	p := rt.plan
 	defer p.body.done()
@@ -23,7 +24,17 @@ func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 		rt.h.figures.requests[outcomeRejected].Inc()
 		return e.refused.answer(w, r)
 	}
-	answer, err := rt.toldOf(e)
+	if e.Chosen == nil {
+		return errNoChoice
+	}
+	ids := p.tokenIDs()
+	if ids == nil {
+		var done func()
+		ids, done = rt.askTokens(r, e.Chosen)
+		defer done()
+		e = rt.explainTokens(r, e, ids)
+	}
+	answer, err := rt.toldOf(e, ids)
 	if err != nil {
 		return err
 	}
@@ -52,17 +63,12 @@ type told struct {
 	NVExt   json.RawMessage `json:"nvext"`
 }
 
-// toldOf returns the answer as JSON.
-func (rt *route) toldOf(e *explanation) ([]byte, error) {
-	c := e.Chosen
-	if c == nil {
-		return nil, errNoChoice
-	}
-	p := rt.plan
-	members := []nvext.Member{
-		{Name: nvext.NameWorkerID, Value: nvext.WorkerID{DecodeWorkerID: nvext.Some(c.Worker), DecodeDPRank: nvext.Some(c.Rank)}.Append(nil)},
-	}
-	if ids := p.tokenIDs(); ids != nil {
+// toldOf returns the answer as JSON. The ids are the prompt's, nil if they are
+// not known.
+func (rt *route) toldOf(e *explanation, ids []byte) ([]byte, error) {
+	p, c := rt.plan, e.Chosen
+	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: bothPhases(c.Worker, c.Rank).Append(nil)}}
+	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}
 	if p.ext.QueryExplains() {

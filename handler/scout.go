@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -220,30 +221,42 @@ func (h *Handler) ownConnection(t *reverseproxy.HTTPTransport) bool {
 	return !t.TLSEnabled() && !slices.Contains(t.Versions, "h2c")
 }
 
-// get makes a request of the router's own to a worker, over the worker's own
-// transport.
+// get makes a GET request of the router's own to a worker.
 func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Response, error) {
+	return h.askOwn(ctx, w, http.MethodGet, path, nil, nil)
+}
+
+// askOwn makes a request of the router's own to a worker, over the worker's own
+// transport. Its key is the worker's, unless the request is made for a client
+// that has one.
+func (h *Handler) askOwn(ctx context.Context, w *worker, method, path string, body []byte, authorization []string) (*http.Response, error) {
 	ctx, host, repl, err := h.toWorker(ctx, w)
 	if err != nil {
 		return nil, err
 	}
 	t := h.ReverseProxy.Transport.(*transport).HTTPTransport
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+host+path, bytes.NewReader(body)) //nolint:gosec // the host is the operator's
 	if err != nil {
 		return nil, err
 	}
 	if rewrite := h.ReverseProxy.Rewrite; rewrite != nil { // as it does clients' requests
 		rewrite.Rewrite(req, caddyhttp.NewTestReplacer(req))
 		req = req.WithContext(ctx)
-		req.Method, req.RequestURI = http.MethodGet, ""
+		req.Method, req.RequestURI = method, ""
 	}
 	req.URL.Scheme = "" // the transport knows it
 	req.Header.Set("User-Agent", ownAgent)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if authorization != nil {
+		req.Header["Authorization"] = authorization
+	}
 	req.Close = h.ownConnection(t)
 	if ops := h.ReverseProxy.Headers; ops != nil && ops.Request != nil {
 		ops.Request.ApplyToRequest(req)
 	}
-	if key := h.pool.settings.Load().worker(w.dial).APIKey; key != "" {
+	if key := h.pool.settings.Load().worker(w.dial).APIKey; key != "" && authorization == nil {
 		req.Header.Set("Authorization", "Bearer "+repl.ReplaceAll(key, ""))
 	}
 	if ops := t.RequestHeaderOps(); ops != nil {

@@ -53,6 +53,9 @@ type Config struct {
 	// are reasoning: chats have them as reasoning_content, and they are in no
 	// later prompt. Default: 0.
 	ReasoningTokens int
+	// ScaleOut says that a vLLM renders requests for whoever asks it, as with
+	// --enable-scale-out. Default: it refuses to.
+	ScaleOut bool
 	// Speed is how much faster than real time the engine runs: from more than 0
 	// to 100. Default: 1.
 	Speed float64

@@ -36,10 +36,12 @@ func init() { // some of these look at the flavour
 			"/health": (*exchange).fine, "/ping": (*exchange).fine, "/version": (*exchange).version, "/load": (*exchange).load,
 			"/v1/models": (*exchange).models, "/metrics": (*exchange).metrics,
 			"/tokenize": (*exchange).tokenize, "/detokenize": (*exchange).detokenize,
+			"/v1/chat/completions/render": (*exchange).renderedChat, "/v1/completions/render": (*exchange).renderedText,
 		},
 		SGLang: {
 			"/health": (*exchange).fine, "/v1/models": (*exchange).models,
 			"/server_info": (*exchange).serverInfo, "/get_server_info": (*exchange).serverInfo,
+			"/tokenize": (*exchange).tokenizeSGLang, "/v1/tokenize": (*exchange).tokenizeSGLang,
 		},
 		OldSGLang: {
 			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
@@ -50,9 +52,10 @@ func init() { // some of these look at the flavour
 		},
 		LlamaCpp: {
 			"/health": (*exchange).ok, "/v1/models": (*exchange).models, "/props": (*exchange).props,
+			"/apply-template": (*exchange).applyTemplate, "/tokenize": (*exchange).tokenizeContent,
 		},
 		Dynamo: {
-			"/health": (*exchange).instances, "/live": (*exchange).ok, "/v1/models": (*exchange).models,
+			"/health": (*exchange).instances, "/live": (*exchange).ok, "/v1/models": (*exchange).models, "/tokenize": (*exchange).tokenizeDynamo,
 			"/metrics": (*exchange).inflight,
 		},
 	}

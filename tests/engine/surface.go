@@ -18,7 +18,7 @@ func (x *exchange) surface() {
 	switch x.r.URL.Path {
 	case "/ping":
 		method = x.r.Method
-	case "/tokenize", "/detokenize":
+	case "/tokenize", "/v1/tokenize", "/detokenize", "/apply-template", "/v1/chat/completions/render", "/v1/completions/render":
 		method = http.MethodPost
 	}
 	if serve == nil {
@@ -100,37 +100,6 @@ func (x *exchange) models() {
 		list = append(list, model{ID: l, Object: "model", Created: created, OwnedBy: owner, Root: l, Parent: &cfg.Model})
 	}
 	x.value(map[string]any{"object": "list", "data": list})
-}
-
-// tokenize answers with the tokens of a chat or a prompt, those that inference
-// would use.
-func (x *exchange) tokenize() {
-	var r struct {
-		request
-		ReturnTokenStrs bool `json:"return_token_strs"`
-	}
-	if err := json.Unmarshal(x.body, &r); err != nil {
-		x.reject(invalid("JSON decode error: %v", err))
-		return
-	}
-	if _, aerr := x.engine.root(&request{Model: r.Model}); aerr != nil {
-		x.reject(aerr)
-		return
-	}
-	tokens, aerr := r.tokens(r.Messages != nil)
-	if aerr != nil {
-		x.reject(aerr)
-		return
-	}
-	var strs []string
-	if r.ReturnTokenStrs {
-		for _, t := range tokens {
-			strs = append(strs, tokenText(t))
-		}
-	}
-	x.value(map[string]any{
-		"count": len(tokens), "max_model_len": x.engine.cfg.MaxModelLen, "tokens": tokens, "token_strs": strs,
-	})
 }
 
 // detokenize answers with the text of tokens.

@@ -1,0 +1,58 @@
+package handler
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// TestQuestionsAreBounded has a query while as many are asked about as may be, and
+// while bodies take as much memory as they may: no engine is asked, and nothing
+// stays booked. With room for it one is asked, which is not there.
+func TestQuestionsAreBounded(t *testing.T) {
+	var dials atomic.Int32
+	h := benchHandler(t)
+	h.ReverseProxy.Transport = &transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			dials.Add(1)
+			return nil, errors.New("nobody is there")
+		},
+	}}}
+	s := *h.pool.settings.Load()
+	s.engine = engine.SGLang
+	h.pool.settings.Store(&s)
+	body := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
+	for _, v := range []struct {
+		asking int32
+		bodies int64
+	}{{maxAsking, 0}, {0, maxBodies - 1000}, {0, 0}} {
+		h.pool.bodies.Store(0)
+		r := httptest.NewRequest(http.MethodPost, "/v1/completions", bytes.NewReader([]byte(body)))
+		p, err := h.plan(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rt := &route{h: h, pool: h.pool, plan: p, start: now(), dry: true}
+		h.pool.asking.Store(v.asking)
+		h.pool.bodies.Store(v.bodies)
+		ids, done := rt.askTokens(r, &chosenView{Dial: "127.0.0.1:1"})
+		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
+			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
+		}
+		done()
+		if n, held := h.pool.asking.Load(), h.pool.bodies.Load(); n != v.asking || held != v.bodies {
+			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
+		}
+		p.body.done()
+	}
+}
