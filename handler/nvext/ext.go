@@ -52,6 +52,19 @@ type Options struct {
 	// MinTimeout and MaxTimeout are what session_control.timeout is moved
 	// into. Default: a second and MaxTTL.
 	MinTimeout, MaxTimeout time.Duration
+	// MaxRetention is what cache_control.ttl is moved below. Default: MaxTTL.
+	MaxRetention time.Duration
+	// Session, if there is one, gives the id that a session has upstream, in
+	// place of the client's.
+	Session func(id string) string
+}
+
+// retention moves the time that a prefix is to be kept below its bound.
+func (o Options) retention(ttl time.Duration) time.Duration {
+	if o.MaxRetention > 0 {
+		return min(ttl, o.MaxRetention)
+	}
+	return ttl
 }
 
 // clamp moves a timeout of that many seconds into its bounds.
@@ -128,7 +141,7 @@ type Ext struct {
 	SessionParams  SessionParams
 	// CacheTTL is how long the prompt's cache is to be kept: the ttl of
 	// cache_control, DefaultTTL if that has none. It is at least a second and
-	// at most MaxTTL.
+	// at most MaxTTL and Options.MaxRetention.
 	CacheTTL Opt[time.Duration]
 
 	RoutingConstraints RoutingConstraints
@@ -206,6 +219,8 @@ type SessionParams struct {
 	// Span is where the object is: valid JSON that may be spliced into a body
 	// as it stands. It is the zero Span if there is none.
 	Span Span
+	// IDSpan is where the id's value is, the zero Span if there is none.
+	IDSpan Span
 }
 
 // RoutingConstraints choose workers by their taints.

@@ -9,6 +9,38 @@ import (
 // session_control.session_id said before.
 const HeaderSession = "X-Dynamo-Session-Id"
 
+// headerMeta is what headers begin with that say something of a request to a
+// Dynamo's policies: X-Dynamo-Meta-Policy-Class, the class of its queue.
+const headerMeta = "X-Dynamo-Meta-"
+
+// Routes tells whether a header, by its canonical name, is for a router: one that
+// ApplyHeaders reads, or another one that a Dynamo does.
+func Routes(name string) bool {
+	if len(name) < len("X-Dp-Rank") || name[0] != 'X' || name[1] != '-' {
+		return false
+	}
+	switch name[2] { // most headers are told apart here
+	case 'D':
+		return strings.HasPrefix(name, "X-Dynamo-") || name == "X-Dp-Rank" || name == "X-Data-Parallel-Rank"
+	case 'W':
+		return name == "X-Worker-Instance-Id"
+	case 'P':
+		return name == "X-Prefill-Instance-Id" || name == "X-Prefill-Dp-Rank"
+	case 'T':
+		return name == "X-Tenant-Id"
+	}
+	return false
+}
+
+// HeaderNeeds returns the kind of trust that a header needs which ApplyHeaders
+// does not read, by its canonical name; 0 if it needs none.
+func HeaderNeeds(name string) Grants {
+	if strings.HasPrefix(name, headerMeta) {
+		return Priorities
+	}
+	return 0
+}
+
 // Header is a request header that says something to the router.
 type Header struct {
 	// Name is in the canonical form of net/http.

@@ -55,7 +55,7 @@ func TestParseReadsEveryField(t *testing.T) {
 			SpeculativePrefill: Some(true), LatencySensitivity: Some(1.5),
 		},
 		SessionControl:     SessionControl{"s", ActionOpen, time.Minute, true},
-		SessionParams:      SessionParams{"i", "r", Some[int64](-1), Some(true), Some(false), got.SessionParams.Span},
+		SessionParams:      SessionParams{"i", "r", Some[int64](-1), Some(true), Some(false), got.SessionParams.Span, got.SessionParams.IDSpan},
 		CacheTTL:           Some(time.Hour),
 		RoutingConstraints: RoutingConstraints{[]string{"a", "b"}, []Taint{{"c", -0.5}, {"d", 2}}},
 		AllowedWorkerIDs:   []uint64{1, math.MaxUint64}, Router: Router{Some(200.0), Some(0.5)},
@@ -225,11 +225,6 @@ func TestParseRefusesWrongTypes(t *testing.T) {
 		`{"allowed_worker_ids":[1,2.0]}`:                          "nvext.allowed_worker_ids[1]: expected " + u64 + ", got number 2.0",
 		`{"routing_constraints":{"required_taints":["a",{}]}}`:    "nvext.routing_constraints.required_taints[1]: expected a string, got object",
 		`{"routing_constraints":{"preferred_taints":{"a":"1"}}}`:  "nvext.routing_constraints.preferred_taints.a: expected a finite number of 32 bits, got string",
-		`{"cache_control":{"type":"persistent"}}`:                 `nvext.cache_control.type: expected "ephemeral", got string "persistent"`,
-		`{"cache_control":{"ttl":"5d"}}`:                          `nvext.cache_control.ttl: expected ` + wantTTL + `, got string "5d"`,
-		`{"cache_control":{"ttl":""}}`:                            `nvext.cache_control.ttl: expected ` + wantTTL + `, got string ""`,
-		`{"cache_control":{"ttl":0}}`:                             `nvext.cache_control.ttl: expected ` + wantTTL + `, got number 0`,
-		`{"cache_control":{"ttl":"-5m"}}`:                         `nvext.cache_control.ttl: expected ` + wantTTL + `, got string "-5m"`,
 		`{"request_timestamp_ms":1e400}`:                          "nvext.request_timestamp_ms: expected a finite number, got number 1e400",
 		`{"max_thinking_tokens":4294967296}`:                      "nvext.max_thinking_tokens: expected " + u32 + ", got number 4294967296",
 		`{"cache_salt":"` + strings.Repeat("s", MaxText+1) + `"}`: "nvext.cache_salt: expected a string of at most 8192 bytes, got one of 8193",
@@ -267,6 +262,11 @@ func TestWrongValuesAreErrorsWhereTrusted(t *testing.T) {
 		{Priorities, "agent_hints.priority", `2147483648`, wantI32 + ", got number 2147483648"},
 		{Priorities, "agent_hints.strict_priority", `-1`, wantU32 + ", got number -1"},
 		{Priorities, "agent_hints.latency_sensitivity", `-1e999`, wantNumber + ", got number -1e999"},
+		{Priorities, "cache_control.type", `"persistent"`, `"ephemeral", got string "persistent"`},
+		{Priorities, "cache_control.ttl", `"5d"`, wantTTL + `, got string "5d"`},
+		{Priorities, "cache_control.ttl", `""`, wantTTL + `, got string ""`},
+		{Priorities, "cache_control.ttl", `0`, wantTTL + `, got number 0`},
+		{Priorities, "cache_control.ttl", `"-5m"`, wantTTL + `, got string "-5m"`},
 		{Overrides, "router_config_override.overlap_score_credit", `-0.1`, wantPositive + ", got number -0.1"},
 		{Overrides, "router_config_override.router_temperature", `1e999`, wantPositive + ", got number 1e999"},
 		{Overrides, "router_config_override.shared_cache_multiplier", `1.01`, wantFraction + ", got number 1.01"},
@@ -465,7 +465,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%s: %v", anew, err)
 		}
 		for _, e := range []*Ext{&ext, &again} {
-			e.TokenSpan, e.SessionParams.Span = Span{}, Span{}
+			e.TokenSpan, e.SessionParams.Span, e.SessionParams.IDSpan = Span{}, Span{}, Span{}
 			sortTaints(e)
 		}
 		if !reflect.DeepEqual(ext, again) {

@@ -172,6 +172,9 @@ func (p *parser) params(top *object) {
 		Replace: o.bool(fParamsReplace), DropPreviousOutput: o.bool(fParamsDrop),
 		Span: top.at[fSessionParams],
 	}
+	if _, ok := o.value(fParamsID); ok {
+		p.ext.SessionParams.IDSpan = at[fParamsID]
+	}
 }
 
 func (p *parser) cache(top *object) {
@@ -185,9 +188,9 @@ func (p *parser) cache(top *object) {
 	case ok && v.Type != gjson.String:
 		o.wrong(fCacheType, wantString, v)
 	case ok && v.Str != "ephemeral":
-		o.invalid(fCacheType, 0, `"ephemeral"`, describeWord(v))
+		o.invalid(fCacheType, Priorities, `"ephemeral"`, describeWord(v))
 	}
-	p.ext.CacheTTL = Some(o.ttl(fCacheTTL))
+	p.ext.CacheTTL = Some(p.opt.retention(o.ttl(fCacheTTL, Priorities)))
 }
 
 // override reads router_config_override. overlap_score_weight is what

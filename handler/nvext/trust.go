@@ -3,6 +3,7 @@ package nvext
 import (
 	"slices"
 	"strings"
+	"time"
 )
 
 // Grants are kinds of what a client may say to the router, as the trust
@@ -15,7 +16,8 @@ const (
 	// decode_worker_id, prefill_worker_id, dp_rank, prefill_dp_rank.
 	Pins Grants = 1 << iota
 	// Priorities are agent_hints.priority, strict_priority and
-	// latency_sensitivity.
+	// latency_sensitivity, and cache_control, which holds the cache against
+	// others.
 	Priorities
 	// Overrides are router_config_override, allowed_worker_ids and
 	// routing_constraints.
@@ -103,6 +105,7 @@ func (e *Ext) Restrict(g Grants) (dropped Grants, err error) {
 	if g&Priorities == 0 {
 		h := &e.AgentHints
 		h.Priority, h.StrictPriority, h.LatencySensitivity = Opt[int32]{}, Opt[uint32]{}, Opt[float64]{}
+		e.CacheTTL = Opt[time.Duration]{}
 	}
 	if g&Overrides == 0 {
 		e.Override, e.AllowedWorkerIDs, e.RoutingConstraints = RouterConfigOverride{}, nil, RoutingConstraints{}
@@ -137,7 +140,7 @@ func (e *Ext) said() (g Grants) {
 	h, c := &e.AgentHints, &e.RoutingConstraints
 	for n, said := range [grantCount]bool{
 		e.BackendInstanceID.Set || e.DecodeWorkerID.Set || e.PrefillWorkerID.Set || e.DPRank.Set || e.PrefillDPRank.Set,
-		h.Priority.Set || h.StrictPriority.Set || h.LatencySensitivity.Set,
+		h.Priority.Set || h.StrictPriority.Set || h.LatencySensitivity.Set || e.CacheTTL.Set,
 		e.Override != RouterConfigOverride{} || e.AllowedWorkerIDs != nil || c.RequiredTaints != nil || c.PreferredTaints != nil,
 		e.Tenant != "",
 		e.MetadataUpload != "",

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // What needs no trust needs none, and each kind is told apart.
@@ -16,6 +17,8 @@ func TestNeeds(t *testing.T) {
 		`{"dp_rank":0}`:                                       Pins,
 		`{"dp_rank":-1}`:                                      Pins, // wrong, but asked for
 		`{"agent_hints":{"priority":0}}`:                      Priorities,
+		`{"cache_control":{}}`:                                Priorities,
+		`{"cache_control":{"ttl":0}}`:                         Priorities,
 		`{"allowed_worker_ids":[]}`:                           Overrides,
 		`{"metadata_upload":{}}`:                              Uploads,
 		`{"annotations":["query_instance_id:explain"]}`:       Explain,
@@ -57,6 +60,7 @@ func TestRestrict(t *testing.T) {
 			want.DPRank, want.PrefillDPRank = Opt[uint32]{}, Opt[uint32]{}
 		case Priorities:
 			want.AgentHints = AgentHints{OSL: want.AgentHints.OSL, SpeculativePrefill: want.AgentHints.SpeculativePrefill}
+			want.CacheTTL = Opt[time.Duration]{}
 		case Overrides:
 			want.Override, want.AllowedWorkerIDs, want.RoutingConstraints = RouterConfigOverride{}, nil, RoutingConstraints{}
 		case Tenants:
@@ -79,7 +83,7 @@ func TestRestrict(t *testing.T) {
 	if dropped, err := none.Restrict(0); err != nil || dropped != Everything {
 		t.Errorf("nothing granted: %v, %v", dropped, err)
 	}
-	if none.CacheSalt != "salt" || none.SessionControl.SessionID != "s" || !none.CacheTTL.Set || !none.AgentHints.OSL.Set || none.TokenCount != 3 {
+	if none.CacheSalt != "salt" || none.SessionControl.SessionID != "s" || none.CacheTTL.Set || !none.AgentHints.OSL.Set || none.TokenCount != 3 {
 		t.Errorf("what needs no trust is gone: %+v", none)
 	}
 	var nothing Ext
@@ -157,6 +161,38 @@ func TestApplyHeaders(t *testing.T) {
 			if strings.Join(malformed, " ") != c.malformed || !reflect.DeepEqual(e, want) {
 				t.Errorf("%.80s: %+v, malformed %v\nwant %+v", c.headers, e, malformed, want)
 			}
+		}
+	}
+}
+
+// What is for a router is told apart from what is not, and the handler drops
+// what needs trust.
+func TestRoutes(t *testing.T) {
+	for _, h := range Headers() {
+		if !Routes(h.Name) || HeaderNeeds(h.Name) != 0 {
+			t.Errorf("%s: %v, %v", h.Name, Routes(h.Name), HeaderNeeds(h.Name))
+		}
+	}
+	for name, want := range map[string]struct {
+		routes bool
+		needs  Grants
+	}{
+		"X-Dynamo-Meta-Policy-Class": {true, Priorities}, "X-Dynamo-Meta-Anything": {true, Priorities},
+		"X-Dynamo-Session-Id": {true, 0}, "X-Dynamo-Session-Final": {true, 0},
+		"X-Session-Id": {}, "Authorization": {}, "X-Worker-Instance-Ids": {}, "Dynamo": {},
+	} {
+		if Routes(name) != want.routes || HeaderNeeds(name) != want.needs {
+			t.Errorf("%s: %v, %v", name, Routes(name), HeaderNeeds(name))
+		}
+	}
+}
+
+// TestRetentionHasABound moves what a client asks for below the operator's.
+func TestRetentionHasABound(t *testing.T) {
+	for ttl, want := range map[string]time.Duration{`"5m"`: 5 * time.Minute, `"100000h"`: time.Hour, `3601`: time.Hour, `18446744073709551615`: time.Hour} {
+		ext, err := Parse([]byte(`{"cache_control":{"ttl":`+ttl+`}}`), Options{MaxRetention: time.Hour})
+		if err != nil || ext.CacheTTL != Some(want) {
+			t.Errorf("%s: %v, %v; want %v", ttl, ext.CacheTTL, err, want)
 		}
 	}
 }

@@ -33,7 +33,8 @@ type Edit struct {
 // drops it; so are fields that the generation refuses, the router's own
 // (router_config_override, allowed_worker_ids), null, and of fields of one
 // name all but the last, so that no other reader takes the first. A timeout
-// outside the bounds of o is moved into them, for 1.1 panics at a large one.
+// or a ttl outside the bounds of o is moved into them, for 1.1 panics at a large
+// one, and a session has the id that o gives it.
 // All other bytes stay, and the result is valid JSON.
 //
 // The ids of pins are those of this router's workers, not Dynamo's. Whoever
@@ -65,13 +66,15 @@ const (
 	levelTop level = iota
 	levelHints
 	levelControl
+	levelParams
+	levelCache
 	levelConstraints
 	levelRouter
 	levelUpload
 )
 
 var levelNames = [...][]string{
-	levelTop: topNames[:], levelHints: hintNames[:], levelControl: controlNames[:],
+	levelTop: topNames[:], levelHints: hintNames[:], levelControl: controlNames[:], levelParams: paramNames[:], levelCache: cacheNames[:],
 	levelConstraints: constraintNames[:], levelRouter: routerNames[:], levelUpload: uploadNames[:],
 }
 
@@ -121,7 +124,9 @@ func (u *upstream) refused(l level, n int, v Span) bool {
 			return u.grants&Uploads == 0
 		case fExtraFields:
 			return u.grants&Explain == 0
-		case fSessionControl, fSessionParams, fCacheControl:
+		case fCacheControl:
+			return u.gen == Dynamo13 || u.grants&Priorities == 0
+		case fSessionControl, fSessionParams:
 			return u.gen == Dynamo13
 		}
 	case levelHints:
@@ -129,7 +134,7 @@ func (u *upstream) refused(l level, n int, v Span) bool {
 		case fPriority, fStrictPriority, fLatencySensitivity:
 			return u.grants&Priorities == 0
 		}
-	case levelControl, levelConstraints, levelRouter, levelUpload:
+	case levelControl, levelParams, levelCache, levelConstraints, levelRouter, levelUpload:
 	}
 	return false
 }
@@ -145,6 +150,10 @@ func (u *upstream) within(l level, n int, v Span) {
 			u.object(v.Start, levelHints)
 		case fSessionControl:
 			u.object(v.Start, levelControl)
+		case fSessionParams:
+			u.object(v.Start, levelParams)
+		case fCacheControl:
+			u.object(v.Start, levelCache)
 		case fRoutingConstraints:
 			u.object(v.Start, levelConstraints)
 		case fRouter:
@@ -153,8 +162,19 @@ func (u *upstream) within(l level, n int, v Span) {
 			u.object(v.Start, levelUpload)
 		}
 	case levelControl:
-		if n == fTimeout {
+		switch n {
+		case fTimeout:
 			u.timeout(v)
+		case fSessionID:
+			u.session(v)
+		}
+	case levelParams:
+		if n == fParamsID {
+			u.session(v)
+		}
+	case levelCache:
+		if n == fCacheTTL {
+			u.ttl(v)
 		}
 	case levelHints, levelConstraints, levelRouter, levelUpload:
 	}
@@ -184,6 +204,34 @@ func (u *upstream) timeout(v Span) {
 	if given := uint64(u.opt.clamp(asked) / time.Second); err == nil && given != asked {
 		u.edits = append(u.edits, Edit{v, strconv.FormatUint(given, 10)})
 	}
+}
+
+// session gives a session its id upstream.
+func (u *upstream) session(v Span) {
+	id := gjson.Parse(view(u.raw[v.Start:v.End])).Str
+	if u.opt.Session != nil && id != "" {
+		u.edits = append(u.edits, Edit{v, string(AppendString(nil, u.opt.Session(id)))})
+	}
+}
+
+// ttl moves the time that a prefix is to be kept below its bound. A text stays
+// one, of seconds.
+func (u *upstream) ttl(v Span) {
+	value := gjson.Parse(view(u.raw[v.Start:v.End]))
+	digits, unit := value.Raw, uint64(1)
+	if value.Type == gjson.String {
+		digits, unit = cutUnit(value.Str)
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	most := u.opt.retention(MaxTTL)
+	if err != nil || n <= uint64(most/time.Second)/unit {
+		return
+	}
+	text := strconv.FormatInt(int64(most/time.Second), 10)
+	if value.Type == gjson.String {
+		text = `"` + text + `"`
+	}
+	u.edits = append(u.edits, Edit{v, text})
 }
 
 // cutter cuts members out of one object or array, each with one comma. It is

@@ -3,6 +3,7 @@ package nvext
 import (
 	"bytes"
 	"encoding/json"
+	"math/big"
 	"reflect"
 	"slices"
 	"strings"
@@ -28,7 +29,7 @@ func edited(t testing.TB, raw []byte, edits []Edit) []byte {
 
 func TestEdits(t *testing.T) {
 	const all, none = Everything, Grants(0)
-	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour}
+	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour, MaxRetention: 2 * time.Hour}
 	for _, c := range []struct {
 		g                Grants
 		raw, old, recent string
@@ -57,8 +58,13 @@ func TestEdits(t *testing.T) {
 		{Uploads, `{"metadata_upload":{"format":"json","url":"u"}}`, `{"metadata_upload":{"format":"json","url":"u"}}`, `{"metadata_upload":{"url":"u"}}`},
 		{
 			none, `{"session_control":{"session_id":"s","action":"open","timeout":5},"session_params":{"id":"s"},"cache_control":{"ttl":5},"cache_salt":"c"}`,
-			`{"session_control":{"session_id":"s","action":"open","timeout":10},"session_params":{"id":"s"},"cache_control":{"ttl":5},"cache_salt":"c"}`, `{"cache_salt":"c"}`,
+			`{"session_control":{"session_id":"s","action":"open","timeout":10},"session_params":{"id":"s"},"cache_salt":"c"}`, `{"cache_salt":"c"}`,
 		},
+		{Priorities, `{"cache_control":{"type":"ephemeral","ttl":5}}`, `{"cache_control":{"type":"ephemeral","ttl":5}}`, `{}`},
+		{Priorities, `{"cache_control":{"ttl":7201,"type":null}}`, `{"cache_control":{"ttl":7200}}`, `{}`},
+		{Priorities, `{"cache_control":{"ttl":"3h"}}`, `{"cache_control":{"ttl":"7200"}}`, `{}`},
+		{Priorities, `{"cache_control":{"ttl":"2h"}}`, `{"cache_control":{"ttl":"2h"}}`, `{}`},
+		{Priorities, `{"cache_control":{"ttl":"18446744073709551615h"}}`, `{"cache_control":{"ttl":"7200"}}`, `{}`},
 		{none, `{"session_control":{"timeout":18446744073709551615,"session_id":"s"}}`, `{"session_control":{"timeout":3600,"session_id":"s"}}`, `{}`},
 		{none, `{"session_control":{"timeout":60,"session_id":"s","action":null}}`, `{"session_control":{"timeout":60,"session_id":"s"}}`, `{}`},
 	} {
@@ -81,7 +87,7 @@ func FuzzEdits(f *testing.F) {
 		f.Add([]byte(s), uint8(Everything), true)
 		f.Add([]byte(s), uint8(Priorities|Overrides), true)
 	}
-	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour}
+	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour, MaxRetention: 2 * time.Hour}
 	f.Fuzz(func(t *testing.T, raw []byte, grants uint8, recent bool) {
 		before, err := Parse(raw, o)
 		if err != nil || !utf8.Valid(raw) || bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
@@ -156,7 +162,10 @@ func expect(m map[string]any, g Grants, recent bool) {
 	if recent {
 		without(m, "session_control session_params cache_control")
 	}
-	for name, in := range map[string][]string{"agent_hints": hintNames[:], "session_control": controlNames[:], "routing_constraints": constraintNames[:], "router": routerNames[:], "metadata_upload": uploadNames[:]} {
+	if g&Priorities == 0 {
+		without(m, "cache_control")
+	}
+	for name, in := range map[string][]string{"agent_hints": hintNames[:], "session_control": controlNames[:], "session_params": paramNames[:], "cache_control": cacheNames[:], "routing_constraints": constraintNames[:], "router": routerNames[:], "metadata_upload": uploadNames[:]} {
 		if o, ok := m[name].(map[string]any); ok {
 			only(o, strings.Join(in, " "))
 		}
@@ -175,6 +184,9 @@ func expect(m map[string]any, g Grants, recent bool) {
 			}
 		}
 	}
+	if cache, ok := m["cache_control"].(map[string]any); ok {
+		bound(cache)
+	}
 	if list, ok := m["annotations"].([]any); ok {
 		m["annotations"] = slices.DeleteFunc(list, func(v any) bool {
 			name := v.(string)
@@ -183,5 +195,43 @@ func expect(m map[string]any, g Grants, recent bool) {
 			}
 			return g&Explain == 0 && name != "request_id" && name != "token_ids" && name != "formatted_prompt"
 		})
+	}
+}
+
+// bound moves the ttl of a cache_control below two hours.
+func bound(cache map[string]any) {
+	const most = 7200
+	switch ttl := cache["ttl"].(type) {
+	case json.Number:
+		if n, _ := new(big.Int).SetString(string(ttl), 10); n.Cmp(big.NewInt(most)) > 0 {
+			cache["ttl"] = json.Number("7200")
+		}
+	case string:
+		digits, unit := ttl, int64(1)
+		for suffix, seconds := range map[string]int64{"s": 1, "m": 60, "h": 3600} {
+			if rest, ok := strings.CutSuffix(ttl, suffix); ok {
+				digits, unit = rest, seconds
+			}
+		}
+		if n, _ := new(big.Int).SetString(digits, 10); n.Mul(n, big.NewInt(unit)).Cmp(big.NewInt(most)) > 0 {
+			cache["ttl"] = "7200"
+		}
+	}
+}
+
+// TestSessionsAreRenamed has the ids that sessions have upstream, in place of the
+// client's, wherever they are.
+func TestSessionsAreRenamed(t *testing.T) {
+	o := Options{Session: func(id string) string { return "<" + id + "\">" }}
+	for raw, want := range map[string]string{
+		`{"session_control":{"session_id":"a"},"session_params":{"rid":"a","id" : "b","offset":1}}`: `{"session_control":{"session_id":"<a\">"},"session_params":{"rid":"a","id" : "<b\">","offset":1}}`,
+		`{"session_control":{"session_id":"a","s\u0065ssion_id":"b"},"session_params":{"id":null}}`: `{"session_control":{"s\u0065ssion_id":"<b\">"},"session_params":{}}`,
+		`{"session_control":{"session_id":""},"session_params":{"id":""}}`:                          `{"session_control":{"session_id":""},"session_params":{"id":""}}`,
+	} {
+		var want1, got any
+		out := edited(t, []byte(raw), Edits(nil, []byte(raw), Dynamo10, 0, o))
+		if json.Unmarshal([]byte(want), &want1) != nil || json.Unmarshal(out, &got) != nil || !reflect.DeepEqual(got, want1) {
+			t.Errorf("%s became %s, want %s", raw, out, want)
+		}
 	}
 }

@@ -267,7 +267,7 @@ func (o *object) weight(i int, taints []Taint, name string, v gjson.Result) []Ta
 func (o *object) member(i int, name string) string { return o.field(i) + "." + shownName(name) }
 
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
-func (o *object) ttl(i int) time.Duration {
+func (o *object) ttl(i int, g Grants) time.Duration {
 	v, ok := o.value(i)
 	if !ok {
 		return DefaultTTL
@@ -284,7 +284,7 @@ func (o *object) ttl(i int) time.Duration {
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil || n == 0 {
-		o.invalid(i, 0, wantTTL, got)
+		o.invalid(i, g, wantTTL, got)
 		return 0
 	}
 	if n > uint64(MaxTTL/time.Second)/unit {
