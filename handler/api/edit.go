@@ -159,6 +159,12 @@ func (e *Editor) dropBefore(name string, n int) {
 	}
 }
 
+// Changed tells whether a member that is there was set or cut out.
+func (e *Editor) Changed(name string) bool {
+	i := e.last(name)
+	return i >= 0 && slices.ContainsFunc(e.changes, func(c change) bool { return c.member == i })
+}
+
 // NVExt returns where the value of the nvext is that counts: that of the last
 // member that is not null. It is not ok if there is none.
 func (e *Editor) NVExt() (at Span, ok bool) {

@@ -106,6 +106,11 @@ type Request struct {
 	// NVExt is the raw value of the last nvext member that is not null; nil
 	// if there is none. An Editor takes all of them out.
 	NVExt []byte
+	// NullNVExt is whether there is an nvext member that is null.
+	NullNVExt bool
+	// Steers is whether there is a member by which some engine is told its
+	// rank, its slot, a priority, or how long to keep what it has computed.
+	Steers bool
 
 	size    int  // of the body
 	brace   int  // where the body's object opens
@@ -197,8 +202,12 @@ func (p *parse) scan() error {
 		if p.req.note(c.keyAt, v); p.req.memberCount > maxMembers {
 			return &ScanError{c.i, ErrMembers}
 		}
-		if string(key) == nameNVExt && !isNull(v.of(b)) {
-			p.req.NVExt = v.of(b)
+		if string(key) == nameNVExt {
+			if isNull(v.of(b)) {
+				p.req.NullNVExt = true
+			} else {
+				p.req.NVExt = v.of(b)
+			}
 			continue
 		}
 		p.field(key, v)
@@ -273,6 +282,8 @@ func (p *parse) field(key []byte, v span) {
 		p.writing(key, v)
 	case "chat_template_kwargs", "reasoning", "output_config":
 		p.writingMembers(key, v)
+	case "priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "id_slot", "retention_seconds":
+		r.Steers = true
 	case "prompt_embeds", "input_embeds":
 		p.unlike = p.unlike || hasMembers(b, v)
 	default:
