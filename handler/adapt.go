@@ -23,18 +23,20 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 		return req, as
 	}
 	var edit *api.Editor
-	if p.request != nil && body != nil {
-		edit = p.request.Editor(body.parts[0])
+	if read := p.read(); read != nil && body != nil {
+		edit = read.Editor(body.parts[0])
 	}
 	set := rt.pool.settings.Load().worker(a.worker.dial)
 	told := a.worker.engine.last()
 	kind := kindOf(set, told)
 	say := engine.Request{
-		Body: edit, Ext: p.ext, Grants: p.grants, Options: rt.h.extOptions(),
+		Body: edit, Ext: p.ext, Grants: p.grants, Options: rt.h.extOptions(), Salt: p.salt(), Sent: req.Header,
 		Rank: a.target.Rank, Ranks: ranks, Told: told, Settings: set.engineSettings(),
 	}
 	if p.api != nil {
 		say.API = p.api.Name()
+	} else {
+		say.API = engine.PostTo(req.URL.Path)
 	}
 	say.KeepPrompt = p.prompt == engine.BodyPrompt
 	said := engine.Adapt(kind, &say)
@@ -42,6 +44,7 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 	if p.computes {
 		rt.lacks(kind, said.Lacks)
 	}
+	rt.noticeCut(said.Dropped)
 	if edit != nil {
 		if p.asked {
 			edit.Replace(p.ask)
@@ -85,12 +88,15 @@ func (rt *route) lacks(kind string, fields engine.Fields) {
 func (w *Worker) engineSettings() engine.Settings {
 	priority, _ := engine.ParseSwitch(w.Priority) // the configuration was checked
 	budget, _ := engine.ParseSwitch(w.ThinkingBudget)
-	return engine.Settings{Priority: priority, ThinkingBudget: budget, DynamoInstance: w.DynamoInstanceID}
+	salt, _ := engine.ParseSwitch(w.CacheSalt)
+	return engine.Settings{Priority: priority, ThinkingBudget: budget, CacheSalt: salt, DynamoInstance: w.DynamoInstanceID}
 }
 
 // checkEngine checks what the operator says of the worker's engine.
 func (w *Worker) checkEngine() error {
-	for _, s := range []struct{ option, word string }{{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}} {
+	for _, s := range []struct{ option, word string }{
+		{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}, {"cache_salt", w.CacheSalt},
+	} {
 		if _, ok := engine.ParseSwitch(s.word); !ok {
 			return fmt.Errorf("%s: must be on, off or auto, got %q", s.option, s.word)
 		}

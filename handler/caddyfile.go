@@ -55,6 +55,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			api_key <key>
 //			priority on|off|auto
 //			thinking_budget on|off|auto
+//			cache_salt on|off|auto
 //			dynamo_instance_id <id>
 //			drain
 //			taints <names...>
@@ -83,6 +84,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			<request matchers>
 //		}
 //		nvext strict
+//		cache_salt enforce
 //		mode direct
 //		usage inject
 //		speculative_prefill on|off
@@ -159,6 +161,8 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
 		return h.unmarshalTrust(d)
 	case "nvext":
 		return stringArg(d, &h.NVExt)
+	case "cache_salt":
+		return stringArg(d, &h.CacheSalt)
 	case "mode":
 		return stringArg(d, &h.Mode)
 	case "reverse_proxy":
@@ -226,6 +230,8 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 			return stringArg(d, &w.Priority)
 		case "thinking_budget":
 			return stringArg(d, &w.ThinkingBudget)
+		case "cache_salt":
+			return stringArg(d, &w.CacheSalt)
 		case "dynamo_instance_id":
 			return uintArg(d, &w.DynamoInstanceID)
 		case "drain":

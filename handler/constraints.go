@@ -21,7 +21,7 @@ func (w *worker) tainted() []string {
 // permits tells whether the client allows a worker.
 func (rt *route) permits(w *worker) bool {
 	e := rt.plan.ext
-	if e.AllowedWorkerIDs != nil && !slices.Contains(e.AllowedWorkerIDs, w.id) || !rt.hasRank(w) {
+	if e.AllowedWorkerIDs != nil && !slices.Contains(e.AllowedWorkerIDs, w.id) || !rt.hasRank(w) || !rt.keepsApart(w) {
 		return false
 	}
 	for _, taint := range e.RoutingConstraints.RequiredTaints {

@@ -19,6 +19,7 @@ const (
 	codeTooLarge   = "body_too_large"
 	codeUnreadable = "body_unreadable"
 	codeNoModel    = "model_not_found"
+	codeShared     = "cache_salt_unsupported"
 	codeNoWorker   = "no_worker"
 	codeFailed     = "worker_failed"
 	codeTimeout    = "worker_timeout"

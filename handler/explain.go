@@ -307,6 +307,8 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 			why = "proxy_unavailable" // by its health checks, or it is full
 		case rt.pinned() && w != rt.only.worker:
 			why = "not_named"
+		case !rt.keepsApart(w):
+			why = "shares_cache"
 		case !rt.permits(w):
 			why = "not_allowed"
 		case !rt.fits(w):

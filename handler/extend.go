@@ -13,16 +13,18 @@ import (
 	"go.uber.org/zap"
 )
 
-// longestTimeout is how long a client may ask a session to be kept, if sessions
-// are not kept longer anyway.
+// longestTimeout is how long a client may ask a session or its cache to be kept,
+// if sessions are not kept longer anyway.
 const longestTimeout = time.Hour
 
-// extOptions returns how nvext is read: a session's timeout is moved into the
-// bounds of a second and the longer of an hour and the affinity's ttl.
+// extOptions returns how nvext is read: a session's timeout and a cache's ttl are
+// moved into the bounds of a second and the longer of an hour and the affinity's
+// ttl.
 func (h *Handler) extOptions() nvext.Options {
+	longest := max(longestTimeout, h.pool.settings.Load().ttl)
 	return nvext.Options{
 		Strict:     h.NVExt == nvextStrict,
-		MinTimeout: time.Second, MaxTimeout: max(longestTimeout, h.pool.settings.Load().ttl),
+		MinTimeout: time.Second, MaxTimeout: longest, MaxRetention: longest,
 	}
 }
 
@@ -31,7 +33,7 @@ func (h *Handler) extOptions() nvext.Options {
 // not read; headers win over it.
 func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error {
 	p.ext, p.routed = &noExt, saysHeaders(r.Header)
-	if raw != nil || p.routed {
+	if raw != nil || p.routed || p.steers() {
 		if err := h.takeExt(r, p, raw); err != nil {
 			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 		}
@@ -39,8 +41,8 @@ func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error 
 			return &ownError{a, http.StatusBadRequest, codePin, "nvext", err}
 		}
 	}
-	if h.Mode == modeDirect && a != nil && !p.pin.named {
-		return &ownError{a, http.StatusBadRequest, codePin, "nvext", errDirect}
+	if h.Mode == modeDirect && !p.pin.named && (a != nil || infersUnplanned(r)) {
+		return &ownError{orUnplanned(a), http.StatusBadRequest, codePin, "nvext", errDirect}
 	}
 	return nil
 }
@@ -67,13 +69,18 @@ func (h *Handler) takeExt(r *http.Request, p *plan, raw []byte) error {
 			return "", false
 		})
 	}
-	if ext.Needs() != 0 {
+	var needs nvext.Grants
+	if p.routed {
+		needs = headersNeed(r.Header)
+	}
+	if p.steers() || needs|ext.Needs() != 0 {
 		p.grants = h.grants(r)
 	}
 	var err error
 	if p.dropped, err = ext.Restrict(p.grants); err != nil {
 		return err
 	}
+	p.dropped |= needs &^ p.grants
 	if ext.QueryOnly() { // which wants them back
 		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
 	}
@@ -100,10 +107,7 @@ func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
 	if a == nil {
 		return nil
 	}
-	dynamo := func() bool {
-		return h.grants(r) != nvext.Everything && slices.ContainsFunc(h.own(), func(w *worker) bool { return w.isDynamo(h.pool) })
-	}
-	if p.ext.Tenant == "" && !dynamo() {
+	if p.ext.Tenant == "" && !h.mayTellDynamo(r) {
 		return nil
 	}
 	err := &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf(
@@ -115,6 +119,12 @@ func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
 		err.status = http.StatusServiceUnavailable
 	}
 	return err
+}
+
+// mayTellDynamo tells whether a body of a request that is not read may say to a
+// Dynamo what its client is not trusted with.
+func (h *Handler) mayTellDynamo(r *http.Request) bool {
+	return h.grants(r) != nvext.Everything && slices.ContainsFunc(h.own(), func(w *worker) bool { return w.isDynamo(h.pool) })
 }
 
 // honour takes in what the scheduler is to know of the client's wishes.

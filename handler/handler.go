@@ -127,6 +127,13 @@ type Handler struct {
 	// Default: they are passed over.
 	NVExt string `json:"nvext,omitempty"`
 
+	// With `enforce`, requests that have a salt, their tenant's or their own, go
+	// only to workers whose engines are known to keep caches with different salts
+	// apart in the API that is called, see the `cache_salt` of workers; if there
+	// is none, they are refused (400). Default: the engine gets the salt where it
+	// takes one, and elsewhere prompts share its cache.
+	CacheSalt string `json:"cache_salt,omitempty"`
+
 	// With `direct`, every inference request must name its worker, in `nvext` or
 	// by header, and everybody is trusted with `pins`: somebody else chooses.
 	// Default: the policy chooses for requests that name none.
@@ -217,6 +224,12 @@ type Worker struct {
 	// may refuse requests that have one. Default: `auto`, which is what the
 	// engine tells (SGLang), on for llama.cpp, and else off.
 	ThinkingBudget string `json:"thinking_budget,omitempty"`
+
+	// Whether the engine keeps the caches of requests with different salts
+	// apart, in each API in which it is given one: `on`, `off` or `auto`. It
+	// matters where `cache_salt` is enforced. Default: `auto`, as is known of
+	// its type and version.
+	CacheSalt string `json:"cache_salt,omitempty"`
 
 	// The instance of a Dynamo frontend's that requests go to which are pinned
 	// to this worker: a number in quotes, as Caddy does not keep all digits of

@@ -66,11 +66,15 @@ type only struct {
 func (rt *route) narrow(r *http.Request) error {
 	p := rt.plan
 	constrained := p.ext.AllowedWorkerIDs != nil || p.ext.RoutingConstraints.RequiredTaints != nil
-	if !p.pin.named && !p.pin.rank.Set && !constrained && p.response == "" {
+	rt.apart = rt.h.mustKeepApart(r, p)
+	if !p.pin.named && !p.pin.rank.Set && !constrained && p.response == "" && !rt.apart {
 		return nil
 	}
 	rt.h.awaitFirstLook(r.Context()) // which tells the ranks
 	ups := rt.h.upstreams(r)
+	if err := rt.errShared(ups); err != nil {
+		return err
+	}
 	if p.pin.named {
 		return rt.pinTo(ups)
 	}
@@ -78,6 +82,9 @@ func (rt *route) narrow(r *http.Request) error {
 		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.pin.rank.Value)
 	}
 	if p.response != "" && rt.returnTo(ups) {
+		if !rt.keepsApart(rt.only.worker) {
+			return rt.shared(http.StatusBadRequest, "that of the response which the request names")
+		}
 		return nil
 	}
 	if constrained && !slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.permits(rt.worker(up)) }) {
@@ -98,6 +105,8 @@ func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
 	case !pin.rank.Set && w.ranks() > 1:
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
 		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.worker)
+	case !rt.keepsApart(w):
+		return rt.shared(http.StatusBadRequest, "that of worker %d, which the request names", w.id)
 	case !rt.permits(w):
 		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.field, pin.worker, rt.plan.errNonePermitted())
 	}

@@ -32,6 +32,9 @@ type plan struct {
 	// request is what the body says; nil if it was not read as an inference
 	// request.
 	request *api.Request
+	// other is that of a request for no API that is known, nil if it was not
+	// read.
+	other *api.Request
 	// body can be sent on each attempt; nil if the client's body is streamed
 	// through, which works once. The route takes it over.
 	body *replay
@@ -102,7 +105,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	// the client, and the engine computes nothing meanwhile.
 	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
 	if p.request == nil { // else that has happened
-		err := h.extend(r, a, p, nil)
+		err := h.extend(r, a, p, p.takeOther())
 		if err == nil {
 			err = h.mustKnow(r, a, p)
 		}
@@ -113,7 +116,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 			return nil, err
 		}
 	}
-	p.speaks = p.speaks || engine.Speaks(p.ext)
+	p.speaks = p.speaks || p.steers() || engine.Speaks(p.ext) || p.salt() != ""
 	switch {
 	case p.request != nil:
 		p.model, p.response = p.request.Model, p.request.PreviousResponse
@@ -129,7 +132,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 
 func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	switch {
-	case a == nil && namesModel(r):
+	case a == nil && isOther(r):
 		return h.otherAPI(r)
 	case a == nil:
 		return h.passThrough(r, ""), nil
@@ -154,28 +157,6 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 		return p, nil
 	}
 	return h.inference(r, a, body)
-}
-
-// maxOther is the longest body of a request for no known API that is looked
-// into for its model, in bytes.
-const maxOther = 1 << 20
-
-// namesModel tells whether a request that is for no known API may name a model
-// in its body, as /tokenize and /v1/images/generations do.
-func namesModel(r *http.Request) bool {
-	return r.Method == http.MethodPost && r.ContentLength > 0 && r.ContentLength <= maxOther &&
-		mediaType(r.Header.Get("Content-Type")) == "application/json" && !compressed(r.Header)
-}
-
-// otherAPI plans such a request: by load, among the workers with its model.
-func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
-	body, _, err := readBody(r.Body, r.ContentLength, maxOther)
-	if err != nil {
-		return nil, unreadable(nil, err)
-	}
-	p := &plan{model: strings.Clone(api.Model(body.data)), body: replayOf(body, body.data)}
-	p.score.Streamed = true
-	return p, nil
 }
 
 // passThrough plans a request whose body is not read: by load alone.
@@ -232,7 +213,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	h.givePrompt(r, p, req, opts)
 	p.session = h.session(r, req, p.ext)
 	p.answer = h.answerExt(r, req, p.ext, body)
-	p.speaks = req.NVExt != nil
+	p.speaks = req.NVExt != nil || req.NullNVExt
 	req.NVExt = nil
 	p.body = replayOf(read, body)
 	if h.Usage == usageInject {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -67,9 +68,11 @@ type route struct {
 	err      error
 	returned bool // false in finish: the proxy panicked, as it does to abort
 	trace    *routeTrace
-	dry      bool // it explains what would be chosen, and changes nothing
-	roomy    bool // it does so as if no worker were full
-	only     only // the worker that it never leaves, if there is one
+	dry      bool         // it explains what would be chosen, and changes nothing
+	roomy    bool         // it does so as if no worker were full
+	only     only         // the worker that it never leaves, if there is one
+	cut      nvext.Grants // what of its engines' own members was cut out
+	apart    bool         // it goes only where its cache is kept apart
 }
 
 // usualRoom is where a route's lists begin: most pools are not larger.

@@ -213,6 +213,7 @@ func (s *poolSettings) worker(dial string) Worker {
 	w.APIKey = orDefault(w.APIKey, all.APIKey)
 	w.Priority = orDefault(w.Priority, all.Priority)
 	w.ThinkingBudget = orDefault(w.ThinkingBudget, all.ThinkingBudget)
+	w.CacheSalt = orDefault(w.CacheSalt, all.CacheSalt)
 	w.Drain = w.Drain || all.Drain
 	if len(w.Models) == 0 {
 		w.Models = all.Models
@@ -253,6 +254,7 @@ func (s *poolSettings) merge(o *poolSettings) (*poolSettings, error) {
 			mergeField(&w.KVTokens, ours.KVTokens, theirs.KVTokens, "worker "+dial+" kv_tokens"),
 			mergeField(&w.Priority, ours.Priority, theirs.Priority, "worker "+dial+" priority"),
 			mergeField(&w.ThinkingBudget, ours.ThinkingBudget, theirs.ThinkingBudget, "worker "+dial+" thinking_budget"),
+			mergeField(&w.CacheSalt, ours.CacheSalt, theirs.CacheSalt, "worker "+dial+" cache_salt"),
 			mergeField(&w.DynamoInstanceID, ours.DynamoInstanceID, theirs.DynamoInstanceID, "worker "+dial+" dynamo_instance_id"),
 		)
 		if mergeField(&w.APIKey, ours.APIKey, theirs.APIKey, "") != nil {

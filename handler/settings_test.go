@@ -54,6 +54,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 		want []string
 	}{
 		{wanted(Worker{Dial: "a:1", Priority: "on"}), wanted(Worker{Dial: "a:1", Priority: "off"}), []string{"worker a:1 priority", "on", "off"}},
+		{wanted(Worker{Dial: "a:1", CacheSalt: "on"}), wanted(Worker{Dial: "a:1", CacheSalt: "off"}), []string{"worker a:1 cache_salt", "on", "off"}},
 		{wanted(Worker{Dial: "a:1", ThinkingBudget: "on"}), wanted(Worker{Dial: "a:1", ThinkingBudget: "off"}), []string{"worker a:1 thinking_budget", "on", "off"}},
 		{wanted(Worker{Dial: "a:1", DynamoInstanceID: 5}), wanted(Worker{Dial: "a:1", DynamoInstanceID: 6}), []string{"worker a:1 dynamo_instance_id", "5", "6"}},
 		{&poolSettings{memory: 5 << 20}, &poolSettings{memory: 6 << 20}, []string{"index memory", "5242880", "6291456"}},
@@ -137,6 +138,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		{Worker{Dial: "a:1", Priority: "on", ThinkingBudget: "auto", DynamoInstanceID: 1}, ""},
 		{Worker{Dial: allWorkers, Priority: "off"}, ""},
 		{Worker{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
+		{Worker{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
 		{Worker{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
 		{Worker{Dial: allWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: 7 cannot be that of all workers"},
 	} {
@@ -145,8 +147,8 @@ func TestSettingsOfEngines(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
 		}
 	}
-	s := wanted(Worker{Dial: allWorkers, Priority: "on", ThinkingBudget: "on"}, Worker{Dial: "a:1", Priority: "off"})
-	if w := s.worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" {
+	s := wanted(Worker{Dial: allWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, Worker{Dial: "a:1", Priority: "off"})
+	if w := s.worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" || w.CacheSalt != "on" {
 		t.Errorf("a:1 is %+v", w)
 	}
 }

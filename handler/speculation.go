@@ -285,6 +285,7 @@ func (s *speculation) send(p *plan) error {
 		return err
 	}
 	rt := &route{h: s.h, pool: s.pool, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
+	rt.cut = nvext.Everything // what is cut out of the turn's body was counted with the turn
 	req := rt.outgoing(ownRequest(ctx, s.sent), new(atomic.Int32))
 	req.GetBody = nil // or net/http might send it again
 	delete(req.Header, "Idempotency-Key")

@@ -20,7 +20,8 @@ import (
 // with is dropped before the engine sees it, and counted.
 type Trust struct {
 	// What is granted, one or more of: `pins` (which worker and rank serves the
-	// request), `priorities` (its place among those who wait), `overrides` (the
+	// request), `priorities` (its place among those who wait, here and in the
+	// engine, and how long its cache is kept), `overrides` (the
 	// policy's options, allowed workers, taints), `tenants` (the header
 	// `X-Tenant-Id`, which keeps caches and sessions apart), `uploads` (the
 	// engine sends data to the client's URL), `explain` (where a request would
@@ -45,6 +46,9 @@ const (
 func (h *Handler) checkTrust() error {
 	if h.Mode != "" && h.Mode != modeDirect {
 		return fmt.Errorf("mode: must be %s, got %q", modeDirect, h.Mode)
+	}
+	if h.CacheSalt != "" && h.CacheSalt != saltEnforce {
+		return fmt.Errorf("cache_salt: must be %s, got %q", saltEnforce, h.CacheSalt)
 	}
 	if h.NVExt != "" && h.NVExt != nvextStrict {
 		return fmt.Errorf("nvext: must be %s, got %q", nvextStrict, h.NVExt)
@@ -110,12 +114,20 @@ var routingHeaders = nvext.Headers()
 
 // saysHeaders tells whether there is a routing header.
 func saysHeaders(h http.Header) bool {
-	for i := range routingHeaders {
-		if _, there := h[routingHeaders[i].Name]; there {
+	for name := range h {
+		if nvext.Routes(name) {
 			return true
 		}
 	}
 	return false
+}
+
+// headersNeed returns the trust that headers need which are for a Dynamo alone.
+func headersNeed(h http.Header) (needs nvext.Grants) {
+	for name := range h {
+		needs |= nvext.HeaderNeeds(name)
+	}
+	return needs
 }
 
 // withoutRouting returns a request's header without the routing headers that
@@ -133,6 +145,11 @@ func (p *plan) withoutRouting(h http.Header) http.Header {
 			delete(kept, r.Name)
 		case len(values) > 1:
 			kept[r.Name] = []string{oneValue(values)}
+		}
+	}
+	for name := range kept {
+		if nvext.HeaderNeeds(name)&^p.grants != 0 {
+			delete(kept, name)
 		}
 	}
 	if named := kept["Connection"]; named != nil {

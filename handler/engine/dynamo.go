@@ -54,23 +54,65 @@ func (f *fit) toDynamo() {
 	if f.pinned() && f.Settings.DynamoInstance != 0 {
 		f.pin(gen)
 	}
-	if id := f.Ext.Session(); id != "" && gen == nvext.Dynamo13 {
-		f.Headers = append(f.Headers, Header{nvext.HeaderSession, short(shown(id), maxDynamoSession), true})
-	}
+	options := f.Options
 	if gen == nvext.Dynamo10 {
 		f.Lacks = f.said & CacheSalt // it has none, and would not say so
+		options.Session = f.session
+	} else {
+		f.dynamoSession()
 	}
 	if f.Body == nil {
 		return
+	}
+	if f.said&CacheSalt != 0 {
+		f.Body.Cut(nameSalt) // it is in nvext, or in the tenant's header
 	}
 	f.Body.OnlyNVExt()
 	at, ok := f.Body.NVExt()
 	if !ok {
 		return
 	}
-	for _, e := range nvext.Edits(nil, f.Body.Text(at), gen, f.Grants&^nvext.Pins, f.Options) {
+	for _, e := range nvext.Edits(nil, f.Body.Text(at), gen, f.Grants&^nvext.Pins, options) {
 		f.Body.Replace(api.Edit{Span: api.Span{Start: at.Start + e.Start, End: at.Start + e.End}, Text: []byte(e.Text)})
 	}
+}
+
+// dynamoSessions are the headers in which Dynamo 1.3 and later looks for the
+// session of a request and the one that has begun it, its own names and those of
+// coding agents (lib/llm/src/protocols/agents.rs). Its own go before.
+var dynamoSessions = []string{
+	nvext.HeaderSession, "X-Dynamo-Parent-Session-Id",
+	"X-Claude-Code-Session-Id", "X-Claude-Code-Agent-Id", "X-Claude-Code-Parent-Agent-Id",
+	"Thread-Id", "Session-Id", "X-Codex-Parent-Thread-Id",
+	"X-Deepseek-Harness-Session-Id", "X-Deepseek-Harness-Parent-Session-Id",
+	"X-Session-Id", "X-Parent-Session-Id",
+}
+
+// dynamoSession names the session by header, and scopes those that the client
+// names so. What ends a session, X-Dynamo-Session-Final, ends the one that the
+// request is of, and is without effect where there is none.
+func (f *fit) dynamoSession() {
+	if id := f.Ext.Session(); id != "" {
+		f.Headers = append(f.Headers, Header{nvext.HeaderSession, f.session(id), true})
+	}
+	if f.Salt == "" {
+		return
+	}
+	for _, name := range dynamoSessions {
+		if values := f.Sent[name]; len(values) > 0 {
+			if id := strings.TrimSpace(values[0]); id != "" {
+				f.header(name, f.session(id))
+			}
+		}
+	}
+}
+
+// session returns what a session is called in a Dynamo.
+func (f *fit) session(id string) string {
+	if f.Salt != "" {
+		return short(ScopedSession(f.Salt, id), 0)
+	}
+	return short(shown(id), maxDynamoSession)
 }
 
 // pinned tells whether the client named the worker.

@@ -22,9 +22,9 @@ func readProps(props gjson.Result, told *Told) {
 }
 
 // toLlamaCpp knows the members of llama.cpp's server, which passes over those
-// that it does not know: older ones do not limit reasoning. It has no salt, for
-// each slot keeps the cache of its own last prompt, which any other may share.
+// that it does not know: older ones do not limit reasoning.
 func (f *fit) toLlamaCpp() {
+	f.cacheSalt()
 	if f.takes(MaxThinkingTokens, f.on(apiChat) && f.Settings.ThinkingBudget != Off) {
 		f.integer("thinking_budget_tokens", int64(f.Ext.MaxThinkingTokens.Value))
 	}

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"math"
 	"strconv"
 	"time"
 
@@ -67,13 +66,9 @@ func readSGLang(info gjson.Result, told *Told) {
 // with --radix-eviction-policy priority. A limit of reasoning needs
 // --enable-strict-thinking.
 func (f *fit) toSGLang() {
-	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiGenerate)) {
-		f.text("cache_salt", f.salt(math.MaxInt))
-	}
+	f.cacheSalt()
+	f.sessionParams()
 	own := f.on(apiChat, apiCompletions, apiGenerate)
-	if at, ok := f.Body.NVExt(); f.takes(SessionParams, ok && own) {
-		f.Body.Set("session_params", f.part(at, f.Ext.SessionParams.Span))
-	}
 	f.sglangPriority(own)
 	f.sglangThinking(own)
 }
@@ -86,24 +81,27 @@ func (f *fit) sglangRank() {
 	case f.Ranks < 2 || f.Body == nil:
 		return
 	case f.Told.Version == "" || before(f.Told.Version, 0, 5, 10):
-		f.integer("data_parallel_rank", int64(f.Rank))
+		f.integer(nameOldRank, int64(f.Rank))
 	default:
-		f.Body.Cut("data_parallel_rank")
+		f.Body.Cut(nameOldRank)
 	}
-	f.integer("routed_dp_rank", int64(f.Rank))
+	f.integer(nameRank, int64(f.Rank))
 }
 
+// evicts tells whether SGLang's cache keeps what has a higher priority.
+func (f *fit) evicts() bool { return f.Told.PriorityEviction && f.Settings.Priority != Off }
+
 func (f *fit) sglangPriority(own bool) {
-	evicts := f.Told.PriorityEviction && f.Settings.Priority != Off
+	evicts := f.evicts()
 	if f.takes(Priority, own && (evicts || f.Settings.Priority.or(f.Told.Priority))) {
 		n := int64(f.Ext.AgentHints.Priority.Value)
 		if f.Told.LowFirst {
 			n = -n
 		}
-		f.integer("priority", n)
+		f.integer(namePriority, n)
 	}
 	if f.takes(CacheControl, own && evicts) {
-		f.integer("retention_seconds", int64(f.Ext.CacheTTL.Value/time.Second))
+		f.integer(nameRetention, int64(f.Ext.CacheTTL.Value/time.Second))
 	}
 }
 

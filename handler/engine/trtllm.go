@@ -21,12 +21,10 @@ func (s *server) tellTRTLLM(told *Told) {
 // left to the operator. Its priorities are from 0 to 1, where higher is earlier
 // and 0.5 what others have.
 func (f *fit) toTRTLLM() {
-	if f.takes(CacheSalt, f.on(apiChat)) {
-		f.text("cache_salt", f.salt(math.MaxInt))
-	}
+	f.cacheSalt()
 	if f.takes(Priority, f.on(apiChat, apiCompletions) && f.Settings.Priority == On) {
 		n := float64(f.Ext.AgentHints.Priority.Value)
-		f.Body.Set("priority", strconv.AppendFloat(nil, 0.5+n/(1+math.Abs(n))/2, 'f', -1, 64))
+		f.Body.Set(namePriority, strconv.AppendFloat(nil, 0.5+n/(1+math.Abs(n))/2, 'f', -1, 64))
 	}
 	if f.takes(MaxThinkingTokens, f.on(apiChat, apiCompletions) && f.Settings.ThinkingBudget == On) {
 		f.integer("thinking_token_budget", int64(f.Ext.MaxThinkingTokens.Value))

@@ -84,19 +84,14 @@ func ranksOf(names map[string]bool) int {
 	return len(names)
 }
 
-// maxVLLMSalt is the longest salt that vLLM takes, in characters.
-const maxVLLMSalt = 1024
-
 // toVLLM knows vLLM's members beyond OpenAI's. A lower priority is earlier
 // there, and any but 0 an error unless it runs with --scheduling-policy
 // priority, which it does not tell; so is thinking_token_budget where it does
 // not know how the model's reasoning ends.
 func (f *fit) toVLLM() {
-	if f.takes(CacheSalt, f.on(apiChat, apiCompletions, apiResponses, apiTokens)) {
-		f.text("cache_salt", f.salt(maxVLLMSalt))
-	}
+	f.cacheSalt()
 	if f.takes(Priority, f.on(apiChat, apiCompletions, apiResponses, apiTokens) && f.Settings.Priority == On) {
-		f.integer("priority", -int64(f.Ext.AgentHints.Priority.Value))
+		f.integer(namePriority, -int64(f.Ext.AgentHints.Priority.Value))
 	}
 	budget := int64(f.Ext.MaxThinkingTokens.Value)
 	switch takes := f.Settings.ThinkingBudget == On; {

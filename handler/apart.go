@@ -1,0 +1,76 @@
+package handler
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// saltEnforce is the one value of Handler.CacheSalt.
+const saltEnforce = "enforce"
+
+// salt returns what keeps the request's cache and sessions apart, in the router
+// and in engines; empty if nothing does.
+func (p *plan) salt() string {
+	if read := p.read(); read != nil {
+		return p.ext.Salt(read.Salt)
+	}
+	return p.ext.Salt("")
+}
+
+// mustKeepApart tells whether the operator insists on it that a request's cache
+// is kept apart. What computes nothing of a prompt leaves nothing in a cache.
+func (h *Handler) mustKeepApart(r *http.Request, p *plan) bool {
+	if h.CacheSalt != saltEnforce || p.salt() == "" {
+		return false
+	}
+	return p.api != nil && p.api.Work() != api.Count || p.api == nil && infersUnplanned(r)
+}
+
+// keepsApart tells whether the request may go to a worker for what the engine
+// does with its salt.
+func (rt *route) keepsApart(w *worker) bool {
+	if !rt.apart {
+		return true
+	}
+	name := "" // which no engine is known to read
+	if rt.plan.api != nil {
+		name = rt.plan.api.Name()
+	}
+	set, told := rt.pool.settings.Load().worker(w.dial), w.engine.last()
+	return engine.KeepsApart(kindOf(set, told), told, set.engineSettings(), name)
+}
+
+// errShared returns the error of a request whose cache no worker keeps apart, nil
+// if some does. One that has not told yet what it is may turn out to.
+func (rt *route) errShared(ups reverseproxy.UpstreamPool) error {
+	if !rt.apart || len(ups) == 0 || slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.keepsApart(rt.worker(up)) }) {
+		return nil
+	}
+	set := rt.pool.settings.Load()
+	for _, up := range ups {
+		if w := rt.worker(up); kindOf(set.worker(w.dial), w.engine.last()) == "" {
+			return rt.shared(http.StatusServiceUnavailable, "that of any worker, of which some have not told what they are")
+		}
+	}
+	return rt.shared(http.StatusBadRequest, "that of any worker")
+}
+
+// shared returns the error of a request that would share a cache.
+func (rt *route) shared(status int, format string, args ...any) error {
+	where := "this path"
+	if a := rt.plan.api; a != nil {
+		where = "the API " + a.Name()
+	}
+	code := codeShared
+	if status == http.StatusServiceUnavailable {
+		code = codeNoWorker
+	}
+	return &ownError{orUnplanned(rt.plan.api), status, code, "cache_salt", fmt.Errorf(
+		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine keeps its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
+}

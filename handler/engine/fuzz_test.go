@@ -1,0 +1,173 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+const nvextMember = "nvext"
+
+// steeringBody has the engines' own members beside what nvext says.
+const steeringBody = `{"model":"m","priority":-5,"routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":0,"id_slot":1,"retention_seconds":9,` +
+	`"session_id":"s","session_params":{"id":"s","rid":"r"},"extra_key":"k","cache_salt":"victim","n":1,"nvext":{"cache_salt":"mine"}}`
+
+// FuzzAdapt compares what an engine gets with what another reader, which knows
+// none of this code, says that it is to get: each member that is named has that
+// value, all others are as the client sent them.
+func FuzzAdapt(f *testing.F) {
+	bodies := []string{
+		fuzzed, steeringBody, strings.Replace(steeringBody, `,"nvext":{"cache_salt":"mine"}`, "", 1),
+		strings.NewReplacer(`{"id":"s","rid":"r"}`, `[{"id":"s"},{"id":1},{}]`, `"extra_key":"k"`, `"extra_key":["a", 1]`).Replace(steeringBody),
+		`{"sampling_params":[{},{"custom_params":{}}],"nvext":{"greed_sampling":true,"max_thinking_tokens":1}}`,
+		`{"nvext":null,"nv\u0065xt":{"cache_salt":"x","session_params":{"id":"y","id":"z"}},"cache_salt":1,"cache_salt":2}`,
+		`{"priority":null,"priority":7,"routed_dp_r\u0061nk":1,"nvext":null}`,
+		`{"nvext":{"agent_hints":{"priority":-2147483648}},"priority":1,"temperature":0.5}`,
+	}
+	// Nobody is trusted, or everybody; engines order by priority, or tell so, or
+	// do not; there is a tenant, or several ranks.
+	const all, tenant, ranks, on, told, off = uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<10, 1<<8 | 1<<9, 1<<11 | 1<<12 | 1<<13, 1 << 15
+	for _, body := range bodies {
+		for i := range paths {
+			for k := range len(Names) + 1 {
+				for _, bits := range []uint32{0, all, on, all | on, told, all | told | 1<<14, tenant | told, all | tenant | ranks | on, ranks, all | off} {
+					f.Add([]byte(body), uint8(i), uint8(k), bits)
+				}
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, body []byte, path, engine uint8, bits uint32) {
+		a, kind := api.For(paths[int(path)%len(paths)]), append(slices.Clone(Names), "")[int(engine)%(len(Names)+1)]
+		parsed, err := api.Parse(a, body, api.Options{})
+		if err != nil || !utf8.Valid(body) || bytes.Contains(bytes.ToLower(body), []byte(`\ud`)) {
+			return
+		}
+		o, ok := readOracle(body)
+		if !ok {
+			return
+		}
+		var ext nvext.Ext
+		if parsed.NVExt != nil {
+			if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
+				return
+			}
+			if ext.CacheTTL.Set {
+				ext.CacheTTL = nvext.Some(nvext.DefaultTTL / 5)
+			}
+		}
+		bit := func(n int) bool { return bits>>n&1 == 1 }
+		r := Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, Rank: 1, Ranks: 1}
+		if r.Body == nil {
+			return // it has too many members
+		}
+		if _, err := ext.Restrict(r.Grants); err != nil {
+			return
+		}
+		if bit(6) {
+			r.Ranks = 2
+		}
+		if bit(7) {
+			ext.Tenant = "a \"tenant\""
+		}
+		r.Salt = ext.Salt(parsed.Salt)
+		r.Settings = Settings{Priority: Switch(bits >> 8 & 1), ThinkingBudget: Switch(bits >> 9 & 1)}
+		if bit(15) {
+			r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off
+		}
+		r.Told = Told{PriorityEviction: bit(11), StrictThinking: bit(12), Priority: bit(13), LowFirst: bit(14)}
+		if bit(10) {
+			r.Told.Version = map[string]string{Dynamo: "1.0"}[kind]
+			if kind == SGLang {
+				r.Told.Version = "0.5.10"
+			}
+		}
+		o.kind, o.api, o.tenant, o.rank, o.ranks, o.told, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Told, r.Settings
+		o.pins, o.priorities, o.uploads = r.Grants&nvext.Pins != 0, r.Grants&nvext.Priorities != 0, r.Grants&nvext.Uploads != 0
+		o.expect()
+		compare(t, &o, &r, body)
+	})
+}
+
+// compare has the engine's request made, and compares it with the oracle's.
+func compare(t *testing.T, o *oracle, r *Request, body []byte) {
+	t.Helper()
+	got := Adapt(o.kind, r)
+	for _, h := range got.Headers {
+		if strings.ContainsAny(h.Name+h.Value, "\r\n\x00") {
+			t.Fatalf("%s has the header %s: %q", body, h.Name, h.Value)
+		}
+	}
+	var out []byte
+	at := 0
+	for _, e := range r.Body.Edits() {
+		if e.Start < at || e.End < e.Start || e.End > len(body) {
+			t.Fatalf("%s: an edit of %v behind %d", body, e.Span, at)
+		}
+		out = append(append(out, body[at:e.Start]...), e.Text...)
+		at = e.End
+	}
+	out = append(out, body[at:]...)
+	var is doc
+	if err := decode(out, &is); err != nil {
+		t.Fatalf("%s became %s: %v", body, out, err)
+	}
+	if o.kind == Dynamo {
+		checkNVExt(t, o.want, is, out)
+	}
+	if want, ok := o.want["priority"].(float64); ok {
+		n, _ := is["priority"].(json.Number)
+		if f, err := strconv.ParseFloat(string(n), 64); err != nil || math.Abs(f-want) > 1e-12 || f < 0 || f > 1 {
+			t.Fatalf("%s, %s: priority %s, want %v", body, o.kind, n, want)
+		}
+		o.want["priority"] = is["priority"]
+	}
+	if !reflect.DeepEqual(is, o.want) {
+		want, _ := json.Marshal(o.want)
+		t.Fatalf("%s, %s:\n%s became\n%s, want\n%s", o.kind, o.api, body, out, want)
+	}
+	if lacks := slices.Collect(got.Lacks.Names); !same(lacks, o.lacks) {
+		t.Fatalf("%s, %s: %s lacks %v, want %v", o.kind, o.api, body, lacks, o.lacks)
+	}
+	if dropped := slices.Collect(got.Dropped.Names); !same(dropped, o.dropped) {
+		t.Fatalf("%s, %s: of %s was dropped %v, want %v", o.kind, o.api, body, dropped, o.dropped)
+	}
+}
+
+// same compares lists whose order is of no matter.
+func same(a, b []string) bool {
+	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
+	return slices.Equal(a, b)
+}
+
+// checkNVExt checks what a Dynamo gets of nvext, and takes it away: what of it
+// passes is nvext's own test.
+func checkNVExt(t *testing.T, want, is doc, out []byte) {
+	t.Helper()
+	left, there := is[nvextMember]
+	if !there && want[nvextMember] != nil {
+		t.Fatalf("%s has no nvext", out)
+	}
+	if bytes.Count(out, []byte(`"`+nvextMember+`"`)) == 1 && left != nil {
+		raw, _ := json.Marshal(left)
+		if _, err := nvext.Parse(raw, nvext.Options{}); err != nil {
+			t.Fatalf("%s: %v", out, err)
+		}
+	}
+	delete(want, nvextMember)
+	delete(is, nvextMember)
+}
+
+func decode(raw []byte, to *map[string]any) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	return d.Decode(to)
+}

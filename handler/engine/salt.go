@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// salted are the APIs in which an engine is given the salt of its cache.
+type salted struct {
+	// sure are those in which it is known to keep prompts with different salts
+	// apart, from the version since on.
+	sure  []string
+	since []int
+	// also are those in which it depends on the version, and others pass over
+	// the member.
+	also []string
+	// most is the longest salt that it takes, in bytes.
+	most int
+}
+
+// salts are those of the engines. llama.cpp has none, for each slot keeps the
+// cache of its own last prompt, which any other may share. vLLM's messages and
+// what it pools take one in newer versions, of which no list is kept here, and
+// what is embedded in chunks has lost it. Who is not known is given one all the
+// same, for it is better refused than lost.
+var salts = map[string]salted{
+	VLLM: {
+		sure: []string{apiChat, apiCompletions, apiResponses, apiTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
+		also: []string{apiMessages, "embeddings", "rerank", "score", "classify", "pooling", Invocations},
+	},
+	SGLang: {sure: []string{apiChat, apiCompletions, apiResponses, apiGenerate}, since: []int{0, 5, 4}, also: []string{Invocations}, most: math.MaxInt},
+	TRTLLM: {sure: []string{apiChat}, most: math.MaxInt},
+	Other:  {also: []string{apiChat, apiCompletions, apiResponses}, most: maxVLLMSalt},
+	"":     {also: []string{apiChat, apiCompletions, apiResponses}, most: maxVLLMSalt},
+}
+
+// maxVLLMSalt is the longest salt that vLLM takes, in characters.
+const maxVLLMSalt = 1024
+
+// KeepsApart tells whether an engine is known to keep the caches of requests with
+// different salts apart, in an API: whether it is given the salt there, and heeds
+// it, or the operator says so.
+func KeepsApart(kind string, told Told, set Settings, api string) bool {
+	if set.CacheSalt == Off {
+		return false
+	}
+	if kind == Dynamo {
+		known := told.Version != "" && generation(told.Version) == nvext.Dynamo13
+		return set.CacheSalt.or(known && slices.Contains([]string{apiChat, apiCompletions}, api))
+	}
+	s := salts[kind]
+	sure := slices.Contains(s.sure, api)
+	return set.CacheSalt.or(sure && !before(told.Version, s.since...)) && (sure || slices.Contains(s.also, api))
+}
+
+// cacheSalt gives the engine the salt, or where it takes none at least not the
+// one that the client wrote beside it, which would be another one's.
+func (f *fit) cacheSalt() {
+	s := salts[f.kind]
+	switch {
+	case f.said&CacheSalt == 0:
+	case f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)):
+		f.text(nameSalt, f.salt(s.most))
+		if f.kind == SGLang {
+			f.extraKey()
+		}
+	default:
+		f.Body.Cut(nameSalt)
+	}
+}
+
+const nameSalt, nameExtraKey = "cache_salt", "extra_key"
+
+// extraKey puts the salt before SGLang's other member that keeps caches apart.
+// It hangs the one on the other, so that a client could make its tenant's salt
+// into another's by what it writes there; and its own /generate had this one only
+// for long.
+func (f *fit) extraKey() {
+	own := f.Body.Value(nameExtraKey)
+	if isNull(own) {
+		own = nil
+	}
+	if own == nil && !f.on(apiGenerate) {
+		return
+	}
+	var text string
+	if json.Unmarshal(own, &text) != nil { // none, or a list
+		text = string(own)
+	}
+	f.text(nameExtraKey, short(f.Ext.Salt(""), 0)+text)
+}
+
+// salt returns the salt as an engine can have it, of at most so many bytes: what
+// is no UTF-8, which JSON cannot say, as a digest, for it must not become what
+// another one becomes.
+func (f *fit) salt(most int) string {
+	s := f.Ext.Salt("")
+	if !utf8.ValidString(s) {
+		most = 0
+	}
+	return short(s, most)
+}
+
+// isNull tells whether a member is not there, for engines.
+func isNull(value []byte) bool { return value == nil || bytes.Equal(value, []byte("null")) }

@@ -1,0 +1,125 @@
+package engine
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// Who keeps caches apart gets the salt, and who does not get it does not.
+func TestKeepsApart(t *testing.T) {
+	on, off := Settings{CacheSalt: On}, Settings{CacheSalt: Off}
+	for _, c := range []struct {
+		kind, version, api string
+		set                Settings
+		want               bool
+	}{
+		{VLLM, "", apiChat, Settings{}, true},
+		{VLLM, "0.10.1", apiCompletions, Settings{}, true},
+		{VLLM, "0.10.0", apiChat, Settings{}, false},
+		{VLLM, "0.10.0", apiChat, on, true},
+		{VLLM, "0.12.0", apiMessages, Settings{}, false},
+		{VLLM, "0.12.0", apiMessages, on, true},
+		{VLLM, "0.12.0", "embeddings", Settings{}, false},
+		{VLLM, "0.12.0", apiChat, off, false},
+		{VLLM, "0.12.0", "", Settings{}, false},
+		{VLLM, "0.12.0", "", on, false},
+		{SGLang, "", apiGenerate, Settings{}, true},
+		{SGLang, "0.5.3", apiChat, Settings{}, false},
+		{SGLang, "0.5.10", apiMessages, Settings{}, false},
+		{SGLang, "0.5.10", apiMessages, on, false},
+		{TRTLLM, "", apiChat, Settings{}, true},
+		{TRTLLM, "", apiCompletions, on, false},
+		{LlamaCpp, "", apiChat, on, false},
+		{Other, "", apiChat, Settings{}, false},
+		{Other, "", apiChat, on, true},
+		{"", "", apiChat, Settings{}, false},
+		{Dynamo, "1.3.0", apiChat, Settings{}, true},
+		{Dynamo, "1.2.0", apiChat, Settings{}, false},
+		{Dynamo, "", apiChat, Settings{}, false},
+		{Dynamo, "1.3.0", apiMessages, Settings{}, false},
+		{Dynamo, "", apiMessages, on, true},
+	} {
+		if got := KeepsApart(c.kind, Told{Version: c.version}, c.set, c.api); got != c.want {
+			t.Errorf("%s %s, %s, %v: %v", c.kind, c.version, c.api, c.set.CacheSalt, got)
+		}
+	}
+	for _, kind := range append(slices.Clone(Names), "") {
+		for _, path := range paths {
+			a := api.For(path)
+			got := adapted(t, kind, path, `{"cache_salt":"victim","nvext":{"cache_salt":"mine"}}`, nil)
+			if kind != Dynamo && strings.Contains(got.body, "victim") {
+				t.Errorf("%s, %s got %s", kind, path, got.body)
+			}
+			if KeepsApart(kind, Told{Version: "99.0"}, Settings{}, a.Name()) && !strings.Contains(got.body, `"mine"`) {
+				t.Errorf("%s, %s keeps apart what it is not told: %s", kind, path, got.body)
+			}
+		}
+	}
+}
+
+// TestSGLangSessionsAreOpenedInTheirScope has a tenant open a session, use it by
+// the name that it chose and by the one that it was told, and close it.
+func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
+	send := func(path, body string) string {
+		t.Helper()
+		parsed, err := api.Parse(api.Unplanned, []byte(body), api.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := parsed.Editor([]byte(body))
+		Adapt(SGLang, &Request{API: PostTo(path), Body: e, Ext: &nvext.Ext{Tenant: "t"}, Salt: "t", Ranks: 1})
+		var out []byte
+		at := 0
+		for _, edit := range e.Edits() {
+			out = append(append(out, body[at:edit.Start]...), edit.Text...)
+			at = edit.End
+		}
+		var got struct {
+			Session string `json:"session_id"`
+		}
+		if err := json.Unmarshal(append(out, body[at:]...), &got); err != nil {
+			t.Fatal(err)
+		}
+		return got.Session
+	}
+	mine := send("/open_session", `{"capacity_of_str_len":1000,"session_id":"s"}`)
+	if mine != ScopedSession("t", "s") || mine == ScopedSession("u", "s") || send("/open_session", `{"session_id":"`+mine+`"}`) != mine {
+		t.Errorf("opened as %q", mine)
+	}
+	if got := send("/close_session", `{"session_id":"s"}`); got != mine {
+		t.Errorf("closed as %q", got)
+	}
+	one, two := send("/open_session", `{"capacity_of_str_len":1000}`), send("/open_session", `{"session_id":null}`)
+	if scope := mine[:len(mine)-1]; one == two || !strings.HasPrefix(one, scope) || !strings.HasPrefix(two, scope) {
+		t.Errorf("without a name they are opened as %q and %q", one, two)
+	}
+	if got := send("/generate_from_file", `{}`); got != "" {
+		t.Errorf("what opens none has the session %q", got)
+	}
+	if ScopedSession("", "s") != "s" || ScopedSession("t", "") != "" {
+		t.Error("what needs no scope has one")
+	}
+}
+
+func TestInfers(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/invocations": true, "/v1/invocations/": true, "/completion": true, "/infill": true, "/api/generate": true, "/api/chat": true,
+		"/v1/images/generations": true, "/v1/audio/transcriptions": true, "/encode": true, "/v2/embed": true,
+		"/tokenize": false, "/detokenize": false, "/v1/models": false, "/open_session": false, "/v1/load_lora_adapter": false, "/": false,
+		"/v1/chat/completions/render": false,
+	} {
+		if Infers(path) != want {
+			t.Errorf("%s: %v", path, !want)
+		}
+	}
+	for path, want := range map[string]string{"/invocations": Invocations, "/x/close_session": CloseSession, "/open_sessions": "", "": ""} {
+		if got := PostTo(path); got != want {
+			t.Errorf("%s is %q", path, got)
+		}
+	}
+}
