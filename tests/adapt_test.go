@@ -86,6 +86,8 @@ func TestBadSettingsAreRefused(t *testing.T) {
 		{"OtherTransport", "kv_router {\nreverse_proxy a:1 {\ntransport fastcgi\n}\n}", "transport"},
 		{"TrustInNothingKnown", "kv_router a:1 {\ntrust pins everything\n}", "everything"},
 		{"NvextSomehow", "kv_router a:1 {\nnvext lenient\n}", "nvext"},
+		{"SaltSomehow", "kv_router a:1 {\ncache_salt maybe\n}", "cache_salt: must be enforce"},
+		{"SaltOfAWorkerSomehow", "kv_router a:1 {\nworker a:1 {\ncache_salt enforce\n}\n}", "cache_salt: must be on, off or auto"},
 		{"ModeOfAnotherKind", "kv_router a:1 {\nmode round_robin\n}", "mode"},
 		{"RolePrefill", "kv_router a:1 b:1 {\nworker a:1 {\nrole prefill\n}\n}", "role prefill"},
 		{"RoleUnknown", "kv_router a:1 {\nworker a:1 {\nrole chief\n}\n}", "chief"},

@@ -53,7 +53,7 @@ var bodies = []struct {
 	{name: "Multimodal", body: `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"what?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`},
 	{name: "Completion", path: "/v1/completions", body: `{"model":"m","prompt":[1,2,3],"cache_salt":"s"}`},
 	{name: "PathPrefix", path: "/some/where/v1/chat/completions?x=1&y=%2F", body: `{"model":"m","messages":[]}`},
-	{name: "OtherPath", path: "/v1/audio/speech", body: `{"model":"m","input":"x","nvext":{"a":1}}`},
+	{name: "OtherPath", path: "/v1/audio/speech", body: `{"model":"m","input":"x","in":{"nvext":{"a":1}}, "nvext" : null}`},
 	{name: "Empty", body: "", status: 400},
 	{name: "Truncated", body: `{"model":"m","messages":[{"role":"us`, status: 400},
 	{name: "Trailing", body: `{"model":"m","messages":[]} and more`, status: 400},

@@ -1,0 +1,253 @@
+package tests
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+// eventuallyTold waits until an engine has told what it is.
+func eventuallyTold(t *testing.T, s *server, e *engine.Engine, kind string) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == kind })
+}
+
+// TestTenantsHaveNoSaltButTheirOwn has clients write the salt of another one
+// beside their tenant's: in no API of any engine does it arrive.
+func TestTenantsHaveNoSaltButTheirOwn(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	const mine = `"cache_salt":"mine"`
+	for kind, takes := range map[string]string{
+		"vllm":   "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/embeddings /v1/rerank /invocations /inference/v1/generate",
+		"sglang": "/v1/chat/completions /v1/completions /v1/responses /generate /invocations",
+		"trtllm": "/v1/chat/completions", "llamacpp": "", "other": "/v1/chat/completions /v1/completions /v1/responses",
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, kind), "trust tenants"))
+		for path := range strings.FieldsSeq("/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/embeddings /v1/rerank /generate /inference/v1/generate /invocations /tokenize /v1/anything") {
+			for _, header := range [][]string{{"X-Tenant-Id", "mine"}, nil} {
+				body := `{"model":"m","cache_salt":"victim","messages":[],"prompt":"x"}`
+				if header == nil {
+					body = strings.Replace(body, "{", `{"nvext":`+"{"+mine+"},", 1)
+				}
+				received := len(e.Journal())
+				s.post(t.Context(), path, []byte(body), header...)
+				got := string(lastOf(e).Body)
+				if len(e.Journal()) == received || strings.Contains(got, "victim") || strings.Contains(got, mine) != containsWord(takes, path) {
+					t.Errorf("%s %s: the engine got %s", kind, path, got)
+				}
+			}
+			// without a tenant it is the client's own, in the engine's own words
+			if path != "/tokenize" {
+				s.post(t.Context(), path, []byte(`{"model":"m","cache_salt":"own"}`))
+				if got := string(lastOf(e).Body); got != `{"model":"m","cache_salt":"own"}` {
+					t.Errorf("%s %s: without a tenant the engine got %s", kind, path, got)
+				}
+			}
+		}
+	}
+}
+
+func containsWord(words, word string) bool { return strings.Contains(" "+words+" ", " "+word+" ") }
+
+// TestSaltsAreEnforced has a pool of two engines, of which one keeps no caches
+// apart: requests with a salt go to the other one, or nowhere.
+func TestSaltsAreEnforced(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	block := func(first, second string) string {
+		return route(engines, "worker "+engines[0].Addr()+" {\nid 1\n"+first+"\n}\nworker "+engines[1].Addr()+" {\nid 2\n"+second+"\n}", "cache_salt enforce", "trust tenants pins", "policy round_robin")
+	}
+	chat := func(s *server, header ...string) answer {
+		return s.post(t.Context(), "/v1/chat/completions", ask("hello").body(), header...)
+	}
+	tenant := []string{"X-Tenant-Id", "mine"}
+	s := startCaddy(t, block("engine llamacpp", "engine vllm"))
+	seen := map[string]bool{}
+	for range 6 {
+		if a := chat(s, tenant...); a.engine() != "e2" {
+			t.Errorf("a tenant's was answered by %q, status %d, %.200s", a.engine(), a.status, a.body)
+		}
+	}
+	for range 6 {
+		seen[chat(s).engine()] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("without a tenant answered by %v", seen)
+	}
+	for _, salted := range []string{`"cache_salt":"s"`, `"nvext":{"cache_salt":"s"}`} {
+		for range 3 {
+			if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],`+salted+`}`)); a.engine() != "e2" {
+				t.Errorf("%s: answered by %q", salted, a.engine())
+			}
+		}
+	}
+	const code = "cache_salt_unsupported"
+	wantError(t, "pinned", chat(s, append([]string{"X-Worker-Instance-Id", "1"}, tenant...)...), 400, code, "worker 1", "chat")
+	for _, path := range []string{"/v1/messages", "/v1/embeddings", "/invocations", "/v1/rerank"} {
+		a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[],"input":"x"}`), tenant...)
+		if a.status != 400 || !strings.Contains(string(a.body), code) {
+			t.Errorf("%s: status %d, body %.300s", path, a.status, a.body)
+		}
+	}
+	if a := s.post(t.Context(), "/v1/messages", []byte(`{"model":"m","messages":[]}`), tenant...); !strings.HasPrefix(string(a.body), `{"type":"error"`) {
+		t.Errorf("Anthropic's shape: %s", a.body)
+	}
+	for _, path := range []string{"/v1/messages/count_tokens", "/tokenize"} { // which leave nothing in a cache
+		if a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[]}`), tenant...); a.engine() == "" {
+			t.Errorf("%s: status %d, %.200s", path, a.status, a.body)
+		}
+	}
+	x := s.explain(t, []byte(`{"model":"m","messages":[],"cache_salt":"s"}`))
+	if len(x.LeftOut) != 1 || x.LeftOut[0].Why != "shares_cache" || x.LeftOut[0].Dial != engines[0].Addr() {
+		t.Errorf("it is explained as %+v", x.LeftOut)
+	}
+	// the one that keeps them apart is gone: nobody else takes its place
+	engines[1].Kill()
+	if a := chat(s, tenant...); a.status != http.StatusServiceUnavailable && a.status != http.StatusBadGateway {
+		t.Errorf("with the other one gone: status %d by %q", a.status, a.engine())
+	}
+	if err := engines[1].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	// the operator says more of them than is known, and that counts
+	if s = startCaddy(t, block("engine llamacpp\ncache_salt on", "engine vllm\ncache_salt off")); true {
+		wantError(t, "said to be off", chat(s, tenant...), 400, code)
+	}
+	s = startCaddy(t, block("engine llamacpp", "engine vllm\ncache_salt on"))
+	if a := s.post(t.Context(), "/v1/messages", []byte(`{"model":"m","messages":[]}`), tenant...); a.engine() != "e2" {
+		t.Errorf("said to be on: status %d, %.200s", a.status, a.body)
+	}
+	s = startCaddy(t, block("", ""))
+	wantError(t, "not known yet", chat(s, tenant...), 503, "no_worker", "have not told")
+	// by default they are told apart where that can be, and no more
+	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine llamacpp"), "cache_salt enforce", "", 1))
+	if a := chat(s, tenant...); !a.ok() {
+		t.Errorf("by default: status %d", a.status)
+	}
+}
+
+// TestSessionsOfTenantsAreApart has two tenants that name one session, to a
+// Dynamo and to an SGLang.
+func TestSessionsOfTenantsAreApart(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	ids := []string{"X-Dynamo-Session-Id", "X-Dynamo-Parent-Session-Id", "X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id"}
+	for kind, gets := range map[string]func(canned.Request) []string{
+		"dynamo": func(r canned.Request) (got []string) {
+			for _, name := range ids {
+				got = append(got, r.Header.Get(name))
+			}
+			return got
+		},
+		"sglang": func(r canned.Request) []string {
+			return []string{string(r.Body)}
+		},
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, kind), "trust tenants"))
+		seen := map[string]string{}
+		for _, tenant := range []string{"a", "b", "a", ""} {
+			var header []string
+			if tenant != "" {
+				header = append(header, "X-Tenant-Id", tenant)
+			}
+			for _, name := range ids {
+				header = append(header, name, "s")
+			}
+			body := `{"model":"m","messages":[],"session_id":"s","session_params":{"id":"s","rid":"r"}}`
+			s.post(t.Context(), "/v1/chat/completions", []byte(body), header...)
+			got := fmt.Sprint(gets(lastOf(e)))
+			if before, again := seen[tenant]; again && before != got {
+				t.Errorf("%s: a session of %q became another one: %s, then %s", kind, tenant, before, got)
+			}
+			seen[tenant] = got
+		}
+		if seen["a"] == seen["b"] || seen["a"] == seen[""] {
+			t.Errorf("%s: tenants share a session: %v", kind, seen)
+		}
+		if plain := gets(canned.Request{}); kind == "dynamo" && seen[""] != fmt.Sprint(strings.Fields(strings.Repeat("s ", len(plain)))) {
+			t.Errorf("%s: without a tenant the engine got %s", kind, seen[""])
+		}
+		if kind == "dynamo" && containsWord(strings.Trim(seen["a"], "[]"), "s") {
+			t.Errorf("the Dynamo got the client's own id: %s", seen["a"])
+		}
+		if kind == "sglang" && (strings.Contains(seen["a"], `"id":"s"`) || strings.Contains(seen["a"], `"session_id":"s"`) || !strings.Contains(seen["a"], `"rid":"r"`)) {
+			t.Errorf("the SGLang got %s", seen["a"])
+		}
+	}
+	// what nvext says of the session is scoped in the same way
+	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "dynamo"), "trust tenants"))
+	session := func(header ...string) string {
+		s.mustChat(t, wishing("hi", `{"session_control":{"session_id":"s"}}`), header...)
+		return lastOf(e).Header.Get("X-Dynamo-Session-Id")
+	}
+	s.mustChat(t, ask("hi"), "X-Tenant-Id", "a", "X-Dynamo-Session-Id", "s")
+	byHeader := lastOf(e).Header.Get("X-Dynamo-Session-Id")
+	if a := session("X-Tenant-Id", "a"); a != byHeader || a == session("X-Tenant-Id", "b") || session() != "s" {
+		t.Errorf("of nvext it is %q, by header %q, without a tenant %q", a, byHeader, session())
+	}
+}
+
+// TestSGLangSessionsAreOpenedThroughTheRouter has a tenant open a session, take a
+// turn in it and close it: all three name the same one.
+func TestSGLangSessionsAreOpenedThroughTheRouter(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), "trust tenants"))
+	sum := sha256.Sum256([]byte("a"))
+	scoped := hex.EncodeToString(sum[:16]) + ":s"
+	for path, body := range map[string]string{
+		"/open_session": `{"capacity_of_str_len":1000,"session_id":"s"}`, "/close_session": `{"session_id":"s"}`,
+		"/generate":            `{"text":"x","session_params":{"id":"s"}}`,
+		"/v1/chat/completions": `{"messages":[],"nvext":{"session_params":{"id":"` + scoped + `"}}}`,
+	} {
+		s.post(t.Context(), path, []byte(body), "X-Tenant-Id", "a")
+		if got := string(lastOf(e).Body); !strings.Contains(got, `"`+scoped+`"`) {
+			t.Errorf("%s: the engine got %s", path, got)
+		}
+		s.post(t.Context(), path, []byte(strings.ReplaceAll(body, scoped, "s")))
+		if got := string(lastOf(e).Body); !strings.Contains(got, `id":"s"`) {
+			t.Errorf("%s without a tenant: the engine got %s", path, got)
+		}
+	}
+}
+
+// TestPolicyClassNeedsPriorities has the header by which a Dynamo puts a request
+// into a class of its queue.
+func TestPolicyClassNeedsPriorities(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "dynamo"), trust("priorities")))
+	header := []string{"X-Dynamo-Meta-Policy-Class", "gold", "X-Dynamo-Meta-Other", "x", "X-Dynamo-Session-Id", "s", "X-Dynamo-Session-Final", "true"}
+	for _, v := range []struct{ method, path string }{{"POST", "/v1/chat/completions"}, {"POST", "/v1/audio/speech"}, {"GET", "/v1/models"}} {
+		for _, trusts := range []bool{false, true} {
+			before := s.scrape(t)
+			req, err := http.NewRequestWithContext(t.Context(), v.method, s.url+v.path, strings.NewReader(string(ask("hi").body())))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := header
+			if trusts {
+				all = append(append([]string{}, header...), trusted...)
+			}
+			for i := 0; i < len(all); i += 2 {
+				req.Header.Set(all[i], all[i+1])
+			}
+			s.do(req)
+			got := lastOf(e).Header
+			if passes := got.Get("X-Dynamo-Meta-Policy-Class") != "" && got.Get("X-Dynamo-Meta-Other") != ""; passes != trusts ||
+				got.Get("X-Dynamo-Session-Id") != "s" || got.Get("X-Dynamo-Session-Final") != "true" {
+				t.Errorf("%s %s, trusted %v: the Dynamo got %v", v.method, v.path, trusts, got)
+			}
+			want := 1.0
+			if trusts {
+				want = 0
+			}
+			if n := s.scrape(t).value(nvextDropped, `grant="priorities"`) - before.value(nvextDropped, `grant="priorities"`); n != want {
+				t.Errorf("%s %s, trusted %v: %v dropped", v.method, v.path, trusts, n)
+			}
+		}
+	}
+}
