@@ -197,7 +197,7 @@ func TestOtherRequestsPassAsWithReverseProxy(t *testing.T) {
 		{"GET", "/v1/responses/resp_1?include=x", ""},
 		{"DELETE", "/v1/responses/resp_1", ""},
 		{"POST", "/v1/responses/resp_1/cancel", "{}"},
-		{"POST", "/v1/threads/thread_1/messages", `{"role":"user","content":"hi","nvext":1}`},
+		{"POST", "/v1/threads/thread_1/messages", `{"role":"user","content":"hi","x":1}`},
 		{"POST", "/api/generate", `{"prompt":"hi"}`},
 		{"POST", "/v1/unknown", "not JSON"},
 		{"POST", "/v1/messages/batches", `{"requests":[]}`},
