@@ -245,9 +245,11 @@ func TestOnExpireUsesTheStore(t *testing.T) {
 		r.Get(s)
 		left.Store(true)
 	}})
-	close(ready)
 	mustPut(t, r, "a", 1, time.Hour, EngineBacked)
 	mustPut(t, r, "b", 1, time.Hour, RouterOnly)
+	// Only now: b, which has ended a, would end what OnExpire puts as well were it
+	// still looking for its place then.
+	close(ready)
 	<-entered
 	if _, ok := r.Peek("a"); !ok {
 		t.Error("what OnExpire put is not there")
