@@ -9,8 +9,6 @@ package canned
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -70,21 +68,6 @@ func startOn(name string, ln net.Listener) *Engine {
 	e := &Engine{name: name, addr: ln.Addr().String()}
 	e.serve(ln)
 	return e
-}
-
-// Listen listens on a free loopback port below the range of ephemeral ports: no
-// client's own port takes its place while nobody listens there, and no client
-// connects to itself.
-func Listen() (net.Listener, error) {
-	var lastErr error
-	for range 100 {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000))) //nolint:gosec // not a secret
-		if err == nil {
-			return ln, nil
-		}
-		lastErr = err
-	}
-	return nil, fmt.Errorf("finding a free port: %w", lastErr)
 }
 
 // Name returns the engine's name, which is in each answer's EngineHeader.

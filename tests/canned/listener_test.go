@@ -2,7 +2,9 @@ package canned
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -49,5 +51,33 @@ func TestListenerFaults(t *testing.T) {
 		if err := dial(); err != nil {
 			t.Errorf("after connections hung: %v", err)
 		}
+	}
+}
+
+// TestServersListenOnPortsOfTheirProcess takes many ports: all are of one share,
+// whose own port is taken.
+func TestServersListenOnPortsOfTheirProcess(t *testing.T) {
+	shareOf := func(ln net.Listener) int { return (ln.Addr().(*net.TCPAddr).Port - firstPort) / shareSize }
+	own := -1
+	for range 50 {
+		ln, err := Listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		if share().held == nil {
+			t.Skip("as many processes as there are shares")
+		}
+		if own < 0 {
+			own = shareOf(ln)
+		}
+		if got := shareOf(ln); got != own {
+			t.Errorf("a port of share %d, want %d", got, own)
+		}
+	}
+	runtime.GC() // which closes what nobody holds
+	if ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", firstPort-shares+own)); err == nil {
+		ln.Close()
+		t.Error("the share is there for another process")
 	}
 }

@@ -1,0 +1,53 @@
+package canned
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+)
+
+const (
+	// firstPort is the first one that servers here listen on. The last one is
+	// below the range of ephemeral ports.
+	firstPort = 12000
+	// shares is how many processes may have ports of their own.
+	shares = 20
+	// shareSize is how many ports one of them has.
+	shareSize = 1000
+)
+
+// portRange is what ports are taken from.
+type portRange struct {
+	first, size int
+	held        net.Listener // stands for it; nil when it is everybody's
+}
+
+// share returns this process's ports. A server that is stopped and comes back at
+// its port needs it not to be taken meanwhile, by another package's tests for
+// instance. The port that stands for the share is held until the process ends.
+var share = sync.OnceValue(func() portRange {
+	for i := range shares {
+		if ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", firstPort-shares+i)); err == nil {
+			return portRange{firstPort + i*shareSize, shareSize, ln}
+		}
+	}
+	return portRange{firstPort, shares * shareSize, nil}
+})
+
+// Listen listens on a free loopback port below the range of ephemeral ports: no
+// client's own port takes its place while nobody listens there, and no client
+// connects to itself. As long as few processes do so, each has its own share of
+// the ports.
+func Listen() (net.Listener, error) {
+	var lastErr error
+	s := share()
+	for range 100 {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", s.first+rand.IntN(s.size))) //nolint:gosec // not a secret
+		if err == nil {
+			return ln, nil
+		}
+		lastErr = err
+	}
+	return nil, fmt.Errorf("finding a free port: %w", lastErr)
+}
