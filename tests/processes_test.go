@@ -1,0 +1,168 @@
+package tests
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// waiting are tests that do nothing for most of their time, those that take
+// longest first. Each has a process of its own.
+var waiting = []string{
+	"TestFaultTable",
+	"TestRestartWithinAPoll",
+	"TestHungEnginesAreFound",
+	"TestRefusedConnectionsLoseNoCache",
+	"TestHungRequestsGetRoomFirst",
+	"TestReloadEverySecond",
+	"TestUnknownServerIsNotAskedForItsHealth",
+	"TestWorkerThatWantsAKeyIsNoIncident",
+	"TestStreamsSurviveReload",
+	"TestDeadEngineLosesItsMirrorWhenItIsBack",
+	"TestScaleByDNS",
+	"TestIllegibleEngineIsNoBlackHole",
+	"TestNoRequestFailsWhileEnginesDo",
+	"TestDeadWorkerIsNotAvailable",
+	"TestRequestsGoToEnginesWithTheirModel",
+	"TestKeysGoToTheirOwnWorkersOnly",
+	"TestEngineThatComesLate",
+	"TestNobodyIsTurnedAwayWhileAWorkerHasRoom",
+	"TestEngineThatOnlyAnswersErrorsIsLeftAlone",
+	"TestStreamsOfOtherShapesAreNotLate",
+	"TestRequestsMeetReloads",
+}
+
+const (
+	// waitingLanes is how many of them run at the same time, beside one process
+	// of the others.
+	waitingLanes = 4
+	// together is how many of the others share a process. What all pools of a
+	// process have counted is on each page of its metrics, and the tests read
+	// these all the time.
+	together = 12
+)
+
+// TestMain runs the tests in several processes, so that not all have to wait for
+// each of them, unless some are asked for: these run here, one after the other.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	args, several := processArgs()
+	if !several {
+		os.Exit(m.Run())
+	}
+	if err := runProcesses(args); err != nil {
+		fmt.Println(err)
+		fmt.Println("FAIL")
+		os.Exit(1)
+	}
+	// Without a call of Run there is no log of the files that were read. Then go
+	// does not keep the result, of which it could not tell how long it holds.
+	fmt.Println("PASS")
+	os.Exit(0)
+}
+
+// processArgs returns the flags that each process gets, and whether there are to
+// be several.
+func processArgs() (args []string, several bool) {
+	several = testing.CoverMode() == ""
+	flag.Visit(func(f *flag.Flag) {
+		switch name := strings.TrimPrefix(f.Name, "test."); {
+		case name == "run", name == "list", name == "bench", strings.HasPrefix(name, "fuzz"), strings.HasSuffix(name, "profile"), name == "trace":
+			several = several && f.Value.String() == ""
+		case name != "timeout" && name != "testlogfile":
+			args = append(args, "-"+f.Name+"="+f.Value.String())
+		}
+	})
+	return args, several
+}
+
+// runProcesses runs all tests. What they print comes out when their process has
+// ended.
+func runProcesses(args []string) error {
+	binary, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	list, err := exec.Command(binary, "-test.list=.").Output()
+	if err != nil {
+		return fmt.Errorf("listing the tests: %w", err)
+	}
+	others := strings.Fields(string(list))
+	apart := make(chan []string, len(waiting))
+	for _, name := range waiting {
+		i := slices.Index(others, name)
+		if i < 0 {
+			return fmt.Errorf("there is no test %s", name)
+		}
+		others = slices.Delete(others, i, i+1)
+		apart <- []string{name}
+	}
+	close(apart)
+	rest := make(chan []string, len(others))
+	for names := range slices.Chunk(others, together) {
+		rest <- names
+	}
+	close(rest)
+
+	p := processes{binary: binary, args: args}
+	if d := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); d > 0 {
+		p.deadline = time.Now().Add(d - 5*time.Second)
+	}
+	var lanes sync.WaitGroup
+	lanes.Go(func() { p.lane(rest) })
+	for range waitingLanes {
+		lanes.Go(func() { p.lane(apart) })
+	}
+	lanes.Wait()
+	if len(p.failed) > 0 {
+		return fmt.Errorf("failed: %s", strings.Join(p.failed, ", "))
+	}
+	return nil
+}
+
+// processes are those that the tests run in.
+type processes struct {
+	binary   string
+	args     []string
+	deadline time.Time // zero: none
+
+	mu     sync.Mutex
+	failed []string // the tests of processes in which one failed
+}
+
+// lane runs one process after the other.
+func (p *processes) lane(queue <-chan []string) {
+	for names := range queue {
+		limit := time.Duration(0)
+		if !p.deadline.IsZero() {
+			limit = max(time.Until(p.deadline), time.Second)
+		}
+		cmd := exec.Command(p.binary, append(slices.Clip(p.args), "-test.timeout="+limit.String(), "-test.run=^("+strings.Join(names, "|")+")$")...)
+		out, err := cmd.CombinedOutput()
+		p.ended(names, out, err)
+	}
+}
+
+// verdict is the last word of a process, of which there is to be one in all.
+var verdict = regexp.MustCompile(`(?m)^\x16?(PASS|FAIL|testing: warning: no tests to run)\n`)
+
+// ended passes on what a process printed.
+func (p *processes) ended(names []string, out []byte, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.failed = append(p.failed, fmt.Sprintf("%s (%v)", strings.Join(names, " "), err))
+	}
+	os.Stdout.Write(verdict.ReplaceAll(out, nil))
+	if len(out) > 0 && !bytes.HasSuffix(out, []byte("\n")) {
+		fmt.Println()
+	}
+}
