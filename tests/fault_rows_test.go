@@ -175,13 +175,7 @@ func dynamicA(r *faultRun) string {
 // buffers on the way to them.
 func slowOnes(r *faultRun) {
 	r.load.turns, r.load.slow = 1, func(i int) bool { return i < 4 }
-	r.s.client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-		if err == nil {
-			err = conn.(*net.TCPConn).SetReadBuffer(256 << 10)
-		}
-		return conn, err
-	}
+	smallReadBuffers(r.s.client)
 	padding := ": " + strings.Repeat("slow ", 12<<10) + "\n\n" // a comment
 	for _, e := range r.engines {
 		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
@@ -198,6 +192,17 @@ func slowOnes(r *faultRun) {
 			}
 			io.WriteString(w, "data: [DONE]\n\n")
 		})
+	}
+}
+
+// smallReadBuffers lets less be on its way to a client than usual.
+func smallReadBuffers(c *http.Client) {
+	c.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil {
+			err = conn.(*net.TCPConn).SetReadBuffer(256 << 10)
+		}
+		return conn, err
 	}
 }
 
