@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 const (
@@ -20,20 +21,27 @@ const (
 // portRange is what ports are taken from.
 type portRange struct {
 	first, size int
-	held        net.Listener // stands for it; nil when it is everybody's
+	held        net.Listener  // stands for it; nil when it is everybody's
+	taken       atomic.Uint32 // how many were, free or not
 }
 
 // share returns this process's ports. A server that is stopped and comes back at
 // its port needs it not to be taken meanwhile, by another package's tests for
 // instance. The port that stands for the share is held until the process ends.
-var share = sync.OnceValue(func() portRange {
+var share = sync.OnceValue(func() *portRange {
 	for i := range shares {
 		if ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", firstPort-shares+i)); err == nil {
-			return portRange{firstPort + i*shareSize, shareSize, ln}
+			return &portRange{first: firstPort + i*shareSize, size: shareSize, held: ln}
 		}
 	}
-	return portRange{firstPort, shares * shareSize, nil}
+	all := &portRange{first: firstPort, size: shares * shareSize}
+	all.taken.Store(uint32(rand.IntN(all.size))) //nolint:gosec // not a secret
+	return all
 })
+
+// next returns the ports in turn, so that none is there again before all others
+// were: who closed it may still count on it.
+func (r *portRange) next() int { return r.first + int(r.taken.Add(1))%r.size }
 
 // Listen listens on a free loopback port below the range of ephemeral ports: no
 // client's own port takes its place while nobody listens there, and no client
@@ -41,9 +49,8 @@ var share = sync.OnceValue(func() portRange {
 // the ports.
 func Listen() (net.Listener, error) {
 	var lastErr error
-	s := share()
 	for range 100 {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", s.first+rand.IntN(s.size))) //nolint:gosec // not a secret
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", share().next()))
 		if err == nil {
 			return ln, nil
 		}
