@@ -1,7 +1,8 @@
 // Package tests drives kv_router from outside: a real Caddy in this process,
 // real sockets, canned engines behind it and real clients before it.
 //
-// The Caddy is one per process, so no test here runs in parallel with another.
+// The Caddy is one per process, so no test here runs in parallel with another in
+// its process. TestMain has several of these.
 package tests
 
 import (
