@@ -7,6 +7,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // answerExt is what the nvext of a request asks its answer to carry, as far as
@@ -15,7 +17,7 @@ type answerExt struct {
 	fields      nvext.Fields
 	annotations nvext.Annotations
 	fits        bool   // the API's answers have room for it
-	id          string // the request's, as the client has it; empty if it has none
+	id          string // the request's; empty if it is not wanted
 	waiting     uint64 // requests that waited when this one came
 	ids         []byte // the prompt's token ids as JSON, nil if they are not known
 	prompt      []byte // the prompt's text as JSON, nil if it is not known
@@ -54,9 +56,7 @@ func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		return x // others' clients do not expect it
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
-		if id := r.Header.Get(headerRequestID); len(id) <= maxRequestID { //nolint:canonicalheader // it is
-			x.id = id
-		}
+		x.id = requestID(r)
 	}
 	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
 		ids := nvext.AppendIDs(nil, req.NVExt, ext.TokenSpan)
@@ -73,6 +73,21 @@ func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		}
 	}
 	return x
+}
+
+// requestID returns the id of a request as its client has it, else as access logs
+// may have it. That is made here, before any attempt: it is kept among the
+// request's variables, which connections that are still being made look into.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get(headerRequestID); id != "" && len(id) <= maxRequestID { //nolint:canonicalheader // it is
+		return id
+	}
+	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !ok {
+		return ""
+	}
+	id, _ := repl.GetString("http.request.uuid")
+	return id
 }
 
 // extended is what makes an answer carry it.
@@ -139,14 +154,8 @@ func (rt *route) annotations() (out []byte) {
 	if rt.attempt.worker.isDynamo(rt.pool) {
 		return nil
 	}
-	if x.annotations&nvext.AnnotationRequestID != 0 {
-		id := x.id
-		if id == "" && rt.repl != nil {
-			id, _ = rt.repl.GetString("http.request.uuid") // as access logs may have it
-		}
-		if id != "" {
-			out = nvext.AppendAnnotation(out, nvext.NameRequestID, nvext.AppendString(nil, id))
-		}
+	if x.annotations&nvext.AnnotationRequestID != 0 && x.id != "" {
+		out = nvext.AppendAnnotation(out, nvext.NameRequestID, nvext.AppendString(nil, x.id))
 	}
 	if x.annotations&nvext.AnnotationFormattedPrompt != 0 && x.prompt != nil {
 		out = nvext.AppendAnnotation(out, nvext.NameFormattedPrompt, x.prompt)
@@ -155,6 +164,14 @@ func (rt *route) annotations() (out []byte) {
 		out = nvext.AppendAnnotation(out, nvext.NameTokenIDs, x.ids)
 	}
 	return out
+}
+
+// wrote lets go of what the client has by now: answers may take long.
+func (x *answerExt) wrote() {
+	x.prompt = nil
+	if x.fields&nvext.FieldTokenIDs == 0 {
+		x.ids = nil
+	}
 }
 
 // finalMembers makes what the end of an answer carries besides.
@@ -214,6 +231,7 @@ func (e *extended) write(o *observer, p []byte, over bool) []byte {
 	if len(e.before) > 0 && len(p) > 0 {
 		out = slices.Concat(e.before, out)
 		e.before = nil
+		o.rt.plan.answer.wrote()
 	}
 	return out
 }

@@ -21,7 +21,9 @@ const small = 3 << 10
 // collector would otherwise be the largest part of what they cost.
 type buffer struct {
 	data []byte
-	pool *sync.Pool // where it goes back to; nil if it does not
+	pool *sync.Pool    // where it goes back to; nil if it does not
+	held *atomic.Int64 // counts what it takes, in bytes; nil if nobody does
+	size int64         // that is counted there
 }
 
 // classes are the sizes of memory that is used again: leastPooled << class
@@ -46,8 +48,23 @@ func newBuffer(size int64) *buffer {
 	return &buffer{data: make([]byte, 0, leastPooled<<class), pool: pool}
 }
 
+// count has the memory counted until it is given back.
+func (b *buffer) count(held *atomic.Int64) {
+	b.held, b.size = held, int64(cap(b.data))
+	held.Add(b.size)
+}
+
+// uncount has it counted no longer.
+func (b *buffer) uncount() {
+	if b.held != nil {
+		b.held.Add(-b.size)
+		b.held = nil
+	}
+}
+
 // free gives the memory back. Nobody may use it any more.
 func (b *buffer) free() {
+	b.uncount()
 	if b.pool != nil {
 		b.data = b.data[:0]
 		b.pool.Put(b)

@@ -160,9 +160,7 @@ func (h *Handler) explain(r *http.Request) (*explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.body != nil {
-		defer p.body.done()
-	}
+	defer p.done()
 	return h.explainPlan(r, p), nil
 }
 

@@ -98,6 +98,7 @@ func (o *observer) Read(p []byte) (int, error) {
 		if o.rest = o.rest[n:]; len(o.rest) > 0 {
 			return n, nil
 		}
+		o.rest = nil // what is left of it is memory
 		return n, o.over
 	}
 	n, err := o.receive(p)
@@ -273,6 +274,7 @@ func (o *observer) prediction() []uint64 {
 // when the proxy aborts with a panic.
 func (rt *route) finish() {
 	defer rt.dropBody()
+	defer rt.plan.stream.done()
 	rt.endWaiting()
 	if rt.attempt == nil {
 		outcome := rt.outcome()

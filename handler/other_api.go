@@ -3,7 +3,6 @@ package handler
 import (
 	"bytes"
 	"errors"
-	"io"
 	"net/http"
 	"strings"
 
@@ -32,16 +31,13 @@ func isOther(r *http.Request) bool {
 // otherAPI plans such a request: by load, among the workers with its model. A
 // longer one than is looked into is streamed through.
 func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
-	body, whole, err := readBody(r.Body, r.ContentLength, maxOther)
+	body, rest, err := readBody(r.Body, r.ContentLength, maxOther, &h.pool.bodies)
 	if err != nil {
 		return nil, unreadable(nil, err)
 	}
-	if whole != nil {
+	if rest != nil {
 		p := h.passThrough(r, "")
-		p.stream = &once{ReadCloser: struct {
-			io.Reader
-			io.Closer
-		}{whole, r.Body}}
+		p.stream = rest
 		return p, nil
 	}
 	p := &plan{body: replayOf(body, body.data)}
@@ -49,7 +45,7 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 	req, err := api.Parse(api.Unplanned, body.data, api.Options{})
 	if err != nil {
 		if bytes.HasPrefix(bytes.TrimSpace(body.data), []byte("{")) && h.mayTellDynamo(r) {
-			p.body.done()
+			p.done()
 			return nil, &ownError{api.Unplanned, http.StatusBadRequest, codeUnreadable, "", errUnreadOther}
 		}
 		p.model = strings.Clone(api.Model(body.data))

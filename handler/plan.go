@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"io"
 	"net/http"
 	"strings"
 
@@ -110,9 +109,7 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 			err = h.mustKnow(r, a, p)
 		}
 		if err != nil {
-			if p.body != nil {
-				p.body.done()
-			}
+			p.done()
 			return nil, err
 		}
 	}
@@ -143,20 +140,30 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	case h.pool.bodies.Load()+max(r.ContentLength, 0) > maxBodies:
 		return h.passThrough(r, fallbackMemory), nil
 	}
-	body, whole, err := readBody(r.Body, r.ContentLength, h.MaxBody)
+	body, rest, err := readBody(r.Body, r.ContentLength, h.MaxBody, &h.pool.bodies)
 	if err != nil {
 		return nil, unreadable(a, err)
 	}
-	if whole != nil {
-		p := h.passThrough(r, fallbackOversized)
-		p.stream = &once{ReadCloser: struct {
-			io.Reader
-			io.Closer
-		}{whole, r.Body}}
+	if rest != nil {
+		why := fallbackOversized
+		if rest.noRoom {
+			why = fallbackMemory
+		}
+		p := h.passThrough(r, why)
+		p.stream = rest
 		p.score.Tokens = max(p.score.Tokens, int64(float64(h.MaxBody)/kvscore.DefaultBytesPerToken)) // and more
 		return p, nil
 	}
 	return h.inference(r, a, body)
+}
+
+// done lets go of what was read of the request's body.
+func (p *plan) done() {
+	if p.body != nil {
+		p.body.done()
+		p.body = nil
+	}
+	p.stream.done()
 }
 
 // passThrough plans a request whose body is not read: by load alone.
@@ -191,21 +198,23 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
 	opts := api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed}
 	req, err := api.Parse(a, body, opts)
+	p.body = replayOf(read, body)
 	if err != nil {
 		// the engine will say what is wrong with it
 		p.fallback = fallbackMalformed
 		if compressed(r.Header) { // which not all say that are read as JSON
 			p.fallback = fallbackCompressed
 		}
-		p.body = replayOf(read, body)
 		return p, nil
 	}
 	detach(req)
 	p.request = req
 	if err := h.extend(r, a, p, req.NVExt); err != nil {
+		p.done()
 		return nil, err
 	}
 	if err := p.ext.CheckChoices(req.Answers()); err != nil {
+		p.done()
 		return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
@@ -215,7 +224,6 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil || req.NullNVExt
 	req.NVExt = nil
-	p.body = replayOf(read, body)
 	if h.Usage == usageInject {
 		p.ask, p.asked = req.AskUsage(body)
 	}

@@ -18,7 +18,7 @@ import (
 // that is told, the prompt's token ids are asked for, if the request has none.
 func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	p := rt.plan
-	defer p.body.done()
+	defer p.done()
 	e := rt.h.explainPlan(r, p)
 	if e.refused != nil {
 		rt.h.figures.requests[outcomeRejected].Inc()
@@ -29,9 +29,7 @@ func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	}
 	ids := p.tokenIDs()
 	if ids == nil {
-		var done func()
-		ids, done = rt.askTokens(r, e.Chosen)
-		defer done()
+		ids = rt.askTokens(r, e.Chosen)
 		e = rt.explainTokens(r, e, ids)
 	}
 	answer, err := rt.toldOf(e, ids)
@@ -39,13 +37,17 @@ func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	rt.h.figures.requests[outcomeQuery].Inc()
+	stream := p.request.Stream
+	p.done() // the client may take its time to read
 	kind := "application/json"
-	if p.request.Stream {
+	if stream {
 		kind = typeEvents
 		answer = fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", answer)
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	rt.pool.bodies.Add(int64(len(answer)))
+	defer rt.pool.bodies.Add(-int64(len(answer)))
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
 }

@@ -16,16 +16,18 @@ import (
 // a client merely announces must not cost memory.
 const firstRead = 512 << 10
 
-// readBody reads a body of at most limit bytes into memory. A longer one is
-// given back as whole: the part that was read and then the rest, to be
-// streamed. length is the Content-Length, negative if it is not known.
-func readBody(body io.Reader, length, limit int64) (all *buffer, whole io.Reader, err error) {
+// readBody reads a body of at most limit bytes into memory, which is counted in
+// held. A longer one is given back as a stream, and so is one that there is no
+// room for, as what is held may not be more than maxBodies. length is the
+// Content-Length, negative if it is not known.
+func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *buffer, rest *once, err error) {
 	size := length
 	if size < 0 {
 		size = 16 << 10
 	}
 	// one byte more than announced, so that EOF is seen without growing
 	b := newBuffer(min(size+1, firstRead))
+	b.count(held)
 	for {
 		n, err := body.Read(b.data[len(b.data):cap(b.data)])
 		b.data = b.data[:len(b.data)+n]
@@ -37,19 +39,33 @@ func readBody(body io.Reader, length, limit int64) (all *buffer, whole io.Reader
 			return nil, nil, err
 		}
 		if int64(len(b.data)) > limit {
-			return nil, io.MultiReader(bytes.NewReader(b.data), body), nil
+			return nil, restOf(b, body, false), nil
 		}
 		if len(b.data) == cap(b.data) {
 			grown := int64(cap(b.data)) * 4
 			if length > 0 {
 				grown = min(grown, length+1)
 			}
-			larger := newBuffer(max(min(grown, limit+1), int64(cap(b.data))+1))
+			grown = max(min(grown, limit+1), int64(cap(b.data))+1)
+			if held.Load()+grown > maxBodies {
+				return nil, restOf(b, body, true), nil
+			}
+			larger := newBuffer(grown)
+			larger.count(held)
 			larger.data = append(larger.data, b.data...)
 			b.free()
 			b = larger
 		}
 	}
+}
+
+// restOf returns a body of which the beginning was read into b.
+func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
+	whole := io.MultiReader(bytes.NewReader(b.data), body)
+	return &once{ReadCloser: struct {
+		io.Reader
+		io.Closer
+	}{whole, body}, begun: b, noRoom: noRoom}
 }
 
 // unreadable turns a failure to read the client's body into an answer.
@@ -91,8 +107,18 @@ func (l *lazyBody) Close() error { return nil }
 // once is a body that can be sent only once.
 type once struct {
 	io.ReadCloser
+	begun   *buffer     // what was read of it beforehand, nil if nothing was
+	noRoom  bool        // there was no room for more
 	touched atomic.Bool // some of it was asked for
 	failed  atomic.Bool // it could not be read
+}
+
+// done takes in that the request has ended. Who still reads what was read
+// beforehand has it to himself.
+func (o *once) done() {
+	if o != nil && o.begun != nil {
+		o.begun.uncount()
+	}
 }
 
 // Read implements io.Reader.

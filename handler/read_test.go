@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 )
@@ -32,7 +33,8 @@ func TestReadBodyWithinItsLimit(t *testing.T) {
 				"half":  iotest.HalfReader(bytes.NewReader(body)),
 				"small": &pieceReader{left: body, rng: rand.New(rand.NewPCG(2, 2))},
 			} {
-				buf, rest, err := readBody(reader, length, limit)
+				var held atomic.Int64
+				buf, rest, err := readBody(io.NopCloser(reader), length, limit, &held)
 				var all []byte
 				if buf != nil {
 					all = buf.data
@@ -53,7 +55,13 @@ func TestReadBodyWithinItsLimit(t *testing.T) {
 					if most := 2*int64(limit) + 1; int64(cap(buf.data)) > most {
 						t.Errorf("%d bytes, length %d, %s: room for %d was made", size, length, name, cap(buf.data))
 					}
+					if n := held.Load(); n != int64(cap(buf.data)) {
+						t.Errorf("%d bytes, length %d, %s: %d bytes are counted, of %d", size, length, name, n, cap(buf.data))
+					}
 					buf.free() // so that later ones have memory that was used
+				}
+				if rest.done(); held.Load() != 0 {
+					t.Errorf("%d bytes, length %d, %s: %d bytes stay counted", size, length, name, held.Load())
 				}
 			}
 		}
@@ -90,7 +98,7 @@ func (r *roomReader) Read(p []byte) (int, error) {
 // none.
 func TestAnnouncedBytesCostNothing(t *testing.T) {
 	var r roomReader
-	all, rest, err := readBody(&r, 64<<20, 64<<20)
+	all, rest, err := readBody(io.NopCloser(&r), 64<<20, 64<<20, new(atomic.Int64))
 	if all != nil || rest != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
 	}
@@ -103,18 +111,41 @@ func TestAnnouncedBytesCostNothing(t *testing.T) {
 func TestReadBodyFails(t *testing.T) {
 	broken := errors.New("broken")
 	for _, n := range []int{0, 1, 16 << 10, firstRead + 1} {
-		all, rest, err := readBody(io.MultiReader(bytes.NewReader(noise(n)), iotest.ErrReader(broken)), -1, 1<<20)
-		if all != nil || rest != nil || !errors.Is(err, broken) {
-			t.Errorf("after %d bytes: a body: %v, a rest: %v, error %v", n, all != nil, rest != nil, err)
+		var held atomic.Int64
+		all, rest, err := readBody(io.NopCloser(io.MultiReader(bytes.NewReader(noise(n)), iotest.ErrReader(broken))), -1, 1<<20, &held)
+		if all != nil || rest != nil || !errors.Is(err, broken) || held.Load() != 0 {
+			t.Errorf("after %d bytes: a body: %v, a rest: %v, error %v, %d bytes counted", n, all != nil, rest != nil, err, held.Load())
 		}
 	}
 	// What breaks behind the limit is the engine's to be told.
-	_, rest, err := readBody(io.MultiReader(bytes.NewReader(noise(2000)), iotest.ErrReader(broken)), -1, 1000)
+	_, rest, err := readBody(io.NopCloser(io.MultiReader(bytes.NewReader(noise(2000)), iotest.ErrReader(broken))), -1, 1000, new(atomic.Int64))
 	if err != nil || rest == nil {
 		t.Fatalf("a rest: %v, error %v", rest != nil, err)
 	}
 	if got, err := io.ReadAll(rest); len(got) != 2000 || !errors.Is(err, broken) {
 		t.Errorf("%d bytes are given back, error %v", len(got), err)
+	}
+}
+
+// TestNoRoomForBody has as much in memory as there may be: what is short is read
+// all the same, the rest streamed.
+func TestNoRoomForBody(t *testing.T) {
+	var held atomic.Int64
+	held.Store(maxBodies)
+	if buf, _, err := readBody(io.NopCloser(bytes.NewReader(noise(1000))), 1000, 1<<20, &held); err != nil || buf == nil {
+		t.Errorf("a short one: read: %v, error %v", buf != nil, err)
+	}
+	held.Store(maxBodies)
+	body := noise(firstRead * 3)
+	buf, rest, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, &held)
+	if err != nil || buf != nil || !rest.noRoom {
+		t.Fatalf("a long one: read: %v, error %v", buf != nil, err)
+	}
+	if all, err := io.ReadAll(rest); err != nil || !bytes.Equal(all, body) {
+		t.Errorf("%d of %d bytes are streamed, error %v", len(all), len(body), err)
+	}
+	if rest.done(); held.Load() != maxBodies {
+		t.Errorf("%d bytes stay counted", held.Load()-maxBodies)
 	}
 }
 

@@ -144,7 +144,8 @@ func TestRefusedIsSaidOfTheWorker(t *testing.T) {
 	}
 }
 
-// newTestRoute plans a chat of about size bytes.
+// newTestRoute plans a chat of about size bytes, and returns the memory that its
+// body takes.
 func newTestRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	t.Helper()
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
@@ -154,7 +155,10 @@ func newTestRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return rt, int64(len(body))
+	if rt.body == nil {
+		return rt, 0
+	}
+	return rt, int64(cap(rt.body.buffer.data))
 }
 
 // TestBodiesAreOnTheBooksWhileTheyAreKept counts the pool's bytes.

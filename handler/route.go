@@ -2,6 +2,7 @@ package handler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -64,7 +65,8 @@ type route struct {
 	answer   *observer // of the attempt that answers the client
 	bound    uint64    // version of the session's binding as last seen; 0 = none
 	seenAt   kvscore.Target
-	cached   int64 // tokens, as the engine reported them; -1 is unknown
+	keptFor  time.Duration // its time to live
+	cached   int64         // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in finish: the proxy panicked, as it does to abort
 	trace    *routeTrace
@@ -122,7 +124,7 @@ func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices 
 // Float64 implements kvscore.Rand.
 func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
 
-func (h *Handler) newRoute(r *http.Request) (*route, error) {
+func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	h.adopt()
 	h.noticeServer(r)
 	start := now()
@@ -130,6 +132,11 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			p.done()
+		}
+	}()
 	if p.model != "" || p.lists {
 		h.awaitFirstLook(r.Context())
 		if p.request != nil && h.nobodyServes(p.model) {
@@ -137,16 +144,16 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 				"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 		}
 	}
-	if p.ext.QueryOnly() && p.request != nil {
+	if p.ext.QueryOnly() {
+		if p.request == nil {
+			return nil, &ownError{orUnplanned(p.api), http.StatusBadRequest, codeNVExt, "nvext", errNoQuery}
+		}
 		h.countDropped(p)
 		return &route{h: h, pool: h.pool, plan: p, start: start, dry: true}, nil
 	}
-	rt := &route{h: h, pool: h.pool, plan: p, start: start, ready: now(), body: p.body, cached: -1}
+	rt = &route{h: h, pool: h.pool, plan: p, start: start, ready: now(), body: p.body, cached: -1}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := rt.narrow(r); err != nil {
-		if rt.body != nil {
-			rt.body.done()
-		}
 		return nil, err
 	}
 	h.countDropped(p)
@@ -156,10 +163,7 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	rt.sel.Rand = random{}
 	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
 	rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]
-	if p.body != nil {
-		p.body = nil // it is the route's, to let go of when it is not needed any more
-		h.pool.bodies.Add(rt.body.size)
-	}
+	p.body = nil // it is the route's, to let go of when it is not needed any more
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	rt.repl.Map(rt.placeholder)
 	if p.fallback != "" {
@@ -167,6 +171,8 @@ func (h *Handler) newRoute(r *http.Request) (*route, error) {
 	}
 	return rt, nil
 }
+
+var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
 
 // fallBack takes in that the request is routed with less than full knowledge.
 func (rt *route) fallBack(reason string) {

@@ -66,7 +66,7 @@ func (rt *route) boundTo() (none kvscore.Target) {
 	if !ok {
 		return none
 	}
-	rt.bound, rt.seenAt = b.Version, b.Target
+	rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL
 	return b.Target
 }
 
@@ -89,6 +89,9 @@ func (rt *route) sessionTTL() time.Duration {
 	if idle := rt.plan.session.idle; idle > 0 {
 		return idle
 	}
+	if rt.bound != 0 {
+		return rt.keptFor // as an earlier turn said, wherever it goes now
+	}
 	return rt.pool.settings.Load().ttl
 }
 
@@ -105,7 +108,7 @@ func (rt *route) commit() {
 	target, idle := rt.attempt.lease.Target(), rt.plan.session.idle
 	if rt.bound != 0 && rt.seenAt == target {
 		b, ok := rt.pool.sessions.Get(rt.session)
-		if rt.bound, rt.seenAt = b.Version, b.Target; ok && (idle == 0 || idle == b.TTL) {
+		if rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL; ok && (idle == 0 || idle == b.TTL) {
 			return
 		}
 		// It has just expired, or is to be kept for another time.
@@ -115,7 +118,7 @@ func (rt *route) commit() {
 		rt.fallBack(fallbackUnbound) // the store is full of others' sessions
 		return
 	}
-	rt.bound, rt.seenAt = b.Version, b.Target
+	rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL
 }
 
 // endTurn takes in that the turn's request has ended, which computed its prompt

@@ -28,6 +28,9 @@ const (
 	// that are booked and not computed. A step of an engine takes some 2048
 	// tokens and more; with a quarter of that booked, most of it is free.
 	busyRequests, busyPrefill = 8, 512
+	// maxBeside is how many tokens are to be computed at most beside the answers
+	// of others: that is about one step.
+	maxBeside = 2048
 	// speculativePriority is below any that a client gives.
 	speculativePriority = math.MinInt32 + 1
 	// maxSpeculativeAnswer is how much is read of its answer, in bytes.
@@ -57,6 +60,7 @@ type speculation struct {
 	text   []byte        // of its answer, as JSON
 	blocks []uint64      // of prompt and answer
 	tokens int64
+	behind int64 // of them the answer's, which may have to be computed
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -127,7 +131,8 @@ func (rt *route) speculate(outcome string) {
 		return
 	}
 	s.plan, s.sent = rt.plan, rt.sent
-	s.blocks, s.tokens = s.chain()
+	s.blocks, s.behind = s.chain()
+	s.tokens = s.plan.score.Tokens + s.behind
 	s.ctx, s.cancel = context.WithTimeout(s.h.ctx, longestSpeculative)
 	if why := rt.pool.speculations.start(s); why != "" {
 		s.cancel()
@@ -138,12 +143,12 @@ func (rt *route) speculate(outcome string) {
 	go s.run()
 }
 
-// chain returns the blocks of prompt and answer, and how many tokens they are.
+// chain returns the blocks of prompt and answer, and how many tokens the answer
+// is.
 func (s *speculation) chain() (blocks []uint64, tokens int64) {
 	p := s.plan
 	blocks, size := p.request.BlocksWith(s.text)
-	more := float64(size-p.request.Bytes) / s.pool.ratios.BytesPerToken(p.request.Model)
-	return blocks, p.score.Tokens + int64(more)
+	return blocks, int64(float64(size-p.request.Bytes) / s.pool.ratios.BytesPerToken(p.request.Model))
 }
 
 // run computes the prefix.
@@ -153,7 +158,6 @@ func (s *speculation) run() {
 	if b := s.booking; b != nil { // nobody else sets it
 		b.end(outcome == speculativeOK)
 	}
-	s.pool.bodies.Add(-s.body.size)
 	s.body.done()
 	s.end(outcome)
 }
@@ -218,6 +222,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 	load, known := s.pool.scheduler.Load(t, s.target)
 	limit := w.slots.limit.Load()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
+		load.Requests > 0 && s.behind > maxBeside ||
 		limit > 0 && 2*w.slots.running.Load() >= limit || s.pool.queue.length.Load() > 0 ||
 		w.draining() || !w.health.available(t) || w.flow.hangs() || !available(s.upstream)
 }
@@ -233,8 +238,8 @@ func (s *speculation) next() *plan {
 	b := newBuffer(turn.size + int64(len(s.text)) + 256)
 	body, ok := api.NextTurn(b.data[:0], whole, s.text)
 	b.data = body
+	b.count(&s.pool.bodies)
 	s.body = replayOf(b, body)
-	s.pool.bodies.Add(s.body.size - turn.size)
 	turn.done()
 	if !ok {
 		return nil

@@ -26,25 +26,24 @@ const (
 // askTokens asks the worker that a query is told for the prompt's token ids, and
 // returns them as JSON; nil if it does not tell them, which is counted. That is a
 // question of the router's own: it is not booked, takes no slot, and marks nobody
-// who does not answer. done lets go of what is kept of it.
-func (rt *route) askTokens(r *http.Request, c *chosenView) (ids []byte, done func()) {
+// who does not answer.
+func (rt *route) askTokens(r *http.Request, c *chosenView) (ids []byte) {
 	p := rt.plan
-	done = func() {}
 	q := rt.question()
 	if q == nil {
 		rt.fallBack(fallbackUntokenized)
-		return nil, done
+		return nil
 	}
 	size := p.body.size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is told
 	held := rt.pool.bodies.Add(room)
-	done = func() { rt.pool.bodies.Add(-room) }
+	defer rt.pool.bodies.Add(-room)
 	asking := rt.pool.asking.Add(1)
 	defer rt.pool.asking.Add(-1)
 	if held > maxBodies || asking > maxAsking {
 		rt.fallBack(fallbackUntokenized)
-		return nil, done
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
@@ -56,7 +55,7 @@ func (rt *route) askTokens(r *http.Request, c *chosenView) (ids []byte, done fun
 	if ids == nil {
 		rt.fallBack(fallbackUntokenized)
 	}
-	return ids, done
+	return ids
 }
 
 // question returns what an engine is to be asked, nil if the prompt is none that

@@ -44,15 +44,15 @@ func TestQuestionsAreBounded(t *testing.T) {
 		}
 		rt := &route{h: h, pool: h.pool, plan: p, start: now(), dry: true}
 		h.pool.asking.Store(v.asking)
-		h.pool.bodies.Store(v.bodies)
-		ids, done := rt.askTokens(r, &chosenView{Dial: "127.0.0.1:1"})
+		h.pool.bodies.Add(v.bodies)
+		ids := rt.askTokens(r, &chosenView{Dial: "127.0.0.1:1"})
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}
-		done()
+		p.done()
 		if n, held := h.pool.asking.Load(), h.pool.bodies.Load(); n != v.asking || held != v.bodies {
 			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
 		}
-		p.body.done()
+		h.pool.bodies.Add(-v.bodies)
 	}
 }

@@ -104,12 +104,9 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 // dropBody lets go of the request's body: an answer may take long, and the
 // body is not sent again.
 func (rt *route) dropBody() {
-	if rt.body == nil {
-		return
+	if rt.body != nil {
+		rt.takeBody().done()
 	}
-	body := rt.takeBody()
-	rt.pool.bodies.Add(-body.size)
-	body.done()
 }
 
 // takeBody takes the request's body from whoever might send it again.

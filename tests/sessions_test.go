@@ -65,6 +65,25 @@ func TestClientsSayHowLongSessionsAreKept(t *testing.T) {
 	eventually(t, 5*time.Second, "the session to lapse", func() bool { return s.sessionLeft(t) <= 0 })
 }
 
+// TestMovedSessionsAreKeptAsLong has the worker of a session die: the next turn
+// moves it, and says nothing of how long it is kept.
+func TestMovedSessionsAreKeptAsLong(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "affinity {\nttl 10m\n}"))
+	home := s.mustChat(t, controlled("one", `,"timeout":1800`)).engine()
+	for _, e := range engines {
+		if e.Name() == home {
+			e.Kill()
+		}
+	}
+	if a := s.mustChat(t, controlled("two", "")); a.engine() == home {
+		t.Fatal("it was served by an engine that is gone")
+	}
+	if got := s.sessionLeft(t); got < 25*time.Minute {
+		t.Errorf("after its worker has died it is kept for %v, want 30m", got)
+	}
+}
+
 // sessionLeft returns how long the session is still kept, 0 if it is not.
 func (s *server) sessionLeft(t *testing.T) time.Duration {
 	t.Helper()
