@@ -41,6 +41,7 @@ type Editor struct {
 	raw     []Edit
 	objects []object
 	within  []*Editor
+	room    *int // for members of what is within; see roomWithin
 }
 
 // object is a member whose own members are changed.
@@ -68,7 +69,7 @@ func (r *Request) Editor(body []byte) *Editor {
 		return nil
 	}
 	if r.memberCount > keptMembers || r.size > math.MaxUint32 {
-		return editObject(body, r.brace)
+		return editObject(body, r.brace, nil)
 	}
 	e := &Editor{body: body, end: r.closing, members: make([]place, r.memberCount)}
 	for i, m := range r.members[:r.memberCount] {
@@ -77,19 +78,34 @@ func (r *Request) Editor(body []byte) *Editor {
 	return e
 }
 
-// maxMembers and maxElements bound what is edited: no usual client sends more,
-// and each costs more memory than it takes in the body.
-const maxMembers, maxElements = 4096, 1024
+// maxMembers and maxElements bound what is edited, and maxWithin the members of
+// all objects within a body: no usual client sends more, and each costs more
+// memory than it takes in the body.
+const maxMembers, maxElements, maxWithin = 4096, 1024, 32 << 10
+
+// roomWithin returns for how many members of objects within the body there is
+// room, which all Editors of one body share.
+func (e *Editor) roomWithin() *int {
+	if e.room == nil {
+		e.room = new(int)
+		*e.room = maxWithin
+	}
+	return e.room
+}
 
 // editObject returns an Editor for the object that opens at body[at], which has
-// been passed before; nil if it has too many members.
-func editObject(body []byte, at int) *Editor {
-	e := &Editor{body: body}
+// been passed before; nil if it has too many members. Those of an object within
+// another one take of the room.
+func editObject(body []byte, at int, room *int) *Editor {
+	e := &Editor{body: body, room: room}
 	c := enter(body, at, 0)
 	for c.next() {
 		v := c.value()
-		if len(e.members) == maxMembers {
+		if len(e.members) == maxMembers || room != nil && *room == 0 {
 			return nil
+		}
+		if room != nil {
+			*room--
 		}
 		e.members = append(e.members, place{c.keyAt, v.start, v.end})
 	}
@@ -213,9 +229,9 @@ func (e *Editor) Object(name string) (in *Editor, ok bool) {
 	i := e.last(name)
 	switch {
 	case i < 0 || isNull(e.value(i)):
-		in = &Editor{body: e.body}
+		in = &Editor{body: e.body, room: e.roomWithin()}
 	case e.value(i)[0] == '{':
-		if in = editObject(e.body, e.members[i].start); in == nil {
+		if in = editObject(e.body, e.members[i].start, e.roomWithin()); in == nil {
 			return nil, false
 		}
 		e.dropBefore(name, i)
@@ -240,7 +256,7 @@ func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 		if v.first(e.body) != '{' {
 			return nil, false
 		}
-		one := editObject(e.body, v.start)
+		one := editObject(e.body, v.start, e.roomWithin())
 		if one == nil || len(in) == maxElements {
 			return nil, false
 		}

@@ -282,13 +282,24 @@ func (p *parse) field(key []byte, v span) {
 		p.writing(key, v)
 	case "chat_template_kwargs", "reasoning", "output_config":
 		p.writingMembers(key, v)
-	case "priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "id_slot", "retention_seconds":
-		r.Steers = true
 	case "prompt_embeds", "input_embeds":
 		p.unlike = p.unlike || hasMembers(b, v)
 	default:
+		if steers(key) {
+			r.Steers = true
+			return
+		}
 		r.API.field(p, key, v)
 	}
+}
+
+// steers tells whether some engine is steered by a member of a name.
+func steers(key []byte) bool {
+	switch string(key) {
+	case "priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "id_slot", "retention_seconds":
+		return true
+	}
+	return false
 }
 
 // vary takes in a member that changes the prompt as a whole, or the part of

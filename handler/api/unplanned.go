@@ -9,7 +9,19 @@ type unplanned struct{}
 func (unplanned) Name() string                    { return "" }
 func (unplanned) Work() Work                      { return Count }
 func (unplanned) shape() shape                    { return shapeOpenAI }
-func (unplanned) field(*parse, []byte, span)      {}
 func (unplanned) prompt(*parse)                   {}
 func (unplanned) begin(*Answer)                   {}
 func (unplanned) event(*Answer, []byte, int) bool { return true }
+
+// field looks for what steers an engine in the parameters, too, where SGLang's
+// /vertex_generate has it.
+func (unplanned) field(p *parse, key []byte, v span) {
+	if string(key) != "parameters" || v.first(p.body) != '{' {
+		return
+	}
+	c := enter(p.body, v.start, 0)
+	for c.next() {
+		p.req.Steers = p.req.Steers || steers(c.key())
+		c.value()
+	}
+}
