@@ -251,3 +251,73 @@ func TestPolicyClassNeedsPriorities(t *testing.T) {
 		}
 	}
 }
+
+// TestVertexParametersAreHeldToTheSame has a tenant say within the parameters of
+// SGLang's /vertex_generate, wherever that is, what it may not say beside them.
+func TestVertexParametersAreHeldToTheSame(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	sum := sha256.Sum256([]byte("mine"))
+	digest := hex.EncodeToString(sum[:])
+	body := `{"instances":[{"text":"x"}],"parameters":{"extra_key":"victim","cache_salt":"victim","session_params":{"id":"s"},"priority":99,"routed_dp_rank":1,"stream":false}}`
+	for _, path := range []string{"/vertex_generate", "/v1/endpoints/1:predict"} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "priority on"), "trust tenants", trust("pins priorities")))
+		before := s.scrape(t)
+		s.post(t.Context(), path, []byte(body), "X-Tenant-Id", "mine")
+		want := `{"instances":[{"text":"x"}],"parameters":{"extra_key":"sha256:` + digest + `victim","session_params":{"id":"` + digest[:32] + `:s"},"stream":false}}`
+		if got := string(lastOf(e).Body); got != want {
+			t.Errorf("%s: the engine got %s, want %s", path, got, want)
+		}
+		for _, grant := range []string{"pins", "priorities"} {
+			if n := s.scrape(t).value(nvextDropped, `grant="`+grant+`"`) - before.value(nvextDropped, `grant="`+grant+`"`); n != 1 {
+				t.Errorf("%s: %v dropped of %s", path, n, grant)
+			}
+		}
+		// without a tenant the engine's own words need their grants
+		s.post(t.Context(), path, []byte(body))
+		if got := string(lastOf(e).Body); strings.Contains(got, "priority") || strings.Contains(got, "rank") || !strings.Contains(got, `"extra_key":"victim"`) {
+			t.Errorf("%s: of a client that is not trusted the engine got %s", path, got)
+		}
+		s.post(t.Context(), path, []byte(body), trusted...)
+		if got := string(lastOf(e).Body); got != body {
+			t.Errorf("%s: of a client that is trusted the engine got %s", path, got)
+		}
+		s = startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "dp_size 2")))
+		s.post(t.Context(), path, []byte(body))
+		if got := lastOf(e); !strings.Contains(string(got.Body), `"priority":99,"stream":false}`) || got.Header.Get("X-Data-Parallel-Rank") == "" {
+			t.Errorf("%s: of several ranks the engine got %s, %v", path, got.Body, got.Header)
+		}
+	}
+}
+
+// TestTenantsDoNotHideTheirSessions has one name another's session where a hasty
+// reader does not see it.
+func TestTenantsDoNotHideTheirSessions(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), "trust tenants"))
+	sum := sha256.Sum256([]byte("victim"))
+	victims := `"id":"` + hex.EncodeToString(sum[:16]) + `:s"`
+	for _, params := range []string{
+		`{` + strings.Repeat(`"rid":"",`, 4096) + victims + `}`, `[{` + victims + `},null]`, `[` + strings.Repeat(`{`+victims+`},`, 1024) + `{` + victims + `}]`,
+	} {
+		for _, path := range []string{"/generate", "/v1/chat/completions"} {
+			received := len(e.Journal())
+			s.post(t.Context(), path, []byte(`{"text":"x","messages":[],"session_params":`+params+`}`), "X-Tenant-Id", "mine")
+			if got := string(lastOf(e).Body); len(e.Journal()) == received || strings.Contains(got, victims) {
+				t.Errorf("%s: of %.60s the engine got %.200s", path, params, got)
+			}
+		}
+	}
+	for path, member := range map[string]string{"/open_session": "", "/close_session": "", "/generate": `,"session_params":{"id":""}`} {
+		named := map[string]bool{}
+		for _, tenant := range []string{"a", "b"} {
+			s.post(t.Context(), path, []byte(`{"text":"x","session_id":""`+member+`}`), "X-Tenant-Id", tenant)
+			got := string(lastOf(e).Body)
+			if named[got] = true; strings.Contains(got, `id":""`) {
+				t.Errorf("%s: the engine got %s", path, got)
+			}
+		}
+		if len(named) != 2 {
+			t.Errorf("%s: two tenants share the session without a name", path)
+		}
+	}
+}

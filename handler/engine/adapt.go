@@ -167,6 +167,7 @@ func Adapt(kind string, r *Request) Adapted {
 		f.rankByHeader()
 	}
 	if kind == SGLang {
+		f.inner = f.parameters()
 		f.sglangRank()
 		f.sglangSessions()
 	}
@@ -198,6 +199,8 @@ type fit struct {
 	kind      string
 	said      Fields        // and not dealt with yet
 	samplings []*api.Editor // see sampling
+	inner     *api.Editor   // see parameters; nil if there are none
+	scope     string        // of the salt, see sglangSessions
 }
 
 // The names of APIs.
@@ -300,6 +303,11 @@ func short(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
-	sum := sha256.Sum256([]byte(s))
+	return digest([]byte(s))
+}
+
+// digest returns a digest of a text.
+func digest(s []byte) string {
+	sum := sha256.Sum256(s)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }

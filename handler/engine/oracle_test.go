@@ -21,6 +21,8 @@ type oracle struct {
 	kind, api string
 	raw       map[string]json.RawMessage // the body's members, the last of each name
 	nv        doc                        // the nvext that counts
+	nvRaw     json.RawMessage            // as it is written
+	inner     doc                        // SGLang's parameters, at paths of no API
 	null      bool                       // an nvext that is null
 
 	pins, priorities, uploads bool // granted
@@ -40,28 +42,36 @@ func readOracle(body []byte) (o oracle, ok bool) {
 		return o, false
 	}
 	o.raw = make(map[string]json.RawMessage)
-	d := json.NewDecoder(bytes.NewReader(body))
-	if _, err := d.Token(); err != nil {
-		return o, false
+	good := true
+	ok = pairs(body, func(name string, raw json.RawMessage) {
+		o.raw[name] = raw
+		if name == nvextMember && string(raw) == "null" {
+			o.null = true
+		} else if name == nvextMember {
+			o.nv, o.nvRaw = nil, raw
+			good = good && decode(raw, &o.nv) == nil
+		}
+	})
+	o.top, _ = o.want["cache_salt"].(string)
+	return o, ok && good
+}
+
+// pairs calls each with the members of an object, in order, also those that are
+// there twice. It returns false for what is no object.
+func pairs(object []byte, each func(name string, raw json.RawMessage)) bool {
+	d := json.NewDecoder(bytes.NewReader(object))
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return false
 	}
 	for d.More() {
 		name, err := d.Token()
 		var raw json.RawMessage
 		if err != nil || d.Decode(&raw) != nil {
-			return o, false
+			return false
 		}
-		o.raw[name.(string)] = raw
-		if name == nvextMember && string(raw) == "null" {
-			o.null = true
-		} else if name == nvextMember {
-			o.nv = nil
-			if decode(raw, &o.nv) != nil {
-				return o, false
-			}
-		}
+		each(name.(string), raw)
 	}
-	o.top, _ = o.want["cache_salt"].(string)
-	return o, true
+	return true
 }
 
 // on tells whether the request is of one of the APIs.
@@ -94,6 +104,10 @@ func sum(s string) string {
 // expect works out what the engine is to get.
 func (o *oracle) expect() {
 	before := maps.Clone(o.want)
+	if o.kind == SGLang && o.api == "" {
+		o.inner, _ = o.want["parameters"].(doc)
+	}
+	inside := maps.Clone(o.inner)
 	hints, _ := o.nv["agent_hints"].(doc)
 	priority := integer(hints["priority"])
 	if !o.priorities {
@@ -122,7 +136,7 @@ func (o *oracle) expect() {
 	o.wish("use_raw_prompt", o.nv["use_raw_prompt"] == true, func() bool { return false })
 	o.wish("token_data", len(ids) > 0, func() bool { return o.ids(ids) })
 	o.wish("max_thinking_tokens", thinking != nil, func() bool { return o.thinking(number(thinking)) })
-	o.sessions(before, session, salt)
+	o.sessions(session, salt)
 	o.wish("session_params", session != nil, func() bool { return o.kind == SGLang && o.on("chat completions generate") })
 	evicts := o.kind == SGLang && o.told.PriorityEviction && o.set.Priority != Off
 	o.wish("cache_control", cache, func() bool {
@@ -132,10 +146,10 @@ func (o *oracle) expect() {
 		o.want["retention_seconds"] = json.Number("60") // of all that are fuzzed
 		return true
 	})
-	o.wish("cache_salt", salt != "", func() bool { return o.salt(before, salt) })
+	o.wish("cache_salt", salt != "", func() bool { return o.salt(salt) })
 	o.wish("agent_hints.priority", priority != nil, func() bool { return o.priority(priority, evicts) })
 	o.wish("metadata_upload", upload, func() bool { return false })
-	o.ranksAndSteering(before, evicts, priority, cache)
+	o.ranksAndSteering(before, inside, evicts)
 }
 
 // sampled calls set for the objects of sampling_params, and tells whether there
@@ -237,11 +251,16 @@ func (o *oracle) thinking(n json.Number) bool {
 
 // salt gives the salt to the engines that have one in an API, and takes the
 // client's own away from the others.
-func (o *oracle) salt(before doc, salt string) bool {
+func (o *oracle) salt(salt string) bool {
 	takes := map[string]string{
 		VLLM: "chat completions responses tokens messages embeddings rerank score classify pooling", SGLang: "chat completions responses generate",
 		TRTLLM: "chat", Other: "chat completions responses", "": "chat completions responses",
 	}[o.kind]
+	if o.kind == SGLang {
+		o.extra(o.want, o.raw["extra_key"], salt, o.on("generate"))
+		delete(o.inner, "cache_salt")
+		o.extra(o.inner, o.inside()["extra_key"], salt, false)
+	}
 	if !o.on(takes) {
 		delete(o.want, "cache_salt")
 		return false
@@ -251,15 +270,31 @@ func (o *oracle) salt(before doc, salt string) bool {
 		said = "sha256:" + sum(salt)
 	}
 	o.want["cache_salt"] = said
-	own := before["extra_key"]
-	if o.kind == SGLang && (own != nil || o.on("generate")) {
-		text, isText := own.(string)
-		if !isText && own != nil {
-			text = string(o.raw["extra_key"])
-		}
-		o.want["extra_key"] = "sha256:" + sum(salt) + text
-	}
 	return true
+}
+
+// inside returns the members of the parameters as they are written.
+func (o *oracle) inside() (all map[string]json.RawMessage) {
+	if o.inner != nil {
+		_ = json.Unmarshal(o.raw["parameters"], &all)
+	}
+	return all
+}
+
+// extra puts the salt before an extra_key, long ones as a digest of how they are
+// written.
+func (o *oracle) extra(in doc, raw json.RawMessage, salt string, always bool) {
+	own, isText := in["extra_key"].(string)
+	switch {
+	case in["extra_key"] == nil && !always:
+		return
+	case in["extra_key"] == nil:
+	case len(raw) > 1024:
+		own = "sha256:" + sum(string(raw))
+	case !isText:
+		own = string(raw)
+	}
+	in["extra_key"] = "sha256:" + sum(salt) + own
 }
 
 func (o *oracle) priority(p *big.Int, evicts bool) bool {
@@ -281,51 +316,111 @@ func (o *oracle) priority(p *big.Int, evicts bool) bool {
 	return true
 }
 
-// scoped is what a session is called where there is a salt.
-func scoped(salt, id string) string {
-	if prefix := sum(salt)[:32] + ":"; !strings.HasPrefix(id, prefix) {
-		return prefix + id
+// scoped is what a session is called where there is a salt, by how its id is
+// written. It is false for what is no text.
+func scoped(salt string, raw json.RawMessage) (string, bool) {
+	var id string
+	if raw[0] != '"' || json.Unmarshal(raw, &id) != nil {
+		return "", false
 	}
-	return id
+	prefix := sum(salt)[:32] + ":"
+	switch {
+	case len(raw) > 1024:
+		return prefix + "sha256:" + sum(string(raw)), true
+	case strings.HasPrefix(id, prefix):
+		return id, true
+	}
+	return prefix + id, true
 }
 
 // sessions names the sessions of SGLang.
-func (o *oracle) sessions(before, session doc, salt string) {
+func (o *oracle) sessions(session doc, salt string) {
 	if o.kind != SGLang {
 		return
+	}
+	ours := session != nil && o.on("chat completions generate")
+	if ours {
+		o.want["session_params"] = session
 	}
 	if salt == "" {
 		salt = o.top
 	}
-	name := func(in doc, member string) {
-		if id, ok := in[member].(string); ok && id != "" && salt != "" {
-			in[member] = scoped(salt, id)
-		}
-	}
-	name(o.want, "session_id")
-	if session != nil && o.on("chat completions generate") {
-		o.want["session_params"] = session
-		name(session, "id")
+	if salt == "" {
 		return
 	}
-	switch v := before["session_params"].(type) {
+	lost := !o.session(o.want, o.raw, salt)
+	if ours {
+		var nv map[string]json.RawMessage
+		_ = json.Unmarshal(o.nvRaw, &nv)
+		named(session, nv["session_params"], salt)
+	} else {
+		lost = !o.params(o.want, o.raw, salt) || lost
+	}
+	if o.inner != nil {
+		lost = !o.session(o.inner, o.inside(), salt) || lost
+		lost = !o.params(o.inner, o.inside(), salt) || lost
+	}
+	if lost {
+		o.lacks = append(o.lacks, "session_params")
+	}
+}
+
+// session scopes a session_id, and returns false if there is one that is no text
+// and so goes.
+func (o *oracle) session(in doc, raw map[string]json.RawMessage, salt string) bool {
+	if in["session_id"] == nil {
+		return true
+	}
+	id, ok := scoped(salt, raw["session_id"])
+	if in["session_id"] = id; !ok {
+		delete(in, "session_id")
+	}
+	return ok
+}
+
+// params scopes session_params, and returns false if there are some that go, as
+// they cannot be.
+func (o *oracle) params(in doc, raw map[string]json.RawMessage, salt string) bool {
+	ok := false
+	switch v := in["session_params"].(type) {
+	case nil:
+		return true
 	case doc:
-		name(v, "id")
+		ok = named(v, raw["session_params"], salt)
 	case []any:
-		for _, one := range v {
-			if _, ok := one.(doc); !ok {
-				return
-			}
-		}
-		for _, one := range v {
-			name(one.(doc), "id")
+		var each []json.RawMessage
+		_ = json.Unmarshal(raw["session_params"], &each)
+		ok = true
+		for i, one := range v {
+			object, isObject := one.(doc)
+			ok = ok && (one == nil || isObject && named(object, each[i], salt))
 		}
 	}
+	if !ok {
+		delete(in, "session_params")
+	}
+	return ok
+}
+
+// named scopes the id in an object. It returns false if there is one that is
+// neither a text nor null, be it hidden by another one.
+func named(in doc, raw json.RawMessage, salt string) bool {
+	good := true
+	pairs(raw, func(name string, raw json.RawMessage) {
+		if name != "id" || string(raw) == "null" {
+			return
+		}
+		id, ok := scoped(salt, raw)
+		if good = good && ok; in["id"] != nil {
+			in["id"] = id
+		}
+	})
+	return good
 }
 
 // ranksAndSteering tells the rank, and takes away what the client is not trusted
 // with.
-func (o *oracle) ranksAndSteering(before doc, evicts bool, priority *big.Int, cache bool) {
+func (o *oracle) ranksAndSteering(before, inside doc, evicts bool) {
 	unknown := o.kind == Other || o.kind == ""
 	pins, priorities := "", ""
 	switch {
@@ -343,10 +438,15 @@ func (o *oracle) ranksAndSteering(before doc, evicts bool, priority *big.Int, ca
 	}
 	cut := func(names string, granted bool, kind string) {
 		for name := range strings.FieldsSeq(names) {
-			if granted || before[name] == nil {
+			if granted || before[name] == nil && inside[name] == nil {
 				continue
 			}
-			delete(o.want, name)
+			if before[name] != nil {
+				delete(o.want, name)
+			}
+			if inside[name] != nil {
+				delete(o.inner, name)
+			}
 			if !slices.Contains(o.dropped, kind) {
 				o.dropped = append(o.dropped, kind)
 			}
@@ -355,6 +455,8 @@ func (o *oracle) ranksAndSteering(before doc, evicts bool, priority *big.Int, ca
 	cut(pins, o.pins, "pins")
 	cut(priorities, o.priorities, "priorities")
 	if o.kind == SGLang && o.ranks > 1 {
+		delete(o.inner, "routed_dp_rank")
+		delete(o.inner, "data_parallel_rank")
 		o.want["routed_dp_rank"] = number(big.NewInt(int64(o.rank)))
 		if delete(o.want, "data_parallel_rank"); o.told.Version == "" {
 			o.want["data_parallel_rank"] = o.want["routed_dp_rank"]

@@ -2,11 +2,11 @@ package engine
 
 import (
 	"bytes"
-	"encoding/json"
 	"math"
 	"slices"
 	"unicode/utf8"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
@@ -66,33 +66,46 @@ func (f *fit) cacheSalt() {
 	case f.said&CacheSalt == 0:
 	case f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)):
 		f.text(nameSalt, f.salt(s.most))
-		if f.kind == SGLang {
-			f.extraKey()
-		}
+		f.extraKeys()
 	default:
 		f.Body.Cut(nameSalt)
+		f.extraKeys()
 	}
 }
 
 const nameSalt, nameExtraKey = "cache_salt", "extra_key"
 
-// extraKey puts the salt before SGLang's other member that keeps caches apart.
+// extraKeys puts the salt before SGLang's other member that keeps caches apart.
 // It hangs the one on the other, so that a client could make its tenant's salt
 // into another's by what it writes there; and its own /generate had this one only
 // for long.
-func (f *fit) extraKey() {
-	own := f.Body.Value(nameExtraKey)
+func (f *fit) extraKeys() {
+	if f.kind != SGLang {
+		return
+	}
+	f.extraKey(f.Body, f.on(apiGenerate))
+	if f.inner != nil {
+		f.inner.Cut(nameSalt)
+		f.extraKey(f.inner, false)
+	}
+}
+
+// extraKey does so in one object, also where that has none if always.
+func (f *fit) extraKey(in *api.Editor, always bool) {
+	own := in.Value(nameExtraKey)
 	if isNull(own) {
 		own = nil
 	}
-	if own == nil && !f.on(apiGenerate) {
-		return
+	salt := short(f.Ext.Salt(""), 0)
+	switch {
+	case own == nil && !always:
+	case len(own) > maxWritten:
+		in.Set(nameExtraKey, quoted(salt+digest(own)))
+	case own != nil && own[0] == '"':
+		in.Set(nameExtraKey, behind(salt, own))
+	default: // none, or a list
+		in.Set(nameExtraKey, quoted(salt+string(own)))
 	}
-	var text string
-	if json.Unmarshal(own, &text) != nil { // none, or a list
-		text = string(own)
-	}
-	f.text(nameExtraKey, short(f.Ext.Salt(""), 0)+text)
 }
 
 // salt returns the salt as an engine can have it, of at most so many bytes: what

@@ -95,8 +95,15 @@ func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 		t.Errorf("closed as %q", got)
 	}
 	one, two := send("/open_session", `{"capacity_of_str_len":1000}`), send("/open_session", `{"session_id":null}`)
-	if scope := mine[:len(mine)-1]; one == two || !strings.HasPrefix(one, scope) || !strings.HasPrefix(two, scope) {
+	scope := mine[:len(mine)-1]
+	if one == two || !strings.HasPrefix(one, scope) || !strings.HasPrefix(two, scope) {
 		t.Errorf("without a name they are opened as %q and %q", one, two)
+	}
+	if empty := send("/open_session", `{"session_id":""}`); empty != scope || send("/close_session", `{"session_id":""}`) != empty {
+		t.Errorf("a session of no name is opened as %q, closed as %q", empty, send("/close_session", `{"session_id":""}`))
+	}
+	if odd := send("/open_session", `{"session_id":7}`); !strings.HasPrefix(odd, scope) {
+		t.Errorf("a number is opened as %q", odd)
 	}
 	if got := send("/generate_from_file", `{}`); got != "" {
 		t.Errorf("what opens none has the session %q", got)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
 // ScopedSession returns what a session of a request with a salt is called in an
@@ -18,68 +19,155 @@ func ScopedSession(salt, id string) string {
 	if salt == "" || id == "" {
 		return id
 	}
-	sum := sha256.Sum256([]byte(salt))
-	scope := hex.EncodeToString(sum[:16]) + ":"
+	scope := scopeOf(salt)
 	if strings.HasPrefix(id, scope) {
 		return id
 	}
 	return scope + id
 }
 
-// sglangSessions scopes the sessions that the client's own members name.
-// session_params are one object, or in a list one for each prompt; their rid
-// names a request within the session, and is looked for nowhere else.
-func (f *fit) sglangSessions() {
-	if f.Salt == "" || f.Body == nil {
-		return
-	}
-	if f.API == OpenSession && isNull(f.Body.Value(nameSession)) {
-		f.text(nameSession, ScopedSession(f.Salt, rand.Text())) // or SGLang would make one up, which is nobody's
-	} else {
-		f.scope(f.Body, nameSession)
-	}
-	if isNull(f.Body.Value(nameParams)) || f.said&SessionParams != 0 && f.onSessions() {
-		return
-	}
-	if in, ok := f.Body.Object(nameParams); ok {
-		f.scope(in, "id")
-		return
-	}
-	all, _ := f.Body.Elements(nameParams)
-	for _, in := range all {
-		f.scope(in, "id")
-	}
+// scopeOf returns what stands before the sessions' ids of requests with a salt.
+func scopeOf(salt string) string {
+	sum := sha256.Sum256([]byte(salt))
+	return hex.EncodeToString(sum[:16]) + ":"
 }
 
 const nameSession, nameParams = "session_id", "session_params"
 
+// maxWritten is the longest text of a client's that goes behind a digest of its
+// salt, as it is written in the body, in bytes: of a longer one a digest does.
+// maxParams is the longest session_params of nvext that is written anew.
+const maxWritten, maxParams = 1 << 10, 128 << 10
+
+// sglangSessions scopes the sessions that the client's own members name. What
+// cannot be scoped is cut out, for it could name another tenant's.
+func (f *fit) sglangSessions() {
+	if f.Salt == "" || f.Body == nil {
+		return
+	}
+	f.scope = scopeOf(f.Salt) // once: the salt may be long, and sessions many
+	if raw := f.Body.Value(nameSession); f.API == OpenSession && (raw == nil || raw[0] != '"') {
+		f.text(nameSession, f.scope+rand.Text()) // or SGLang would make one up, which is nobody's
+	} else {
+		f.scopeID(f.Body)
+	}
+	if f.said&SessionParams == 0 || !f.onSessions() { // else those of nvext take their place
+		f.scopeParams(f.Body)
+	}
+	if f.inner != nil {
+		f.scopeID(f.inner)
+		f.scopeParams(f.inner)
+	}
+}
+
 // onSessions tells whether nvext's session_params go to SGLang in this API.
 func (f *fit) onSessions() bool { return f.on(apiChat, apiCompletions, apiGenerate) }
 
-// scope scopes the session that a member of an object names.
-func (f *fit) scope(in *api.Editor, member string) {
+// scoped returns what becomes of a session's id, both as JSON has them. It is not
+// ok if that is no text. The empty one is a name like others in SGLang.
+func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return nil, false
+	}
+	if len(raw) > maxWritten {
+		return quoted(f.scope + digest(raw)), true
+	}
 	var id string
-	raw := in.Value(member)
-	if isNull(raw) || json.Unmarshal(raw, &id) != nil || id == "" {
+	if json.Unmarshal(raw, &id) == nil && strings.HasPrefix(id, f.scope) {
+		return raw, true
+	}
+	return behind(f.scope, raw), true
+}
+
+// scopeID scopes the session_id of an object.
+func (f *fit) scopeID(in *api.Editor) {
+	raw := in.Value(nameSession)
+	if isNull(raw) {
 		return
 	}
-	in.Set(member, quoted(ScopedSession(f.Salt, id)))
+	if text, ok := f.scoped(raw); ok {
+		in.Set(nameSession, text)
+		return
+	}
+	in.Cut(nameSession)
+	f.Lacks |= SessionParams
+}
+
+// scopeParams scopes the session_params of an object: one object, or in a list
+// one for each prompt; their rid names a request within the session, and is looked
+// for nowhere else.
+func (f *fit) scopeParams(in *api.Editor) {
+	at, ok := in.Inner(nameParams, "id")
+	edits, ok := f.scopeAll(at, ok)
+	if !ok {
+		in.Cut(nameParams)
+		f.Lacks |= SessionParams
+		return
+	}
+	for _, e := range edits {
+		in.Replace(e)
+	}
+}
+
+// scopeAll returns the changes that scope the ids at places of the body. It is not
+// ok if one of them is no text, or they were not found.
+func (f *fit) scopeAll(at []api.Span, found bool) (edits []api.Edit, ok bool) {
+	if !found {
+		return nil, false
+	}
+	for _, s := range at {
+		raw := f.Body.Text(s)
+		if isNull(raw) {
+			continue
+		}
+		text, ok := f.scoped(raw)
+		if !ok {
+			return nil, false
+		}
+		edits = append(edits, api.Edit{Span: s, Text: text})
+	}
+	return edits, true
 }
 
 // sessionParams gives SGLang the session of nvext.
 func (f *fit) sessionParams() {
 	at, ok := f.Body.NVExt()
-	if !f.takes(SessionParams, ok && f.onSessions()) {
+	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
 		return
 	}
-	p := &f.Ext.SessionParams
-	raw := f.part(at, p.Span)
-	if f.Salt != "" && p.ID != "" {
-		start, end := p.IDSpan.Start-p.Span.Start, p.IDSpan.End-p.Span.Start
-		scoped := append([]byte(nil), raw[:start]...)
-		raw = append(append(scoped, quoted(ScopedSession(f.Salt, p.ID))...), raw[end:]...)
+	raw := f.part(at, f.Ext.SessionParams.Span)
+	if f.Salt != "" {
+		raw, ok = f.scopedParams(at, f.Ext.SessionParams.Span)
 	}
-	f.Body.Set(nameParams, raw)
+	if f.takes(SessionParams, ok) {
+		f.Body.Set(nameParams, raw)
+	} else {
+		f.Body.Cut(nameParams)
+	}
+}
+
+// scopedParams returns the session_params of the nvext at a place of the body with
+// their session scoped. It is not ok if they are too long, of white space or of
+// what is there twice.
+func (f *fit) scopedParams(nv api.Span, part nvext.Span) (text []byte, ok bool) {
+	all := api.Span{Start: nv.Start + part.Start, End: nv.Start + part.End}
+	if all.End-all.Start > maxParams {
+		return nil, false
+	}
+	at, ok := f.Body.InnerAt(all, "id")
+	edits, ok := f.scopeAll(at, ok)
+	from := all.Start
+	for _, e := range edits {
+		text = append(append(text, f.Body.Text(api.Span{Start: from, End: e.Start})...), e.Text...)
+		from = e.End
+	}
+	return append(text, f.Body.Text(api.Span{Start: from, End: all.End})...), ok
+}
+
+// behind returns a JSON text with something before it that needs no escapes. The
+// text stays as it is written.
+func behind(prefix string, raw []byte) []byte {
+	return append([]byte(`"`+prefix), raw[1:]...)
 }
 
 // quoted returns a text as JSON.

@@ -1,6 +1,9 @@
 package engine
 
-import "github.com/caddy-kvrouter/kvrouter/handler/nvext"
+import (
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
 
 // steering is a member of an engine's own by which a client has what nvext would
 // need a grant for.
@@ -18,13 +21,23 @@ func (f *fit) guard() {
 		return
 	}
 	for _, s := range f.steerings() {
-		if !s.heeded || f.Grants&s.grant != 0 || isNull(f.Body.Value(s.member)) {
+		if !s.heeded || f.Grants&s.grant != 0 {
 			continue
 		}
-		f.Dropped |= s.grant
-		if !f.Body.Changed(s.member) { // else the router's own is in its place
-			f.Body.Cut(s.member)
+		f.cutSteering(f.Body, s)
+		if f.inner != nil {
+			f.cutSteering(f.inner, s)
 		}
+	}
+}
+
+func (f *fit) cutSteering(in *api.Editor, s steering) {
+	if isNull(in.Value(s.member)) {
+		return
+	}
+	f.Dropped |= s.grant
+	if !in.Changed(s.member) { // else the router's own is in its place
+		in.Cut(s.member)
 	}
 }
 
