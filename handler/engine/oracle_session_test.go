@@ -1,0 +1,108 @@
+package engine
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// scoped is what a session is called where there is a salt, by how its id is
+// written. It is false for what is no text.
+func scoped(salt string, raw json.RawMessage) (string, bool) {
+	var id string
+	if raw[0] != '"' || json.Unmarshal(raw, &id) != nil {
+		return "", false
+	}
+	prefix := sum(salt)[:32] + ":"
+	switch {
+	case len(raw) > 1024:
+		return prefix + "sha256:" + sum(string(raw)), true
+	case strings.HasPrefix(id, prefix):
+		return id, true
+	}
+	return prefix + id, true
+}
+
+// sessions names the sessions of SGLang.
+func (o *oracle) sessions(session doc, salt string) {
+	if o.kind != SGLang {
+		return
+	}
+	ours := session != nil && o.on("chat completions generate")
+	if ours {
+		o.want["session_params"] = session
+	}
+	if salt == "" {
+		salt = o.top
+	}
+	if salt == "" {
+		return
+	}
+	lost := !o.session(o.want, o.raw, salt)
+	if ours {
+		var nv map[string]json.RawMessage
+		_ = json.Unmarshal(o.nvRaw, &nv)
+		named(session, nv["session_params"], salt)
+	} else {
+		lost = !o.params(o.want, o.raw, salt) || lost
+	}
+	if o.inner != nil {
+		lost = !o.session(o.inner, o.inside(), salt) || lost
+		lost = !o.params(o.inner, o.inside(), salt) || lost
+	}
+	if lost {
+		o.lacks = append(o.lacks, "session_params")
+	}
+}
+
+// session scopes a session_id, and returns false if there is one that is no text
+// and so goes.
+func (o *oracle) session(in doc, raw map[string]json.RawMessage, salt string) bool {
+	if in["session_id"] == nil {
+		return true
+	}
+	id, ok := scoped(salt, raw["session_id"])
+	if in["session_id"] = id; !ok {
+		delete(in, "session_id")
+	}
+	return ok
+}
+
+// params scopes session_params, and returns false if there are some that go, as
+// they cannot be.
+func (o *oracle) params(in doc, raw map[string]json.RawMessage, salt string) bool {
+	ok := false
+	switch v := in["session_params"].(type) {
+	case nil:
+		return true
+	case doc:
+		ok = named(v, raw["session_params"], salt)
+	case []any:
+		var each []json.RawMessage
+		_ = json.Unmarshal(raw["session_params"], &each)
+		ok = true
+		for i, one := range v {
+			object, isObject := one.(doc)
+			ok = ok && (one == nil || isObject && named(object, each[i], salt))
+		}
+	}
+	if !ok {
+		delete(in, "session_params")
+	}
+	return ok
+}
+
+// named scopes the id in an object. It returns false if there is one that is
+// neither a text nor null, be it hidden by another one.
+func named(in doc, raw json.RawMessage, salt string) bool {
+	good := true
+	pairs(raw, func(name string, raw json.RawMessage) {
+		if name != "id" || string(raw) == "null" {
+			return
+		}
+		id, ok := scoped(salt, raw)
+		if good = good && ok; in["id"] != nil {
+			in["id"] = id
+		}
+	})
+	return good
+}
