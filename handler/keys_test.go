@@ -4,6 +4,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
 
 // FuzzKeys has what clients send as keys, salts and ids: no two of different
@@ -69,5 +71,18 @@ func TestResponseNamed(t *testing.T) {
 	}
 	if got := responseNamed(httptest.NewRequest("PUT", "/v1/responses/r", nil)); got != "" {
 		t.Errorf("PUT names %q", got)
+	}
+}
+
+// TestLongNamesAreKeptAsDigests has what a request says of itself be as long as
+// its body: what is kept of it is short, and still tells one from another.
+func TestLongNamesAreKeptAsDigests(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	a, b, c := &api.Request{Model: long, Salt: long}, &api.Request{Model: long + "y", Salt: long + "y"}, &api.Request{Model: "m", Salt: "s"}
+	for _, r := range []*api.Request{a, b, c} {
+		detach(r)
+	}
+	if len(a.Model) > 100 || len(a.Salt) > 100 || a.Model == b.Model || a.Salt == b.Salt || c.Model != "m" || c.Salt != "s" {
+		t.Errorf("%.100s, %.100s, %+v", a.Model, b.Model, c)
 	}
 }

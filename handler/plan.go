@@ -231,13 +231,21 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	return p, nil
 }
 
+// maxKept is the longest text, in bytes, that is kept as long as an answer lasts.
+// Of a longer one it is a digest, for which name or salt it is makes no difference.
+const maxKept = 4 << 10
+
 // detach copies what a request says of itself: it is around as long as its
 // answer, and must not keep the body.
 func detach(req *api.Request) {
 	for _, s := range []*string{
 		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse, &req.Conversation, &req.CacheKey, &req.SessionID, &req.UserID,
 	} {
-		*s = strings.Clone(*s)
+		if len(*s) > maxKept {
+			*s = digest(digestMark, *s)
+		} else {
+			*s = strings.Clone(*s)
+		}
 	}
 }
 
