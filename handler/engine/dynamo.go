@@ -55,6 +55,10 @@ func (f *fit) toDynamo() {
 		f.pin(gen)
 	}
 	options := f.Options
+	if f.Ext.Tenant != "" {
+		f.header(headerTenant, printable(f.Ext.Tenant))
+		options.NoSalt = true
+	}
 	if gen == nvext.Dynamo10 {
 		f.Lacks = f.said & CacheSalt // it has none, and would not say so
 		options.Session = f.session
@@ -128,6 +132,20 @@ func (f *fit) pin(gen nvext.Generation) {
 	if r := f.Ext.DPRank; r.Set {
 		f.header(rank, strconv.FormatUint(uint64(r.Value), 10))
 	}
+}
+
+// headerTenant is the header by which a Dynamo is told the tenant.
+const headerTenant = "X-Tenant-Id"
+
+// printable returns a tenant as a Dynamo can read it in a header, which it takes
+// for none if it has other bytes than visible ASCII, spaces and tabs.
+func printable(tenant string) string {
+	for i := range len(tenant) {
+		if c := tenant[i]; c != '\t' && (c < ' ' || c > '~') {
+			return short(tenant, 0)
+		}
+	}
+	return tenant
 }
 
 // shown returns a text as a header can have it: one with other characters than

@@ -57,6 +57,8 @@ type Options struct {
 	// Session, if there is one, gives the id that a session has upstream, in
 	// place of the client's.
 	Session func(id string) string
+	// NoSalt cuts cache_salt out, as a tenant's stands for it.
+	NoSalt bool
 }
 
 // retention moves the time that a prefix is to be kept below its bound.

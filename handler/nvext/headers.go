@@ -1,6 +1,8 @@
 package nvext
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"strconv"
 	"strings"
 )
@@ -14,7 +16,8 @@ const HeaderSession = "X-Dynamo-Session-Id"
 const headerMeta = "X-Dynamo-Meta-"
 
 // Routes tells whether a header, by its canonical name, is for a router: one that
-// ApplyHeaders reads, or another one that a Dynamo does.
+// ApplyHeaders reads, or another one that a Dynamo does, or by which an SGLang may
+// be told its rank or a priority in place of the body.
 func Routes(name string) bool {
 	if len(name) < len("X-Dp-Rank") || name[0] != 'X' || name[1] != '-' {
 		return false
@@ -24,6 +27,8 @@ func Routes(name string) bool {
 		return strings.HasPrefix(name, "X-Dynamo-") || name == "X-Dp-Rank" || name == "X-Data-Parallel-Rank"
 	case 'W':
 		return name == "X-Worker-Instance-Id"
+	case 'O':
+		return HeaderNeeds(name) != 0
 	case 'P':
 		return name == "X-Prefill-Instance-Id" || name == "X-Prefill-Dp-Rank"
 	case 'T':
@@ -33,10 +38,15 @@ func Routes(name string) bool {
 }
 
 // HeaderNeeds returns the kind of trust that a header needs which ApplyHeaders
-// does not read, by its canonical name; 0 if it needs none.
+// does not read, by its canonical name; 0 if it needs none. An SGLang with
+// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES takes X-Override-* for members of the
+// body (srt/entrypoints/request_headers.py), of which these steer it.
 func HeaderNeeds(name string) Grants {
-	if strings.HasPrefix(name, headerMeta) {
+	switch {
+	case strings.HasPrefix(name, headerMeta), name == "X-Override-Priority":
 		return Priorities
+	case name == "X-Override-Routed-Dp-Rank", name == "X-Override-Disagg-Prefill-Dp-Rank":
+		return Pins
 	}
 	return 0
 }
@@ -89,7 +99,8 @@ func Headers() (all []Header) {
 // ApplyHeaders puts what the headers say over what the body says, field by
 // field. get returns the first value of a header by its canonical name. A
 // value that is malformed leaves the body's, as a rank of UnsetRank does; the
-// names of the headers that have such values are returned, to be counted.
+// names of the headers that have such values are returned, to be counted. A
+// tenant cannot be malformed: one that is too long is known by its digest.
 func (e *Ext) ApplyHeaders(get func(name string) (value string, ok bool)) (malformed []string) {
 	for set, names := range headerNames {
 		for _, name := range names {
@@ -137,8 +148,9 @@ func (e *Ext) setHeader(set int, value string) bool {
 		}
 		e.AgentHints.Priority = Some(int32(n))
 	case setTenant:
-		if len(value) > MaxText {
-			return false
+		if len(value) > MaxText { // which is a tenant of its own all the same
+			sum := sha256.Sum256([]byte(value))
+			value = "sha256:" + hex.EncodeToString(sum[:])
 		}
 		e.Tenant = value // an empty one is none
 	}

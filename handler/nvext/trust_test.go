@@ -1,6 +1,8 @@
 package nvext
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -133,7 +135,9 @@ func TestApplyHeaders(t *testing.T) {
 		{"X-Dynamo-Request-Strict-Priority: -1", "X-Dynamo-Request-Strict-Priority", nil},
 		{"X-Tenant-Id: t", "", func(e *Ext) { e.Tenant = "t" }},
 		{"X-Tenant-Id:", "", nil},
-		{"X-Tenant-Id: " + strings.Repeat("t", MaxText+1), "X-Tenant-Id", nil},
+		{"X-Tenant-Id: " + strings.Repeat("t", MaxText+1), "", func(e *Ext) {
+			e.Tenant = fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(strings.Repeat("t", MaxText+1))))
+		}},
 		{"X-Tenant-Id: t; X-Dp-Rank: x; X-Worker-Instance-Id: 5; X-Dynamo-Request-Priority: y", "X-Dp-Rank X-Dynamo-Request-Priority", func(e *Ext) {
 			worker(5)(e)
 			e.Tenant = "t"

@@ -34,7 +34,7 @@ type Edit struct {
 // (router_config_override, allowed_worker_ids), null, and of fields of one
 // name all but the last, so that no other reader takes the first. A timeout
 // or a ttl outside the bounds of o is moved into them, for 1.1 panics at a large
-// one, and a session has the id that o gives it.
+// one, a session has the id that o gives it, and a salt goes if o has it so.
 // All other bytes stay, and the result is valid JSON.
 //
 // The ids of pins are those of this router's workers, not Dynamo's. Whoever
@@ -128,6 +128,8 @@ func (u *upstream) refused(l level, n int, v Span) bool {
 			return u.gen == Dynamo13 || u.grants&Priorities == 0
 		case fSessionControl, fSessionParams:
 			return u.gen == Dynamo13
+		case fCacheSalt:
+			return u.opt.NoSalt
 		}
 	case levelHints:
 		switch n {
