@@ -24,12 +24,26 @@ func (p *plan) salt() string {
 }
 
 // mustKeepApart tells whether the operator insists on it that a request's cache
-// is kept apart. What computes nothing of a prompt leaves nothing in a cache.
+// is kept apart.
 func (h *Handler) mustKeepApart(r *http.Request, p *plan) bool {
-	if h.CacheSalt != saltEnforce || p.salt() == "" {
-		return false
-	}
+	return h.CacheSalt == saltEnforce && p.salt() != "" && leavesCache(r, p)
+}
+
+// leavesCache tells whether a request leaves something in a cache: what computes
+// nothing of a prompt does not.
+func leavesCache(r *http.Request, p *plan) bool {
 	return p.api != nil && p.api.Work() != api.Count || p.api == nil && infersUnplanned(r)
+}
+
+// saltIsText refuses a salt that is no text, where salts are to be heeded and no
+// tenant's stands for it: no engine is known to make one of it.
+func (h *Handler) saltIsText(r *http.Request, p *plan) error {
+	read := p.read()
+	if h.CacheSalt != saltEnforce || read == nil || read.OddSalt == "" || p.ext.Salt("") != "" || !leavesCache(r, p) {
+		return nil
+	}
+	return &ownError{orUnplanned(p.api), http.StatusBadRequest, codeShared, "cache_salt", fmt.Errorf(
+		"cache_salt: must be a string, got %s", read.OddSalt)}
 }
 
 // keepsApart tells whether the request may go to a worker for what the engine
@@ -38,12 +52,14 @@ func (rt *route) keepsApart(w *worker) bool {
 	if !rt.apart {
 		return true
 	}
-	name := "" // which no engine is known to read
-	if rt.plan.api != nil {
-		name = rt.plan.api.Name()
-	}
 	set, told := rt.pool.settings.Load().worker(w.dial), w.engine.last()
-	return engine.KeepsApart(kindOf(set, told), told, set.engineSettings(), name)
+	return engine.KeepsApart(kindOf(set, told), told, set.engineSettings(), rt.plan.name)
+}
+
+// mayKeepApart tells whether a worker may turn out to, once it has told more.
+func (rt *route) mayKeepApart(w *worker) bool {
+	set, told := rt.pool.settings.Load().worker(w.dial), w.engine.last()
+	return engine.MayKeepApart(kindOf(set, told), told, set.engineSettings(), rt.plan.name)
 }
 
 // errShared returns the error of a request whose cache no worker keeps apart, nil
@@ -52,11 +68,8 @@ func (rt *route) errShared(ups reverseproxy.UpstreamPool) error {
 	if !rt.apart || len(ups) == 0 || slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.keepsApart(rt.worker(up)) }) {
 		return nil
 	}
-	set := rt.pool.settings.Load()
-	for _, up := range ups {
-		if w := rt.worker(up); kindOf(set.worker(w.dial), w.engine.last()) == "" {
-			return rt.shared(http.StatusServiceUnavailable, "that of any worker, of which some have not told what they are")
-		}
+	if slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.mayKeepApart(rt.worker(up)) }) {
+		return rt.shared(http.StatusServiceUnavailable, "that of any worker, of which some have not told what they are, or of which version")
 	}
 	return rt.shared(http.StatusBadRequest, "that of any worker")
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -100,19 +101,16 @@ func oneValue(values []string) string {
 	return values[0]
 }
 
-// mustKnow refuses an inference whose body was not read, where that would let its
-// client have what it is not trusted with: a salt of its own in place of its
-// tenant's, or all that a Dynamo reads in nvext.
+// mustKnow refuses a body that was not read, where that would let its client have
+// what it is not trusted with, in place of its tenant's salt or in the engines'
+// own words, or where the operator insists on it that salts are heeded.
 func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
-	if a == nil {
+	if p.unread == "" || p.ext.Tenant == "" && h.CacheSalt != saltEnforce && !h.maySteer(r) {
 		return nil
 	}
-	if p.ext.Tenant == "" && !h.mayTellDynamo(r) {
-		return nil
-	}
-	err := &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf(
-		"the body must be JSON that can be read, as what it says to the router is not all granted (%s)", p.fallback)}
-	switch p.fallback {
+	err := &ownError{orUnplanned(a), http.StatusBadRequest, codeUnreadable, "", fmt.Errorf(
+		"the body must be JSON that can be read, as what it says to the router is not all granted (%s)", p.unread)}
+	switch p.unread {
 	case fallbackOversized:
 		err.status, err.code = http.StatusRequestEntityTooLarge, codeTooLarge
 	case fallbackMemory:
@@ -121,10 +119,19 @@ func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
 	return err
 }
 
-// mayTellDynamo tells whether a body of a request that is not read may say to a
-// Dynamo what its client is not trusted with.
-func (h *Handler) mayTellDynamo(r *http.Request) bool {
-	return h.grants(r) != nvext.Everything && slices.ContainsFunc(h.own(), func(w *worker) bool { return w.isDynamo(h.pool) })
+// maySteer tells whether a body that is not read may say to some worker what its
+// client is not trusted with.
+func (h *Handler) maySteer(r *http.Request) bool {
+	g := h.grants(r)
+	if g == nvext.Everything {
+		return false
+	}
+	h.awaitTold(r.Context())
+	set := h.pool.settings.Load()
+	return slices.ContainsFunc(h.own(), func(w *worker) bool {
+		of, told := set.worker(w.dial), w.engine.last()
+		return engine.Heeds(kindOf(of, told), told, of.engineSettings(), w.ranks())&^g != 0
+	})
 }
 
 // honour takes in what the scheduler is to know of the client's wishes.

@@ -15,6 +15,9 @@ import (
 type plan struct {
 	// api is the client's API by the path; nil if the request passes through.
 	api api.API
+	// name is what engines know the API by, or the path if it has a name there;
+	// else empty.
+	name string
 	// computes says that it is an inference, which takes a slot of its worker.
 	computes bool
 	// model is the one that the worker must serve, if it is known who does.
@@ -64,6 +67,9 @@ type plan struct {
 	answer *answerExt
 	// fallback says why an inference request goes by load alone.
 	fallback string
+	// unread says, in the words of fallback, why a body was not read in which an
+	// engine may read something; empty if it was, or there is none.
+	unread string
 }
 
 // Why an inference request has no prompt to be compared, or its session no
@@ -92,14 +98,16 @@ const maxBodies = 2 << 30
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
 	var a api.API
-	if r.Method == http.MethodPost {
+	if posts(r.Method) {
 		a = api.For(r.URL.Path)
 	}
 	p, err := h.read(r, a)
 	if err != nil {
 		return nil, err
 	}
-	p.api = a
+	if p.api, p.name = a, engine.PostTo(r.URL.Path); a != nil {
+		p.name = a.Name()
+	}
 	// What is streamed through takes no slot: how long its upload takes is up to
 	// the client, and the engine computes nothing meanwhile.
 	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
@@ -114,6 +122,10 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 		}
 	}
 	p.speaks = p.speaks || p.steers() || engine.Speaks(p.ext) || p.salt() != ""
+	if err := h.saltIsText(r, p); err != nil {
+		p.done()
+		return nil, err
+	}
 	switch {
 	case p.request != nil:
 		p.model, p.response = p.request.Model, p.request.PreviousResponse
@@ -129,10 +141,10 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 
 func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	switch {
-	case a == nil && isOther(r):
-		return h.otherAPI(r)
-	case a == nil:
+	case a == nil && (r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect): // which has no end
 		return h.passThrough(r, ""), nil
+	case a == nil:
+		return h.otherAPI(r)
 	case r.ContentLength > h.MaxBody:
 		return h.passThrough(r, fallbackOversized), nil
 	case r.Body == nil || r.Body == http.NoBody:
@@ -168,7 +180,7 @@ func (p *plan) done() {
 
 // passThrough plans a request whose body is not read: by load alone.
 func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
-	p := &plan{fallback: fallback, repeatable: idempotent(r.Method) || fallback != ""}
+	p := &plan{fallback: fallback, unread: fallback, repeatable: idempotent(r.Method) || fallback != ""}
 	p.score.Streamed = true
 	if r.Body == nil || r.ContentLength == 0 {
 		p.body = replayOf(nil)
@@ -181,6 +193,10 @@ func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
 	}
 	return p
 }
+
+// posts tells whether a method is one by which engines are sent what they are to
+// compute: SGLang takes PUT where it takes POST.
+func posts(method string) bool { return method == http.MethodPost || method == http.MethodPut }
 
 // idempotent tells whether a request may be made twice (RFC 9110, 9.2.2).
 func idempotent(method string) bool {
@@ -205,6 +221,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		if compressed(r.Header) { // which not all say that are read as JSON
 			p.fallback = fallbackCompressed
 		}
+		p.unread = p.fallback
 		return p, nil
 	}
 	detach(req)

@@ -111,6 +111,7 @@ type once struct {
 	noRoom  bool        // there was no room for more
 	touched atomic.Bool // some of it was asked for
 	failed  atomic.Bool // it could not be read
+	ended   func()      // is told that all of it was, if not nil
 }
 
 // done takes in that the request has ended. Who still reads what was read
@@ -125,8 +126,12 @@ func (o *once) done() {
 func (o *once) Read(p []byte) (int, error) {
 	o.touched.Store(true)
 	n, err := o.ReadCloser.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case err == nil:
+	case !errors.Is(err, io.EOF):
 		o.failed.Store(true)
+	case o.ended != nil:
+		o.ended()
 	}
 	return n, err
 }

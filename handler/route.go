@@ -137,6 +137,9 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			p.done()
 		}
 	}()
+	if p.speaks {
+		h.awaitTold(r.Context())
+	}
 	if p.model != "" || p.lists {
 		h.awaitFirstLook(r.Context())
 		if p.request != nil && h.nobodyServes(p.model) {
@@ -184,6 +187,7 @@ func (rt *route) fallBack(reason string) {
 func (rt *route) request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(rt.startTrace(r.Context()), routeKey{}, rt))
 	out.Header = rt.plan.withoutRouting(r.Header)
+	rt.takeTrailer(out, r.Trailer)
 	if rt.body == nil {
 		out.Body = rt.plan.stream
 		return out

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -105,6 +107,23 @@ func (s *scout) lookSoon() {
 // most for firstLook. It returns at once where they have been asked before, and
 // where there is nothing to know.
 func (h *Handler) awaitFirstLook(ctx context.Context) {
+	h.awaitLook(ctx, 2, func(w *worker) bool {
+		return w.configured.Load() == nil && w.models.Load() == nil && !w.looked.Load()
+	})
+}
+
+// awaitTold waits in the same way until the workers were asked what they are: what
+// a client says, and may not, must not pass because nobody has asked yet whether
+// its engine heeds it.
+func (h *Handler) awaitTold(ctx context.Context) {
+	h.awaitLook(ctx, 1, func(w *worker) bool {
+		return !w.looked.Load() && h.pool.settings.Load().worker(w.dial).Engine != engine.Other
+	})
+}
+
+// awaitLook waits for the first look if it is under way, there are so many
+// workers at least, and something is open of one of them.
+func (h *Handler) awaitLook(ctx context.Context, least int, open func(*worker) bool) {
 	if h.ctx == nil {
 		return
 	}
@@ -114,9 +133,7 @@ func (h *Handler) awaitFirstLook(ctx context.Context) {
 	default:
 	}
 	own := h.own()
-	if len(own) < 2 || !slices.ContainsFunc(own, func(w *worker) bool {
-		return w.configured.Load() == nil && w.models.Load() == nil && !w.looked.Load()
-	}) {
+	if len(own) < least || !slices.ContainsFunc(own, open) {
 		return
 	}
 	timer := time.NewTimer(firstLook)

@@ -139,16 +139,12 @@ func (p *plan) withoutRouting(h http.Header) http.Header {
 	}
 	kept := maps.Clone(h) // the server's own is shared
 	for _, r := range routingHeaders {
-		values := kept[r.Name]
-		switch {
-		case r.Grant == nvext.Pins || p.grants&r.Grant == 0:
-			delete(kept, r.Name)
-		case len(values) > 1:
+		if values := kept[r.Name]; len(values) > 1 {
 			kept[r.Name] = []string{oneValue(values)}
 		}
 	}
 	for name := range kept {
-		if nvext.HeaderNeeds(name)&^p.grants != 0 {
+		if !p.passes(name) {
 			delete(kept, name)
 		}
 	}
@@ -156,6 +152,39 @@ func (p *plan) withoutRouting(h http.Header) http.Header {
 		kept["Connection"] = withoutNames(named) // the proxy takes out what it names
 	}
 	return kept
+}
+
+// passes tells whether a header may go on to an engine.
+func (p *plan) passes(name string) bool {
+	needs := nvext.HeaderNeeds(name)
+	for _, r := range routingHeaders {
+		if r.Name == name {
+			needs = r.Grant
+		}
+	}
+	return needs&nvext.Pins == 0 && needs&^p.grants == 0
+}
+
+// takeTrailer gives a request the client's trailer, less the routing headers in
+// it: they count nowhere, and none is for an engine. Of a body that is streamed
+// through, it is known when that has ended.
+func (rt *route) takeTrailer(out *http.Request, trailer http.Header) {
+	if trailer == nil {
+		return
+	}
+	kept := make(http.Header, len(trailer))
+	take := func() {
+		for name, values := range trailer {
+			if !nvext.Routes(name) {
+				kept[name] = values
+			}
+		}
+	}
+	take()
+	out.Trailer = kept
+	if rt.body == nil {
+		rt.plan.stream.ended = take
+	}
 }
 
 // withoutNames returns the values of a Connection header but for the names of

@@ -61,6 +61,9 @@ type Request struct {
 	// body does not say them, or not as a string. What it says in another form
 	// is in Root all the same.
 	Model, LoRA, Salt string
+	// OddSalt is what stands in place of a salt that is neither a string nor
+	// null, its first 64 bytes; empty if there is no such thing.
+	OddSalt string
 	// Stream is whether the client asked for a stream of events.
 	Stream bool
 	// Choices is how many answers to one prompt are computed (the larger of n
@@ -249,8 +252,12 @@ func (p *parse) field(key []byte, v span) {
 			p.vary(key, v) // a list, for a batch
 		}
 	case "cache_salt":
+		r.OddSalt = ""
 		if r.Salt = stringOr(b, v); r.Salt == "" {
 			p.vary(key, v)
+			if raw := v.of(b); raw[0] != '"' && !isNull(raw) {
+				r.OddSalt = string(raw[:min(len(raw), 64)])
+			}
 		}
 	case "stream":
 		r.Stream = isTrue(v.of(b))

@@ -18,7 +18,9 @@ func TestKeepsApart(t *testing.T) {
 		set                Settings
 		want               bool
 	}{
-		{VLLM, "", apiChat, Settings{}, true},
+		{VLLM, "", apiChat, Settings{}, false},
+		{VLLM, "", apiChat, on, true},
+		{VLLM, "", Invocations, on, true},
 		{VLLM, "0.10.1", apiCompletions, Settings{}, true},
 		{VLLM, "0.10.0", apiChat, Settings{}, false},
 		{VLLM, "0.10.0", apiChat, on, true},
@@ -28,7 +30,9 @@ func TestKeepsApart(t *testing.T) {
 		{VLLM, "0.12.0", apiChat, off, false},
 		{VLLM, "0.12.0", "", Settings{}, false},
 		{VLLM, "0.12.0", "", on, false},
-		{SGLang, "", apiGenerate, Settings{}, true},
+		{SGLang, "", apiGenerate, Settings{}, false},
+		{SGLang, "0.5.4", apiGenerate, Settings{}, true},
+		{SGLang, "", Invocations, on, true},
 		{SGLang, "0.5.3", apiChat, Settings{}, false},
 		{SGLang, "0.5.10", apiMessages, Settings{}, false},
 		{SGLang, "0.5.10", apiMessages, on, false},
@@ -46,6 +50,11 @@ func TestKeepsApart(t *testing.T) {
 	} {
 		if got := KeepsApart(c.kind, Told{Version: c.version}, c.set, c.api); got != c.want {
 			t.Errorf("%s %s, %s, %v: %v", c.kind, c.version, c.api, c.set.CacheSalt, got)
+		}
+		// one that tells more may turn out to, and one that has told does not
+		latest := c.kind == "" || c.version == "" && KeepsApart(c.kind, Told{Version: "99"}, c.set, c.api)
+		if got := MayKeepApart(c.kind, Told{Version: c.version}, c.set, c.api); got != latest {
+			t.Errorf("%s %q, %s, %v: may turn out to: %v", c.kind, c.version, c.api, c.set.CacheSalt, got)
 		}
 	}
 	for _, kind := range append(slices.Clone(Names), "") {
@@ -120,8 +129,8 @@ func TestInfers(t *testing.T) {
 		"/tokenize": false, "/detokenize": false, "/v1/models": false, "/open_session": false, "/v1/load_lora_adapter": false, "/": false,
 		"/v1/chat/completions/render": false,
 	} {
-		if Infers(path) != want {
-			t.Errorf("%s: %v", path, !want)
+		if Infers(path) != want || Reads(path) != (want || path == "/open_session") {
+			t.Errorf("%s: %v, read: %v", path, !want, Reads(path))
 		}
 	}
 	for path, want := range map[string]string{"/invocations": Invocations, "/x/close_session": CloseSession, "/open_sessions": "", "": ""} {

@@ -58,6 +58,25 @@ func (f *fit) steerings() []steering {
 	return append(ranks(unknown), steering{namePriority, nvext.Priorities, ordered})
 }
 
+// Heeds returns the kinds of trust that a body needs which nobody has read, as an
+// engine with so many ranks would heed what it may say. What is not known of an
+// engine it is not taken to heed.
+func Heeds(kind string, told Told, set Settings, ranks int) (g nvext.Grants) {
+	if kind == Dynamo {
+		return nvext.Everything
+	}
+	f := fit{Request: &Request{Told: told, Settings: set}, kind: kind}
+	for _, s := range f.steerings() {
+		if s.heeded {
+			g |= s.grant
+		}
+	}
+	if kind != LlamaCpp && ranks < 2 {
+		g &^= nvext.Pins // there is nothing to choose
+	}
+	return g
+}
+
 const namePriority, nameRetention, nameRank, nameOldRank = "priority", "retention_seconds", "routed_dp_rank", "data_parallel_rank"
 
 func ranks(heeded bool) []steering {
