@@ -60,6 +60,7 @@ func containsWord(words, word string) bool { return strings.Contains(" "+words+"
 // apart: requests with a salt go to the other one, or nowhere.
 func TestSaltsAreEnforced(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
+	engines[1].SetVersion("0.12.0")
 	block := func(first, second string) string {
 		return route(engines, "worker "+engines[0].Addr()+" {\nid 1\n"+first+"\n}\nworker "+engines[1].Addr()+" {\nid 2\n"+second+"\n}", "cache_salt enforce", "trust tenants pins", "policy round_robin")
 	}
@@ -120,11 +121,34 @@ func TestSaltsAreEnforced(t *testing.T) {
 		wantError(t, "said to be off", chat(s, tenant...), 400, code)
 	}
 	s = startCaddy(t, block("engine llamacpp", "engine vllm\ncache_salt on"))
-	if a := s.post(t.Context(), "/v1/messages", []byte(`{"model":"m","messages":[]}`), tenant...); a.engine() != "e2" {
-		t.Errorf("said to be on: status %d, %.200s", a.status, a.body)
+	for _, path := range []string{"/v1/messages", "/invocations"} {
+		a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[],"cache_salt":"victim"}`), tenant...)
+		if a.engine() != "e2" || !strings.Contains(string(lastOf(engines[1]).Body), `"cache_salt":"mine"`) {
+			t.Errorf("%s, said to be on: status %d, %.200s", path, a.status, a.body)
+		}
 	}
+	wantError(t, "what nobody is told a salt in", s.post(t.Context(), "/encode", []byte(`{"model":"m"}`), tenant...), 400, code)
 	s = startCaddy(t, block("", ""))
 	wantError(t, "not known yet", chat(s, tenant...), 503, "no_worker", "have not told")
+	// a version that nobody knows may be one of before
+	engines[1].SetVersion("")
+	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine vllm"), "{", "{\npool unversioned", 1))
+	wantError(t, "of no version", chat(s, tenant...), 503, "no_worker", "of which version")
+	engines[1].SetVersion("0.12.0")
+	// a salt that is no text is none that engines keep apart by
+	s = startCaddy(t, block("engine vllm", "engine vllm"))
+	for _, odd := range []string{`["s"]`, "7", `{"a":1}`, "true"} {
+		body := []byte(`{"model":"m","messages":[],"cache_salt":` + odd + `}`)
+		wantError(t, odd, s.post(t.Context(), "/v1/chat/completions", body), 400, code, "cache_salt: must be a string, got "+odd)
+		if a := s.post(t.Context(), "/v1/chat/completions", body, tenant...); a.engine() != "e2" {
+			t.Errorf("a tenant's that writes %s: status %d, %.200s", odd, a.status, a.body)
+		}
+	}
+	for _, none := range []string{"null", `""`} {
+		if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],"cache_salt":`+none+`}`)); !a.ok() {
+			t.Errorf("no salt, %s: status %d, %.200s", none, a.status, a.body)
+		}
+	}
 	// by default they are told apart where that can be, and no more
 	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine llamacpp"), "cache_salt enforce", "", 1))
 	if a := chat(s, tenant...); !a.ok() {

@@ -219,7 +219,7 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 		for _, r := range []struct{ method, path, body, coding string }{
 			{"GET", "/v1/models", "", ""},
 			{"POST", "/tokenize", body, ""},
-			{"POST", "/v1/audio/speech", "x", ""},
+			{"POST", "/v1/audio/speech", `{"input":"x"}`, ""},
 			{"POST", "/v1/chat/completions", body, ""},
 			{"POST", "/v1/chat/completions", gzipped(body), "gzip"},
 			{"POST", "/v1/chat/completions", string(ask(strings.Repeat("long ", 1000)).body()), ""},

@@ -43,6 +43,7 @@ type Engine struct {
 	faultFor int // requests that fault is for; -1 is all
 	hangUp   HangUp
 	handler  http.Handler
+	version  string // that the router is told; empty: it is told nothing
 	journal  []*Request
 }
 
@@ -149,6 +150,13 @@ func (e *Engine) SetHandler(h http.HandlerFunc) {
 	}
 }
 
+// SetVersion lets the engine tell the router its version, as a vLLM does.
+func (e *Engine) SetVersion(version string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.version = version
+}
+
 // next returns how the next request is to be answered.
 func (e *Engine) next() (Pace, Fault, http.Handler) {
 	e.mu.Lock()
@@ -168,8 +176,15 @@ func (e *Engine) next() (Pace, Fault, http.Handler) {
 }
 
 func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.UserAgent() == "kv_router" {
-		http.NotFound(w, r) // the router's own: no test counts them, no fault is for them
+	if r.UserAgent() == "kv_router" { // the router's own: no test counts them, no fault is for them
+		e.mu.Lock()
+		version := e.version
+		e.mu.Unlock()
+		if r.URL.Path != "/version" || version == "" {
+			http.NotFound(w, r)
+			return
+		}
+		writeJSON(w, map[string]any{"version": version})
 		return
 	}
 	rec, err := e.enter(r)
