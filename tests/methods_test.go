@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -80,10 +81,13 @@ func TestEveryMethodIsHeldToTheSame(t *testing.T) {
 func TestPutTakesASlot(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "max_running 1"), "queue {\nmax_waiting 1\nmax_wait 100ms\n}"))
-	entered, release := make(chan struct{}, 1), make(chan struct{})
+	entered, release := make(chan struct{}, 2), make(chan struct{})
 	e.SetHandler(func(http.ResponseWriter, *http.Request) {
 		entered <- struct{}{}
-		<-release
+		select {
+		case <-release:
+		case <-time.After(5 * time.Second):
+		}
 	})
 	done := make(chan struct{})
 	go func() {
