@@ -130,7 +130,7 @@ func (h *Handler) maySteer(r *http.Request) bool {
 	set := h.pool.settings.Load()
 	return slices.ContainsFunc(h.own(), func(w *worker) bool {
 		of, told := set.worker(w.dial), w.engine.last()
-		return engine.Heeds(kindOf(of, told), told, of.engineSettings(), w.ranks())&^g != 0
+		return engine.Heeds(kindOf(of, told), told, of.engineSettings())&^g != 0
 	})
 }
 

@@ -90,7 +90,7 @@ func TestTenantsBodiesAreReadWhereverEnginesCompute(t *testing.T) {
 }
 
 // TestUnreadBodiesPassWhereNothingIsAtStake, and else do not: where salts are
-// enforced, or an engine heeds words of its own that the client has no grant for.
+// enforced, or an engine heeds priorities that the client has no grant for.
 func TestUnreadBodiesPassWhereNothingIsAtStake(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	deep := `{"x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + `,"priority":-2147483648,"id_slot":0,"routed_dp_rank":1}`
@@ -106,9 +106,9 @@ func TestUnreadBodiesPassWhereNothingIsAtStake(t *testing.T) {
 		{"vllm", "priority on", "", "priorities", false},
 		{"trtllm", "priority on", "", "priorities", false},
 		{"sglang", "", "", "", true},
-		{"sglang", "dp_size 2", "", "pins", false},
+		{"sglang", "dp_size 2", "", "", true},
 		{"sglang", "priority on", "", "priorities", false},
-		{"llamacpp", "", "", "pins", false},
+		{"llamacpp", "", "", "", true},
 		{"other", "", "", "", true},
 		{"auto", "", "", "", true},
 		{"vllm", "", "cache_salt enforce", "", false},

@@ -59,9 +59,11 @@ func (f *fit) steerings() []steering {
 }
 
 // Heeds returns the kinds of trust that a body needs which nobody has read, as an
-// engine with so many ranks would heed what it may say. What is not known of an
-// engine it is not taken to heed.
-func Heeds(kind string, told Told, set Settings, ranks int) (g nvext.Grants) {
+// engine would heed what it may say: all with a Dynamo, and priorities where the
+// engine orders by them. That it names a rank or a slot is no reason to refuse it,
+// for the engine can serve it there as well. What is not known of an engine it is
+// not taken to heed.
+func Heeds(kind string, told Told, set Settings) (g nvext.Grants) {
 	if kind == Dynamo {
 		return nvext.Everything
 	}
@@ -71,10 +73,7 @@ func Heeds(kind string, told Told, set Settings, ranks int) (g nvext.Grants) {
 			g |= s.grant
 		}
 	}
-	if kind != LlamaCpp && ranks < 2 {
-		g &^= nvext.Pins // there is nothing to choose
-	}
-	return g
+	return g &^ nvext.Pins
 }
 
 const namePriority, nameRetention, nameRank, nameOldRank = "priority", "retention_seconds", "routed_dp_rank", "data_parallel_rank"
