@@ -66,7 +66,8 @@ var faultRows = []faultRow{
 		name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: true, check: cutOnly,
 	},
 	{
-		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken}, retried: "any", marked: true, check: cutOnly,
+		// one that is made again at the engine which dies next is made no third time
+		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: true, check: cutOnly,
 	},
 	{
 		name: "all of the pool down", struck: 4, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: true,
@@ -268,16 +269,17 @@ func brokenAsMet(t *testing.T, r *faultRun) {
 	}
 }
 
-// cutOnly has no more broken than ran when the fault struck.
+// cutOnly has no others broken than ran when the fault struck, and at most two
+// fail.
 func cutOnly(t *testing.T, r *faultRun) {
-	running := 0
+	later := 0
 	for _, v := range r.visits {
-		if v.begun.Before(r.struckAt) && v.ended.After(r.struckAt) {
-			running++
+		if (v.fate == broken || v.fate == failed) && (v.begun.After(r.struckBy) || v.ended.Before(r.struckAt)) {
+			later++
 		}
 	}
-	if n := r.n[broken]; n > running || n != r.n[broken]-r.inFault(broken) {
-		t.Errorf("%d requests broke, %d of them begun after the fault; %d ran when it struck", n, r.inFault(broken), running)
+	if later > 0 || r.n[failed] > 2 {
+		t.Errorf("%d requests broke and %d failed, %d of all these did not run when the fault struck", r.n[broken], r.n[failed], later)
 	}
 }
 

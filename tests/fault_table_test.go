@@ -64,6 +64,7 @@ type faultRun struct {
 	met atomic.Int64
 
 	struckAt, endedAt, backAt time.Time
+	struckBy                  time.Time // when all were struck
 	was                       int // requests that the struck engines had received before
 	before, after             metrics
 	visits                    []visit
@@ -173,6 +174,7 @@ func (r *faultRun) play() {
 	for _, e := range r.struck() {
 		ends = append(ends, row.strike(r, e))
 	}
+	r.struckBy = time.Now()
 	lasts := row.lasts
 	if lasts == 0 {
 		lasts = span(time.Second, 3*time.Second)
