@@ -82,7 +82,7 @@ func TestEdits(t *testing.T) {
 // FuzzEdits checks an edited nvext with another reader: it is valid, and
 // equals the original but for the fields that are named here.
 func FuzzEdits(f *testing.F) {
-	for _, s := range []string{every, `{"dp_rank":1,"dp_rank":2,"x":[],"x":{}}`, `{"annotations":["a","request_id","b"],"agent_hints":{"priority":1,"q":null}}`, `{"session_control":{"timeout":0,"session_id":"s"}}`} {
+	for _, s := range []string{every, `{"dp_rank":1,"dp_rank":2,"x":[],"x":{}}`, `{"annotations":["a","request_id","b"],"agent_hints":{"priority":1,"q":null}}`, `{"session_control":{"timeout":0,"session_id":"s"}}`, `{"cache_control":{"type":"ephemeral","ttl":" h"}}`} {
 		f.Add([]byte(s), uint8(0), false)
 		f.Add([]byte(s), uint8(Everything), true)
 		f.Add([]byte(s), uint8(Priorities|Overrides), true)
@@ -103,7 +103,9 @@ func FuzzEdits(f *testing.F) {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
 		// What goes on is what is honoured here.
-		before.Restrict(g)
+		if _, err := before.Restrict(g); err != nil {
+			return // it is refused
+		}
 		if before.AgentHints != after.AgentHints || before.DPRank != after.DPRank || before.Annotations != after.Annotations {
 			t.Fatalf("%s became %s: %+v, but %+v is honoured", raw, out, after, before)
 		}
