@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -115,6 +116,7 @@ func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
 		err.status, err.code = http.StatusRequestEntityTooLarge, codeTooLarge
 	case fallbackMemory:
 		err.status = http.StatusServiceUnavailable
+		err.err = errors.New("too many bodies are in memory to read this one, which could say what is not granted; try again later")
 	}
 	return err
 }

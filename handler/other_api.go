@@ -1,10 +1,6 @@
 package handler
 
 import (
-	"bufio"
-	"bytes"
-	"errors"
-	"io"
 	"net/http"
 	"strings"
 
@@ -18,32 +14,33 @@ import (
 // into where no engine is known to compute anything, in bytes.
 const maxOther = 1 << 20
 
-// readsOther returns how long a body for no known API may be that is read, 0 if
-// none is. It may name a model, or say something to the router, as those of
-// /tokenize and /v1/images/generations do. Engines read JSON whatever its
-// Content-Encoding says, and where they compute, some whatever its Content-Type.
-func (h *Handler) readsOther(r *http.Request) int64 {
-	if engine.Reads(r.URL.Path) {
-		return h.MaxBody
-	}
-	if kind := mediaType(r.Header.Get("Content-Type")); kind == "" || kind == "application/json" || strings.HasSuffix(kind, "+json") {
-		return maxOther
-	}
-	return 0
-}
-
-// otherAPI plans such a request: by load, among the workers with its model.
-// What is not read is streamed through, if it may be.
+// otherAPI plans such a request: by load, among the workers with its model. It may
+// name one, or say something to the router, as those of /tokenize and
+// /v1/images/generations do. Engines read JSON whatever its Content-Encoding says,
+// and where they compute, some whatever its Content-Type. What is not read is
+// streamed through, if it may be.
 func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
-	limit := h.readsOther(r)
+	limit, said := int64(maxOther), saysJSON(r.Header)
 	switch {
-	case limit == 0:
-		return h.passThrough(r, ""), nil
-	case engine.Reads(r.URL.Path) && strings.HasPrefix(mediaType(r.Header.Get("Content-Type")), "multipart/"):
-		return h.form(r)
+	case engine.Reads(r.URL.Path):
+		limit = h.MaxBody
+	case r.Method != http.MethodPost || !said || r.ContentLength < 0 && !h.maySteer(r):
+		return h.passThrough(r, ""), nil // it may be a conversation, of which the next word has to wait for an answer
+	}
+	if !said {
+		body, is, err := beginsAsJSON(r.Body)
+		if err != nil {
+			return nil, unreadable(nil, err)
+		}
+		r.Body = body
+		if !is && !compressed(r.Header) {
+			return h.passThrough(r, ""), nil
+		}
+	}
+	switch {
 	case r.ContentLength > limit:
 		return h.unreadOther(r, fallbackOversized), nil
-	case h.pool.bodies.Load()+max(r.ContentLength, 0) > maxBodies:
+	case !h.hasRoom(r.ContentLength):
 		return h.unreadOther(r, fallbackMemory), nil
 	}
 	body, rest, err := readBody(r.Body, r.ContentLength, limit, &h.pool.bodies)
@@ -63,8 +60,7 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 	p.score.Streamed = true
 	req, err := api.Parse(api.Unplanned, body.data, api.Options{})
 	if err != nil {
-		text := bytes.TrimSpace(body.data)
-		if engine.Reads(r.URL.Path) && len(text) > 0 || bytes.HasPrefix(text, []byte("{")) {
+		if mayBeJSON(r.Header, body.data) {
 			p.unread = fallbackMalformed
 		}
 		p.model = strings.Clone(api.Model(body.data))
@@ -84,28 +80,6 @@ func (h *Handler) unreadOther(r *http.Request, why string) *plan {
 	}
 	return p
 }
-
-// form plans a request whose body is said to be of several parts, as those with
-// audio and images are. One that begins as such is no JSON, and may be long.
-func (h *Handler) form(r *http.Request) (*plan, error) {
-	body := bufio.NewReaderSize(r.Body, 16)
-	begin, err := body.Peek(len(formBegins))
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, unreadable(nil, err)
-	}
-	p := h.passThrough(r, "")
-	p.stream = &once{ReadCloser: struct {
-		io.Reader
-		io.Closer
-	}{body, r.Body}}
-	if string(begin) != formBegins {
-		p.unread = fallbackMalformed
-	}
-	return p, nil
-}
-
-// formBegins is what the boundaries of a multipart body begin with.
-const formBegins = "--"
 
 // takeOther returns the nvext of a request for no known API, and lets go of it.
 func (p *plan) takeOther() (raw []byte) {

@@ -148,8 +148,10 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	case r.ContentLength > h.MaxBody:
 		return h.passThrough(r, fallbackOversized), nil
 	case r.Body == nil || r.Body == http.NoBody:
-		return h.passThrough(r, fallbackMalformed), nil
-	case h.pool.bodies.Load()+max(r.ContentLength, 0) > maxBodies:
+		p := h.passThrough(r, fallbackMalformed)
+		p.unread = "" // it says nothing
+		return p, nil
+	case !h.hasRoom(r.ContentLength):
 		return h.passThrough(r, fallbackMemory), nil
 	}
 	body, rest, err := readBody(r.Body, r.ContentLength, h.MaxBody, &h.pool.bodies)
@@ -167,6 +169,12 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 		return p, nil
 	}
 	return h.inference(r, a, body)
+}
+
+// hasRoom tells whether a body of a length may be read into memory. Short ones
+// always may.
+func (h *Handler) hasRoom(length int64) bool {
+	return length <= firstRead || h.pool.bodies.Load()+length <= maxBodies
 }
 
 // done lets go of what was read of the request's body.
@@ -221,7 +229,9 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		if compressed(r.Header) { // which not all say that are read as JSON
 			p.fallback = fallbackCompressed
 		}
-		p.unread = p.fallback
+		if mayBeJSON(r.Header, body) {
+			p.unread = p.fallback
+		}
 		return p, nil
 	}
 	detach(req)

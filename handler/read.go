@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -43,11 +42,14 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 		}
 		if len(b.data) == cap(b.data) {
 			grown := int64(cap(b.data)) * 4
+			if len(b.data) > firstRead {
+				grown /= 2 // what is held and not filled may be missed elsewhere
+			}
 			if length > 0 {
 				grown = min(grown, length+1)
 			}
 			grown = max(min(grown, limit+1), int64(cap(b.data))+1)
-			if held.Load()+grown > maxBodies {
+			if grown > firstRead && held.Load()+grown > maxBodies {
 				return nil, restOf(b, body, true), nil
 			}
 			larger := newBuffer(grown)
@@ -61,11 +63,9 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 
 // restOf returns a body of which the beginning was read into b.
 func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
-	whole := io.MultiReader(bytes.NewReader(b.data), body)
-	return &once{ReadCloser: struct {
-		io.Reader
-		io.Closer
-	}{whole, body}, begun: b, noRoom: noRoom}
+	o := &once{ReadCloser: body, left: b.data, noRoom: noRoom}
+	o.begun.Store(b)
+	return o
 }
 
 // unreadable turns a failure to read the client's body into an answer.
@@ -107,24 +107,36 @@ func (l *lazyBody) Close() error { return nil }
 // once is a body that can be sent only once.
 type once struct {
 	io.ReadCloser
-	begun   *buffer     // what was read of it beforehand, nil if nothing was
-	noRoom  bool        // there was no room for more
-	touched atomic.Bool // some of it was asked for
-	failed  atomic.Bool // it could not be read
-	ended   func()      // is told that all of it was, if not nil
+	begun   atomic.Pointer[buffer] // was read beforehand; nil if nothing was, or it is not needed any more
+	left    []byte                 // of that, is not sent yet
+	noRoom  bool                   // there was no room for more
+	touched atomic.Bool            // some of it was asked for
+	failed  atomic.Bool            // it could not be read
+	ended   func()                 // is told that all of it was, if not nil
 }
 
-// done takes in that the request has ended. Who still reads what was read
-// beforehand has it to himself.
+// done takes in that what was read beforehand was sent, or will not be. Who still
+// reads it has it to himself.
 func (o *once) done() {
-	if o != nil && o.begun != nil {
-		o.begun.uncount()
+	if o == nil {
+		return
+	}
+	if b := o.begun.Swap(nil); b != nil {
+		b.uncount()
 	}
 }
 
 // Read implements io.Reader.
 func (o *once) Read(p []byte) (int, error) {
 	o.touched.Store(true)
+	if len(o.left) > 0 {
+		n := copy(p, o.left)
+		if o.left = o.left[n:]; len(o.left) == 0 {
+			o.left = nil
+			o.done()
+		}
+		return n, nil
+	}
 	n, err := o.ReadCloser.Read(p)
 	switch {
 	case err == nil:

@@ -188,7 +188,7 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
 	h.pool.bodies.Store(maxBodies)
-	rt, _ := newTestRoute(t, h, 1000)
+	rt, _ := newTestRoute(t, h, 1<<20)
 	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
 		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
 	}

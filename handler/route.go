@@ -132,8 +132,9 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
+	planned := false
+	defer func() { // also if a matcher panics
+		if !planned {
 			p.done()
 		}
 	}()
@@ -152,6 +153,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			return nil, &ownError{orUnplanned(p.api), http.StatusBadRequest, codeNVExt, "nvext", errNoQuery}
 		}
 		h.countDropped(p)
+		planned = true
 		return &route{h: h, pool: h.pool, plan: p, start: start, dry: true}, nil
 	}
 	rt = &route{h: h, pool: h.pool, plan: p, start: start, ready: now(), body: p.body, cached: -1}
@@ -172,6 +174,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	if p.fallback != "" {
 		rt.fallBack(p.fallback)
 	}
+	planned = true
 	return rt, nil
 }
 

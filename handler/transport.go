@@ -31,7 +31,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	sent := rt.guarded(req)
 	resp, resent, err := rt.send(t.HTTPTransport, sent)
-	if err != nil && resent && sent.Context().Err() == nil && rt.stays() {
+	if err != nil && resent && rt.plan.api != nil && sent.Context().Err() == nil && rt.stays() {
 		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
@@ -87,8 +87,8 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	// Engines close idle connections when they please. net/http sends a
 	// request again that met such a close, if it can have the body again and
 	// takes the request for idempotent; a header without a value says so and
-	// is not sent.
-	if _, set := out.Header["Idempotency-Key"]; !set {
+	// is not sent. Of what is not an inference that is not known.
+	if _, set := out.Header["Idempotency-Key"]; !set && rt.plan.api != nil {
 		out.Header["Idempotency-Key"] = []string{}
 	}
 	out.GetBody = func() (io.ReadCloser, error) {

@@ -65,7 +65,7 @@ type faultRun struct {
 
 	struckAt, endedAt, backAt time.Time
 	struckBy                  time.Time // when all were struck
-	was                       int // requests that the struck engines had received before
+	was                       int       // requests that the struck engines had received before
 	before, after             metrics
 	visits                    []visit
 	n                         [fates]int

@@ -41,7 +41,7 @@ func TestTenantsBodiesAreReadWhereverEnginesCompute(t *testing.T) {
 		{"in UTF-16", inUTF16(plain), "application/json", 400},
 		{"nested deeply", `{"x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + "," + plain[1:], "application/json", 400},
 		{"of many members", "{" + strings.Repeat(`"a":1,`, 5000) + plain[1:], "application/json", 400},
-		{"said to be of parts", plain, "multipart/form-data; boundary=b", 400},
+		{"said to be of parts", plain, "multipart/form-data; boundary=b", 200},
 	}
 	for _, v := range []struct{ kind, path, never string }{
 		{"vllm", "/invocations", `"cache_salt":"victim" "priority":-9`},
