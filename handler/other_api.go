@@ -24,7 +24,7 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 	switch {
 	case engine.Reads(r.URL.Path):
 		limit = h.MaxBody
-	case r.Method != http.MethodPost || !said || r.ContentLength < 0 && !h.maySteer(r):
+	case !said || r.ContentLength < 0 && !h.maySteer(r):
 		return h.passThrough(r, ""), nil // it may be a conversation, of which the next word has to wait for an answer
 	}
 	if !said {
