@@ -26,9 +26,7 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 	if read := p.read(); read != nil && body != nil {
 		edit = read.Editor(body.parts[0])
 	}
-	set := rt.pool.settings.Load().worker(a.worker.dial)
-	told := a.worker.engine.last()
-	kind := kindOf(set, told)
+	kind, told, set := rt.pool.engineOf(a.worker)
 	say := engine.Request{
 		Body: edit, Ext: p.ext, Grants: p.grants, Options: rt.h.extOptions(), Salt: p.salt(), Sent: req.Header,
 		Rank: a.target.Rank, Ranks: ranks, Told: told, Settings: set.engineSettings(),

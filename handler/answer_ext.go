@@ -245,5 +245,6 @@ func (e *extended) missed(o *observer, some bool) {
 
 // isDynamo tells whether a worker is a Dynamo, which has an nvext of its own.
 func (w *worker) isDynamo(p *pool) bool {
-	return kindOf(p.settings.Load().worker(w.dial), w.engine.last()) == engine.Dynamo
+	kind, _, _ := p.engineOf(w)
+	return kind == engine.Dynamo
 }

@@ -52,14 +52,14 @@ func (rt *route) keepsApart(w *worker) bool {
 	if !rt.apart {
 		return true
 	}
-	set, told := rt.pool.settings.Load().worker(w.dial), w.engine.last()
-	return engine.KeepsApart(kindOf(set, told), told, set.engineSettings(), rt.plan.name)
+	kind, told, set := rt.pool.engineOf(w)
+	return engine.KeepsApart(kind, told, set.engineSettings(), rt.plan.name)
 }
 
 // mayKeepApart tells whether a worker may turn out to, once it has told more.
 func (rt *route) mayKeepApart(w *worker) bool {
-	set, told := rt.pool.settings.Load().worker(w.dial), w.engine.last()
-	return engine.MayKeepApart(kindOf(set, told), told, set.engineSettings(), rt.plan.name)
+	kind, told, set := rt.pool.engineOf(w)
+	return engine.MayKeepApart(kind, told, set.engineSettings(), rt.plan.name)
 }
 
 // errShared returns the error of a request whose cache no worker keeps apart, nil

@@ -161,6 +161,13 @@ func kindOf(set Worker, told engine.Told) string {
 	return told.Type
 }
 
+// engineOf returns the type of a worker's engine, empty if it is not known, what it
+// tells, and what the operator says of it.
+func (p *pool) engineOf(w *worker) (kind string, told engine.Told, set Worker) {
+	told, set = w.engine.last(), p.settings.Load().worker(w.dial)
+	return kindOf(set, told), told, set
+}
+
 // detect finds out what a worker is and what it tells of itself, if it is time
 // to.
 func (h *Handler) detect(ctx context.Context, w *worker) {

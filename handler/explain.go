@@ -172,14 +172,21 @@ func (h *Handler) newExplanation() *explanation {
 	return e
 }
 
+// dryRoute returns the route of a request of which only is asked what would become
+// of it.
+func (h *Handler) dryRoute(r *http.Request, p *plan) *route {
+	rt := &route{h: h, pool: h.pool, plan: p, cached: -1, dry: true}
+	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	return rt
+}
+
 // explainPlan tells what would become of a request that was planned. A client
 // that only asks is told of a worker though all are full: it will wait for that
 // one, then.
 func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	e, t := h.newExplanation(), now()
-	rt := &route{h: h, pool: h.pool, plan: p, start: t, cached: -1, dry: true}
-	rt.sel.Rand = random{}
-	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	rt := h.dryRoute(r, p)
+	rt.start, rt.sel.Rand = t, random{}
 	e.Plan = rt.viewPlan()
 	if p.request != nil && h.nobodyServes(p.model) {
 		return e.refuse(&ownError{p.api, http.StatusNotFound, codeNoModel, "model", errors.New("no worker serves the model")})

@@ -129,10 +129,9 @@ func (h *Handler) maySteer(r *http.Request) bool {
 		return false
 	}
 	h.awaitTold(r.Context())
-	set := h.pool.settings.Load()
 	return slices.ContainsFunc(h.own(), func(w *worker) bool {
-		of, told := set.worker(w.dial), w.engine.last()
-		return engine.Heeds(kindOf(of, told), told, of.engineSettings())&^g != 0
+		kind, told, set := h.pool.engineOf(w)
+		return engine.Heeds(kind, told, set.engineSettings())&^g != 0
 	})
 }
 

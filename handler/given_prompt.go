@@ -5,8 +5,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // A request with token_data has two prompts: these ids, and what the rest of its
@@ -37,8 +35,7 @@ func (h *Handler) givePrompt(r *http.Request, p *plan, req *api.Request, opts ap
 
 // promptOf returns which prompt the workers compute that may serve a request.
 func (h *Handler) promptOf(r *http.Request, p *plan) engine.Prompt {
-	rt := &route{h: h, pool: h.pool, plan: p, dry: true}
-	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	rt := h.dryRoute(r, p)
 	if rt.narrow(r) != nil {
 		return engine.EitherPrompt // it will be refused
 	}
@@ -50,7 +47,7 @@ func (h *Handler) promptOf(r *http.Request, p *plan) engine.Prompt {
 		if !rt.fits(w) {
 			continue
 		}
-		kind := kindOf(h.pool.settings.Load().worker(w.dial), w.engine.last())
+		kind, _, _ := h.pool.engineOf(w)
 		is := engine.PromptOf(kind, p.api.Name())
 		if some && is != prompt {
 			return engine.EitherPrompt

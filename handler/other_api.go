@@ -20,9 +20,9 @@ const maxOther = 1 << 20
 // and where they compute, some whatever its Content-Type. What is not read is
 // streamed through, if it may be.
 func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
-	limit, said := int64(maxOther), saysJSON(r.Header)
+	limit, said, reads := int64(maxOther), saysJSON(r.Header), engine.Reads(r.URL.Path)
 	switch {
-	case engine.Reads(r.URL.Path):
+	case reads:
 		limit = h.MaxBody
 	case !said || r.ContentLength < 0 && !h.maySteer(r):
 		return h.passThrough(r, ""), nil // it may be a conversation, of which the next word has to wait for an answer
@@ -37,23 +37,18 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 			return h.passThrough(r, ""), nil
 		}
 	}
-	switch {
-	case r.ContentLength > limit:
-		return h.unreadOther(r, fallbackOversized), nil
-	case !h.hasRoom(r.ContentLength):
-		return h.unreadOther(r, fallbackMemory), nil
-	}
-	body, rest, err := readBody(r.Body, r.ContentLength, limit, &h.pool.bodies)
+	body, rest, why, err := h.take(r, limit)
 	if err != nil {
 		return nil, unreadable(nil, err)
 	}
-	if rest != nil {
-		why := fallbackOversized
-		if rest.noRoom {
-			why = fallbackMemory
+	if body == nil {
+		p := h.passThrough(r, "")
+		if reads {
+			p.unread = why
 		}
-		p := h.unreadOther(r, why)
-		p.stream = rest
+		if rest != nil {
+			p.stream = rest
+		}
 		return p, nil
 	}
 	p := &plan{body: replayOf(body, body.data), repeatable: idempotent(r.Method)}
@@ -70,15 +65,6 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 	p.model, p.other = req.Model, req
 	p.speaks = req.NVExt != nil || req.NullNVExt
 	return p, nil
-}
-
-// unreadOther plans a request for no known API whose body is not read.
-func (h *Handler) unreadOther(r *http.Request, why string) *plan {
-	p := h.passThrough(r, "")
-	if engine.Reads(r.URL.Path) {
-		p.unread = why
-	}
-	return p
 }
 
 // takeOther returns the nvext of a request for no known API, and lets go of it.

@@ -97,13 +97,24 @@ const maxBodies = 2 << 30
 
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
+	p, err := h.makePlan(r)
+	if err != nil {
+		p.done()
+		return nil, err
+	}
+	return p, nil
+}
+
+// makePlan is plan that leaves what was read to be let go of, where there is an
+// error.
+func (h *Handler) makePlan(r *http.Request) (*plan, error) {
 	var a api.API
 	if posts(r.Method) {
 		a = api.For(r.URL.Path)
 	}
 	p, err := h.read(r, a)
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	if p.api, p.name = a, engine.PostTo(r.URL.Path); a != nil {
 		p.name = a.Name()
@@ -112,19 +123,16 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	// the client, and the engine computes nothing meanwhile.
 	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
 	if p.request == nil { // else that has happened
-		err := h.extend(r, a, p, p.takeOther())
-		if err == nil {
-			err = h.mustKnow(r, a, p)
+		if err := h.extend(r, a, p, p.takeOther()); err != nil {
+			return p, err
 		}
-		if err != nil {
-			p.done()
-			return nil, err
+		if err := h.mustKnow(r, a, p); err != nil {
+			return p, err
 		}
 	}
 	p.speaks = p.speaks || p.steers() || engine.Speaks(p.ext) || p.salt() != ""
 	if err := h.saltIsText(r, p); err != nil {
-		p.done()
-		return nil, err
+		return p, err
 	}
 	switch {
 	case p.request != nil:
@@ -139,36 +147,52 @@ func (h *Handler) plan(r *http.Request) (*plan, error) {
 	return p, nil
 }
 
+// read begins the plan with what the body says. With an error, a plan that is not
+// nil has what was read.
 func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	switch {
 	case a == nil && (r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect): // which has no end
 		return h.passThrough(r, ""), nil
 	case a == nil:
 		return h.otherAPI(r)
-	case r.ContentLength > h.MaxBody:
-		return h.passThrough(r, fallbackOversized), nil
 	case r.Body == nil || r.Body == http.NoBody:
 		p := h.passThrough(r, fallbackMalformed)
 		p.unread = "" // it says nothing
 		return p, nil
-	case !h.hasRoom(r.ContentLength):
-		return h.passThrough(r, fallbackMemory), nil
 	}
-	body, rest, err := readBody(r.Body, r.ContentLength, h.MaxBody, &h.pool.bodies)
-	if err != nil {
+	body, rest, why, err := h.take(r, h.MaxBody)
+	switch {
+	case err != nil:
 		return nil, unreadable(a, err)
+	case body != nil:
+		return h.inference(r, a, body)
 	}
+	p := h.passThrough(r, why)
 	if rest != nil {
-		why := fallbackOversized
+		p.stream = rest
+		p.score.Tokens = max(p.score.Tokens, int64(float64(h.MaxBody)/kvscore.DefaultBytesPerToken)) // and more
+	}
+	return p, nil
+}
+
+// take reads a request's body of at most limit bytes into memory. If that cannot
+// be, why says so in the words of fallback, and rest is the body if some of it was
+// read.
+func (h *Handler) take(r *http.Request, limit int64) (body *buffer, rest *once, why string, err error) {
+	switch {
+	case r.ContentLength > limit:
+		return nil, nil, fallbackOversized, nil
+	case !h.hasRoom(r.ContentLength):
+		return nil, nil, fallbackMemory, nil
+	}
+	body, rest, err = readBody(r.Body, r.ContentLength, limit, &h.pool.bodies)
+	if rest != nil {
+		why = fallbackOversized
 		if rest.noRoom {
 			why = fallbackMemory
 		}
-		p := h.passThrough(r, why)
-		p.stream = rest
-		p.score.Tokens = max(p.score.Tokens, int64(float64(h.MaxBody)/kvscore.DefaultBytesPerToken)) // and more
-		return p, nil
 	}
-	return h.inference(r, a, body)
+	return body, rest, why, err
 }
 
 // hasRoom tells whether a body of a length may be read into memory. Short ones
@@ -179,6 +203,9 @@ func (h *Handler) hasRoom(length int64) bool {
 
 // done lets go of what was read of the request's body.
 func (p *plan) done() {
+	if p == nil {
+		return
+	}
 	if p.body != nil {
 		p.body.done()
 		p.body = nil
@@ -237,12 +264,10 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	detach(req)
 	p.request = req
 	if err := h.extend(r, a, p, req.NVExt); err != nil {
-		p.done()
-		return nil, err
+		return p, err
 	}
 	if err := p.ext.CheckChoices(req.Answers()); err != nil {
-		p.done()
-		return nil, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+		return p, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.model = req.Model

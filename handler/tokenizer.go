@@ -48,7 +48,7 @@ func (rt *route) askTokens(r *http.Request, c *chosenView) (ids []byte) {
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
 	w := rt.pool.peek(c.Dial)
-	kind := kindOf(rt.pool.settings.Load().worker(w.dial), w.engine.last())
+	kind, _, _ := rt.pool.engineOf(w)
 	ids = engine.Tokenize(kind, q, func(path string, body []byte) (int, []byte) {
 		return rt.h.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
 	})

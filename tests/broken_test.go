@@ -140,10 +140,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 // spoil sends a request by hand, and no more of it than there is.
 func (s *server) spoil(t *testing.T, head, body string) {
 	t.Helper()
-	conn, err := net.Dial("tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := s.connect(t)
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(5 * time.Second))
 	fmt.Fprintf(conn, "%sHost: %s\r\n\r\n%s", head, s.addr, body)

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -68,11 +67,7 @@ func TestUploadsAreStreamed(t *testing.T) {
 		{"Sound", "POST /v1/audio/transcriptions HTTP/1.1\r\nContent-Type: audio/wav\r\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			conn, err := net.Dial("tcp", s.addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
+			conn := s.connect(t)
 			fmt.Fprintf(conn, "%sHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", c.head, s.addr)
 			select {
 			case <-begun:
@@ -107,11 +102,7 @@ func TestStreamedBodiesAreLetGoOf(t *testing.T) {
 		<-answered
 	})
 	s := startCaddy(t, "kv_router "+addr+" {\nmax_body 1MiB\n}")
-	conn, err := net.Dial("tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := s.connect(t)
 	defer close(answered)
 	const size = 3 << 20
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n",

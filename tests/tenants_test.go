@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -130,13 +129,10 @@ func TestTrailersRouteNothing(t *testing.T) {
 		{"/v1/chat/completions", `{"x":"` + strings.Repeat("x", 128<<10) + `"}`},
 		{"/upload", "x"},
 	} {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := s.connect(t)
 		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"+
 			"Trailer: X-Tenant-Id, X-Dynamo-Request-Priority, X-Sum\r\n\r\n%x\r\n%s\r\n0\r\nX-Tenant-Id: victim\r\nX-Dynamo-Request-Priority: 9\r\nX-Override-Priority: 9\r\nX-Sum: 1\r\n\r\n",
-			v.path, strings.TrimPrefix(s.url, "http://"), len(v.body), v.body)
+			v.path, s.addr, len(v.body), v.body)
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || resp.StatusCode != http.StatusOK {

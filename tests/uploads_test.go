@@ -19,11 +19,7 @@ func TestUploadsAreCounted(t *testing.T) {
 	var clients []net.Conn
 	for _, length := range []int{2 * sent, 4 * sent} { // the latter is streamed through
 		for _, path := range []string{"/v1/chat/completions", "/tokenize"} {
-			c, err := net.Dial("tcp", s.addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
+			c := s.connect(t)
 			clients = append(clients, c)
 			fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", path, s.addr, length)
 			if _, err := c.Write(make([]byte, sent)); err != nil {

@@ -3,7 +3,6 @@ package tests
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -69,11 +68,7 @@ func TestUploadsOvertakeNobody(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
 	g := holdInferences(engines[0])
-	conn, err := net.Dial("tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := s.connect(t)
 	body := ask("request slow").body()
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.addr, len(body), body[:10])
 	time.Sleep(100 * time.Millisecond) // it has begun before them
@@ -116,11 +111,7 @@ func TestSlowUploadsHoldNoSlot(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(2), "max_body 1KiB", "queue {\nmax_wait 2s\n}"))
 	for range 2 {
-		conn, err := net.Dial("tcp", s.addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
+		conn := s.connect(t)
 		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 2000\r\n\r\nx", s.addr)
 	}
 	eventually(t, 5*time.Second, "both are at the engine", func() bool {

@@ -52,17 +52,22 @@ func adapted(t testing.TB, kind, path, body string, set func(*Request)) outcome 
 	}
 	got := Adapt(kind, &r)
 	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Lacks.Names)}
-	var out []byte
+	o.body = string(spliced(t, []byte(body), r.Body.Edits()))
+	return o
+}
+
+// spliced makes the edits, which must be in order and within the body.
+func spliced(t testing.TB, body []byte, edits []api.Edit) (out []byte) {
+	t.Helper()
 	at := 0
-	for _, e := range r.Body.Edits() {
+	for _, e := range edits {
 		if e.Start < at || e.End < e.Start || e.End > len(body) {
 			t.Fatalf("%s: an edit of %v behind %d", body, e.Span, at)
 		}
 		out = append(append(out, body[at:e.Start]...), e.Text...)
 		at = e.End
 	}
-	o.body = string(append(out, body[at:]...))
-	return o
+	return append(out, body[at:]...)
 }
 
 func on(r *Request) { r.Settings.Priority, r.Settings.ThinkingBudget = On, On }

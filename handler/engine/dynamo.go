@@ -56,7 +56,7 @@ func (f *fit) toDynamo() {
 	}
 	options := f.Options
 	if f.Ext.Tenant != "" {
-		f.header(headerTenant, printable(f.Ext.Tenant))
+		f.header(nvext.HeaderTenant, printable(f.Ext.Tenant))
 		options.NoSalt = true
 	}
 	if gen == nvext.Dynamo10 {
@@ -133,9 +133,6 @@ func (f *fit) pin(gen nvext.Generation) {
 		f.header(rank, strconv.FormatUint(uint64(r.Value), 10))
 	}
 }
-
-// headerTenant is the header by which a Dynamo is told the tenant.
-const headerTenant = "X-Tenant-Id"
 
 // printable returns a tenant as a Dynamo can read it in a header, which it takes
 // for none if it has other bytes than visible ASCII, spaces and tabs.

@@ -117,16 +117,7 @@ func compare(t *testing.T, o *oracle, r *Request, body []byte) {
 			t.Fatalf("%s has the header %s: %q", body, h.Name, h.Value)
 		}
 	}
-	var out []byte
-	at := 0
-	for _, e := range r.Body.Edits() {
-		if e.Start < at || e.End < e.Start || e.End > len(body) {
-			t.Fatalf("%s: an edit of %v behind %d", body, e.Span, at)
-		}
-		out = append(append(out, body[at:e.Start]...), e.Text...)
-		at = e.End
-	}
-	out = append(out, body[at:]...)
+	out := spliced(t, body, r.Body.Edits())
 	var is doc
 	if err := decode(out, &is); err != nil {
 		t.Fatalf("%s became %s: %v", body, out, err)

@@ -156,12 +156,7 @@ func (f *fit) scopedParams(nv api.Span, part nvext.Span) (text []byte, ok bool) 
 	}
 	at, ok := f.Body.InnerAt(all, "id")
 	edits, ok := f.scopeAll(at, ok)
-	from := all.Start
-	for _, e := range edits {
-		text = append(append(text, f.Body.Text(api.Span{Start: from, End: e.Start})...), e.Text...)
-		from = e.End
-	}
-	return append(text, f.Body.Text(api.Span{Start: from, End: all.End})...), ok
+	return f.Body.Spliced(all, edits), ok
 }
 
 // behind returns a JSON text with something before it that needs no escapes. The

@@ -88,7 +88,7 @@ func (q *Question) only(names ...string) []byte {
 // says tells whether the body says something in one of these members.
 func (q *Question) says(names ...string) bool {
 	for _, name := range names {
-		if v := q.Body.Value(name); v != nil && string(v) != "null" {
+		if !isNull(q.Body.Value(name)) {
 			return true
 		}
 	}

@@ -11,6 +11,9 @@ import (
 // session_control.session_id said before.
 const HeaderSession = "X-Dynamo-Session-Id"
 
+// HeaderTenant is the header that says which tenant a request is of.
+const HeaderTenant = "X-Tenant-Id"
+
 // headerMeta is what headers begin with that say something of a request to a
 // Dynamo's policies: X-Dynamo-Meta-Policy-Class, the class of its queue.
 const headerMeta = "X-Dynamo-Meta-"
@@ -32,7 +35,7 @@ func Routes(name string) bool {
 	case 'P':
 		return name == "X-Prefill-Instance-Id" || name == "X-Prefill-Dp-Rank"
 	case 'T':
-		return name == "X-Tenant-Id"
+		return name == HeaderTenant
 	}
 	return false
 }
@@ -81,7 +84,7 @@ var headerNames = [setCount][]string{
 	setPrefillRank:    {"X-Dynamo-Prefill-Dp-Rank", "X-Prefill-Dp-Rank"},
 	setPriority:       {"X-Dynamo-Request-Priority"},
 	setStrictPriority: {"X-Dynamo-Request-Strict-Priority"},
-	setTenant:         {"X-Tenant-Id"},
+	setTenant:         {HeaderTenant},
 }
 
 var headerGrants = [setCount]Grants{Pins, Pins, Pins, Pins, Priorities, Priorities, Tenants}
