@@ -10,10 +10,10 @@ func path() (*Index, []uint64) {
 	x := declared(8)
 	chain := seq(1, 512)
 	for i := 1; i < 10; i++ {
-		x.Touch(0, 1, append(chain[:i*51:i*51], 1_000_000), 16_000)
+		x.Touch(0, &Chain{Root: 1, Blocks: append(chain[:i*51:i*51], 1_000_000), Weights: Same(16_000)}, 0)
 	}
 	for i := range 8 {
-		x.Touch(i, 1, chain, 16_000)
+		x.Touch(i, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)}, 0)
 	}
 	return x, chain
 }
@@ -24,7 +24,7 @@ func BenchmarkMatch(b *testing.B) {
 			var m Match
 			b.ReportAllocs()
 			for b.Loop() {
-				x.Match(1, chain, &m)
+				x.Match(&Chain{Root: 1, Blocks: chain}, &m)
 			}
 		})
 	}
@@ -35,28 +35,28 @@ func BenchmarkMatch(b *testing.B) {
 	full := declared(64)
 	long := seq(1, 8192)
 	for i := range 64 {
-		full.Touch(i, 1, long, 16_000)
+		full.Touch(i, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0)
 	}
 	bench("full-8192x64", full, long)
 
 	middle := declared(64)
 	for i := range 64 { // a run for each holder
-		middle.Touch(i, 1, long[:32*(i+1)], 16_000)
+		middle.Touch(i, &Chain{Root: 1, Blocks: long[:32*(i+1)], Weights: Same(16_000)}, 0)
 	}
 	bench("skewed-2048x64", middle, long[:2048])
 
 	skewed := declared(64)
 	for i := range 64 {
-		skewed.Touch(i, 1, long[:128*(i+1)], 16_000)
+		skewed.Touch(i, &Chain{Root: 1, Blocks: long[:128*(i+1)], Weights: Same(16_000)}, 0)
 	}
 	bench("skewed-8192x64", skewed, long)
 
 	branchy := declared(8)
 	for i := 1; i < 64; i++ { // a branch every 16 blocks
-		branchy.Touch(i%8, 1, append(long[:i*16:i*16], 1_000_000), 16_000)
+		branchy.Touch(i%8, &Chain{Root: 1, Blocks: append(long[:i*16:i*16], 1_000_000), Weights: Same(16_000)}, 0)
 	}
 	for i := range 8 {
-		branchy.Touch(i, 1, long[:1024], 16_000)
+		branchy.Touch(i, &Chain{Root: 1, Blocks: long[:1024], Weights: Same(16_000)}, 0)
 	}
 	bench("branchy-1024x8", branchy, long[:1024])
 }
@@ -66,7 +66,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 		x, chain := path()
 		b.ReportAllocs()
 		for b.Loop() {
-			ref, _ := x.Acquire(3, 1, chain, 16_000)
+			ref, _ := x.Acquire(3, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
 			x.Release(ref, true)
 		}
 	})
@@ -77,7 +77,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 		b.ReportAllocs()
 		for i := uint64(0); b.Loop(); i++ {
 			chain[32] = 1<<40 + i // below a stem of 32
-			ref, _ := x.Acquire(0, 1, chain, 16_000)
+			ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
 			x.Release(ref, true)
 		}
 	})
@@ -86,7 +86,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 		chain := seq(1, 512)
 		b.ReportAllocs()
 		for b.Loop() {
-			ref, _ := x.Acquire(0, 1, chain, 16_000)
+			ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
 			x.Release(ref, false)
 		}
 	})
@@ -102,7 +102,7 @@ func BenchmarkTouch(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				x.Touch(3, root, chain, 16_000)
+				x.Touch(3, &Chain{Root: root, Blocks: chain, Weights: Same(16_000)}, 0)
 			}
 		})
 	}
@@ -113,7 +113,7 @@ func BenchmarkTouch(b *testing.B) {
 		b.ReportAllocs()
 		for i := uint64(0); b.Loop(); i++ {
 			chain[32] = 1<<40 + i
-			x.Touch(0, 1, chain, 16_000)
+			x.Touch(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)}, 0)
 		}
 	})
 }

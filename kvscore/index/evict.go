@@ -199,14 +199,14 @@ func (x *Index) longest(r *run, but uint32) int32 {
 }
 
 // trim cuts a run to what is still held. The place where it ended is gone, and
-// with it the arrivals there. Small remains are not copied for each block lost.
+// with it the arrivals there and the tokens of a prompt that ended there. Small remains are not copied for each block lost.
 func (x *Index) trim(r *run) {
 	n := int(x.longest(r, 0))
 	if n == len(r.hashes) {
 		return
 	}
 	x.blocks -= int64(len(r.hashes) - n)
-	r.arrivals = 0
+	r.arrivals, r.told = 0, 0
 	r.hashes = r.hashes[:n]
 	if c := cap(r.hashes); c-n > n/4 {
 		x.hashBytes -= hashSize(r.hashes)

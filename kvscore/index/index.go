@@ -22,7 +22,7 @@
 //
 // The index stays within a number of bytes, counting all that it keeps: hashes
 // by the size the allocator gives them, records, tables. A prefix with one
-// holder costs about 125 bytes and 8 for each block, another holder of it 40
+// holder costs about 133 bytes and 8 for each block, another holder of it 40
 // more. When full, it forgets what was used longest ago on any slot. Records
 // come in pages, so a bound below about 64 KiB keeps little or nothing.
 //
@@ -72,14 +72,16 @@ type Index struct {
 type run struct {
 	hashes     []uint64
 	root       uint64
-	parent     uint32 // 0 at the top; the next free record when this one is free
-	holds      uint32 // first of the holds
-	child      uint32 // first of the children; none are listed at the top
-	prev, next uint32 // the parent's other children
-	weight     int32  // milli-tokens per block
-	start      int32  // blocks before this run
-	arrivals   uint16 // see Match
-	seed       uint16 // random, for the keys of the children, as numbers change
+	parent     uint32  // 0 at the top; the next free record when this one is free
+	holds      uint32  // first of the holds
+	child      uint32  // first of the children; none are listed at the top
+	prev, next uint32  // the parent's other children
+	weight     int32   // milli-tokens per block
+	start      int32   // blocks before this run
+	arrivals   uint16  // see Match
+	seed       uint16  // random, for the keys of the children, as numbers change
+	told       int32   // tokens of a prompt that ends here, as an engine counted them; 0 is unknown
+	past       float32 // blocks that this prompt goes on behind the run
 }
 
 // hold says that a slot has the first n blocks of a run. One with refs counts

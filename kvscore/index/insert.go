@@ -11,33 +11,36 @@ import (
 // blocks are in use for it: fewer than given if the slot's capacity or the
 // memory has no room because all else is in use too, or cannot be had with
 // little work; the rest is not tracked.
-// The weight is the milli-tokens that one block stands for; blocks known
-// already keep theirs. On a slot that was not declared it returns zero values,
+// Blocks known already keep their weight. On a slot that was not declared it returns zero values,
 // as for an empty chain, and on one that was cleared until it is [Index.Idle].
 //
 // It counts an arrival where the chain's match ended before (see [Match]), if
 // there was a match and the blocks taken reach to its end.
-func (x *Index) Acquire(slot int, root uint64, blocks []uint64, milliTokensPerBlock int64) (Ref, int) {
+func (x *Index) Acquire(slot int, c *Chain) (Ref, int) {
 	s := x.open(slot)
 	if s == nil {
 		return Ref{}, 0
 	}
 	x.begin()
-	ref, n := x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, x.matched(root, blocks))
+	ref, n := x.acquire(s, uint16(slot), c, x.matched(c.Root, c.Blocks))
 	x.settle(s)
 	return ref, n
 }
 
 // Touch records that the slot's engine has the whole chain, as at the end of a
 // request (prompt and answer): what is missing is inserted, all of it becomes
-// the most recently used. The rest is as for Acquire.
-func (x *Index) Touch(slot int, root uint64, blocks []uint64, milliTokensPerBlock int64) {
+// the most recently used. tokens is the chain's length as the engine counted it,
+// see [Index.Tell]; 0 is unknown. The rest is as for Acquire.
+func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	s := x.open(slot)
 	if s == nil {
 		return
 	}
 	x.begin()
-	ref, _ := x.acquire(s, uint16(slot), root, blocks, milliTokensPerBlock, -1)
+	ref, n := x.acquire(s, uint16(slot), c, -1)
+	if n == len(c.Blocks) {
+		x.tell(ref, c.Past, tokens)
+	}
 	x.release(ref, true)
 	x.settle(s)
 }
@@ -60,13 +63,14 @@ const maxRuns = 4096
 // acquire pins the chain run by run from the top; what is pinned already is
 // safe from the evictions that make room for the rest. When it comes to the
 // end of a run at the position arrival, it counts one there.
-func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weight int64, arrival int) (Ref, int) {
+func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) {
+	root, blocks := c.Root, c.Blocks
 	parent, pos := uint32(0), 0
 	for depth := 0; pos < len(blocks) && depth < maxRuns; {
 		id := x.child(parent, x.seedOf(parent), root, blocks[pos])
 		x.spend(2)
 		if id == 0 {
-			id = x.grow(s, slot, parent, root, blocks[pos:], pos, clampWeight(weight))
+			id = x.grow(s, slot, parent, root, blocks[pos:], pos, c.Weights.mean(blocks[pos:]))
 			if id != 0 {
 				parent = id
 				pos += len(x.runs.at(id).hashes)
@@ -88,7 +92,7 @@ func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weig
 		}
 		depth++
 		if want < len(r.hashes) {
-			id = x.split(id, want)
+			id = x.split(id, want, &c.Weights)
 		}
 		x.pin(s, id, slot)
 		parent = id
@@ -103,8 +107,6 @@ func (x *Index) acquire(s *slot, slot uint16, root uint64, blocks []uint64, weig
 	}
 	return Ref{run: parent, slot: slot}, pos
 }
-
-func clampWeight(w int64) int32 { return int32(min(max(w, 0), math.MaxInt32)) }
 
 // affordable returns how many of the run's first blocks the slot can pin in one
 // step. If it holds a part of them it is that part: what is confirmed and what
@@ -196,9 +198,11 @@ func (x *Index) holdOf(r *run, slot uint16) (uint32, *hold) {
 
 // split cuts a run in two and returns the new one, which is the upper: the
 // lower keeps its number, for Refs name the deepest run of their chain. Both
-// get copies of the hashes, so that either can be freed.
-func (x *Index) split(id uint32, at int) uint32 {
+// get copies of the hashes, so that either can be freed. Its tokens are divided
+// by the kinds of the blocks.
+func (x *Index) split(id uint32, at int, w *Weights) uint32 {
 	low := x.runs.at(id)
+	upper, lower := w.divide(low, at)
 	up, r := x.runs.take()
 	*r = run{
 		hashes: append([]uint64(nil), low.hashes[:at]...),
@@ -232,6 +236,8 @@ func (x *Index) split(id uint32, at int) uint32 {
 		}
 		i = next
 	}
+	x.reweigh(up, upper)
+	x.reweigh(id, lower)
 	return up
 }
 

@@ -5,10 +5,18 @@ type Match struct {
 	// Held is, by slot, how many leading blocks of the chain the slot holds:
 	// computed there, or being computed by a request sent there.
 	Held []int32
+	// Tokens is, by slot, how many milli-tokens these are: as engines counted them
+	// where a prompt ended there (see [Index.Tell]), else estimated.
+	Tokens []int64
 	// InUse is, by slot, how many leading blocks requests in flight use there.
 	InUse []int32
 	// Blocks is the greatest of all Held and InUse: where the match ends.
 	Blocks int
+	// Known is how much of the chain's length, in blocks, KnownTokens are, in
+	// milli-tokens. It is Blocks, and beyond where a prompt ended that is known to
+	// go on behind its last full block.
+	Known       float64
+	KnownTokens int64
 	// Holders is the number of slots that hold all of Blocks; 0 if Blocks is 0.
 	Holders int
 	// Arrivals is how many earlier chains had their match end at the very place
@@ -47,28 +55,32 @@ type Stem struct {
 const minArrivals = 2
 
 func (m *Match) reset(slots int) {
-	if cap(m.Held) < slots || cap(m.InUse) < slots {
-		m.Held, m.InUse = make([]int32, slots), make([]int32, slots)
+	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots {
+		m.Held, m.InUse, m.Tokens = make([]int32, slots), make([]int32, slots), make([]int64, slots)
 	}
-	m.Held, m.InUse = m.Held[:slots], m.InUse[:slots]
+	m.Held, m.InUse, m.Tokens = m.Held[:slots], m.InUse[:slots], m.Tokens[:slots]
 	clear(m.Held)
 	clear(m.InUse)
+	clear(m.Tokens)
+	m.Known, m.KnownTokens = 0, 0
 	m.Blocks, m.Arrivals, m.Holders, m.Stems = 0, 0, 0, m.Stems[:0]
 }
 
 // Match finds how much of a chain each slot has, in one walk of the trie. The
 // slices in m get one element for each slot up to the highest declared. It
 // changes nothing in the index, and allocates only to make m's slices larger.
-func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
+func (x *Index) Match(c *Chain, m *Match) {
 	m.reset(len(x.slots))
-	parent, seed := uint32(0), uint16(0)
+	parent, seed, blocks := uint32(0), uint16(0), c.Blocks
+	before := int64(0) // milli-tokens above the run
 	for m.Blocks < len(blocks) {
-		id := x.child(parent, seed, root, blocks[m.Blocks])
+		id := x.child(parent, seed, c.Root, blocks[m.Blocks])
 		if id == 0 {
 			return
 		}
 		r := x.runs.at(id)
 		n := common(r.hashes, blocks[m.Blocks:])
+		end := m.reach(r, n, before, c)
 		m.Holders = 0
 		for i := r.holds; i != 0; {
 			h := x.holds.at(i)
@@ -76,6 +88,9 @@ func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
 			m.Held[h.slot] = depth
 			if int(h.n) >= n {
 				m.Holders++
+				m.Tokens[h.slot] = m.KnownTokens
+			} else {
+				m.Tokens[h.slot] = before + int64(h.n)*int64(r.weight)
 			}
 			if h.refs > 0 {
 				m.InUse[h.slot] = depth
@@ -91,8 +106,25 @@ func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
 		if m.Arrivals >= minArrivals {
 			m.Stems = append(m.Stems, Stem{m.Blocks, m.Arrivals, m.Holders})
 		}
-		parent, seed = id, r.seed
+		parent, seed, before = id, r.seed, end
 	}
+}
+
+// reach extends what is known of the chain's length to the first n blocks of a
+// run that begins behind so many milli-tokens. It returns the milli-tokens there.
+func (m *Match) reach(r *run, n int, before int64, c *Chain) (end int64) {
+	if n < len(r.hashes) {
+		upper, _ := c.Weights.divide(r, n)
+		end = before + int64(n)*int64(upper)
+	} else {
+		end = r.end(before)
+	}
+	m.Known, m.KnownTokens = float64(m.Blocks+n), end
+	if n == len(r.hashes) && r.told > 0 && m.Known+float64(r.past) <= c.length() {
+		m.Known += float64(r.past)
+		m.KnownTokens = int64(r.told) * 1000
+	}
+	return end
 }
 
 // matched returns how many leading blocks of the chain the trie has.

@@ -52,7 +52,7 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 		for i, blocks := 0, 0; blocks < 4_000_000 && i < 100_000; i++ {
 			b := conversation(rnd, 50, 1_000_000, long)
 			blocks += len(b)
-			ref, n := x.Acquire(rnd.IntN(8), 1, b, 16_000)
+			ref, n := x.Acquire(rnd.IntN(8), &Chain{Root: 1, Blocks: b, Weights: Same(16_000)})
 			if n < len(b) {
 				t.Fatalf("long %d: %d of %d blocks although little is in use", long, n, len(b))
 			}
@@ -125,7 +125,7 @@ func TestMemoryBoundChangesAtRandom(t *testing.T) {
 			switch op := rnd.IntN(100); {
 			case op < 45:
 				before := x.Bytes()
-				ref, n := x.Acquire(slot, 1, b, int64(rnd.IntN(3))*8000)
+				ref, n := x.Acquire(slot, &Chain{Root: 1, Blocks: b, Weights: Same(int64(rnd.IntN(3)) * 8000)})
 				pins = append(pins, pin{ref, slot, b[:n]})
 				if x.Bytes() > max(bound, before) { // before, for the bound may have been lowered
 					t.Fatalf("%d bytes of %d after %d", x.Bytes(), bound, before)
@@ -136,7 +136,7 @@ func TestMemoryBoundChangesAtRandom(t *testing.T) {
 				pins[k] = pins[len(pins)-1]
 				pins = pins[:len(pins)-1]
 			case op < 95:
-				x.Touch(slot, 1, b, 16_000)
+				x.Touch(slot, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)}, 0)
 			case op < 96:
 				bound = int64(rnd.IntN(1 << 20))
 				x.SetMemory(bound)
@@ -148,7 +148,7 @@ func TestMemoryBoundChangesAtRandom(t *testing.T) {
 			if i%32 == 0 {
 				x.check(t)
 				for _, p := range pins {
-					if x.Match(1, p.b, &m); int(m.InUse[p.slot]) != len(p.b) {
+					if x.Match(&Chain{Root: 1, Blocks: p.b}, &m); int(m.InUse[p.slot]) != len(p.b) {
 						t.Fatalf("in use %d of %d", m.InUse[p.slot], len(p.b))
 					}
 				}
@@ -172,7 +172,7 @@ func TestEverythingInUse(t *testing.T) {
 	var refs []Ref
 	rnd := rand.New(rand.NewPCG(5, 5))
 	for range 5000 {
-		ref, _ := x.Acquire(0, 1, conversation(rnd, 1, 1_000_000, 50), 16_000)
+		ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: conversation(rnd, 1, 1_000_000, 50), Weights: Same(16_000)})
 		refs = append(refs, ref)
 	}
 	if x.check(t); x.Bytes() > 256<<10 {
@@ -199,12 +199,12 @@ func TestMemoryForgetsOldestOfAllSlots(t *testing.T) {
 	}
 	const chains = 3000
 	for i := range uint64(chains) {
-		x.Touch(int(i*i%7%4), i, seq(1, 20), 16_000)
+		x.Touch(int(i*i%7%4), &Chain{Root: i, Blocks: seq(1, 20), Weights: Same(16_000)}, 0)
 	}
 	var m Match
 	kept := 0
 	for i := range uint64(chains) {
-		x.Match(i, seq(1, 20), &m)
+		x.Match(&Chain{Root: i, Blocks: seq(1, 20)}, &m)
 		if m.Blocks < 20 && kept > 1 { // the oldest may be cut
 			t.Fatalf("chain %d has %d blocks, although an older is there", i, m.Blocks)
 		}
@@ -219,12 +219,12 @@ func TestMemoryForgetsOldestOfAllSlots(t *testing.T) {
 
 func TestFirstWeightStays(t *testing.T) {
 	x := declared(2)
-	x.Touch(0, 1, seq(1, 10), 1500)
-	x.Touch(1, 1, seq(1, 12), 2500)
+	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1500)}, 0)
+	x.Touch(1, &Chain{Root: 1, Blocks: seq(1, 12), Weights: Same(2500)}, 0)
 	if x.Used(0) != 15 || x.Used(1) != 15+5 {
 		t.Errorf("used %d and %d", x.Used(0), x.Used(1))
 	}
-	x.Touch(0, 2, seq(1, 10), -5)
+	x.Touch(0, &Chain{Root: 2, Blocks: seq(1, 10), Weights: Same(-5)}, 0)
 	if x.Used(0) != 15 {
 		t.Errorf("used %d after blocks without weight", x.Used(0))
 	}

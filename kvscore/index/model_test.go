@@ -153,7 +153,7 @@ func (m *model) clear(slot int) {
 
 func (m *model) compare(t testing.TB, x *Index, root uint64, blocks []uint64, got *Match) {
 	t.Helper()
-	x.Match(root, blocks, got)
+	x.Match(&Chain{Root: root, Blocks: blocks}, got)
 	ps := prefixes(root, blocks)
 	end, holders := m.matched(ps), 0
 	for i := range m.slots {
@@ -249,7 +249,7 @@ func (w *world) step(t testing.TB) {
 		// takes nothing until it is empty
 		if s.cleared = !w.x.Idle(slot); s.cleared {
 			root, b := w.chain()
-			if _, n := w.x.Acquire(slot, root, b, weight(root)); n > 0 {
+			if _, n := w.x.Acquire(slot, &Chain{Root: root, Blocks: b, Weights: Same(weight(root))}); n > 0 {
 				t.Fatalf("a slot that is being cleared took %d blocks", n)
 			}
 			slot = w.slots // which is never cleared
@@ -258,7 +258,7 @@ func (w *world) step(t testing.TB) {
 	switch op := w.next(100); {
 	case op < 45:
 		root, b := w.chain()
-		ref, n := w.x.Acquire(slot, root, b, weight(root))
+		ref, n := w.x.Acquire(slot, &Chain{Root: root, Blocks: b, Weights: Same(weight(root))})
 		mref := w.m.acquire(slot, prefixes(root, b), weight(root), true)
 		if n != len(mref.prefixes) || (n == 0) != (ref == Ref{}) {
 			t.Fatalf("acquired %d of %d, want %d", n, len(b), len(mref.prefixes))
@@ -272,7 +272,7 @@ func (w *world) step(t testing.TB) {
 		}
 	case op < 96:
 		root, b := w.chain()
-		w.x.Touch(slot, root, b, weight(root))
+		w.x.Touch(slot, &Chain{Root: root, Blocks: b, Weights: Same(weight(root))}, 0)
 		w.m.release(w.m.acquire(slot, prefixes(root, b), weight(root), false), true)
 	case op < 97:
 		if slot < w.slots {

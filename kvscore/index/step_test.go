@@ -14,7 +14,7 @@ func fill(x *Index, rnd *rand.Rand, slots, long int) {
 		for i := range b {
 			b[i] = rnd.Uint64()
 		}
-		x.Touch(n%slots, 1, b, 16_000)
+		x.Touch(n%slots, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)}, 0)
 	}
 }
 
@@ -34,7 +34,7 @@ func mixture(x *Index, rnd *rand.Rand, slots, steps int, timed func(what string,
 		}
 		slot := rnd.IntN(slots - 1)
 		timed("acquire", func() {
-			ref, _ := x.Acquire(slot, 1, b, 16_000)
+			ref, _ := x.Acquire(slot, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)})
 			refs = append(refs, ref)
 		})
 		if len(refs) > 50 {
@@ -43,7 +43,7 @@ func mixture(x *Index, rnd *rand.Rand, slots, steps int, timed func(what string,
 			refs[k] = refs[len(refs)-1]
 			refs = refs[:len(refs)-1]
 		}
-		timed("touch", func() { x.Touch(slot, 1, b, 16_000) })
+		timed("touch", func() { x.Touch(slot, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)}, 0) })
 		timed("step", func() { x.Step(settleWork) })
 		switch i {
 		case steps * 1 / 6:
@@ -51,7 +51,7 @@ func mixture(x *Index, rnd *rand.Rand, slots, steps int, timed func(what string,
 			for i := range huge {
 				huge[i] = rnd.Uint64()
 			}
-			timed("a huge prompt", func() { x.Touch(slot, 1, huge, 16_000) })
+			timed("a huge prompt", func() { x.Touch(slot, &Chain{Root: 1, Blocks: huge, Weights: Same(16_000)}, 0) })
 		case steps * 2 / 6:
 			timed("lower a capacity", func() { x.SetCapacity(0, 16) })
 		case steps * 3 / 6:
@@ -87,7 +87,7 @@ func TestEveryCallIsBounded(t *testing.T) {
 			for i := range b {
 				b[i] = rnd.Uint64()
 			}
-			timed("fill", func() { x.Touch(n%4, 1, b, 16_000) })
+			timed("fill", func() { x.Touch(n%4, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)}, 0) })
 		}
 		mixture(x, rnd, 4, 3000, timed)
 		t.Logf("chains of %d: %v", long, worst)
@@ -120,7 +120,7 @@ func TestOrderWhileBehind(t *testing.T) {
 			slot := rnd.IntN(slots)
 			switch op := rnd.IntN(100); {
 			case op < 40:
-				ref, _ := x.Acquire(slot, 1, b, 16_000)
+				ref, _ := x.Acquire(slot, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)})
 				refs = append(refs, ref)
 			case op < 75 && len(refs) > 0:
 				k := rnd.IntN(len(refs))
@@ -128,7 +128,7 @@ func TestOrderWhileBehind(t *testing.T) {
 				refs[k] = refs[len(refs)-1]
 				refs = refs[:len(refs)-1]
 			case op < 92:
-				x.Touch(slot, 1, b, 16_000)
+				x.Touch(slot, &Chain{Root: 1, Blocks: b, Weights: Same(16_000)}, 0)
 			case op < 94:
 				x.SetCapacity(slot, int64(rnd.IntN(100_000)))
 			case op < 95:
@@ -159,11 +159,11 @@ func TestManyParked(t *testing.T) {
 	x := declared(1)
 	stem := seq(1, 3000)
 	for i := 3000; i > 0; i-- { // a run for each block
-		x.Touch(0, 1, append(stem[:i:i], uint64(i)<<32), 1000)
+		x.Touch(0, &Chain{Root: 1, Blocks: append(stem[:i:i], uint64(i)<<32), Weights: Same(1000)}, 0)
 	}
 	var refs []Ref
 	for i := range 2000 {
-		ref, _ := x.Acquire(0, 1, stem[:i+1], 1000)
+		ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: stem[:i+1], Weights: Same(1000)})
 		refs = append(refs, ref)
 	}
 	x.SetCapacity(0, 3000)
@@ -189,9 +189,9 @@ func TestVeryDeepChain(t *testing.T) {
 	const long = maxRuns + 500
 	chain := seq(1, long)
 	for i := 1; i < long; i++ { // each is a run longer than the one before
-		x.Touch(0, 1, chain[:i], 16_000)
+		x.Touch(0, &Chain{Root: 1, Blocks: chain[:i], Weights: Same(16_000)}, 0)
 	}
-	ref, n := x.Acquire(0, 1, chain, 16_000)
+	ref, n := x.Acquire(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
 	if n != maxRuns {
 		t.Errorf("%d blocks are tracked, want %d", n, maxRuns)
 	}
@@ -206,19 +206,19 @@ func TestClearedSlotMakesRoomFirst(t *testing.T) {
 	x.SetCapacity(1, 0)
 	rnd := rand.New(rand.NewPCG(10, 10))
 	for i := range uint64(1000) {
-		x.Touch(0, 1, seq(i<<32, 2), 16_000)
+		x.Touch(0, &Chain{Root: 1, Blocks: seq(i<<32, 2), Weights: Same(16_000)}, 0)
 	}
 	for x.Bytes() < x.memory*9/10 {
-		x.Touch(1, 1, []uint64{rnd.Uint64()}, 16_000)
+		x.Touch(1, &Chain{Root: 1, Blocks: []uint64{rnd.Uint64()}, Weights: Same(16_000)}, 0)
 	}
 	x.Clear(1)
 	for x.Used(1) > 0 {
-		x.Touch(0, 2, []uint64{rnd.Uint64(), rnd.Uint64(), rnd.Uint64(), rnd.Uint64()}, 16_000)
+		x.Touch(0, &Chain{Root: 2, Blocks: []uint64{rnd.Uint64(), rnd.Uint64(), rnd.Uint64(), rnd.Uint64()}, Weights: Same(16_000)}, 0)
 	}
 	x.check(t)
 	var m Match
 	for i := range uint64(1000) {
-		if x.Match(1, seq(i<<32, 2), &m); m.Blocks != 2 {
+		if x.Match(&Chain{Root: 1, Blocks: seq(i<<32, 2)}, &m); m.Blocks != 2 {
 			t.Fatalf("chain %d has %d blocks", i, m.Blocks)
 		}
 	}
@@ -232,20 +232,20 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(8, 8))
 	var refs []Ref
 	for range 2 * page { // the stem shall not be on the first page, which stays
-		x.Touch(0, 1, []uint64{rnd.Uint64()}, 16_000)
+		x.Touch(0, &Chain{Root: 1, Blocks: []uint64{rnd.Uint64()}, Weights: Same(16_000)}, 0)
 	}
 	for range 20 { // pinned, on many pages
-		ref, _ := x.Acquire(0, 1, []uint64{rnd.Uint64(), rnd.Uint64()}, 16_000)
+		ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: []uint64{rnd.Uint64(), rnd.Uint64()}, Weights: Same(16_000)})
 		refs = append(refs, ref)
 		for range 1000 {
-			x.Touch(0, 1, []uint64{7, rnd.Uint64()}, 16_000)
+			x.Touch(0, &Chain{Root: 1, Blocks: []uint64{7, rnd.Uint64()}, Weights: Same(16_000)}, 0)
 		}
 	}
 	x.SetMemory(3 << 19)
 	catchUp(t, x)
 	x.check(t)
 	var m Match
-	if x.Match(1, []uint64{7}, &m); m.Blocks != 1 || x.Bytes() > 3<<19 {
+	if x.Match(&Chain{Root: 1, Blocks: []uint64{7}}, &m); m.Blocks != 1 || x.Bytes() > 3<<19 {
 		t.Errorf("the stem has %d blocks, %d bytes in all", m.Blocks, x.Bytes())
 	}
 	x.SetMemory(256 << 10)
@@ -266,11 +266,11 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 	if x.check(t); x.Bytes() > 8<<10 {
 		t.Errorf("%d bytes are kept although none may be", x.Bytes())
 	}
-	if _, n := x.Acquire(0, 1, seq(1, 9), 16_000); n != 0 {
+	if _, n := x.Acquire(0, &Chain{Root: 1, Blocks: seq(1, 9), Weights: Same(16_000)}); n != 0 {
 		t.Errorf("%d blocks are taken without memory", n)
 	}
 	x.SetMemory(1 << 20)
-	if _, n := x.Acquire(0, 1, seq(1, 9), 16_000); n != 9 {
+	if _, n := x.Acquire(0, &Chain{Root: 1, Blocks: seq(1, 9), Weights: Same(16_000)}); n != 9 {
 		t.Errorf("%d blocks of 9 are taken after that", n)
 	}
 }
