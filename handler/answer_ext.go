@@ -207,7 +207,7 @@ func (o *observer) timing() nvext.Timing {
 	}
 	if prompt, _, cached := o.usage(); prompt > 0 && cached >= 0 {
 		t.KVHitRate = nvext.Some(float64(cached) / float64(prompt))
-	} else if n := o.rt.plan.score.Tokens; n > 0 {
+	} else if n := o.attempt.prompt.tokens; n > 0 {
 		t.KVHitRate = nvext.Some(float64(o.attempt.terms.OverlapTokens) / float64(n)) // as it was predicted
 	}
 	return t

@@ -123,33 +123,6 @@ func (o *observer) cachedTokens(reported int64) int64 {
 	return max(reported, 0)
 }
 
-// verify compares a prediction with the counts of the engine, in tokens; cached is
-// negative if it is not known.
-func (o *observer) verify(prompt, cached int64) {
-	a, score := o.attempt, &o.rt.plan.score
-	if score.Tokens == 0 || prompt <= 0 || cached < 0 {
-		return
-	}
-	inTokens := func(n int64) int64 { return min(n, score.Tokens) * prompt / score.Tokens } // estimated where the prompt is text
-	m := o.rt.h.figures
-	m.comparedPrompt.Add(float64(prompt))
-	m.comparedPredicted.Add(float64(inTokens(a.terms.OverlapTokens)))
-	m.comparedReported.Add(float64(cached))
-	// What is being computed for others may or may not be found, by the engine.
-	size := int64(o.rt.pool.settings.Load().blockSize)
-	predicted := a.terms.OverlapTokens
-	if cached*4 < predicted*3 {
-		predicted -= int64(a.terms.SharedBlocks) * size
-	}
-	if predicted = inTokens(predicted); predicted < substantial {
-		return
-	}
-	if a.worker.doubts.compare(now(), a.begun, o.rt.promptKey(), predicted, cached) {
-		o.rt.pool.clear(a.worker, clearedMismatch)
-		a.worker.engine.askAgain()
-	}
-}
-
 // promptKey tells prompts apart: by their session, or by all that they say, for
 // many end alike.
 func (rt *route) promptKey() uint64 {

@@ -219,6 +219,9 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 
 // fill takes in the choice.
 func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used resort) {
+	if e.Plan != nil {
+		e.Plan.PromptTokens = rt.sel.Tokens
+	}
 	for _, s := range rt.sel.Stems {
 		e.Stems = append(e.Stems, stemView(s))
 	}

@@ -23,6 +23,7 @@ type metrics struct {
 	turnedAway                   *prometheus.CounterVec
 	unsupported                  *prometheus.CounterVec
 	compared                     *prometheus.CounterVec
+	predictionError              *prometheus.HistogramVec
 	queueWait                    *prometheus.HistogramVec
 	dropped, malformed           *prometheus.CounterVec
 	speculative                  *prometheus.CounterVec
@@ -86,13 +87,18 @@ var theMetrics = sync.OnceValue(func() *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}, labels)
 	}
-	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+	histogramOf := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets,
-		}, []string{"pool"})
+		}, labels)
+	}
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return histogramOf(name, help, buckets, "pool")
 	}
 	ratio := prometheus.LinearBuckets(0, 0.05, 21)
 	return &metrics{
+		predictionError: histogramOf("prediction_error_tokens", "Difference between the cached tokens that were predicted and those that the engine reported, either way.",
+			[]float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536}, "pool", "worker"),
 		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
 		retries:       counter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "pool", "worker", "reason"),
 		cleared:       counter("mirror_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "pool", "worker", "reason"),
@@ -122,7 +128,7 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
 	for _, c := range []prometheus.Collector{
 		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
+		m.predictedHits, m.reportedHits, m.compared, m.predictionError, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

@@ -211,8 +211,8 @@ func (o *observer) end() {
 	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))
-		if req.Kind == api.Text && req.Media == 0 && !o.attempt.foreign {
-			o.rt.pool.ratios.Learn(req.Model, req.Bytes, prompt)
+		if !o.attempt.foreign {
+			o.counted(req, prompt, completion)
 		}
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(prompt))
@@ -292,11 +292,10 @@ func (rt *route) finish() {
 	}
 	rt.count(outcome)
 	rt.speculate(outcome)
-	if rt.plan.request != nil && rt.plan.score.Tokens > 0 {
-		hits := float64(rt.attempt.terms.OverlapTokens) / float64(rt.plan.score.Tokens)
-		rt.h.figures.predictedHits.Observe(hits)
+	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
+		rt.h.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, rt.plan.score.Tokens)
+			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
 	}
 	rt.log(outcome)
@@ -336,7 +335,7 @@ func (rt *route) log(outcome string) {
 	rt.extra.Set(zap.Object("kv_router", logFields{
 		worker: a.target.Worker, upstream: a.worker.dial, rank: a.target.Rank,
 		reason: a.reason, outcome: outcome, attempts: rt.attempts,
-		overlap: int64(a.terms.OverlapBlocks), predicted: a.terms.OverlapTokens, prompt: rt.plan.score.Tokens,
+		overlap: int64(a.terms.OverlapBlocks), predicted: a.terms.OverlapTokens, prompt: a.prompt.tokens,
 		waited: rt.wait.waited, answer: rt.answer,
 	}))
 }

@@ -93,6 +93,7 @@ func (p *pool) drop(w *worker) bool {
 	for _, counts := range []*prometheus.CounterVec{theMetrics().retries, theMetrics().cleared} {
 		counts.DeletePartialMatch(prometheus.Labels{"pool": p.name, "worker": w.dial})
 	}
+	theMetrics().predictionError.DeleteLabelValues(p.name, w.dial)
 	return true
 }
 

@@ -58,8 +58,10 @@ type plan struct {
 	pin       pin
 	// prompt is which prompt is planned, of a request with token_data.
 	prompt engine.Prompt
-	// score is what the scheduler is told.
-	score kvscore.Request
+	// score is what the scheduler is told; textBlock is the size of its blocks of
+	// text, in bytes.
+	score     kvscore.Request
+	textBlock int
 	// repeatable says that an attempt that reached a worker may be made again
 	// on another one.
 	repeatable bool
@@ -313,14 +315,16 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		p.score.BlockTokens = float64(set.blockSize)
 		p.score.Tokens = req.Tokens
 	case api.Text:
-		perToken := ratios.BytesPerToken(req.Model)
-		p.score.BlockTokens = float64(set.textBlock) / perToken
+		p.score.Weights = ratios.Weights(req.Model, set.textBlock)
 		p.score.NominalBlockTokens = float64(set.textBlock) / kvscore.DefaultBytesPerToken
-		p.score.Tokens = int64(float64(req.Bytes)/perToken) + req.MediaTokens
+		p.score.BlockTokens = p.score.Weights.Mean(req.Blocks)
+		p.score.MediaTokens = req.MediaTokens
+		p.score.Tokens = int64(float64(req.Bytes)/float64(set.textBlock)*p.score.BlockTokens) + req.MediaTokens
 	case api.None:
 		p.fallback = fallbackNoPrompt
 		p.score.Tokens = max(p.score.Tokens, int64(p.ext.TokenCount))
 		return
 	}
+	p.score.Past, p.score.SkipsCache, p.textBlock = req.Past, req.SkipsCache, set.textBlock
 	p.score.Root, p.score.Blocks = req.Root, req.Blocks
 }

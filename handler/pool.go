@@ -85,6 +85,7 @@ type worker struct {
 	refusals atomic.Int32            // times in a row that it would not say, for want of a key
 	drain    atomic.Uint32
 	hits     hits
+	misses   misses
 	slots    *slots
 	seated   uint64                   // in the list that the queue was given last; under its lock
 	taints   atomic.Pointer[[]string] // as the operator says; nil if there are none

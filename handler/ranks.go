@@ -30,6 +30,7 @@ func (p *pool) declareRanks(w *worker, set Worker) {
 	before := w.ranks()
 	for rank := range size {
 		p.scheduler.Declare(w.target(rank), capacity)
+		p.scheduler.SetPage(w.target(rank), int64(told.BlockSize))
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)

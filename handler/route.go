@@ -93,6 +93,7 @@ type attempt struct {
 	terms  kvscore.Candidate
 	reason string
 	begun  time.Time
+	prompt knownPrompt
 	mark   uint64 // of the worker's health
 	slot   bool   // it has one of the worker's
 	over   bool
@@ -306,7 +307,8 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	a := &attempt{worker: rt.workers[i], target: rt.targets[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
-	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+rt.plan.score.Tokens
+	a.prompt = knownOf(&rt.sel)
+	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+a.prompt.tokens
 	a.worker.flow.begin(a)
 	if rt.plan.computes {
 		rt.pool.yield(a.worker) // what is computed beforehand must cost nobody anything
@@ -439,7 +441,7 @@ func (rt *route) show(a *attempt) {
 	if c := rt.h.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
 		c.Write(zap.String("upstream", a.worker.dial), zap.String("reason", a.reason),
-			zap.Float64("cost", a.terms.Cost), zap.Int64("prompt_tokens", rt.plan.score.Tokens))
+			zap.Float64("cost", a.terms.Cost), zap.Int64("prompt_tokens", a.prompt.tokens))
 	}
 }
 

@@ -59,6 +59,7 @@ type speculation struct {
 	sent   *http.Request // the turn's
 	text   []byte        // of its answer, as JSON
 	blocks []uint64      // of prompt and answer
+	past   float32       // blocks that these go on behind the last one
 	tokens int64
 	behind int64 // of them the answer's, which may have to be computed
 	ctx    context.Context
@@ -131,7 +132,7 @@ func (rt *route) speculate(outcome string) {
 		return
 	}
 	s.plan, s.sent = rt.plan, rt.sent
-	s.blocks, s.behind = s.chain()
+	s.blocks, s.past, s.behind = s.chain()
 	s.tokens = s.plan.score.Tokens + s.behind
 	s.ctx, s.cancel = context.WithTimeout(s.h.ctx, longestSpeculative)
 	if why := rt.pool.speculations.start(s); why != "" {
@@ -143,12 +144,13 @@ func (rt *route) speculate(outcome string) {
 	go s.run()
 }
 
-// chain returns the blocks of prompt and answer, and how many tokens the answer
-// is.
-func (s *speculation) chain() (blocks []uint64, tokens int64) {
+// chain returns the blocks of prompt and answer, how far both go on behind the
+// last of these, in blocks, and how many tokens the answer is.
+func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
 	p := s.plan
-	blocks, size := p.request.BlocksWith(s.text)
-	return blocks, int64(float64(size-p.request.Bytes) / s.pool.ratios.BytesPerToken(p.request.Model))
+	blocks, past = p.request.BlocksWith(s.text)
+	more := float64(len(blocks)-len(p.request.Blocks)) + float64(past-p.request.Past)
+	return blocks, past, int64(more*p.score.Weights.Mean(blocks[len(p.request.Blocks):])) + 1
 }
 
 // run computes the prefix.
@@ -253,7 +255,7 @@ func (s *speculation) next() *plan {
 	// nothing that a client misses.
 	p := &plan{api: s.plan.api, request: req, model: s.plan.model, ext: ownExt(s.plan.ext), speaks: true, grants: s.plan.grants}
 	p.score = s.plan.score
-	p.score.Blocks, p.score.Tokens, p.score.Streamed = s.blocks, s.tokens, false
+	p.score.Blocks, p.score.Past, p.score.Tokens, p.score.Streamed = s.blocks, s.past, s.tokens, false
 	return p
 }
 

@@ -77,7 +77,7 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 		attribute.String("kv_router.upstream", a.worker.dial),
 		attribute.Int64("kv_router.dp_rank", int64(c.Target.Rank)),
 		attribute.String("kv_router.reason", a.reason),
-		attribute.Int64("kv_router.prompt_tokens", rt.plan.score.Tokens),
+		attribute.Int64("kv_router.prompt_tokens", a.prompt.tokens),
 		attribute.Int64("kv_router.predicted_cached_tokens", c.OverlapTokens),
 		attribute.Float64("kv_router.overlap_blocks", c.OverlapBlocks),
 		attribute.Float64("kv_router.request_blocks", c.RequestBlocks),

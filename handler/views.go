@@ -181,6 +181,8 @@ type hitsView struct {
 	Prompt    int64    `json:"reported_prompt_tokens"`
 	Cached    int64    `json:"reported_cached_tokens"`
 	RepRatio  *float64 `json:"reported_hit_ratio"`
+	// Error is null while no answer told what was cached.
+	Error *missesView `json:"prediction_error"`
 }
 
 // workerViews returns the views of those of the pool's workers that are wanted.
@@ -252,6 +254,7 @@ func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 		},
 	}
 	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
+	v.Hits.Error = w.misses.view()
 	v.Taints = w.tainted()
 	if limit := w.slots.limit.Load(); limit > 0 {
 		v.Load.MaxRunning = &limit

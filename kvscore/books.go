@@ -12,6 +12,7 @@ type books struct {
 	slot     int
 	before   []int // slots from before restarts, with leases still
 	capacity int64
+	page     int64  // tokens of a block that the engine reuses whole; 0 is unknown
 	restarts uint64 // leases from before a restart leave no trace in the mirror
 
 	requests  int

@@ -20,14 +20,15 @@ type Lease struct {
 	booked    time.Time
 	seen      atomic.Int64 // last sign of life, Unix nanoseconds
 
-	root        uint64
-	milliTokens int64 // in one block of the prompt
-	tokens      int64 // of the prompt
-	blockSize   int64
-	total       int64 // blocks that prompt and output so far take, the last one begun
-	wait        int64 // prefill tokens booked before this one, and its own
-	streamed    bool
-	expected    int64 // tokens of the answer; 0 is not known
+	chain     index.Chain // of the prompt, without its blocks
+	whole     bool        // all of them are tracked
+	counts    Counts
+	tokens    int64 // of the prompt
+	blockSize int64
+	total     int64 // blocks that prompt and output so far take, the last one begun
+	wait      int64 // prefill tokens booked before this one, and its own
+	streamed  bool
+	expected  int64 // tokens of the answer; 0 is not known
 
 	// guarded by the scheduler's lock
 	ref        index.Ref
@@ -96,6 +97,23 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	}
 }
 
+// Counts is how many tokens an engine counted in a prompt and its answer; 0 is
+// unknown.
+type Counts struct {
+	// Prompt is the number of prompt tokens.
+	Prompt int64
+	// Answer is the number of tokens that the engine holds at the end of the
+	// answer, the prompt's included: not the last one, which it need not compute.
+	Answer int64
+	// AnswerPast is how far prompt and answer go on behind the last of the blocks
+	// that End is given, in blocks.
+	AnswerPast float32
+}
+
+// Counted records what the engine counted. It belongs to the goroutine that reads
+// the answer, and comes before End.
+func (l *Lease) Counted(c Counts) { l.counts = c }
+
 // End ends the lease and returns whether it was the first to do so. computed
 // says that the target has computed the prompt, and so holds its blocks now;
 // answer are the blocks of prompt and answer together, nil where they are not
@@ -123,9 +141,14 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		b.unshared, b.untracked, b.faded = 0, 0, 0 // what is left is rounding
 	}
 	keep := computed && l.restarts == b.restarts
+	if keep && l.whole {
+		s.tell(l, len(answer) > 0)
+	}
 	s.index.Release(l.ref, keep)
 	if keep && len(answer) > 0 {
-		s.index.Touch(b.slot, l.root, answer, l.milliTokens)
+		l.chain.Blocks, l.chain.Past = answer, l.counts.AnswerPast
+		s.index.Touch(b.slot, &l.chain, l.counts.Answer)
+		l.chain.Blocks = nil
 	}
 	b.before = slices.DeleteFunc(b.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
 	s.leases.remove(l)

@@ -20,9 +20,18 @@ type Rand interface {
 // Selection is one choice to be made: what is asked, and for each candidate
 // what it holds and how busy it is.
 type Selection struct {
-	// Tokens is the length of the prompt in tokens, known or estimated. It is
-	// 0 where nothing is known about the prompt.
+	// Tokens is the length of the prompt in tokens: as engines counted the part of
+	// it that they have computed, the rest known or estimated. It is 0 where
+	// nothing is known about the prompt.
 	Tokens int64
+	// KnownBlocks are the leading Blocks that some target holds. With what is known
+	// to follow them they are Known blocks and KnownTokens milli-tokens.
+	KnownBlocks int
+	Known       float64
+	KnownTokens int64
+	// RequestBlocks are the complete KV blocks of the prompt, estimated where it
+	// is text.
+	RequestBlocks float64
 	// Root identifies what prompts must have in common to share blocks at all:
 	// model, LoRA, salt, kind of content.
 	Root uint64
@@ -75,7 +84,9 @@ type Candidate struct {
 	// OverlapBlocks counts the leading blocks of the prompt that the target
 	// holds or is computing now.
 	OverlapBlocks float64
-	// OverlapTokens is the same in tokens, at most the prompt's.
+	// OverlapTokens is what the engine will report as cached: the same in tokens,
+	// in full blocks of the engine, and without the prompt's last token, which
+	// engines always compute.
 	OverlapTokens int64
 	// PrefillTokens are booked on the target and not yet computed.
 	PrefillTokens int64

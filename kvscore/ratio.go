@@ -2,7 +2,10 @@ package kvscore
 
 import (
 	"hash/maphash"
+	"math"
 	"sync"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
 // DefaultBytesPerToken is assumed while no answer has told.
@@ -11,11 +14,14 @@ const DefaultBytesPerToken = 4.0
 const (
 	// maxRatios bounds the models remembered; model names come from clients.
 	maxRatios = 1024
-	// minRatioTokens is the shortest prompt to learn from: the chat template's
-	// own tokens weigh too much in shorter ones.
+	// minRatioTokens is the shortest text to learn from: the chat template's own
+	// tokens weigh too much in shorter ones.
 	minRatioTokens = 32
-	ratioWeight    = 0.2
-	// minRatio and maxRatio are beyond what any tokenizer does with text.
+	// ratioWeight is how far a long text moves what is known; one of halfWeight
+	// tokens moves it half as far.
+	ratioWeight, halfWeight = 0.5, 256
+	// minRatio and maxRatio, in bytes per token, are beyond what any tokenizer
+	// does with text.
 	minRatio, maxRatio = 0.5, 64.0
 )
 
@@ -23,12 +29,12 @@ const (
 // choose names that collide.
 var ratioSeed = maphash.MakeSeed()
 
-// Ratios learns for each model how many bytes of prompt text make a token.
-// The 1024 models used last are remembered. The zero value is ready for use,
-// by many goroutines.
+// Ratios learns for each model how many bytes of text make a token, for each kind
+// of text (see [TextBlock]). The 1024 models used last are remembered. The zero
+// value is ready for use, by many goroutines.
 type Ratios struct {
 	mu     sync.Mutex
-	all    float64 // over all models; 0 = nothing learned
+	all    textRatios // over all models
 	models map[uint64]*modelRatio
 	used   modelRatio // the ring of all, newest first, begins and ends here
 }
@@ -37,53 +43,115 @@ type Ratios struct {
 // they may be long.
 type modelRatio struct {
 	name         uint64
-	ratio        float64
+	ratios       textRatios
 	newer, older *modelRatio
 }
 
-// BytesPerToken returns the model's ratio; the ratio over all models while the
-// model has not shown its own; DefaultBytesPerToken while none has.
-func (r *Ratios) BytesPerToken(model string) float64 {
+// textRatios are tokens per byte by the kind of text.
+type textRatios struct {
+	tokens  [index.Kinds]float64
+	learned bool
+
+	size    int                 // of the blocks that weights are for, in bytes
+	weights *[index.Kinds]int32 // nil: to be made
+}
+
+// prior is where all kinds begin, by the level of their other bytes, in tokens
+// per byte.
+var prior = [8]float64{0.18, 0.2, 0.22, 0.25, 0.3, 0.36, 0.42, 0.5}
+
+func (t *textRatios) init() {
+	if t.tokens[0] != 0 {
+		return
+	}
+	for k := range t.tokens {
+		t.tokens[k] = prior[k&7]
+	}
+}
+
+// weightsOf returns the tokens in blocks of size bytes.
+func (t *textRatios) weightsOf(size int) index.Weights {
+	t.init()
+	if t.weights == nil || t.size != size {
+		t.weights, t.size = new([index.Kinds]int32), size
+		for k, perByte := range t.tokens {
+			t.weights[k] = int32(min(math.Round(perByte*float64(size)*1000), math.MaxInt32/2))
+		}
+	}
+	return index.Weights{Kinds: t.weights}
+}
+
+// learn records that a text with so many bytes of each kind has so many tokens.
+// The first text changes all kinds alike. Later ones change each kind by its part
+// in what was expected.
+func (t *textRatios) learn(bytes *[index.Kinds]float64, tokens float64) {
+	t.init()
+	var expected, squares float64
+	var parts [index.Kinds]float64
+	for k, n := range bytes {
+		parts[k] = n * t.tokens[k]
+		expected += parts[k]
+	}
+	if expected <= 0 {
+		return
+	}
+	for _, p := range parts {
+		squares += (p / expected) * (p / expected)
+	}
+	off := math.Log(tokens / expected)
+	move := ratioWeight * tokens / (tokens + halfWeight)
+	for k := range t.tokens {
+		by := off * move * min(1, parts[k]/expected/squares)
+		if !t.learned {
+			by = off
+		}
+		t.tokens[k] = min(max(t.tokens[k]*math.Exp(by), 1/maxRatio), 1/minRatio)
+	}
+	t.learned, t.weights = true, nil
+}
+
+// Weights returns the tokens in blocks of size bytes of a model's text: the
+// model's own; those over all models while the model has not shown its own; the
+// defaults while none has. They do not change any more.
+func (r *Ratios) Weights(model string, size int) index.Weights {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m := r.find(model); m != nil {
-		return m.ratio
+		return m.ratios.weightsOf(size)
 	}
-	if r.all != 0 {
-		return r.all
-	}
-	return DefaultBytesPerToken
+	return r.all.weightsOf(size)
 }
 
-// Known returns whether the model has shown its own ratio.
+// Known returns whether the model has shown its own ratios.
 func (r *Ratios) Known(model string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.find(model) != nil
 }
 
-// Learn takes in that an engine counted tokens in a prompt of so many bytes of
-// text. Prompts of less than 32 tokens, and ratios that no tokenizer has, teach
-// nothing.
-func (r *Ratios) Learn(model string, bytes, tokens int64) {
-	if tokens < minRatioTokens {
+// Learn records that an engine counted so many tokens in a text: full blocks of
+// size bytes, and past blocks more of unknown kind. Texts of less than 32 tokens,
+// and ratios that no tokenizer has, teach nothing.
+func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, tokens float64) {
+	n := float64(len(blocks)) + max(0, past)
+	seen := n * float64(size) / tokens
+	if tokens < minRatioTokens || len(blocks) == 0 || !(seen >= minRatio && seen <= maxRatio) {
 		return
 	}
-	seen := float64(bytes) / float64(tokens)
-	if seen < minRatio || seen > maxRatio {
-		return
+	var bytes [index.Kinds]float64
+	each := n * float64(size) / float64(len(blocks))
+	for _, b := range blocks {
+		bytes[b&index.KindMask] += each
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.all == 0 {
-		r.all = seen
-	}
-	r.all += ratioWeight * (seen - r.all)
+	r.all.learn(&bytes, tokens)
 	m := r.find(model)
 	if m == nil {
-		m = r.add(model, seen)
+		m = r.add(model)
+		m.ratios = textRatios{tokens: r.all.tokens, learned: r.all.learned}
 	}
-	m.ratio += ratioWeight * (seen - m.ratio)
+	m.ratios.learn(&bytes, tokens)
 }
 
 // find returns the model, now the one used last, or nil. The lock is held.
@@ -101,7 +169,7 @@ func (r *Ratios) find(model string) *modelRatio {
 
 // add makes a model known, in place of the one unused longest if there are too
 // many. The lock is held.
-func (r *Ratios) add(model string, ratio float64) *modelRatio {
+func (r *Ratios) add(model string) *modelRatio {
 	if r.models == nil {
 		r.models = make(map[uint64]*modelRatio)
 		r.used.newer, r.used.older = &r.used, &r.used
@@ -112,7 +180,7 @@ func (r *Ratios) add(model string, ratio float64) *modelRatio {
 		m.unlink()
 		delete(r.models, m.name)
 	}
-	m.name, m.ratio = maphash.String(ratioSeed, model), ratio
+	m.name = maphash.String(ratioSeed, model)
 	r.models[m.name] = m
 	r.push(m)
 	return m

@@ -8,26 +8,86 @@ import (
 	"testing"
 )
 
+// textBlocks cuts a text into blocks of 64 bytes.
+func textBlocks(text string) (blocks []uint64) {
+	for ; len(text) >= 64; text = text[64:] {
+		blocks = append(blocks, TextBlock(0, []byte(text[:64])))
+	}
+	return blocks
+}
+
+func repeated(text string, n int) string { return strings.Repeat(text, n/len(text)+1)[:n] }
+
+var (
+	proseText    = repeated("The quick brown foxes jump over lazy dogs while others keep sleeping in the sun. ", 8192)
+	jsonText     = repeated(`{"id":4711,"a":[1,2,{"x":-0.25}],"ok":true,"k":"v"},`, 8192)
+	cyrillicText = repeated("Съешь же ещё этих мягких французских булок, да выпей чаю. ", 8192)
+)
+
+// bytesPerToken is what r assumes of a text.
+func bytesPerToken(r *Ratios, model, text string) float64 {
+	blocks := textBlocks(text)
+	w := r.Weights(model, 64)
+	return float64(64*1000*len(blocks)) / float64(w.Sum(blocks))
+}
+
+func learnText(r *Ratios, model, text string, perToken float64) {
+	r.Learn(model, textBlocks(text), 0, 64, float64(len(text)/64*64)/perToken)
+}
+
+func near(a, b, share float64) bool { return math.Abs(a-b) <= share*b }
+
 func TestRatiosLearn(t *testing.T) {
 	var r Ratios
-	if got := r.BytesPerToken("m"); got != DefaultBytesPerToken || r.Known("m") {
-		t.Errorf("unknown model: %v", got)
+	before := bytesPerToken(&r, "m", proseText)
+	if !near(before, DefaultBytesPerToken, 0.3) || r.Known("m") {
+		t.Errorf("unknown model: %v", before)
 	}
-	r.Learn("m", 93, 31)        // too short
-	r.Learn("m", 1_000_000, 40) // no tokenizer does that
-	r.Learn("m", 40, 100)
-	r.Learn("m", -4000, 1000)
-	if got := r.BytesPerToken("m"); got != DefaultBytesPerToken || r.Known("m") {
+	blocks := textBlocks(proseText)
+	r.Learn("m", blocks[:1], 0, 64, 31) // too short
+	r.Learn("m", blocks, 0, 64, 40)     // no tokenizer does that
+	r.Learn("m", blocks[:1], 0, 64, 200)
+	r.Learn("m", nil, 0.5, 64, 1000)
+	r.Learn("m", blocks, 0, 64, math.NaN())
+	if got := bytesPerToken(&r, "m", proseText); got != before || r.Known("m") {
 		t.Errorf("learned from nonsense: %v", got)
 	}
 	for range 50 {
-		r.Learn("m", 3000, 1000)
+		learnText(&r, "m", proseText, 3)
 	}
-	if got := r.BytesPerToken("m"); math.Abs(got-3) > 0.01 || !r.Known("m") {
+	if got := bytesPerToken(&r, "m", proseText); !near(got, 3, 0.01) || !r.Known("m") {
 		t.Errorf("ratio %v, want 3", got)
 	}
-	if got := r.BytesPerToken("new"); math.Abs(got-3) > 0.01 || r.Known("new") {
+	if got := bytesPerToken(&r, "new", proseText); !near(got, 3, 0.01) || r.Known("new") {
 		t.Errorf("an unknown model has %v, want 3 as all others", got)
+	}
+}
+
+// One model's text is of several kinds, whose tokens are of different length.
+func TestRatiosTellKindsOfTextApart(t *testing.T) {
+	var r Ratios
+	for range 40 {
+		learnText(&r, "m", proseText, 4.55)
+		learnText(&r, "m", jsonText, 2.4)
+		learnText(&r, "m", cyrillicText, 5.5)
+		learnText(&r, "m", proseText[:4096]+jsonText[:4096], 2*4.55*2.4/(4.55+2.4))
+	}
+	for text, want := range map[string]float64{proseText: 4.55, jsonText: 2.4, cyrillicText: 5.5} {
+		if got := bytesPerToken(&r, "m", text); !near(got, want, 0.05) {
+			t.Errorf("%.20q: %v bytes a token, want %v", text, got, want)
+		}
+	}
+}
+
+func TestKindsOfShortBlocks(t *testing.T) {
+	for n := range 200 {
+		text := []byte(strings.Repeat("é[a", 100))[:n]
+		if n < 16 != (kindOf(text) == 0) {
+			t.Errorf("%d bytes: kind %d", n, kindOf(text))
+		}
+	}
+	if a, b := TextBlock(math.MaxUint64, []byte(proseText[:64])), TextBlock(math.MaxUint64, []byte(jsonText[:64])); a == b || a>>5 != math.MaxUint64>>5 {
+		t.Errorf("%x %x", a, b)
 	}
 }
 
@@ -41,12 +101,12 @@ func TestRatiosForgetTheLeastRecentlyUsed(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for i := range 3 * maxRatios {
 		if i < 100 {
-			r.Learn(long+strconv.Itoa(i), 4000, 1000)
+			learnText(&r, long+strconv.Itoa(i), proseText, 4)
 		}
-		r.Learn(strconv.Itoa(i), 4000, 1000)
+		learnText(&r, strconv.Itoa(i), proseText, 4)
 		if i == 0 {
-			r.Learn("in use", 3000, 1000)
-		} else if got := r.BytesPerToken("in use"); got != 3 {
+			learnText(&r, "in use", proseText, 3)
+		} else if got := bytesPerToken(&r, "in use", proseText); got > 3.6 {
 			t.Fatalf("the model in use has %v after %d others", got, i)
 		}
 	}
@@ -58,12 +118,12 @@ func TestRatiosForgetTheLeastRecentlyUsed(t *testing.T) {
 	if r.Known("0") || !r.Known(strconv.Itoa(3*maxRatios-1)) || len(r.models) != maxRatios {
 		t.Errorf("the oldest known %v, the newest %v, %d in all", r.Known("0"), r.Known(strconv.Itoa(3*maxRatios-1)), len(r.models))
 	}
-	r.Learn("a late comer", 3000, 1000)
+	learnText(&r, "a late comer", proseText, 3)
 	if !r.Known("a late comer") {
 		t.Error("a full table learns nothing")
 	}
-	if n := testing.AllocsPerRun(100, func() { r.BytesPerToken("in use") }); n != 0 {
-		t.Errorf("BytesPerToken allocates %v times", n)
+	if n := testing.AllocsPerRun(100, func() { r.Weights("in use", 64) }); n != 0 {
+		t.Errorf("Weights allocates %v times", n)
 	}
 	runtime.KeepAlive(&r)
 }

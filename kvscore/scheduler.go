@@ -105,6 +105,16 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 	return b
 }
 
+// SetPage sets how many tokens a block has that the engine of a target reuses
+// whole; 0 is unknown, and Settings.BlockSize stands in for it.
+func (s *Scheduler) SetPage(t Target, tokens int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.targets[t]; b != nil {
+		b.page = max(0, tokens)
+	}
+}
+
 // freeSlot returns a slot that nobody has and that holds nothing of whoever had
 // it before.
 func (s *Scheduler) freeSlot() int {

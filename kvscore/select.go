@@ -3,6 +3,8 @@ package kvscore
 import (
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
 // Request is what a scheduler must know of a request.
@@ -15,7 +17,18 @@ type Request struct {
 	// BlockTokens is the number of tokens in one of Blocks, estimated where
 	// they are blocks of text.
 	BlockTokens float64
-	// NominalBlockTokens is the same before anything was learned, for choices
+	// Weights are the tokens in each of Blocks by its kind, in milli-tokens, where
+	// they are blocks of text. The zero value stands for BlockTokens in each.
+	Weights index.Weights
+	// Past is how far the prompt goes on behind its last full block, in blocks.
+	Past float32
+	// MediaTokens is what of Tokens is not in Blocks and Past: images and the like.
+	MediaTokens int64
+	// SkipsCache says that the engine computes the whole prompt, whatever its
+	// cache holds, as vLLM does for prompt_logprobs. What it computes is held
+	// afterwards as usual.
+	SkipsCache bool
+	// NominalBlockTokens is the same as BlockTokens before anything was learned, for choices
 	// that must not change with what is learned. 0 stands for BlockTokens.
 	NominalBlockTokens float64
 	// Tokens is the length of the prompt, known or estimated.
@@ -68,7 +81,7 @@ func (s *Scheduler) selectBound(now time.Time, r *Request, targets []Target, bou
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.snapshot(now, r, targets, sel)
-	return s.book(now, r, targets[bound], &sel.Candidates[bound])
+	return s.book(now, r, targets[bound], sel.Tokens, &sel.Candidates[bound])
 }
 
 // choice is a chosen position and the number of bookings that the choice takes
@@ -104,15 +117,17 @@ func (s *Scheduler) commit(now time.Time, r *Request, targets []Target, c choice
 		i = 0
 		s.snapshot(now, r, targets, sel) // the policy may have spoilt it
 	}
-	return i, s.book(now, r, targets[i], &sel.Candidates[i])
+	return i, s.book(now, r, targets[i], sel.Tokens, &sel.Candidates[i])
 }
 
 // snapshot fills in sel for the request. The lock is held.
 func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *Selection) {
-	block := float64(s.settings.BlockSize)
-	scale := r.BlockTokens / block // KV blocks in one of the request's blocks
-	s.index.Match(r.Root, r.Blocks, &s.match)
-	sel.Tokens, sel.BlockSize, sel.Override = r.Tokens, s.settings.BlockSize, r.Override
+	chain := r.chain()
+	s.index.Match(&chain, &s.match)
+	sel.Tokens, sel.RequestBlocks = s.measure(r, &chain)
+	sel.Known, sel.KnownBlocks, sel.KnownTokens = s.match.Known, s.match.Blocks, s.match.KnownTokens
+	sel.BlockSize, sel.Override = s.settings.BlockSize, r.Override
+	scale := sel.RequestBlocks / max(1, float64(len(r.Blocks))) // KV blocks in one of the request's blocks
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
 	if sel.NominalBlockTokens == 0 {
 		sel.NominalBlockTokens = r.BlockTokens
@@ -123,16 +138,13 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 	}
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(targets))
 	for i, t := range targets {
-		c := Candidate{Target: t, RequestBlocks: float64(len(r.Blocks)) * scale}
+		c := Candidate{Target: t, RequestBlocks: sel.RequestBlocks}
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
 		if b := s.targets[t]; b != nil { // else it holds nothing, and becomes known when it is booked
 			b.settle(now)
-			held, inUse := at(s.match.Held, b.slot), at(s.match.InUse, b.slot)
-			c.OverlapBlocks = float64(held) * scale
-			c.OverlapTokens = min(int64(float64(held)*r.BlockTokens+0.5), r.Tokens)
-			c.SharedBlocks = float64(inUse) * scale
+			s.overlap(r, b, sel.Tokens, &c)
 			c.PrefillTokens = b.prefill
 			c.PromptBlocks = s.promptBlocks(b)
 			c.UnsharedBlocks = b.unshared
@@ -143,15 +155,8 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 	}
 }
 
-func at(depths []int32, slot int) int32 {
-	if slot < len(depths) {
-		return depths[slot]
-	}
-	return 0
-}
-
 // book makes the lease. The lock is held.
-func (s *Scheduler) book(now time.Time, r *Request, t Target, c *Candidate) *Lease {
+func (s *Scheduler) book(now time.Time, r *Request, t Target, tokens int64, c *Candidate) *Lease {
 	b := s.targets[t]
 	if b == nil {
 		b = s.declare(t, 0)
@@ -159,8 +164,8 @@ func (s *Scheduler) book(now time.Time, r *Request, t Target, c *Candidate) *Lea
 	s.bookings++
 	l := &Lease{
 		scheduler: s, books: b, restarts: b.restarts, booked: now,
-		root: r.Root, milliTokens: int64(r.BlockTokens * 1000),
-		tokens: r.Tokens, prefill: max(0, r.Tokens-c.OverlapTokens),
+		chain:  r.chain(),
+		tokens: tokens, prefill: max(0, tokens-c.OverlapTokens),
 		unshared:  c.RequestBlocks,
 		blockSize: int64(s.settings.BlockSize),
 		streamed:  r.Streamed,
@@ -172,10 +177,12 @@ func (s *Scheduler) book(now time.Time, r *Request, t Target, c *Candidate) *Lea
 	l.total = blocksOf(l.tokens, l.blockSize)
 	l.seen.Store(now.UnixNano())
 	var tracked int
-	if l.ref, tracked = s.index.Acquire(b.slot, r.Root, r.Blocks, l.milliTokens); tracked < len(r.Blocks) {
+	if l.ref, tracked = s.index.Acquire(b.slot, &l.chain); tracked < len(r.Blocks) {
 		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))
 		s.untracked++
 	}
+	l.whole = tracked == len(r.Blocks)
+	l.chain.Blocks = nil
 	b.requests++
 	b.unshared += l.unshared
 	b.untracked += l.untracked

@@ -46,6 +46,7 @@ type Answer struct {
 	kept   kept   // for the turn that follows
 	steady bool   // the prediction is still possible
 	hash   Hasher // continues the prompt's; blocks are the answer's
+	ids    idChain
 	think  thinkWatch
 	calls  callState
 	grown  grownText
@@ -63,6 +64,7 @@ func (r *Request) NewAnswer(stream bool) *Answer {
 		a.hash = r.rest.follow()
 		r.API.begin(a)
 	}
+	a.ids.begin(r)
 	return a
 }
 
@@ -167,16 +169,29 @@ func (a *Answer) resultsEnd() {
 }
 
 // Prediction returns the blocks that the next turn's prompt begins with if
-// the client sends this answer back: those of prompt and answer together. It
-// is nil when that cannot be said: the prompt has no text, there is more than
-// one answer, it is unfinished, failed or was too long, or it holds what does
-// not come back in the same form (reasoning, text after a tool call, and so
-// on). Ask after Finish.
+// the client sends this answer back: those of prompt and answer together. Of a
+// prompt of token ids the answer's ids are needed. It is nil when that cannot be
+// said: there is no prompt, or more than one answer, it is unfinished, failed or
+// was too long, or it holds what does not come back in the same form (reasoning,
+// text after a tool call, and so on). Ask after Finish.
 func (a *Answer) Prediction() []uint64 {
-	if !a.steady || a.failed || a.finished == 0 && !a.done {
-		return nil
+	switch {
+	case a.failed || a.finished == 0 && !a.done:
+	case a.ids.whole():
+		return slices.Concat(a.req.Blocks, a.ids.blocks)
+	case a.steady:
+		return slices.Concat(a.req.Blocks, a.hash.blocks)
 	}
-	return slices.Concat(a.req.Blocks, a.hash.blocks)
+	return nil
+}
+
+// PredictionPast returns how far prompt and answer go on behind the last block of
+// the Prediction, in blocks.
+func (a *Answer) PredictionPast() float32 {
+	if a.ids.whole() {
+		return a.ids.past()
+	}
+	return a.hash.past()
 }
 
 // event reads one event's data, or the body of a plain answer.

@@ -33,6 +33,8 @@ func chatChoice(a *Answer, b []byte, i int) int {
 			delta = v
 		case "finish_reason":
 			finish = v
+		case "token_ids":
+			a.ids.add(b, v)
 		}
 	}
 	if c.err != nil {

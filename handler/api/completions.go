@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 )
@@ -53,7 +54,7 @@ func (p *parse) input(v span) {
 		case ']':
 		default:
 			if n, ok := p.tokens(v, true); ok {
-				p.req.Kind, p.req.Tokens, p.req.ids = Tokens, n, v
+				p.req.Kind, p.req.Tokens, p.req.First, p.req.ids = Tokens, n, n, v
 			}
 		}
 	}
@@ -104,6 +105,9 @@ func (p *parse) tokenLists(v span) {
 		k, ok := int64(0), false
 		if v.first(b) == '[' {
 			k, ok = p.tokens(v, n == 0)
+		}
+		if n == 0 {
+			r.First = k
 		}
 		if !ok {
 			r.Blocks = nil
@@ -179,6 +183,7 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 		case ']':
 			if hash {
 				p.req.Blocks = blocks
+				p.req.tail, p.req.Past = slices.Clone(block[:fill]), float32(fill)/float32(len(block))
 			}
 			return n, true
 		default:
@@ -208,6 +213,8 @@ func completionChoice(a *Answer, b []byte, i int) int {
 			txt = v
 		case "finish_reason":
 			finish = v
+		case "token_ids":
+			a.ids.add(b, v)
 		}
 	}
 	if c.err != nil {

@@ -1,6 +1,10 @@
 package api
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+)
 
 // Marks divide the canonical text of a conversation. They are bytes that UTF-8
 // never has, so no text can be taken for them (a body that has them in its
@@ -71,7 +75,7 @@ func (c *conversation) seal() {
 		d.add(buf[:])
 	}
 	sum := d.sum()
-	head := binary.LittleEndian.Uint64(sum[:])
+	head := binary.LittleEndian.Uint64(sum[:]) &^ index.KindMask // kinds stay
 	for i := range c.h.blocks {
 		c.h.blocks[i] ^= head
 	}

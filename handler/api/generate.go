@@ -24,6 +24,9 @@ func (generate) field(p *parse, key []byte, v span) {
 		p.media[2] = v
 	case "sampling_params":
 		p.sampling(v)
+	case "logprob_start_len": // SGLang reuses nothing from there on
+		n, ok := integer(v.of(p.body))
+		p.req.SkipsCache = p.req.SkipsCache || ok && n >= 0
 	}
 }
 
@@ -61,6 +64,8 @@ func (p *parse) sampling(v span) {
 		switch string(key) {
 		case "n":
 			p.choices(v, true)
+		case "prompt_logprobs", "skip_reading_prefix_cache":
+			p.req.SkipsCache = p.req.SkipsCache || !isNo(v.of(b))
 		case "max_new_tokens", "max_tokens":
 			if n, ok := integer(v.of(b)); ok && n > 0 {
 				p.req.MaxTokens = n
@@ -148,6 +153,7 @@ func tokensChoice(a *Answer, b []byte, i int) int {
 		switch string(key) {
 		case "token_ids":
 			a.bearing = a.bearing || hasMembers(b, v)
+			a.ids.add(b, v)
 		case "finish_reason":
 			a.finishReason(b, v)
 		}

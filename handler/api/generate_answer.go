@@ -129,6 +129,9 @@ func (a *Answer) outputText(b []byte, txt, ids span, m metaInfo) {
 	g := &a.grown
 	tokens := int64(unknown)
 	count(&tokens, b, m.completion)
+	if ids.end > 0 {
+		a.ids.grow(b, ids, tokens)
+	}
 	switch {
 	case !ok: // vLLM's list of texts, each with its prompt
 		a.steady = false

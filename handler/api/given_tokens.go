@@ -30,7 +30,7 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 		r.Blocks = nil
 		return false
 	}
-	r.Kind, r.Tokens, r.block = Tokens, n, p.opt.BlockSize
+	r.Kind, r.Tokens, r.First, r.block = Tokens, n, n, p.opt.BlockSize
 	r.Media, r.MediaTokens, r.prompts, r.ids = 0, 0, 1, span{}
 	r.Root = r.root()
 	return true

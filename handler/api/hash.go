@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
 
@@ -137,7 +138,8 @@ func spell(to, p []byte) []byte {
 
 // full hashes the block.
 func (h *Hasher) full(block []byte) {
-	h.blocks = append(h.blocks, xxh3.HashSeed(block[:h.size], h.seed))
+	block = block[:h.size]
+	h.blocks = append(h.blocks, kvscore.TextBlock(xxh3.HashSeed(block, h.seed), block))
 }
 
 // Blocks returns the hashes of the full blocks so far, in order. The slice is
@@ -148,6 +150,9 @@ func (h *Hasher) Blocks() []uint64 { return h.blocks }
 func (h *Hasher) Bytes() int64 {
 	return h.before + int64(len(h.blocks)*h.size+len(h.tail))
 }
+
+// past returns how far the text goes on behind its last full block, in blocks.
+func (h *Hasher) past() float32 { return float32(len(h.tail)) / float32(h.size) }
 
 // Clone returns an independent copy.
 func (h *Hasher) Clone() *Hasher {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"unicode/utf16"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 	"github.com/zeebo/xxh3"
 )
 
@@ -40,11 +42,12 @@ func blocksOf(text []byte) (out []uint64) {
 		}
 		sum := xxh3.Hash128(head).Bytes()
 		for i := range out[:n/size] {
-			out[i] ^= binary.LittleEndian.Uint64(sum[:])
+			out[i] ^= binary.LittleEndian.Uint64(sum[:]) &^ index.KindMask
 		}
 	}(text)
 	for len(text) >= testOptions.TextBlock {
-		out = append(out, xxh3.HashSeed(text[:testOptions.TextBlock], testSeed))
+		block := text[:testOptions.TextBlock]
+		out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), block))
 		text = text[testOptions.TextBlock:]
 	}
 	return out

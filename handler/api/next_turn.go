@@ -82,12 +82,13 @@ func (r *Request) Continues() bool {
 }
 
 // BlocksWith returns the blocks of the prompt and an answer's Text together, and
-// how many bytes of canonical text these are. Use it where Continues says so.
-func (r *Request) BlocksWith(answer []byte) (blocks []uint64, size int64) {
+// how far both go on behind the last of these, in blocks. Use it where Continues
+// says so.
+func (r *Request) BlocksWith(answer []byte) (blocks []uint64, past float32) {
 	a := Answer{req: r, hash: r.rest.follow()}
 	r.API.begin(&a)
 	a.hash.AddString(answer)
-	return slices.Concat(r.Blocks, a.hash.blocks), a.hash.Bytes()
+	return slices.Concat(r.Blocks, a.hash.blocks), a.hash.past()
 }
 
 // PromptText returns a prompt that the client gave as one text, as it stands in

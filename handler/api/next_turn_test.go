@@ -94,13 +94,16 @@ func TestBlocksWithAnswerBeginTheNextTurn(t *testing.T) {
 	const answer = `it is\nlong enough for some blocks, and é`
 	for _, tools := range []string{"", `"tools":[{"type":"function","function":{"name":"f"}}],`} {
 		r := mustParse(t, chat{}, `{`+tools+`"messages":[`+history+`]}`)
-		blocks, size := r.BlocksWith([]byte(answer))
+		blocks, past := r.BlocksWith([]byte(answer))
 		next := mustParse(t, chat{}, `{`+tools+`"messages":[`+history+`,{"role":"assistant","content":"`+answer+`"},{"role":"user","content":"and then?"}]}`)
 		if n := len(blocks); n <= len(r.Blocks) || !slices.Equal(next.Blocks[:n], blocks) || next.Root != r.Root {
 			t.Errorf("%d blocks of prompt and answer %x, the next turn has %x", n, blocks, next.Blocks)
 		}
-		if size <= r.Bytes || size/int64(testOptions.TextBlock) != int64(len(blocks)) {
-			t.Errorf("%d bytes, of which the prompt has %d, in %d blocks", size, r.Bytes, len(blocks))
+		a := r.NewAnswer(false)
+		a.Write([]byte(`{"choices":[{"index":0,"message":{"role":"assistant","content":"` + answer + `"},"finish_reason":"stop"}]}`))
+		a.Finish()
+		if !slices.Equal(a.Prediction(), blocks) || a.PredictionPast() != past || past <= 0 || past >= 1 {
+			t.Errorf("%x and %v, the answer predicts %x and %v", blocks, past, a.Prediction(), a.PredictionPast())
 		}
 	}
 }

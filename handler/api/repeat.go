@@ -30,13 +30,14 @@ type outcome struct {
 	finished                                   int
 	done, failed, steady                       bool
 	prompt, completion, cached, fresh, created int64
+	ids                                        int64
 	calls                                      callState
 }
 
 func (a *Answer) outcome() outcome {
 	return outcome{
 		a.finished, a.done, a.failed, a.steady,
-		a.prompt, a.completion, a.cached, a.fresh, a.created, a.calls,
+		a.prompt, a.completion, a.cached, a.fresh, a.created, a.ids.count, a.calls,
 	}
 }
 

@@ -96,6 +96,14 @@ type Request struct {
 	// Tokens is the exact number of prompt tokens, summed over a batch. It is
 	// 0, which is unknown, if Kind is not Tokens.
 	Tokens int64
+	// Past is how far the (first) prompt goes on behind the last of Blocks, in
+	// blocks.
+	Past float32
+	// First is the part of Bytes or Tokens that is the first prompt's.
+	First int64
+	// SkipsCache is whether the engine computes the whole prompt, whatever it has
+	// cached: vLLM for the log probabilities of prompt tokens, llama.cpp if told so.
+	SkipsCache bool
 	// Media is the number of parts that are not text (images, audio, files).
 	// Their size is in neither Bytes nor Tokens.
 	Media int
@@ -130,6 +138,7 @@ type Request struct {
 	blended bool   // the engine computes more than the prompt's tokens, or it is not known which
 	steady  bool   // prompt and answer together begin the next turn's prompt
 	rest    Hasher // the prompt's text, to be continued
+	tail    []byte // the prompt's ids behind the last of Blocks, as they are hashed
 
 	memberCount int // of the body
 	members     [keptMembers][3]uint32
@@ -147,6 +156,7 @@ type parse struct {
 	media                                      [3]span // beside the prompt: images, videos, audio
 	template                                   bool    // the prompt is kept by the server
 	echo, resume                               bool
+	logprobs                                   bool  // of the answer's tokens; with echo, of the prompt's, too
 	unlike                                     bool  // a part of the prompt is in a form that is not understood
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       Hasher
@@ -169,9 +179,10 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	if p.unlike {
 		r.Kind, r.Blocks, r.Bytes, r.Tokens = None, nil, 0, 0
 	}
+	r.SkipsCache = r.SkipsCache || p.echo && p.logprobs
 	r.blended = p.isBlended()
 	if r.Kind == Text {
-		r.Blocks = p.hash.blocks
+		r.Blocks, r.Past, r.First = p.hash.blocks, p.hash.past(), p.hash.Bytes()
 		r.rest = p.hash
 	}
 	if a.Work() != Generate {
@@ -271,6 +282,12 @@ func (p *parse) field(key []byte, v span) {
 		p.session(v)
 	case "echo":
 		p.echo = isTrue(v.of(b))
+	case "logprobs":
+		p.logprobs = !isNo(v.of(b))
+	case "cache_prompt":
+		r.SkipsCache = r.SkipsCache || isNo(v.of(b)) && !isNull(v.of(b))
+	case "prompt_logprobs", "skip_reading_prefix_cache":
+		r.SkipsCache = r.SkipsCache || !isNo(v.of(b))
 	case "continue_final_message":
 		p.resume = isTrue(v.of(b))
 	case "n", "best_of":

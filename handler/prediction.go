@@ -1,0 +1,123 @@
+package handler
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// knownPrompt is how long a prompt was taken to be when an attempt was booked.
+type knownPrompt struct {
+	tokens int64 // all of it; 0 is unknown
+	// The leading blocks that some worker holds, and with what is known to follow
+	// them: blocks and milli-tokens.
+	blocks   int
+	position float64
+	counted  int64
+}
+
+func knownOf(s *kvscore.Selection) knownPrompt {
+	return knownPrompt{s.Tokens, s.KnownBlocks, s.Known, s.KnownTokens}
+}
+
+// counted records how many tokens the engine counted in the prompt and the
+// answer: in the index, where the next turn finds it, and for the kinds of text
+// in the part of the prompt that was new.
+func (o *observer) counted(req *api.Request, prompt, completion int64) {
+	if req.First != max(req.Bytes, req.Tokens) { // a batch
+		return
+	}
+	c := kvscore.Counts{Prompt: prompt}
+	if completion > 0 && req.Choices == 1 && !o.reader.Failed() {
+		c.Answer, c.AnswerPast = prompt+completion-1, o.reader.PredictionPast()
+	}
+	o.attempt.lease.Counted(c)
+	if req.Kind != api.Text || req.Media > 0 {
+		return
+	}
+	k, size := &o.attempt.prompt, o.rt.plan.textBlock
+	past := float64(req.Past) - (k.position - float64(k.blocks))
+	o.rt.pool.ratios.Learn(req.Model, req.Blocks[k.blocks:], past, size, float64(prompt)-float64(k.counted)/1000)
+}
+
+// verify compares a prediction with the counts of the engine, in tokens; cached is
+// negative if it is not known.
+func (o *observer) verify(prompt, cached int64) {
+	a := o.attempt
+	if a.prompt.tokens == 0 || prompt <= 0 || cached < 0 || o.rt.plan.score.SkipsCache {
+		return
+	}
+	m, predicted := o.rt.h.figures, a.terms.OverlapTokens
+	m.comparedPrompt.Add(float64(prompt))
+	m.comparedPredicted.Add(float64(predicted))
+	m.comparedReported.Add(float64(cached))
+	off := max(predicted-cached, cached-predicted)
+	o.rt.h.metrics.predictionError.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
+	a.worker.misses.note(off, off <= o.rt.pool.page(a.worker))
+	// What is being computed for others may or may not be found, by the engine.
+	if cached*4 < predicted*3 {
+		predicted -= int64(a.terms.SharedBlocks * float64(o.rt.pool.settings.Load().blockSize))
+	}
+	if a.worker.doubts.compare(now(), a.begun, o.rt.promptKey(), predicted, cached) {
+		o.rt.pool.clear(a.worker, clearedMismatch)
+		a.worker.engine.askAgain()
+	}
+}
+
+// page returns how many tokens a block has that the worker's engine reuses whole,
+// as it tells, else as prompts are compared.
+func (p *pool) page(w *worker) int64 {
+	if n := w.engine.last().BlockSize; n > 0 {
+		return int64(n)
+	}
+	return int64(p.settings.Load().blockSize)
+}
+
+// keptMisses is of how many answers the errors of predictions are kept.
+const keptMisses = 512
+
+// misses are by how many tokens predictions were off of late.
+type misses struct {
+	mu     sync.Mutex
+	off    [keptMisses]int32 // a ring
+	within [keptMisses]bool  // one of the engine's blocks
+	n      int
+}
+
+func (m *misses) note(off int64, within bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := m.n % keptMisses
+	m.off[i], m.within[i] = int32(min(off, most-1)), within
+	m.n++
+}
+
+// missesView is by how many tokens the cached tokens that were predicted of the
+// last answers differ from those that the engine reported.
+type missesView struct {
+	Answers     int     `json:"answers"`
+	P50         int32   `json:"p50_tokens"`
+	P90         int32   `json:"p90_tokens"`
+	P99         int32   `json:"p99_tokens"`
+	WithinBlock float64 `json:"share_within_one_block"`
+}
+
+// view returns nil while there were no answers to compare.
+func (m *misses) view() *missesView {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := min(m.n, keptMisses)
+	if n == 0 {
+		return nil
+	}
+	off, within := slices.Sorted(slices.Values(m.off[:n])), 0
+	for _, is := range m.within[:n] {
+		if is {
+			within++
+		}
+	}
+	at := func(q float64) int32 { return off[min(int(q*float64(n)), n-1)] }
+	return &missesView{n, at(0.5), at(0.9), at(0.99), float64(within) / float64(n)}
+}
