@@ -12,7 +12,11 @@ type answer struct {
 	created   int64
 	blockSize int
 	reasoning int // tokens of a chat's answer
+	events    int // sent, of the responses API
 }
+
+// other is whether the answer is of the responses or the messages API.
+func (a *answer) other() bool { return a.shape == responses || a.shape == messages }
 
 // document is an answer, or one chunk of a stream.
 type document struct {
@@ -106,6 +110,9 @@ func text(tokens []uint32) string {
 // appendChunk appends the event of token i: with the first one of a chat, that of
 // the role before it, and with the last one, the reason of the end.
 func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
+	if a.other() {
+		return a.appendOther(buf, i)
+	}
 	if i == 0 && a.chat {
 		d := a.chunk(choice{Delta: &spoken{Role: "assistant"}})
 		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
@@ -142,6 +149,9 @@ func (a *answer) running(tokens, cached int) *usage {
 
 // appendEnd appends the end of a stream.
 func (a *answer) appendEnd(buf []byte, cached int) []byte {
+	if a.other() {
+		return a.appendOtherEnd(buf, cached)
+	}
 	if a.usage {
 		d := a.chunk()
 		d.Usage = a.usageAt(len(a.answer), cached)
@@ -158,6 +168,9 @@ func appendEvent(buf []byte, d *document) []byte {
 
 // whole returns the body of an answer that is not streamed.
 func (a *answer) whole(cached int) []byte {
+	if a.other() {
+		return a.otherWhole(cached)
+	}
 	c, t := choice{TokenIDs: a.ids(a.answer), FinishReason: &a.reason}, text(a.answer)
 	if n := min(a.reasoning, len(a.answer)); a.chat {
 		c.Message = &spoken{Role: "assistant", Content: text(a.answer[n:]), Reasoning: text(a.answer[:n])}

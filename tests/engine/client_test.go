@@ -137,7 +137,7 @@ func (r reply) events(t *testing.T) (out []any, done bool) {
 	for sc.Scan() {
 		data, ok := strings.CutPrefix(sc.Text(), "data: ")
 		switch {
-		case sc.Text() == "":
+		case sc.Text() == "" || strings.HasPrefix(sc.Text(), "event: "):
 		case !ok || done:
 			t.Fatalf("line %q", sc.Text())
 		case data == "[DONE]":

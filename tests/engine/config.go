@@ -53,6 +53,9 @@ type Config struct {
 	// are reasoning: chats have them as reasoning_content, and they are in no
 	// later prompt. Default: 0.
 	ReasoningTokens int
+	// Words has text cut at the borders of words, so that a token has as many bytes
+	// as its kind of text makes it have: 2 to 6. Default: four bytes a token.
+	Words bool
 	// ScaleOut says that a vLLM renders requests for whoever asks it, as with
 	// --enable-scale-out. Default: it refuses to.
 	ScaleOut bool

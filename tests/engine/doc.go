@@ -18,6 +18,7 @@
 //   - blocks that were never filled are used first, those that a request has
 //     given back included, which vLLM before 0.24 puts behind the cached ones;
 //   - there is no null block, so that one block more than in vLLM can be used;
+//   - the responses and messages APIs take and give messages of text only;
 //   - stop strings, logprobs, sampling parameters, images and tool calls in
 //     answers are accepted and ignored, or refused where vLLM would with a model
 //     of text;

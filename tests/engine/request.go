@@ -38,11 +38,13 @@ type request struct {
 	DataParallelRank     *int     `json:"data_parallel_rank"`
 	InputIDs             []uint32 `json:"input_ids"`
 	PromptTokenIDs       []uint32 `json:"prompt_token_ids"`
+	otherAPIs
 }
 
 // call is an inference request as it was understood.
 type call struct {
-	chat       bool
+	shape      shape
+	chat       bool // of the chats API
 	id         string
 	model      string
 	prompt     *cache.Prompt
@@ -74,24 +76,30 @@ func invalid(format string, args ...any) *apiError {
 }
 
 // understand reads an inference request.
-func (e *Engine) understand(chat bool, body []byte, h http.Header) (*call, *apiError) {
+func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiError) {
 	var r request
 	if err := json.Unmarshal(body, &r); err != nil {
 		return nil, invalid("JSON decode error: %v", err)
 	}
+	if s == responses || s == messages {
+		if aerr := r.asChat(s); aerr != nil {
+			return nil, aerr
+		}
+	}
+	chat := s != completions
 	root, aerr := e.root(&r)
 	if aerr != nil {
 		return nil, aerr
 	}
 	c := &call{
-		chat: chat, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
+		shape: s, chat: s == chats, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
 		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
 	}
 	orDefault(&c.model, e.cfg.Model)
 	if c.rank, c.rankFrom, aerr = e.pinned(&r, h); aerr != nil {
 		return nil, aerr
 	}
-	tokens, aerr := r.tokens(chat)
+	tokens, aerr := e.tokens(&r, chat)
 	if ids := r.givenIDs(e.cfg.Flavour); chat && len(ids) > 0 {
 		tokens, aerr = ids, nil // in place of what the template makes
 	}
@@ -196,9 +204,9 @@ func (r *request) givenIDs(f Flavour) []uint32 {
 }
 
 // tokens returns the tokens of a request's prompt.
-func (r *request) tokens(chat bool) ([]uint32, *apiError) {
+func (e *Engine) tokens(r *request, chat bool) ([]uint32, *apiError) {
 	if !chat {
-		return promptTokens(r.Prompt)
+		return e.promptTokens(r.Prompt)
 	}
 	if len(r.Messages) == 0 {
 		return nil, invalid("messages: a list with at least one message is required")
@@ -210,15 +218,15 @@ func (r *request) tokens(chat bool) ([]uint32, *apiError) {
 		}
 		generate = false
 	}
-	return tokenize(renderChat(r.Messages, r.Tools, generate, r.ContinueFinalMessage)), nil
+	return e.tokenize(renderChat(r.Messages, r.Tools, generate, r.ContinueFinalMessage)), nil
 }
 
 // promptTokens returns the tokens of a prompt: text, token ids, or a list of one
 // of these.
-func promptTokens(raw json.RawMessage) ([]uint32, *apiError) {
+func (e *Engine) promptTokens(raw json.RawMessage) ([]uint32, *apiError) {
 	var text string
 	if json.Unmarshal(raw, &text) == nil && text != "" {
-		return tokenize(text), nil
+		return e.tokenize(text), nil
 	}
 	var ids []uint32
 	if err := json.Unmarshal(raw, &ids); err == nil && len(ids) > 0 {
@@ -234,7 +242,7 @@ func promptTokens(raw json.RawMessage) ([]uint32, *apiError) {
 	if len(list) > 1 {
 		return nil, badRequest("This engine takes one prompt, got %d.", len(list))
 	}
-	return promptTokens(list[0])
+	return e.promptTokens(list[0])
 }
 
 // answerLength returns how many tokens the answer may have at most.

@@ -48,8 +48,8 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	path := r.URL.Path
-	chat := path == "/v1/chat/completions"
-	inference := chat || path == "/v1/completions"
+	api := shapes[path]
+	inference := api != notInference
 	f := e.faults.take(inference)
 	if f.Kind != NoFault {
 		x.note(func(r *Record) { r.Fault = f.Kind })
@@ -61,15 +61,15 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method != http.MethodPost:
 		x.fail405()
 	default:
-		x.infer(chat, f)
+		x.infer(api, f)
 	}
 }
 
 // infer answers an inference request.
-func (x *exchange) infer(chat bool, f Fault) {
+func (x *exchange) infer(s shape, f Fault) {
 	x.life.load.Add(1)
 	defer x.life.load.Add(-1)
-	c, aerr := x.engine.understand(chat, x.body, x.r.Header)
+	c, aerr := x.engine.understand(s, x.body, x.r.Header)
 	if aerr != nil {
 		x.refuse(aerr)
 		x.finish(Failed)

@@ -15,8 +15,7 @@ import (
 const (
 	asciiBase = 16 // the special tokens are below
 	runeBase  = asciiBase + 128 + 128*128 + 128*128*128 + 128*128*128*128
-	// vocabulary is how many ids there are. Greater ones are accepted in prompts,
-	// and stand for no text.
+	// vocabulary is how many ids there are without Config.Words.
 	vocabulary = runeBase + utf8.MaxRune + 1
 )
 
@@ -60,6 +59,14 @@ func tokenize(text string) []uint32 {
 	return out
 }
 
+// tokenize returns the tokens of a text.
+func (e *Engine) tokenize(text string) []uint32 {
+	if e.cfg.Words {
+		return cutWords(text)
+	}
+	return tokenize(text)
+}
+
 // run returns the length of the ASCII token at the beginning of text.
 func run(text string) int {
 	n := 1
@@ -91,8 +98,10 @@ func tokenText(id uint32) string {
 	switch {
 	case id < uint32(len(specials)):
 		return specials[id]
-	case id >= vocabulary || id < asciiBase:
-		return ""
+	case id >= wordsEnd || id < asciiBase:
+		return "" // accepted in prompts
+	case id >= letterBase:
+		return wordText(id)
 	case id >= runeBase:
 		return string(rune(id - runeBase))
 	}

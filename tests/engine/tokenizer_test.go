@@ -8,16 +8,22 @@ import (
 	"unicode/utf8"
 )
 
-// checkText checks that a text comes back from its tokens, that its tokens come
-// back from the text, and that appending changes none but the last.
+// checkText checks for both tokenizers that a text comes back from its tokens, that
+// its tokens come back from the text, and that appending changes none but the last.
 func checkText(t *testing.T, s, more string) {
+	t.Helper()
+	checkCut(t, s, more, tokenize, vocabulary)
+	checkCut(t, s, more, cutWords, wordsEnd)
+}
+
+func checkCut(t *testing.T, s, more string, tokenize func(string) []uint32, end uint32) {
 	t.Helper()
 	tokens := tokenize(s)
 	if got := detokenize(tokens); got != s {
 		t.Fatalf("%q came back as %q", s, got)
 	}
 	for _, id := range tokens {
-		if id >= vocabulary {
+		if id >= end {
 			t.Fatalf("%q has token %d", s, id)
 		}
 	}
@@ -55,13 +61,38 @@ func TestTokenizer(t *testing.T) {
 	if n := len(tokenize(english)); n != len(english)/4 {
 		t.Errorf("%d bytes are %d tokens", len(english), n)
 	}
-	if vocabulary > 1<<31 {
-		t.Errorf("ids go up to %d", vocabulary)
+	if wordsEnd > 1<<31 {
+		t.Errorf("ids go up to %d", wordsEnd)
+	}
+}
+
+// TestWords has the tokens of each kind of text.
+func TestWords(t *testing.T) {
+	for s, want := range map[string]int{
+		"":                                 0,
+		"the cat":                          2,
+		"internationalization":             4,
+		" configuration":                   3,
+		"кот и память":                     4,
+		"a  b":                             3,
+		"\n\t\tif x":                       3,
+		"12345":                            2,
+		`{"id":1,"b":[]}`:                  9,
+		"日本é":                              3,
+		"<|im_start|>assistant\nba <|im_e": 10,
+	} {
+		if got := cutWords(s); len(got) != want {
+			t.Errorf("%q has %d tokens, want %d", s, len(got), want)
+		}
+		for _, more := range []string{"a", " b", "  ", "\n", "é", "ж", "1", "{"} {
+			checkText(t, s, more)
+		}
 	}
 }
 
 func FuzzTokenizer(f *testing.F) {
 	f.Add("abc <|im_end|>\n日", "d")
+	f.Add(" кот  ёж 12345 {}[] internationalization", "ж")
 	f.Fuzz(func(t *testing.T, s, more string) {
 		if utf8.ValidString(s) && utf8.ValidString(more) { // as all strings from JSON are
 			checkText(t, s, more)

@@ -31,7 +31,7 @@ func (x *exchange) read() *asked {
 // prompt returns the tokens of a chat, or else of a prompt, those that inference
 // would use. It is not ok if it has answered with an error.
 func (x *exchange) prompt(r *asked) (tokens []uint32, ok bool) {
-	tokens, aerr := r.tokens(r.Messages != nil)
+	tokens, aerr := x.engine.tokens(&r.request, r.Messages != nil)
 	if aerr != nil {
 		x.reject(aerr)
 		return nil, false
@@ -109,7 +109,7 @@ func (x *exchange) tokenizeContent() {
 	}
 	tokens := []uint32{}
 	if r.Content != nil {
-		tokens = tokenize(*r.Content)
+		tokens = x.engine.tokenize(*r.Content)
 	}
 	x.value(map[string]any{"tokens": tokens})
 }
@@ -129,7 +129,7 @@ func (x *exchange) render(chat bool) {
 	if r == nil {
 		return
 	}
-	tokens, aerr := r.tokens(chat)
+	tokens, aerr := x.engine.tokens(&r.request, chat)
 	if aerr != nil {
 		x.reject(aerr)
 		return

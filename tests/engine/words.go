@@ -18,12 +18,21 @@ func (e *Engine) answer(p *cache.Prompt, r *request, most int) ([]uint32, string
 		n, stop = most, false
 	}
 	n = min(n, most)
-	tokens := words(uint64(p.Sum())^uint64(r.Seed), e.cfg.Seed, n) //nolint:gosec // any bits will do
+	tokens := e.words(uint64(p.Sum())^uint64(r.Seed), n) //nolint:gosec // any bits will do
 	if stop {
 		tokens[n-1] = endToken
 		return tokens, "stop"
 	}
 	return tokens, "length"
+}
+
+// words returns n tokens of made-up words.
+func (e *Engine) words(sum uint64, n int) []uint32 {
+	if !e.cfg.Words {
+		return words(sum, e.cfg.Seed, n)
+	}
+	text := detokenize(words(sum, e.cfg.Seed, 3*n)) // at most 7 of their bytes are a token
+	return cutWords(" " + text)[:n]
 }
 
 // words returns n tokens of made-up words. The text is ASCII without newlines, so
