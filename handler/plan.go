@@ -319,7 +319,8 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		p.score.NominalBlockTokens = float64(set.textBlock) / kvscore.DefaultBytesPerToken
 		p.score.BlockTokens = p.score.Weights.Mean(req.Blocks)
 		p.score.MediaTokens = req.MediaTokens
-		p.score.Tokens = int64(float64(req.Bytes)/float64(set.textBlock)*p.score.BlockTokens) + req.MediaTokens
+		p.score.OtherTokens = int64(float64(req.Bytes-req.First) / float64(set.textBlock) * p.score.BlockTokens)
+		p.score.Tokens = int64(float64(req.First)/float64(set.textBlock)*p.score.BlockTokens) + p.score.OtherTokens + req.MediaTokens
 	case api.None:
 		p.fallback = fallbackNoPrompt
 		p.score.Tokens = max(p.score.Tokens, int64(p.ext.TokenCount))

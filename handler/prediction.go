@@ -26,7 +26,12 @@ func knownOf(s *kvscore.Selection) knownPrompt {
 // answer: in the index, where the next turn finds it, and for the kinds of text
 // in the part of the prompt that was new.
 func (o *observer) counted(req *api.Request, prompt, completion int64) {
-	if req.First != max(req.Bytes, req.Tokens) { // a batch
+	size := o.rt.plan.textBlock
+	if req.First != max(req.Bytes, req.Tokens) { // a batch, of which the first prompt's blocks stand for all
+		if req.Kind == api.Text && req.Media == 0 {
+			all := float64(req.Bytes) / float64(size)
+			o.rt.pool.ratios.Learn(req.Model, req.Blocks, all-float64(len(req.Blocks)), size, float64(prompt))
+		}
 		return
 	}
 	c := kvscore.Counts{Prompt: prompt}
@@ -37,7 +42,7 @@ func (o *observer) counted(req *api.Request, prompt, completion int64) {
 	if req.Kind != api.Text || req.Media > 0 {
 		return
 	}
-	k, size := &o.attempt.prompt, o.rt.plan.textBlock
+	k := &o.attempt.prompt
 	past := float64(req.Past) - (k.position - float64(k.blocks))
 	o.rt.pool.ratios.Learn(req.Model, req.Blocks[k.blocks:], past, size, float64(prompt)-float64(k.counted)/1000)
 }

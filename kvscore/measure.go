@@ -31,12 +31,12 @@ func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks fl
 	rest := float64(c.Weights.Sum(c.Blocks[m.Blocks:]))
 	full := float64(c.Weights.Sum(c.Blocks[:m.Blocks])) + rest
 	mean, length := full/float64(len(c.Blocks)), float64(len(c.Blocks))+float64(c.Past)
-	whole := full + float64(c.Past)*mean // milli-tokens, as in r.Tokens
+	whole := full + float64(c.Past)*mean
 	behind := max(0, rest+(float64(c.Past)-(m.Known-float64(m.Blocks)))*mean)
 	factor := (float64(m.KnownTokens) + priorTokens*1000) / (whole - behind + priorTokens*1000)
 	better := float64(m.KnownTokens) + behind*min(max(factor, 0.25), 4)
 	media := float64(r.MediaTokens) * m.Known / length // is in what is known
-	tokens = r.Tokens + int64(math.Round((better-whole)/1000-media))
+	tokens = int64(math.Round(better/1000+float64(r.OtherTokens)-media)) + r.MediaTokens
 	return max(tokens, 0), max(0, better-float64(c.Past)*mean) / size
 }
 

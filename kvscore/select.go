@@ -22,8 +22,9 @@ type Request struct {
 	Weights index.Weights
 	// Past is how far the prompt goes on behind its last full block, in blocks.
 	Past float32
-	// MediaTokens is what of Tokens is not in Blocks and Past: images and the like.
-	MediaTokens int64
+	// MediaTokens and OtherTokens are what of Tokens is not in Blocks and Past:
+	// images and the like, and the other prompts of a batch.
+	MediaTokens, OtherTokens int64
 	// SkipsCache says that the engine computes the whole prompt, whatever its
 	// cache holds, as vLLM does for prompt_logprobs. What it computes is held
 	// afterwards as usual.

@@ -98,8 +98,12 @@ func TestPredictionOfSharedAndEditedPrompts(t *testing.T) {
 		turns[row.Case] += float64(row.Turns)
 	}
 	for name, n := range turns {
-		if got := share[name] / n; got < 0.99 {
-			t.Errorf("%s: %.1f %% of turns are within a tenth of the prompt, want 99 %%", name, 100*got)
+		want := 0.99
+		if name == "parallel" { // which of two requests at the same time comes first is not known
+			want = 0.9
+		}
+		if got := share[name] / n; got < want {
+			t.Errorf("%s: %.1f %% of turns are within a tenth of the prompt, want %.0f %%", name, 100*got, 100*want)
 		}
 	}
 }

@@ -1,0 +1,200 @@
+package tests
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tidwall/gjson"
+)
+
+// idList returns n token ids as JSON, without brackets.
+func idList(first, n int) string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = strconv.Itoa(first + i)
+	}
+	return strings.Join(ids, ",")
+}
+
+// tokenAnswers answers prompts of token ids with 40 tokens, whose ids begin at
+// 9000, as vLLM and SGLang do. incremental is whether SGLang's streams have each
+// id once.
+func tokenAnswers(t *testing.T, incremental bool) *fake {
+	t.Helper()
+	tells := fakeVLLM("0.32.0", func() string { return "" })
+	return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return tells(w, r)
+		}
+		body, _ := io.ReadAll(r.Body)
+		prompt := len(gjson.GetBytes(body, "prompt").Array()) + len(gjson.GetBytes(body, "input_ids").Array()) + len(gjson.GetBytes(body, "token_ids").Array())
+		told := func(from, n int) string {
+			if gjson.GetBytes(body, "return_token_ids").Bool() || r.URL.Path != "/v1/completions" {
+				return fmt.Sprintf(`,"token_ids":[%s]`, idList(from, n))
+			}
+			return ""
+		}
+		usage := fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":40}`, prompt)
+		stream := gjson.GetBytes(body, "stream").Bool()
+		var events []string
+		switch {
+		case r.URL.Path == "/generate" && stream:
+			for n := 10; n <= 40; n += 10 {
+				from := 0
+				if incremental {
+					from = n - 10
+				}
+				finish := "null"
+				if n == 40 {
+					finish = `{"type":"length"}`
+				}
+				events = append(events, fmt.Sprintf(`{"text":%q,"output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":%d,"finish_reason":%s}}`,
+					strings.Repeat("x ", n), idList(9000+from, n-from), prompt, n, finish))
+			}
+		case r.URL.Path == "/generate":
+			events = append(events, fmt.Sprintf(`{"text":"x","output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":40,"finish_reason":{"type":"length"}}}`, idList(9000, 40), prompt))
+		case stream:
+			for n := 0; n < 40; n += 10 {
+				events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":null}]}`, told(9000+n, 10)))
+			}
+			events = append(events, `{"choices":[{"index":0,"text":"","finish_reason":"length"}],`+usage+`}`)
+		default:
+			events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":"length"}],%s}`, told(9000, 40), usage))
+		}
+		if !stream {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, events[0])
+			return true
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, e := range append(events, "[DONE]") {
+			fmt.Fprintf(w, "data: %s\n\n", e)
+		}
+		return true
+	})
+}
+
+// TestTokenPromptsRememberTheAnswer has conversations of token ids. The second turn
+// begins with the first one and its answer, of which the engine need not have
+// computed the last token.
+func TestTokenPromptsRememberTheAnswer(t *testing.T) {
+	for _, c := range []struct {
+		name, path, prompt  string
+		asks                bool // for the answer's ids
+		stream, incremental bool
+		other               int // prediction where the client sends another answer back
+	}{
+		{"completions", "/v1/completions", "prompt", true, false, false, 320},
+		{"completions streamed", "/v1/completions", "prompt", true, true, false, 320},
+		{"completions without ids", "/v1/completions", "prompt", false, false, false, 352},
+		{"completions streamed without ids", "/v1/completions", "prompt", false, true, false, 352},
+		{"generate", "/generate", "input_ids", false, false, false, 320},
+		{"generate streamed", "/generate", "input_ids", false, true, false, 320},
+		{"generate streamed in pieces", "/generate", "input_ids", false, true, true, 320},
+		{"tokens", "/inference/v1/generate", "token_ids", false, false, false, 320},
+		{"tokens streamed", "/inference/v1/generate", "token_ids", false, true, false, 320},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := tokenAnswers(t, c.incremental)
+			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			ask := func(ids string) string {
+				body := fmt.Sprintf(`{"model":"canned","%s":[%s],"stream":%v,"stream_options":{"include_usage":true},"return_token_ids":%v}`, c.prompt, ids, c.stream, c.asks)
+				a := s.post(t.Context(), c.path, []byte(body))
+				if a.status != http.StatusOK || a.err != nil {
+					t.Fatalf("status %d, error %v, %s", a.status, a.err, a.body)
+				}
+				return a.header.Get("X-KV-Predicted-Cached-Tokens")
+			}
+			prompt := idList(100, 325)
+			if got := ask(prompt); got != "0" {
+				t.Errorf("first turn: %s predicted", got)
+			}
+			if got := ask(prompt + "," + idList(9000, 40) + "," + idList(500, 90)); got != "352" {
+				t.Errorf("second turn: %s predicted, want 352", got)
+			}
+			if got := ask(prompt + "," + idList(7000, 40) + "," + idList(500, 90)); got != strconv.Itoa(c.other) {
+				t.Errorf("another answer: %s predicted, want %d", got, c.other)
+			}
+			if got := ask(prompt); got != "320" {
+				t.Errorf("the first turn again: %s predicted, want 320", got)
+			}
+		})
+	}
+}
+
+// TestRequestsThatSkipTheCacheProveNothing has an engine that computes the whole
+// prompt for log probabilities of its tokens, and says so.
+func TestRequestsThatSkipTheCacheProveNothing(t *testing.T) {
+	f, s := countlessSGLang(t, func(body string) string {
+		if strings.Contains(body, `"prompt_logprobs":0`) || strings.Contains(body, `"cache_prompt":false`) {
+			return fmt.Sprintf(withCached, 0)
+		}
+		return fmt.Sprintf(withCached, 1950)
+	})
+	before := s.scrape(t)
+	prompt := func(i int, member string) []byte {
+		body := string(simChat(strings.Repeat(fmt.Sprint(" some words of ", i%6), 400)).body())
+		return []byte(strings.Replace(body, "{", "{"+member, 1))
+	}
+	for i := range 12 {
+		s.mustPost(t, prompt(i, ""))
+	}
+	for i := range 12 {
+		s.mustPost(t, prompt(i, `"prompt_logprobs":0,`))
+		s.mustPost(t, prompt(i, `"cache_prompt":false,`))
+	}
+	after := s.scrape(t)
+	if n := after.value(mirrorCleared, `worker="`+f.addr()+`"`); n > 0 {
+		t.Errorf("the cache model was cleared %v times", n)
+	}
+	if w := s.fakeWorker(t, f.addr()); w.Cache.Cached == 0 {
+		t.Error("the cache model is empty")
+	}
+	worker := `worker="` + f.addr() + `"`
+	const errors = "caddy_kv_router_prediction_error_tokens_count"
+	if n := after.value(errors, worker) - before.value(errors, worker); n != 12 {
+		t.Errorf("%v predictions were compared, want those of 12 requests", n)
+	}
+	x := s.explain(t, prompt(0, `"prompt_logprobs":2,`))
+	y := s.explain(t, prompt(0, `"prompt_logprobs":null,"cache_prompt":true,`))
+	if x.Candidates[0].Tokens != 0 || y.Candidates[0].Tokens < 1000 {
+		t.Errorf("predicted with and without: %d, %d", x.Candidates[0].Tokens, y.Candidates[0].Tokens)
+	}
+}
+
+// TestPredictionErrorIsShown has an engine that reports 400 tokens less than it
+// should, and less than is predicted.
+func TestPredictionErrorIsShown(t *testing.T) {
+	f, s := countlessSGLang(t, func(string) string { return fmt.Sprintf(withCached, 1600) })
+	before := s.scrape(t)
+	for range 20 {
+		s.mustChat(t, simChat(someWords(1200)))
+	}
+	var w struct {
+		Hits struct {
+			Error *missesShown `json:"prediction_error"`
+		} `json:"hits"`
+	}
+	s.api(t, http.MethodGet, defaultPool+"/workers/"+f.addr(), nil, &w)
+	e := w.Hits.Error
+	if e == nil || e.Answers < 20 || e.P50 < 380 || e.P50 > 420 || e.P99 < e.P90 || e.Within != 0 {
+		t.Errorf("admin API: %+v", e)
+	}
+	worker := `worker="` + f.addr() + `"`
+	const sum = "caddy_kv_router_prediction_error_tokens_sum"
+	if mean := (s.scrape(t).value(sum, worker) - before.value(sum, worker)) / 20; mean < 380 || mean > 500 {
+		t.Errorf("metrics: off by %v tokens in the mean", mean)
+	}
+}
+
+type missesShown struct {
+	Answers int     `json:"answers"`
+	P50     int     `json:"p50_tokens"`
+	P90     int     `json:"p90_tokens"`
+	P99     int     `json:"p99_tokens"`
+	Within  float64 `json:"share_within_one_block"`
+}
