@@ -212,7 +212,7 @@ func (o *observer) end() {
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))
 		if !o.attempt.foreign {
-			o.counted(req, prompt, completion)
+			o.counted(req, prompt, completion, cached)
 		}
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(prompt))

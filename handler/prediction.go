@@ -25,7 +25,7 @@ func knownOf(s *kvscore.Selection) knownPrompt {
 // counted records how many tokens the engine counted in the prompt and the
 // answer: in the index, where the next turn finds it, and for the kinds of text
 // in the part of the prompt that was new.
-func (o *observer) counted(req *api.Request, prompt, completion int64) {
+func (o *observer) counted(req *api.Request, prompt, completion, cached int64) {
 	size := o.rt.plan.textBlock
 	if req.First != max(req.Bytes, req.Tokens) { // a batch, of which the first prompt's blocks stand for all
 		if req.Kind == api.Text && req.Media == 0 {
@@ -35,6 +35,9 @@ func (o *observer) counted(req *api.Request, prompt, completion int64) {
 		return
 	}
 	c := kvscore.Counts{Prompt: prompt}
+	if !req.SkipsCache {
+		c.Cached = max(0, cached)
+	}
 	if completion > 0 && req.Choices == 1 && !o.reader.Failed() {
 		c.Answer, c.AnswerPast = prompt+completion-1, o.reader.PredictionPast()
 	}

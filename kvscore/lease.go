@@ -22,6 +22,7 @@ type Lease struct {
 
 	chain     index.Chain // of the prompt, without its blocks
 	whole     bool        // all of them are tracked
+	held      int         // of them, that the target was thought to hold
 	counts    Counts
 	tokens    int64 // of the prompt
 	blockSize int64
@@ -102,6 +103,8 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 type Counts struct {
 	// Prompt is the number of prompt tokens.
 	Prompt int64
+	// Cached is the number of these that the engine had cached.
+	Cached int64
 	// Answer is the number of tokens that the engine holds at the end of the
 	// answer, the prompt's included: not the last one, which it need not compute.
 	Answer int64

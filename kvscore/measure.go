@@ -48,17 +48,23 @@ func (s *Scheduler) overlap(r *Request, b *books, tokens int64, c *Candidate) {
 		return
 	}
 	held := float64(m.Tokens[b.slot]) / 1000
+	c.HeldBlocks = int(m.Held[b.slot])
 	c.SharedBlocks = held / float64(s.settings.BlockSize) * float64(m.InUse[b.slot]) / float64(m.Held[b.slot])
 	if r.SkipsCache {
 		return
 	}
 	c.OverlapBlocks = held / float64(s.settings.BlockSize)
-	page := b.page
-	if page == 0 {
-		page = int64(s.settings.BlockSize)
-	}
+	page := s.page(b)
 	reused := min(m.Tokens[b.slot]/1000, tokens-1) // the last token is always computed
 	c.OverlapTokens = max(0, reused/page*page)
+}
+
+// page returns how many tokens a block has that the engine of a target reuses whole.
+func (s *Scheduler) page(b *books) int64 {
+	if b.page > 0 {
+		return b.page
+	}
+	return int64(s.settings.BlockSize)
 }
 
 // tell puts an engine's counts at the prompt's end. Where the prompt is token ids
@@ -66,6 +72,9 @@ func (s *Scheduler) overlap(r *Request, b *books, tokens int64, c *Candidate) {
 // many more as the answer had. The lock is held.
 func (s *Scheduler) tell(l *Lease, answered bool) {
 	c := &l.chain
+	if l.counts.Cached > 0 && c.Weights.Kinds != nil {
+		s.index.TellCached(l.ref, l.held, float64(l.counts.Cached)+float64(s.page(l.books))/2)
+	}
 	if w := float32(c.Weights.All); !answered && c.Weights.Kinds == nil && l.counts.Answer > 0 && w > 0 {
 		s.index.Tell(l.ref, c.Past+float32(l.counts.Answer-l.counts.Prompt)*1000/w, l.counts.Answer)
 		return

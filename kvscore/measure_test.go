@@ -47,13 +47,13 @@ func TestPromptsHaveTheEnginesCounts(t *testing.T) {
 	long := text(200, 0)
 	send(text(100, 0.5), Counts{Prompt: 3216, Answer: 3300, AnswerPast: 0.25}, long.Blocks[:104])
 
-	look(text(100, 0.5), 3216, 3200)            // floor((n-1)/32)*32
+	look(text(100, 0.5), 3216, 3200)  // floor((n-1)/32)*32
 	look(text(100, 0.25), 3207, 3200) // less of the last block
 	// What follows has as many tokens as the conversation had, nearly twice what is
 	// expected of its kind of text.
 	const whole = 3300 + 2831
 	look(text(200, 0), whole, 3296)
-	look(text(102, 0.5), 3260, 3232) // between the prompt's end and the answer's
+	look(text(102, 0.5), 3258, 3232) // between the prompt's end and the answer's
 
 	skips := text(200, 0)
 	skips.SkipsCache = true

@@ -84,6 +84,8 @@ type Candidate struct {
 	// OverlapBlocks counts the leading blocks of the prompt that the target
 	// holds or is computing now.
 	OverlapBlocks float64
+	// HeldBlocks counts the same in the request's own Blocks.
+	HeldBlocks int
 	// OverlapTokens is what the engine will report as cached: the same in tokens,
 	// in full blocks of the engine, and without the prompt's last token, which
 	// engines always compute.

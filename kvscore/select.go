@@ -182,7 +182,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t Target, tokens int64, c *C
 		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))
 		s.untracked++
 	}
-	l.whole = tracked == len(r.Blocks)
+	l.whole, l.held = tracked == len(r.Blocks), c.HeldBlocks
 	l.chain.Blocks = nil
 	b.requests++
 	b.unshared += l.unshared

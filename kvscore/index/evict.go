@@ -206,7 +206,10 @@ func (x *Index) trim(r *run) {
 		return
 	}
 	x.blocks -= int64(len(r.hashes) - n)
-	r.arrivals, r.told = 0, 0
+	r.arrivals = 0
+	if r.told > 0 {
+		r.told = toldWeight
+	}
 	r.hashes = r.hashes[:n]
 	if c := cap(r.hashes); c-n > n/4 {
 		x.hashBytes -= hashSize(r.hashes)

@@ -72,17 +72,24 @@ type Index struct {
 type run struct {
 	hashes     []uint64
 	root       uint64
-	parent     uint32  // 0 at the top; the next free record when this one is free
-	holds      uint32  // first of the holds
-	child      uint32  // first of the children; none are listed at the top
-	prev, next uint32  // the parent's other children
-	weight     int32   // milli-tokens per block
-	start      int32   // blocks before this run
-	arrivals   uint16  // see Match
-	seed       uint16  // random, for the keys of the children, as numbers change
-	told       int32   // tokens of a prompt that ends here, as an engine counted them; 0 is unknown
-	past       float32 // blocks that this prompt goes on behind the run
+	parent     uint32 // 0 at the top; the next free record when this one is free
+	holds      uint32 // first of the holds
+	child      uint32 // first of the children; none are listed at the top
+	prev, next uint32 // the parent's other children
+	weight     int32  // milli-tokens per block
+	start      int32  // blocks before this run
+	arrivals   uint16 // see Match
+	seed       uint16 // random, for the keys of the children, as numbers change
+	// told is the tokens of a prompt that ends here, as an engine counted them;
+	// toldNothing, or toldWeight where only the weight follows from such counts.
+	told int32
+	past float32 // blocks that this prompt goes on behind the run
 }
+
+const (
+	toldNothing = 0
+	toldWeight  = -1
+)
 
 // hold says that a slot has the first n blocks of a run. One with refs counts
 // for requests in flight; then n is the whole run. It lies in one of its slot's

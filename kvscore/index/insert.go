@@ -236,6 +236,9 @@ func (x *Index) split(id uint32, at int, w *Weights) uint32 {
 		}
 		i = next
 	}
+	if low.told != toldNothing {
+		r.told = toldWeight
+	}
 	x.reweigh(up, upper)
 	x.reweigh(id, lower)
 	return up

@@ -106,9 +106,8 @@ const maxTold = 8
 
 // Tell records how many tokens an engine counted in the prompt that a Ref stands
 // for, which must have been acquired whole and goes on for past blocks behind its
-// last full one. What lies between this prompt's end and that of the last one on
-// its way whose tokens are known has the difference from now on. Counts that
-// cannot be true are ignored.
+// last full one. The part of it that was new stands for the difference to what was
+// known. Counts that cannot be true are ignored.
 func (x *Index) Tell(ref Ref, past float32, tokens int64) {
 	x.begin()
 	x.tell(ref, past, tokens)
@@ -119,36 +118,80 @@ func (x *Index) tell(ref Ref, past float32, tokens int64) {
 	if ref.run == 0 || tokens <= 0 || tokens > math.MaxInt32 {
 		return
 	}
-	last := x.runs.at(ref.run)
-	expected := float64(past) * float64(last.weight)
-	told := float64(tokens) * 1000
-	top := ref.run // the first run that lies behind the prompt known before
+	if x.fit(ref.run, past, tokens*1000, maxTold) {
+		r := x.runs.at(ref.run)
+		r.told, r.past = int32(tokens), past
+	}
+}
+
+// maxLost bounds how far the tokens that an engine reports as cached may be from
+// what was expected, as a factor: beyond, it did not have all of them any more.
+const maxLost = 1.33
+
+// TellCached records that an engine had so many tokens cached of the prompt that a
+// Ref stands for, of which it was thought to hold the first so many blocks. Where
+// prompts fork, that is the only count of what they have in common.
+func (x *Index) TellCached(ref Ref, blocks int, tokens float64) {
+	for id := ref.run; id != 0; {
+		r := x.runs.at(id)
+		switch end := int(r.start) + len(r.hashes); {
+		case end < blocks:
+			return
+		case end == blocks && r.told <= 0 && id != ref.run:
+			x.begin()
+			x.fit(id, 0, int64(tokens*1000), maxLost)
+			x.settle(nil)
+		}
+		id = r.parent
+	}
+}
+
+// fit changes weights so that the prompt which ends past blocks behind a run has so
+// many milli-tokens: those of the runs of which no engine has told anything, up to
+// the last prompt on the way whose tokens are known. If there are none, or these
+// would have to change by more than a factor of most, those of all runs up to there
+// change. If these would have to, too, none does, and fit returns false.
+func (x *Index) fit(id uint32, past float32, tokens int64, most float64) bool {
+	left, open, all := float64(tokens), 0.0, 0.0 // milli-tokens
+	top := id                                    // the first run behind that prompt
 	for n := 0; ; n++ {
 		r := x.runs.at(top)
-		expected += float64(len(r.hashes)) * float64(r.weight)
+		weigh := float64(len(r.hashes)) * float64(r.weight)
+		if top == id {
+			weigh += float64(past) * float64(r.weight)
+		}
+		if r.told == toldNothing {
+			open += weigh
+		}
+		all += weigh
 		x.spend(1)
 		if r.parent == 0 || n > maxRuns {
 			break
 		}
 		if up := x.runs.at(r.parent); up.told > 0 {
-			told -= float64(up.told) * 1000
-			expected -= float64(up.past) * float64(r.weight)
+			left -= float64(up.told)*1000 - float64(up.past)*float64(r.weight)
 			break
 		}
 		top = r.parent
 	}
-	if f := told / expected; expected > 0 && f > 0 {
-		if f > maxTold || f < 1./maxTold {
-			return
-		}
-		for id := ref.run; ; id = x.runs.at(id).parent {
-			x.reweigh(id, clampWeight(int64(math.Round(float64(x.runs.at(id).weight)*f))))
-			if id == top {
-				break
+	f, whole := (left-(all-open))/open, false
+	if !(f > 1/most && f < most) {
+		f, whole = left/all, true
+	}
+	if !(f > 1/most && f < most) {
+		return false
+	}
+	for ; ; id = x.runs.at(id).parent {
+		if r := x.runs.at(id); whole || r.told == toldNothing {
+			x.reweigh(id, clampWeight(int64(math.Round(float64(r.weight)*f))))
+			if r.told == toldNothing {
+				r.told = toldWeight
 			}
 		}
+		if id == top {
+			return true
+		}
 	}
-	last.told, last.past = int32(tokens), past
 }
 
 // reweigh lets each block of a run stand for so many milli-tokens, on all slots.

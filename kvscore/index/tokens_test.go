@@ -97,6 +97,56 @@ func TestTokensAreDividedByKind(t *testing.T) {
 	x.check(t)
 }
 
+// Prompts fork where no engine counts. What it had cached of the second one is the
+// count there; others change it no more than that of their own part.
+func TestCachedTokensCountWherePromptsFork(t *testing.T) {
+	x := New(1 << 20)
+	x.SetCapacity(0, 1_000_000)
+	w := Same(16_000)
+	fork := func(tail uint64) *Chain {
+		return &Chain{Blocks: append(blocksFrom(1, 100), blocksFrom(1000*tail, 50)...), Weights: w}
+	}
+	stem := func() int64 {
+		var m Match
+		x.Match(&Chain{Blocks: append(blocksFrom(1, 100), 7), Weights: w}, &m)
+		return m.Tokens[0] / 1000
+	}
+	send(x, 0, fork(1), 3000) // in fact 10 a block and 40 a block
+	if got := stem(); got != 2000 {
+		t.Errorf("%d tokens in 100 blocks of 150 with 3000", got)
+	}
+	cached := func(tail uint64, cached float64, tokens int64) {
+		ref, _ := x.Acquire(0, fork(tail))
+		x.TellCached(ref, 100, cached)
+		x.Tell(ref, 0, tokens)
+		x.Release(ref, true)
+	}
+	cached(2, 1600, 3000) // an engine's count may be trusted as far as it is likely
+	if got := stem(); got != 1600 {
+		t.Errorf("%d tokens, the engine had 1600", got)
+	}
+	cached(3, 400, 2000) // some was evicted
+	cached(4, 0, 5600)
+	send(x, 0, fork(5), 2100)
+	if got := stem(); got != 1600 {
+		t.Errorf("%d tokens after prompts with other ends", got)
+	}
+	// A prompt that ends there has the true count.
+	send(x, 0, &Chain{Blocks: blocksFrom(1, 100), Weights: w}, 1500)
+	cached(6, 1700, 3000)
+	if got := stem(); got != 1500 {
+		t.Errorf("%d tokens, the engine counted 1500", got)
+	}
+	// What is known may be wrong by more than the new part has.
+	send(x, 0, &Chain{Blocks: append(blocksFrom(1, 90), 8), Weights: w}, 1000)
+	var m Match
+	x.Match(&Chain{Blocks: append(blocksFrom(1, 90), 8, 9), Weights: w}, &m)
+	if m.KnownTokens != 1_000_000 || m.Known != 91 {
+		t.Errorf("%d milli-tokens in %v blocks", m.KnownTokens, m.Known)
+	}
+	x.check(t)
+}
+
 // Whatever is told, sums stay right.
 func TestTellKeepsSums(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -126,6 +176,7 @@ func TestTellKeepsSums(t *testing.T) {
 			if len(refs) > 0 {
 				k := rnd.IntN(len(refs))
 				x.Tell(refs[k], c.Past, int64(rnd.IntN(1000)))
+				x.TellCached(refs[k], rnd.IntN(20), float64(rnd.IntN(300)))
 				if len(refs) > 8 || rnd.IntN(2) == 0 {
 					x.Release(refs[k], rnd.IntN(3) > 0)
 					refs[k] = refs[len(refs)-1]
