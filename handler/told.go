@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -109,6 +110,19 @@ func blockSizeFor(told int) int {
 		n += told
 	}
 	return n
+}
+
+// settledBlocks returns the settings by which a prompt of token ids is compared.
+// The first such requests wait until the engines were asked for their block size,
+// at most for firstLook: with another one their prompts would not be found again.
+func (h *Handler) settledBlocks(ctx context.Context) *poolSettings {
+	p := h.pool
+	if set := p.settings.Load(); h.hasLooked() || !set.openBlocks || p.blocksFrom() == fromEngine {
+		return set
+	}
+	h.awaitTold(ctx)
+	p.agreeOnBlocks() // those that told in time
+	return p.settings.Load()
 }
 
 // adoptBlockSize fills in the block size that the engines told, if the operator

@@ -162,6 +162,56 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 	}
 }
 
+// TestFirstPromptsOfTokenIDsAreFoundAgain sends one as the very first request,
+// when the engines have not yet told their block size.
+func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		path, body string
+		block      int
+		slow       time.Duration
+	}{
+		"prompt, 32":      {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 32, 0},
+		"prompt, 32 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 32, 600 * time.Millisecond},
+		"prompt, 64 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 64, 600 * time.Millisecond},
+		"text, 64 slow":   {"/v1/completions", `{"model":"sim-8b","prompt":"` + someWords(1000) + `"}`, 64, 600 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tells := fakeVLLM("0.20.0", func() string {
+				time.Sleep(c.slow)
+				return fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"10000\"} 1.0\n", c.block)
+			})
+			f := startFake(t, tells)
+			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			start := time.Now()
+			predicted := func() string {
+				a := s.post(t.Context(), c.path, []byte(c.body))
+				if a.status != http.StatusOK {
+					t.Fatalf("status %d: %s", a.status, a.body)
+				}
+				return a.header.Get("X-KV-Predicted-Cached-Tokens")
+			}
+			if n := predicted(); n != "0" {
+				t.Errorf("of the first one %s tokens are thought to be cached", n)
+			}
+			if d := time.Since(start); d > 1500*time.Millisecond || name == "text, 64 slow" && d > 400*time.Millisecond {
+				t.Errorf("the first one took %v", d)
+			}
+			eventually(t, 5*time.Second, "the block size to be known", func() bool {
+				var p struct {
+					Settings struct {
+						BlockSize int `json:"block_size_tokens"`
+					} `json:"settings"`
+				}
+				s.api(t, http.MethodGet, defaultPool, nil, &p)
+				return p.Settings.BlockSize == c.block
+			})
+			if n := predicted(); n == "0" {
+				t.Error("the same prompt is not found again")
+			}
+		})
+	}
+}
+
 // TestRejectedConfigurationAsksNobody has configurations validated and rejected,
 // before and while another one serves.
 func TestRejectedConfigurationAsksNobody(t *testing.T) {
