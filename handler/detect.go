@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,17 +21,9 @@ const (
 	askedAgain = 15 * time.Second
 	// askedLess is the longest that a worker which tells nothing is left alone.
 	askedLess = 5 * time.Minute
-	// maxLives bounds the lives remembered of one address: behind it there may
-	// be several engines, which answer in turn.
-	maxLives = 16
-	// manyLives is how many times in a row another life must answer to be several
-	// engines: one that restarts does not do so between any two questions.
-	manyLives = 3
-	// onlyOne is after how long it is one engine again.
-	onlyOne = time.Hour
-	// fewLooks is how often an engine that had refused connections is asked
-	// whether it is the one that it was.
-	fewLooks = 3
+	// quickly is how soon an engine does not restart again: if its start changes
+	// twice in that time, several engines answer at the address.
+	quickly = time.Minute
 )
 
 // engineState is what is known of the engine behind a worker's address, as it
@@ -40,15 +31,12 @@ const (
 type engineState struct {
 	told atomic.Pointer[engine.Told] // nil: nothing so far
 
-	mu     sync.Mutex
-	next   time.Time         // when it is asked again
-	silent int               // times in a row that it told nothing
-	lives  []string          // of which it told, the latest last
-	varied time.Time         // another life answered last
-	streak int               // times in a row
-	crowd  bool              // several engines answer at the address
-	strays int               // looks that are left to recognize it; 0: it was not away
-	warned map[string]string // contradictions that the log has
+	mu      sync.Mutex
+	next    time.Time         // when it is asked again
+	silent  int               // times in a row that it told nothing
+	life    string            // of which it told last
+	changed time.Time         // when another life showed last
+	warned  map[string]string // contradictions that the log has
 }
 
 // last returns what the engine told last, nothing if it told nothing.
@@ -93,63 +81,30 @@ func (e *engineState) answered(t time.Time, told bool) {
 	e.silent++
 }
 
-// another takes in a life that the engine tells of, and says whether it had
-// another one before: whether it has restarted. Where lives come back, or every
-// answer has another one, several engines share the address: crowded says that
-// it shows for the first time. Restarts of these cannot be told.
-func (e *engineState) another(t time.Time, life string) (restarted, crowded bool) {
+// another records the life that the engine tells of. It returns whether that is
+// another one than before, so that the engine has restarted, and whether it is so
+// for the second time within a minute: several engines share the address.
+func (e *engineState) another(t time.Time, life string) (restarted, shared bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	n := len(e.lives)
-	switch {
-	case life == "":
-		return false, false
-	case n > 0 && e.lives[n-1] == life:
-		if e.streak = 0; e.crowd && t.Sub(e.varied) > onlyOne {
-			e.crowd, e.lives = false, []string{life}
-		}
+	if life == "" || life == e.life {
 		return false, false
 	}
-	e.streak, e.varied = e.streak+1, t
-	before := slices.Index(e.lives, life)
-	switch {
-	case before >= 0:
-		e.lives = slices.Delete(e.lives, before, before+1)
-	case n == maxLives:
-		e.lives = slices.Delete(e.lives, 0, 1)
+	before := e.life
+	if e.life = life; before == "" {
+		return false, false
 	}
-	e.lives = append(e.lives, life)
-	was := e.crowd
-	e.crowd = was || before >= 0 || e.streak > manyLives
-	return n > 0 && !e.crowd, e.crowd && !was
+	shared = t.Sub(e.changed) < quickly
+	e.changed = t
+	return true, shared
 }
 
-// recognizable takes in that the engine was away, and tells whether it will show
-// by what it tells then if it is the one that it was. Of several engines it
-// never does.
-func (e *engineState) recognizable() bool {
+// ended records that the engine's process has ended: the life that is told next
+// is known to be another one.
+func (e *engineState) ended() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.lives) > 0 {
-		e.strays = fewLooks
-	}
-	return e.strays > 0
-}
-
-// strange takes in what life an engine told that is back, if any, and tells
-// whether it must be taken for another one.
-func (e *engineState) strange(life string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.strays == 0:
-	case life != "":
-		e.strays = 0
-	default:
-		e.strays--
-		return e.strays == 0 && !e.crowd
-	}
-	return false
+	e.life = ""
 }
 
 // kindOf returns the type of an engine, as the operator says or else as it told;
@@ -169,11 +124,11 @@ func (p *pool) engineOf(w *worker) (kind string, told engine.Told, set Worker) {
 }
 
 // detect finds out what a worker is and what it tells of itself, if it is time
-// to.
-func (h *Handler) detect(ctx context.Context, w *worker) {
+// to. It returns whether it was.
+func (h *Handler) detect(ctx context.Context, w *worker) bool {
 	set := h.pool.settings.Load().worker(w.dial)
 	if !w.engine.due(now()) || set.Engine == engine.Other {
-		return
+		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
@@ -186,16 +141,17 @@ func (h *Handler) detect(ctx context.Context, w *worker) {
 	kind := kindOf(set, w.engine.last())
 	if kind == "" || kind == engine.Other || set.Engine == engineAuto && w.engine.isSilent() {
 		h.pool.learn(w, engine.Ask(get))
-		return
+	} else {
+		h.pool.learn(w, engine.AskAs(kind, get))
 	}
-	h.pool.learn(w, engine.AskAs(kind, get))
+	return true
 }
 
 // getBody returns the status and the body of an answer of a worker, status 0 if
 // there is none.
 func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
 	resp, err := h.get(ctx, w, path)
-	if !h.pool.saw(w, err) {
+	if !h.pool.saw(ctx, w, err) {
 		return 0, nil
 	}
 	defer resp.Body.Close()
@@ -210,9 +166,6 @@ func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []b
 func (p *pool) learn(w *worker, told engine.Told) {
 	before := w.engine.last()
 	w.engine.answered(now(), told.Type != "" && told.Type != engine.Other)
-	if !w.gone.Load() && w.engine.strange(told.Life) {
-		p.clear(w, clearedRefused)
-	}
 	if (told.Type == "" || told.Unsure) && before.Type != "" {
 		return // for now it is taken to be what it was
 	}
@@ -224,12 +177,12 @@ func (p *pool) learn(w *worker, told engine.Told) {
 	if shown(told) != shown(before) {
 		p.logger().Info("worker tells what it is", zap.String("upstream", w.dial), zap.Object("engine", toldFields(told)))
 	}
-	restarted, crowded := w.engine.another(now(), told.Life)
-	if crowded {
-		p.logger().Warn("several engines answer at one address: what each of them holds cannot be known, nor when one restarts",
-			zap.String("upstream", w.dial))
-	}
-	if restarted || before.Type != "" && told.Type != before.Type {
+	restarted, shared := w.engine.another(now(), told.Life)
+	switch {
+	case shared:
+		p.incidents.met(now(), "several engines answer at one address", p.logger)
+		p.clear(w, clearedShared)
+	case restarted, before.Type != "" && told.Type != before.Type:
 		p.clear(w, clearedRestarted)
 	}
 	p.contradict(w)

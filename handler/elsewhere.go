@@ -54,5 +54,6 @@ func (h *Handler) askAgain(w *worker) {
 		return
 	}
 	w.asked.Store(0)
+	w.probed.Store(0)
 	h.scout.lookSoon()
 }

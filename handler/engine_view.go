@@ -19,7 +19,8 @@ type engineView struct {
 	Source  string   `json:"source"`
 	Version *string  `json:"version"`
 	Told    toldView `json:"told"`
-	// Contradictions are between Told and the configuration, which counts.
+	// Contradictions are between Told and the configuration, which counts; null
+	// if nothing is told.
 	Contradictions []string `json:"contradictions"`
 }
 
@@ -47,9 +48,11 @@ func (p *pool) engineView(w *worker) engineView {
 			ContextTokens: known(told.ContextTokens), MaxRunning: known(told.MaxRunning),
 			Priority: known(told.Priority), Eviction: known(told.PriorityEviction), Thinking: known(told.StrictThinking),
 		},
-		Contradictions: slices.AppendSeq([]string{}, maps.Values(s.contradictions(set, told))),
 	}
-	slices.Sort(v.Contradictions)
+	v.Contradictions = slices.Sorted(maps.Values(s.contradictions(set, told)))
+	if v.Contradictions == nil && told.Type != "" {
+		v.Contradictions = []string{}
+	}
 	switch {
 	case set.Engine != engineAuto:
 	case v.Type != nil:

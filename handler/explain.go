@@ -31,8 +31,21 @@ func (p *pool) leave(h *Handler) {
 	}
 }
 
-// follow takes in that a handler serves its first request.
+// lead makes a handler whose configuration begins to serve the one whose settings
+// count, unless another one of that configuration is.
+func (p *pool) lead(h *Handler) {
+	p.handlersMu.Lock()
+	defer p.handlersMu.Unlock()
+	if slices.Contains(p.handlers, h) && (p.current == nil || p.current.config != h.config) {
+		p.current = h
+	}
+}
+
+// follow makes a handler with its first request the one whose settings count.
 func (p *pool) follow(h *Handler) {
+	if h.served.Load() || !h.served.CompareAndSwap(false, true) {
+		return
+	}
 	p.handlersMu.Lock()
 	defer p.handlersMu.Unlock()
 	if slices.Contains(p.handlers, h) { // else its configuration has ended
@@ -41,9 +54,10 @@ func (p *pool) follow(h *Handler) {
 }
 
 // handler returns the handler whose settings count: of those in use, the one
-// that was the last to serve its first request. Where none has, it is the one
-// that is there longest, for the others' configuration may yet be rejected. It
-// is nil for a moment when a pool begins or ends.
+// that was the last to serve its first request. Where none of the configuration
+// that serves has, it is any of that. Before one serves it is the one that is
+// there longest, for the others' configuration may yet be rejected. It is nil for
+// a moment when a pool begins or ends.
 func (p *pool) handler() *Handler {
 	p.handlersMu.Lock()
 	defer p.handlersMu.Unlock()

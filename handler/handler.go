@@ -161,6 +161,7 @@ type Handler struct {
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
+	served     atomic.Bool // it had a request
 	holdsPool  bool
 	proxyReady bool
 	keepBody   bool   // other handlers may read it after the answer's header
@@ -205,7 +206,7 @@ type Worker struct {
 	// The names of the models that the engine serves. Requests for other
 	// models go to other workers; if all workers have such a list and none
 	// names the model, the request is answered with 404. Default: the router
-	// asks the engine every five seconds.
+	// asks the engine every four seconds.
 	Models []string `json:"models,omitempty"`
 
 	// The key that the router sends to the engine with requests of its own,
@@ -340,8 +341,8 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision sets up the handler. The pool is not changed before the first
-// request: a configuration may be provisioned and rejected.
+// Provision sets up the handler. The pool is not changed before the configuration
+// serves: it may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx = ctx.Logger(), ctx
 	h.scout.first, h.scout.news = make(chan struct{}), make(chan struct{}, 1)
@@ -380,6 +381,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.pool.join(h)
+	go h.adoptWhenLive(ctx, registry)
 	return nil
 }
 
@@ -503,13 +505,15 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) erro
 	return own.answer(w, r)
 }
 
-// adopt lets the pool take on this handler's settings, once.
+// adopt lets the pool take on this handler's settings, once: when the
+// configuration serves, or with the first request if that comes sooner.
 func (h *Handler) adopt() {
 	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
 		if h.pool.apply(h.config.get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		h.pool.follow(h)
+		h.pool.live.Store(now().Unix())
+		h.pool.lead(h)
 		h.startScout()
 	}
 }

@@ -4,8 +4,22 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
+
+// reach is whether connections to a worker can be made, as was seen last.
+type reach int32
+
+const (
+	reachUnknown reach = iota
+	reachable
+	refusing    // nobody listens at its address
+	unreachable // no connection could be made for another reason
+)
+
+// away tells whether no connection can be made.
+func (r reach) away() bool { return r == refusing || r == unreachable }
 
 // health is how a worker has done lately. A failure rates it down for
 // half a second, further ones for up to three; then it is let back: one
@@ -23,6 +37,9 @@ type health struct {
 	probes int       // that it has of these
 	mark   uint64    // counts the times that it was rated down
 	grew   time.Time // when the last success made the window larger
+
+	reached atomic.Int32 // a reach; written under mu
+	missing bool         // the mark stands only for connections that could not be made
 
 	answers, errors float64 // of late, decayed to at
 	at              time.Time
@@ -42,6 +59,9 @@ const (
 	errorMemory = 10 * time.Second
 	// fewErrors are no evidence.
 	fewErrors = 5
+	// unproven is how long after its mark a worker without requests is still
+	// shown as let back.
+	unproven = time.Minute
 	// allErrors of its own in a row are all that the worker gives now, however
 	// well it did before.
 	allErrors = 8
@@ -74,11 +94,39 @@ func (h *health) room(now time.Time) int {
 	return math.MaxInt
 }
 
-// well tells whether the worker is neither rated down nor being let back.
-func (h *health) well() bool {
+// reach returns whether connections can be made.
+func (h *health) reach() reach { return reach(h.reached.Load()) }
+
+// miss records that no connection could be made, and marks the worker down for
+// as long as that goes on: the workers that are away are looked at each second.
+// It returns what was seen before, and whether the worker was well.
+func (h *health) miss(now time.Time, r reach) (before reach, was bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.window == 0
+	before = reach(h.reached.Swap(int32(r)))
+	if was = h.window == 0; was {
+		h.missing, h.window, h.probes = true, 1, 0
+		h.fails++
+		h.mark++
+	}
+	if until := now.Add(longest); until.After(h.until) {
+		h.until = until
+	}
+	return before, was
+}
+
+// meet records that a connection could be made, and removes the mark if it
+// stands for nothing else than miss. It returns what was seen before, and whether
+// the worker is now well again.
+func (h *health) meet() (before reach, again bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before = reach(h.reached.Swap(int32(reachable)))
+	if again = h.missing; again {
+		h.missing, h.window, h.probes, h.fails, h.until = false, 0, 0, 0, time.Time{}
+		h.mark++
+	}
+	return before, again
 }
 
 // admit takes in that the worker gets a request. What it returns is for leave.
@@ -118,7 +166,7 @@ func (h *health) fail(now, begun time.Time, wait time.Duration, busy bool) bool 
 	if !busy {
 		h.fails++
 	}
-	h.until, h.window, h.probes = now.Add(down), 1, 0
+	h.until, h.window, h.probes, h.missing = now.Add(down), 1, 0, false
 	h.mark++
 	return was
 }
@@ -194,7 +242,9 @@ func (h *health) lately() (answers, errors float64) {
 
 // healthState is a worker's health at one moment.
 type healthState struct {
-	available       bool
+	open            bool // it should get a request beside those that it has
+	well            bool // it is neither rated down nor being let back
+	reach           reach
 	until           time.Time // zero if it is not rated down
 	fails, window   int
 	answers, errors float64
@@ -206,8 +256,10 @@ func (h *health) state(now time.Time) healthState {
 	defer h.mu.Unlock()
 	keep := h.keep(now)
 	s := healthState{
-		available: h.open(now),
-		fails:     h.fails, window: min(h.room(now), fullWindow),
+		open:  h.open(now),
+		well:  h.window == 0 || now.Sub(h.until) > unproven,
+		reach: h.reach(),
+		fails: h.fails, window: min(h.room(now), fullWindow),
 		answers: h.answers * keep, errors: h.errors * keep,
 	}
 	if now.Before(h.until) {

@@ -251,3 +251,36 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestMissedWorkerIsBackAtOnce has connections to a worker fail and be made again.
+func TestMissedWorkerIsBackAtOnce(t *testing.T) {
+	var h health
+	if before, was := h.miss(epoch, refusing); before != reachUnknown || !was || h.available(epoch) {
+		t.Errorf("missed: before %v, well before: %v, available: %v", before, was, h.available(epoch))
+	}
+	at := epoch.Add(time.Second)
+	if before, was := h.miss(at, refusing); before != refusing || was || h.available(at.Add(longest-1)) || !h.available(at.Add(longest)) {
+		t.Errorf("missed again: before %v, well before: %v", before, was)
+	}
+	if before, again := h.meet(); before != refusing || !again || !h.available(at) || h.state(at).fails != 0 {
+		t.Errorf("met: before %v, well again: %v, state %+v", before, again, h.state(at))
+	}
+}
+
+// TestOtherMarksOutliveAConnection has a worker fail requests, be missed, and be
+// met: it is let back as after any failure. If no request comes, it is not shown
+// as let back for ever.
+func TestOtherMarksOutliveAConnection(t *testing.T) {
+	var h health
+	h.fail(epoch, epoch, 0, false)
+	if _, was := h.miss(epoch, refusing); was {
+		t.Error("a worker that is rated down was well")
+	}
+	over := epoch.Add(longest)
+	if _, again := h.meet(); again || h.available(over.Add(-1)) || !h.available(over) {
+		t.Errorf("a connection made it well: %v", again)
+	}
+	if h.state(over.Add(unproven)).well || !h.state(over.Add(unproven+1)).well {
+		t.Error("it is shown as let back for another time than a minute")
+	}
+}

@@ -246,7 +246,7 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 	if f.pass(time.Minute, f.b) == 0 {
 		t.Fatal("it does not hang")
 	}
-	if v := f.a.view(f.now, new(kvscore.Load)); !v.Health.Hung || v.Health.Available {
+	if v := f.a.view(f.now, new(kvscore.Load), nil); !v.Health.Hung || v.Health.Available == nil || *v.Health.Available {
 		t.Errorf("shown as hung: %v, available: %v", v.Health.Hung, v.Health.Available)
 	}
 	for range 60 {

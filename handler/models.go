@@ -128,7 +128,7 @@ func listsModels(r *http.Request) bool {
 // serves what it served before, and is not to be asked more.
 func (h *Handler) ask(ctx context.Context, w *worker) (answers bool) {
 	resp, err := h.get(ctx, w, pathModels)
-	if !h.pool.saw(w, err) {
+	if !h.pool.saw(ctx, w, err) {
 		return false
 	}
 	defer resp.Body.Close()

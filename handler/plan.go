@@ -251,6 +251,12 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
 	opts := api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed}
 	req, err := api.Parse(a, body, opts)
+	if err == nil && req.Kind == api.Tokens {
+		if set = h.settledBlocks(r.Context()); set.blockSize != opts.BlockSize {
+			opts.BlockSize = set.blockSize
+			req, err = api.Parse(a, body, opts)
+		}
+	}
 	p.body = replayOf(read, body)
 	if err != nil {
 		// the engine will say what is wrong with it
@@ -270,6 +276,10 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	}
 	if err := p.ext.CheckChoices(req.Answers()); err != nil {
 		return p, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+	}
+	if p.ext.TokenCount > 0 && req.Kind != api.Tokens { // else that has happened
+		set = h.settledBlocks(r.Context())
+		opts.BlockSize = set.blockSize
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.model = req.Model

@@ -40,6 +40,7 @@ type pool struct {
 	sessions  affinity.Store
 	limit     func(maxSessions int)
 	used      atomic.Int64 // last request, Unix seconds
+	live      atomic.Int64 // a configuration began to serve last, Unix seconds
 	bodies    atomic.Int64 // bytes of request bodies in memory
 	asking    atomic.Int32 // questions for token ids under way
 	ratios    kvscore.Ratios
@@ -66,7 +67,7 @@ type pool struct {
 
 	handlersMu sync.Mutex
 	handlers   []*Handler // those that were provisioned and not cleaned up
-	current    *Handler   // the one of these that was the last to serve its first request
+	current    *Handler   // the one of these whose settings count, see follow
 }
 
 // worker is one engine process behind one dial address.
@@ -78,9 +79,10 @@ type worker struct {
 	doubts   doubts
 	health   health
 	flow     flow
-	gone     atomic.Bool             // nobody listened at its address
 	by       atomic.Pointer[Handler] // that last had it from a dynamic source
 	looked   atomic.Bool             // it was asked, and answered or not
+	probed   atomic.Int64            // last looked at, Unix nanoseconds
+	probing  atomic.Bool             // that is under way
 	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
 	refusals atomic.Int32            // times in a row that it would not say, for want of a key
 	drain    atomic.Uint32
@@ -248,7 +250,7 @@ func (p *pool) countFromZero(dial string) {
 	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
 		m.retries.WithLabelValues(p.name, dial, reason)
 	}
-	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
+	for _, why := range []string{clearedRefused, clearedRestarted, clearedShared, clearedMismatch} {
 		m.cleared.WithLabelValues(p.name, dial, why)
 	}
 }

@@ -1,15 +1,19 @@
 package handler
 
 import (
+	"context"
 	"errors"
 
 	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Why a worker's mirror was cleared.
 const (
-	clearedRefused   = "refused"   // nobody listened at its address, and it does not tell whether it is the same
+	clearedRefused   = "refused"   // nobody listened at its address
 	clearedRestarted = "restarted" // its engine tells of another start, or is another one
+	clearedShared    = "shared"    // the same again and again: several engines answer in turn
 	clearedMismatch  = "mismatch"  // it reports far less cached than predicted
 )
 
@@ -26,36 +30,57 @@ func (p *pool) clear(w *worker, why string) {
 		return // there was nothing to lose
 	}
 	theMetrics().cleared.WithLabelValues(p.name, w.dial, why).Inc()
-	p.logger().Warn("worker has lost its KV cache: its mirror is cleared", zap.String("upstream", w.dial),
+	level := zap.WarnLevel
+	if why == clearedShared {
+		level = zap.DebugLevel // the incident tells
+	}
+	p.logger().Log(level, "worker has lost its KV cache: its mirror is cleared", zap.String("upstream", w.dial),
 		zap.String("why", why), zap.Int64("tokens", held))
 }
 
-// lost takes in that nobody listens at a worker's address. The cache may be gone,
-// too, or only the way to it is closed for a while: an engine that tells its life
-// shows that when it is back.
-func (p *pool) lost(w *worker) {
-	if w.gone.CompareAndSwap(false, true) && !w.engine.recognizable() {
+// missed records that no connection to a worker could be made, and marks the
+// worker down. If the connection was refused, nobody listens at the address: the
+// engine's process has ended, and its KV cache with it.
+func (p *pool) missed(w *worker, err error) {
+	r := unreachable
+	if refused(err) {
+		r = refusing
+	}
+	before, marked := w.health.miss(now(), r)
+	if r == refusing && before != refusing {
+		w.engine.ended()
 		p.clear(w, clearedRefused)
 	}
-}
-
-// found takes in that a worker answers.
-func (p *pool) found(w *worker) {
-	if w.gone.Load() && w.gone.CompareAndSwap(true, false) {
-		w.engine.askAgain() // it may be another one
+	if marked {
+		p.logger().Warn("worker is rated down", zap.String("upstream", w.dial), zap.String("why", err.Error()))
 	}
 }
 
-// saw takes in how a question of the router's own ended, and tells whether the
+// found records that a connection to a worker could be made. It removes the mark
+// that missed made.
+func (p *pool) found(w *worker) {
+	if w.health.reach() == reachable {
+		return
+	}
+	before, well := w.health.meet()
+	if before.away() {
+		w.engine.askAgain() // it may be another one
+	}
+	if well {
+		p.logger().Info("worker is well again", zap.String("upstream", w.dial))
+	}
+}
+
+// saw records how a request of the router's own ended, and tells whether the
 // worker may be asked another one.
-func (p *pool) saw(w *worker, err error) bool {
+func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
+	var dial reverseproxy.DialError
 	switch {
 	case err == nil:
 		p.found(w)
-	case errors.Is(err, errNoDial):
-		return false
-	case refused(err):
-		p.lost(w)
+	case errors.Is(err, errNoDial), errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
+	case errors.As(err, &dial), refused(err):
+		p.missed(w, err)
 	default:
 		w.engine.askAgain()
 	}

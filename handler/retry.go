@@ -129,9 +129,10 @@ func (rt *route) failed(req *http.Request, err error, resent bool) (*http.Respon
 	if rt.plan.stream != nil && rt.plan.stream.failed.Load() {
 		return nil, lastError{err} // the client's body broke off: no worker's fault
 	}
-	rt.rateDown(a, err.Error(), 0, false)
 	if refused(err) {
-		rt.pool.lost(a.worker)
+		rt.pool.missed(a.worker, err)
+	} else {
+		rt.rateDown(a, err.Error(), 0, false)
 	}
 	a.worker.engine.askAgain() // it may have restarted
 	var dial reverseproxy.DialError

@@ -127,6 +127,7 @@ func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choi
 
 func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	h.adopt()
+	h.pool.follow(h)
 	h.noticeServer(r)
 	start := now()
 	p, err := h.plan(r)

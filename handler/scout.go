@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -19,23 +21,49 @@ import (
 )
 
 const (
-	// lookEvery is how often the workers are asked for their models.
-	lookEvery = 5 * time.Second
+	// lookEvery is how often the workers are asked for their models, or at least
+	// connected to.
+	lookEvery = 4 * time.Second
+	// lookTick is how often a worker is tried to which no connection can be made.
+	lookTick = time.Second
+	// liveCheck is how often a provisioned configuration looks whether it serves.
+	liveCheck = 20 * time.Millisecond
 	// lookTimeout is how long a worker may take to tell.
 	lookTimeout = 2 * time.Second
 	// firstLook is how long the first requests wait for what the workers tell.
 	firstLook = time.Second
 	// idleAfter is how long a pool must have no request to be idle: its workers
 	// may sleep, or cost money for each question, and are asked as rarely as
-	// those that tell nothing.
+	// those that tell nothing. They are connected to all the same.
 	idleAfter = 10 * time.Minute
 )
 
 // scout asks the workers which models they serve, and now and then what they
-// are, from the handler's first request until its end.
+// are, from when the handler's configuration serves until its end.
 type scout struct {
 	news  chan struct{} // there is something to be asked at once
 	first chan struct{} // closed after the first look; made in Provision
+}
+
+// adoptWhenLive adopts the pool once the configuration serves, without waiting for
+// its first request: a configuration that is only validated, or is rejected, asks
+// no worker and changes nothing. Caddy has no hook for that: apps are started, and
+// the event "started" is emitted, when the configuration may yet be rejected. Each
+// configuration has a metrics registry of its own, which identifies it.
+func (h *Handler) adoptWhenLive(ctx context.Context, registry *prometheus.Registry) {
+	ticker := time.NewTicker(liveCheck)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if active := caddy.ActiveContext(); active.GetMetricsRegistry() == registry {
+			h.adopt()
+			return
+		}
+	}
 }
 
 // startScout begins to ask. A handler that was cleaned up meanwhile, whose last
@@ -46,19 +74,19 @@ func (h *Handler) startScout() {
 		return // never provisioned, as in tests
 	}
 	go func() {
-		ticker := time.NewTicker(lookEvery)
+		h.look(ctx, true).Wait()
+		h.pool.agreeOnBlocks()
+		close(h.scout.first)
+		ticker := time.NewTicker(lookTick)
 		defer ticker.Stop()
-		for first := true; ; first = false {
-			h.look(ctx, first)
-			if first {
-				close(h.scout.first)
-			}
+		for {
 			select {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
 			case <-h.scout.news:
 			}
+			h.look(ctx, false)
 		}
 	}()
 }
@@ -124,13 +152,8 @@ func (h *Handler) awaitTold(ctx context.Context) {
 // awaitLook waits for the first look if it is under way, there are so many
 // workers at least, and something is open of one of them.
 func (h *Handler) awaitLook(ctx context.Context, least int, open func(*worker) bool) {
-	if h.ctx == nil {
+	if h.hasLooked() {
 		return
-	}
-	select {
-	case <-h.scout.first:
-		return
-	default:
 	}
 	own := h.own()
 	if len(own) < least || !slices.ContainsFunc(own, open) {
@@ -145,36 +168,107 @@ func (h *Handler) awaitLook(ctx context.Context, least int, open func(*worker) b
 	}
 }
 
-// look asks all workers at the same time.
-func (h *Handler) look(whole context.Context, first bool) {
-	ctx, cancel := context.WithTimeout(whole, lookTimeout)
-	defer cancel()
-	done := make(chan struct{})
-	asked := 0
-	for _, w := range h.own() {
-		last := w.asked.Load()
-		if t := now().UnixNano(); !first && t-last < int64(h.pool.restOf(w)) || !w.asked.CompareAndSwap(last, t) {
-			continue // another handler of the pool has just asked it
-		}
-		asked++
-		go func() {
-			defer func() { done <- struct{}{} }()
-			// what the operator says that it serves it need not tell
-			if w.configured.Load() != nil && !w.gone.Load() || h.ask(ctx, w) {
-				h.detect(whole, w)
-			}
-			w.looked.Store(true)
-		}()
+// hasLooked tells whether the first look is over, or there is none.
+func (h *Handler) hasLooked() bool {
+	if h.ctx == nil {
+		return true
 	}
-	for range asked {
-		<-done
+	select {
+	case <-h.scout.first:
+		return true
+	default:
+		return false
 	}
-	h.pool.agreeOnBlocks()
 }
 
-// restOf returns for how long a worker is left alone after it was asked.
+// look probes the workers, all at the same time, of which it is time to. It does
+// not wait for them: who wants to, can.
+func (h *Handler) look(ctx context.Context, first bool) *sync.WaitGroup {
+	var under sync.WaitGroup
+	for _, w := range h.own() {
+		t := now().UnixNano()
+		last := w.probed.Load()
+		if !first && t-last < int64(pauseOf(w)) || !w.probed.CompareAndSwap(last, t) {
+			continue // another handler of the pool has just looked at it
+		}
+		began := w.probing.CompareAndSwap(false, true)
+		if !began && !first {
+			continue
+		}
+		ask := first || t-w.asked.Load() >= int64(h.pool.restOf(w))
+		under.Go(func() {
+			told := h.probe(ctx, w, ask)
+			if began {
+				w.probing.Store(false)
+			}
+			if told && !first { // else when all have told
+				h.pool.agreeOnBlocks()
+			}
+		})
+	}
+	return &under
+}
+
+// probe looks whether a worker can be reached and, if ask is set, asks what it
+// serves and, if it is time to, what it is: told is whether it did that.
+func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) {
+	defer w.looked.Store(true)
+	ctx, cancel := context.WithTimeout(whole, lookTimeout)
+	defer cancel()
+	if ask {
+		w.asked.Store(now().UnixNano())
+		if w.configured.Load() == nil { // else it need not tell what it serves
+			return h.ask(ctx, w) && h.detect(whole, w)
+		}
+		if h.detect(whole, w) {
+			return true
+		}
+	}
+	h.connect(ctx, w)
+	return false
+}
+
+// connect makes a connection to a worker that is not asked anything now, and
+// closes it: that costs the worker nothing. Behind a forward proxy, and where
+// HTTP/3 is spoken, a connection would show nothing.
+func (h *Handler) connect(ctx context.Context, w *worker) {
+	ctx, host, _, err := h.toWorker(ctx, w)
+	if err != nil {
+		return // asking it tells
+	}
+	outer := h.ReverseProxy.Transport.(*transport).HTTPTransport
+	if slices.Contains(outer.Versions, "3") {
+		return
+	}
+	t := outer.Transport
+	if t.Proxy != nil {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host, nil)
+		if err != nil {
+			return
+		}
+		if via, err := t.Proxy(req); via != nil || err != nil {
+			return
+		}
+	}
+	info, _ := reverseproxy.GetDialInfo(ctx)
+	conn, err := t.DialContext(ctx, info.Network, info.Address)
+	if err == nil {
+		conn.Close()
+	}
+	h.pool.saw(ctx, w, err)
+}
+
+// pauseOf returns for how long a worker is left alone after it was looked at.
+func pauseOf(w *worker) time.Duration {
+	if w.health.reach().away() {
+		return lookTick / 2
+	}
+	return lookEvery - lookTick/2
+}
+
+// restOf returns for how long a worker is not asked again.
 func (p *pool) restOf(w *worker) time.Duration {
-	rest := lookEvery / 2
+	var rest time.Duration
 	if n := w.refusals.Load(); n > 0 {
 		rest = min(lookEvery<<min(n, 8), askedLess)
 	}
@@ -186,7 +280,7 @@ func (p *pool) restOf(w *worker) time.Duration {
 
 // isIdle tells whether nothing was asked of the pool for a while.
 func (p *pool) isIdle(t time.Time) bool {
-	return t.Unix()-p.used.Load() > int64(idleAfter/time.Second)
+	return t.Unix()-max(p.used.Load(), p.live.Load()) > int64(idleAfter/time.Second)
 }
 
 // dialInfoKey is under which the proxy tells its transport where to dial.

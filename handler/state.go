@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 var (
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
 	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
-	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while it refuses connections, is rated down or let back, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
+	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while no connection to it can be made, it is rated down or let back, hangs, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 )
@@ -34,20 +34,29 @@ func collectState(ch chan<- prometheus.Metric) {
 			gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 				collect(ch, d, prometheus.GaugeValue, v, append([]string{p.name, w.dial}, labels...)...)
 			}
-			healthy, said := proxy[w.dial]
-			gauge(descAvailable, asNumber((healthy || !said) && w.takesRequests()))
+			if yes := w.health.state(t).available(w, proxy); yes != nil {
+				gauge(descAvailable, asNumber(*yes))
+			}
 			e := p.engineView(w)
 			gauge(descEngine, 1, orEmpty(e.Type), orEmpty(e.Version), e.Source)
-			gauge(descContrary, float64(len(e.Contradictions)))
+			if e.Contradictions != nil {
+				gauge(descContrary, float64(len(e.Contradictions)))
+			}
 			gauge(descHung, asNumber(w.flow.hangs()))
 		}
 	}
 }
 
-// takesRequests tells whether the worker gets requests as others do: one that is
-// let back, with a few at a time, does not yet.
-func (w *worker) takesRequests() bool {
-	return !w.draining() && !w.gone.Load() && w.health.well()
+// available tells whether the worker gets new requests as others do: one that is
+// let back, with a few at a time, does not yet. It is nil if that is not known, as
+// no connection to it was tried. proxy is what proxyHealthy returns.
+func (s healthState) available(w *worker, proxy map[string]bool) *bool {
+	healthy, said := proxy[w.dial]
+	yes := (healthy || !said) && !w.draining() && !w.flow.hangs() && s.well && !s.reach.away()
+	if yes && s.reach == reachUnknown {
+		return nil
+	}
+	return &yes
 }
 
 func asNumber(yes bool) float64 {

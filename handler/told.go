@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -18,19 +19,33 @@ func shown(t engine.Told) engine.Told {
 	return t
 }
 
-// toldFields are what the log says of an engine.
+// toldFields are what the log says of an engine: what it does not tell is left
+// out.
 type toldFields engine.Told
 
 // MarshalLogObject implements zapcore.ObjectMarshaler.
 func (f toldFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	e.AddString("type", f.Type)
-	e.AddString("version", f.Version)
-	e.AddInt64("kv_tokens", f.KVTokens)
-	e.AddInt("block_size", f.BlockSize)
-	e.AddInt("dp_size", f.DPSize)
-	e.AddInt64("context_tokens", f.ContextTokens)
-	e.AddInt("max_running", f.MaxRunning)
-	e.AddBool("priority_scheduling", f.Priority)
+	if f.Version != "" {
+		e.AddString("version", f.Version)
+	}
+	for _, figure := range []struct {
+		name string
+		n    int64
+	}{
+		{"kv_tokens", f.KVTokens},
+		{"block_size", int64(f.BlockSize)},
+		{"dp_size", int64(f.DPSize)},
+		{"context_tokens", f.ContextTokens},
+		{"max_running", int64(f.MaxRunning)},
+	} {
+		if figure.n != 0 {
+			e.AddInt64(figure.name, figure.n)
+		}
+	}
+	if f.Priority {
+		e.AddBool("priority_scheduling", true)
+	}
 	return nil
 }
 
@@ -97,6 +112,19 @@ func blockSizeFor(told int) int {
 	return n
 }
 
+// settledBlocks returns the settings by which a prompt of token ids is compared.
+// The first such requests wait until the engines were asked for their block size,
+// at most for firstLook: with another one their prompts would not be found again.
+func (h *Handler) settledBlocks(ctx context.Context) *poolSettings {
+	p := h.pool
+	if set := p.settings.Load(); h.hasLooked() || !set.openBlocks || p.blocksFrom() == fromEngine {
+		return set
+	}
+	h.awaitTold(ctx)
+	p.agreeOnBlocks() // those that told in time
+	return p.settings.Load()
+}
+
 // adoptBlockSize fills in the block size that the engines told, if the operator
 // did not say one. The lock is held.
 func (p *pool) adoptBlockSize(s *poolSettings) {
@@ -110,11 +138,11 @@ func (p *pool) adoptBlockSize(s *poolSettings) {
 const maxAdopted = 256
 
 // agreeOnBlocks takes the block size from the engines, where the operator did
-// not say it and all upstreams that tell one come to the same. That is so after the first
-// look at the workers, which comes with the first request, so that it changes
-// later only if no engine could be asked by then, or when all have changed:
-// engines that disagree, as while they are replaced one by one, change nothing.
-// Prompts of token ids that were computed before are then not found any more.
+// not say it and all upstreams that tell one come to the same. That is so after
+// the first look at the workers, so that it changes later only if no engine could
+// be asked by then, or when all have changed: engines that disagree, as while they
+// are replaced one by one, change nothing. Prompts of token ids that were computed
+// before are then not found any more.
 func (p *pool) agreeOnBlocks() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,14 +1,16 @@
 package handler
 
 import (
-	"fmt"
-	"math/rand/v2"
+	"errors"
+	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"go.uber.org/zap/zapcore"
 )
 
 // tell lets a worker tell something.
@@ -154,105 +156,63 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// TestRestartsThatAreTold has one engine restart, and an address behind which
-// several answer in turn.
+// TestRestartsThatAreTold has one engine restart, and then several engines answer
+// at its address.
 func TestRestartsThatAreTold(t *testing.T) {
-	at := time.Unix(1e9, 0)
 	var e engineState
 	for i, c := range []struct {
-		life            string
-		restarted, many bool
+		at                int // seconds
+		life              string
+		restarted, shared bool
 	}{
-		{"", false, false},
-		{"a", false, false},
-		{"a", false, false},
-		{"", false, false},
-		{"b", true, false},
-		{"b", false, false},
-		{"c", true, false},
-		{"b", false, true},
-		{"a", false, false},
-		{"d", false, false},
-		{"d", false, false},
+		{0, "", false, false},
+		{0, "a", false, false},
+		{15, "a", false, false},
+		{30, "", false, false},
+		{45, "b", true, false},
+		{120, "c", true, false},
+		{135, "d", true, true},
+		{150, "c", true, true},
+		{300, "e", true, false},
 	} {
-		if restarted, many := e.another(at, c.life); restarted != c.restarted || many != c.many {
-			t.Errorf("%d: after %q restarted: %v, several: %v, want %+v", i, c.life, restarted, many, c)
+		restarted, shared := e.another(time.Unix(1e9+int64(c.at), 0), c.life)
+		if restarted != c.restarted || shared != c.shared {
+			t.Errorf("%d: after %q restarted: %v, shared: %v, want %+v", i, c.life, restarted, shared, c)
 		}
 	}
-	for range 3 {
-		at = at.Add(2 * onlyOne)
-		e.another(at, "d")
-	}
-	if restarted, _ := e.another(at, "e"); !restarted {
-		t.Error("several engines that were replaced by one are still several")
-	}
-	for i := range 10 * maxLives {
-		e.another(at, fmt.Sprint(i))
-	}
-	if len(e.lives) != maxLives {
-		t.Errorf("%d lives are remembered", len(e.lives))
+	e.ended()
+	if restarted, shared := e.another(time.Unix(1e9+310, 0), "f"); restarted || shared {
+		t.Errorf("a process whose end was seen has restarted: %v, shared: %v", restarted, shared)
 	}
 }
 
-// TestSeveralEnginesAtOneAddress asks an address behind which engines answer by
-// chance or in turn, for an hour.
-func TestSeveralEnginesAtOneAddress(t *testing.T) {
-	for _, n := range []int{2, 4, 16, 17, 20, 40} {
-		for _, inTurn := range []bool{false, true} {
-			rng := rand.New(rand.NewPCG(1, uint64(n)))
-			var e engineState
-			restarts, warnings := 0, 0
-			for i := range 240 {
-				engine := i % n
-				if !inTurn {
-					engine = rng.IntN(n)
-				}
-				restarted, several := e.another(time.Unix(1e9, 0).Add(time.Duration(i)*askedAgain), fmt.Sprint(engine))
-				if restarted {
-					restarts++
-				}
-				if several {
-					warnings++
-				}
-			}
-			if restarts > manyLives+2 || warnings != 1 {
-				t.Errorf("%d engines, in turn %v: %d restarts, %d warnings", n, inTurn, restarts, warnings)
-			}
+// TestRefusedIsLost has connections be refused: whatever the engine is, and
+// whatever it tells when it is back, its cache is gone.
+func TestRefusedIsLost(t *testing.T) {
+	for _, before := range []engine.Told{{}, {Type: engine.VLLM}, {Type: engine.VLLM, Life: "a"}, {Type: engine.LlamaCpp}} {
+		p := testPool(t, wanted(Worker{Dial: "a:1"}))
+		w := p.tell("a:1", before)
+		p.serve(w).End(true, nil)
+		p.missed(w, errors.New("dial tcp: i/o timeout"))
+		if got := p.cached(w); got != 1600 {
+			t.Errorf("%+v: %d tokens are thought to be there after a timeout, want 1600", before, got)
+		}
+		p.missed(w, syscall.ECONNREFUSED)
+		if got := p.cached(w); got != 0 {
+			t.Errorf("%+v: %d tokens are thought to be there after a refusal", before, got)
 		}
 	}
 }
 
-// TestRefusedIsNotYetLost has connections be refused for a while, and what
-// answers then tell whether it is the engine that was there.
-func TestRefusedIsNotYetLost(t *testing.T) {
-	const kept = 1600
-	vllm := func(life string) engine.Told { return engine.Told{Type: engine.VLLM, Life: life} }
-	for _, c := range []struct {
-		name   string
-		before engine.Told
-		after  []engine.Told
-		want   int64
-	}{
-		{"the same", vllm("a"), []engine.Told{vllm("a"), vllm(""), vllm(""), vllm("")}, kept},
-		{"the same, slow to tell", vllm("a"), []engine.Told{{}, vllm(""), vllm("a"), {}, {}, {}}, kept},
-		{"another one", vllm("a"), []engine.Told{vllm("b")}, 0},
-		{"not told in time", vllm("a"), []engine.Told{vllm(""), {}}, kept},
-		{"not told at all", vllm("a"), []engine.Told{vllm(""), {}, vllm("")}, 0},
-		{"never told", vllm(""), nil, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := testPool(t, wanted(Worker{Dial: "a:1"}))
-			w := p.tell("a:1", c.before)
-			p.serve(w).End(true, nil)
-			p.lost(w)
-			p.found(w)
-			for _, told := range c.after {
-				p.learn(w, told)
-			}
-			if got := p.cached(w); got != c.want {
-				t.Errorf("%d tokens are thought to be there, want %d", got, c.want)
-			}
-		})
+// TestUnknownIsNotInTheLog looks at what the log says of an engine that tells
+// little.
+func TestUnknownIsNotInTheLog(t *testing.T) {
+	e := zapcore.NewMapObjectEncoder()
+	if err := toldFields(engine.Told{Type: engine.VLLM, BlockSize: 16}).MarshalLogObject(e); err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]any{"type": "vllm", "block_size": int64(16)}; !maps.Equal(e.Fields, want) {
+		t.Errorf("the log has %v, want %v", e.Fields, want)
 	}
 }
 
@@ -281,7 +241,7 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 		}
 	}
 	p.used.Store(now().Unix())
-	want("in use", lookEvery/2)
+	want("in use", 0)
 	w.refusals.Store(1)
 	want("refused once", 2*lookEvery)
 	w.refusals.Store(1 << 30)
@@ -289,6 +249,8 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 	w.refusals.Store(0)
 	p.used.Store(now().Add(-idleAfter - time.Minute).Unix())
 	want("idle", askedLess)
+	p.live.Store(now().Unix())
+	want("just begun", 0)
 }
 
 // TestTheSilentAreAskedLessAndLess asks as often as the engine is due in a day.
@@ -315,16 +277,16 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	if load := p.load(now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
 	}
-	p.lost(w)
-	p.lost(w)
+	p.missed(w, syscall.ECONNREFUSED)
+	p.missed(w, syscall.ECONNREFUSED)
 	if load := p.load(now(), w); load.CachedTokens != 0 {
 		t.Errorf("load of both ranks %+v", load)
 	}
-	if !w.gone.Load() {
-		t.Error("it is not gone")
+	if w.health.available(now()) {
+		t.Error("it is not marked down")
 	}
 	p.found(w)
-	if w.gone.Load() || !w.engine.due(now()) {
-		t.Error("it is still gone, or not asked again")
+	if !w.health.available(now()) || !w.engine.due(now()) {
+		t.Error("it is still marked down, or not asked again")
 	}
 }

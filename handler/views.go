@@ -136,11 +136,12 @@ type modelsView struct {
 }
 
 type healthView struct {
-	Available bool `json:"available"`
+	// Available is the metric worker_available.
+	Available *bool `json:"available"`
 	// Proxy is what Caddy's health checks say, and max_requests.
 	Proxy *bool `json:"proxy_available"`
-	// Refusing is whether the last connection to it was refused.
-	Refusing bool `json:"refuses_connections"`
+	// Refusing is whether the last connection to it could not be made.
+	Refusing *bool `json:"refuses_connections"`
 	// Hung is whether nothing comes from it while others make progress.
 	Hung             bool       `json:"hung"`
 	RatedDownUntil   *time.Time `json:"rated_down_until"`
@@ -189,7 +190,7 @@ type hitsView struct {
 func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView {
 	all := p.all()
 	slices.SortFunc(all, func(a, b *worker) int { return cmp.Compare(a.dial, b.dial) })
-	proxy, set := p.proxyAvailable(), p.settings.Load()
+	proxy, healthy, set := p.proxyAvailable(), p.proxyHealthy(), p.settings.Load()
 	loads, sum := make([]kvscore.Load, len(all)), int64(0)
 	for i, w := range all {
 		loads[i] = p.load(t, w)
@@ -200,7 +201,7 @@ func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView 
 		if !wanted(w) {
 			continue
 		}
-		v := w.view(t, &loads[i])
+		v := w.view(t, &loads[i], healthy)
 		v.Engine, v.Ranks = p.engineView(w), p.rankViews(t, w)
 		v.Static = set.upstreams[w.dial]
 		v.Health.Proxy = proxy[w.dial]
@@ -235,14 +236,14 @@ func (p *pool) proxyHealthy() map[string]bool {
 	return said
 }
 
-func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
+func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) workerView {
 	drain, health := w.drain.Load(), w.health.state(t)
 	v := workerView{
 		ID: w.id, Dial: w.dial,
 		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
-			Available: health.available, Refusing: w.gone.Load(), Hung: w.flow.hangs(),
+			Available: health.available(w, healthy), Hung: w.flow.hangs(),
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
 		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},
@@ -258,6 +259,10 @@ func (w *worker) view(t time.Time, load *kvscore.Load) workerView {
 	v.Taints = w.tainted()
 	if limit := w.slots.limit.Load(); limit > 0 {
 		v.Load.MaxRunning = &limit
+	}
+	if health.reach != reachUnknown {
+		away := health.reach.away()
+		v.Health.Refusing = &away
 	}
 	if !health.until.IsZero() {
 		until := health.until.UTC()

@@ -95,47 +95,6 @@ func TestQuestionsAreRewrittenAsRequests(t *testing.T) {
 	}
 }
 
-// TestRefusedConnectionsLoseNoCache has an engine be unreachable for a while, and
-// come back as the one that it was; then as another one.
-func TestRefusedConnectionsLoseNoCache(t *testing.T) {
-	start := "1763740000.5"
-	var mu sync.Mutex
-	f := startFake(t, fakeVLLM("0.20.0", func() string {
-		mu.Lock()
-		defer mu.Unlock()
-		return "process_start_time_seconds " + start + "\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"10000\",engine=\"0\"} 1.0\n"
-	}))
-	s := startCaddy(t, "kv_router "+f.addr())
-	s.mustChat(t, simChat(someWords(1000)))
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.fakeWorker(t, f.addr()).Engine.Type == "vllm" })
-	held := s.fakeWorker(t, f.addr()).Cache.Cached
-	if held == 0 {
-		t.Fatal("nothing is thought to be held")
-	}
-	away := func() {
-		t.Helper()
-		f.stop()
-		eventually(t, 10*time.Second, "it to be missed", func() bool { return s.fakeWorker(t, f.addr()).Health.Refusing })
-		before := f.asked("/metrics")
-		f.again(t)
-		eventually(t, 10*time.Second, "it to be asked again", func() bool {
-			return !s.fakeWorker(t, f.addr()).Health.Refusing && f.asked("/metrics") > before
-		})
-		time.Sleep(200 * time.Millisecond) // it is taken in after the answer
-	}
-	away()
-	if n := s.fakeWorker(t, f.addr()).Cache.Cached; n != held {
-		t.Errorf("after a refusal the same engine is thought to hold %d tokens, not %d", n, held)
-	}
-	mu.Lock()
-	start = "1763749999.5"
-	mu.Unlock()
-	away()
-	if n := s.fakeWorker(t, f.addr()).Cache.Cached; n != 0 {
-		t.Errorf("after a restart it is thought to hold %d tokens", n)
-	}
-}
-
 // TestRanksAreToldInEveryWay looks at what is sent to an old SGLang with four
 // ranks, and to engines that have one or do not heed what they are told.
 func TestRanksAreToldInEveryWay(t *testing.T) {

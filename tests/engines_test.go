@@ -214,33 +214,6 @@ func TestRestartWithinAPoll(t *testing.T) {
 	}
 }
 
-// TestDeadEngineLosesItsMirrorWhenItIsBack kills an engine that nobody asks for
-// anything but the router itself: that it is away says nothing of its cache, and
-// that it has another life when it is back does.
-func TestDeadEngineLosesItsMirrorWhenItIsBack(t *testing.T) {
-	e := startSimulated(t, engine.Config{})
-	s := startCaddy(t, simulated([]*engine.Engine{e}))
-	s.mustChat(t, simChat(strings.Repeat("some words ", 200)))
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.fakeWorker(t, e.Addr()).Engine.Type == "vllm" })
-	held := s.told(t, e).Cache.Cached
-	if held == 0 {
-		t.Fatal("the mirror is empty")
-	}
-	before := s.scrape(t)
-	e.Kill()
-	eventually(t, 20*time.Second, "it to be missed", func() bool { return s.fakeWorker(t, e.Addr()).Health.Refusing })
-	if n := s.told(t, e).Cache.Cached; n != held {
-		t.Errorf("while it is away it is thought to hold %d tokens, not %d", n, held)
-	}
-	if err := e.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, 20*time.Second, "the mirror to be cleared", func() bool {
-		m := s.scrape(t)
-		return s.told(t, e).Cache.Cached == 0 && m.value(mirrorCleared, `reason="restarted"`) == before.value(mirrorCleared, `reason="restarted"`)+1
-	})
-}
-
 // TestCacheThatIsGoneIsMissed has an engine report what was predicted, then
 // nothing at all, as one does whose cache was flushed and fills no more.
 func TestCacheThatIsGoneIsMissed(t *testing.T) {

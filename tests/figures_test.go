@@ -221,7 +221,11 @@ func TestRetriesAreCounted(t *testing.T) {
 		t.Run(fmt.Sprintf("%s/%d", v.reason, v.fault.Kind), func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
 			s := startCaddy(t, route(engines, "pool retries", "policy round_robin"))
-			if v.reason == "refused" {
+			if v.reason == "refused" { // and the next look is some seconds away
+				eventually(t, 5*time.Second, "the worker to be looked at", func() bool {
+					n, _ := s.available(t, engines[0].Addr())
+					return n == 1
+				})
 				engines[0].Kill()
 			} else {
 				engines[0].FailNext(1, v.fault)

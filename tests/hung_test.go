@@ -208,6 +208,10 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 func TestRefusedConnectionsAreFree(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool free", "retry_budget 0% 0/s", "policy round_robin"))
+	eventually(t, 10*time.Second, "the first look at the workers", func() bool {
+		up, known := s.available(t, engines[0].Addr())
+		return known && up == 1
+	})
 	before := s.scrape(t)
 	engines[0].Kill()
 	for _, a := range s.together(t) {

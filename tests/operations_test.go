@@ -303,6 +303,10 @@ func TestUnitWritesNoEnvironment(t *testing.T) {
 func TestMetricSaysWhoIsLeftAlone(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy round_robin"))
+	eventually(t, 5*time.Second, "the workers to be looked at", func() bool {
+		v, _ := s.scrape(t).sum("caddy_kv_router_worker_available", `pool="default"`)
+		return v == 3
+	})
 	available := func(e *canned.Engine) float64 {
 		v, there := s.scrape(t).sum("caddy_kv_router_worker_available", `pool="default"`, `worker="`+e.Addr()+`"`)
 		if !there {

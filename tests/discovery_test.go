@@ -1,0 +1,281 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// inTime is how soon the death or return of a worker must be known without any
+// request, and a moment for the test itself.
+const inTime = 5*time.Second + 500*time.Millisecond
+
+// health is what the admin API and the metrics say of a worker: "yes", "no" or
+// "unknown".
+type health struct{ admin, refuses, metric string }
+
+func (s *server) health(t testing.TB, dial string) health {
+	t.Helper()
+	var w struct {
+		Health struct {
+			Available *bool `json:"available"`
+			Refuses   *bool `json:"refuses_connections"`
+		} `json:"health"`
+	}
+	if status, page := s.api(t, http.MethodGet, defaultPool+"/workers/"+dial, nil, &w); status != http.StatusOK {
+		t.Fatalf("worker %s: status %d: %s", dial, status, page)
+	}
+	word := func(yes, known bool) string {
+		switch {
+		case !known:
+			return "unknown"
+		case yes:
+			return "yes"
+		}
+		return "no"
+	}
+	said := func(b *bool) string { return word(b != nil && *b, b != nil) }
+	v, known := s.available(t, dial)
+	return health{said(w.Health.Available), said(w.Health.Refuses), word(v == 1, known)}
+}
+
+// agreed returns what the admin API and the metrics say of a worker, and fails the
+// test if they contradict each other: a change between two looks is none.
+func (s *server) agreed(t testing.TB, dial string) health {
+	t.Helper()
+	a, b := s.health(t, dial), s.health(t, dial)
+	if a == b && (a.admin != a.metric || a.refuses == "yes" && a.admin != "no" || (a.refuses == "unknown") != (a.admin == "unknown")) {
+		t.Fatalf("worker %s: contradiction %+v", dial, a)
+	}
+	return b
+}
+
+// TestWorkersAreKnownWithoutRequests has live workers and one that never was
+// there. Two die, come back and outlive a reload, and nobody sends a request.
+func TestWorkersAreKnownWithoutRequests(t *testing.T) {
+	alive := startEngines(t, 1, canned.Pace{})[0]
+	f := startFake(t, fakeVLLM("0.20.0", func() string { return vllmRanks(1) }))
+	configured := startFake(t, nil)
+	dead := freeAddr(t)
+	dials := []string{alive.Addr(), f.addr(), configured.addr(), dead}
+	site := fmt.Sprintf("kv_router %s %s %s %s {\nworker %s {\nengine other\nmodels m\n}\n%%s\n}", alive.Addr(), f.addr(), configured.addr(), dead, configured.addr())
+	s := startCaddy(t, fmt.Sprintf(site, ""))
+	become := func(when string, want map[string]string) {
+		t.Helper()
+		for deadline := time.Now().Add(inTime); ; time.Sleep(20 * time.Millisecond) {
+			wrong := ""
+			for _, dial := range dials {
+				if h := s.agreed(t, dial); h.admin != want[dial] {
+					wrong = fmt.Sprintf("worker %s is %+v, want %s", dial, h, want[dial])
+				}
+			}
+			if wrong == "" {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %s", when, wrong)
+			}
+		}
+	}
+	want := map[string]string{alive.Addr(): "yes", f.addr(): "yes", configured.addr(): "yes", dead: "no"}
+	become("at first", want)
+	want[f.addr()], want[configured.addr()] = "no", "no"
+	f.stop()
+	configured.stop()
+	become("after two have died", want)
+	want[f.addr()], want[configured.addr()] = "yes", "yes"
+	f.again(t)
+	configured.again(t)
+	become("after two have come back", want)
+	if err := s.reload(fmt.Sprintf(site, "index {\ntext_block 128\n}")); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		become("after a reload", want)
+	}
+	if n := s.pool(t).Settings.TextBlock; n != 128 {
+		t.Errorf("the settings of the new configuration are not in force without a request: text_block %d", n)
+	}
+}
+
+// TestFirstRequestGoesToNoDeadWorker has the router find a dead worker before the
+// first request comes, and its return before the next.
+func TestFirstRequestGoesToNoDeadWorker(t *testing.T) {
+	a, b := startFake(t, nil), startFake(t, nil)
+	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr()+" {\npolicy round_robin\n}")
+	b.stop()
+	before := s.scrape(t).value(retriesTotal)
+	eventually(t, inTime, "its death to be known", func() bool { return s.health(t, b.addr()).admin == "no" })
+	for range 4 {
+		s.mustChat(t, simChat("hello"))
+	}
+	if n := s.scrape(t).value(retriesTotal) - before; n != 0 {
+		t.Errorf("%v requests were sent to the dead worker", n)
+	}
+	b.again(t)
+	eventually(t, inTime, "its return to be known", func() bool { return s.health(t, b.addr()).admin == "yes" })
+	for range 2 {
+		s.mustChat(t, simChat("hello"))
+	}
+	if n := b.asked("/v1/chat/completions"); n != 1 {
+		t.Errorf("the worker that is back got %d of 2 requests", n)
+	}
+	a.stop()
+	b.stop()
+	eventually(t, inTime, "both deaths to be known", func() bool {
+		return s.health(t, a.addr()).admin == "no" && s.health(t, b.addr()).admin == "no"
+	})
+	a.again(t)
+	s.mustChat(t, simChat("marks never empty a pool"))
+}
+
+// TestRefusedConnectionLosesTheCache stops an engine, of which nothing is asked by
+// clients meanwhile, and starts it again.
+func TestRefusedConnectionLosesTheCache(t *testing.T) {
+	for name, tells := range map[string]func(http.ResponseWriter, *http.Request) bool{
+		"vLLM": fakeVLLM("0.20.0", func() string { return "process_start_time_seconds 1763740000.5\n" + vllmRanks(1) }),
+		"any":  nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFake(t, tells)
+			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			for range 2 {
+				s.mustChat(t, simChat(someWords(1000)))
+			}
+			if s.fakeWorker(t, f.addr()).Cache.Cached == 0 {
+				t.Fatal("nothing is thought to be held")
+			}
+			f.stop()
+			eventually(t, inTime, "the mirror to be cleared", func() bool { return s.fakeWorker(t, f.addr()).Cache.Cached == 0 })
+			f.again(t)
+			if a := s.mustChat(t, simChat(someWords(1000))); a.header.Get("X-KV-Reason") != "load" {
+				t.Errorf("the first request after it is chosen by %q", a.header.Get("X-KV-Reason"))
+			}
+		})
+	}
+}
+
+// TestFirstPromptsOfTokenIDsAreFoundAgain sends one as the very first request,
+// when the engines have not yet told their block size.
+func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		path, body string
+		block      int
+		slow       time.Duration
+	}{
+		"prompt, 32":      {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 32, 0},
+		"prompt, 32 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 32, 600 * time.Millisecond},
+		"prompt, 64 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 64, 600 * time.Millisecond},
+		"text, 64 slow":   {"/v1/completions", `{"model":"sim-8b","prompt":"` + someWords(1000) + `"}`, 64, 600 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tells := fakeVLLM("0.20.0", func() string {
+				time.Sleep(c.slow)
+				return fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"10000\"} 1.0\n", c.block)
+			})
+			f := startFake(t, tells)
+			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			start := time.Now()
+			predicted := func() string {
+				a := s.post(t.Context(), c.path, []byte(c.body))
+				if a.status != http.StatusOK {
+					t.Fatalf("status %d: %s", a.status, a.body)
+				}
+				return a.header.Get("X-KV-Predicted-Cached-Tokens")
+			}
+			if n := predicted(); n != "0" {
+				t.Errorf("of the first one %s tokens are thought to be cached", n)
+			}
+			if d := time.Since(start); d > 1500*time.Millisecond || name == "text, 64 slow" && d > 400*time.Millisecond {
+				t.Errorf("the first one took %v", d)
+			}
+			eventually(t, 5*time.Second, "the block size to be known", func() bool {
+				var p struct {
+					Settings struct {
+						BlockSize int `json:"block_size_tokens"`
+					} `json:"settings"`
+				}
+				s.api(t, http.MethodGet, defaultPool, nil, &p)
+				return p.Settings.BlockSize == c.block
+			})
+			if n := predicted(); n == "0" {
+				t.Error("the same prompt is not found again")
+			}
+		})
+	}
+}
+
+// TestRejectedConfigurationAsksNobody has configurations validated and rejected,
+// before and while another one serves.
+func TestRejectedConfigurationAsksNobody(t *testing.T) {
+	var asked atomic.Int64
+	other := startFake(t, func(http.ResponseWriter, *http.Request) bool { asked.Add(1); return false })
+	f := startFake(t, nil)
+	s := startCaddy(t, "kv_router "+f.addr())
+	eventually(t, inTime, "the worker to be known", func() bool { return s.health(t, f.addr()).admin == "yes" })
+	busy := startFake(t, nil)
+	for name, load := range map[string]func() error{
+		"not provisioned": func() error { return s.load("kv_router " + other.addr() + rejected) },
+		"not started": func() error {
+			return s.load("kv_router " + other.addr() + "\n}\nhttp://" + busy.addr() + " {\nrespond hello")
+		},
+		"validated": func() error {
+			doc, err := adapt(s.caddyfile("kv_router " + other.addr()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var cfg caddy.Config
+			if err := json.Unmarshal(doc, &cfg); err != nil {
+				t.Fatal(err)
+			}
+			if err := caddy.Validate(&cfg); err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Errorf("only validated")
+		},
+	} {
+		if err := load(); err == nil {
+			t.Errorf("%s: the configuration was accepted", name)
+		}
+	}
+	time.Sleep(500 * time.Millisecond) // nothing happens meanwhile
+	if n := asked.Load(); n > 0 {
+		t.Errorf("a worker of rejected configurations was asked %d times", n)
+	}
+	var ws []adminWorker
+	s.api(t, http.MethodGet, defaultPool+"/workers", nil, &ws)
+	if len(ws) != 1 || ws[0].Dial != f.addr() {
+		t.Errorf("workers %+v, want only %s", ws, f.addr())
+	}
+	s.mustChat(t, simChat("hello"))
+}
+
+// TestUnknownIsNotShownAsKnown looks at a worker that is never asked anything, for
+// its address has a placeholder, before and after a request.
+func TestUnknownIsNotShownAsKnown(t *testing.T) {
+	f := startFake(t, nil)
+	s := startCaddy(t, "kv_router {http.request.header.X-Worker}")
+	s.mustChat(t, simChat("hello"), "X-Worker", f.addr())
+	if h := s.agreed(t, f.addr()); h.admin != "yes" {
+		t.Errorf("a worker that has just answered is %+v", h)
+	}
+	var w struct {
+		Engine struct {
+			Contradictions []string `json:"contradictions"`
+		} `json:"engine"`
+	}
+	s.api(t, http.MethodGet, defaultPool+"/workers/"+f.addr(), nil, &w)
+	if w.Engine.Contradictions != nil {
+		t.Error("contradictions of an engine that tells nothing are not null")
+	}
+	if v, said := s.scrape(t).sum("caddy_kv_router_worker_contradictions", `worker="`+f.addr()+`"`); said {
+		t.Errorf("the metrics say that they are %v", v)
+	}
+}
