@@ -64,6 +64,7 @@ type route struct {
 
 	answer   *observer // of the attempt that answers the client
 	bound    uint64    // version of the session's binding as last seen; 0 = none
+	home     uint64    // the same of plan.session.key, which may be another key
 	seenAt   kvscore.Target
 	keptFor  time.Duration // its time to live
 	cached   int64         // tokens, as the engine reported them; -1 is unknown
