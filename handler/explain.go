@@ -123,6 +123,9 @@ type candidateView struct {
 	SharedBlocks   float64 `json:"shared_blocks"`
 	Requests       int     `json:"requests"`
 	Cost           float64 `json:"cost"`
+	// Unknown says that the worker's load is not known, and the medians of the
+	// others' stand for it.
+	Unknown bool `json:"load_unknown"`
 }
 
 // leftOut is a worker that is no candidate.
@@ -226,7 +229,7 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 		c := &rt.sel.Candidates[i]
 		e.Candidates = append(e.Candidates, candidateView{
 			c.Target.Worker, rt.workers[i].dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
-			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost,
+			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
 		})
 	}
 	c, preferred := &rt.sel.Candidates[x.Chosen], rt.sel.Candidates[x.Preferred].Target
@@ -261,7 +264,7 @@ func why(x kvscore.Explanation, bound, candidates int, passesThrough bool) strin
 	case candidates == 1:
 		return "it is the only candidate"
 	case x.Fault:
-		return "the policy returned no candidate, and the first one is taken"
+		return "the policy returned no candidate, or changed their list, and the least loaded one is taken"
 	case len(x.Drawn) > 0:
 		return "the policy draws it among several"
 	case passesThrough:

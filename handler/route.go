@@ -297,6 +297,7 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
 	i, lease := rt.pool.scheduler.Select(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
+	rt.noticeChoice(t)
 	if !rt.takeSlot(rt.workers[i]) {
 		lease.End(false, nil)
 		if rt.onlyReserved() {
@@ -322,6 +323,22 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	}
 	return rt.last
 }
+
+// noticeChoice tells the log of what degraded the choice.
+func (rt *route) noticeChoice(t time.Time) {
+	if rt.sel.Fault {
+		rt.pool.incidents.met(t, incidentFault, rt.pool.logger)
+	}
+	if rt.sel.Unknown > 0 {
+		rt.pool.incidents.met(t, incidentUnknown, rt.pool.logger)
+	}
+}
+
+// Conditions that last, as the log and the admin API say them.
+const (
+	incidentFault   = "policy that returns no candidate or changes their list, the least loaded worker is taken"
+	incidentUnknown = "load of some workers is unknown, the median of the others stands for it"
+)
 
 // policy returns who chooses for this request.
 func (rt *route) policy() kvscore.Policy {

@@ -8,8 +8,14 @@ import "sync"
 // independent draws, but a run of bad luck cannot pile new work on one target.
 // The zero value is ready for use, by many goroutines.
 type Ties struct {
-	mu   sync.Mutex
-	owed map[Target]float64
+	mu    sync.Mutex
+	debts []debt         // in the order in which the targets were met first
+	where map[Target]int // in debts
+}
+
+type debt struct {
+	target Target
+	owed   float64
 }
 
 // maxOwed bounds what is remembered: far more targets than a pool has, so that
@@ -28,19 +34,19 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	debts := t.owed
-	if debts == nil || len(debts) > maxOwed {
-		debts = make(map[Target]float64, len(tied))
-	}
-	if !s.Dry {
-		t.owed = debts
+	if len(t.debts) > maxOwed && !s.Dry {
+		t.debts, t.where = nil, nil
 	}
 	share := 1 / float64(len(tied))
-	best, most, equal := 0, 0.0, 0
+	best, most, equal, at := 0, 0.0, 0, -1
 	for _, i := range tied {
-		owed := debts[s.Candidates[i].Target] + share
+		at = t.find(s.Candidates[i].Target, at+1, s.Dry)
+		owed := share
+		if at >= 0 {
+			owed += t.debts[at].owed
+		}
 		if !s.Dry {
-			debts[s.Candidates[i].Target] = owed
+			t.debts[at].owed = owed
 		}
 		switch {
 		case equal == 0 || owed > most+sameDebt:
@@ -53,13 +59,44 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 		}
 	}
 	if s.Dry {
-		for _, i := range tied {
-			if debts[s.Candidates[i].Target]+share > most-sameDebt {
-				s.Drawn = append(s.Drawn, i)
-			}
-		}
+		t.draw(s, tied, most-share)
 		return best
 	}
-	debts[s.Candidates[best].Target]--
+	t.debts[t.find(s.Candidates[best].Target, best, false)].owed--
 	return best
+}
+
+// draw names the candidates that are owed so much. The lock is held.
+func (t *Ties) draw(s *Selection, tied []int, most float64) {
+	for _, i := range tied {
+		owed := 0.0
+		if at := t.find(s.Candidates[i].Target, 0, true); at >= 0 {
+			owed = t.debts[at].owed
+		}
+		if owed > most-sameDebt {
+			s.Drawn = append(s.Drawn, i)
+		}
+	}
+}
+
+// find returns where the debt to a target is, a new one if there is none yet; -1
+// if there is none and dry is set. It looks at the place that is guessed first:
+// lists of candidates have one order, mostly, and long ones would cost a look-up
+// for each candidate. The lock is held.
+func (t *Ties) find(target Target, guess int, dry bool) int {
+	if guess < len(t.debts) && t.debts[guess].target == target {
+		return guess
+	}
+	at, known := t.where[target]
+	switch {
+	case known:
+		return at
+	case dry:
+		return -1
+	case t.where == nil:
+		t.where = make(map[Target]int)
+	}
+	t.where[target] = len(t.debts)
+	t.debts = append(t.debts, debt{target: target})
+	return len(t.debts) - 1
 }
