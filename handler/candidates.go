@@ -2,8 +2,9 @@ package handler
 
 import (
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -29,17 +30,33 @@ func (r resort) allows(w *worker, t time.Time) bool {
 	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
 }
 
-// worker returns the worker behind an upstream. Placeholders in its address may
-// stand for another one with each request.
-func (rt *route) worker(up *reverseproxy.Upstream) *worker {
-	dial := up.Dial
-	if strings.Contains(dial, "{") {
-		dial = rt.repl.ReplaceAll(dial, "")
+// room is what a choice is made in. It is as large as the pool, so that it is
+// used again, and belongs to a request only while that chooses.
+type room struct {
+	sel       kvscore.Selection
+	targets   []kvscore.TargetRef
+	upstreams []*reverseproxy.Upstream // of targets
+	workers   []*worker                // of targets
+	full      []*worker                // left out only because they are full
+	factors   []float64                // of targets, see score
+	shadow    []kvscore.Candidate
+}
+
+// enterRoom gives the request a room.
+func (rt *route) enterRoom() {
+	r, ok := rt.pool.rooms.Get().(*room)
+	if !ok {
+		r = new(room)
 	}
-	if rt.dry {
-		return rt.pool.peek(dial)
-	}
-	return rt.pool.worker(dial)
+	r.sel.Rand = random{}
+	rt.room = r
+}
+
+// leaveRoom takes it away.
+func (rt *route) leaveRoom() {
+	rt.sel.Blocks, rt.sel.Override = nil, nil
+	rt.pool.rooms.Put(rt.room)
+	rt.room = nil
 }
 
 // gather fills in the targets to choose from: workers that are available and
@@ -47,33 +64,31 @@ func (rt *route) worker(up *reverseproxy.Upstream) *worker {
 // there are any; of these, those that are not full. It tells what it had to
 // resort to.
 func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
+	rows := rt.table(pool).rows
 	for _, used = range resorts {
-		rt.targets, rt.upstreams, rt.workers = rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
-		rt.wait.full = rt.wait.full[:0]
-		for _, up := range pool {
+		rt.targets, rt.upstreams, rt.workers, rt.full = rt.targets[:0], rt.upstreams[:0], rt.workers[:0], rt.full[:0]
+		for i, up := range pool {
 			if !available(up) {
 				continue
 			}
-			w := rt.worker(up)
-			if !rt.dry {
-				w.seen.Store(t.Unix())
-				rt.h.met(w)
-			}
-			if slices.Contains(rt.tried, w) || slices.Contains(rt.workers, w) || !rt.fits(w) {
+			row := &rows[i]
+			w := row.worker
+			rt.meet(w, t)
+			if slices.Contains(rt.tried, w) || row.again && slices.Contains(rt.workers, w) || !rt.fits(w) {
 				continue
 			}
 			if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
 				continue
 			}
 			if rt.isFull(w) {
-				rt.wait.full = append(rt.wait.full, w)
+				rt.full = append(rt.full, w)
 				continue
 			}
-			for rank := range w.ranks() {
+			for rank, target := range row.targets {
 				if !rt.mayUse(rank) {
 					continue
 				}
-				rt.targets = append(rt.targets, w.target(rank))
+				rt.targets = append(rt.targets, target)
 				rt.upstreams = append(rt.upstreams, up)
 				rt.workers = append(rt.workers, w)
 			}
@@ -81,11 +96,22 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 		if len(rt.targets) > 0 {
 			return used, true
 		}
-		if len(rt.wait.full) > 0 {
+		if len(rt.full) > 0 {
 			break // they are waited for: what is left is worse
 		}
 	}
 	return resort{}, false
+}
+
+// meet notes that a worker is an upstream of a request.
+func (rt *route) meet(w *worker, t time.Time) {
+	if rt.dry {
+		return
+	}
+	if sec := t.Unix(); w.seen.Load() != sec { // what is only read is shared by all processors
+		w.seen.Store(sec)
+	}
+	rt.h.met(w)
 }
 
 // available tells whether the proxy takes an upstream to be. Those of a dynamic

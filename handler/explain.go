@@ -189,7 +189,9 @@ func (h *Handler) dryRoute(r *http.Request, p *plan) *route {
 func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	e, t := h.newExplanation(), now()
 	rt := h.dryRoute(r, p)
-	rt.start, rt.sel.Rand = t, random{}
+	rt.start = t
+	rt.enterRoom()
+	defer rt.leaveRoom()
 	e.Plan = rt.viewPlan()
 	if p.request != nil && h.nobodyServes(p.model) {
 		return e.refuse(&ownError{p.api, http.StatusNotFound, codeNoModel, "model", errors.New("no worker serves the model")})
@@ -200,7 +202,7 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	rt.offered = h.upstreams(r)
 	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
-	if !found && len(rt.wait.full) > 0 {
+	if !found && len(rt.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
 		if p.ext.QueryOnly() {
 			rt.roomy = true
@@ -215,7 +217,11 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 		return e.refuse(&ownError{api: p.api, status: http.StatusServiceUnavailable, code: codeNoWorker, err: rt.errNobody()})
 	}
 	bound := rt.boundPosition()
-	x := rt.pool.scheduler.Explain(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
+	targets := make([]kvscore.Target, 0, len(rt.targets))
+	for _, ref := range rt.targets {
+		targets = append(targets, ref.Target)
+	}
+	x := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.sel)
 	e.fill(rt, x, bound, used)
 	return e
 }
@@ -321,7 +327,7 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 			why = "not_allowed"
 		case !rt.fits(w):
 			why = "other_models"
-		case slices.Contains(rt.wait.full, w):
+		case slices.Contains(rt.full, w):
 			why = "full"
 		case w.draining():
 			why = "draining"

@@ -161,6 +161,7 @@ type Handler struct {
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
+	table      atomic.Pointer[table] // of the upstreams last offered
 	holdsPool  bool
 	proxyReady bool
 	keepBody   bool   // other handlers may read it after the answer's header

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,6 +17,8 @@ import (
 // The mark is passive and only ever a preference: if all workers are marked,
 // the marks are ignored.
 type health struct {
+	marked atomic.Bool // window is not 0; for those who need no more than that
+
 	mu     sync.Mutex
 	until  time.Time // rated down before
 	fails  int       // in a row
@@ -50,6 +53,9 @@ const (
 // available tells whether the worker should get a request beside those that
 // it has.
 func (h *health) available(now time.Time) bool {
+	if !h.marked.Load() {
+		return true
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.open(now)
@@ -119,6 +125,7 @@ func (h *health) fail(now, begun time.Time, wait time.Duration, busy bool) bool 
 		h.fails++
 	}
 	h.until, h.window, h.probes = now.Add(down), 1, 0
+	h.marked.Store(true)
 	h.mark++
 	return was
 }
@@ -139,6 +146,7 @@ func (h *health) succeed(now, begun time.Time) bool {
 		return false
 	}
 	h.window, h.probes = 0, 0
+	h.marked.Store(false)
 	return true
 }
 

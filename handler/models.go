@@ -64,8 +64,8 @@ func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
 }
 
 func (rt *route) somebodyServes(pool reverseproxy.UpstreamPool, model string) bool {
-	for _, up := range pool {
-		if yes, _ := rt.worker(up).serves(model); yes {
+	for _, row := range rt.table(pool).rows {
+		if yes, _ := row.worker.serves(model); yes {
 			return true
 		}
 	}

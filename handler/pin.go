@@ -154,7 +154,7 @@ func (rt *route) pinnedPosition(session kvscore.Target) int {
 	if len(rt.targets) != 1 {
 		return -1
 	}
-	rt.wait.away = rt.bound != 0 && session != rt.targets[0]
+	rt.wait.away = rt.bound != 0 && session != rt.targets[0].Target
 	return 0
 }
 

@@ -77,8 +77,8 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 	if rt.model == "" {
 		return false
 	}
-	for _, up := range rt.offered {
-		if w := rt.worker(up); w.id == t.Worker {
+	for _, row := range rt.table(rt.offered).rows {
+		if w := row.worker; w.id == t.Worker {
 			return !rt.servesModel(w)
 		}
 	}

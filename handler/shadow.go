@@ -39,7 +39,8 @@ func (h *Handler) loadShadow(ctx caddy.Context) error {
 // and that is booked: at position chosen of rt.sel.
 func (s *shadow) compare(rt *route, chosen int) {
 	sel := rt.sel // and candidates of its own, without the active policy's costs
-	sel.Candidates = slices.Clone(rt.sel.Candidates)
+	rt.shadow = append(rt.shadow[:0], rt.sel.Candidates...)
+	sel.Candidates = rt.shadow
 	for i := range sel.Candidates {
 		sel.Candidates[i].Cost = 0
 	}
@@ -74,4 +75,4 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 }
 
 // isOf tells whether a candidate is still that of a target.
-func isOf(c kvscore.Candidate, t kvscore.Target) bool { return c.Target == t }
+func isOf(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }
