@@ -27,7 +27,7 @@ var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true,
 
 // allows tells whether a worker may be used, at that resort.
 func (r resort) allows(w *worker, t time.Time) bool {
-	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
+	return (r.draining || !w.draining()) && (r.marked || !w.health.marked.Load() || w.health.available(t))
 }
 
 // room is what a choice is made in. It is as large as the pool, so that it is
@@ -66,33 +66,7 @@ func (rt *route) leaveRoom() {
 func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
 	rows := rt.table(pool).rows
 	for _, used = range resorts {
-		rt.targets, rt.upstreams, rt.workers, rt.full = rt.targets[:0], rt.upstreams[:0], rt.workers[:0], rt.full[:0]
-		for i, up := range pool {
-			if !available(up) {
-				continue
-			}
-			row := &rows[i]
-			w := row.worker
-			rt.meet(w, t)
-			if slices.Contains(rt.tried, w) || row.again && slices.Contains(rt.workers, w) || !rt.fits(w) {
-				continue
-			}
-			if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
-				continue
-			}
-			if rt.isFull(w) {
-				rt.full = append(rt.full, w)
-				continue
-			}
-			for rank, target := range row.targets {
-				if !rt.mayUse(rank) {
-					continue
-				}
-				rt.targets = append(rt.targets, target)
-				rt.upstreams = append(rt.upstreams, up)
-				rt.workers = append(rt.workers, w)
-			}
-		}
+		rt.seat(pool, rows, used, t)
 		if len(rt.targets) > 0 {
 			return used, true
 		}
@@ -103,15 +77,55 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 	return resort{}, false
 }
 
-// meet notes that a worker is an upstream of a request.
-func (rt *route) meet(w *worker, t time.Time) {
-	if rt.dry {
-		return
+// seat is gather with one resort. What most requests do not ask of a worker is
+// found out once, not for each worker.
+func (rt *route) seat(pool reverseproxy.UpstreamPool, rows []tableRow, used resort, t time.Time) {
+	targets, upstreams, workers := rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
+	rt.full = rt.full[:0]
+	choosy, anyRank, second := rt.choosy(), rt.anyRank(), t.Unix()
+	for i, up := range pool {
+		if !available(up) {
+			continue
+		}
+		row := &rows[i]
+		w := row.worker
+		if !rt.dry {
+			rt.meet(w, second)
+		}
+		if row.again && slices.Contains(workers, w) || slices.Contains(rt.tried, w) || choosy && !rt.fits(w) {
+			continue
+		}
+		if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
+			continue
+		}
+		if w.slots.full() && rt.isFull(w) {
+			rt.full = append(rt.full, w)
+			continue
+		}
+		for rank, target := range row.targets {
+			if anyRank || rt.mayUse(rank) {
+				targets, upstreams, workers = append(targets, target), append(upstreams, up), append(workers, w)
+			}
+		}
 	}
-	if sec := t.Unix(); w.seen.Load() != sec { // what is only read is shared by all processors
-		w.seen.Store(sec)
+	rt.targets, rt.upstreams, rt.workers = targets, upstreams, workers
+}
+
+// choosy tells whether there may be workers that do not fit the request.
+func (rt *route) choosy() bool {
+	e := rt.plan.ext
+	return rt.pinned() || rt.model != "" || rt.apart || rt.plan.pin.rank.Set ||
+		e.AllowedWorkerIDs != nil || len(e.RoutingConstraints.RequiredTaints) > 0
+}
+
+// meet notes that a worker is an upstream of a request, in a second of Unix time.
+func (rt *route) meet(w *worker, second int64) {
+	if w.seen.Load() != second { // what is only read is shared by all processors
+		w.seen.Store(second)
 	}
-	rt.h.met(w)
+	if rt.h.ReverseProxy.DynamicUpstreams != nil {
+		rt.h.met(w)
+	}
 }
 
 // available tells whether the proxy takes an upstream to be. Those of a dynamic

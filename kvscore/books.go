@@ -29,9 +29,6 @@ type books struct {
 
 // promptBlocks returns the KV blocks of active prompts on a target.
 func (s *Scheduler) promptBlocks(b *books) float64 {
-	if b.requests == 0 {
-		return 0
-	}
 	tokens := s.index.InUse(b.slot)
 	for _, slot := range b.before {
 		tokens += s.index.InUse(slot)

@@ -122,9 +122,10 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
 	}
 	sel.Fault, sel.Unknown = false, 0
-	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))
+	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]
 	for i := range among {
-		c := Candidate{Target: among[i].Target, RequestBlocks: float64(len(r.Blocks)) * scale}
+		c := &sel.Candidates[i]
+		*c = Candidate{Target: among[i].Target, RequestBlocks: float64(len(r.Blocks)) * scale}
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
@@ -132,18 +133,21 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.Unknown = true
 			sel.Unknown++
 		} else {
-			b.settle(now)
+			if len(b.due) > 0 {
+				b.settle(now)
+			}
 			held, inUse := at(s.match.Held, b.slot), at(s.match.InUse, b.slot)
 			c.OverlapBlocks = float64(held) * scale
 			c.OverlapTokens = min(int64(float64(held)*r.BlockTokens+0.5), r.Tokens)
 			c.SharedBlocks = float64(inUse) * scale
 			c.PrefillTokens = b.prefill
-			c.PromptBlocks = s.promptBlocks(b)
+			if b.requests > 0 {
+				c.PromptBlocks = s.promptBlocks(b)
+			}
 			c.UnsharedBlocks = b.unshared
 			c.OutputBlocks = max(0, float64(b.output)-b.faded)
 			c.Requests = b.requests
 		}
-		sel.Candidates = append(sel.Candidates, c)
 	}
 	if sel.Unknown > 0 {
 		sel.assume()

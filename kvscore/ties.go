@@ -1,6 +1,9 @@
 package kvscore
 
-import "sync"
+import (
+	"math"
+	"sync"
+)
 
 // Ties breaks ties uniformly, and evenly: each time, every tied target is
 // owed an equal share of the choice, and the one that is owed most gets it,
@@ -26,10 +29,14 @@ const maxOwed = 4096
 // of the same fractions differ in their last bits.
 const sameDebt = 1e-9
 
-// Pick returns one of tied, which are positions in s.Candidates. Where s.Dry is
-// set nobody's debt changes, and those that are owed the same are s.Drawn.
+// Pick returns one of tied, which are positions in s.Candidates; it overwrites
+// the list. Where s.Dry is set no debt changes, and those that are owed the same
+// are s.Drawn.
 func (t *Ties) Pick(s *Selection, tied []int) int {
-	if len(tied) == 1 {
+	switch len(tied) {
+	case 0:
+		return 0 // no cost equals itself: none is a number
+	case 1:
 		return tied[0]
 	}
 	t.mu.Lock()
@@ -37,46 +44,41 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 	if len(t.debts) > maxOwed && !s.Dry {
 		t.debts, t.where = nil, nil
 	}
-	share := 1 / float64(len(tied))
-	best, most, equal, at := 0, 0.0, 0, -1
+	share, most, at := 1/float64(len(tied)), math.Inf(-1), -1
 	for _, i := range tied {
-		at = t.find(s.Candidates[i].Target, at+1, s.Dry)
 		owed := share
-		if at >= 0 {
+		if at = t.find(s.Candidates[i].Target, at+1, s.Dry); at >= 0 {
 			owed += t.debts[at].owed
 		}
 		if !s.Dry {
 			t.debts[at].owed = owed
 		}
-		switch {
-		case equal == 0 || owed > most+sameDebt:
-			best, most, equal = i, owed, 1
-		case owed > most-sameDebt:
-			equal++
-			if s.Rand.IntN(equal) == 0 {
-				best = i
-			}
+		most = max(most, owed)
+	}
+	if !s.Dry {
+		share = 0 // the debts have it now
+	}
+	equal := tied[:0]
+	at = -1
+	for _, i := range tied {
+		owed := share
+		if at = t.find(s.Candidates[i].Target, at+1, s.Dry); at >= 0 {
+			owed += t.debts[at].owed
+		}
+		if owed > most-sameDebt {
+			equal = append(equal, i)
 		}
 	}
+	best := equal[0]
+	if len(equal) > 1 {
+		best = equal[s.Rand.IntN(len(equal))]
+	}
 	if s.Dry {
-		t.draw(s, tied, most-share)
+		s.Drawn = append(s.Drawn, equal...)
 		return best
 	}
 	t.debts[t.find(s.Candidates[best].Target, best, false)].owed--
 	return best
-}
-
-// draw names the candidates that are owed so much. The lock is held.
-func (t *Ties) draw(s *Selection, tied []int, most float64) {
-	for _, i := range tied {
-		owed := 0.0
-		if at := t.find(s.Candidates[i].Target, 0, true); at >= 0 {
-			owed = t.debts[at].owed
-		}
-		if owed > most-sameDebt {
-			s.Drawn = append(s.Drawn, i)
-		}
-	}
 }
 
 // find returns where the debt to a target is, a new one if there is none yet; -1
