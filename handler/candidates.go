@@ -39,6 +39,7 @@ type room struct {
 	workers   []*worker                // of targets
 	full      []*worker                // left out only because they are full
 	factors   []float64                // of targets, see score
+	served    []bool                   // of table.models
 	shadow    []kvscore.Candidate
 }
 
@@ -64,9 +65,9 @@ func (rt *route) leaveRoom() {
 // there are any; of these, those that are not full. It tells what it had to
 // resort to.
 func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
-	rows := rt.table(pool).rows
+	tab := rt.table(pool)
 	for _, used = range resorts {
-		rt.seat(pool, rows, used, t)
+		rt.seat(pool, tab, used, t)
 		if len(rt.targets) > 0 {
 			return used, true
 		}
@@ -79,21 +80,31 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 
 // seat is gather with one resort. What most requests do not ask of a worker is
 // found out once, not for each worker.
-func (rt *route) seat(pool reverseproxy.UpstreamPool, rows []tableRow, used resort, t time.Time) {
+func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t time.Time) {
 	targets, upstreams, workers := rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
 	rt.full = rt.full[:0]
 	choosy, anyRank, second := rt.choosy(), rt.anyRank(), t.Unix()
+	byModel, fresh := rt.model != "" && !rt.pinned(), true
+	if byModel {
+		rt.served = tab.serve(rt.model, rt.served[:0])
+	}
 	for i, up := range pool {
 		if !available(up) {
 			continue
 		}
-		row := &rows[i]
+		row := &tab.rows[i]
 		w := row.worker
 		if !rt.dry {
 			rt.meet(w, second)
 		}
 		if row.again && slices.Contains(workers, w) || slices.Contains(rt.tried, w) || choosy && !rt.fits(w) {
 			continue
+		}
+		if byModel {
+			yes, now := row.serves(rt.model, rt.served)
+			if fresh = fresh && now; !yes {
+				continue
+			}
 		}
 		if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
 			continue
@@ -109,12 +120,16 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, rows []tableRow, used reso
 		}
 	}
 	rt.targets, rt.upstreams, rt.workers = targets, upstreams, workers
+	if !fresh {
+		rt.h.table.CompareAndSwap(tab, nil) // the next request makes a new one
+	}
 }
 
-// choosy tells whether there may be workers that do not fit the request.
+// choosy tells whether there may be workers that do not fit the request for
+// another reason than its model.
 func (rt *route) choosy() bool {
 	e := rt.plan.ext
-	return rt.pinned() || rt.model != "" || rt.apart || rt.plan.pin.rank.Set ||
+	return rt.pinned() || rt.apart || rt.plan.pin.rank.Set ||
 		e.AllowedWorkerIDs != nil || len(e.RoutingConstraints.RequiredTaints) > 0
 }
 

@@ -1,6 +1,8 @@
 package handler
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -15,13 +17,18 @@ import (
 type table struct {
 	layout uint64
 	list   reverseproxy.UpstreamPool
-	rows   []tableRow // of each upstream
+	rows   []tableRow        // of each upstream
+	models []map[string]bool // the different sets of models that workers serve
 }
 
 type tableRow struct {
 	worker  *worker
 	targets []kvscore.TargetRef // by rank
 	again   bool                // an earlier upstream has the same worker
+
+	served     int // in table.models
+	told       *modelList
+	configured *map[string]bool
 }
 
 // table returns the table of a list of upstreams.
@@ -68,6 +75,7 @@ func (rt *route) newTable(list reverseproxy.UpstreamPool) (t *table, lasting boo
 		_, again := met[w]
 		met[w] = struct{}{}
 		t.rows[i].worker, t.rows[i].again = w, again
+		t.group(&t.rows[i])
 		ranks[i] = w.ranks()
 		for rank := range ranks[i] {
 			targets = append(targets, w.target(rank))
@@ -81,6 +89,42 @@ func (rt *route) newTable(list reverseproxy.UpstreamPool) (t *table, lasting boo
 		t.rows[i].targets, refs = refs[:n:n], refs[n:]
 	}
 	return t, lasting
+}
+
+// group finds the set of models that the row's worker serves.
+func (t *table) group(row *tableRow) {
+	row.told, row.configured = row.worker.models.Load(), row.worker.configured.Load()
+	var models map[string]bool
+	if row.configured != nil {
+		models = *row.configured
+	} else if row.told != nil {
+		models = row.told.ids
+	}
+	row.served = slices.IndexFunc(t.models, func(m map[string]bool) bool { return maps.Equal(m, models) })
+	if row.served < 0 {
+		row.served = len(t.models)
+		t.models = append(t.models, models)
+	}
+}
+
+// serve appends for each of t.models whether the model is in it.
+func (t *table) serve(model string, list []bool) []bool {
+	for _, models := range t.models {
+		list = append(list, models[model])
+	}
+	return list
+}
+
+// serves tells whether the row's worker serves a model, of which serve has
+// returned by. fresh is false if the worker's models are not those of the table
+// any more.
+func (row *tableRow) serves(model string, by []bool) (yes, fresh bool) {
+	w := row.worker
+	if w.models.Load() == row.told && w.configured.Load() == row.configured {
+		return by[row.served], true
+	}
+	yes, _ = w.serves(model)
+	return yes, false
 }
 
 // worker returns the worker behind an upstream. Placeholders in its address may

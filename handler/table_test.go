@@ -76,6 +76,57 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	}
 }
 
+// TestTablesHeedNewModels has workers tell other models than when the table was
+// made: each request goes by what they tell now, and the next table has it.
+func TestTablesHeedNewModels(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1", "c:1")
+	list := h.ReverseProxy.Upstreams
+	serve := func(dial string, models ...string) {
+		ids := make(map[string]bool)
+		for _, m := range models {
+			ids[m] = true
+		}
+		h.pool.worker(dial).models.Store(&modelList{ids: ids})
+	}
+	offered := func(model string) (dials string) {
+		t.Helper()
+		rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt, model: model}}
+		rt.enterRoom()
+		defer rt.leaveRoom()
+		rt.model = rt.modelFor(list)
+		rt.gather(list, now())
+		for _, w := range rt.workers {
+			dials += w.dial[:1]
+		}
+		return dials
+	}
+	want := func(model, dials string) {
+		t.Helper()
+		for range 2 { // the second by a new table, perhaps
+			if got := offered(model); got != dials {
+				t.Errorf("%s: offered %s, want %s", model, got, dials)
+			}
+		}
+	}
+	want("x", "abc") // nobody tells
+	serve("a:1", "x", "y")
+	serve("b:1", "x")
+	want("x", "ab")
+	want("y", "a")
+	want("z", "abc")
+	serve("b:1", "y", "x")
+	want("y", "ab")
+	if n := len(h.table.Load().models); n != 2 {
+		t.Errorf("%d sets of models, want that of two workers and the empty one", n)
+	}
+	h.pool.worker("c:1").configured.Store(&map[string]bool{"y": true})
+	serve("a:1", "x")
+	want("y", "bc")
+	want("x", "ab")
+	h.pool.worker("b:1").models.Store(nil)
+	want("x", "a")
+}
+
 // TestTablesOfPlaceholdersAreNotKept: their addresses stand for another worker
 // with each request.
 func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
