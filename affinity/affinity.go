@@ -131,10 +131,11 @@ type Store interface {
 	// RouterOnly one takes over its release.
 	Put(session string, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, error)
 
-	// Remove ends the session's binding and returns it; the end is the
-	// caller's to act upon and is not reported. It returns false for a session
-	// which is unknown or expired.
-	Remove(session string) (Binding, bool)
+	// Remove ends the session's binding if that still has the version, and
+	// returns it; the end is the caller's to act upon and is not reported. It
+	// returns false for a session which is unknown or expired, or whose binding
+	// has another version: that one stays as it is. No binding has version 0.
+	Remove(session string, version uint64) (Binding, bool)
 
 	// CompareAndSwap is Put on the condition that the session's binding still
 	// has the version old, or, for 0, that the session has none. It returns

@@ -45,7 +45,7 @@ func TestEndsAreReported(t *testing.T) {
 	}{
 		{"expired, seen by get", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Get("s") }, []Reason{Expired}},
 		{"expired, seen by peek", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Peek("s") }, []Reason{Expired}},
-		{"expired, seen by remove", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Remove("s") }, []Reason{Expired}},
+		{"expired, seen by remove", func(r *Ristretto, c *fakeClock) { c.advance(ttl); remove(r, "s") }, []Reason{Expired}},
 		{"expired, seen by sweep", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.sweep() }, []Reason{Expired}},
 		{"expired, seen by put", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Put("s", on(2), ttl, RouterOnly) }, []Reason{Expired}},
 		{"evicted", func(r *Ristretto, c *fakeClock) { c.advance(1); r.Put("other", on(2), ttl, RouterOnly) }, []Reason{Evicted}},
@@ -69,7 +69,8 @@ func TestEndsAreReported(t *testing.T) {
 			r.Put("s", on(1), ttl, EngineBacked)
 			r.Put("s", on(2), ttl, RouterOnly)
 		}, []Reason{Replaced}},
-		{"removed", func(r *Ristretto, _ *fakeClock) { r.Remove("s") }, nil},
+		{"removed", func(r *Ristretto, _ *fakeClock) { remove(r, "s") }, nil},
+		{"not removed", func(r *Ristretto, _ *fakeClock) { r.Remove("s", 0); r.Put("s", on(2), ttl, RouterOnly) }, []Reason{Replaced}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -111,7 +112,7 @@ func TestCompareAndSwap(t *testing.T) {
 	if b, ok, _ := r.CompareAndSwap("s", first.Version, on(3), time.Minute, RouterOnly); ok || b != second {
 		t.Fatalf("same target, older version: %+v, %v", b, ok)
 	}
-	r.Remove("s")
+	remove(r, "s")
 	if b, ok, err := r.CompareAndSwap("s", second.Version, on(3), time.Minute, RouterOnly); ok || err != nil || b != (Binding{}) {
 		t.Fatalf("of a removed session: %+v, %v, %v", b, ok, err)
 	}
@@ -128,7 +129,7 @@ func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 	if _, ok := r.Get("b"); ok {
 		t.Fatal("b reads a's binding")
 	}
-	if _, ok := r.Remove("b"); ok {
+	if _, ok := r.Remove("b", a.Version); ok {
 		t.Fatal("b removes a's binding")
 	}
 	mustPut(t, r, "b", 2, time.Minute, EngineBacked)
@@ -173,7 +174,7 @@ func TestListPages(t *testing.T) {
 	}
 	mustPut(t, r, "bb", 1, time.Second, RouterOnly)
 	c.advance(time.Second)
-	r.Remove("d")
+	remove(r, "d")
 	var got []string
 	for after := ""; ; {
 		page := r.List(after, 2)
@@ -229,7 +230,7 @@ func TestRangeSeesWhatIsLive(t *testing.T) {
 		mustPut(t, r, strconv.Itoa(i), uint64(i), time.Duration(1+i%2)*time.Minute, RouterOnly)
 	}
 	clock.advance(90 * time.Second)
-	r.Remove("1")
+	remove(r, "1")
 	seen := make(map[string]uint64)
 	r.Range(func(e Entry) bool {
 		seen[e.Session] = e.Target.Worker

@@ -43,7 +43,7 @@ func BenchmarkBind(b *testing.B) {
 		session := sessions[i%len(sessions)]
 		if i >= len(sessions) {
 			b.StopTimer()
-			r.Remove(session)
+			remove(r, session)
 			b.StartTimer()
 		}
 		if _, ok, err := r.CompareAndSwap(session, 0, on(1), time.Hour, RouterOnly); !ok || err != nil {

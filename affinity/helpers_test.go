@@ -72,6 +72,18 @@ func mustPut(t testing.TB, r *Ristretto, session string, worker uint64, ttl time
 	return b
 }
 
+// remove ends the session's binding, if it has the version last seen: a binding
+// that has expired has one, too.
+func remove(r *Ristretto, session string) (Binding, bool) {
+	version := uint64(1)
+	if e := r.find(r.hash(session), session); e != nil {
+		e.mu.Lock()
+		version = e.version
+		e.mu.Unlock()
+	}
+	return r.Remove(session, version)
+}
+
 // eventually polls until ok, or fails the test.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()

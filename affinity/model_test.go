@@ -163,9 +163,17 @@ func TestModel(t *testing.T) {
 						fail("lost to %+v, which is not there", b)
 					}
 				case k < 96:
-					b, ok := r.Remove(s)
-					agree(b, ok)
-					delete(m.live, s)
+					has, version := m.live[s], rnd.Uint64N(uint64(op)+1)
+					if has != nil && rnd.IntN(3) > 0 {
+						version = has.version
+					}
+					b, ok := r.Remove(s, version)
+					if has != nil && has.version == version {
+						agree(b, ok)
+						delete(m.live, s)
+					} else if ok {
+						fail("removed %+v, which is not of version %d", b, version)
+					}
 				case k < 98:
 					r.sweep()
 					if n, want := r.Len(), len(m.live); n != want {
@@ -243,7 +251,7 @@ func TestClosedStoreIsEmpty(t *testing.T) {
 	if _, ok := r.Peek("s"); ok {
 		t.Error("peek finds it")
 	}
-	if _, ok := r.Remove("s"); ok {
+	if _, ok := r.Remove("s", b.Version); ok {
 		t.Error("remove finds it")
 	}
 	if _, err := r.Put("s", on(1), time.Minute, RouterOnly); !errors.Is(err, ErrClosed) {

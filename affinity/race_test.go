@@ -177,7 +177,7 @@ func TestEveryBindingEndsOnce(t *testing.T) {
 						old, _ := r.Peek(s)
 						b, ok, err = r.CompareAndSwap(s, old.Version, on(target.Add(1)), 5000, EngineBacked)
 					case 5:
-						if b, gone := r.Remove(s); gone {
+						if b, gone := remove(r, s); gone {
 							removed[i] = append(removed[i], b.Version)
 						}
 					case 6:
@@ -319,7 +319,7 @@ func TestCloseInFlight(t *testing.T) {
 					r.Get(s)
 					r.Peek(s)
 					r.List("", 3)
-					r.Remove(fmt.Sprint(rnd.IntN(200)))
+					remove(r, fmt.Sprint(rnd.IntN(200)))
 					if i == 0 {
 						r.SetLimits(20+n%60, 1<<20)
 					}

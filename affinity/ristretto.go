@@ -238,7 +238,7 @@ func (r *Ristretto) read(session string, slide bool) (Binding, bool) {
 }
 
 // Remove implements [Store].
-func (r *Ristretto) Remove(session string) (Binding, bool) {
+func (r *Ristretto) Remove(session string, version uint64) (Binding, bool) {
 	h := r.hash(session)
 	g, ok := r.enter(h)
 	if !ok {
@@ -252,6 +252,10 @@ func (r *Ristretto) Remove(session string) (Binding, bool) {
 	now := r.now()
 	e.mu.Lock()
 	if !e.ended && e.due.Load() > now {
+		if e.version != version {
+			e.mu.Unlock()
+			return Binding{}, false
+		}
 		b := r.binding(e)
 		r.finish(e, 0)
 		e.mu.Unlock()

@@ -299,7 +299,17 @@ func getSession(r *http.Request, p *pool) (any, error) {
 }
 
 func unbind(r *http.Request, p *pool) (any, error) {
-	return p.session(r, p.sessions.Remove)
+	return p.session(r, func(key string) (affinity.Binding, bool) {
+		for {
+			b, ok := p.sessions.Peek(key)
+			if !ok {
+				return b, false
+			}
+			if b, ok = p.sessions.Remove(key, b.Version); ok {
+				return b, true
+			} // else it was bound anew meanwhile
+		}
+	})
 }
 
 // session answers with the binding that get returns of the session that the

@@ -129,7 +129,7 @@ func BenchmarkObserve(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		rt := &route{h: h, pool: h.pool, plan: p, start: now(), repl: repl, returned: true}
-		rt.sel.Rand = random{}
+		rt.enterRoom()
 		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.sel)
 		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.sel.Candidates[0], begun: rt.start}
 		rt.attempt.work = p.work()
@@ -162,10 +162,10 @@ func BenchmarkGuard(b *testing.B) {
 			defer leave()
 			r = r.WithContext(client)
 			rt := &route{h: h, pool: h.pool, plan: p, start: now()}
+			rt.enterRoom()
 			for i := range workers {
 				rt.workers = append(rt.workers, h.pool.worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
 			}
-			rt.sel.Rand = random{}
 			_, lease := h.pool.scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.workers[0].target(0)}, -1, &passThroughPolicy, &rt.sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()

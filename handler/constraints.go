@@ -64,7 +64,8 @@ func (rt *route) score() *kvscore.Request {
 		return &rt.plan.score
 	}
 	scored := rt.plan.score // the plan does not change
-	scored.Factors = make([]float64, len(rt.workers))
+	rt.factors = slices.Grow(rt.factors[:0], len(rt.workers))[:len(rt.workers)]
+	scored.Factors = rt.factors
 	for i, w := range rt.workers {
 		sum := 0.0
 		for _, taint := range prefers {

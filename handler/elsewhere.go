@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // maxRefusal is how much is looked at of an answer that may say that a worker
@@ -27,14 +25,15 @@ func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
 		return false
 	}
 	_, told := a.worker.serves(rt.plan.model)
-	found := slices.ContainsFunc(rt.offered, func(up *reverseproxy.Upstream) bool {
-		w := rt.worker(up)
-		if w == a.worker || !available(up) || slices.Contains(rt.tried, w) || !rt.permits(w) {
-			return false
+	found := false
+	for i, row := range rt.table(rt.offered).rows {
+		w := row.worker
+		if w == a.worker || !available(rt.offered[i]) || slices.Contains(rt.tried, w) || !rt.permits(w) {
+			continue
 		}
 		yes, known := w.serves(rt.plan.model)
-		return yes || !known && (told || !w.looked.Load())
-	})
+		found = found || yes || !known && (told || !w.looked.Load())
+	}
 	if !found {
 		return false
 	}

@@ -137,6 +137,9 @@ type candidateView struct {
 	SharedBlocks   float64 `json:"shared_blocks"`
 	Requests       int     `json:"requests"`
 	Cost           float64 `json:"cost"`
+	// Unknown says that the worker's load is not known, and the medians of the
+	// others' stand for it.
+	Unknown bool `json:"load_unknown"`
 }
 
 // leftOut is a worker that is no candidate.
@@ -200,7 +203,9 @@ func (h *Handler) dryRoute(r *http.Request, p *plan) *route {
 func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	e, t := h.newExplanation(), now()
 	rt := h.dryRoute(r, p)
-	rt.start, rt.sel.Rand = t, random{}
+	rt.start = t
+	rt.enterRoom()
+	defer rt.leaveRoom()
 	e.Plan = rt.viewPlan()
 	if p.request != nil && h.nobodyServes(p.model) {
 		return e.refuse(&ownError{p.api, http.StatusNotFound, codeNoModel, "model", errors.New("no worker serves the model")})
@@ -211,7 +216,7 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	rt.offered = h.upstreams(r)
 	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
-	if !found && len(rt.wait.full) > 0 {
+	if !found && len(rt.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
 		if p.ext.QueryOnly() {
 			rt.roomy = true
@@ -226,7 +231,11 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 		return e.refuse(&ownError{api: p.api, status: http.StatusServiceUnavailable, code: codeNoWorker, err: rt.errNobody()})
 	}
 	bound := rt.boundPosition()
-	x := rt.pool.scheduler.Explain(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
+	targets := make([]kvscore.Target, 0, len(rt.targets))
+	for _, ref := range rt.targets {
+		targets = append(targets, ref.Target)
+	}
+	x := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.sel)
 	e.fill(rt, x, bound, used)
 	return e
 }
@@ -243,7 +252,7 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 		c := &rt.sel.Candidates[i]
 		e.Candidates = append(e.Candidates, candidateView{
 			c.Target.Worker, rt.workers[i].dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
-			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost,
+			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
 		})
 	}
 	c, preferred := &rt.sel.Candidates[x.Chosen], rt.sel.Candidates[x.Preferred].Target
@@ -278,7 +287,7 @@ func why(x kvscore.Explanation, bound, candidates int, passesThrough bool) strin
 	case candidates == 1:
 		return "it is the only candidate"
 	case x.Fault:
-		return "the policy returned no candidate, and the first one is taken"
+		return "the policy returned no candidate, or changed their list, and the least loaded one is taken"
 	case len(x.Drawn) > 0:
 		return "the policy draws it among several"
 	case passesThrough:
@@ -335,7 +344,7 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 			why = "not_allowed"
 		case !rt.fits(w):
 			why = "other_models"
-		case slices.Contains(rt.wait.full, w):
+		case slices.Contains(rt.full, w):
 			why = "full"
 		case w.draining():
 			why = "draining"

@@ -161,7 +161,8 @@ type Handler struct {
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
-	served     atomic.Bool // it had a request
+	served     atomic.Bool           // it had a request
+	table      atomic.Pointer[table] // of the upstreams last offered
 	holdsPool  bool
 	proxyReady bool
 	keepBody   bool   // other handlers may read it after the answer's header

@@ -30,6 +30,8 @@ func (r reach) away() bool { return r == refusing || r == unreachable }
 // The mark is passive and only ever a preference: if all workers are marked,
 // the marks are ignored.
 type health struct {
+	marked atomic.Bool // window is not 0; for those who need no more than that
+
 	mu     sync.Mutex
 	until  time.Time // rated down before
 	fails  int       // in a row
@@ -70,6 +72,9 @@ const (
 // available tells whether the worker should get a request beside those that
 // it has.
 func (h *health) available(now time.Time) bool {
+	if !h.marked.Load() {
+		return true
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.open(now)
@@ -106,6 +111,7 @@ func (h *health) miss(now time.Time, r reach) (before reach, was bool) {
 	before = reach(h.reached.Swap(int32(r)))
 	if was = h.window == 0; was {
 		h.missing, h.window, h.probes = true, 1, 0
+		h.marked.Store(true)
 		h.fails++
 		h.mark++
 	}
@@ -124,6 +130,7 @@ func (h *health) meet() (before reach, again bool) {
 	before = reach(h.reached.Swap(int32(reachable)))
 	if again = h.missing; again {
 		h.missing, h.window, h.probes, h.fails, h.until = false, 0, 0, 0, time.Time{}
+		h.marked.Store(false)
 		h.mark++
 	}
 	return before, again
@@ -167,6 +174,7 @@ func (h *health) fail(now, begun time.Time, wait time.Duration, busy bool) bool 
 		h.fails++
 	}
 	h.until, h.window, h.probes, h.missing = now.Add(down), 1, 0, false
+	h.marked.Store(true)
 	h.mark++
 	return was
 }
@@ -187,6 +195,7 @@ func (h *health) succeed(now, begun time.Time) bool {
 		return false
 	}
 	h.window, h.probes = 0, 0
+	h.marked.Store(false)
 	return true
 }
 

@@ -17,6 +17,7 @@ import (
 
 // flowTest is a pool of two workers, a and b, at a time of its own.
 type flowTest struct {
+	h    *Handler
 	p    *pool
 	a, b *worker
 	now  time.Time
@@ -27,7 +28,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	// without the upkeep, which has a clock of its own
 	p := &pool{name: "test", scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker)}
 	p.settings.Store(wanted().withDefaults())
-	return &flowTest{p, p.worker("a:1"), p.worker("b:1"), epoch}
+	return &flowTest{new(Handler), p, p.worker("a:1"), p.worker("b:1"), epoch}
 }
 
 // begin books an attempt on the worker.
@@ -44,7 +45,7 @@ func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
 // route is that of a request that was tried on a.
 func (f *flowTest) route() *route {
 	return &route{
-		pool: f.p, plan: &plan{computes: true, ext: new(nvext.Ext)}, ready: f.now, tried: []*worker{f.a},
+		h: f.h, pool: f.p, plan: &plan{computes: true, ext: new(nvext.Ext)}, ready: f.now, tried: []*worker{f.a},
 		offered: reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}},
 	}
 }

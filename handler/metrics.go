@@ -150,8 +150,7 @@ var (
 	descWaiting   = desc("waiting_requests", "Requests that wait until a worker has room.", "pool")
 	descExpired   = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
 	descUntracked = desc("untracked_prompts_total", "Prompts that the mirror had no room for, in whole or in part.", "pool")
-	descFaults    = desc("policy_faults_total", "Choices of a policy that were none.", "pool")
-	descStale     = desc("stale_choices_total", "Choices that could not take the latest bookings into account.", "pool")
+	descFaults    = desc("policy_faults_total", "Choices in which the policy returned no candidate or changed the list of candidates, so that the least loaded worker was taken.", "pool")
 	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
 	descIndex     = desc("index_bytes", "Size of the index.", "pool")
 	descRequests  = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
@@ -162,7 +161,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descWaiting, descExpired, descUntracked, descFaults, descStale, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
+	for _, d := range []*prometheus.Desc{descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
 		ch <- d
 	}
 	describeState(ch)
@@ -187,7 +186,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descLeases, float64(s.Leases), p.name)
 		gauge(descWaiting, float64(p.queue.length.Load()), p.name)
 		for d, n := range map[*prometheus.Desc]uint64{
-			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults, descStale: s.StaleChoices,
+			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults,
 		} {
 			collect(ch, d, prometheus.CounterValue, float64(n), p.name)
 		}

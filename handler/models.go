@@ -64,8 +64,11 @@ func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
 }
 
 func (rt *route) somebodyServes(pool reverseproxy.UpstreamPool, model string) bool {
-	for _, up := range pool {
-		if yes, _ := rt.worker(up).serves(model); yes {
+	t := rt.table(pool)
+	var few [4]bool
+	by := t.serve(model, few[:0])
+	for i := range t.rows {
+		if yes, _ := t.rows[i].serves(model, by); yes {
 			return true
 		}
 	}

@@ -86,6 +86,7 @@ func (p *pool) hasRoom(t time.Time) bool {
 // drop forgets a worker that has no leases, with its metrics, and tells whether
 // it did. The lock is held.
 func (p *pool) drop(w *worker) bool {
+	defer p.layout.Add(1)
 	if !p.forgetRanks(w) {
 		return false
 	}

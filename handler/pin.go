@@ -137,11 +137,18 @@ func (rt *route) hasRank(w *worker) bool {
 
 // mayUse tells whether a rank of a candidate may serve the request.
 func (rt *route) mayUse(rank int) bool {
-	want := rt.plan.pin.rank
-	if rt.only.worker != nil {
-		want = rt.only.rank
-	}
+	want := rt.rankWanted()
 	return !want.Set || int(want.Value) == rank
+}
+
+// anyRank tells whether all ranks of a candidate may serve the request.
+func (rt *route) anyRank() bool { return !rt.rankWanted().Set }
+
+func (rt *route) rankWanted() nvext.Opt[uint32] {
+	if rt.only.worker != nil {
+		return rt.only.rank
+	}
+	return rt.plan.pin.rank
 }
 
 // pinned tells whether the request is of one worker.
@@ -154,7 +161,7 @@ func (rt *route) pinnedPosition(session kvscore.Target) int {
 	if len(rt.targets) != 1 {
 		return -1
 	}
-	rt.wait.away = rt.bound != 0 && session != rt.targets[0]
+	rt.wait.away = rt.bound != 0 && session != rt.targets[0].Target
 	return 0
 }
 

@@ -53,6 +53,8 @@ type pool struct {
 	speculations speculations
 
 	settings atomic.Pointer[poolSettings]
+	rooms    sync.Pool     // of *room
+	layout   atomic.Uint64 // counts up when an address gets another worker, or a worker other ranks: see table
 
 	mu        sync.RWMutex
 	workers   map[string]*worker // by dial address
@@ -264,6 +266,7 @@ func (p *pool) declare(dial string) *worker {
 	w := newWorker(set)
 	p.workers[dial] = w
 	p.declareRanks(w, set)
+	p.layout.Add(1)
 	return w
 }
 

@@ -34,6 +34,9 @@ func (p *pool) declareRanks(w *worker, set Worker) {
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
+	if size != before {
+		p.layout.Add(1)
+	}
 }
 
 // retireRanks removes targets from one rank on as soon as they have no leases.

@@ -35,24 +35,20 @@ type route struct {
 	repl  *caddy.Replacer
 	extra *caddyhttp.ExtraLogFields
 
-	// of the selection under way or last made
-	sel       kvscore.Selection
-	targets   []kvscore.Target
-	upstreams []*reverseproxy.Upstream // of targets
-	workers   []*worker                // of targets
-	usual     usualRoom
-	offered   reverseproxy.UpstreamPool
-	model     string // the one that the worker must be known to serve, if any
-	session   string // the key that the session is bound by, empty if there is none
-	attempt   *attempt
-	attempts  int
-	suspects  int       // of these, those that broke and may have reached an engine
-	tried     []*worker // in this round over the workers
-	spent     bool      // nobody is left: give what there is
-	again     bool      // the proxy is to make another attempt
-	held      heldAnswer
-	failure   error                  // of the last attempt
-	last      *reverseproxy.Upstream // the last one selected
+	*room    // while it chooses
+	offered  reverseproxy.UpstreamPool
+	model    string // the one that the worker must be known to serve, if any
+	session  string // the key that the session is bound by, empty if there is none
+	attempt  *attempt
+	attempts int
+	suspects int        // of these, those that broke and may have reached an engine
+	tried    []*worker  // in this round over the workers
+	usual    [4]*worker // where tried begins: there are seldom more
+	spent    bool       // nobody is left: give what there is
+	again    bool       // the proxy is to make another attempt
+	held     heldAnswer
+	failure  error                  // of the last attempt
+	last     *reverseproxy.Upstream // the last one selected
 
 	wait   waiting       // while all workers are full
 	asking *http.Request // the proxy, for an upstream
@@ -64,6 +60,7 @@ type route struct {
 
 	answer   *observer // of the attempt that answers the client
 	bound    uint64    // version of the session's binding as last seen; 0 = none
+	home     uint64    // the same of plan.session.key, which may be another key
 	seenAt   kvscore.Target
 	keptFor  time.Duration // its time to live
 	cached   int64         // tokens, as the engine reported them; -1 is unknown
@@ -75,14 +72,6 @@ type route struct {
 	only     only         // the worker that it never leaves, if there is one
 	cut      nvext.Grants // what of its engines' own members was cut out
 	apart    bool         // it goes only where its cache is kept apart
-}
-
-// usualRoom is where a route's lists begin: most pools are not larger.
-type usualRoom struct {
-	targets   [8]kvscore.Target
-	upstreams [8]*reverseproxy.Upstream
-	workers   [8]*worker
-	tried     [4]*worker
 }
 
 // attempt is one try on one worker.
@@ -167,9 +156,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	rt.noticeIneffective()
 	h.pool.spending.request(rt.ready)
 	h.pool.nextTurn(p)
-	rt.sel.Rand = random{}
-	rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
-	rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]
+	rt.tried = rt.usual[:0]
 	p.body = nil // it is the route's, to let go of when it is not needed any more
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	rt.repl.Map(rt.placeholder)
@@ -227,12 +214,14 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 // if the proxy is to ask again later.
 func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
+	rt.enterRoom()
+	defer rt.leaveRoom()
 	rt.offered, rt.again, rt.answer = pool, false, nil
 	for {
 		rt.model = rt.modelFor(rt.offered)
 		t := now()
 		found := rt.candidates(rt.offered, t)
-		if !found && len(rt.wait.full) == 0 {
+		if !found && len(rt.full) == 0 {
 			rt.giveBackReserved()
 			if rt.anotherRound() {
 				if !rt.pause(ctx) {
@@ -243,7 +232,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 				t = now()
 				found = rt.candidates(rt.offered, t)
 			}
-			if !found && len(rt.wait.full) == 0 {
+			if !found && len(rt.full) == 0 {
 				return rt.nobody()
 			}
 		}
@@ -297,7 +286,8 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 // meanwhile.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
-	i, lease := rt.pool.scheduler.Select(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
+	i, lease := rt.pool.scheduler.SelectAmong(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
+	rt.noticeChoice(t)
 	if !rt.takeSlot(rt.workers[i]) {
 		lease.End(false, nil)
 		if rt.onlyReserved() {
@@ -305,7 +295,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 		}
 		return nil
 	}
-	a := &attempt{worker: rt.workers[i], target: rt.targets[i], lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
+	a := &attempt{worker: rt.workers[i], target: rt.targets[i].Target, lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	a.prompt = knownOf(&rt.sel)
@@ -324,6 +314,22 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	}
 	return rt.last
 }
+
+// noticeChoice tells the log of what degraded the choice.
+func (rt *route) noticeChoice(t time.Time) {
+	if rt.sel.Fault {
+		rt.pool.incidents.met(t, incidentFault, rt.pool.logger)
+	}
+	if rt.sel.Unknown > 0 {
+		rt.pool.incidents.met(t, incidentUnknown, rt.pool.logger)
+	}
+}
+
+// Conditions that last, as the log and the admin API say them.
+const (
+	incidentFault   = "policy that returns no candidate or changes their list, the least loaded worker is taken"
+	incidentUnknown = "load of some workers is unknown, the median of the others stands for it"
+)
 
 // policy returns who chooses for this request.
 func (rt *route) policy() kvscore.Policy {
@@ -349,7 +355,9 @@ func (rt *route) reasonOf(bound int, c *kvscore.Candidate) string {
 // candidates fills in the targets to choose from and tells whether there are
 // any.
 func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
-	rt.pool.used.Store(t.Unix())
+	if sec := t.Unix(); rt.pool.used.Load() != sec {
+		rt.pool.used.Store(sec)
+	}
 	used, found := rt.gather(pool, t)
 	switch {
 	case rt.pinned(): // whatever it is at
@@ -364,19 +372,20 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 // workersOffered returns the workers behind the upstreams that the proxy has.
 func (rt *route) workersOffered() []*worker {
 	list := make([]*worker, 0, len(rt.offered))
-	for _, up := range rt.offered {
-		list = append(list, rt.worker(up))
+	for _, row := range rt.table(rt.offered).rows {
+		list = append(list, row.worker)
 	}
 	return list
 }
 
 // otherLeft tells whether a worker is available that was not tried.
 func (rt *route) otherLeft() bool {
-	for _, up := range rt.offered {
+	rows := rt.table(rt.offered).rows
+	for i, up := range rt.offered {
 		if !up.Available() {
 			continue
 		}
-		if w := rt.worker(up); !slices.Contains(rt.tried, w) && rt.fits(w) {
+		if w := rows[i].worker; !slices.Contains(rt.tried, w) && rt.fits(w) {
 			return true
 		}
 	}
@@ -395,7 +404,7 @@ func (rt *route) boundPosition() int {
 		return -1
 	}
 	rt.wait.away = rt.isAway(target)
-	return slices.Index(rt.targets, target)
+	return slices.IndexFunc(rt.targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }
 
 // placeholder returns the value of one of our placeholders.

@@ -53,11 +53,12 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) ses
 // boundTo looks up what the session is bound to, and returns that, the zero
 // Target if there is nothing.
 func (rt *route) boundTo() (none kvscore.Target) {
-	rt.session, rt.wait.away, rt.bound = rt.plan.session.key, false, 0
+	rt.session, rt.wait.away, rt.bound, rt.home = rt.plan.session.key, false, 0, 0
 	if rt.session == "" {
 		return none
 	}
 	b, ok := rt.pool.sessions.Peek(rt.session)
+	rt.home = b.Version
 	if ok && rt.servesOthers(b.Target) {
 		// The session has several models, of which this one has another home.
 		rt.session = modelKey(rt.session, rt.plan.model)
@@ -76,8 +77,8 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 	if rt.model == "" {
 		return false
 	}
-	for _, up := range rt.offered {
-		if w := rt.worker(up); w.id == t.Worker {
+	for _, row := range rt.table(rt.offered).rows {
+		if w := row.worker; w.id == t.Worker {
 			return !rt.servesModel(w)
 		}
 	}
@@ -121,15 +122,16 @@ func (rt *route) commit() {
 	rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL
 }
 
-// endTurn takes in that the turn's request has ended, which computed its prompt
-// or not: the session's time to live begins, or its binding ends. One that never
-// came to a worker ends nothing, for the client will make it again.
+// endTurn ends the session's turn: the binding's time to live starts anew, or the
+// client's last turn ends the bindings that the router saw when it chose. A
+// binding that another turn has made since then stays. A request that reached no
+// worker ends nothing, for its client will repeat it.
 func (rt *route) endTurn(computed bool) {
 	switch {
 	case rt.session == "":
 	case rt.plan.session.last:
-		rt.pool.sessions.Remove(rt.session)
-		rt.pool.sessions.Remove(rt.plan.session.key)
+		rt.pool.sessions.Remove(rt.session, rt.bound)
+		rt.pool.sessions.Remove(rt.plan.session.key, rt.home)
 	case computed:
 		rt.pool.sessions.Get(rt.session)
 	}

@@ -39,14 +39,14 @@ func (h *Handler) loadShadow(ctx caddy.Context) error {
 // and that is booked: at position chosen of rt.sel.
 func (s *shadow) compare(rt *route, chosen int) {
 	sel := rt.sel // and candidates of its own, without the active policy's costs
-	sel.Candidates = slices.Clone(rt.sel.Candidates)
+	rt.shadow = append(rt.shadow[:0], rt.sel.Candidates...)
+	sel.Candidates = rt.shadow
 	for i := range sel.Candidates {
 		sel.Candidates[i].Cost = 0
 	}
-	asked := len(sel.Candidates)
 	i, panicked := s.ask(&sel)
 	switch {
-	case panicked != nil || i < 0 || i >= asked || len(sel.Candidates) != asked:
+	case panicked != nil || i < 0 || i >= len(rt.targets) || !slices.EqualFunc(sel.Candidates, rt.targets, isOf):
 		s.fault.Inc()
 		rt.pool.incidents.met(rt.start, "shadow policy that makes no choice", rt.pool.logger)
 		if c := rt.h.logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
@@ -73,3 +73,6 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 	defer func() { panicked = recover() }()
 	return s.policy.Choose(sel), nil
 }
+
+// isOf tells whether a candidate is still that of a target.
+func isOf(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }

@@ -172,9 +172,7 @@ func BenchmarkChoose(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
-				rt.sel.Rand = random{}
-				rt.targets, rt.upstreams = rt.usual.targets[:0], rt.usual.upstreams[:0]
-				rt.workers, rt.tried = rt.usual.workers[:0], rt.usual.tried[:0]
+				rt.tried = rt.usual[:0]
 				if rt.choose(b.Context(), ups) == nil {
 					b.Fatal("no worker")
 				}

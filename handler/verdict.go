@@ -71,10 +71,7 @@ func (rt *route) didWell(a *attempt) {
 func (rt *route) illegible(a *attempt) {
 	rt.fallBack(fallbackUnreadable)
 	rt.erred(a, "not what their content type says", true)
-	if rt.bound == 0 {
-		return
-	}
-	if b, ok := rt.pool.sessions.Peek(rt.session); ok && b.Version == rt.bound && b.Target == a.lease.Target() {
-		rt.pool.sessions.Remove(rt.session)
+	if rt.seenAt == a.lease.Target() {
+		rt.pool.sessions.Remove(rt.session, rt.bound)
 	}
 }

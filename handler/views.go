@@ -63,7 +63,6 @@ type totalsView struct {
 	ExpiredLeases uint64 `json:"expired_leases"`
 	Untracked     uint64 `json:"untracked_prompts"`
 	PolicyFaults  uint64 `json:"policy_faults"`
-	StaleChoices  uint64 `json:"stale_choices"`
 }
 
 // incidentView is a condition that lasts.
@@ -80,7 +79,7 @@ func (p *pool) view(t time.Time) poolView {
 		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(), Speculative: p.speculations.count(),
 		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
-		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults, s.StaleChoices},
+		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
 		Incidents: p.incidents.view(t),
 	}
 	if s.PrefillRate > 0 {

@@ -18,7 +18,6 @@ import (
 
 // waiting is what a request has to do with full workers.
 type waiting struct {
-	full       []*worker     // left out of the candidates only because they are full
 	away       bool          // the session's worker is among them
 	reserved   *worker       // a slot of it was taken for the next attempt
 	worse      bool          // that is a worker which is rated down, for want of a better one
@@ -153,8 +152,9 @@ func (rt *route) seats(list []seat) []seat {
 // route.
 func (rt *route) seatsKnown(list []seat) []seat {
 	rt.pool.queue.reseats++
-	for _, up := range rt.offered {
-		w := rt.worker(up)
+	rows := rt.table(rt.offered).rows
+	for i, up := range rt.offered {
+		w := rows[i].worker
 		if w.seated != rt.pool.queue.reseats && !slices.Contains(rt.tried, w) && rt.fits(w) {
 			w.seated = rt.pool.queue.reseats
 			list = append(list, seat{up, w})
@@ -207,7 +207,7 @@ func (rt *route) askAgain() bool {
 // isAway tells whether a session's worker was left out only because it is full:
 // the session is elsewhere for one turn, and stays bound.
 func (rt *route) isAway(t kvscore.Target) bool {
-	return slices.ContainsFunc(rt.wait.full, func(w *worker) bool { return w.id == t.Worker })
+	return slices.ContainsFunc(rt.full, func(w *worker) bool { return w.id == t.Worker })
 }
 
 // endWaiting ends what the request has to do with full workers.

@@ -76,53 +76,56 @@ func (d *Dynamo) Choose(s *Selection) int {
 		by = s.Override.of(d)
 	}
 	stem := d.stem(s)
-	by.score(s, stem)
+	best := by.score(s, stem)
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
-	return d.cheapest(s, stem)
+	return d.asGood(s, best, stem)
 }
 
-// cheapest returns a candidate of the lowest cost, or as good as one.
-func (d *Dynamo) cheapest(s *Selection, stem float64) int {
-	best := &s.Candidates[0]
-	for i := range s.Candidates {
-		if s.Candidates[i].Cost < best.Cost {
-			best = &s.Candidates[i]
-		}
-	}
+// asGood returns the candidate at best, or one that is as good.
+func (d *Dynamo) asGood(s *Selection, at int, stem float64) int {
+	best, equal := &s.Candidates[at], s.tied[:0]
 	own := max(stem, best.OverlapBlocks)
-	var buf [64]int
-	equal := buf[:0]
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if c.Cost == best.Cost || c.Cost <= best.Cost+d.EvenBlocks && c.Factor == best.Factor && max(stem, c.OverlapBlocks) == own {
 			equal = append(equal, i)
 		}
 	}
+	s.tied = equal
 	return d.ties.Pick(s, equal)
 }
 
-// score sets each candidate's cost.
-func (d *Dynamo) score(s *Selection, stem float64) {
+// score sets each candidate's cost, and returns the position of the lowest.
+func (d *Dynamo) score(s *Selection, stem float64) (best int) {
 	least, most := s.Candidates[0].PrefillTokens, 0.0
 	for i := range s.Candidates {
-		least = min(least, s.Candidates[i].PrefillTokens)
-		most = max(most, s.Candidates[i].OverlapBlocks)
+		c := &s.Candidates[i]
+		least = min(least, c.PrefillTokens)
+		if c.OverlapBlocks > most {
+			most = c.OverlapBlocks
+		}
 	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		own := max(0, c.OverlapBlocks-stem)
-		credit := d.OverlapScoreCredit * d.decay(s, c, least) * own
-		if own > 0 && c.OverlapBlocks == most {
-			credit += min(d.StayBlocks, float64(c.PrefillTokens)/float64(s.BlockSize))
+		credit := 0.0
+		if own := c.OverlapBlocks - stem; own > 0 {
+			credit = d.OverlapScoreCredit * d.decay(s, c, least) * own
+			if c.OverlapBlocks == most {
+				credit += min(d.StayBlocks, float64(c.PrefillTokens)/float64(s.BlockSize))
+			}
 		}
 		c.Cost = d.PrefillLoadScale*max(0, d.prefillBlocks(s, c)-credit) +
 			d.decodeBlocks(c) + d.DecodeActiveRequestWeight*float64(c.Requests)
 		if c.Factor != 0 {
 			c.Cost *= c.Factor
 		}
+		if c.Cost < s.Candidates[best].Cost {
+			best = i
+		}
 	}
+	return best
 }
 
 // stem returns the length of the longest stem that gives no credit.
@@ -144,9 +147,8 @@ func (d *Dynamo) prefillBlocks(s *Selection, c *Candidate) float64 {
 	if d.IgnorePrefillTokens {
 		return 0
 	}
-	cached := int64(math.Round(c.OverlapBlocks * float64(s.BlockSize)))
-	uncached := s.Tokens - min(cached, s.Tokens)
-	return float64(c.PrefillTokens+uncached+cached) / float64(s.BlockSize)
+	cached := int64(c.OverlapBlocks*float64(s.BlockSize) + 0.5)
+	return float64(c.PrefillTokens+max(s.Tokens, cached)) / float64(s.BlockSize)
 }
 
 func (d *Dynamo) decay(s *Selection, c *Candidate, least int64) float64 {
@@ -170,7 +172,7 @@ func (d *Dynamo) decodeBlocks(c *Candidate) float64 {
 	if !d.IgnoreOutputBlocks {
 		active += c.OutputBlocks
 	}
-	return math.Round(active) + added
+	return math.Floor(active+0.5) + added
 }
 
 // softmax draws a candidate with probability ∝ exp(−(cost−min)/(range×temperature)).

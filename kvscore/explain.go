@@ -14,8 +14,7 @@ type Explanation struct {
 	// among several: Select may draw another one of them. It is the
 	// Selection's.
 	Drawn []int
-	// Fault says that the policy returned no position of a candidate, so that
-	// the first one would be taken.
+	// Fault says that the policy made no choice: see Selection.Fault.
 	Fault bool
 }
 
@@ -34,17 +33,16 @@ func (s *Selection) drawAny() {
 // already made. Nothing is booked, and nothing remembered: sel.Dry tells the
 // policy so.
 func (s *Scheduler) Explain(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) Explanation {
+	sel.Dry, sel.Drawn = true, sel.Drawn[:0]
 	if len(targets) == 0 {
 		return Explanation{Chosen: -1, Preferred: -1}
 	}
-	sel.Dry, sel.Drawn = true, sel.Drawn[:0]
-	s.look(now, r, targets, sel)
-	e := Explanation{Preferred: p.Choose(sel)}
-	if e.Preferred < 0 || e.Preferred >= len(targets) || len(sel.Candidates) != len(targets) {
-		s.look(now, r, targets, sel) // the policy may have spoilt it
-		sel.Drawn = sel.Drawn[:0]
-		e.Preferred, e.Fault = 0, true
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	among := sel.among(targets)
+	s.snapshot(now, r, among, sel)
+	e := Explanation{Preferred: s.choose(now, r, among, p, sel)}
+	e.Fault = sel.Fault
 	if len(sel.Drawn) > 1 {
 		e.Drawn = sel.Drawn
 	}

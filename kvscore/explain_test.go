@@ -1,8 +1,8 @@
 package kvscore
 
 import (
-	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -84,19 +84,19 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 func TestExplainOwesNothing(t *testing.T) {
 	s, ts, p := NewScheduler(Settings{}), targets(4), &LeastLoad{}
 	sel := &Selection{Rand: seeded(1)}
-	if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 4 || len(p.ties.owed) != 0 {
-		t.Errorf("drawn from %v, debts %v", e.Drawn, p.ties.owed)
+	if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 4 || len(p.ties.debts) != 0 {
+		t.Errorf("drawn from %v, debts %v", e.Drawn, p.ties.debts)
 	}
 	_, l := s.Select(epoch, prompt(), ts, -1, p, sel)
 	l.End(true, nil)
-	debts := maps.Clone(p.ties.owed)
+	debts := slices.Clone(p.ties.debts)
 	for range 100 {
 		if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 3 {
 			t.Fatalf("drawn from %v, want the three that were not chosen", e.Drawn)
 		}
 	}
-	if !maps.Equal(debts, p.ties.owed) {
-		t.Errorf("debts were %v, are %v", debts, p.ties.owed)
+	if !slices.Equal(debts, p.ties.debts) {
+		t.Errorf("debts were %v, are %v", debts, p.ties.debts)
 	}
 	if e := s.Explain(epoch, prompt(), ts[:1], -1, p, sel); e.Chosen != 0 || e.Drawn != nil {
 		t.Errorf("one candidate: %+v", e)

@@ -18,7 +18,7 @@ type Lease struct {
 	books     *books
 	restarts  uint64
 	booked    time.Time
-	seen      atomic.Int64 // last sign of life, Unix nanoseconds
+	seen      atomic.Int64 // last sign of life, as nanoseconds since booked
 
 	chain     index.Chain // of the prompt, without its blocks
 	whole     bool        // all of them are tracked
@@ -47,8 +47,14 @@ type Lease struct {
 // Target returns the target that the lease is on.
 func (l *Lease) Target() Target { return l.books.target }
 
-// Alive takes in a sign of life that says nothing else. It takes no lock.
-func (l *Lease) Alive(now time.Time) { l.seen.Store(now.UnixNano()) }
+// Alive records a sign of life of the request. It takes no lock.
+func (l *Lease) Alive(now time.Time) { l.seen.Store(int64(now.Sub(l.booked))) }
+
+// quiet returns how long there was no sign of life. Differences of times heed
+// the monotonic clock: a step of the wall clock ends no lease.
+func (l *Lease) quiet(now time.Time) time.Duration {
+	return now.Sub(l.booked) - time.Duration(l.seen.Load())
+}
 
 // FirstToken takes in that the first token has come, or the header of a good
 // answer that is not streamed: the prefill is over, and the time that it took

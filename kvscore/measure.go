@@ -40,13 +40,10 @@ func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks fl
 	return max(tokens, 0), max(0, better-float64(c.Past)*mean) / size
 }
 
-// overlap fills in what a target has of the prompt. The index has matched it, and
+// overlap fills in what a target has of a prompt that it holds a part of. The index has matched it, and
 // the lock is held.
 func (s *Scheduler) overlap(r *Request, b *books, tokens int64, c *Candidate) {
 	m := &s.match
-	if b.slot >= len(m.Held) || m.Held[b.slot] == 0 {
-		return
-	}
 	held := float64(m.Tokens[b.slot]) / 1000
 	c.HeldBlocks = int(m.Held[b.slot])
 	c.SharedBlocks = held / float64(s.settings.BlockSize) * float64(m.InUse[b.slot]) / float64(m.Held[b.slot])

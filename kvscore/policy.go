@@ -4,8 +4,14 @@ package kvscore
 type Policy interface {
 	// Choose returns the position in s.Candidates of the chosen target, and
 	// leaves in each candidate's Cost what it compared, where it compares
-	// costs. s.Candidates is never empty. Choose is called by many goroutines
-	// at once, and must neither keep s nor what it points to.
+	// costs. s.Candidates is never empty; the policy must not reorder it, and
+	// must neither keep s nor what it points to.
+	//
+	// Choose is called once for each booking, or with s.Dry set. The scheduler
+	// holds its lock meanwhile, so that no other request is booked between what
+	// the policy sees and what it chooses: Choose must not wait for anything, nor
+	// use the scheduler. It may be called by many goroutines at once, as several
+	// schedulers may share a policy.
 	Choose(s *Selection) int
 }
 
@@ -63,6 +69,15 @@ type Selection struct {
 	// Drawn is for a policy to fill in where Dry is set and chance decides: the
 	// positions of the candidates that it decides among.
 	Drawn []int
+	// Fault says, after the choice, that the policy returned no position of a
+	// candidate or changed the list of candidates, so that the candidate with the
+	// least load was taken.
+	Fault bool
+	// Unknown is the number of candidates with Candidate.Unknown.
+	Unknown int
+
+	refs []TargetRef // of Select
+	tied []int       // positions, while a policy chooses
 }
 
 // Stem is a common prefix of several prompts.
@@ -108,6 +123,10 @@ type Candidate struct {
 	SharedBlocks float64
 	// Requests is the number of active requests.
 	Requests int
+	// Unknown says that the scheduler does not know the target. The terms of its
+	// load, from PrefillTokens to OutputBlocks and Requests, are then the medians
+	// of the known candidates, 0 if there are none.
+	Unknown bool
 	// Factor is what the cost is multiplied with, for the sake of the client's
 	// preferences. 0 stands for 1: it has none. Only [Dynamo] heeds it.
 	Factor float64
@@ -119,8 +138,7 @@ type Candidate struct {
 // fewest returns a candidate for which less never holds against any other;
 // equal ones share evenly.
 func fewest(s *Selection, ties *Ties, less func(a, b *Candidate) bool) int {
-	var tied [64]int
-	best := tied[:0]
+	best := s.tied[:0]
 	for i := range s.Candidates {
 		switch {
 		case len(best) == 0 || less(&s.Candidates[i], &s.Candidates[best[0]]):
@@ -129,5 +147,6 @@ func fewest(s *Selection, ties *Ties, less func(a, b *Candidate) bool) int {
 			best = append(best, i)
 		}
 	}
+	s.tied = best
 	return ties.Pick(s, best)
 }

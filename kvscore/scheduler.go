@@ -43,10 +43,9 @@ type Scheduler struct {
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
-	bookings uint64  // counts up with each booking: a snapshot's age
-	rate     float64 // prefill tokens a second over all targets; 0 = not learned
+	rate     prefillRate // over all targets
 
-	expired, untracked, policyFaults, staleChoices uint64 // see Stats
+	expired, untracked, policyFaults uint64 // see Stats
 }
 
 // NewScheduler returns a scheduler without targets.
@@ -170,6 +169,7 @@ func (s *Scheduler) forget(t Target) bool {
 	s.index.Clear(b.slot)
 	s.slots[b.slot] = nil
 	delete(s.targets, t)
+	b.forgotten = true
 	return true
 }
 
@@ -177,8 +177,8 @@ func (s *Scheduler) forget(t Target) bool {
 const maxRetired = 1024
 
 // Retire removes a target as soon as it has no leases, at once if it has none,
-// and again after requests that were choosing among targets at that time and
-// chose it. Declare takes it back.
+// and again after requests that are booked on it later, as their list of targets
+// was older. Declare takes it back.
 func (s *Scheduler) Retire(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,11 +209,10 @@ func (s *Scheduler) Expire(now time.Time) int {
 func (s *Scheduler) expire(now time.Time) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	limit := now.Add(-s.settings.LeaseExpiry).UnixNano()
 	n := 0
 	for l := s.leases.first; l != nil; {
 		next := l.next
-		if l.seen.Load() <= limit {
+		if l.quiet(now) >= s.settings.LeaseExpiry {
 			s.end(l, false, nil)
 			n++
 		}

@@ -47,10 +47,6 @@ type Request struct {
 	Override *Override
 }
 
-// chooseAgain bounds how often a choice is made anew because another request
-// was booked meanwhile.
-const chooseAgain = 2
-
 // Select lets the policy choose among targets and books the request on the
 // chosen one. It returns the chosen position, and the lease; -1 and nil if
 // there are no targets. bound is the position of the target that the choice is
@@ -58,71 +54,76 @@ const chooseAgain = 2
 // all the same. sel keeps the terms of the choice; it is the caller's, to be
 // used again.
 //
-// If the policy returns no position of a candidate, the first target is taken
-// (see Stats.PolicyFaults). If it panics, nothing is booked.
+// If the policy makes no choice, the target with the least load is taken: see
+// Selection.Fault. If it panics, nothing is booked.
 func (s *Scheduler) Select(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
+	return s.SelectAmong(now, r, sel.among(targets), bound, p, sel)
+}
+
+// among returns references without short cuts. They are the Selection's.
+func (s *Selection) among(targets []Target) []TargetRef {
+	s.refs = s.refs[:0]
+	for _, t := range targets {
+		s.refs = append(s.refs, TargetRef{Target: t})
+	}
+	return s.refs
+}
+
+// SelectAmong is Select for long lists of targets: see [Scheduler.Refs].
+//
+// The policy, which may be anybody's, runs under the lock. Without it, requests
+// that arrive together would see the same loads and choose the same target; to
+// see that and choose again costs a second snapshot, which takes longer than most
+// policies do.
+func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
 	sel.Dry = false
-	if len(targets) == 0 {
+	if len(among) == 0 {
 		return -1, nil
 	}
-	if bound >= 0 && bound < len(targets) {
-		return bound, s.selectBound(now, r, targets, bound, sel)
-	}
-	for try := 0; ; try++ {
-		seen := s.look(now, r, targets, sel)
-		// the policy may be anybody's: it runs without the lock
-		c := choice{p.Choose(sel), seen, try == chooseAgain}
-		if i, l := s.commit(now, r, targets, c, sel); l != nil {
-			return i, l
+	s.mu.Lock()
+	defer s.mu.Unlock() // also if the policy panics
+	s.snapshot(now, r, among, sel)
+	tokens := sel.Tokens // which the policy may spoil
+	if bound < 0 || bound >= len(among) {
+		if bound = s.choose(now, r, among, p, sel); sel.Fault {
+			s.policyFaults++
 		}
 	}
+	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound])
 }
 
-func (s *Scheduler) selectBound(now time.Time, r *Request, targets []Target, bound int, sel *Selection) *Lease {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.snapshot(now, r, targets, sel)
-	return s.book(now, r, targets[bound], sel.Tokens, &sel.Candidates[bound])
-}
-
-// choice is a chosen position and the number of bookings that the choice takes
-// into account. It may be final, whatever was booked since.
-type choice struct {
-	position int
-	seen     uint64
-	final    bool
-}
-
-// look fills in sel and returns its age, in bookings.
-func (s *Scheduler) look(now time.Time, r *Request, targets []Target, sel *Selection) uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.snapshot(now, r, targets, sel)
-	return s.bookings
-}
-
-// commit books the request on the chosen target, unless the choice should be
-// made anew, for requests that arrive together would all choose the same one.
-func (s *Scheduler) commit(now time.Time, r *Request, targets []Target, c choice, sel *Selection) (int, *Lease) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.bookings != c.seen && len(targets) > 1 {
-		if !c.final {
-			return -1, nil
+// choose returns the position that the policy chooses, or in its place that of
+// the target with the least load. The lock is held.
+func (s *Scheduler) choose(now time.Time, r *Request, among []TargetRef, p Policy, sel *Selection) int {
+	if i := p.Choose(sel); i >= 0 && i < len(among) && sel.lists(among) {
+		return i
+	}
+	s.snapshot(now, r, among, sel) // the policy may have spoilt it
+	sel.Fault, sel.Drawn = true, sel.Drawn[:0]
+	best := 0
+	for i := range sel.Candidates {
+		if lessLoaded(&sel.Candidates[i], &sel.Candidates[best]) {
+			best = i
 		}
-		s.staleChoices++
 	}
-	i := c.position
-	if i < 0 || i >= len(targets) || len(sel.Candidates) != len(targets) {
-		s.policyFaults++
-		i = 0
-		s.snapshot(now, r, targets, sel) // the policy may have spoilt it
+	return best
+}
+
+// lists tells whether the candidates are still these targets, in this order.
+func (s *Selection) lists(among []TargetRef) bool {
+	if len(s.Candidates) != len(among) {
+		return false
 	}
-	return i, s.book(now, r, targets[i], sel.Tokens, &sel.Candidates[i])
+	for i := range among {
+		if s.Candidates[i].Target != among[i].Target {
+			return false
+		}
+	}
+	return true
 }
 
 // snapshot fills in sel for the request. The lock is held.
-func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *Selection) {
+func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *Selection) {
 	chain := r.chain()
 	s.index.Match(&chain, &s.match)
 	sel.Tokens, sel.RequestBlocks = s.measure(r, &chain)
@@ -137,32 +138,73 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, targets []Target, sel *S
 	for _, m := range s.match.Stems {
 		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
 	}
-	sel.Candidates = slices.Grow(sel.Candidates[:0], len(targets))
-	for i, t := range targets {
-		c := Candidate{Target: t, RequestBlocks: sel.RequestBlocks}
+	sel.Fault, sel.Unknown = false, 0
+	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]
+	for i := range among {
+		c := &sel.Candidates[i]
+		*c = Candidate{Target: among[i].Target, RequestBlocks: sel.RequestBlocks}
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
-		if b := s.targets[t]; b != nil { // else it holds nothing, and becomes known when it is booked
-			b.settle(now)
-			s.overlap(r, b, sel.Tokens, &c)
+		if b := s.booksOf(among[i]); b == nil { // it holds nothing, and becomes known when it is booked
+			c.Unknown = true
+			sel.Unknown++
+		} else {
+			if len(b.due) > 0 {
+				b.settle(now)
+			}
+			if b.slot < len(s.match.Held) && s.match.Held[b.slot] > 0 {
+				s.overlap(r, b, sel.Tokens, c)
+			}
 			c.PrefillTokens = b.prefill
-			c.PromptBlocks = s.promptBlocks(b)
+			if b.requests > 0 {
+				c.PromptBlocks = s.promptBlocks(b)
+			}
 			c.UnsharedBlocks = b.unshared
 			c.OutputBlocks = max(0, float64(b.output)-b.faded)
 			c.Requests = b.requests
 		}
-		sel.Candidates = append(sel.Candidates, c)
+	}
+	if sel.Unknown > 0 {
+		sel.assume()
+	}
+}
+
+// assume gives the candidates whose load is unknown the medians of the others':
+// unknown is not idle.
+func (s *Selection) assume() {
+	assume(s, func(c *Candidate) *int64 { return &c.PrefillTokens })
+	assume(s, func(c *Candidate) *float64 { return &c.PromptBlocks })
+	assume(s, func(c *Candidate) *float64 { return &c.UnsharedBlocks })
+	assume(s, func(c *Candidate) *float64 { return &c.OutputBlocks })
+	assume(s, func(c *Candidate) *int { return &c.Requests })
+}
+
+func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
+	known := make([]T, 0, len(s.Candidates))
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; !c.Unknown {
+			known = append(known, *term(c))
+		}
+	}
+	if len(known) == 0 {
+		return
+	}
+	slices.Sort(known)
+	median := (known[(len(known)-1)/2] + known[len(known)/2]) / 2
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; c.Unknown {
+			*term(c) = median
+		}
 	}
 }
 
 // book makes the lease. The lock is held.
-func (s *Scheduler) book(now time.Time, r *Request, t Target, tokens int64, c *Candidate) *Lease {
-	b := s.targets[t]
+func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c *Candidate) *Lease {
+	b := s.booksOf(t)
 	if b == nil {
-		b = s.declare(t, 0)
+		b = s.declare(t.Target, 0)
 	}
-	s.bookings++
 	l := &Lease{
 		scheduler: s, books: b, restarts: b.restarts, booked: now,
 		chain:  r.chain(),
@@ -176,7 +218,6 @@ func (s *Scheduler) book(now time.Time, r *Request, t Target, tokens int64, c *C
 		l.wait = b.prefill + l.prefill
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
-	l.seen.Store(now.UnixNano())
 	var tracked int
 	if l.ref, tracked = s.index.Acquire(b.slot, &l.chain); tracked < len(r.Blocks) {
 		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))

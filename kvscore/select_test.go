@@ -65,32 +65,6 @@ func TestSelectAmongNone(t *testing.T) {
 	}
 }
 
-func TestStaleChoicesAreCounted(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	var others []*Lease
-	busy, calls := 1, 0
-	p := choose(func(*Selection) int { // somebody else is booked meanwhile
-		if calls++; calls <= busy {
-			_, l := s.Select(epoch, prompt(1), ts, 1, nil, &Selection{})
-			others = append(others, l)
-		}
-		return 0
-	})
-	_, l := s.Select(epoch, prompt(1), ts, -1, p, &Selection{})
-	if calls != 2 || s.Stats().StaleChoices != 0 {
-		t.Errorf("%d choices were made, %d are stale", calls, s.Stats().StaleChoices)
-	}
-	busy, calls = 100, 0
-	_, l2 := s.Select(epoch, prompt(1), ts, -1, p, &Selection{})
-	if calls != chooseAgain+1 || s.Stats().StaleChoices != 1 {
-		t.Errorf("%d choices were made, %d are stale", calls, s.Stats().StaleChoices)
-	}
-	for _, l := range append(others, l, l2) {
-		l.End(true, nil)
-	}
-	idle(t, s, ts, epoch)
-}
-
 // The mirror tracks no more than its capacity, the books all that is booked.
 func TestActiveBlocksBeyondTheCapacity(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(1)

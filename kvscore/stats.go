@@ -12,12 +12,9 @@ type Stats struct {
 	// mirror whole, for its capacity or memory was in use. Their blocks are
 	// booked all the same, but those that they share count for each of them.
 	Untracked uint64
-	// PolicyFaults counts the choices, ever, in which the policy returned no
-	// position of a candidate, and the first one was taken.
+	// PolicyFaults counts the choices, ever, that a policy spoilt: see
+	// Selection.Fault.
 	PolicyFaults uint64
-	// StaleChoices counts the choices, ever, that were booked although other
-	// requests had been booked since the policy saw the candidates.
-	StaleChoices uint64
 	// PrefillRate is the prefill rate learned over all targets in tokens a
 	// second, waiting included; 0 while nothing is learned.
 	PrefillRate float64
@@ -31,8 +28,8 @@ func (s *Scheduler) Stats() Stats {
 	defer s.mu.Unlock()
 	return Stats{
 		Leases: s.live, Expired: s.expired,
-		Untracked: s.untracked, PolicyFaults: s.policyFaults, StaleChoices: s.staleChoices,
-		PrefillRate: s.rate,
+		Untracked: s.untracked, PolicyFaults: s.policyFaults,
+		PrefillRate: s.rate.value,
 		IndexBytes:  s.index.Bytes(), IndexBlocks: s.index.Blocks(),
 	}
 }
@@ -72,7 +69,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		OutputBlocks:   b.output,
 		CachedTokens:   s.index.Used(b.slot),
 		CapacityTokens: b.capacity,
-		PrefillRate:    b.rate,
+		PrefillRate:    b.rate.value,
 		RateInUse:      s.rateOf(b),
 	}, true
 }

@@ -11,6 +11,36 @@ type Target struct {
 	Rank uint32
 }
 
+// TargetRef is a target with a short cut to its books, for lists that are chosen
+// from again and again: see [Scheduler.Refs]. Without the short cut, and where it
+// has become stale, a scheduler looks the target up.
+type TargetRef struct {
+	Target
+	books *books
+}
+
+// Refs returns references to targets for the use with this scheduler alone. They
+// stay valid whatever is declared or forgotten, but those of targets that are not
+// known now, or are forgotten later, cost a look-up with each use.
+func (s *Scheduler) Refs(targets []Target) []TargetRef {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	refs := make([]TargetRef, len(targets))
+	for i, t := range targets {
+		refs[i] = TargetRef{t, s.targets[t]}
+	}
+	return refs
+}
+
+// booksOf returns the books behind a reference, nil if the target is not known.
+// The lock is held.
+func (s *Scheduler) booksOf(t TargetRef) *books {
+	if b := t.books; b != nil && !b.forgotten {
+		return b
+	}
+	return s.targets[t.Target]
+}
+
 // String returns worker/rank, both in decimal.
 func (t Target) String() string {
 	return strconv.FormatUint(t.Worker, 10) + "/" + strconv.FormatUint(uint64(t.Rank), 10)

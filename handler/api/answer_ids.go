@@ -74,7 +74,7 @@ func (c *idChain) put(id uint32) {
 	c.count++
 	c.tail = binary.LittleEndian.AppendUint32(c.tail, id)
 	if len(c.tail) >= c.size {
-		c.blocks = append(c.blocks, xxh3.HashSeed(c.tail, tokenSeed))
+		c.blocks = append(c.blocks, xxh3.HashSeed(c.tail, c.seed))
 		c.tail = c.tail[:0]
 	}
 }

@@ -9,11 +9,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// tokenSeed keys the hashes of token blocks. It is Dynamo's (kv-router,
-// compute_block_hash), and fixed, because the engines' KV events, which carry
-// token ids, are hashed the same way.
-const tokenSeed = 1337
-
 // completions is /v1/completions. Its prompt is text as it is, or token ids;
 // the answer continues it without anything between.
 type completions struct{}
@@ -150,7 +145,7 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 			n++
 			binary.LittleEndian.PutUint32(block[fill:], uint32(id))
 			if fill += 4; fill == len(block) {
-				blocks = append(blocks, xxh3.HashSeed(block, tokenSeed))
+				blocks = append(blocks, xxh3.HashSeed(block, p.opt.Seed))
 				fill = 0
 			}
 		}
@@ -170,7 +165,7 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 		if hash {
 			binary.LittleEndian.PutUint32(block[fill:], uint32(id))
 			if fill += 4; fill == len(block) {
-				blocks = append(blocks, xxh3.HashSeed(block, tokenSeed))
+				blocks = append(blocks, xxh3.HashSeed(block, p.opt.Seed))
 				fill = 0
 			}
 		}

@@ -14,7 +14,7 @@ func tokenBlocks(size int, ids ...uint32) (out []uint64) {
 		for _, id := range ids[:size] {
 			b = binary.LittleEndian.AppendUint32(b, id)
 		}
-		out = append(out, xxh3.HashSeed(b, 1337))
+		out = append(out, xxh3.HashSeed(b, testSeed))
 	}
 	return out
 }
@@ -53,6 +53,35 @@ func TestCompletionsPrompts(t *testing.T) {
 	}
 }
 
+// TestTokenBlocksAreKeyed reads token ids with two seeds. Only the process knows
+// its seed, so that a client cannot choose ids whose blocks collide.
+func TestTokenBlocksAreKeyed(t *testing.T) {
+	chain := func(seed uint64, give bool) []uint64 {
+		t.Helper()
+		o := Options{BlockSize: 4, Seed: seed}
+		const ids = `[1,2,3,4,5,6,7,8]`
+		body := `{"prompt":` + ids + `}`
+		if give {
+			body = `{"prompt":"x"}`
+		}
+		r, err := Parse(completions{}, []byte(body), o)
+		if err != nil || give && !r.Give([]byte(ids), o) || len(r.Blocks) != 2 {
+			t.Fatal(r, err)
+		}
+		return r.Blocks
+	}
+	for _, give := range []bool{false, true} {
+		if !slices.Equal(chain(1, give), chain(1, false)) {
+			t.Errorf("given %v: one seed gives two chains", give)
+		}
+		for i, block := range chain(2, give) {
+			if block == chain(1, give)[i] {
+				t.Errorf("given %v: block %d is the same with two seeds", give, i)
+			}
+		}
+	}
+}
+
 func TestTokenBlockSizes(t *testing.T) {
 	body := []byte(`{"prompt":[0`)
 	ids := []uint32{0}
@@ -63,7 +92,7 @@ func TestTokenBlockSizes(t *testing.T) {
 	}
 	body = append(body, `]}`...)
 	for _, size := range []int{1, 16, 256, 257, 4096} {
-		r, err := Parse(completions{}, body, Options{BlockSize: size})
+		r, err := Parse(completions{}, body, Options{BlockSize: size, Seed: testSeed})
 		if err != nil || !slices.Equal(r.Blocks, tokenBlocks(size, ids...)) || r.Tokens != 10000 {
 			t.Errorf("size %d: %d blocks, %d tokens, %v", size, len(r.Blocks), r.Tokens, err)
 		}

@@ -13,8 +13,8 @@ type Options struct {
 	// BlockSize is the size of a block of tokens, in tokens, at most 4096. It
 	// must be the engines'. Default: 16.
 	BlockSize int
-	// Seed keys the hashes of text and the root. It is drawn once for the
-	// process, and is no one else's to know.
+	// Seed keys all hashes: of text, of token ids and of the root. It is drawn
+	// once for the process, and is no one else's to know.
 	Seed uint64
 }
 

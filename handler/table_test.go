@@ -1,0 +1,255 @@
+package handler
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
+	for _, dial := range dials {
+		list = append(list, &reverseproxy.Upstream{Dial: dial, Host: new(reverseproxy.Host)})
+	}
+	return list
+}
+
+// TestTableHoldsUntilWorkersChange looks the same list up again and again, and
+// changes what is behind it in between.
+func TestTableHoldsUntilWorkersChange(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1", "a:1")
+	rt, list := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt}}, h.ReverseProxy.Upstreams
+	ranked := func(id uint64, ranks int) Worker { return Worker{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks} }
+	last := rt.table(list)
+	for _, v := range []struct {
+		what   string
+		change func()
+		kept   bool
+	}{
+		{"nothing", func() {}, true},
+		{"a drain", func() { h.pool.worker("a:1").drain.Or(drainAsked) }, true},
+		{"another worker", func() { h.pool.worker("c:1") }, false},
+		{"an id and ranks", func() { h.pool.apply(wanted(ranked(7, 2)).withDefaults()) }, false},
+		{"ranks", func() { h.pool.apply(wanted(ranked(7, 4)).withDefaults()) }, false},
+		{"nothing that is seen here", func() { h.pool.apply(wanted(ranked(7, 4)).withDefaults()) }, true},
+		{"a worker that goes", func() {
+			h.pool.mu.Lock()
+			defer h.pool.mu.Unlock()
+			h.pool.drop(h.pool.workers["b:1"])
+		}, false},
+		{"a list of the same addresses", func() { list = upstreamsOf("a:1", "b:1", "a:1") }, true},
+		{"another list", func() { list = upstreamsOf("b:1", "a:1", "a:1") }, false},
+	} {
+		v.change()
+		tab := rt.table(list)
+		if (tab == last) != v.kept {
+			t.Errorf("after %s: kept %v, want %v", v.what, tab == last, v.kept)
+		}
+		for i, up := range list {
+			row := tab.rows[i]
+			if w := h.pool.worker(up.Dial); row.worker != w || len(row.targets) != w.ranks() {
+				t.Fatalf("after %s: %s is worker %d with %d ranks, want %d with %d",
+					v.what, up.Dial, row.worker.id, len(row.targets), w.id, w.ranks())
+			}
+			for rank, target := range row.targets {
+				if target.Target != row.worker.target(rank) {
+					t.Errorf("after %s: rank %d of %s is %s", v.what, rank, up.Dial, target)
+				}
+			}
+			if row.again != (i == 2) {
+				t.Errorf("after %s: %s at %d: again is %v", v.what, up.Dial, i, row.again)
+			}
+		}
+		last = rt.table(list) // the first may have made workers known, which makes it void
+	}
+	rt.enterRoom()
+	if _, found := rt.gather(list, now()); !found || len(rt.workers) != 1+4 && len(rt.workers) != 1 {
+		t.Errorf("%d candidates", len(rt.workers))
+	}
+}
+
+// TestTablesHeedNewModels has workers tell other models than when the table was
+// made: each request goes by what they tell now, and the next table has it.
+func TestTablesHeedNewModels(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1", "c:1")
+	list := h.ReverseProxy.Upstreams
+	serve := func(dial string, models ...string) {
+		ids := make(map[string]bool)
+		for _, m := range models {
+			ids[m] = true
+		}
+		h.pool.worker(dial).models.Store(&modelList{ids: ids})
+	}
+	offered := func(model string) (dials string) {
+		t.Helper()
+		rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt, model: model}}
+		rt.enterRoom()
+		defer rt.leaveRoom()
+		rt.model = rt.modelFor(list)
+		rt.gather(list, now())
+		for _, w := range rt.workers {
+			dials += w.dial[:1]
+		}
+		return dials
+	}
+	want := func(model, dials string) {
+		t.Helper()
+		for range 2 { // the second by a new table, perhaps
+			if got := offered(model); got != dials {
+				t.Errorf("%s: offered %s, want %s", model, got, dials)
+			}
+		}
+	}
+	want("x", "abc") // nobody tells
+	serve("a:1", "x", "y")
+	serve("b:1", "x")
+	want("x", "ab")
+	want("y", "a")
+	want("z", "abc")
+	serve("b:1", "y", "x")
+	want("y", "ab")
+	if n := len(h.table.Load().models); n != 2 {
+		t.Errorf("%d sets of models, want that of two workers and the empty one", n)
+	}
+	h.pool.worker("c:1").configured.Store(&map[string]bool{"y": true})
+	serve("a:1", "x")
+	want("y", "bc")
+	want("x", "ab")
+	h.pool.worker("b:1").models.Store(nil)
+	want("x", "a")
+}
+
+// TestTablesOfPlaceholdersAreNotKept: their addresses stand for another worker
+// with each request.
+func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
+	h := testHandler(t, "a:1", "{up}")
+	for i := range 3 {
+		repl := caddy.NewEmptyReplacer()
+		repl.Set("up", fmt.Sprintf("b:%d", i+1))
+		rt := &route{h: h, pool: h.pool, repl: repl}
+		if got := rt.table(h.ReverseProxy.Upstreams).rows[1].worker.dial; got != fmt.Sprintf("b:%d", i+1) {
+			t.Errorf("request %d is offered %s", i, got)
+		}
+	}
+}
+
+// TestExplainingMakesNoWorkerKnown has a table made for an explanation: the next
+// request must not be given workers that nobody knows.
+func TestExplainingMakesNoWorkerKnown(t *testing.T) {
+	h := testHandler(t, "a:1")
+	list := upstreamsOf("new:1")
+	(&route{h: h, pool: h.pool, dry: true}).table(list)
+	if h.pool.known("new:1") != nil {
+		t.Error("it is known")
+	}
+	if w := (&route{h: h, pool: h.pool}).table(list).rows[0].worker; w != h.pool.known("new:1") {
+		t.Error("a request is offered a worker that is not the pool's")
+	}
+}
+
+// TestWorkersChangeWhileRequestsChoose has workers get other ids and ranks, come
+// and go, and be drained, while requests choose among them, with static lists
+// and lists of their own.
+func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
+	const workers = 12
+	var dials []string
+	for i := range workers {
+		dials = append(dials, fmt.Sprintf("127.0.0.1:%d", i+1))
+	}
+	h := testHandler(t, dials...)
+	h.policy = kvscore.NewDynamo()
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader([]byte(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`)))
+	p, err := h.plan(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.model = ""
+	var choosing, changing sync.WaitGroup
+	stop := make(chan struct{})
+	changing.Go(func() {
+		for n := uint64(1); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			var set []Worker
+			for i, dial := range dials {
+				if rand.IntN(4) > 0 {
+					set = append(set, Worker{Dial: dial, ID: uint64(i+1) + 100*(n/4%3), Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+				}
+			}
+			h.pool.apply(wanted(set...).withDefaults())
+			for _, w := range h.pool.all() {
+				if rand.IntN(4) == 0 {
+					h.pool.mu.Lock()
+					if h.pool.workers[w.dial] == w {
+						h.pool.drop(w)
+					}
+					h.pool.mu.Unlock()
+				}
+			}
+		}
+	})
+	for g := range 4 {
+		choosing.Go(func() {
+			for range 300 {
+				list := h.ReverseProxy.Upstreams
+				if g%2 == 1 {
+					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
+				}
+				rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
+				if up := rt.choose(t.Context(), list); up == nil || up == nowhere || rt.attempt.worker.dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.target {
+					t.Errorf("chose %v, booked %+v", up, rt.attempt)
+				}
+				rt.endAttempt(true)
+			}
+		})
+	}
+	choosing.Wait()
+	close(stop)
+	changing.Wait()
+	if s := h.pool.scheduler.Stats(); s.Leases != 0 || s.PolicyFaults != 0 {
+		t.Errorf("at the end: %+v", s)
+	}
+	rt := &route{h: h, pool: h.pool, plan: p}
+	for i, row := range rt.table(h.ReverseProxy.Upstreams).rows {
+		if w := h.pool.worker(dials[i]); row.worker != w || len(row.targets) != w.ranks() {
+			t.Errorf("%s: the table has another worker or other ranks", dials[i])
+		}
+	}
+}
+
+// TestChoosingAllocatesAsMuchAmongMany chooses among few workers and many.
+func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector empties pools at random")
+	}
+	count := func(n int) float64 {
+		var dials []string
+		for i := range n {
+			dials = append(dials, fmt.Sprintf("127.0.0.1:%d", i+1))
+		}
+		h := testHandler(t, dials...)
+		h.policy = kvscore.NewDynamo()
+		p := &plan{ext: &noExt, score: kvscore.Request{Tokens: 100, Streamed: true}}
+		return testing.AllocsPerRun(200, func() {
+			rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
+			if rt.choose(t.Context(), h.ReverseProxy.Upstreams) == nil {
+				t.Fatal("no worker")
+			}
+			rt.endAttempt(true)
+		})
+	}
+	if few, many := count(2), count(512); many > few+1 {
+		t.Errorf("%v allocations among 512 workers, %v among 2", many, few)
+	}
+}

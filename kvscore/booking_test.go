@@ -1,0 +1,296 @@
+package kvscore
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// TestSimultaneousRequestsTakeTurns has pairs of requests choose at the same
+// time: each spends one turn, so that a pair is spread over two targets.
+func TestSimultaneousRequestsTakeTurns(t *testing.T) {
+	for name, turns := range map[string]Policy{"round_robin": new(RoundRobin), "ties": NewDynamo()} {
+		s, ts := NewScheduler(Settings{}), targets(2)
+		var calls atomic.Int32
+		p := choose(func(sel *Selection) int {
+			calls.Add(1)
+			i := turns.Choose(sel)
+			runtime.Gosched() // to the other request of the pair
+			return i
+		})
+		spread := 0
+		for pair := range uint64(50) {
+			var got [2]int
+			var both sync.WaitGroup
+			start := make(chan struct{})
+			for k := range got {
+				both.Go(func() {
+					sel := &Selection{Rand: seeded(pair)}
+					<-start
+					i, l := s.Select(epoch, &Request{}, ts, -1, p, sel)
+					got[k] = i
+					l.End(false, nil)
+				})
+			}
+			close(start)
+			both.Wait()
+			if got[0] != got[1] {
+				spread++
+			}
+		}
+		if spread != 50 || calls.Load() != 100 {
+			t.Errorf("%s: %d of 50 pairs are spread, with %d choices", name, spread, calls.Load())
+		}
+	}
+}
+
+// TestPolicyThatReordersIsRefused has policies that change the list of
+// candidates: a position in it would be another target's.
+func TestPolicyThatReordersIsRefused(t *testing.T) {
+	for name, p := range map[string]choose{
+		"sorts": func(s *Selection) int {
+			slices.SortFunc(s.Candidates, func(a, b Candidate) int { return a.Requests - b.Requests })
+			return 0
+		},
+		"replaces": func(s *Selection) int {
+			s.Candidates = make([]Candidate, len(s.Candidates))
+			return 2
+		},
+		"shortens": func(s *Selection) int {
+			s.Candidates = s.Candidates[1:]
+			return 0
+		},
+	} {
+		s, ts := NewScheduler(Settings{}), targets(3)
+		var busy []*Lease
+		for _, i := range []int{0, 0, 1, 2, 2} { // the second has the least load
+			_, l := s.Select(epoch, prompt(1), ts, i, nil, &Selection{})
+			busy = append(busy, l)
+		}
+		sel := &Selection{Rand: seeded(1)}
+		if e := s.Explain(epoch, prompt(1), ts, -1, p, sel); !e.Fault || e.Chosen != 1 || s.Stats().PolicyFaults != 0 {
+			t.Errorf("%s: explained as %+v", name, e)
+		}
+		i, l := s.Select(epoch, prompt(upTo(4)...), ts, -1, p, sel)
+		if i != 1 || l.Target() != ts[1] || sel.Candidates[1].Target != ts[1] || !sel.Fault || s.Stats().PolicyFaults != 1 {
+			t.Errorf("%s: chose %d, booked %s, fault %v, %d are counted", name, i, l.Target(), sel.Fault, s.Stats().PolicyFaults)
+		}
+		for _, l := range append(busy, l) {
+			l.End(true, nil)
+		}
+		if _, l = s.Select(epoch, prompt(1), ts, -1, new(RoundRobin), sel); sel.Fault {
+			t.Errorf("%s: the next choice is a fault", name)
+		}
+		l.End(true, nil)
+		idle(t, s, ts, epoch)
+	}
+}
+
+// stepped returns a time whose wall clock was set forward, and whose monotonic
+// clock was not: the first word of a time.Time with both has the seconds of the
+// wall clock above 30 bits of nanoseconds.
+func stepped(at time.Time, step time.Duration) time.Time {
+	*(*uint64)(unsafe.Pointer(&at)) += uint64(step/time.Second) << 30 //nolint:gosec // there is no other way to step the clock
+	return at
+}
+
+func TestWallClockStepEndsNoLease(t *testing.T) {
+	s, ts := NewScheduler(Settings{LeaseExpiry: time.Minute}), targets(1)
+	t0 := time.Now()
+	later := stepped(t0.Add(time.Second), time.Hour)
+	if later.Sub(t0) != time.Second || later.UnixNano()-t0.UnixNano() < int64(time.Hour) {
+		t.Fatal("time.Time is not what it was")
+	}
+	_, l := s.Select(t0, prompt(1), ts, 0, nil, &Selection{})
+	l.Alive(t0.Add(time.Millisecond))
+	if n := s.Expire(later); n != 0 {
+		t.Errorf("%d leases expired a second after their last sign of life", n)
+	}
+	if n := s.Expire(t0.Add(time.Minute + time.Millisecond)); n != 1 {
+		t.Errorf("%d leases expired a minute after their last sign of life, want 1", n)
+	}
+	idle(t, s, ts, t0)
+}
+
+// answer books a request of so many tokens on the first target and lets its
+// first token, or its end, be seen as if the target prefilled at the rate.
+func answer(s *Scheduler, ts []Target, tokens int64, streamed bool, rate float64) {
+	_, l := s.Select(epoch, &Request{Tokens: tokens, Streamed: streamed}, ts, 0, nil, &Selection{})
+	l.FirstToken(epoch.Add(time.Duration(float64(tokens) / rate * float64(time.Second))))
+	l.End(true, nil)
+}
+
+// TestRateFallsByAnswersThatAreNotStreamed: of these only the end is seen, so
+// that each shows a rate that may be too low.
+func TestRateFallsByAnswersThatAreNotStreamed(t *testing.T) {
+	rates := func(s *Scheduler, ts []Target) [2]float64 {
+		load, _ := s.Load(epoch, ts[0])
+		return [2]float64{load.RateInUse, s.Stats().PrefillRate}
+	}
+	for _, tc := range []struct {
+		name    string
+		do      func(s *Scheduler, ts []Target)
+		low, up float64
+	}{
+		{"a slower engine", func(s *Scheduler, ts []Target) {
+			for range 5 {
+				answer(s, ts, 10_000, false, 20_000)
+			}
+			for range 500 {
+				answer(s, ts, 10_000, false, 2000)
+			}
+		}, 1900, 2100},
+		{"slow from the beginning", func(s *Scheduler, ts []Target) {
+			for range 100 {
+				answer(s, ts, 10_000, false, 2000)
+			}
+		}, 1900, 2100},
+		{"short answers among long ones", func(s *Scheduler, ts []Target) {
+			rnd := rand.New(rand.NewPCG(1, 1))
+			for range 500 {
+				answer(s, ts, 10_000, false, 20_000/(1+9*rnd.Float64()))
+			}
+		}, 10_000, 20_000},
+		{"streams among long answers", func(s *Scheduler, ts []Target) {
+			for range 50 {
+				answer(s, ts, 10_000, true, 20_000)
+				for range 20 {
+					answer(s, ts, 10_000, false, 200)
+				}
+			}
+		}, 19_900, 20_100},
+		{"only long answers", func(s *Scheduler, ts []Target) {
+			for range 500 {
+				answer(s, ts, 10_000, false, 200)
+			}
+		}, leastByEnd, leastByEnd},
+		{"long answers of a slow engine that streams, too", func(s *Scheduler, ts []Target) {
+			answer(s, ts, 10_000, true, 500)
+			for range 500 {
+				answer(s, ts, 10_000, false, 200)
+			}
+		}, 500, 500},
+		{"a faster engine", func(s *Scheduler, ts []Target) {
+			for range 100 {
+				answer(s, ts, 10_000, false, 2000)
+			}
+			for range 50 {
+				answer(s, ts, 10_000, false, 20_000)
+			}
+		}, 19_000, 20_100},
+	} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		tc.do(s, ts)
+		for _, rate := range rates(s, ts) {
+			if rate < tc.low || rate > tc.up {
+				t.Errorf("%s: rate %.0f, want %.0f to %.0f", tc.name, rate, tc.low, tc.up)
+			}
+		}
+	}
+}
+
+// TestUnknownLoadIsTheMedian offers targets that the scheduler does not know
+// beside known ones.
+func TestUnknownLoadIsTheMedian(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(7)
+	for _, target := range ts[:5] {
+		s.Declare(target, 0)
+	}
+	var live []*Lease
+	for i, n := range []int{0, 4, 1, 2, 3} { // requests, of one block each, of 16 tokens
+		for k := range n {
+			_, l := s.Select(epoch, prompt(uint64(100*i+k)), ts, i, nil, &Selection{})
+			live = append(live, l)
+			l.Output(epoch, int64(16*i))
+		}
+	}
+	sel := &Selection{Rand: seeded(1)}
+	e := s.Explain(epoch, prompt(1), ts, -1, new(LeastLoad), sel)
+	if e.Chosen != 0 || sel.Unknown != 2 {
+		t.Errorf("chose %d, %d are unknown; want the idle one", e.Chosen, sel.Unknown)
+	}
+	for i, c := range sel.Candidates {
+		if unknown := i >= 5; c.Unknown != unknown {
+			t.Errorf("candidate %d: unknown is %v", i, c.Unknown)
+		} else if unknown && (c.Requests != 2 || c.PrefillTokens != 32 || c.PromptBlocks != 2 || c.UnsharedBlocks != 2 || c.OutputBlocks != 4) {
+			t.Errorf("candidate %d: %+v", i, c)
+		}
+	}
+	if s.Explain(epoch, prompt(1), ts[5:], -1, new(LeastLoad), sel); sel.Unknown != 2 || sel.Candidates[0].Requests != 0 || sel.Candidates[1].Requests != 0 {
+		t.Errorf("among unknown ones: %+v", sel.Candidates)
+	}
+	for _, l := range live {
+		l.End(true, nil)
+	}
+	idle(t, s, ts, epoch)
+}
+
+// TestRefsOutliveTheirTargets uses references from before their targets were
+// declared, forgotten, and declared again.
+func TestRefsOutliveTheirTargets(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(3)
+	s.Declare(ts[0], 0)
+	s.Declare(ts[1], 0)
+	refs, sel := s.Refs(ts), &Selection{Rand: seeded(1)}
+	s.Forget(ts[0])
+	s.Declare(ts[0], 3200) // with other books
+	s.Forget(ts[1])
+	s.Declare(ts[2], 0)
+	for i := range refs {
+		_, l := s.SelectAmong(epoch, prompt(uint64(i)), refs, i, nil, sel)
+		if load, ok := s.Load(epoch, ts[i]); !ok || load.Requests != 1 || l.Target() != ts[i] {
+			t.Errorf("target %d: booked %+v, known %v", i, load, ok)
+		}
+		if unknown := i == 1; sel.Candidates[i].Unknown != unknown {
+			t.Errorf("target %d: %+v", i, sel.Candidates[i])
+		}
+		l.End(true, nil)
+	}
+	_, l := s.SelectAmong(epoch, prompt(0), refs, -1, NewDynamo(), sel)
+	if sel.Candidates[0].OverlapBlocks != 1 {
+		t.Errorf("what the new books hold is not seen: %+v", sel.Candidates[0])
+	}
+	l.End(true, nil)
+	idle(t, s, ts, epoch)
+}
+
+// TestRefsInARace chooses among references while their targets come and go.
+func TestRefsInARace(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(8)
+	for _, target := range ts {
+		s.Declare(target, 16_000)
+	}
+	refs, p := s.Refs(ts), NewDynamo()
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		wg.Go(func() {
+			rnd := seeded(g)
+			sel := &Selection{Rand: rnd}
+			for range 1000 {
+				switch target := ts[rnd.IntN(8)]; rnd.IntN(8) {
+				case 0:
+					s.Retire(target)
+				case 1:
+					s.Forget(target)
+				case 2:
+					s.Declare(target, 16_000)
+				case 3:
+					s.Clear(target)
+				default:
+					i, l := s.SelectAmong(epoch, prompt(upTo(uint64(rnd.IntN(20)))...), refs, -1, p, sel)
+					if l.Target() != ts[i] {
+						t.Errorf("booked %s for %s", l.Target(), ts[i])
+					}
+					l.End(true, nil)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	idle(t, s, ts, epoch)
+}
