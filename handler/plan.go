@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 
@@ -97,8 +98,15 @@ const maxBodies = 2 << 30
 
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
+	announced := maps.Clone(r.Trailer)
 	p, err := h.makePlan(r)
+	// net/http adds trailers that the client did not announce
+	maps.DeleteFunc(r.Trailer, func(name string, _ []string) bool {
+		_, ok := announced[name]
+		return !ok
+	})
 	if err != nil {
+		p.giveBack(r)
 		p.done()
 		return nil, err
 	}
