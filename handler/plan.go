@@ -168,6 +168,11 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 		p.unread = "" // it says nothing
 		return p, nil
 	}
+	if p, err := h.notJSON(r, fallbackMalformed); err != nil {
+		return nil, unreadable(a, err)
+	} else if p != nil {
+		return p, nil
+	}
 	body, rest, why, err := h.take(r, h.MaxBody)
 	switch {
 	case err != nil:
@@ -230,6 +235,9 @@ func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
 		return p
 	}
 	p.stream = &once{ReadCloser: r.Body}
+	if b, ok := r.Body.(*peeked); ok {
+		r.Body, p.stream = b.rest, restOf(&buffer{data: b.begin}, b.rest, false)
+	}
 	if fallback != "" && r.ContentLength > 0 {
 		// it will have to be computed, whatever it is
 		p.score.Tokens = int64(float64(r.ContentLength) / kvscore.DefaultBytesPerToken)
