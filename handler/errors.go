@@ -68,6 +68,8 @@ func (rt *route) unserved(err error) *ownError {
 	switch {
 	case errors.As(err, &own):
 		return own
+	case rt.plan.stream != nil && rt.plan.stream.failed.Load():
+		return unreadable(rt.plan.api, err)
 	case rt.failure == nil || errors.As(rt.failure, &refused) && rt.suspects < maxSuspects:
 		e.status, e.code = http.StatusServiceUnavailable, codeNoWorker
 		e.err = rt.errNobody()

@@ -472,9 +472,23 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.reject(w, r, err)
 	}
 	if rt.dry {
-		return rt.tell(w, r)
+		defer rt.plan.done()
+		if err = rt.tell(w, r); err != nil {
+			rt.plan.giveBack(r)
+		}
+		return err
 	}
 	defer rt.finish()
+	if err = rt.serve(w, r, next); err != nil {
+		giveBack(r, rt.body, rt.plan.stream)
+	}
+	return err
+}
+
+// serve has the proxy make the attempts. An error is for the server's error
+// routes.
+func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h := rt.h
 	rt.err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
 	rt.returned = true
 	rt.noticeEncoding(w)

@@ -1,7 +1,7 @@
 package handler
 
 import (
-	"bufio"
+	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -18,28 +18,66 @@ func saysJSON(h http.Header) bool {
 // behind.
 const maxSpace = 512
 
-// beginsAsJSON tells whether a body begins as a JSON object does for some engine,
-// and returns it with its beginning. Sounds, images and forms do not, and may be
-// long.
-func beginsAsJSON(body io.ReadCloser) (whole io.ReadCloser, is bool, err error) {
-	in := bufio.NewReaderSize(body, maxSpace)
-	whole = struct {
-		io.Reader
-		io.Closer
-	}{in, body}
-	for n := 1; n <= maxSpace; n++ {
-		begin, err := in.Peek(n)
-		if len(begin) < n {
-			if errors.Is(err, io.EOF) {
-				return whole, false, nil
+// notJSON plans a request by load whose body says that it is no JSON and does not
+// begin as a JSON object that can be read here. It is streamed through: sounds and
+// forms may be long, and each message of a conversation waits for its answer. The
+// plan is nil if the body has to be read.
+func (h *Handler) notJSON(r *http.Request, fallback string) (*plan, error) {
+	if saysJSON(r.Header) {
+		return nil, nil
+	}
+	begin, first, err := peek(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	r.Body = &peeked{Reader: io.MultiReader(bytes.NewReader(begin), r.Body), Closer: r.Body, begin: begin, rest: r.Body}
+	if first == '{' || first == ' ' {
+		return nil, nil
+	}
+	p := h.passThrough(r, fallback)
+	p.unread = ""
+	switch {
+	case first == nothing:
+	case compressed(r.Header):
+		p.unread = fallbackCompressed
+	case opensObject(first):
+		p.unread = fallbackMalformed // some engine may read it
+	}
+	return p, nil
+}
+
+// nothing is the first byte of a body that has only white space.
+const nothing byte = '\n'
+
+// peeked is a body of which the beginning was looked at.
+type peeked struct {
+	io.Reader
+	io.Closer
+	begin []byte
+	rest  io.ReadCloser
+}
+
+// peek reads the beginning of a body, up to some bytes behind white space. It
+// returns what it read, and the first byte that is not white space: a space after
+// maxSpace bytes, nothing if there is none.
+func peek(body io.Reader) (begin []byte, first byte, err error) {
+	begin = make([]byte, 0, maxSpace)
+	for n := 0; len(begin) < maxSpace; {
+		m, err := body.Read(begin[len(begin):maxSpace])
+		begin = begin[:len(begin)+m]
+		for ; n < len(begin); n++ {
+			if !isSpace(begin[n]) {
+				return begin, begin[n], nil
 			}
-			return nil, false, err
 		}
-		if c := begin[n-1]; !isSpace(c) {
-			return whole, opensObject(c), nil
+		if errors.Is(err, io.EOF) {
+			return begin, nothing, nil
+		}
+		if err != nil {
+			return nil, nothing, err
 		}
 	}
-	return whole, true, nil // for all that is known
+	return begin, ' ', nil
 }
 
 // mayBeJSON tells whether some engine may read a body as a JSON object that cannot

@@ -27,15 +27,10 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 	case !said || r.ContentLength < 0 && !h.maySteer(r):
 		return h.passThrough(r, ""), nil // it may be a conversation, of which the next word has to wait for an answer
 	}
-	if !said {
-		body, is, err := beginsAsJSON(r.Body)
-		if err != nil {
-			return nil, unreadable(nil, err)
-		}
-		r.Body = body
-		if !is && !compressed(r.Header) {
-			return h.passThrough(r, ""), nil
-		}
+	if p, err := h.notJSON(r, ""); err != nil {
+		return nil, unreadable(nil, err)
+	} else if p != nil {
+		return p, nil
 	}
 	body, rest, why, err := h.take(r, limit)
 	if err != nil {

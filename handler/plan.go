@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 
@@ -99,8 +100,15 @@ const maxBodies = 2 << 30
 
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
+	announced := maps.Clone(r.Trailer)
 	p, err := h.makePlan(r)
+	// net/http adds trailers that the client did not announce
+	maps.DeleteFunc(r.Trailer, func(name string, _ []string) bool {
+		_, ok := announced[name]
+		return !ok
+	})
 	if err != nil {
+		p.giveBack(r)
 		p.done()
 		return nil, err
 	}
@@ -160,6 +168,11 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	case r.Body == nil || r.Body == http.NoBody:
 		p := h.passThrough(r, fallbackMalformed)
 		p.unread = "" // it says nothing
+		return p, nil
+	}
+	if p, err := h.notJSON(r, fallbackMalformed); err != nil {
+		return nil, unreadable(a, err)
+	} else if p != nil {
 		return p, nil
 	}
 	body, rest, why, err := h.take(r, h.MaxBody)
@@ -224,6 +237,9 @@ func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
 		return p
 	}
 	p.stream = &once{ReadCloser: r.Body}
+	if b, ok := r.Body.(*peeked); ok {
+		r.Body, p.stream = b.rest, restOf(&buffer{data: b.begin}, b.rest, false)
+	}
 	if fallback != "" && r.ContentLength > 0 {
 		// it will have to be computed, whatever it is
 		p.score.Tokens = int64(float64(r.ContentLength) / kvscore.DefaultBytesPerToken)

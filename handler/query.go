@@ -18,7 +18,6 @@ import (
 // that is told, the prompt's token ids are asked for, if the request has none.
 func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	p := rt.plan
-	defer p.done()
 	e := rt.h.explainPlan(r, p)
 	if e.refused != nil {
 		rt.h.figures.requests[outcomeRejected].Inc()

@@ -63,15 +63,16 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 
 // restOf returns a body of which the beginning was read into b.
 func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
-	o := &once{ReadCloser: body, left: b.data, noRoom: noRoom}
+	o := &once{ReadCloser: body, left: b.data, began: true, noRoom: noRoom}
 	o.begun.Store(b)
 	return o
 }
 
 // unreadable turns a failure to read the client's body into an answer.
-func unreadable(a api.API, err error) error {
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return &ownError{a, http.StatusRequestEntityTooLarge, codeTooLarge, "", err}
+func unreadable(a api.API, err error) *ownError {
+	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		return &ownError{a, http.StatusRequestEntityTooLarge, codeTooLarge, "", fmt.Errorf(
+			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
 	}
 	return &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf("reading request body: %w", err)}
 }
@@ -109,6 +110,7 @@ type once struct {
 	io.ReadCloser
 	begun   atomic.Pointer[buffer] // was read beforehand; nil if nothing was, or it is not needed any more
 	left    []byte                 // of that, is not sent yet
+	began   bool                   // something was
 	noRoom  bool                   // there was no room for more
 	touched atomic.Bool            // some of it was asked for
 	failed  atomic.Bool            // it could not be read

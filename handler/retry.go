@@ -127,7 +127,7 @@ func (rt *route) failed(req *http.Request, err error, resent bool) (*http.Respon
 	}
 	rt.failure = err
 	if rt.plan.stream != nil && rt.plan.stream.failed.Load() {
-		return nil, lastError{err} // the client's body broke off: no worker's fault
+		return nil, err // the client's body broke off: no worker's fault
 	}
 	if refused(err) {
 		rt.pool.missed(a.worker, err)

@@ -126,6 +126,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	planned := false
 	defer func() { // also if a matcher panics
 		if !planned {
+			p.giveBack(r)
 			p.done()
 		}
 	}()
@@ -184,12 +185,15 @@ func (rt *route) request(r *http.Request) *http.Request {
 		out.Body = rt.plan.stream
 		return out
 	}
-	out.Body, out.ContentLength = http.NoBody, rt.body.size
-	if rt.body.size > 0 {
+	out.Body, out.TransferEncoding = http.NoBody, nil
+	if rt.body.size > 0 || r.ContentLength < 0 {
 		rt.lazy = &lazyBody{of: rt.body}
 		out.Body = rt.lazy
 	}
-	out.TransferEncoding = nil
+	if r.ContentLength < 0 {
+		return out // it is sent in chunks, as it came
+	}
+	out.ContentLength = rt.body.size
 	if r.ContentLength != out.ContentLength && r.Header.Get("Content-Length") != "" {
 		out.Header = maps.Clone(out.Header) // the server's own is shared
 		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))

@@ -302,6 +302,7 @@ func (s *speculation) send(p *plan) error {
 	if err != nil {
 		return err
 	}
+	unpack(resp)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return errors.New("status " + resp.Status)

@@ -51,12 +51,19 @@ func (rt *route) send(t http.RoundTripper, req *http.Request) (*http.Response, b
 	resends := new(atomic.Int32)
 	rt.sent = rt.trace.carry(rt.outgoing(req, resends))
 	resp, err := t.RoundTrip(rt.sent)
+	if err == nil && rt.readsAnswer() {
+		unpack(resp)
+	}
 	n := resends.Load()
 	if n > 0 {
 		rt.h.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
 	}
 	return resp, n > 0, err
 }
+
+// readsAnswer tells whether the router reads the answer as it passes. It must not
+// be compressed then.
+func (rt *route) readsAnswer() bool { return rt.plan.request != nil || rt.plan.lists }
 
 var errResent = errors.New("kv_router: already sent again once")
 
@@ -73,16 +80,15 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	if rt.sent != nil {
 		out.Header = maps.Clone(out.Header) // an attempt before may still be writing it
 	}
-	if rt.plan.request != nil || rt.plan.lists {
-		// what is compressed cannot be read as it passes
+	if rt.readsAnswer() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
-	if body.size == 0 {
+	if body.size == 0 || req.Body == nil { // the proxy takes it away with `method GET`
 		return &out
 	}
 	out.Body, out.ContentLength = send.open(), send.size
-	if len(req.Trailer) > 0 {
-		out.ContentLength = -1 // HTTP/1 has trailers only after chunks
+	if req.ContentLength < 0 {
+		out.ContentLength = -1 // it came in chunks, or has trailers, which are only behind chunks
 	}
 	// Engines close idle connections when they please. net/http sends a
 	// request again that met such a close, if it can have the body again and

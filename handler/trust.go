@@ -173,17 +173,18 @@ func (rt *route) takeTrailer(out *http.Request, trailer http.Header) {
 		return
 	}
 	kept := make(http.Header, len(trailer))
-	take := func() {
-		for name, values := range trailer {
-			if !nvext.Routes(name) {
-				kept[name] = values
-			}
+	for name, values := range trailer {
+		if !nvext.Routes(name) {
+			kept[name] = values
 		}
 	}
-	take()
 	out.Trailer = kept
 	if rt.body == nil {
-		rt.plan.stream.ended = take
+		rt.plan.stream.ended = func() {
+			for name := range kept { // and not what was not announced
+				kept[name] = trailer[name]
+			}
+		}
 	}
 }
 

@@ -323,8 +323,8 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 		{"ErrorEvent", "/v1/chat/completions", "text/event-stream", "", "data: {\"error\":{\"message\":\"m\"}}\n\ndata: [DONE]\n\n", 200, 0},
 		{"ErrorWithAGoodStatus", "/v1/chat/completions", "application/json", "", `{"object":"error","message":"m"}`, 200, 0},
 		{"NoJSON", "/v1/chat/completions", "text/html", "", `<html>`, 200, 0},
-		{"Compressed", "/v1/chat/completions", "application/json", "gzip", gzipped(`{"choices":[]}`), 200, 1},
-		{"CompressedStream", "/v1/chat/completions", "text/event-stream", "gzip", gzipped(oneChunk), 200, 1},
+		{"Compressed", "/v1/chat/completions", "application/json", "br", "packed", 200, 1},
+		{"CompressedStream", "/v1/chat/completions", "text/event-stream", "br", "packed", 200, 1},
 		{"LongEvent", "/v1/chat/completions", "text/event-stream", "", long, 200, 1},
 		{"OtherAPI", "/v1/messages", "application/json", "", `{"type":"message","content":[],"stop_reason":"end_turn"}`, 200, 1},
 	} {

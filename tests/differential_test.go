@@ -1,0 +1,333 @@
+package tests
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// arrival is a request as an upstream saw it.
+type arrival struct {
+	At, Method, URI  string
+	Length           int64
+	TransferEncoding []string
+	Announced        []string // trailers
+	Trailer, Header  http.Header
+	Body             string
+}
+
+// arrivals are the requests that came whole, by the value of their X-Case.
+type arrivals struct {
+	mu   sync.Mutex
+	list map[string][]arrival
+}
+
+// of returns those of one case.
+func (a *arrivals) of(id string) []arrival {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.list[id]
+}
+
+// upstream starts one that answers all requests, after hold, and notes those with
+// an X-Case.
+func (a *arrivals) upstream(t *testing.T, name string, hold func(*http.Request)) (addr string) {
+	return serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
+		got := arrival{At: name, Method: r.Method, URI: r.RequestURI, Length: r.ContentLength, TransferEncoding: r.TransferEncoding}
+		for key := range r.Trailer {
+			got.Announced = append(got.Announced, key)
+		}
+		slices.Sort(got.Announced)
+		body, err := io.ReadAll(r.Body)
+		if hold != nil {
+			hold(r)
+		}
+		if id := r.Header.Get("X-Case"); id != "" && err == nil && r.Context().Err() == nil {
+			got.Trailer, got.Header, got.Body = r.Trailer, r.Header.Clone(), string(body)
+			for _, name := range []string{"Accept-Encoding", "X-Case", "X-Backup", "X-Tenant-Id"} {
+				got.Header.Del(name)
+			}
+			a.mu.Lock()
+			a.list[id] = append(a.list[id], got)
+			a.mu.Unlock()
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"choices":[],"at":%q}`, name)
+	})
+}
+
+// destination is a path with a body. What becomes of these differs in kv_router.
+type destination struct {
+	name, path, kind string
+	begin, end       string // of the body
+	read             bool   // the body is read into memory, if it fits
+	inference        bool
+}
+
+var destinations = []destination{
+	{"Inference", "/v1/chat/completions?a=%2F", "application/json", `{"stream":true,"model":"m","messages":[{"role":"user","content":"`, `"}]}`, true, true},
+	{"NoJSON", "/v1/chat/completions", "text/plain", "some", "words", false, true},
+	{"Other", "/tokenize", "application/json", `{"model":"m","prompt":"`, `"}`, true, false},
+	{"OtherThatComputes", "/invocations", "text/plain", `{"model":"m","prompt":"`, `"}`, true, false},
+	{"Sound", "/v1/audio/transcriptions", "audio/wav", "RIFF", "\x00", false, false},
+}
+
+// framing is how long a body is and how it is sent.
+type framing struct {
+	name    string
+	size    int
+	chunked bool
+	trailer http.Header
+}
+
+// fits tells whether the body is not longer than max_body.
+func (f framing) fits() bool { return f.size < 64<<10 }
+
+var framings = []framing{
+	{"Short", 1, false, nil},
+	{"Length", 5000, false, nil},
+	{"Chunked", 5000, true, nil},
+	{"Trailer", 5000, true, http.Header{"X-Sum": {"1"}}},
+	{"Empty", 0, false, nil},
+	{"EmptyChunked", 0, true, nil},
+	{"Long", 200_000, false, nil},
+	{"LongChunked", 200_000, true, nil},
+	{"LongTrailer", 200_000, true, http.Header{"X-Sum": {"1"}}},
+}
+
+// pair is what stands at one place of two sites that are to behave alike.
+type pair struct {
+	name        string
+	plain, ours string
+	applies     func(destination, framing) bool // nil: to all
+}
+
+// proxies returns a pair of proxies with the same block.
+func proxies(name, addr string, lines ...string) pair {
+	block := "reverse_proxy " + addr + " {\n" + strings.Join(lines, "\n") + "\n}"
+	return pair{name: name, plain: block, ours: router(name, block)}
+}
+
+// before returns a pair with a directive in front of both.
+func before(directive string, p pair) pair {
+	p.plain, p.ours = directive+"\n"+p.plain, directive+"\n"+p.ours
+	return p
+}
+
+// refusing returns a pair of a router that refuses what reverse_proxy would not,
+// and of a route that fails.
+func refusing(name, addr string, applies func(destination, framing) bool, lines ...string) pair {
+	return pair{name, "error 503", router(name, "reverse_proxy "+addr, lines...), applies}
+}
+
+// router returns a kv_router around a proxy's block.
+func router(pool, block string, lines ...string) string {
+	return fmt.Sprintf("kv_router {\npool %s\nmax_body 64KiB\n%s\n%s\n}", pool, strings.Join(lines, "\n"), block)
+}
+
+// places returns the directives of a site with all pairs. A backup, behind a
+// reverse_proxy or a kv_router, gets what fails.
+func places(pairs []pair, backup string) string {
+	var b strings.Builder
+	for _, p := range pairs {
+		fmt.Fprintf(&b, "handle_path /reverse_proxy/%s/* {\nroute {\n%s\n}\n}\nhandle_path /kv_router/%s/* {\nroute {\n%s\n}\n}\n", p.name, p.plain, p.name, p.ours)
+	}
+	fmt.Fprintf(&b, `handle_errors {
+	uri path_regexp ^/(reverse_proxy|kv_router)/[a-z_]+/ /
+	@routed header X-Backup kv_router
+	handle @routed {
+		%s
+	}
+	handle {
+		reverse_proxy %s
+	}
+}
+`, router("backup", "reverse_proxy "+backup), backup)
+	return b.String()
+}
+
+// front is how clients reach a site: by one protocol.
+type front struct {
+	name, url string
+	client    *http.Client
+}
+
+// startFronts starts a Caddy that serves a site over HTTP/1.1, HTTP/2 and HTTP/2
+// without TLS.
+func startFronts(t *testing.T, site string) (*server, []front) {
+	t.Helper()
+	donor := httptest.NewTLSServer(nil) // of a certificate for 127.0.0.1
+	cert := donor.TLS.Certificates[0]
+	roots := x509.NewCertPool()
+	roots.AddCert(donor.Certificate())
+	donor.Close()
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "both.pem")
+	both := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
+	if err := os.WriteFile(file, both, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	addr := freeAddr(t)
+	s := startCaddy(t, fmt.Sprintf("%s\n}\nhttps://%s {\ntls %s %s\n%s", site, addr, file, file, site), "servers {\nprotocols h1 h2 h2c\n}")
+	by := func(name, url string, set func(*http.Protocols)) front {
+		tr := &http.Transport{DisableCompression: true, Protocols: new(http.Protocols), TLSClientConfig: &tls.Config{RootCAs: roots}}
+		set(tr.Protocols)
+		t.Cleanup(tr.CloseIdleConnections)
+		return front{name, url, &http.Client{Transport: tr, Timeout: time.Minute}}
+	}
+	return s, []front{
+		by("h1", s.url, func(p *http.Protocols) { p.SetHTTP1(true) }),
+		by("h2", "https://"+addr, func(p *http.Protocols) { p.SetHTTP2(true) }),
+		by("h2c", s.url, func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) }),
+	}
+}
+
+// result is what became of a request.
+type result struct {
+	Status    int
+	Body, Err string
+	Seen      []arrival
+}
+
+// send sends a body to one of a pair.
+func (f front) send(t *testing.T, seen *arrivals, id, url string, d destination, fr framing, header ...string) result {
+	t.Helper()
+	text := ""
+	if fr.size > 0 {
+		text = d.begin + strings.Repeat("a", fr.size) + d.end
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fr.chunked {
+		req.ContentLength = -1
+		req.Body = io.NopCloser(strings.NewReader(text))
+		// HTTP/2 connections may end between requests
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(text)), nil }
+	}
+	req.Header.Set("Content-Type", d.kind)
+	req.Header.Set("X-Case", id)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	req.Trailer = fr.trailer
+	resp, err := f.client.Do(req)
+	if err != nil {
+		t.Errorf("%s: %v", id, err)
+		return result{}
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	return result{resp.StatusCode, string(got), fmt.Sprint(err), seen.of(id)}
+}
+
+// compare sends all that applies to both of each pair, and wants upstreams and
+// client to see the same.
+func compare(t *testing.T, seen *arrivals, fronts []front, pairs []pair, header ...string) {
+	for _, p := range pairs {
+		for _, f := range fronts {
+			t.Run(p.name+"/"+f.name, func(t *testing.T) {
+				for _, d := range destinations {
+					for _, fr := range framings {
+						if p.applies != nil && !p.applies(d, fr) {
+							continue
+						}
+						for _, backup := range directives {
+							var got [2]result
+							for i, directive := range directives {
+								id := strings.Join([]string{p.name, f.name, d.name, fr.name, backup, directive}, "/")
+								url := f.url + "/" + directive + "/" + p.name + d.path
+								got[i] = f.send(t, seen, id, url, d, fr, append(header, "X-Backup", backup)...)
+							}
+							if plain, ours := got[0], got[1]; !reflect.DeepEqual(ours, plain) {
+								t.Errorf("%s, %s, backup behind %s:\ngot  %.900s\nwant %.900s", d.name, fr.name, backup, fmt.Sprintf("%+v", ours), fmt.Sprintf("%+v", plain))
+							}
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestErrorRoutesGetTheRequest has requests that fail, each in its own way, and
+// error routes that send them to a backup. It must get all of the request, as it
+// does where reverse_proxy fails before it has read of the body, and the routes
+// that need no backup must send what reverse_proxy sends.
+func TestErrorRoutesGetTheRequest(t *testing.T) {
+	seen := &arrivals{list: make(map[string][]arrival)}
+	primary, backup := seen.upstream(t, "primary", nil), seen.upstream(t, "backup", nil)
+	goOn := make(chan struct{})
+	silent := func(name string) string {
+		return seen.upstream(t, name, func(r *http.Request) {
+			if r.Method != http.MethodPost {
+				return // the router asks for its models
+			}
+			select {
+			case <-goOn:
+			case <-r.Context().Done():
+			}
+		})
+	}
+	ill := serveRaw(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+	auth := serveRaw(t, func(http.ResponseWriter, *http.Request) {})
+	dead := freeAddr(t)
+
+	planned := func(d destination, f framing) bool { return d.inference && d.read && f.fits() && f.size > 0 }
+	full := silent("full")
+	const limits = "worker * {\nmax_running 1\n}\n"
+	pairs := []pair{
+		proxies("served", primary),
+		proxies("as_get", primary, "method GET", "rewrite /other?b"),
+		proxies("as_head", primary, "method HEAD"),
+		proxies("refused", dead),
+		before("forward_auth "+auth+" {\nuri /\n}", proxies("refused_after_auth", dead)),
+		before("request_body {\nmax_size 1MB\n}", proxies("refused_with_limit", dead)),
+		proxies("ill", ill, "health_uri /", "health_interval 50ms"),
+		refusing("no_model", primary, planned, "worker * {\nmodels x\n}"),
+		refusing("too_long", primary, func(d destination, f framing) bool { return d.inference && d.read && !f.fits() }, "trust tenants"),
+		refusing("bad_nvext", primary, planned, "mode direct"),
+		refusing("queue_full", full, planned, limits+"queue {\nmax_waiting 1\nmax_wait 10m\n}"),
+		refusing("queue_timeout", full, planned, limits+"queue {\nmax_wait 10ms\n}"),
+		refusing("no_first_token", silent("silent"), func(d destination, f framing) bool { return planned(d, f) && len(f.trailer) == 0 }, "timeouts {\nfirst_token 30ms\n}"),
+	}
+	s, fronts := startFronts(t, places(pairs, backup))
+	var held []asked
+	for _, path := range []string{"/kv_router/queue_full", "/kv_router/queue_full", "/kv_router/queue_timeout"} {
+		held = append(held, s.start(t, path+"/v1/chat/completions", string(ask("wait").body())))
+	}
+	eventually(t, 10*time.Second, "the queue is full", func() bool { return s.scrape(t).value(waitingRequests) == 1 })
+	eventually(t, 10*time.Second, "the upstream that is ill is left alone", func() bool {
+		a := s.post(t.Context(), "/kv_router/ill/v1/chat/completions", ask("hi").body())
+		b := s.post(t.Context(), "/reverse_proxy/ill/v1/chat/completions", ask("hi").body())
+		return a.status == http.StatusOK && b.status == http.StatusOK
+	})
+	compare(t, seen, fronts, pairs, "X-Tenant-Id", "mine")
+	close(goOn)
+	for _, q := range held {
+		q.wait(t)
+	}
+	for id, list := range seen.list {
+		if at := list[len(list)-1]; strings.Contains(id, "refus") && at.At != "backup" {
+			t.Errorf("%s came to %s", id, at.At)
+		}
+	}
+	s.booksAtZero(t)
+}

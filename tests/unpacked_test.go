@@ -1,0 +1,116 @@
+package tests
+
+import (
+	"bufio"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// packs is an engine that compresses all answers, whatever it is asked. Between
+// the events of a stream it waits for next.
+func packs(next <-chan struct{}) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		stream := strings.Contains(string(body), `"stream":true`)
+		w.Header().Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		defer z.Close()
+		switch {
+		case r.URL.Path == "/v1/models":
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(z, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+		case !stream:
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(z, withUsage)
+		default:
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, event := range []string{oneChunk, oneChunk, "data: " + withUsage + "\n\n", "data: [DONE]\n\n"} {
+				io.WriteString(z, event)
+				z.Flush()
+				http.NewResponseController(w).Flush()
+				<-next
+			}
+		}
+	}
+}
+
+const withUsage = `{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}`
+
+// TestAnswersAreUnpacked has an engine that compresses though it is asked not to.
+// A client that asked for nothing gets what it can read, as with reverse_proxy.
+// The router reads it, too, whatever the client asked for.
+func TestAnswersAreUnpacked(t *testing.T) {
+	engine := serveRaw(t, packs(nil))
+	s := startCaddy(t, places([]pair{proxies("served", engine)}, freeAddr(t)))
+	before := s.scrape(t)
+	for _, path := range []string{"/v1/chat/completions", "/v1/models", "/tokenize"} {
+		for _, accepts := range []string{"", "identity", "gzip"} {
+			var got [2]answer
+			for i, directive := range directives {
+				method := http.MethodPost
+				if path == "/v1/models" {
+					method = http.MethodGet
+				}
+				req, err := http.NewRequestWithContext(t.Context(), method, s.url+"/"+directive+"/served"+path, strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"hi"}]}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if accepts != "" {
+					req.Header.Set("Accept-Encoding", accepts)
+				}
+				got[i] = s.do(req)
+			}
+			plain, ours := got[0], got[1]
+			if reads := path != "/tokenize"; reads && accepts != "" {
+				if ours.header.Get("Content-Encoding") != "" || !ours.whole {
+					t.Errorf("%s, %q: coding %q, body %q", path, accepts, ours.header.Get("Content-Encoding"), ours.body)
+				}
+			} else if string(ours.body) != string(plain.body) || ours.header.Get("Content-Encoding") != plain.header.Get("Content-Encoding") || ours.header.Get("Content-Length") != plain.header.Get("Content-Length") {
+				t.Errorf("%s, %q: got %v %q, want %v %q", path, accepts, ours.header, ours.body, plain.header, plain.body)
+			}
+		}
+	}
+	s.wantFigures(t, before, []figure{
+		{fallbacksTotal, nil, 0},
+		{inputTokens + "_sum", []string{`pool="served"`}, 3 * 9},
+	})
+	s.booksAtZero(t)
+}
+
+// TestUnpackedStreamsAreNotHeldBack wants each event of such a stream before the
+// engine sends the next one.
+func TestUnpackedStreamsAreNotHeldBack(t *testing.T) {
+	next := make(chan struct{})
+	s := startCaddy(t, "kv_router "+serveRaw(t, packs(next))+" {\npool unpacked\ntimeouts {\nfirst_token 10s\n}\n}")
+	before := s.scrape(t)
+	conn := s.connect(t)
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	body := ask("hi").streamed().body()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.addr, len(body), body)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for range 4 {
+		for lines.Scan() && lines.Text() == "" {
+		}
+		if !strings.HasPrefix(lines.Text(), "data: ") {
+			t.Fatalf("got %q, %v", lines.Text(), lines.Err())
+		}
+		next <- struct{}{}
+	}
+	for lines.Scan() {
+	}
+	s.wantFigures(t, before, []figure{
+		{fallbacksTotal, nil, 0},
+		{inputTokens + "_sum", []string{`pool="unpacked"`}, 9},
+	})
+	s.booksAtZero(t)
+}
