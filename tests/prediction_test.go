@@ -32,9 +32,9 @@ func startPredicted(t *testing.T, cfg engine.Config) *prediction.Run {
 	return &prediction.Run{URL: s.url, Engine: engines[0].URL(), Model: "sim-8b", Clients: 8, Block: max(cfg.BlockSize, 1)}
 }
 
-// converse holds conversations, one list after the other, and returns the figures
+// predict holds conversations, one list after the other, and returns the figures
 // for each case and API, and those for all.
-func converse(t *testing.T, r *prediction.Run, tolerance int, plans ...[]prediction.Plan) (rows []prediction.Row, all prediction.Row) {
+func predict(t *testing.T, r *prediction.Run, tolerance int, plans ...[]prediction.Plan) (rows []prediction.Row, all prediction.Row) {
 	t.Helper()
 	var turns []prediction.Turn
 	for _, p := range plans {
@@ -69,7 +69,7 @@ func TestPredictionIsWithinABlock(t *testing.T) {
 		{"SGLang1", engine.Config{Flavour: engine.SGLang, BlockSize: 1, Blocks: 262144}, 16},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			rows, all := converse(t, startPredicted(t, c.cfg), c.tolerance, shape.Own("own"))
+			rows, all := predict(t, startPredicted(t, c.cfg), c.tolerance, shape.Own("own"))
 			for _, r := range rows {
 				if r.WithinBlock < 0.95 {
 					t.Errorf("%s: %.1f %% of later turns are within a block, want 95 %%", r.API, 100*r.WithinBlock)
@@ -91,7 +91,7 @@ func TestPredictionOfSharedAndEditedPrompts(t *testing.T) {
 	for i := range first {
 		first[i].Case = "first to share"
 	}
-	rows, _ := converse(t, r, 16, first, others, shape.Edited("edited"), shape.Parallel("parallel"))
+	rows, _ := predict(t, r, 16, first, others, shape.Edited("edited"), shape.Parallel("parallel"))
 	share, turns := map[string]float64{}, map[string]float64{}
 	for _, row := range rows {
 		share[row.Case] += row.WithinTenth * float64(row.Turns)
@@ -113,7 +113,7 @@ func TestPredictionOfSharedAndEditedPrompts(t *testing.T) {
 func TestPredictionLeavesOutReasoning(t *testing.T) {
 	shape := prediction.Shape{Conversations: 24, Turns: 5, MinText: 300, MaxText: 3000, Seed: 3}
 	plans := slices.DeleteFunc(shape.Own("reasoning"), func(p prediction.Plan) bool { return p.API != prediction.Chat })
-	_, all := converse(t, startPredicted(t, engine.Config{BlockSize: 16, ReasoningTokens: 18}), 16, plans)
+	_, all := predict(t, startPredicted(t, engine.Config{BlockSize: 16, ReasoningTokens: 18}), 16, plans)
 	if all.WithinBlock < 0.95 || all.WithinTenth < 0.99 {
 		t.Errorf("%.1f %% of later turns are within a block, %.1f %% of all within a tenth of the prompt, want 95 and 99 %%",
 			100*all.WithinBlock, 100*all.WithinTenth)
