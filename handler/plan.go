@@ -9,6 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
 // plan is what is known of a request before a worker is chosen. It does not
@@ -331,7 +332,8 @@ func detach(req *api.Request) {
 
 // identify fills in what the scheduler is told of the prompt.
 func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Ratios) {
-	p.score.Streamed = req.Stream
+	p.score.Streamed, p.score.SkipsCache = req.Stream, req.SkipsCache
+	p.score.Weights, p.score.MediaTokens, p.score.OtherTokens, p.score.MediaEnd = index.Weights{}, 0, 0, 0 // of another prompt
 	if req.API.Work() == api.Count {
 		p.score.Tokens = 0 // nothing is computed: any worker can do it
 		return
@@ -344,7 +346,7 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		p.score.Weights = ratios.Weights(req.Model, set.textBlock)
 		p.score.NominalBlockTokens = float64(set.textBlock) / kvscore.DefaultBytesPerToken
 		p.score.BlockTokens = p.score.Weights.Mean(req.Blocks)
-		p.score.MediaTokens = req.MediaTokens
+		p.score.MediaTokens, p.score.MediaEnd = req.MediaTokens, int((req.MediaEnd+int64(set.textBlock)-1)/int64(set.textBlock))
 		p.score.OtherTokens = int64(float64(req.Bytes-req.First) / float64(set.textBlock) * p.score.BlockTokens)
 		p.score.Tokens = int64(float64(req.First)/float64(set.textBlock)*p.score.BlockTokens) + p.score.OtherTokens + req.MediaTokens
 	case api.None:
@@ -352,6 +354,6 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		p.score.Tokens = max(p.score.Tokens, int64(p.ext.TokenCount))
 		return
 	}
-	p.score.Past, p.score.SkipsCache, p.textBlock = req.Past, req.SkipsCache, set.textBlock
+	p.score.Past, p.textBlock = req.Past, set.textBlock
 	p.score.Root, p.score.Blocks = req.Root, req.Blocks
 }

@@ -8,46 +8,46 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// knownPrompt is how long a prompt was taken to be when an attempt was booked.
-type knownPrompt struct {
-	tokens int64 // all of it; 0 is unknown
-	// The leading blocks that some worker holds, and with what is known to follow
-	// them: blocks and milli-tokens.
-	blocks   int
-	position float64
-	counted  int64
-}
-
-func knownOf(s *kvscore.Selection) knownPrompt {
-	return knownPrompt{s.Tokens, s.KnownBlocks, s.Known, s.KnownTokens}
+// promptLength is how long a prompt was taken to be when an attempt was booked.
+type promptLength struct {
+	tokens int64 // 0 is unknown
+	known  kvscore.Known
 }
 
 // counted records how many tokens the engine counted in the prompt and the
-// answer: in the index, where the next turn finds it, and for the kinds of text
-// in the part of the prompt that was new.
+// answer: in the index, where the next turn finds it, and as ratios of the model's
+// kinds of text.
 func (o *observer) counted(req *api.Request, prompt, completion, cached int64) {
-	size := o.rt.plan.textBlock
-	if req.First != max(req.Bytes, req.Tokens) { // a batch, of which the first prompt's blocks stand for all
-		if req.Kind == api.Text && req.Media == 0 {
-			all := float64(req.Bytes) / float64(size)
-			o.rt.pool.ratios.Learn(req.Model, req.Blocks, all-float64(len(req.Blocks)), size, float64(prompt))
-		}
+	if req.Truncated || req.Kind != api.Text {
 		return
 	}
-	c := kvscore.Counts{Prompt: prompt}
+	if req.Media == 0 {
+		o.learnRatios(req, prompt)
+	}
+	if req.Batch() {
+		return
+	}
+	c := kvscore.Counts{Prompt: prompt, AnswerPast: o.reader.PredictionPast()}
 	if !req.SkipsCache {
 		c.Cached = max(0, cached)
 	}
 	if completion > 0 && req.Choices == 1 && !o.reader.Failed() {
-		c.Answer, c.AnswerPast = prompt+completion-1, o.reader.PredictionPast()
+		c.Answer = prompt + completion - 1 // the last token need not be computed
 	}
 	o.attempt.lease.Counted(c)
-	if req.Kind != api.Text || req.Media > 0 {
-		return
+}
+
+// learnRatios learns from the part of the prompt that was new, if the engine's
+// count of the other part is known, else from all of it. Of a batch, the first
+// prompt's blocks stand for all.
+func (o *observer) learnRatios(req *api.Request, prompt int64) {
+	k, size := o.attempt.prompt.known, o.rt.plan.textBlock
+	if !k.Counted || req.Batch() {
+		k = kvscore.Known{}
 	}
-	k := &o.attempt.prompt
-	past := float64(req.Past) - (k.position - float64(k.blocks))
-	o.rt.pool.ratios.Learn(req.Model, req.Blocks[k.blocks:], past, size, float64(prompt)-float64(k.counted)/1000)
+	all := float64(req.Bytes) / float64(size)
+	past := all - float64(len(req.Blocks)) - k.Past
+	o.rt.pool.ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(prompt)-k.Tokens)
 }
 
 // verify compares a prediction with the counts of the engine, in tokens; cached is
@@ -61,9 +61,10 @@ func (o *observer) verify(prompt, cached int64) {
 	m.comparedPrompt.Add(float64(prompt))
 	m.comparedPredicted.Add(float64(predicted))
 	m.comparedReported.Add(float64(cached))
-	off := max(predicted-cached, cached-predicted)
-	o.rt.h.metrics.predictionError.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
-	a.worker.misses.note(off, off <= o.rt.pool.page(a.worker))
+	if off := max(predicted-cached, cached-predicted); predicted > 0 || cached > 0 { // else there was nothing to predict
+		o.rt.h.metrics.predictionError.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
+		a.worker.misses.note(off, off <= o.rt.pool.page(a.worker))
+	}
 	// What is being computed for others may or may not be found, by the engine.
 	if cached*4 < predicted*3 {
 		predicted -= int64(a.terms.SharedBlocks * float64(o.rt.pool.settings.Load().blockSize))
@@ -83,10 +84,10 @@ func (p *pool) page(w *worker) int64 {
 	return int64(p.settings.Load().blockSize)
 }
 
-// keptMisses is of how many answers the errors of predictions are kept.
+// keptMisses is how many errors are kept.
 const keptMisses = 512
 
-// misses are by how many tokens predictions were off of late.
+// misses keeps the errors of the last predictions, in tokens.
 type misses struct {
 	mu     sync.Mutex
 	off    [keptMisses]int32 // a ring
@@ -102,8 +103,8 @@ func (m *misses) note(off int64, within bool) {
 	m.n++
 }
 
-// missesView is by how many tokens the cached tokens that were predicted of the
-// last answers differ from those that the engine reported.
+// missesView summarizes how far the predicted cached tokens of the last answers
+// were from those that the engine reported.
 type missesView struct {
 	Answers     int     `json:"answers"`
 	P50         int32   `json:"p50_tokens"`

@@ -82,7 +82,7 @@ type attempt struct {
 	terms  kvscore.Candidate
 	reason string
 	begun  time.Time
-	prompt knownPrompt
+	prompt promptLength
 	mark   uint64 // of the worker's health
 	slot   bool   // it has one of the worker's
 	over   bool
@@ -302,7 +302,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	a := &attempt{worker: rt.workers[i], target: rt.targets[i].Target, lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
-	a.prompt = knownOf(&rt.sel)
+	a.prompt = promptLength{rt.sel.Tokens, rt.sel.Known}
 	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+a.prompt.tokens
 	a.worker.flow.begin(a)
 	if rt.plan.computes {

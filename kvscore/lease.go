@@ -22,7 +22,10 @@ type Lease struct {
 
 	chain     index.Chain // of the prompt, without its blocks
 	whole     bool        // all of them are tracked
+	blocks    int         // of the prompt
 	held      int         // of them, that the target was thought to hold
+	mediaEnd  int         // blocks up to the end of the last image; 0 if there is none
+	estimate  int64       // tokens of the prompt by its text alone
 	counts    Counts
 	tokens    int64 // of the prompt
 	blockSize int64
@@ -150,14 +153,12 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		b.unshared, b.untracked, b.faded = 0, 0, 0 // what is left is rounding
 	}
 	keep := computed && l.restarts == b.restarts
-	if keep && l.whole {
-		s.tell(l, len(answer) > 0)
+	if keep {
+		s.tell(l)
 	}
 	s.index.Release(l.ref, keep)
 	if keep && len(answer) > 0 {
-		l.chain.Blocks, l.chain.Past = answer, l.counts.AnswerPast
-		s.index.Touch(b.slot, &l.chain, l.counts.Answer)
-		l.chain.Blocks = nil
+		s.touch(l, answer)
 	}
 	b.before = slices.DeleteFunc(b.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
 	s.leases.remove(l)

@@ -8,36 +8,42 @@ import (
 
 // chain returns the prompt as the index sees it.
 func (r *Request) chain() index.Chain {
-	c := index.Chain{Root: r.Root, Blocks: r.Blocks, Past: r.Past, Weights: r.Weights}
+	c := index.Chain{Root: r.Root, Blocks: r.Blocks, Past: r.Past, Media: r.MediaTokens > 0, Weights: r.Weights}
 	if c.Weights.Kinds == nil && c.Weights.All == 0 {
 		c.Weights = index.Same(int64(r.BlockTokens * 1000))
 	}
 	return c
 }
 
-// priorTokens is how many tokens of a conversation tell as much about what
-// follows as its model does.
+// priorTokens weighs a conversation's own ratio: after so many known tokens it
+// counts as much as its model's.
 const priorTokens = 256
 
 // measure returns the prompt's length in tokens and its complete KV blocks. The
-// part that engines have computed before has the count that they told. The rest
-// is estimated from its kind of text, corrected by how far that estimate was off
-// in the part before. The index has matched the chain, and the lock is held.
+// index has matched the chain, and the lock is held.
+//
+// The known prefix has the count that an engine told. The rest is estimated:
+//
+//	rest    = estimate by the kinds of its text x ratio
+//	ratio   = known tokens / estimate of the known prefix, in about (priorTokens)
+//
+// Images count in the known prefix as far as its count exceeds the estimate.
 func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks float64) {
-	m, size := &s.match, float64(s.settings.BlockSize)*1000
-	if c.Weights.Kinds == nil || len(c.Blocks) == 0 {
-		return r.Tokens, float64(c.Weights.Sum(c.Blocks)) / size
+	m, size, n := &s.match, float64(s.settings.BlockSize)*1000, float64(len(c.Blocks))
+	full := float64(c.Weights.Sum(c.Blocks))
+	if c.Weights.Kinds == nil || m.Blocks == 0 {
+		return r.Tokens, full / size
 	}
-	rest := float64(c.Weights.Sum(c.Blocks[m.Blocks:]))
-	full := float64(c.Weights.Sum(c.Blocks[:m.Blocks])) + rest
-	mean, length := full/float64(len(c.Blocks)), float64(len(c.Blocks))+float64(c.Past)
-	whole := full + float64(c.Past)*mean
-	behind := max(0, rest+(float64(c.Past)-(m.Known-float64(m.Blocks)))*mean)
-	factor := (float64(m.KnownTokens) + priorTokens*1000) / (whole - behind + priorTokens*1000)
-	better := float64(m.KnownTokens) + behind*min(max(factor, 0.25), 4)
-	media := float64(r.MediaTokens) * m.Known / length // is in what is known
-	tokens = int64(math.Round(better/1000+float64(r.OtherTokens)-media)) + r.MediaTokens
-	return max(tokens, 0), max(0, better-float64(c.Past)*mean) / size
+	mean, past := full/n, float64(c.Past)
+	rest := float64(c.Weights.Sum(c.Blocks[m.Blocks:])) + (past-(m.Known-float64(m.Blocks)))*mean
+	rest = max(0, rest)
+	known, estimate := float64(m.KnownTokens), full+past*mean-rest
+	media := float64(r.MediaTokens) * 1000
+	seen := min(media, max(0, known-estimate))
+	ratio := (known - seen + priorTokens*1000) / (estimate + priorTokens*1000)
+	text := known - seen + rest*min(max(ratio, 0.25), 4)
+	tokens = int64(math.Round((text+media)/1000)) + r.OtherTokens
+	return max(tokens, 0), max(0, text+seen-past*mean) / size
 }
 
 // overlap fills in what a target has of a prompt that it holds a part of. The index has matched it, and
@@ -50,7 +56,7 @@ func (s *Scheduler) overlap(r *Request, b *books, tokens int64, c *Candidate) {
 	if r.SkipsCache {
 		return
 	}
-	c.OverlapBlocks = held / float64(s.settings.BlockSize)
+	c.OverlapBlocks = min(held/float64(s.settings.BlockSize), c.RequestBlocks)
 	page := s.page(b)
 	reused := min(m.Tokens[b.slot]/1000, tokens-1) // the last token is always computed
 	c.OverlapTokens = max(0, reused/page*page)
@@ -64,17 +70,44 @@ func (s *Scheduler) page(b *books) int64 {
 	return int64(s.settings.BlockSize)
 }
 
-// tell puts an engine's counts at the prompt's end. Where the prompt is token ids
-// and those of the answer are not known, the next turn is taken to begin with as
-// many more as the answer had. The lock is held.
-func (s *Scheduler) tell(l *Lease, answered bool) {
-	c := &l.chain
-	if l.counts.Cached > 0 && c.Weights.Kinds != nil {
-		s.index.TellCached(l.ref, l.held, float64(l.counts.Cached)+float64(s.page(l.books))/2)
+// maxCount bounds counts of engines: one that is so many times above or below the
+// estimate is ignored.
+const maxCount = 8
+
+// believable returns a count of tokens, or 0 if it cannot be that of a text with
+// an estimate of so many.
+func believable(count, estimate int64) int64 {
+	if count > maxCount*estimate+64 || count < estimate/maxCount {
+		return 0
 	}
-	if w := float32(c.Weights.All); !answered && c.Weights.Kinds == nil && l.counts.Answer > 0 && w > 0 {
-		s.index.Tell(l.ref, c.Past+float32(l.counts.Answer-l.counts.Prompt)*1000/w, l.counts.Answer)
+	return count
+}
+
+// tell puts an engine's counts into the index. Those of a prompt of token ids are
+// known. An image that ends behind the last full block is not in the chain. The
+// lock is held.
+func (s *Scheduler) tell(l *Lease) {
+	prompt := believable(l.counts.Prompt, l.estimate)
+	if !l.whole || l.chain.Weights.Kinds == nil || prompt == 0 {
+		l.counts.Answer = 0
 		return
 	}
-	s.index.Tell(l.ref, c.Past, l.counts.Prompt)
+	if l.counts.Cached > 0 {
+		s.index.TellCached(l.ref, l.held, float64(l.counts.Cached)+float64(s.page(l.books))/2)
+	}
+	if l.mediaEnd <= l.blocks {
+		s.index.Tell(l.ref, &l.chain, prompt)
+	}
+}
+
+// touch records that the target holds prompt and answer. The lock is held.
+func (s *Scheduler) touch(l *Lease, answer []uint64) {
+	l.chain.Blocks, l.chain.Past = answer, l.counts.AnswerPast
+	tokens := int64(0)
+	if l.mediaEnd <= len(answer) && l.counts.Answer > 0 {
+		more := l.chain.Weights.Sum(answer[min(l.blocks, len(answer)):]) / 1000
+		tokens = believable(l.counts.Answer, l.estimate+more)
+	}
+	s.index.Touch(l.books.slot, &l.chain, tokens)
+	l.chain.Blocks = nil
 }

@@ -30,11 +30,8 @@ type Selection struct {
 	// it that they have computed, the rest known or estimated. It is 0 where
 	// nothing is known about the prompt.
 	Tokens int64
-	// KnownBlocks are the leading Blocks that some target holds. With what is known
-	// to follow them they are Known blocks and KnownTokens milli-tokens.
-	KnownBlocks int
-	Known       float64
-	KnownTokens int64
+	// Known is the prefix of the prompt that some target holds.
+	Known Known
 	// RequestBlocks are the complete KV blocks of the prompt, estimated where it
 	// is text.
 	RequestBlocks float64
@@ -78,6 +75,15 @@ type Selection struct {
 
 	refs []TargetRef // of Select
 	tied []int       // positions, while a policy chooses
+}
+
+// Known is a prefix of a prompt that some target holds: so many of its Blocks, and
+// Past of another one.
+type Known struct {
+	Blocks  int
+	Past    float64
+	Tokens  float64
+	Counted bool // an engine counted Tokens; else they are estimated
 }
 
 // Stem is a common prefix of several prompts.

@@ -149,7 +149,7 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 	m := r.find(model)
 	if m == nil {
 		m = r.add(model)
-		m.ratios = textRatios{tokens: r.all.tokens, learned: r.all.learned}
+		m.ratios.tokens = r.all.tokens
 	}
 	m.ratios.learn(&bytes, tokens)
 }

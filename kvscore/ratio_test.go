@@ -127,3 +127,18 @@ func TestRatiosForgetTheLeastRecentlyUsed(t *testing.T) {
 	}
 	runtime.KeepAlive(&r)
 }
+
+// A new model begins as the others are, and goes all the way to its own first text.
+func TestFirstTextOfAModelCountsWhole(t *testing.T) {
+	var r Ratios
+	for range 20 {
+		learnText(&r, "a", proseText, 4)
+	}
+	learnText(&r, "b", proseText, 2)
+	if got := bytesPerToken(&r, "b", jsonText); got > bytesPerToken(&r, "a", jsonText)*0.7 {
+		t.Errorf("%v bytes a token of another kind", got)
+	}
+	if got := bytesPerToken(&r, "b", proseText); !near(got, 2, 0.01) {
+		t.Errorf("%v bytes a token, its first text had 2", got)
+	}
+}

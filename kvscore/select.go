@@ -25,6 +25,9 @@ type Request struct {
 	// MediaTokens and OtherTokens are what of Tokens is not in Blocks and Past:
 	// images and the like, and the other prompts of a batch.
 	MediaTokens, OtherTokens int64
+	// MediaEnd is how many of Blocks, and perhaps one more, it takes to have all
+	// images of the prompt; 0 if there are none.
+	MediaEnd int
 	// SkipsCache says that the engine computes the whole prompt, whatever its
 	// cache holds, as vLLM does for prompt_logprobs. What it computes is held
 	// afterwards as usual.
@@ -127,7 +130,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	chain := r.chain()
 	s.index.Match(&chain, &s.match)
 	sel.Tokens, sel.RequestBlocks = s.measure(r, &chain)
-	sel.Known, sel.KnownBlocks, sel.KnownTokens = s.match.Known, s.match.Blocks, s.match.KnownTokens
+	sel.Known = Known{s.match.Blocks, s.match.Known - float64(s.match.Blocks), float64(s.match.KnownTokens) / 1000, s.match.Counted}
 	sel.BlockSize, sel.Override = s.settings.BlockSize, r.Override
 	scale := sel.RequestBlocks / max(1, float64(len(r.Blocks))) // KV blocks in one of the request's blocks
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
@@ -223,7 +226,8 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))
 		s.untracked++
 	}
-	l.whole, l.held = tracked == len(r.Blocks), c.HeldBlocks
+	l.whole, l.blocks, l.held = tracked == len(r.Blocks), len(r.Blocks), c.HeldBlocks
+	l.mediaEnd, l.estimate = r.MediaEnd, r.Tokens-r.OtherTokens
 	l.chain.Blocks = nil
 	b.requests++
 	b.unshared += l.unshared

@@ -185,11 +185,11 @@ func (a *Answer) Prediction() []uint64 {
 	return nil
 }
 
-// PredictionPast returns how far prompt and answer go on behind the last block of
-// the Prediction, in blocks.
+// PredictionPast returns how far the text of prompt and answer goes on behind the
+// last block of the Prediction, in blocks.
 func (a *Answer) PredictionPast() float32 {
-	if a.ids.whole() {
-		return a.ids.past()
+	if !a.steady {
+		return 0
 	}
 	return a.hash.past()
 }

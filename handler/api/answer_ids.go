@@ -8,16 +8,19 @@ import (
 )
 
 // idChain continues the blocks of a prompt of token ids with the ids of its
-// answer, where the engine tells these: vLLM if asked with return_token_ids,
-// SGLang and vLLM at their own paths always.
+// answer, where the engine returns these: vLLM if asked with return_token_ids,
+// SGLang and vLLM at their own paths always. The answer's last id is left out, as
+// the engine need not compute it.
 type idChain struct {
-	on     bool
-	lost   bool // some are missing
-	size   int  // of a block, in bytes
-	seed   uint64
-	tail   []byte
-	blocks []uint64 // the answer's
-	count  int64    // of the answer's ids
+	on      bool
+	lost    bool // some are missing
+	repeats bool // each event has all ids from the first one
+	size    int  // of a block, in bytes
+	seed    uint64
+	tail    []byte
+	blocks  []uint64 // the answer's
+	last    uint32
+	count   int64 // of the answer's ids
 }
 
 func (c *idChain) begin(r *Request) {
@@ -31,22 +34,25 @@ func (c *idChain) begin(r *Request) {
 // whole tells whether the chain has all ids of the answer.
 func (c *idChain) whole() bool { return c.on && !c.lost && c.count > 0 }
 
-func (c *idChain) past() float32 { return float32(len(c.tail)) / float32(c.size) }
-
 // add appends a list of ids.
 func (c *idChain) add(b []byte, v span) { c.addBehind(b, v, 0) }
 
-// grow appends an event's ids where the answer has so many tokens by now, or -1
-// where that is not known. Some engines repeat the ids from the first one.
-func (c *idChain) grow(b []byte, v span, tokens int64) {
+// grow appends an event's ids. The answer has so many tokens by now, or -1 if that
+// is not known; end is whether it ends with this event. Where events repeat the
+// ids, only the last one is read.
+func (c *idChain) grow(b []byte, v span, tokens int64, end bool) {
 	if !c.on || c.lost {
 		return
 	}
-	repeated := int64(0)
-	if n := c.count; n > 0 && listLen(b, v) == tokens {
-		repeated = n
+	c.repeats = c.repeats || c.count > 0 && listLen(b, v) == tokens
+	switch {
+	case !c.repeats:
+		c.addBehind(b, v, 0)
+	case end:
+		c.addBehind(b, v, c.count)
+	default:
+		return
 	}
-	c.addBehind(b, v, repeated)
 	c.lost = c.lost || tokens >= 0 && c.count != tokens
 }
 
@@ -71,12 +77,14 @@ func (c *idChain) addBehind(b []byte, v span, first int64) {
 }
 
 func (c *idChain) put(id uint32) {
-	c.count++
-	c.tail = binary.LittleEndian.AppendUint32(c.tail, id)
-	if len(c.tail) >= c.size {
-		c.blocks = append(c.blocks, xxh3.HashSeed(c.tail, c.seed))
-		c.tail = c.tail[:0]
+	if c.count++; c.count > 1 {
+		c.tail = binary.LittleEndian.AppendUint32(c.tail, c.last)
+		if len(c.tail) >= c.size {
+			c.blocks = append(c.blocks, xxh3.HashSeed(c.tail, c.seed))
+			c.tail = c.tail[:0]
+		}
 	}
+	c.last = id
 }
 
 // listLen returns the number of elements of a list.

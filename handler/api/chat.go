@@ -19,6 +19,8 @@ func (chat) field(p *parse, key []byte, v span) {
 		p.functions = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
+	case "top_logprobs":
+		p.noTop = isNull(v.of(p.body))
 	}
 }
 
@@ -75,7 +77,7 @@ func (p *parse) said(t *conversation) {
 	if !t.sealed {
 		t.seal()
 	}
-	p.req.Media, p.req.MediaTokens = t.media, t.mediaTokens
+	p.req.Media, p.req.MediaTokens, p.req.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
 	p.unlike = p.unlike || t.over
 	if t.messages > 0 {
 		p.req.Kind = Text

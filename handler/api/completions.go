@@ -23,6 +23,8 @@ func (completions) field(p *parse, key []byte, v span) {
 		p.main = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
+	case "logprobs":
+		p.logprobs = !isNull(v.of(p.body))
 	}
 }
 
@@ -62,7 +64,7 @@ func (p *parse) texts(v span, list bool) {
 	t := conversation{h: &p.hash, b: b, seed: p.opt.Seed}
 	p.beside(&t)
 	p.unlike = p.unlike || t.over
-	r.Media, r.MediaTokens = t.media, t.mediaTokens
+	r.Media, r.MediaTokens, r.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
 	if !list {
 		raw, _ := v.str(b)
 		p.hash.AddString(raw)

@@ -54,6 +54,7 @@ type conversation struct {
 	over        bool // there are more parts than are read
 	media       int
 	mediaTokens int64
+	mediaEnd    int64 // bytes up to the end of the last one
 }
 
 // maxParts is how many parts of a conversation are read that are not text.
@@ -167,6 +168,7 @@ func (c *conversation) write(m *medium, v span) {
 	sum := m.digest(c.b, v, c.seed)
 	c.h.AddByte(markMedia)
 	c.h.Add(sum[:])
+	c.mediaEnd = c.h.Bytes()
 	c.media++
 	c.mediaTokens = min(c.mediaTokens+m.tokens(v), maxMediaTokens)
 }

@@ -24,9 +24,10 @@ func (generate) field(p *parse, key []byte, v span) {
 		p.media[2] = v
 	case "sampling_params":
 		p.sampling(v)
-	case "logprob_start_len": // SGLang reuses nothing from there on
-		n, ok := integer(v.of(p.body))
-		p.req.SkipsCache = p.req.SkipsCache || ok && n >= 0
+	case "return_logprob":
+		p.returnLogprob = isTrue(v.of(p.body))
+	case "logprob_start_len":
+		p.logprobStart = p.start(v)
 	}
 }
 
@@ -64,8 +65,8 @@ func (p *parse) sampling(v span) {
 		switch string(key) {
 		case "n":
 			p.choices(v, true)
-		case "prompt_logprobs", "skip_reading_prefix_cache":
-			p.req.SkipsCache = p.req.SkipsCache || !isNo(v.of(b))
+		case "prompt_logprobs":
+			p.req.SkipsCache = p.req.SkipsCache || !isNull(v.of(b))
 		case "max_new_tokens", "max_tokens":
 			if n, ok := integer(v.of(b)); ok && n > 0 {
 				p.req.MaxTokens = n

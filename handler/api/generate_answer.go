@@ -130,7 +130,7 @@ func (a *Answer) outputText(b []byte, txt, ids span, m metaInfo) {
 	tokens := int64(unknown)
 	count(&tokens, b, m.completion)
 	if ids.end > 0 {
-		a.ids.grow(b, ids, tokens)
+		a.ids.grow(b, ids, tokens, !a.stream || hasMembers(b, m.finish))
 	}
 	switch {
 	case !ok: // vLLM's list of texts, each with its prompt

@@ -102,8 +102,15 @@ type Request struct {
 	// First is the part of Bytes or Tokens that is the first prompt's.
 	First int64
 	// SkipsCache is whether the engine computes the whole prompt, whatever it has
-	// cached: vLLM for the log probabilities of prompt tokens, llama.cpp if told so.
+	// cached: vLLM and SGLang for the log probabilities of prompt tokens, llama.cpp
+	// if told so.
 	SkipsCache bool
+	// Truncated is whether the engine may cut the prompt (truncate_prompt_tokens):
+	// then its count is not that of the text.
+	Truncated bool
+	// MediaEnd is where the last part that is not text ends in the canonical text,
+	// in bytes; 0 if there is none.
+	MediaEnd int64
 	// Media is the number of parts that are not text (images, audio, files).
 	// Their size is in neither Bytes nor Tokens.
 	Media int
@@ -156,7 +163,10 @@ type parse struct {
 	media                                      [3]span // beside the prompt: images, videos, audio
 	template                                   bool    // the prompt is kept by the server
 	echo, resume                               bool
-	logprobs                                   bool  // of the answer's tokens; with echo, of the prompt's, too
+	logprobs                                   bool  // completions: of the answer's tokens
+	noTop                                      bool  // chat: top_logprobs is null
+	returnLogprob                              bool  // generate
+	logprobStart                               int64 // generate; -1 is none
 	unlike                                     bool  // a part of the prompt is in a form that is not understood
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       Hasher
@@ -168,7 +178,7 @@ type parse struct {
 // nests too deeply; such a request has no plan.
 func Parse(a API, body []byte, o Options) (*Request, error) {
 	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
-	p := &parse{req: r, opt: o.withDefaults(), body: body}
+	p := &parse{req: r, opt: o.withDefaults(), body: body, logprobStart: -1}
 	if err := p.scan(); err != nil {
 		return nil, err
 	}
@@ -179,7 +189,7 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	if p.unlike {
 		r.Kind, r.Blocks, r.Bytes, r.Tokens = None, nil, 0, 0
 	}
-	r.SkipsCache = r.SkipsCache || p.echo && p.logprobs
+	r.SkipsCache = r.SkipsCache || p.skipsCache()
 	r.blended = p.isBlended()
 	if r.Kind == Text {
 		r.Blocks, r.Past, r.First = p.hash.blocks, p.hash.past(), p.hash.Bytes()
@@ -282,12 +292,10 @@ func (p *parse) field(key []byte, v span) {
 		p.session(v)
 	case "echo":
 		p.echo = isTrue(v.of(b))
-	case "logprobs":
-		p.logprobs = !isNo(v.of(b))
 	case "cache_prompt":
-		r.SkipsCache = r.SkipsCache || isNo(v.of(b)) && !isNull(v.of(b))
-	case "prompt_logprobs", "skip_reading_prefix_cache":
-		r.SkipsCache = r.SkipsCache || !isNo(v.of(b))
+		r.SkipsCache = r.SkipsCache || string(v.of(b)) == "false"
+	case "prompt_logprobs":
+		r.SkipsCache = r.SkipsCache || !isNull(v.of(b))
 	case "continue_final_message":
 		p.resume = isTrue(v.of(b))
 	case "n", "best_of":
@@ -300,7 +308,10 @@ func (p *parse) field(key []byte, v span) {
 		if n, ok := integer(v.of(b)); ok && n > 0 {
 			p.maxTokens = n
 		}
-	case "lora_request", "lora", "extra_key", "truncate_prompt_tokens", "suffix":
+	case "truncate_prompt_tokens":
+		r.Truncated = !isNull(v.of(b))
+		p.vary(key, v)
+	case "lora_request", "lora", "extra_key", "suffix":
 		p.vary(key, v)
 	case "chat_template", "reasoning_effort", "add_special_tokens", "mm_processor_kwargs", "item_first":
 		p.writing(key, v)

@@ -42,6 +42,9 @@ func (r *Request) Forget() {
 	r.Root = r.root()
 }
 
+// Batch is whether the body has several prompts.
+func (r *Request) Batch() bool { return r.First != max(r.Bytes, r.Tokens) }
+
 // Answers is how many answers are sent back: so many to each prompt of a batch.
 func (r *Request) Answers() int { return r.answers * r.prompts }
 

@@ -39,7 +39,7 @@ func (scored) prompt(p *parse) {
 		size1 *= int64(n2)
 	}
 	r.Kind, r.Bytes, r.prompts = Text, size1+size2, max(n1, n2)
-	r.Media, r.MediaTokens = t.media, t.mediaTokens
+	r.Media, r.MediaTokens, r.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
 }
 
 // passages writes the first of one side's texts, and returns how many there

@@ -206,10 +206,7 @@ func (x *Index) trim(r *run) {
 		return
 	}
 	x.blocks -= int64(len(r.hashes) - n)
-	r.arrivals = 0
-	if r.told > 0 {
-		r.told = toldWeight
-	}
+	r.arrivals, r.count = 0, 0
 	r.hashes = r.hashes[:n]
 	if c := cap(r.hashes); c-n > n/4 {
 		x.hashBytes -= hashSize(r.hashes)

@@ -80,16 +80,12 @@ type run struct {
 	start      int32  // blocks before this run
 	arrivals   uint16 // see Match
 	seed       uint16 // random, for the keys of the children, as numbers change
-	// told is the tokens of a prompt that ends here, as an engine counted them;
-	// toldNothing, or toldWeight where only the weight follows from such counts.
-	told int32
-	past float32 // blocks that this prompt goes on behind the run
+	// count is the length in tokens of a prompt that ended past blocks behind the
+	// run, as an engine counted it; 0 if there was none.
+	count   int32
+	past    uint16 // in 1/65536
+	weighed bool   // the weight follows from an engine's counts
 }
-
-const (
-	toldNothing = 0
-	toldWeight  = -1
-)
 
 // hold says that a slot has the first n blocks of a run. One with refs counts
 // for requests in flight; then n is the whole run. It lies in one of its slot's

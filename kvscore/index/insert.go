@@ -39,7 +39,7 @@ func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	x.begin()
 	ref, n := x.acquire(s, uint16(slot), c, -1)
 	if n == len(c.Blocks) {
-		x.tell(ref, c.Past, tokens)
+		x.tell(ref, c, tokens)
 	}
 	x.release(ref, true)
 	x.settle(s)
@@ -236,9 +236,7 @@ func (x *Index) split(id uint32, at int, w *Weights) uint32 {
 		}
 		i = next
 	}
-	if low.told != toldNothing {
-		r.told = toldWeight
-	}
+	r.weighed = low.weighed
 	x.reweigh(up, upper)
 	x.reweigh(id, lower)
 	return up

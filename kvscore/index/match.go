@@ -12,11 +12,13 @@ type Match struct {
 	InUse []int32
 	// Blocks is the greatest of all Held and InUse: where the match ends.
 	Blocks int
-	// Known is how much of the chain's length, in blocks, KnownTokens are, in
-	// milli-tokens. It is Blocks, and beyond where a prompt ended that is known to
-	// go on behind its last full block.
+	// Known is the length of the known prefix in blocks: Blocks, and more where a
+	// prompt ended whose part behind its last full block is known, too. KnownTokens
+	// is the same prefix in milli-tokens.
 	Known       float64
 	KnownTokens int64
+	// Counted is whether an engine counted KnownTokens. Else they are estimated.
+	Counted bool
 	// Holders is the number of slots that hold all of Blocks; 0 if Blocks is 0.
 	Holders int
 	// Arrivals is how many earlier chains had their match end at the very place
@@ -62,7 +64,7 @@ func (m *Match) reset(slots int) {
 	clear(m.Held)
 	clear(m.InUse)
 	clear(m.Tokens)
-	m.Known, m.KnownTokens = 0, 0
+	m.Known, m.KnownTokens, m.Counted = 0, 0, false
 	m.Blocks, m.Arrivals, m.Holders, m.Stems = 0, 0, 0, m.Stems[:0]
 }
 
@@ -119,10 +121,10 @@ func (m *Match) reach(r *run, n int, before int64, c *Chain) (end int64) {
 	} else {
 		end = r.end(before)
 	}
-	m.Known, m.KnownTokens = float64(m.Blocks+n), end
-	if n == len(r.hashes) && r.told > 0 && m.Known+float64(r.past) <= c.length() {
-		m.Known += float64(r.past)
-		m.KnownTokens = int64(r.told) * 1000
+	m.Known, m.KnownTokens, m.Counted = float64(m.Blocks+n), end, false
+	if past := r.pastBlocks(); n == len(r.hashes) && r.count > 0 && m.Known+past <= c.length() {
+		m.Known += past
+		m.KnownTokens, m.Counted = int64(r.count)*1000, true
 	}
 	return end
 }

@@ -16,8 +16,12 @@ type Chain struct {
 	Root uint64
 	// Blocks are the content hashes of the full blocks in order.
 	Blocks []uint64
-	// Past is how far the prompt goes on behind the last full block, in blocks.
+	// Past is how far the prompt goes on behind the last full block, in blocks;
+	// less than 1.
 	Past float32
+	// Media is whether engines count more in the prompt than the tokens of the
+	// blocks: images and the like.
+	Media bool
 	// Weights are the tokens in a block, as far as nothing better is known.
 	Weights Weights
 }
@@ -91,105 +95,115 @@ func (w *Weights) divide(r *run, n int) (first, rest int32) {
 	return clampWeight(int64(upper / float64(n))), clampWeight(int64((all - upper) / float64(len(r.hashes)-n)))
 }
 
+// pastBlocks is how far the prompt that ended behind the run went on, in blocks.
+func (r *run) pastBlocks() float64 { return float64(r.past) / (1 << 16) }
+
 // end returns the milli-tokens up to the last block of a run that begins behind
 // so many.
 func (r *run) end(before int64) int64 {
-	if r.told > 0 {
-		return max(before, int64(r.told)*1000-int64(r.past*float32(r.weight)))
+	if r.count > 0 {
+		return max(before, int64(r.count)*1000-int64(r.pastBlocks()*float64(r.weight)))
 	}
 	return before + int64(len(r.hashes))*int64(r.weight)
 }
 
-// maxTold bounds how far an engine's count may be from what was expected, as a
-// factor: beyond, it is not the count of these blocks.
-const maxTold = 8
-
 // Tell records how many tokens an engine counted in the prompt that a Ref stands
-// for, which must have been acquired whole and goes on for past blocks behind its
-// last full one. The part of it that was new stands for the difference to what was
-// known. Counts that cannot be true are ignored.
-func (x *Index) Tell(ref Ref, past float32, tokens int64) {
+// for. The whole chain must have been acquired. Of a chain whose blocks have kinds,
+// and without media, the weights change so that they add up to the count.
+func (x *Index) Tell(ref Ref, c *Chain, tokens int64) {
 	x.begin()
-	x.tell(ref, past, tokens)
+	x.tell(ref, c, tokens)
 	x.settle(nil)
 }
 
-func (x *Index) tell(ref Ref, past float32, tokens int64) {
+func (x *Index) tell(ref Ref, c *Chain, tokens int64) {
 	if ref.run == 0 || tokens <= 0 || tokens > math.MaxInt32 {
 		return
 	}
-	if x.fit(ref.run, past, tokens*1000, maxTold) {
-		r := x.runs.at(ref.run)
-		r.told, r.past = int32(tokens), past
+	if c.Weights.Kinds != nil && !c.Media {
+		x.fit(ref.run, float64(c.Past), float64(tokens)*1000)
 	}
+	r := x.runs.at(ref.run)
+	r.count, r.past = int32(tokens), uint16(min(max(c.Past, 0)*(1<<16), math.MaxUint16))
 }
 
-// maxLost bounds how far the tokens that an engine reports as cached may be from
-// what was expected, as a factor: beyond, it did not have all of them any more.
-const maxLost = 1.33
+// leastCached is the share of the expected tokens that an engine must report as
+// cached. With less, it has evicted some.
+const leastCached = 0.75
 
-// TellCached records that an engine had so many tokens cached of the prompt that a
-// Ref stands for, of which it was thought to hold the first so many blocks. Where
-// prompts fork, that is the only count of what they have in common.
+// TellCached records how many tokens an engine had cached of the prompt that a Ref
+// stands for. It was expected to hold the first so many blocks. Where prompts fork,
+// this is the only count of what they have in common.
 func (x *Index) TellCached(ref Ref, blocks int, tokens float64) {
 	for id := ref.run; id != 0; {
 		r := x.runs.at(id)
 		switch end := int(r.start) + len(r.hashes); {
 		case end < blocks:
 			return
-		case end == blocks && r.told <= 0 && id != ref.run:
+		case end == blocks && r.count == 0:
 			x.begin()
-			x.fit(id, 0, int64(tokens*1000), maxLost)
+			if u := x.uncounted(id, 0); tokens*1000 >= leastCached*(u.before+u.all) {
+				x.fit(id, 0, tokens*1000)
+			}
 			x.settle(nil)
 		}
 		id = r.parent
 	}
 }
 
-// fit changes weights so that the prompt which ends past blocks behind a run has so
-// many milli-tokens: those of the runs of which no engine has told anything, up to
-// the last prompt on the way whose tokens are known. If there are none, or these
-// would have to change by more than a factor of most, those of all runs up to there
-// change. If these would have to, too, none does, and fit returns false.
-func (x *Index) fit(id uint32, past float32, tokens int64, most float64) bool {
-	left, open, all := float64(tokens), 0.0, 0.0 // milli-tokens
-	top := id                                    // the first run behind that prompt
-	for n := 0; ; n++ {
-		r := x.runs.at(top)
-		weigh := float64(len(r.hashes)) * float64(r.weight)
-		if top == id {
-			weigh += float64(past) * float64(r.weight)
+// stretch is a part of a chain: its runs from the one behind the last prompt whose
+// tokens an engine counted, to the end of another prompt.
+type stretch struct {
+	top    uint32  // the first run
+	before float64 // milli-tokens up to there
+	all    float64 // milli-tokens of the stretch
+	open   float64 // of these, in runs that are not weighed
+}
+
+// uncounted returns the stretch that ends past blocks behind a run.
+func (x *Index) uncounted(id uint32, past float64) (u stretch) {
+	for u.top = id; ; past = 0 {
+		r := x.runs.at(u.top)
+		tokens := (float64(len(r.hashes)) + past) * float64(r.weight)
+		u.all += tokens
+		if !r.weighed {
+			u.open += tokens
 		}
-		if r.told == toldNothing {
-			open += weigh
-		}
-		all += weigh
 		x.spend(1)
-		if r.parent == 0 || n > maxRuns {
-			break
+		if r.parent == 0 {
+			return u
 		}
-		if up := x.runs.at(r.parent); up.told > 0 {
-			left -= float64(up.told)*1000 - float64(up.past)*float64(r.weight)
-			break
+		if up := x.runs.at(r.parent); up.count > 0 {
+			u.before = float64(up.count)*1000 - up.pastBlocks()*float64(r.weight)
+			return u
 		}
-		top = r.parent
+		u.top = r.parent
 	}
-	f, whole := (left-(all-open))/open, false
-	if !(f > 1/most && f < most) {
-		f, whole = left/all, true
+}
+
+// maxScale bounds by what factor a count changes the weights of runs.
+const maxScale = 8
+
+// fit changes the weights of the stretch that ends past blocks behind a run, so
+// that the chain has so many milli-tokens there. It scales the runs that are not
+// weighed. If there are none, or the factor is beyond maxScale, it scales all runs.
+func (x *Index) fit(id uint32, past, tokens float64) {
+	u := x.uncounted(id, past)
+	all := false
+	f := (tokens - u.before - (u.all - u.open)) / u.open
+	if !(f > 1./maxScale && f < maxScale) {
+		f, all = (tokens-u.before)/u.all, true
 	}
-	if !(f > 1/most && f < most) {
-		return false
+	if !(f > 0 && f < math.MaxInt32) {
+		return // there is nothing to scale, or the counts contradict each other
 	}
 	for ; ; id = x.runs.at(id).parent {
-		if r := x.runs.at(id); whole || r.told == toldNothing {
+		if r := x.runs.at(id); all || !r.weighed {
 			x.reweigh(id, clampWeight(int64(math.Round(float64(r.weight)*f))))
-			if r.told == toldNothing {
-				r.told = toldWeight
-			}
+			r.weighed = true
 		}
-		if id == top {
-			return true
+		if id == u.top {
+			return
 		}
 	}
 }

@@ -1,0 +1,81 @@
+package handler
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// identified returns the plan of a body of the chat API, or of another one, and its
+// request.
+func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) (*plan, *api.Request) {
+	t.Helper()
+	set := (&poolSettings{}).withDefaults()
+	req, err := api.Parse(api.For(path), []byte(body), api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &plan{ext: &nvext.Ext{}}
+	p.identify(req, set, ratios)
+	return p, req
+}
+
+// TestImagesLeaveTextAlone has one system prompt of 800 tokens, which an engine has
+// cached, and another image of 1,500 tokens in nearly each request.
+func TestImagesLeaveTextAlone(t *testing.T) {
+	system := strings.Repeat("you are a careful inspector of parts, say what you see. ", 57)
+	for name, hasImage := range map[string]func(i int) bool{
+		"at first none": func(i int) bool { return i > 3 && i%12 != 0 },
+		"all":           func(int) bool { return true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, targets := kvscore.NewScheduler(kvscore.Settings{}), []kvscore.Target{{Worker: 1}}
+			s.Declare(targets[0], 0)
+			var ratios kvscore.Ratios
+			var sel kvscore.Selection
+			for i := range 24 {
+				image, tokens := "", int64(820)
+				if hasImage(i) {
+					image, tokens = fmt.Sprintf(`,{"type":"image_url","image_url":{"url":"http://images/%d.png"}}`, i), 2320
+				}
+				p, _ := identified(t, "/v1/chat/completions", fmt.Sprintf(
+					`{"messages":[{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"part %d"}%s]}]}`, system, i, image), &ratios)
+				_, l := s.Select(time.Now(), &p.score, targets, 0, nil, &sel)
+				if off := sel.Candidates[0].OverlapTokens - 800; i > 1 && (off < -16 || off > 16) {
+					t.Errorf("request %d: %d tokens predicted, 800 are cached", i, sel.Candidates[0].OverlapTokens)
+				}
+				cached := int64(800)
+				if i == 0 {
+					cached = 0
+				}
+				l.Counted(kvscore.Counts{Prompt: tokens, Cached: cached})
+				l.End(true, nil)
+			}
+		})
+	}
+}
+
+// TestGivenIDsReplaceTheText identifies a plan of text anew as token ids, as
+// queries do.
+func TestGivenIDsReplaceTheText(t *testing.T) {
+	var ratios kvscore.Ratios
+	p, req := identified(t, "/v1/completions", `{"prompt":"`+strings.Repeat("hello world, this is it. ", 200)+`"}`, &ratios)
+	set := (&poolSettings{}).withDefaults()
+	ids := "[" + strings.Repeat("1234,5678,91011,17,", 400)
+	if !req.Give([]byte(ids[:len(ids)-1]+"]"), api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize}) {
+		t.Fatal("the ids are refused")
+	}
+	p.identify(req, set, &ratios)
+	s, target := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}
+	s.Declare(target, 0)
+	var sel kvscore.Selection
+	s.Explain(time.Now(), &p.score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
+	if sel.Tokens != 1600 || sel.RequestBlocks != 100 {
+		t.Errorf("1600 ids are measured as %d tokens in %v blocks", sel.Tokens, sel.RequestBlocks)
+	}
+}
