@@ -136,7 +136,7 @@ func TestNoRoomForBody(t *testing.T) {
 		t.Errorf("a short one: read: %v, error %v", buf != nil, err)
 	}
 	held.Store(maxBodies)
-	body := noise(firstRead * 3)
+	body := noise(alwaysRoom * 3)
 	buf, rest, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, &held)
 	if err != nil || buf != nil || !rest.noRoom {
 		t.Fatalf("a long one: read: %v, error %v", buf != nil, err)
