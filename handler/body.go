@@ -52,12 +52,14 @@ func newBuffer(size int64) *buffer {
 func (b *buffer) count(held *atomic.Int64) {
 	b.held, b.size = held, int64(cap(b.data))
 	held.Add(b.size)
+	bodyMemory.add(b.size)
 }
 
 // uncount has it counted no longer.
 func (b *buffer) uncount() {
 	if b.held != nil {
 		b.held.Add(-b.size)
+		bodyMemory.add(-b.size)
 		b.held = nil
 	}
 }

@@ -96,8 +96,12 @@ const (
 	fallbackUntokenized = "untokenized"
 )
 
-// maxBodies bounds the bytes of request bodies that a pool keeps in memory.
-const maxBodies = 2 << 30
+const (
+	// maxBodies bounds the bytes of request bodies that a pool keeps in memory.
+	maxBodies = 2 << 30
+	// alwaysRoom is the longest body, in bytes, that is read whatever others take.
+	alwaysRoom = 512 << 10
+)
 
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
@@ -201,7 +205,7 @@ func (h *Handler) take(r *http.Request, limit int64) (body *buffer, rest *once, 
 	case !h.hasRoom(r.ContentLength):
 		return nil, nil, fallbackMemory, nil
 	}
-	body, rest, err = readBody(r.Body, r.ContentLength, limit, &h.pool.bodies)
+	body, rest, err = h.pool.uploads.read(r, limit, &h.pool.bodies)
 	if rest != nil {
 		why = fallbackOversized
 		if rest.noRoom {
@@ -214,7 +218,7 @@ func (h *Handler) take(r *http.Request, limit int64) (body *buffer, rest *once, 
 // hasRoom tells whether a body of a length may be read into memory. Short ones
 // always may.
 func (h *Handler) hasRoom(length int64) bool {
-	return length <= firstRead || h.pool.bodies.Load()+length <= maxBodies
+	return length <= alwaysRoom || h.pool.bodies.Load()+length <= maxBodies
 }
 
 // done lets go of what was read of the request's body.

@@ -42,6 +42,7 @@ type pool struct {
 	used      atomic.Int64 // last request, Unix seconds
 	live      atomic.Int64 // a configuration began to serve last, Unix seconds
 	bodies    atomic.Int64 // bytes of request bodies in memory
+	uploads   uploads      // that are read into memory
 	asking    atomic.Int32 // questions for token ids under way
 	ratios    kvscore.Ratios
 	seed      uint64 // of content hashes: nobody outside can choose collisions
@@ -341,6 +342,12 @@ func (p *pool) maintain() {
 				p.incidents.met(t, "no room in the mirror for some prompts", p.logger)
 			}
 			p.forget(t)
+			if p.uploads.endSlow(p.bodies.Load() > maxBodies/2) > 0 {
+				p.incidents.met(t, "slow uploads ended", p.logger)
+			}
+			if bodyMemory.fell(t) {
+				returnMemory()
+			}
 			p.incidents.settle(t, p.logger())
 		}
 	}

@@ -5,27 +5,32 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
 
-// firstRead is what is allocated on the word of a Content-Length alone. What
-// a client merely announces must not cost memory.
-const firstRead = 512 << 10
+const (
+	// firstRead is the memory, in bytes, for a body of which nothing has arrived
+	// yet. Announced bytes cost nothing: memory grows with the bytes that arrive.
+	firstRead = 16 << 10
+	// longRead is the size, in bytes, from which memory doubles. Below it grows
+	// fourfold, which copies less.
+	longRead = 512 << 10
+)
 
-// readBody reads a body of at most limit bytes into memory, which is counted in
-// held. A longer one is given back as a stream, and so is one that there is no
-// room for, as what is held may not be more than maxBodies. length is the
-// Content-Length, negative if it is not known.
+// readBody reads a body of at most limit bytes into memory. It counts the memory
+// in held, which is at most four times the bytes that arrived, or firstRead. It
+// returns a longer body as a stream, and so a body for which held has no room
+// below maxBodies. length is the Content-Length, negative if unknown.
 func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *buffer, rest *once, err error) {
-	size := length
-	if size < 0 {
-		size = 16 << 10
+	size := int64(firstRead)
+	if length >= 0 {
+		size = min(length+1, firstRead) // with one byte more, EOF is read without growing
 	}
-	// one byte more than announced, so that EOF is seen without growing
-	b := newBuffer(min(size+1, firstRead))
+	b := newBuffer(size)
 	b.count(held)
 	for {
 		n, err := body.Read(b.data[len(b.data):cap(b.data)])
@@ -41,15 +46,8 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 			return nil, restOf(b, body, false), nil
 		}
 		if len(b.data) == cap(b.data) {
-			grown := int64(cap(b.data)) * 4
-			if len(b.data) > firstRead {
-				grown /= 2 // what is held and not filled may be missed elsewhere
-			}
-			if length > 0 {
-				grown = min(grown, length+1)
-			}
-			grown = max(min(grown, limit+1), int64(cap(b.data))+1)
-			if grown > firstRead && held.Load()+grown > maxBodies {
+			grown := grow(int64(cap(b.data)), length, limit)
+			if grown > alwaysRoom && held.Load()+grown > maxBodies {
 				return nil, restOf(b, body, true), nil
 			}
 			larger := newBuffer(grown)
@@ -61,6 +59,18 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 	}
 }
 
+// grow returns the size of the memory that replaces a full one of size bytes.
+func grow(size, length, limit int64) int64 {
+	grown := size * 2
+	if size < longRead {
+		grown = size * 4
+	}
+	if length > 0 {
+		grown = min(grown, length+1)
+	}
+	return max(min(grown, limit+1), size+1)
+}
+
 // restOf returns a body of which the beginning was read into b.
 func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
 	o := &once{ReadCloser: body, left: b.data, began: true, noRoom: noRoom}
@@ -68,11 +78,16 @@ func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
 	return o
 }
 
+var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
+
 // unreadable turns a failure to read the client's body into an answer.
 func unreadable(a api.API, err error) *ownError {
 	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return &ownError{a, http.StatusRequestEntityTooLarge, codeTooLarge, "", fmt.Errorf(
 			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return &ownError{a, http.StatusRequestTimeout, codeUnreadable, "", errSlowUpload}
 	}
 	return &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf("reading request body: %w", err)}
 }

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -21,11 +22,15 @@ func noise(n int) []byte {
 	return out
 }
 
-// TestReadBodyWithinItsLimit reads bodies of sizes around the buffers' and the
-// limit, with and without a length, in pieces of all sizes.
+// TestReadBodyWithinItsLimit reads bodies of sizes around those that memory grows
+// to, and around the limit, with and without a length, in pieces of all sizes.
 func TestReadBodyWithinItsLimit(t *testing.T) {
 	const limit = 1 << 20
-	for _, size := range []int{0, 1, 16<<10 - 1, 16 << 10, 16<<10 + 1, firstRead - 1, firstRead, firstRead + 1, limit - 1, limit, limit + 1, 2*limit + 3} {
+	sizes := []int{0, 1, 2*limit + 3}
+	for step := firstRead; step <= limit; step *= 2 {
+		sizes = append(sizes, step-2, step-1, step, step+1)
+	}
+	for _, size := range sizes {
 		body := noise(size)
 		for _, length := range []int64{-1, int64(size)} {
 			for name, reader := range map[string]io.Reader{
@@ -73,6 +78,7 @@ func TestReadBodyWithinItsLimit(t *testing.T) {
 type pieceReader struct {
 	left []byte
 	rng  *rand.Rand
+	most int // bytes of a piece; 0: 5000
 }
 
 // Read implements io.Reader.
@@ -80,31 +86,61 @@ func (r *pieceReader) Read(p []byte) (int, error) {
 	if len(r.left) == 0 {
 		return 0, io.EOF
 	}
-	n := copy(p, r.left[:min(len(r.left), r.rng.IntN(5000))])
+	n := copy(p, r.left[:min(len(r.left), r.rng.IntN(cmp.Or(r.most, 5000)))])
 	r.left = r.left[n:]
 	return n, nil
 }
 
-// roomReader takes note of the room that it is given, and gives nothing.
-type roomReader struct{ room int }
-
-// Read implements io.Reader.
-func (r *roomReader) Read(p []byte) (int, error) {
-	r.room = max(r.room, len(p))
-	return 0, io.ErrUnexpectedEOF
+// heldReader gives its bytes in pieces of random size and checks at each read
+// that the memory is in proportion to the bytes that it has given.
+type heldReader struct {
+	pieceReader
+	t     *testing.T
+	held  *atomic.Int64
+	given int64
 }
 
-// TestAnnouncedBytesCostNothing has a client that announces a body and sends
-// none.
-func TestAnnouncedBytesCostNothing(t *testing.T) {
-	var r roomReader
-	all, rest, err := readBody(io.NopCloser(&r), 64<<20, 64<<20, new(atomic.Int64))
-	if all != nil || rest != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
+// Read implements io.Reader.
+func (r *heldReader) Read(p []byte) (int, error) {
+	if n := r.held.Load(); n > max(firstRead, 4*r.given) {
+		r.t.Errorf("%d bytes are held when %d have arrived", n, r.given)
 	}
-	if r.room > 2*firstRead {
-		t.Errorf("room for %d bytes was made, want at most %d", r.room, 2*firstRead)
+	n, err := r.pieceReader.Read(p)
+	r.given += int64(n)
+	return n, err
+}
+
+// FuzzReadBody reads bodies of any size, announced or not, in pieces of random
+// size: it returns the bytes that were sent, and memory follows them.
+func FuzzReadBody(f *testing.F) {
+	for _, size := range []uint32{0, 1, small, firstRead - 1, firstRead, firstRead * 4, longRead - 1, longRead + 1, 3 << 20, 5 << 20} {
+		f.Add(size, uint64(70_000), true)
+		f.Add(size, uint64(5_000), false)
 	}
+	f.Fuzz(func(t *testing.T, size uint32, seed uint64, announced bool) {
+		const limit = 8 << 20
+		want := noise(int(size % (9 << 20)))
+		length := int64(-1)
+		if announced {
+			length = int64(len(want))
+		}
+		var held atomic.Int64
+		in := &heldReader{pieceReader: pieceReader{left: want, rng: rand.New(rand.NewPCG(seed, 1)), most: 1 + int(seed%100_000)}, t: t, held: &held}
+		all, rest, err := readBody(io.NopCloser(in), length, limit, &held)
+		if err != nil || (all == nil) != (len(want) > limit) {
+			t.Fatalf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
+		}
+		var got []byte
+		if all != nil {
+			got = bytes.Clone(all.data)
+			all.free()
+		} else if got, err = io.ReadAll(rest); err != nil {
+			t.Error(err)
+		}
+		if rest.done(); !bytes.Equal(got, want) || held.Load() != 0 {
+			t.Errorf("%d bytes of %d came out, or others; %d stay counted", len(got), len(want), held.Load())
+		}
+	})
 }
 
 // TestReadBodyFails breaks bodies off at each stage.
@@ -136,7 +172,7 @@ func TestNoRoomForBody(t *testing.T) {
 		t.Errorf("a short one: read: %v, error %v", buf != nil, err)
 	}
 	held.Store(maxBodies)
-	body := noise(firstRead * 3)
+	body := noise(alwaysRoom * 3)
 	buf, rest, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, &held)
 	if err != nil || buf != nil || !rest.noRoom {
 		t.Fatalf("a long one: read: %v, error %v", buf != nil, err)

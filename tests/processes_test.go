@@ -25,6 +25,7 @@ var waiting = []string{
 	"TestReloadEverySecond",
 	"TestUnknownServerIsNotAskedForItsHealth",
 	"TestWorkerThatWantsAKeyIsNoIncident",
+	"TestMemoryReturnsAfterABurst",
 	"TestStreamsSurviveReload",
 	"TestRefusedConnectionLosesTheCache",
 	"TestScaleByDNS",

@@ -1,0 +1,157 @@
+package handler
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// uploadServer reads bodies by u, as Caddy's server with its read_idle_timeout
+// does, and answers with what unreadable says, or with 200.
+func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *httptest.Server {
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := &caddyhttp.IdleTimeoutReader{
+			ReadCloser: r.Body, Ctrl: http.NewResponseController(w), Logger: zap.NewNop(),
+			Deadline:      caddyhttp.IdleDeadline{Start: time.Now(), Timeout: time.Minute},
+			DrainDeadline: r.ProtoMajor == 1, ClearBetweenReads: r.ProtoMajor == 2,
+		}
+		defer body.HandlerDone()
+		r.Body = body
+		all, _, err := u.read(r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil)), 1<<20, held)
+		var own *ownError
+		if err != nil && errors.As(unreadable(nil, err), &own) {
+			w.WriteHeader(own.status)
+			return
+		}
+		all.free()
+	}))
+	srv.EnableHTTP2 = http2
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	return srv
+}
+
+// until waits until cond holds.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not within 5 s: " + what)
+		}
+	}
+}
+
+// bytesReceived returns how many bytes of the listed uploads have arrived.
+func (u *uploads) bytesReceived() (n int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for up := range u.all {
+		n += up.received.Load()
+	}
+	return n
+}
+
+// TestSlowUploadsEndOnlyIfMemoryIsShort has an upload stall and go on, with and
+// without enough memory.
+func TestSlowUploadsEndOnlyIfMemoryIsShort(t *testing.T) {
+	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(proto, func(t *testing.T) {
+			var u uploads
+			var held atomic.Int64
+			srv := uploadServer(t, &u, &held, proto == "HTTP/2.0")
+			for _, v := range []struct {
+				name         string
+				more         int // bytes before the last look
+				short        bool
+				ended        int
+				statusWanted int
+			}{
+				{"stalled, memory enough", 0, false, 0, http.StatusOK},
+				{"goes on, memory short", leastReceived, true, 0, http.StatusOK},
+				{"stalled, memory short", 0, true, 1, http.StatusRequestTimeout},
+				{"slow, memory short", leastReceived - 1, true, 1, http.StatusRequestTimeout},
+			} {
+				in, out := io.Pipe()
+				const size, first = 200_000, 50_000
+				req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL, in)
+				req.ContentLength = size
+				answers := make(chan *http.Response, 1)
+				go func() {
+					resp, err := srv.Client().Do(req)
+					if err != nil {
+						t.Errorf("%s: %v", v.name, err)
+					}
+					answers <- resp
+				}()
+				out.Write(make([]byte, first))
+				until(t, "the first bytes", func() bool { return u.bytesReceived() == first })
+				if n := u.endSlow(true); n != 0 {
+					t.Errorf("%s: ended at the first look", v.name)
+				}
+				out.Write(make([]byte, v.more))
+				until(t, "more bytes", func() bool { return u.bytesReceived() == first+int64(v.more) })
+				if n := u.endSlow(v.short); n != v.ended {
+					t.Errorf("%s: %d uploads ended, want %d", v.name, n, v.ended)
+				}
+				if v.ended == 0 {
+					out.Write(make([]byte, size-first-v.more))
+					out.Close()
+				}
+				resp := <-answers
+				out.CloseWithError(io.ErrClosedPipe)
+				if resp == nil {
+					continue
+				}
+				resp.Body.Close()
+				if resp.StatusCode != v.statusWanted || resp.Proto != proto {
+					t.Errorf("%s: %s %d, want %d", v.name, resp.Proto, resp.StatusCode, v.statusWanted)
+				}
+				until(t, "the list to be empty", func() bool { u.mu.Lock(); defer u.mu.Unlock(); return len(u.all) == 0 })
+				until(t, "the memory to be given back", func() bool { return held.Load() == 0 })
+			}
+		})
+	}
+}
+
+// TestUploadEndedAtItsLastByte has an upload whole when its connection has got a
+// deadline already.
+func TestUploadEndedAtItsLastByte(t *testing.T) {
+	var u uploads
+	var held atomic.Int64
+	for _, limit := range []int64{1 << 20, 1000} { // read whole, and a stream
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(bytes.NewReader(noise(50_000)), endsAll{&u}))
+		all, rest, err := u.read(r, limit, &held)
+		if limit == 1000 && rest != nil { // it was not read to where it ends
+			rest.done()
+		} else if all != nil || rest != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
+		}
+		if held.Load() != 0 || len(u.all) != 0 {
+			t.Errorf("%d bytes stay counted, %d uploads stay listed", held.Load(), len(u.all))
+		}
+	}
+}
+
+// endsAll is read as empty, and has all uploads ended then.
+type endsAll struct{ u *uploads }
+
+// Read implements io.Reader.
+func (e endsAll) Read([]byte) (int, error) {
+	e.u.mu.Lock()
+	defer e.u.mu.Unlock()
+	for up := range e.u.all {
+		up.ended = true
+	}
+	return 0, io.EOF
+}
