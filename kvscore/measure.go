@@ -24,8 +24,8 @@ const priorTokens = 256
 //
 // The known prefix has the count that an engine told. The rest is estimated:
 //
-//	rest    = estimate by the kinds of its text x ratio
-//	ratio   = known tokens / estimate of the known prefix, in about (priorTokens)
+//	tokens = known tokens + ratio x estimate of the rest, by the kinds of its text
+//	ratio  = (known tokens + prior) / (estimate of the known prefix + prior)
 //
 // Images count in the known prefix as far as its count exceeds the estimate.
 func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks float64) {
