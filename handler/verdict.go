@@ -39,7 +39,8 @@ func (o *observer) judge() bool {
 		o.rt.erred(o.attempt, "an error as the answer, with a good status", false)
 	default:
 		if !o.stream {
-			o.attempt.lease.FirstToken(o.headed) // it came with the header
+			_, completion, _ := o.usage()
+			o.attempt.lease.Answered(o.headed, completion) // it came with the header
 		}
 		o.vouch()
 	}

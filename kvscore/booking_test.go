@@ -1,7 +1,6 @@
 package kvscore
 
 import (
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -117,76 +116,69 @@ func TestWallClockStepEndsNoLease(t *testing.T) {
 	idle(t, s, ts, t0)
 }
 
-// answer books a request of so many tokens on the first target and lets its
-// first token, or its end, be seen as if the target prefilled at the rate.
-func answer(s *Scheduler, ts []Target, tokens int64, streamed bool, rate float64) {
-	_, l := s.Select(epoch, &Request{Tokens: tokens, Streamed: streamed}, ts, 0, nil, &Selection{})
-	l.FirstToken(epoch.Add(time.Duration(float64(tokens) / rate * float64(time.Second))))
+// answer books a prompt of 10,000 tokens on the first target, which prefills at the
+// rate. Its answer is streamed, or has so many tokens, -1 for unknown.
+func answer(s *Scheduler, ts []Target, output int64, rate float64) {
+	_, l := s.Select(epoch, &Request{Tokens: 10_000, Streamed: output == streamed}, ts, 0, nil, &Selection{})
+	at := epoch.Add(time.Duration(10_000 / rate * float64(time.Second)))
+	if output == streamed {
+		l.FirstToken(at)
+	} else {
+		l.Answered(at, output)
+	}
 	l.End(true, nil)
 }
 
-// TestRateFallsByAnswersThatAreNotStreamed: of these only the end is seen, so
-// that each shows a rate that may be too low.
-func TestRateFallsByAnswersThatAreNotStreamed(t *testing.T) {
-	rates := func(s *Scheduler, ts []Target) [2]float64 {
-		load, _ := s.Load(epoch, ts[0])
-		return [2]float64{load.RateInUse, s.Stats().PrefillRate}
-	}
+const streamed = -2
+
+func TestPrefillRateFallsAndRises(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		do      func(s *Scheduler, ts []Target)
 		low, up float64
 	}{
-		{"a slower engine", func(s *Scheduler, ts []Target) {
+		{"short answers of a slower engine", func(s *Scheduler, ts []Target) {
 			for range 5 {
-				answer(s, ts, 10_000, false, 20_000)
+				answer(s, ts, 1, 20_000)
 			}
 			for range 500 {
-				answer(s, ts, 10_000, false, 2000)
+				answer(s, ts, shortAnswer, 2000)
 			}
 		}, 1900, 2100},
-		{"slow from the beginning", func(s *Scheduler, ts []Target) {
-			for range 100 {
-				answer(s, ts, 10_000, false, 2000)
-			}
-		}, 1900, 2100},
-		{"short answers among long ones", func(s *Scheduler, ts []Target) {
-			rnd := rand.New(rand.NewPCG(1, 1))
+		{"short answers, slow from the beginning", func(s *Scheduler, ts []Target) {
+			answer(s, ts, 10, 2000)
+		}, 1999, 2001},
+		{"long answers", func(s *Scheduler, ts []Target) {
 			for range 500 {
-				answer(s, ts, 10_000, false, 20_000/(1+9*rnd.Float64()))
+				answer(s, ts, 600, 200)
+				answer(s, ts, -1, 200)
 			}
-		}, 10_000, 20_000},
+		}, defaultRate, defaultRate},
 		{"streams among long answers", func(s *Scheduler, ts []Target) {
 			for range 50 {
-				answer(s, ts, 10_000, true, 20_000)
-				for range 20 {
-					answer(s, ts, 10_000, false, 200)
+				answer(s, ts, streamed, 20_000)
+				for range 33 {
+					answer(s, ts, 600, 200)
 				}
 			}
 		}, 19_900, 20_100},
-		{"only long answers", func(s *Scheduler, ts []Target) {
-			for range 500 {
-				answer(s, ts, 10_000, false, 200)
-			}
-		}, leastByEnd, leastByEnd},
-		{"long answers of a slow engine that streams, too", func(s *Scheduler, ts []Target) {
-			answer(s, ts, 10_000, true, 500)
-			for range 500 {
-				answer(s, ts, 10_000, false, 200)
-			}
-		}, 500, 500},
-		{"a faster engine", func(s *Scheduler, ts []Target) {
+		{"a long answer shows that the engine is faster", func(s *Scheduler, ts []Target) {
+			answer(s, ts, streamed, 500)
 			for range 100 {
-				answer(s, ts, 10_000, false, 2000)
+				answer(s, ts, 600, 2000)
 			}
-			for range 50 {
-				answer(s, ts, 10_000, false, 20_000)
+		}, 1900, 2100},
+		{"streams of a slower engine", func(s *Scheduler, ts []Target) {
+			answer(s, ts, streamed, 20_000)
+			for range 100 {
+				answer(s, ts, streamed, 2000)
 			}
-		}, 19_000, 20_100},
+		}, 1900, 2100},
 	} {
 		s, ts := NewScheduler(Settings{}), targets(1)
 		tc.do(s, ts)
-		for _, rate := range rates(s, ts) {
+		load, _ := s.Load(epoch, ts[0])
+		for _, rate := range []float64{load.RateInUse, max(s.Stats().PrefillRate, load.RateInUse)} {
 			if rate < tc.low || rate > tc.up {
 				t.Errorf("%s: rate %.0f, want %.0f to %.0f", tc.name, rate, tc.low, tc.up)
 			}

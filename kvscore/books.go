@@ -23,9 +23,9 @@ type books struct {
 	forgotten bool    // they are not the scheduler's any more
 
 	capacity int64
-	page     int64  // tokens of a block that the engine reuses whole; 0 is unknown
-	restarts uint64 // leases from before a restart leave no trace in the mirror
-	rate     prefillRate
+	page     int64   // tokens of a block that the engine reuses whole; 0 is unknown
+	restarts uint64  // leases from before a restart leave no trace in the mirror
+	rate     float64 // prefill tokens a second, waiting included; 0 = not learned
 }
 
 // promptBlocks returns the KV blocks of active prompts on a target.
@@ -60,49 +60,19 @@ const (
 	minRateTokens = 256
 	// minRate and maxRate bound what is believed.
 	minRate, maxRate = 100.0, 1e6
-	// slowAnswers is after how many answers in a row, all seen only at their end
-	// and all slower than the rate, the rate falls to the fastest of them.
-	slowAnswers = 32
-	// leastByEnd is the lowest rate that such answers show: below it, most of
-	// their time went into output.
-	leastByEnd = 1000.0
+	// shortAnswer is the length in tokens up to which an answer that is not streamed
+	// shows the prefill rate: longer ones take most of their time for their output.
+	shortAnswer = 32
 )
-
-// prefillRate is a prefill rate in tokens a second, waiting included.
-type prefillRate struct {
-	value   float64 // 0 = not learned
-	slow    int     // answers since value was last confirmed, see slowAnswers
-	fastest float64 // of these
-}
-
-// learn takes in one answer's rate; used is the rate that was assumed for it.
-// atMost says that only the answer's end was seen: its output took some of the
-// time, and the real rate is higher. So the fastest of several such answers
-// counts, as in BBR's estimate of a bandwidth.
-func (p *prefillRate) learn(seen, used float64, atMost bool) {
-	if atMost && seen <= used {
-		p.fastest = max(p.fastest, seen)
-		if p.slow++; p.slow < slowAnswers {
-			return
-		}
-		p.value = min(used, max(p.fastest, leastByEnd))
-	} else if p.value == 0 {
-		p.value = seen
-	} else {
-		// rates spread over orders of magnitude: average their logarithms
-		p.value *= math.Pow(seen/p.value, rateWeight)
-	}
-	p.slow, p.fastest = 0, 0
-}
 
 // rateOf returns the prefill rate of a target, the pool's or the default while
 // it has not shown its own.
 func (s *Scheduler) rateOf(b *books) float64 {
 	switch {
-	case b.rate.value != 0:
-		return b.rate.value
-	case s.rate.value != 0:
-		return s.rate.value
+	case b.rate != 0:
+		return b.rate
+	case s.rate != 0:
+		return s.rate
 	}
 	return defaultRate
 }
@@ -112,20 +82,27 @@ func (s *Scheduler) prefillTime(b *books, tokens int64) time.Duration {
 	return time.Duration(float64(tokens) / s.rateOf(b) * float64(time.Second))
 }
 
-// learnRate takes in that so many tokens took so long until the first token,
-// or at most so long, where only the end of the answer was seen.
-func (s *Scheduler) learnRate(b *books, tokens int64, took time.Duration, atMost bool) {
+// learnRate learns from so many tokens that took so long until the first token.
+// Where only the end of a long answer was seen, whole is false: the real rate is at
+// least the one seen, which is learned only if it is above the one assumed.
+func (s *Scheduler) learnRate(b *books, tokens int64, took time.Duration, whole bool) {
 	if tokens < minRateTokens || took <= 0 {
 		return
 	}
 	seen := min(max(float64(tokens)/took.Seconds(), minRate), maxRate)
-	first, over := s.rate.value == 0, s.rate.value
-	if first {
-		over = defaultRate
+	if !whole && seen <= s.rateOf(b) {
+		return
 	}
-	b.rate.learn(seen, s.rateOf(b), atMost)
-	s.rate.learn(seen, over, atMost)
-	if first && s.rate.value != 0 {
+	first := s.rate == 0
+	for _, rate := range []*float64{&b.rate, &s.rate} {
+		if *rate == 0 {
+			*rate = seen
+			continue
+		}
+		// rates spread over orders of magnitude: average their logarithms
+		*rate *= math.Pow(seen / *rate, rateWeight)
+	}
+	if first {
 		s.expectAnew()
 	}
 }

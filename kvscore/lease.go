@@ -59,16 +59,22 @@ func (l *Lease) quiet(now time.Time) time.Duration {
 	return now.Sub(l.booked) - time.Duration(l.seen.Load())
 }
 
-// FirstToken takes in that the first token has come, or the header of a good
-// answer that is not streamed: the prefill is over, and the time that it took
+// FirstToken records the first token of a stream, or an answer that was not
+// streamed and of unknown length: the prefill is over, and the time that it took
 // shows how fast the target is.
-func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, true) }
+func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, true, l.streamed) }
 
-// Prefilled takes in that the prefill is over without a token, as by an answer
+// Answered records when an answer of so many tokens came that was not streamed;
+// -1 is unknown. Of a short one, the time shows how fast the target prefills.
+func (l *Lease) Answered(now time.Time, tokens int64) {
+	l.prefillOver(now, true, tokens >= 0 && tokens <= shortAnswer)
+}
+
+// Prefilled records that the prefill is over without a token, as by an answer
 // that says what is wrong. The time that it took teaches nothing.
-func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false) }
+func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false, false) }
 
-func (l *Lease) prefillOver(now time.Time, learn bool) {
+func (l *Lease) prefillOver(now time.Time, learn, whole bool) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
@@ -77,7 +83,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool) {
 	}
 	l.computed()
 	if learn {
-		l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), !l.streamed)
+		l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), whole)
 	}
 	l.wait = 0 // once is enough
 }

@@ -4,13 +4,14 @@ package kvscore
 type Policy interface {
 	// Choose returns the position in s.Candidates of the chosen target, and
 	// leaves in each candidate's Cost what it compared, where it compares
-	// costs. s.Candidates is never empty; the policy must not reorder it, and
-	// must neither keep s nor what it points to.
+	// costs. s.Candidates is never empty. The policy must not reorder it, must
+	// change nothing in it but Cost, and must not keep s nor what it points to.
 	//
 	// Choose is called once for each booking, or with s.Dry set. The scheduler
 	// holds its lock meanwhile, so that no other request is booked between what
-	// the policy sees and what it chooses: Choose must not wait for anything, nor
-	// use the scheduler. It may be called by many goroutines at once, as several
+	// the policy sees and what it chooses. All of the pool waits for that lock, the
+	// answers under way included: Choose must return at once, and must not use the
+	// scheduler. It may be called by many goroutines at once, as several
 	// schedulers may share a policy.
 	Choose(s *Selection) int
 }

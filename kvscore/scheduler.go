@@ -43,7 +43,9 @@ type Scheduler struct {
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
-	rate     prefillRate // over all targets
+	rate     float64 // prefill tokens a second over all targets; 0 = not learned
+
+	fallback LeastLoad // where a policy makes no choice
 
 	expired, untracked, policyFaults uint64 // see Stats
 }

@@ -74,10 +74,10 @@ func (s *Selection) among(targets []Target) []TargetRef {
 
 // SelectAmong is Select for long lists of targets: see [Scheduler.Refs].
 //
-// The policy, which may be anybody's, runs under the lock. Without it, requests
-// that arrive together would see the same loads and choose the same target; to
-// see that and choose again costs a second snapshot, which takes longer than most
-// policies do.
+// The policy, which may be anybody's, runs under the lock. Without the lock,
+// simultaneous requests would see the same loads and choose the same target.
+// Detecting this and choosing again needs a second snapshot, which costs more than
+// most policies.
 func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
 	sel.Dry = false
 	if len(among) == 0 {
@@ -103,13 +103,7 @@ func (s *Scheduler) choose(now time.Time, r *Request, among []TargetRef, p Polic
 	}
 	s.snapshot(now, r, among, sel) // the policy may have spoilt it
 	sel.Fault, sel.Drawn = true, sel.Drawn[:0]
-	best := 0
-	for i := range sel.Candidates {
-		if lessLoaded(&sel.Candidates[i], &sel.Candidates[best]) {
-			best = i
-		}
-	}
-	return best
+	return s.fallback.Choose(sel)
 }
 
 // lists tells whether the candidates are still these targets, in this order.

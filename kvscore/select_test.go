@@ -22,11 +22,15 @@ func distinct(seed uint64, n int) []uint64 {
 }
 
 func TestPolicyThatReturnsNoPosition(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	faults := uint64(0)
+	s, ts := NewScheduler(Settings{}), targets(3)
+	for _, target := range ts {
+		s.Declare(target, 0)
+	}
+	_, busy := s.Select(epoch, prompt(99), ts, 0, nil, &Selection{})
+	faults, chosen := uint64(0), map[int]int{}
 	for name, p := range map[string]choose{
 		"negative": func(*Selection) int { return -1 },
-		"too high": func(*Selection) int { return 2 },
+		"too high": func(*Selection) int { return 3 },
 		"truncates": func(s *Selection) int {
 			s.Candidates = s.Candidates[:0]
 			return 0
@@ -34,11 +38,15 @@ func TestPolicyThatReturnsNoPosition(t *testing.T) {
 	} {
 		i, l := s.Select(epoch, prompt(upTo(4)...), ts, -1, p, &Selection{Rand: seeded(1)})
 		faults++
-		if i != 0 || l.Target() != ts[0] || s.Stats().PolicyFaults != faults {
+		if chosen[i]++; i == 0 || l.Target() != ts[i] || s.Stats().PolicyFaults != faults {
 			t.Errorf("%s: chose %d, %d faults are counted", name, i, s.Stats().PolicyFaults)
 		}
 		l.End(true, nil)
 	}
+	if len(chosen) != 2 {
+		t.Errorf("the two idle targets were chosen %v times", chosen)
+	}
+	busy.End(true, nil)
 	idle(t, s, ts, epoch)
 }
 

@@ -29,7 +29,7 @@ func (s *Scheduler) Stats() Stats {
 	return Stats{
 		Leases: s.live, Expired: s.expired,
 		Untracked: s.untracked, PolicyFaults: s.policyFaults,
-		PrefillRate: s.rate.value,
+		PrefillRate: s.rate,
 		IndexBytes:  s.index.Bytes(), IndexBlocks: s.index.Blocks(),
 	}
 }
@@ -69,7 +69,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		OutputBlocks:   b.output,
 		CachedTokens:   s.index.Used(b.slot),
 		CapacityTokens: b.capacity,
-		PrefillRate:    b.rate.value,
+		PrefillRate:    b.rate,
 		RateInUse:      s.rateOf(b),
 	}, true
 }
