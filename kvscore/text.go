@@ -6,17 +6,15 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// TextBlock returns the hash of a block of text with the kind of that text in
-// its low bits, by which a chain tells how many tokens its parts have. Blocks of
-// different kinds differ in their text, so that nothing is lost but these bits.
+// TextBlock returns the hash of a block of text with the kind of that text in its
+// low bits. The kinds of its blocks tell how the tokens of a prompt are spread.
 func TextBlock(hash uint64, block []byte) uint64 {
 	return hash&^index.KindMask | uint64(kindOf(block))
 }
 
-// kindOf tells how densely tokens stand in a text, by a sample of two words of
-// eight bytes: tokenizers begin a token at most bytes that are not letters, and
-// use several for a letter that is not ASCII. Kinds are 8 levels of the former by
-// 4 of the latter.
+// kindOf returns the kind of a text, by two samples of eight bytes. Tokenizers begin
+// a token at most bytes that are not letters, and use several for a letter outside
+// ASCII. Kinds are 8 levels of the former by 4 of the latter.
 func kindOf(block []byte) (kind uint8) {
 	if len(block) < 16 {
 		return 0

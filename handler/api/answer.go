@@ -168,12 +168,12 @@ func (a *Answer) resultsEnd() {
 	}
 }
 
-// Prediction returns the blocks that the next turn's prompt begins with if
-// the client sends this answer back: those of prompt and answer together. Of a
-// prompt of token ids the answer's ids are needed. It is nil when that cannot be
-// said: there is no prompt, or more than one answer, it is unfinished, failed or
-// was too long, or it holds what does not come back in the same form (reasoning,
-// text after a tool call, and so on). Ask after Finish.
+// Prediction returns the blocks that the next turn's prompt begins with if the
+// client sends this answer back: those of prompt and answer together. It is nil in
+// these cases: the prompt is unknown; there are several answers; the answer is
+// unfinished, failed or too long; it holds what does not come back in the same form
+// (reasoning, text after a tool call, and so on); the prompt is token ids and the
+// answer's ids are unknown. Call it after Finish.
 func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:

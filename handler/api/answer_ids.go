@@ -7,10 +7,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// idChain continues the blocks of a prompt of token ids with the ids of its
-// answer, where the engine returns these: vLLM if asked with return_token_ids,
-// SGLang and vLLM at their own paths always. The answer's last id is left out, as
-// the engine need not compute it.
+// idChain continues the blocks of a prompt of token ids with the ids of its answer.
+// vLLM returns these if asked with return_token_ids; SGLang and vLLM always do so at
+// their own paths. The last id is left out: the engine need not compute it.
 type idChain struct {
 	on      bool
 	lost    bool // some are missing

@@ -1,9 +1,9 @@
 package api
 
-// skipsCache tells whether the request is for log probabilities of the prompt's
-// own tokens, in the words of its API. vLLM has none of the prompt cached then
-// (protocol.py of both APIs sets prompt_logprobs from top_logprobs, which is 0 by
-// default, or from logprobs), and SGLang none from logprob_start_len on.
+// skipsCache tells whether the request asks for log probabilities of the prompt's
+// own tokens. vLLM then reuses nothing: with echo, prompt_logprobs is top_logprobs
+// in chats, which is 0 by default, and logprobs in completions (protocol.py of each
+// API). SGLang reuses nothing from logprob_start_len on.
 func (p *parse) skipsCache() bool {
 	switch p.req.API.(type) {
 	case chat:
@@ -16,7 +16,8 @@ func (p *parse) skipsCache() bool {
 	return false
 }
 
-// start reads logprob_start_len: a number, or a list of which the first counts.
+// start returns the value of logprob_start_len, or the first of a list; -1 if there
+// is none.
 func (p *parse) start(v span) int64 {
 	if v.first(p.body) == '[' {
 		c := enter(p.body, v.start, 0)
