@@ -54,8 +54,9 @@ type pool struct {
 	speculations speculations
 
 	settings atomic.Pointer[poolSettings]
-	rooms    sync.Pool     // of *room
 	layout   atomic.Uint64 // counts up when an address gets another worker, or a worker other ranks: see table
+
+	scratches sync.Pool // of *scratch
 
 	mu        sync.RWMutex
 	workers   map[string]*worker // by dial address
