@@ -260,7 +260,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 			var set []Worker
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, Worker{Dial: dial, ID: uint64(i+1) + 100*(n/4%3), Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+					set = append(set, Worker{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
 				}
 			}
 			h.pool.apply(wanted(set...).withDefaults())
@@ -300,6 +300,8 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	for i, row := range rt.table(h.ReverseProxy.Upstreams).rows {
 		if w := h.pool.worker(dials[i]); row.worker != w || len(row.targets) != w.ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
+		} else if _, known := h.pool.scheduler.Load(now(), w.target(0)); !known {
+			t.Errorf("%s: worker %d has no books", dials[i], w.id)
 		}
 	}
 }
