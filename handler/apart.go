@@ -65,10 +65,10 @@ func (rt *route) mayKeepApart(w *worker) bool {
 // errShared returns the error of a request whose cache no worker keeps apart, nil
 // if some does. One that has not told yet what it is may turn out to.
 func (rt *route) errShared(ups reverseproxy.UpstreamPool) error {
-	if !rt.apart || len(ups) == 0 || slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.keepsApart(rt.worker(up)) }) {
+	if !rt.apart || len(ups) == 0 || slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.keepsApart(row.worker) }) {
 		return nil
 	}
-	if slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.mayKeepApart(rt.worker(up)) }) {
+	if slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.mayKeepApart(row.worker) }) {
 		return rt.shared(http.StatusServiceUnavailable, "that of any worker, of which some have not told what they are, or of which version")
 	}
 	return rt.shared(http.StatusBadRequest, "that of any worker")

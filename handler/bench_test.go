@@ -129,9 +129,9 @@ func BenchmarkObserve(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		rt := &route{h: h, pool: h.pool, plan: p, start: now(), repl: repl, returned: true}
-		rt.enterRoom()
-		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.sel)
-		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.sel.Candidates[0], begun: rt.start}
+		rt.takeScratch()
+		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
+		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.scratch.sel.Candidates[0], begun: rt.start}
 		rt.attempt.work = p.work()
 		w.flow.begin(rt.attempt)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{stream})}
@@ -162,15 +162,15 @@ func BenchmarkGuard(b *testing.B) {
 			defer leave()
 			r = r.WithContext(client)
 			rt := &route{h: h, pool: h.pool, plan: p, start: now()}
-			rt.enterRoom()
+			rt.takeScratch()
 			for i := range workers {
-				rt.workers = append(rt.workers, h.pool.worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+				rt.scratch.workers = append(rt.scratch.workers, h.pool.worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
 			}
-			_, lease := h.pool.scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.workers[0].target(0)}, -1, &passThroughPolicy, &rt.sel)
+			_, lease := h.pool.scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.scratch.workers[0].target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{worker: rt.workers[0], lease: lease, begun: rt.start}
+				a := &attempt{worker: rt.scratch.workers[0], lease: lease, begun: rt.start}
 				a.work, rt.attempt = p.work(), a
 				a.worker.flow.begin(a)
 				rt.guarded(r)

@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -27,37 +28,42 @@ var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true,
 
 // allows tells whether a worker may be used, at that resort.
 func (r resort) allows(w *worker, t time.Time) bool {
-	return (r.draining || !w.draining()) && (r.marked || !w.health.marked.Load() || w.health.available(t))
+	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
 }
 
-// room is what a choice is made in. It is as large as the pool, so that it is
-// used again, and belongs to a request only while that chooses.
-type room struct {
+// scratch holds the buffers of one choice. They grow with the pool, so they are
+// reused; a request owns them only inside choose.
+type scratch struct {
 	sel       kvscore.Selection
 	targets   []kvscore.TargetRef
 	upstreams []*reverseproxy.Upstream // of targets
 	workers   []*worker                // of targets
 	full      []*worker                // left out only because they are full
 	factors   []float64                // of targets, see score
-	served    []bool                   // of table.models
 	shadow    []kvscore.Candidate
 }
 
-// enterRoom gives the request a room.
-func (rt *route) enterRoom() {
-	r, ok := rt.pool.rooms.Get().(*room)
+func (rt *route) takeScratch() {
+	s, ok := rt.pool.scratches.Get().(*scratch)
 	if !ok {
-		r = new(room)
+		s = new(scratch)
 	}
-	r.sel.Rand = random{}
-	rt.room = r
+	s.sel.Rand = random{}
+	rt.scratch = s
 }
 
-// leaveRoom takes it away.
-func (rt *route) leaveRoom() {
-	rt.sel.Blocks, rt.sel.Override = nil, nil
-	rt.pool.rooms.Put(rt.room)
-	rt.room = nil
+func (rt *route) returnScratch() {
+	rt.scratch.sel.Blocks, rt.scratch.sel.Override = nil, nil
+	rt.pool.scratches.Put(rt.scratch)
+	rt.scratch = nil
+}
+
+// withoutScratch calls a function that waits. The request returns its scratch
+// meanwhile: thousands may wait at a time. The candidates are gone afterwards.
+func (rt *route) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
+	rt.returnScratch()
+	defer rt.takeScratch()
+	return wait(ctx)
 }
 
 // gather fills in the targets to choose from: workers that are available and
@@ -68,26 +74,24 @@ func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resor
 	tab := rt.table(pool)
 	for _, used = range resorts {
 		rt.seat(pool, tab, used, t)
-		if len(rt.targets) > 0 {
+		if len(rt.scratch.targets) > 0 {
 			return used, true
 		}
-		if len(rt.full) > 0 {
+		if len(rt.scratch.full) > 0 {
 			break // they are waited for: what is left is worse
 		}
 	}
 	return resort{}, false
 }
 
-// seat is gather with one resort. What most requests do not ask of a worker is
-// found out once, not for each worker.
+// seat is gather with one resort. It evaluates once, not per worker, whether the
+// request has wishes that few requests have.
 func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t time.Time) {
-	targets, upstreams, workers := rt.targets[:0], rt.upstreams[:0], rt.workers[:0]
-	rt.full = rt.full[:0]
+	s := rt.scratch
+	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
+	s.full = s.full[:0]
 	choosy, anyRank, second := rt.choosy(), rt.anyRank(), t.Unix()
-	byModel, fresh := rt.model != "" && !rt.pinned(), true
-	if byModel {
-		rt.served = tab.serve(rt.model, rt.served[:0])
-	}
+	byModel := rt.model != "" && !rt.pinned()
 	for i, up := range pool {
 		if !available(up) {
 			continue
@@ -101,8 +105,7 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t
 			continue
 		}
 		if byModel {
-			yes, now := row.serves(rt.model, rt.served)
-			if fresh = fresh && now; !yes {
+			if yes, _ := w.serves(rt.model); !yes {
 				continue
 			}
 		}
@@ -110,7 +113,7 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t
 			continue
 		}
 		if w.slots.full() && rt.isFull(w) {
-			rt.full = append(rt.full, w)
+			s.full = append(s.full, w)
 			continue
 		}
 		for rank, target := range row.targets {
@@ -119,10 +122,7 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t
 			}
 		}
 	}
-	rt.targets, rt.upstreams, rt.workers = targets, upstreams, workers
-	if !fresh {
-		rt.h.table.CompareAndSwap(tab, nil) // the next request makes a new one
-	}
+	s.targets, s.upstreams, s.workers = targets, upstreams, workers
 }
 
 // choosy tells whether there may be workers that do not fit the request for

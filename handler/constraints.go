@@ -64,9 +64,9 @@ func (rt *route) score() *kvscore.Request {
 		return &rt.plan.score
 	}
 	scored := rt.plan.score // the plan does not change
-	rt.factors = slices.Grow(rt.factors[:0], len(rt.workers))[:len(rt.workers)]
-	scored.Factors = rt.factors
-	for i, w := range rt.workers {
+	rt.scratch.factors = slices.Grow(rt.scratch.factors[:0], len(rt.scratch.workers))[:len(rt.scratch.workers)]
+	scored.Factors = rt.scratch.factors
+	for i, w := range rt.scratch.workers {
 		sum := 0.0
 		for _, taint := range prefers {
 			if slices.Contains(w.tainted(), taint.Name) {

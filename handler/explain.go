@@ -204,8 +204,8 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	e, t := h.newExplanation(), now()
 	rt := h.dryRoute(r, p)
 	rt.start = t
-	rt.enterRoom()
-	defer rt.leaveRoom()
+	rt.takeScratch()
+	defer rt.returnScratch()
 	e.Plan = rt.viewPlan()
 	if p.request != nil && h.nobodyServes(p.model) {
 		return e.refuse(&ownError{p.api, http.StatusNotFound, codeNoModel, "model", errors.New("no worker serves the model")})
@@ -216,7 +216,7 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	rt.offered = h.upstreams(r)
 	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
-	if !found && len(rt.full) > 0 {
+	if !found && len(rt.scratch.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
 		if p.ext.QueryOnly() {
 			rt.roomy = true
@@ -231,11 +231,11 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 		return e.refuse(&ownError{api: p.api, status: http.StatusServiceUnavailable, code: codeNoWorker, err: rt.errNobody()})
 	}
 	bound := rt.boundPosition()
-	targets := make([]kvscore.Target, 0, len(rt.targets))
-	for _, ref := range rt.targets {
+	targets := make([]kvscore.Target, 0, len(rt.scratch.targets))
+	for _, ref := range rt.scratch.targets {
 		targets = append(targets, ref.Target)
 	}
-	x := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.sel)
+	x := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.scratch.sel)
 	e.fill(rt, x, bound, used)
 	return e
 }
@@ -243,30 +243,30 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 // fill takes in the choice.
 func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used resort) {
 	if e.Plan != nil {
-		e.Plan.PromptTokens = rt.sel.Tokens
+		e.Plan.PromptTokens = rt.scratch.sel.Tokens
 	}
-	for _, s := range rt.sel.Stems {
+	for _, s := range rt.scratch.sel.Stems {
 		e.Stems = append(e.Stems, stemView(s))
 	}
-	for i := range rt.sel.Candidates {
-		c := &rt.sel.Candidates[i]
+	for i := range rt.scratch.sel.Candidates {
+		c := &rt.scratch.sel.Candidates[i]
 		e.Candidates = append(e.Candidates, candidateView{
-			c.Target.Worker, rt.workers[i].dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
+			c.Target.Worker, rt.scratch.workers[i].dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
 			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
 		})
 	}
-	c, preferred := &rt.sel.Candidates[x.Chosen], rt.sel.Candidates[x.Preferred].Target
+	c, preferred := &rt.scratch.sel.Candidates[x.Chosen], rt.scratch.sel.Candidates[x.Preferred].Target
 	e.Chosen = &chosenView{
-		Worker: c.Target.Worker, Dial: rt.workers[x.Chosen].dial, Rank: c.Target.Rank,
+		Worker: c.Target.Worker, Dial: rt.scratch.workers[x.Chosen].dial, Rank: c.Target.Rank,
 		Reason: rt.reasonOf(bound, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if bound < 0 {
 		for _, i := range x.Drawn {
-			e.Chosen.Drawn = append(e.Chosen.Drawn, rt.sel.Candidates[i].Target.Worker)
-			e.Chosen.DrawnRanks = append(e.Chosen.DrawnRanks, rt.sel.Candidates[i].Target.Rank)
+			e.Chosen.Drawn = append(e.Chosen.Drawn, rt.scratch.sel.Candidates[i].Target.Worker)
+			e.Chosen.DrawnRanks = append(e.Chosen.DrawnRanks, rt.scratch.sel.Candidates[i].Target.Rank)
 		}
 	}
-	e.Chosen.Why = why(x, bound, len(rt.targets), rt.plan.request == nil)
+	e.Chosen.Why = why(x, bound, len(rt.scratch.targets), rt.plan.request == nil)
 	switch {
 	case rt.only.reason == reasonPin:
 		e.Chosen.Why = "the request names it"
@@ -327,9 +327,10 @@ func (rt *route) viewPlan() *planView {
 
 // leftOut adds the workers that are offered and no candidates, and why.
 func (rt *route) leftOut(list []leftOut) []leftOut {
-	for _, up := range rt.offered {
-		w := rt.worker(up)
-		if slices.Contains(rt.workers, w) {
+	rows := rt.table(rt.offered).rows // which gather has used
+	for i, up := range rt.offered {
+		w := rows[i].worker
+		if slices.Contains(rt.scratch.workers, w) {
 			continue
 		}
 		why := "rated_down"
@@ -344,7 +345,7 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 			why = "not_allowed"
 		case !rt.fits(w):
 			why = "other_models"
-		case slices.Contains(rt.full, w):
+		case slices.Contains(rt.scratch.full, w):
 			why = "full"
 		case w.draining():
 			why = "draining"

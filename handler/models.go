@@ -64,15 +64,10 @@ func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
 }
 
 func (rt *route) somebodyServes(pool reverseproxy.UpstreamPool, model string) bool {
-	t := rt.table(pool)
-	var few [4]bool
-	by := t.serve(model, few[:0])
-	for i := range t.rows {
-		if yes, _ := t.rows[i].serves(model, by); yes {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(rt.table(pool).rows, func(row tableRow) bool {
+		yes, _ := row.worker.serves(model)
+		return yes
+	})
 }
 
 // fits tells whether a worker may serve the request: by its model, and by what
@@ -157,10 +152,16 @@ func tellsNothing(status int) bool {
 	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented
 }
 
-// learn takes in a worker's list.
+// learn records a worker's list; nil if it has none. An equal list replaces
+// nothing.
 func (w *worker) learn(list *modelList, logger *zap.Logger) {
-	old := w.models.Swap(list)
-	if list == nil || old != nil && maps.Equal(old.ids, list.ids) {
+	old := w.models.Load()
+	same := old != nil && list != nil && maps.Equal(old.ids, list.ids)
+	if same && slices.Equal(old.entries, list.entries) {
+		return
+	}
+	w.models.Store(list)
+	if same || list == nil {
 		return
 	}
 	ids := make([]string, 0, len(list.entries))

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -87,5 +88,19 @@ func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	p.forget(now().Add(workerGrace + time.Minute))
 	if p.known("b:1") != nil {
 		t.Error("remembered for ever")
+	}
+}
+
+// TestNothingIsKeptOfUnnamedWorkersThoughManyGo retires more targets than the
+// scheduler remembers as retired.
+func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
+	p := testPool(t, wanted())
+	for id := range uint64(3000) {
+		p.scheduler.Retire(kvscore.Target{Worker: id + 1})
+	}
+	p.forget(now())
+	p.serve(p.unnamed).End(true, nil)
+	if n := p.cached(p.unnamed); n != -1 {
+		t.Errorf("%d tokens are kept", n)
 	}
 }

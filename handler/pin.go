@@ -78,7 +78,7 @@ func (rt *route) narrow(r *http.Request) error {
 	if p.pin.named {
 		return rt.pinTo(ups)
 	}
-	if p.pin.rank.Set && !slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.hasRank(rt.worker(up)) }) {
+	if p.pin.rank.Set && !slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.hasRank(row.worker) }) {
 		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.pin.rank.Value)
 	}
 	if p.response != "" && rt.returnTo(ups) {
@@ -87,7 +87,7 @@ func (rt *route) narrow(r *http.Request) error {
 		}
 		return nil
 	}
-	if constrained && !slices.ContainsFunc(ups, func(up *reverseproxy.Upstream) bool { return rt.permits(rt.worker(up)) }) {
+	if constrained && !slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.permits(row.worker) }) {
 		return &ownError{p.api, http.StatusServiceUnavailable, codeNoWorker, "nvext", p.errNonePermitted()}
 	}
 	return nil
@@ -120,9 +120,9 @@ func (rt *route) badPin(format string, args ...any) error {
 
 // named returns the worker with an id among upstreams, nil if there is none.
 func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *worker {
-	for _, up := range ups {
-		if w := rt.worker(up); w.id == id {
-			return w
+	for _, row := range rt.table(ups).rows {
+		if row.worker.id == id {
+			return row.worker
 		}
 	}
 	return nil
@@ -158,10 +158,10 @@ func (rt *route) pinned() bool { return rt.only.worker != nil }
 // request, -1 if a policy is to choose among several ranks. A session that is
 // bound elsewhere stays bound there.
 func (rt *route) pinnedPosition(session kvscore.Target) int {
-	if len(rt.targets) != 1 {
+	if len(rt.scratch.targets) != 1 {
 		return -1
 	}
-	rt.wait.away = rt.bound != 0 && session != rt.targets[0].Target
+	rt.wait.away = rt.bound != 0 && session != rt.scratch.targets[0].Target
 	return 0
 }
 

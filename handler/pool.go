@@ -54,8 +54,9 @@ type pool struct {
 	speculations speculations
 
 	settings atomic.Pointer[poolSettings]
-	rooms    sync.Pool     // of *room
 	layout   atomic.Uint64 // counts up when an address gets another worker, or a worker other ranks: see table
+
+	scratches sync.Pool // of *scratch
 
 	mu        sync.RWMutex
 	workers   map[string]*worker // by dial address
@@ -177,18 +178,9 @@ func (p *pool) apply(s *poolSettings) bool {
 		}
 	}()
 	p.limit(s.maxSessions)
+	p.renumber(s)
 	for dial, w := range p.workers {
 		set := s.worker(dial)
-		if set.ID != w.id {
-			delete(p.workers, dial) // another identity: it comes anew
-			p.retireRanks(w, 0, w.ranks())
-			fresh := p.declare(dial)
-			fresh.slots = w.slots // what runs there still does
-			if w.drain.Load()&drainAsked != 0 {
-				fresh.drain.Or(drainAsked) // it is the address that is drained
-			}
-			w = fresh
-		}
 		if s.others || s.upstreams[dial] { // else its limit is that of those who still wait for it
 			w.slots.limit.Store(int64(set.MaxRunning))
 		}
@@ -197,6 +189,31 @@ func (p *pool) apply(s *poolSettings) bool {
 	}
 	p.declareAll(s)
 	return !reflect.DeepEqual(old, s)
+}
+
+// renumber replaces the workers whose id changes: another id is another worker.
+// An id may move from one address to another, so all old targets are retired and
+// emptied before any new one is declared. The lock is held.
+func (p *pool) renumber(s *poolSettings) {
+	var old []*worker
+	for dial, w := range p.workers {
+		if s.worker(dial).ID == w.id {
+			continue
+		}
+		old = append(old, w)
+		delete(p.workers, dial)
+		p.retireRanks(w, 0, w.ranks())
+		for rank := range w.ranks() { // those that still have leases
+			p.scheduler.Clear(w.target(rank))
+		}
+	}
+	for _, w := range old {
+		fresh := p.declare(w.dial)
+		fresh.slots = w.slots // the requests that run at the address still do
+		if w.drain.Load()&drainAsked != 0 {
+			fresh.drain.Or(drainAsked) // the operator drained the address
+		}
+	}
 }
 
 // worker returns the worker behind an address, new ones included.
@@ -359,6 +376,7 @@ func (p *pool) maintain() {
 func (p *pool) forget(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.scheduler.Retire(p.unnamed.target(0)) // again: it remembers only so many
 	s := p.settings.Load()
 	last := t.Unix()
 	if s.others {

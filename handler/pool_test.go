@@ -136,6 +136,71 @@ func TestNewIDLeavesNothingBehind(t *testing.T) {
 	}
 }
 
+// TestIDsMoveAmongWorkers has configurations in which an id of one address becomes
+// that of another one: nobody gets the cache of another engine, and all stay
+// known to the scheduler.
+func TestIDsMoveAmongWorkers(t *testing.T) {
+	dials := []string{"a:1", "b:1", "c:1"}
+	for name, ids := range map[string][]uint64{"shifted up": {2, 3, 4}, "shifted down": {0, 1, 2}, "swapped": {2, 1, 3}, "rotated": {2, 3, 1}} {
+		t.Run(name, func(t *testing.T) {
+			set := func(ids []uint64) *poolSettings {
+				var list []Worker
+				for i, dial := range dials {
+					list = append(list, Worker{Dial: dial, ID: ids[i]})
+				}
+				return wanted(list...).withDefaults()
+			}
+			for range 8 { // the order of a map is random
+				p := testPool(t, set([]uint64{1, 2, 3}))
+				busy := p.worker("b:1")
+				for _, dial := range dials {
+					p.serve(p.worker(dial)).End(true, nil)
+				}
+				lease := p.serve(busy) // is under way at the change
+				p.apply(set(ids))
+				for _, dial := range dials {
+					want := int64(0)
+					if w := p.worker(dial); w == busy || dial == "c:1" && w.id == 3 {
+						want = 1600
+					}
+					if n := p.cached(p.worker(dial)); n != want {
+						t.Errorf("%s holds %d tokens, want %d", dial, n, want)
+					}
+				}
+				if !lease.End(true, nil) {
+					t.Error("the lease of a request under way had been ended")
+				}
+				for _, dial := range dials {
+					w := p.worker(dial)
+					p.serve(w).End(true, nil)
+					if n := p.cached(w); n != 1600 {
+						t.Errorf("%s holds %d tokens after a request, want 1600", dial, n)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestLateBookingLeavesNothingOfAForgottenWorker drops a worker between a request's
+// list of candidates and its booking.
+func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
+	h := testHandler(t, "a:1")
+	rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt}, start: now(), cached: -1}
+	rt.takeScratch()
+	defer rt.returnScratch()
+	rt.gather(h.ReverseProxy.Upstreams, now())
+	w := h.pool.worker("a:1")
+	h.pool.mu.Lock()
+	h.pool.drop(w)
+	h.pool.mu.Unlock()
+	rt.book(now())
+	rt.endAttempt(true)
+	if _, known := h.pool.scheduler.Load(now(), w.target(0)); known {
+		t.Error("it still has books")
+	}
+}
+
 // TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
 // room changes.
 func TestSettingsOfAWorkerTakeEffect(t *testing.T) {

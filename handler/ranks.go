@@ -46,8 +46,9 @@ func (p *pool) retireRanks(w *worker, from, to int) {
 	}
 }
 
-// forgetRanks removes all targets of a worker that have no leases, and tells
-// whether it did.
+// forgetRanks removes all targets of a worker that have no leases, and returns
+// whether it did. A request may still book on one, since its table is older: the
+// targets are retired, too.
 func (p *pool) forgetRanks(w *worker) bool {
 	all := true
 	for rank := range w.ranks() {
@@ -55,8 +56,10 @@ func (p *pool) forgetRanks(w *worker) bool {
 	}
 	if !all {
 		p.declareRanks(w, p.settings.Load().worker(w.dial)) // it is needed a while longer
+		return false
 	}
-	return all
+	p.retireRanks(w, 0, w.ranks())
+	return true
 }
 
 // load returns the books of all the worker's ranks, summed up.

@@ -35,7 +35,7 @@ type route struct {
 	repl  *caddy.Replacer
 	extra *caddyhttp.ExtraLogFields
 
-	*room    // while it chooses
+	scratch  *scratch // nil outside choose and explainPlan
 	offered  reverseproxy.UpstreamPool
 	model    string // the one that the worker must be known to serve, if any
 	session  string // the key that the session is bound by, empty if there is none
@@ -68,6 +68,7 @@ type route struct {
 	returned bool // false in finish: the proxy panicked, as it does to abort
 	trace    *routeTrace
 	dry      bool         // it explains what would be chosen, and changes nothing
+	dryTable *table       // the one that it explains by
 	roomy    bool         // it does so as if no worker were full
 	only     only         // the worker that it never leaves, if there is one
 	cut      nvext.Grants // what of its engines' own members was cut out
@@ -218,17 +219,17 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 // if the proxy is to ask again later.
 func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
-	rt.enterRoom()
-	defer rt.leaveRoom()
+	rt.takeScratch()
+	defer rt.returnScratch()
 	rt.offered, rt.again, rt.answer = pool, false, nil
 	for {
 		rt.model = rt.modelFor(rt.offered)
 		t := now()
 		found := rt.candidates(rt.offered, t)
-		if !found && len(rt.full) == 0 {
+		if !found && len(rt.scratch.full) == 0 {
 			rt.giveBackReserved()
 			if rt.anotherRound() {
-				if !rt.pause(ctx) {
+				if !rt.withoutScratch(ctx, rt.pause) {
 					rt.wait.left = ctx.Err()
 					return rt.leave()
 				}
@@ -236,12 +237,12 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 				t = now()
 				found = rt.candidates(rt.offered, t)
 			}
-			if !found && len(rt.full) == 0 {
+			if !found && len(rt.scratch.full) == 0 {
 				return rt.nobody()
 			}
 		}
 		if rt.mustWait(found) {
-			if !rt.await(ctx) {
+			if !rt.withoutScratch(ctx, rt.await) {
 				return rt.leave()
 			}
 			if rt.askAgain() {
@@ -290,26 +291,26 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 // meanwhile.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
-	i, lease := rt.pool.scheduler.SelectAmong(t, rt.score(), rt.targets, bound, rt.policy(), &rt.sel)
+	i, lease := rt.pool.scheduler.SelectAmong(t, rt.score(), rt.scratch.targets, bound, rt.policy(), &rt.scratch.sel)
 	rt.noticeChoice(t)
-	if !rt.takeSlot(rt.workers[i]) {
+	if !rt.takeSlot(rt.scratch.workers[i]) {
 		lease.End(false, nil)
 		if rt.onlyReserved() {
 			return rt.book(t)
 		}
 		return nil
 	}
-	a := &attempt{worker: rt.workers[i], target: rt.targets[i].Target, lease: lease, terms: rt.sel.Candidates[i], begun: t, slot: rt.plan.computes}
+	a := &attempt{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, lease: lease, terms: rt.scratch.sel.Candidates[i], begun: t, slot: rt.plan.computes}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
-	a.prompt = promptLength{rt.sel.Tokens, rt.sel.Known}
+	a.prompt = promptLength{rt.scratch.sel.Tokens, rt.scratch.sel.Known}
 	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+a.prompt.tokens
 	a.worker.flow.begin(a)
 	if rt.plan.computes {
 		rt.pool.yield(a.worker) // what is computed beforehand must cost nobody anything
 	}
 	rt.attempts++
-	rt.attempt, rt.last = a, rt.upstreams[i]
+	rt.attempt, rt.last = a, rt.scratch.upstreams[i]
 	rt.tried = append(rt.tried, a.worker)
 	rt.show(a)
 	rt.trace.selected(rt, a, t)
@@ -321,10 +322,10 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 
 // noticeChoice tells the log of what degraded the choice.
 func (rt *route) noticeChoice(t time.Time) {
-	if rt.sel.Fault {
+	if rt.scratch.sel.Fault {
 		rt.pool.incidents.met(t, incidentFault, rt.pool.logger)
 	}
-	if rt.sel.Unknown > 0 {
+	if rt.scratch.sel.Unknown > 0 {
 		rt.pool.incidents.met(t, incidentUnknown, rt.pool.logger)
 	}
 }
@@ -332,7 +333,7 @@ func (rt *route) noticeChoice(t time.Time) {
 // Conditions that last, as the log and the admin API say them.
 const (
 	incidentFault   = "policy that returns no candidate or changes their list, the least loaded worker is taken"
-	incidentUnknown = "load of some workers is unknown, the median of the others stands for it"
+	incidentUnknown = "unknown load of some workers (the median of the others is assumed)"
 )
 
 // policy returns who chooses for this request.
@@ -408,7 +409,7 @@ func (rt *route) boundPosition() int {
 		return -1
 	}
 	rt.wait.away = rt.isAway(target)
-	return slices.IndexFunc(rt.targets, func(t kvscore.TargetRef) bool { return t.Target == target })
+	return slices.IndexFunc(rt.scratch.targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }
 
 // placeholder returns the value of one of our placeholders.

@@ -36,17 +36,17 @@ func (h *Handler) loadShadow(ctx caddy.Context) error {
 }
 
 // compare asks the shadow for the choice that the active policy has just made
-// and that is booked: at position chosen of rt.sel.
+// and that is booked: at position chosen of rt.scratch.sel.
 func (s *shadow) compare(rt *route, chosen int) {
-	sel := rt.sel // and candidates of its own, without the active policy's costs
-	rt.shadow = append(rt.shadow[:0], rt.sel.Candidates...)
-	sel.Candidates = rt.shadow
+	sel := rt.scratch.sel // and candidates of its own, without the active policy's costs
+	rt.scratch.shadow = append(rt.scratch.shadow[:0], rt.scratch.sel.Candidates...)
+	sel.Candidates = rt.scratch.shadow
 	for i := range sel.Candidates {
 		sel.Candidates[i].Cost = 0
 	}
 	i, panicked := s.ask(&sel)
 	switch {
-	case panicked != nil || i < 0 || i >= len(rt.targets) || !slices.EqualFunc(sel.Candidates, rt.targets, isOf):
+	case panicked != nil || i < 0 || i >= len(rt.scratch.targets) || !slices.EqualFunc(sel.Candidates, rt.scratch.targets, isOf):
 		s.fault.Inc()
 		rt.pool.incidents.met(rt.start, "shadow policy that makes no choice", rt.pool.logger)
 		if c := rt.h.logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
@@ -57,10 +57,10 @@ func (s *shadow) compare(rt *route, chosen int) {
 	default:
 		s.differed.Inc()
 		if c := rt.h.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
-			a, b := &rt.sel.Candidates[chosen], &sel.Candidates[i]
-			c.Write(zap.Stringer("target", rt.targets[chosen]), zap.String("upstream", rt.workers[chosen].dial),
+			a, b := &rt.scratch.sel.Candidates[chosen], &sel.Candidates[i]
+			c.Write(zap.Stringer("target", rt.scratch.targets[chosen]), zap.String("upstream", rt.scratch.workers[chosen].dial),
 				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks),
-				zap.Stringer("shadow_target", rt.targets[i]), zap.String("shadow_upstream", rt.workers[i].dial),
+				zap.Stringer("shadow_target", rt.scratch.targets[i]), zap.String("shadow_upstream", rt.scratch.workers[i].dial),
 				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks))
 		}
 	}

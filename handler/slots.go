@@ -70,12 +70,12 @@ func (rt *route) onlyReserved() bool {
 	if reserved == nil {
 		return false
 	}
-	for i, w := range rt.workers {
+	for i, w := range rt.scratch.workers {
 		if w == reserved {
-			rt.targets[n], rt.upstreams[n], rt.workers[n] = rt.targets[i], rt.upstreams[i], w
+			rt.scratch.targets[n], rt.scratch.upstreams[n], rt.scratch.workers[n] = rt.scratch.targets[i], rt.scratch.upstreams[i], w
 			n++
 		}
 	}
-	rt.targets, rt.upstreams, rt.workers = rt.targets[:n], rt.upstreams[:n], rt.workers[:n]
+	rt.scratch.targets, rt.scratch.upstreams, rt.scratch.workers = rt.scratch.targets[:n], rt.scratch.upstreams[:n], rt.scratch.workers[:n]
 	return n > 0
 }

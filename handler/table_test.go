@@ -2,14 +2,18 @@ package handler
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -70,14 +74,14 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 		}
 		last = rt.table(list) // the first may have made workers known, which makes it void
 	}
-	rt.enterRoom()
-	if _, found := rt.gather(list, now()); !found || len(rt.workers) != 1+4 && len(rt.workers) != 1 {
-		t.Errorf("%d candidates", len(rt.workers))
+	rt.takeScratch()
+	if _, found := rt.gather(list, now()); !found || len(rt.scratch.workers) != 1+4 && len(rt.scratch.workers) != 1 {
+		t.Errorf("%d candidates", len(rt.scratch.workers))
 	}
 }
 
 // TestTablesHeedNewModels has workers tell other models than when the table was
-// made: each request goes by what they tell now, and the next table has it.
+// made: each request goes by what they tell now, and the table is kept.
 func TestTablesHeedNewModels(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "c:1")
 	list := h.ReverseProxy.Upstreams
@@ -91,24 +95,25 @@ func TestTablesHeedNewModels(t *testing.T) {
 	offered := func(model string) (dials string) {
 		t.Helper()
 		rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt, model: model}}
-		rt.enterRoom()
-		defer rt.leaveRoom()
+		rt.takeScratch()
+		defer rt.returnScratch()
 		rt.model = rt.modelFor(list)
 		rt.gather(list, now())
-		for _, w := range rt.workers {
+		for _, w := range rt.scratch.workers {
 			dials += w.dial[:1]
 		}
 		return dials
 	}
 	want := func(model, dials string) {
 		t.Helper()
-		for range 2 { // the second by a new table, perhaps
+		for range 2 {
 			if got := offered(model); got != dials {
 				t.Errorf("%s: offered %s, want %s", model, got, dials)
 			}
 		}
 	}
 	want("x", "abc") // nobody tells
+	tab := h.table.Load()
 	serve("a:1", "x", "y")
 	serve("b:1", "x")
 	want("x", "ab")
@@ -116,15 +121,46 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("z", "abc")
 	serve("b:1", "y", "x")
 	want("y", "ab")
-	if n := len(h.table.Load().models); n != 2 {
-		t.Errorf("%d sets of models, want that of two workers and the empty one", n)
-	}
 	h.pool.worker("c:1").configured.Store(&map[string]bool{"y": true})
 	serve("a:1", "x")
 	want("y", "bc")
 	want("x", "ab")
 	h.pool.worker("b:1").models.Store(nil)
 	want("x", "a")
+	if h.table.Load() != tab {
+		t.Error("other models made another table")
+	}
+}
+
+// TestEqualModelListIsNoNews has a worker tell the same list again, then one with
+// the same models and other entries.
+func TestEqualModelListIsNoNews(t *testing.T) {
+	tell := func(raw string) *modelList { return readModels([]byte(`{"data":[{"id":"x",` + raw + `}]}`)) }
+	w, first, other := new(worker), tell(`"created":1`), tell(`"created":2`)
+	for i, v := range []struct{ told, want *modelList }{{first, first}, {tell(`"created":1`), first}, {other, other}, {nil, nil}, {first, first}} {
+		w.learn(v.told, zap.NewNop())
+		if w.models.Load() != v.want {
+			t.Errorf("step %d: another list than wanted", i)
+		}
+	}
+}
+
+// TestListChangedInPlaceGetsItsOwnTable has a source return one array each time,
+// with other upstreams in it.
+func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1")
+	list := upstreamsOf("a:1", "b:1")
+	for _, up := range append(upstreamsOf("c:1"), list[1]) {
+		for range 4 { // the first may make workers known, which makes the table void
+			rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt}, start: now(), cached: -1}
+			chosen := rt.choose(t.Context(), list)
+			if booked := rt.attempt.worker.dial; chosen.Dial != booked {
+				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
+			}
+			rt.endAttempt(false)
+		}
+		list[1] = up
+	}
 }
 
 // TestTablesOfPlaceholdersAreNotKept: their addresses stand for another worker
@@ -152,6 +188,46 @@ func TestExplainingMakesNoWorkerKnown(t *testing.T) {
 	}
 	if w := (&route{h: h, pool: h.pool}).table(list).rows[0].worker; w != h.pool.known("new:1") {
 		t.Error("a request is offered a worker that is not the pool's")
+	}
+}
+
+// TestExplanationOfAnUnknownUpstream has an upstream that the pool does not know:
+// each look-up would make another worker of it.
+func TestExplanationOfAnUnknownUpstream(t *testing.T) {
+	for name, body := range map[string]string{
+		"free":   `{"model":"m","messages":[{"role":"user","content":"hello"}]}`,
+		"pinned": fmt.Sprintf(`{"model":"m","messages":[],"nvext":{"backend_instance_id":%d}}`, derivedID("new:1")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := testHandler(t, "a:1")
+			h.ReverseProxy.Upstreams = upstreamsOf("a:1", "new:1")
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
+			p, err := h.plan(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.done()
+			if name == "pinned" {
+				p.pin = pin{named: true, worker: derivedID("new:1"), field: "x"}
+			}
+			e := h.explainPlan(r, p)
+			if e.Refused != nil {
+				t.Fatalf("refused: %+v", e.Refused)
+			}
+			seen := make(map[string]int)
+			for _, c := range e.Candidates {
+				seen[c.Dial]++
+			}
+			for _, l := range e.LeftOut {
+				seen[l.Dial]++
+			}
+			if seen["a:1"] != 1 || seen["new:1"] != 1 {
+				t.Errorf("candidates and left out: %v, want each worker once", seen)
+			}
+			if h.pool.known("new:1") != nil {
+				t.Error("the pool knows it now")
+			}
+		})
 	}
 }
 
@@ -184,7 +260,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 			var set []Worker
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, Worker{Dial: dial, ID: uint64(i+1) + 100*(n/4%3), Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+					set = append(set, Worker{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
 				}
 			}
 			h.pool.apply(wanted(set...).withDefaults())
@@ -224,7 +300,52 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	for i, row := range rt.table(h.ReverseProxy.Upstreams).rows {
 		if w := h.pool.worker(dials[i]); row.worker != w || len(row.targets) != w.ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
+		} else if _, known := h.pool.scheduler.Load(now(), w.target(0)); !known {
+			t.Errorf("%s: worker %d has no books", dials[i], w.id)
 		}
+	}
+}
+
+// doneProbe is a context that ends when somebody waits for its end.
+type doneProbe struct {
+	context.Context
+	asked func()
+}
+
+func (p doneProbe) Done() <-chan struct{} {
+	p.asked()
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
+// TestRequestsThatWaitHoldNoScratch: its buffers are as large as the pool.
+func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
+	for name, prepare := range map[string]func(h *Handler, rt *route){
+		"in the queue": func(h *Handler, _ *route) {
+			h.pool.worker("a:1").slots.limit.Store(1)
+			h.pool.worker("a:1").slots.take()
+		},
+		"for lb_try_interval": func(h *Handler, rt *route) {
+			h.limits.retries, h.limits.interval = 3, time.Hour
+			rt.tried = []*worker{h.pool.worker("a:1")}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := testHandler(t, "a:1")
+			rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt, computes: true}, start: now(), cached: -1}
+			prepare(h, rt)
+			waits := false
+			rt.choose(doneProbe{t.Context(), func() {
+				waits = true
+				if rt.scratch != nil {
+					t.Error("it holds its scratch")
+				}
+			}}, h.ReverseProxy.Upstreams)
+			if !waits {
+				t.Error("it did not wait")
+			}
+		})
 	}
 }
 

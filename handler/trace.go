@@ -71,7 +71,7 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 	c := &a.terms
 	attrs := []attribute.KeyValue{
 		attribute.Int("kv_router.attempt", rt.attempts),
-		attribute.Int("kv_router.candidates", len(rt.sel.Candidates)),
+		attribute.Int("kv_router.candidates", len(rt.scratch.sel.Candidates)),
 		// ids have 64 bits, and numbers here 63
 		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
 		attribute.String("kv_router.upstream", a.worker.dial),

@@ -16,7 +16,7 @@ func tracedRoute(tb testing.TB, ctx context.Context) (*route, *http.Request) {
 	h := testHandler(tb, "127.0.0.1:1")
 	p := &plan{model: "m", ext: &noExt}
 	rt := &route{h: h, pool: h.pool, plan: p, start: now()}
-	rt.enterRoom()
+	rt.takeScratch()
 	if !rt.candidates(h.ReverseProxy.Upstreams, rt.start) {
 		tb.Fatal("no candidate")
 	}

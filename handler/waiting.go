@@ -47,7 +47,7 @@ func (rt *route) isFull(w *worker) bool {
 // worker has just been rated down, is given back.
 func (rt *route) mustWait(found bool) bool {
 	if w := rt.wait.reserved; w != nil {
-		if slices.Contains(rt.workers, w) {
+		if slices.Contains(rt.scratch.workers, w) {
 			return false
 		}
 		rt.giveBackReserved()
@@ -207,7 +207,7 @@ func (rt *route) askAgain() bool {
 // isAway tells whether a session's worker was left out only because it is full:
 // the session is elsewhere for one turn, and stays bound.
 func (rt *route) isAway(t kvscore.Target) bool {
-	return slices.ContainsFunc(rt.full, func(w *worker) bool { return w.id == t.Worker })
+	return slices.ContainsFunc(rt.scratch.full, func(w *worker) bool { return w.id == t.Worker })
 }
 
 // endWaiting ends what the request has to do with full workers.
