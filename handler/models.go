@@ -39,9 +39,23 @@ func (w *worker) serves(model string) (yes, known bool) {
 		return (*set)[model], true
 	}
 	if list := w.models.Load(); list != nil {
-		return list.ids[model], true
+		return list.has(model), true
 	}
 	return false, false
+}
+
+// has tells whether a model is in the list. Most lists are short, and are searched
+// sooner than a map.
+func (l *modelList) has(model string) bool {
+	if len(l.entries) == 0 || len(l.entries) > 4 {
+		return l.ids[model]
+	}
+	for i := range l.entries {
+		if l.entries[i].id == model {
+			return true
+		}
+	}
+	return false
 }
 
 // modelFor returns the model that limits a request's candidates among the

@@ -76,12 +76,19 @@ type pool struct {
 
 // worker is one engine process behind one dial address.
 type worker struct {
+	// each choice reads these of all workers
+	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
+	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
+	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
+	slots      *slots
+	drain      atomic.Uint32
+	health     health
+
 	dial     string
 	id       uint64
 	dp       atomic.Int32 // data-parallel ranks
 	engine   engineState
 	doubts   doubts
-	health   health
 	flow     flow
 	by       atomic.Pointer[Handler] // that last had it from a dynamic source
 	looked   atomic.Bool             // it was asked, and answered or not
@@ -89,18 +96,13 @@ type worker struct {
 	probing  atomic.Bool             // that is under way
 	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
 	refusals atomic.Int32            // times in a row that it would not say, for want of a key
-	drain    atomic.Uint32
 	hits     hits
-	misses   misses
-	slots    *slots
 	seated   uint64                   // in the list that the queue was given last; under its lock
 	taints   atomic.Pointer[[]string] // as the operator says; nil if there are none
 
 	speculative atomic.Int32 // prefills under way that are the router's own
 
-	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
-	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
-	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
+	misses misses
 }
 
 func newPool(name string, s *poolSettings) (*pool, error) {

@@ -46,20 +46,21 @@ func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks fl
 	return max(tokens, 0), max(0, text+seen-past*mean) / size
 }
 
-// overlap fills in what a target has of a prompt that it holds a part of. The index has matched it, and
-// the lock is held.
+// overlap fills in what a target has of a prompt that it holds a part of. The
+// index has matched the prompt, and the lock is held.
 func (s *Scheduler) overlap(r *Request, b *books, tokens int64, c *Candidate) {
 	m := &s.match
-	held := float64(m.Tokens[b.slot]) / 1000
 	c.HeldBlocks = int(m.Held[b.slot])
-	c.SharedBlocks = held / float64(s.settings.BlockSize) * float64(m.InUse[b.slot]) / float64(m.Held[b.slot])
+	blocks := float64(m.Tokens[b.slot]) / float64(1000*s.settings.BlockSize)
+	if n := m.InUse[b.slot]; n > 0 {
+		c.SharedBlocks = blocks * float64(n) / float64(c.HeldBlocks)
+	}
 	if r.SkipsCache {
 		return
 	}
-	c.OverlapBlocks = min(held/float64(s.settings.BlockSize), c.RequestBlocks)
-	page := s.page(b)
-	reused := min(m.Tokens[b.slot]/1000, tokens-1) // the last token is always computed
-	c.OverlapTokens = max(0, reused/page*page)
+	c.OverlapBlocks = min(blocks, c.RequestBlocks)
+	reused := max(0, min(m.Tokens[b.slot]/1000, tokens-1)) // the last token is always computed
+	c.OverlapTokens = reused - reused%s.page(b)
 }
 
 // page returns how many tokens a block has that the engine of a target reuses whole.
