@@ -229,15 +229,16 @@ func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) 
 }
 
 // connect makes a connection to a worker that is not asked anything now, and
-// closes it: that costs the worker nothing. Behind a forward proxy, and where
-// HTTP/3 is spoken, a connection would show nothing.
+// closes it: that costs the worker nothing. It does nothing for a worker behind a
+// forward proxy, where a connection would show nothing, or with TLS, which would
+// log a failed handshake.
 func (h *Handler) connect(ctx context.Context, w *worker) {
 	ctx, host, _, err := h.toWorker(ctx, w)
 	if err != nil {
 		return // asking it tells
 	}
 	outer := h.ReverseProxy.Transport.(*transport).HTTPTransport
-	if slices.Contains(outer.Versions, "3") {
+	if outer.TLSEnabled() || slices.Contains(outer.Versions, "3") {
 		return
 	}
 	t := outer.Transport
