@@ -127,7 +127,7 @@ func (p *pool) engineOf(w *worker) (kind string, told engine.Told, set Worker) {
 // to. It returns whether it was.
 func (h *Handler) detect(ctx context.Context, w *worker) bool {
 	set := h.pool.settings.Load().worker(w.dial)
-	if !w.engine.due(now()) || set.Engine == engine.Other {
+	if set.Engine == engine.Other || !w.engine.due(now()) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)

@@ -217,7 +217,7 @@ func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) 
 	defer cancel()
 	if ask {
 		w.asked.Store(now().UnixNano())
-		if w.configured.Load() == nil { // else it need not tell what it serves
+		if h.asksModels(w) {
 			return h.ask(ctx, w) && h.detect(whole, w)
 		}
 		if h.detect(whole, w) {
@@ -226,6 +226,13 @@ func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) 
 	}
 	h.connect(ctx, w)
 	return false
+}
+
+// asksModels tells whether a worker is asked which models it serves. Where the
+// operator says it, that ends an absence.
+func (h *Handler) asksModels(w *worker) bool {
+	return w.configured.Load() == nil ||
+		w.health.reach() == unresponsive && h.pool.settings.Load().worker(w.dial).Engine != engine.Other
 }
 
 // connect makes a connection to a worker that is not asked anything now, and
@@ -255,6 +262,8 @@ func (h *Handler) connect(ctx context.Context, w *worker) {
 	conn, err := t.DialContext(ctx, info.Network, info.Address)
 	if err == nil {
 		conn.Close()
+		h.pool.connected(w)
+		return
 	}
 	h.pool.saw(ctx, w, err)
 }

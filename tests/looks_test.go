@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -96,4 +97,97 @@ func TestLooksMakeNoFailedHandshakes(t *testing.T) {
 	if n := n.Load(); n > 0 {
 		t.Errorf("%d connections without a request", n)
 	}
+}
+
+// acceptOnly listens at an address and accepts connections, as docker's proxy does
+// while the engine loads. It closes them at once, or answers nothing.
+func acceptOnly(t *testing.T, addr string, closes bool) net.Listener {
+	t.Helper()
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			if closes {
+				c.Close()
+			} else {
+				defer c.Close()
+			}
+		}
+	}()
+	return ln
+}
+
+// TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable has a worker that answers
+// nothing from the beginning, and two that accept connections before they answer
+// again: one without, one with an absence before.
+func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
+	tells := fakeVLLM("0.20.0", func() string { return vllmRanks(1) })
+	well, sudden, restarted := startFake(t, tells), startFake(t, tells), startFake(t, tells)
+	silent := acceptOnly(t, "127.0.0.1:0", false).Addr().String()
+	s := startCaddy(t, "kv_router "+strings.Join([]string{well.addr(), sudden.addr(), restarted.addr(), silent}, " "))
+	is := func(dial, want string) func() bool {
+		return func() bool {
+			return s.agreed(t, dial) == health{want, map[string]string{"yes": "no", "no": "yes"}[want], want}
+		}
+	}
+	for _, f := range []*fake{well, sudden, restarted} {
+		eventually(t, inTime, "the workers to be known", is(f.addr(), "yes"))
+	}
+	sudden.stop()
+	now := acceptOnly(t, sudden.addr(), true)
+	restarted.stop()
+	eventually(t, inTime, "its absence to be known", is(restarted.addr(), "no"))
+	later := acceptOnly(t, restarted.addr(), true)
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if h := s.health(t, restarted.addr()); h.admin != "no" || h.metric != "no" {
+			t.Fatalf("a worker that only accepts connections is %+v", h)
+		}
+	}
+	eventually(t, 10*time.Second, "two to be marked down", func() bool { return is(sudden.addr(), "no")() && is(silent, "no")() })
+	for i := range 20 {
+		if a := s.chat(t.Context(), simChat(fmt.Sprint("question ", i))); !a.ok() {
+			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
+		}
+	}
+	if n := well.asked("/v1/chat/completions"); n != 20 {
+		t.Errorf("the worker that answers got %d of 20 requests", n)
+	}
+	now.Close()
+	later.Close()
+	for _, f := range []*fake{sudden, restarted} {
+		f.again(t)
+		eventually(t, inTime, "its answers to be seen", is(f.addr(), "yes"))
+	}
+}
+
+// TestWorkerThatReturnsIsAskedAtOnce starts the engine after Caddy. The first
+// request may come before its block size is known, the next ones may not.
+func TestWorkerThatReturnsIsAskedAtOnce(t *testing.T) {
+	f := startFake(t, fakeVLLM("0.20.0", func() string {
+		return "vllm:cache_config_info{block_size=\"32\",num_gpu_blocks=\"10000\"} 1.0\n"
+	}))
+	f.stop()
+	s := startCaddy(t, "kv_router "+f.addr())
+	eventually(t, inTime, "its absence to be known", func() bool { return s.health(t, f.addr()).admin == "no" })
+	f.again(t)
+	body := []byte(`{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`)
+	if a := s.post(t.Context(), "/v1/completions", body); a.status != http.StatusOK {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	eventually(t, 2*time.Second, "the block size to be known", func() bool {
+		var p struct {
+			Settings struct {
+				BlockSize int `json:"block_size_tokens"`
+			} `json:"settings"`
+		}
+		s.api(t, http.MethodGet, defaultPool, nil, &p)
+		return p.Settings.BlockSize == 32
+	})
 }
