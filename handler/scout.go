@@ -30,8 +30,8 @@ const (
 	liveCheck = 20 * time.Millisecond
 	// lookTimeout is how long a worker may take to tell.
 	lookTimeout = 2 * time.Second
-	// firstLook is how long the first requests wait for what the workers tell.
-	firstLook = time.Second
+	// firstWait is how long the first requests wait for what the workers tell.
+	firstWait = time.Second
 	// idleAfter is how long a pool must have no request to be idle: its workers
 	// may sleep, or cost money for each question, and are asked as rarely as
 	// those that tell nothing. They are connected to all the same.
@@ -132,7 +132,7 @@ func (s *scout) lookSoon() {
 }
 
 // awaitFirstLook waits until it is known which models the workers serve, at
-// most for firstLook. It returns at once where they have been asked before, and
+// most for firstWait. It returns at once where they have been asked before, and
 // where there is nothing to know.
 func (h *Handler) awaitFirstLook(ctx context.Context) {
 	h.awaitLook(ctx, 2, func(w *worker) bool {
@@ -159,7 +159,7 @@ func (h *Handler) awaitLook(ctx context.Context, least int, open func(*worker) b
 	if len(own) < least || !slices.ContainsFunc(own, open) {
 		return
 	}
-	timer := time.NewTimer(firstLook)
+	timer := time.NewTimer(firstWait)
 	defer timer.Stop()
 	select {
 	case <-h.scout.first:
@@ -186,27 +186,57 @@ func (h *Handler) hasLooked() bool {
 func (h *Handler) look(ctx context.Context, first bool) *sync.WaitGroup {
 	var under sync.WaitGroup
 	for _, w := range h.own() {
-		t := now().UnixNano()
-		last := w.probed.Load()
-		if !first && t-last < int64(pauseOf(w)) || !w.probed.CompareAndSwap(last, t) {
-			continue // another handler of the pool has just looked at it
-		}
-		began := w.probing.CompareAndSwap(false, true)
-		if !began && !first {
+		if first {
+			h.lookFirst(ctx, w, &under)
 			continue
 		}
-		ask := first || t-w.asked.Load() >= int64(h.pool.restOf(w))
+		t, last := now().UnixNano(), w.probed.Load()
+		if w.probing.Load() || t-last < int64(pauseOf(w)) || !w.probed.CompareAndSwap(last, t) {
+			continue // another handler of the pool looks at it, or has just done so
+		}
+		w.probing.Store(true)
+		ask := t-w.asked.Load() >= int64(h.pool.restOf(w))
 		under.Go(func() {
 			told := h.probe(ctx, w, ask)
-			if began {
-				w.probing.Store(false)
-			}
-			if told && !first { // else when all have told
+			w.probing.Store(false)
+			if told {
 				h.pool.agreeOnBlocks()
 			}
 		})
 	}
 	return &under
+}
+
+// firstLook is the first look at a worker in one configuration.
+type firstLook struct {
+	mu   sync.Mutex
+	of   *sharedSettings // identifies the configuration
+	over chan struct{}   // closed after it
+}
+
+// lookFirst asks a worker for the first time in this configuration, or waits for
+// the handler that does. It does not wait if the worker was asked before.
+func (h *Handler) lookFirst(ctx context.Context, w *worker, under *sync.WaitGroup) {
+	w.first.mu.Lock()
+	defer w.first.mu.Unlock()
+	over := w.first.over
+	if w.first.of == h.config && over != nil {
+		if !w.looked.Load() {
+			under.Go(func() { <-over })
+		}
+		return
+	}
+	over = make(chan struct{})
+	w.first.of, w.first.over = h.config, over
+	w.probed.Store(now().UnixNano())
+	began := w.probing.CompareAndSwap(false, true)
+	under.Go(func() {
+		defer close(over)
+		h.probe(ctx, w, true)
+		if began {
+			w.probing.Store(false)
+		}
+	})
 }
 
 // probe looks whether a worker can be reached and, if ask is set, asks what it

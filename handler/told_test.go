@@ -260,7 +260,7 @@ func TestTheSilentAreAskedLessAndLess(t *testing.T) {
 	var e engineState
 	asked := 0
 	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(lookEvery) {
-		if e.due(t) {
+		if e.claim(t) {
 			asked++
 			e.answered(t, false)
 		}
@@ -288,7 +288,7 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 		t.Error("it is not marked down")
 	}
 	p.found(w) // and asks it again at once
-	if !w.health.available(now()) || !w.engine.due(now()) {
+	if !w.health.available(now()) || !w.engine.claim(now()) {
 		t.Error("it is still marked down, or not asked again")
 	}
 }

@@ -191,3 +191,29 @@ func TestWorkerThatReturnsIsAskedAtOnce(t *testing.T) {
 		return p.Settings.BlockSize == 32
 	})
 }
+
+// TestHandlersOfAPoolShareTheFirstLook has many handlers of one pool: each
+// configuration asks a worker once when it begins to serve, not once per handler.
+func TestHandlersOfAPoolShareTheFirstLook(t *testing.T) {
+	f := startFake(t, fakeVLLM("0.20.0", func() string { return vllmRanks(1) }))
+	var site strings.Builder
+	const handlers, reloads = 20, 3
+	for i := range handlers {
+		fmt.Fprintf(&site, "handle_path /p%d/* {\nkv_router %s\n}\n", i, f.addr())
+	}
+	s := startCaddy(t, site.String())
+	eventually(t, inTime, "the worker to be known", func() bool { return s.fakeWorker(t, f.addr()).Engine.Version != "" })
+	for range reloads {
+		if err := s.reload(site.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(time.Second) // all handlers have had their first look
+	// a few more are those of later looks, and of what the engine is
+	if n := f.asked("/v1/models"); n > 2*(1+reloads)+4 {
+		t.Errorf("asked %d times for its models by %d handlers in %d configurations", n, handlers, 1+reloads)
+	}
+	if n := f.asked("/metrics"); n > 2 {
+		t.Errorf("asked %d times for its metrics", n)
+	}
+}
