@@ -150,10 +150,11 @@ func (h *health) miss(now time.Time, r reach) (before reach, was bool) {
 func (h *health) connected(now time.Time) (before reach) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch before = h.reach(); before {
-	case reachUnknown:
+	before = h.reach()
+	if before == reachUnknown {
 		h.reached.Store(int32(reachable))
-	case refusing, unreachable:
+	}
+	if before == refusing || before == unreachable {
 		h.reached.Store(int32(unresponsive))
 		if h.missing {
 			h.until = now
@@ -296,7 +297,7 @@ type healthState struct {
 	open            bool // it should get a request beside those that it has
 	well            bool // it is neither rated down nor being let back
 	reach           reach
-	away            bool      // it can not be reached, or does not answer questions
+	away            bool      // no connection can be made, or it does not answer questions
 	until           time.Time // zero if it is not rated down
 	fails, window   int
 	answers, errors float64
