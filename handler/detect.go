@@ -54,11 +54,16 @@ func (e *engineState) askAgain() {
 	e.next = time.Time{}
 }
 
-// due tells whether the engine is to be asked now.
-func (e *engineState) due(t time.Time) bool {
+// claim tells whether the engine is to be asked now. The caller then asks it, and
+// nobody else does meanwhile.
+func (e *engineState) claim(t time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return !t.Before(e.next)
+	if t.Before(e.next) {
+		return false
+	}
+	e.next = t.Add(lookEvery)
+	return true
 }
 
 // isSilent tells whether the engine did not show again what it was before.
@@ -127,7 +132,7 @@ func (p *pool) engineOf(w *worker) (kind string, told engine.Told, set Worker) {
 // to. It returns whether it was.
 func (h *Handler) detect(ctx context.Context, w *worker) bool {
 	set := h.pool.settings.Load().worker(w.dial)
-	if !w.engine.due(now()) || set.Engine == engine.Other {
+	if set.Engine == engine.Other || !w.engine.claim(now()) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)

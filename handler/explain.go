@@ -54,10 +54,10 @@ func (p *pool) follow(h *Handler) {
 }
 
 // handler returns the handler whose settings count: of those in use, the one
-// that was the last to serve its first request. Where none of the configuration
-// that serves has, it is any of that. Before one serves it is the one that is
-// there longest, for the others' configuration may yet be rejected. It is nil for
-// a moment when a pool begins or ends.
+// that was the last to serve its first request. If no handler of the active
+// configuration has served a request, it is any of them. Before a configuration is
+// active, it is the oldest handler, because newer configurations may be rejected.
+// It is nil for a moment when a pool begins or ends.
 func (p *pool) handler() *Handler {
 	p.handlersMu.Lock()
 	defer p.handlersMu.Unlock()

@@ -10,6 +10,22 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
+// A request's body is in one of these states:
+//
+//	state     | the memory's holder            | who closes it
+//	----------|--------------------------------|---------------------------------
+//	unread    | nobody: it is in the connection| the server
+//	peeked    | peeked.begin, uncounted        | the server, with the rest
+//	in memory | the route's replay (rt.body)   | dropBody, finish or the plan's
+//	          |                                | done; each reader closes its own
+//	          |                                | share, lazyBody.letGo the proxy's
+//	streaming | once.begun, until it was sent  | once.done; the server the rest
+//	gone      | nobody                         | nobody: reads return an error
+//
+// giveBack changes "in memory", and "streaming" that no attempt has read from,
+// into a body that the error routes read: returned holds that memory until it was
+// read or the request ends.
+
 // giveBack puts what was read of a request's body back in front of the rest.
 // Caddy's error routes get that request and may send it elsewhere. The body is
 // body, or else stream; both are nil if the body is gone.
@@ -50,7 +66,7 @@ func returnTo(r *http.Request, read io.ReadCloser) {
 	r.Body = &returnedBody{begin, r.Body}
 	// Handlers such as forward_auth hand on a copy of the request, and the error
 	// routes get the original. Both read through the server's reader, if it has a
-	// timeout. A new one is needed, as that does not read on after the end.
+	// timeout. The old reader keeps returning EOF, so it is replaced.
 	if server, _ := caddyhttp.IdleTimeoutsFromContext(r.Context()); server != nil {
 		*server = caddyhttp.IdleTimeoutReader{
 			ReadCloser: &returnedBody{begin, server.ReadCloser},

@@ -8,7 +8,24 @@ import (
 	"time"
 )
 
-// reach is whether connections to a worker can be made, as was seen last.
+// A worker's availability is its reach and its mark.
+//
+//	seen                           | reach        | mark
+//	-------------------------------|--------------|------------------------------------
+//	connection refused             | refusing     | missing, for 3 s from the last look
+//	no connection otherwise        | unreachable  | the same
+//	two questions without an answer| unresponsive | the same
+//	connection only, after absence | unresponsive | missing, over: window 1 from now on
+//	connection only, not known     | reachable    | unchanged
+//	answer to a question or request| reachable    | removed if missing, else unchanged
+//	failed request                 | unchanged    | 0.5 to 3 s, then window 1; not missing
+//	good answer after that time    | reachable    | window doubles; removed at fullWindow
+//
+// A mark is there while window is not 0. Until until, the worker gets no requests;
+// then it gets window at a time. Only miss sets missing, with a reach that is
+// away, and an answer ends both: missing implies away.
+
+// reach is whether a worker can be reached, as was seen last.
 type reach int32
 
 const (
@@ -16,10 +33,14 @@ const (
 	reachable
 	refusing    // nobody listens at its address
 	unreachable // no connection could be made for another reason
+	// unresponsive is a worker that accepts connections and does not answer, or
+	// has not answered since it was away: a proxy before it may accept them while
+	// the engine loads.
+	unresponsive
 )
 
-// away tells whether no connection can be made.
-func (r reach) away() bool { return r == refusing || r == unreachable }
+// away tells whether the worker is known not to answer.
+func (r reach) away() bool { return r >= refusing }
 
 // health is how a worker has done lately. A failure rates it down for
 // half a second, further ones for up to three; then it is let back: one
@@ -40,8 +61,9 @@ type health struct {
 	mark   uint64    // counts the times that it was rated down
 	grew   time.Time // when the last success made the window larger
 
-	reached atomic.Int32 // a reach; written under mu
-	missing bool         // the mark stands only for connections that could not be made
+	reached    atomic.Int32 // a reach; written under mu
+	missing    bool         // the mark stands only for the worker's absence
+	unanswered atomic.Int32 // the router's own questions in a row
 
 	answers, errors float64 // of late, decayed to at
 	at              time.Time
@@ -64,6 +86,8 @@ const (
 	// unproven is how long after its mark a worker without requests is still
 	// shown as let back.
 	unproven = time.Minute
+	// fewUnanswered questions in a row may be lost.
+	fewUnanswered = 2
 	// allErrors of its own in a row are all that the worker gives now, however
 	// well it did before.
 	allErrors = 8
@@ -99,11 +123,11 @@ func (h *health) room(now time.Time) int {
 	return math.MaxInt
 }
 
-// reach returns whether connections can be made.
+// reach returns whether the worker can be reached.
 func (h *health) reach() reach { return reach(h.reached.Load()) }
 
-// miss records that no connection could be made, and marks the worker down for
-// as long as that goes on: the workers that are away are looked at each second.
+// miss records that the worker is away, and marks it down for as long as that goes
+// on: the workers that are away are looked at each second.
 // It returns what was seen before, and whether the worker was well.
 func (h *health) miss(now time.Time, r reach) (before reach, was bool) {
 	h.mu.Lock()
@@ -121,12 +145,31 @@ func (h *health) miss(now time.Time, r reach) (before reach, was bool) {
 	return before, was
 }
 
-// meet records that a connection could be made, and removes the mark if it
-// stands for nothing else than miss. It returns what was seen before, and whether
-// the worker is now well again.
+// connected records that a connection could be made. If the worker was away, it
+// gets one request at a time until it answers.
+func (h *health) connected(now time.Time) (before reach) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before = h.reach()
+	if before == reachUnknown {
+		h.reached.Store(int32(reachable))
+	}
+	if before == refusing || before == unreachable {
+		h.reached.Store(int32(unresponsive))
+		if h.missing {
+			h.until = now
+		}
+	}
+	return before
+}
+
+// meet records that the worker answered, and removes the mark if it stands for
+// nothing else than miss. It returns what was seen before, and whether the worker
+// is now well again.
 func (h *health) meet() (before reach, again bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.unanswered.Store(0)
 	before = reach(h.reached.Swap(int32(reachable)))
 	if again = h.missing; again {
 		h.missing, h.window, h.probes, h.fails, h.until = false, 0, 0, 0, time.Time{}
@@ -254,6 +297,7 @@ type healthState struct {
 	open            bool // it should get a request beside those that it has
 	well            bool // it is neither rated down nor being let back
 	reach           reach
+	away            bool      // no connection can be made, or it does not answer questions
 	until           time.Time // zero if it is not rated down
 	fails, window   int
 	answers, errors float64
@@ -271,6 +315,7 @@ func (h *health) state(now time.Time) healthState {
 		fails: h.fails, window: min(h.room(now), fullWindow),
 		answers: h.answers * keep, errors: h.errors * keep,
 	}
+	s.away = s.reach.away() && (s.reach != unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {
 		s.until = h.until
 	}

@@ -252,8 +252,9 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 	}
 }
 
-// TestMissedWorkerIsBackAtOnce has connections to a worker fail and be made again.
-func TestMissedWorkerIsBackAtOnce(t *testing.T) {
+// TestMissedWorkerIsWellWhenItAnswers has connections to a worker fail and be made
+// again. A connection alone lets one request in.
+func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	var h health
 	if before, was := h.miss(epoch, refusing); before != reachUnknown || !was || h.available(epoch) {
 		t.Errorf("missed: before %v, well before: %v, available: %v", before, was, h.available(epoch))
@@ -262,7 +263,14 @@ func TestMissedWorkerIsBackAtOnce(t *testing.T) {
 	if before, was := h.miss(at, refusing); before != refusing || was || h.available(at.Add(longest-1)) || !h.available(at.Add(longest)) {
 		t.Errorf("missed again: before %v, well before: %v", before, was)
 	}
-	if before, again := h.meet(); before != refusing || !again || !h.available(at) || h.state(at).fails != 0 {
+	if before := h.connected(at); before != refusing || !h.available(at) || h.state(at).window != 1 || h.state(at).well {
+		t.Errorf("connected: before %v, state %+v", before, h.state(at))
+	}
+	h.admit()
+	if h.available(at) || h.connected(at) != unresponsive {
+		t.Error("a connection let in more than one request")
+	}
+	if before, again := h.meet(); before != unresponsive || !again || !h.available(at) || h.state(at).fails != 0 {
 		t.Errorf("met: before %v, well again: %v, state %+v", before, again, h.state(at))
 	}
 }

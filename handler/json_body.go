@@ -26,6 +26,11 @@ func (h *Handler) notJSON(r *http.Request, fallback string) (*plan, error) {
 	if saysJSON(r.Header) {
 		return nil, nil
 	}
+	if strings.HasPrefix(mediaType(r.Header.Get("Content-Type")), "application/grpc") {
+		p := h.passThrough(r, fallback) // the engine may speak first
+		p.unread = fallbackMalformed
+		return p, nil
+	}
 	begin, first, err := peek(r.Body)
 	if err != nil {
 		return nil, err
@@ -92,6 +97,13 @@ func mayBeJSON(h http.Header, body []byte) bool {
 		}
 	}
 	return false
+}
+
+// mayCompute tells whether some engine may read a body as JSON and compute it that
+// is streamed through. Of a body that is too long or has no room, the router knows
+// that the engine computes nothing while the body arrives.
+func (p *plan) mayCompute() bool {
+	return p.unread == fallbackMalformed || p.unread == fallbackCompressed
 }
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }

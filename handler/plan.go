@@ -135,8 +135,9 @@ func (h *Handler) makePlan(r *http.Request) (*plan, error) {
 		p.name = a.Name()
 	}
 	// What is streamed through takes no slot: how long its upload takes is up to
-	// the client, and the engine computes nothing meanwhile.
-	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
+	// the client, and the engine computes nothing meanwhile. What may be JSON takes
+	// one all the same: else its Content-Type would get around max_running.
+	p.computes = a != nil && a.Work() != api.Count && (p.stream == nil || p.mayCompute())
 	if p.request == nil { // else that has happened
 		if err := h.extend(r, a, p, p.takeOther()); err != nil {
 			return p, err

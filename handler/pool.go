@@ -94,6 +94,7 @@ type worker struct {
 	looked   atomic.Bool             // it was asked, and answered or not
 	probed   atomic.Int64            // last looked at, Unix nanoseconds
 	probing  atomic.Bool             // that is under way
+	first    firstLook               // of the configuration that serves
 	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
 	refusals atomic.Int32            // times in a row that it would not say, for want of a key
 	hits     hits

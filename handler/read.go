@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -102,19 +103,32 @@ func compressed(h http.Header) bool {
 // each attempt its own, so that this one is opened only if somebody else reads
 // it.
 type lazyBody struct {
+	mu   sync.Mutex // the proxy may still read when the route lets go
 	of   *replay
 	open io.ReadCloser
 }
 
+// letGo closes the reader that Read opened. Further reads return an error.
+func (l *lazyBody) letGo() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.of = nil
+	if l.open != nil {
+		_ = l.open.Close()
+	}
+}
+
 // Read implements io.Reader.
 func (l *lazyBody) Read(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.open == nil {
 		if l.of == nil {
 			return 0, http.ErrBodyReadAfterClose
 		}
 		l.open = l.of.open()
 	}
-	return l.open.Read(p)
+	return l.open.Read(p) // it is in memory
 }
 
 // Close implements io.Closer.

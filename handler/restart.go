@@ -46,6 +46,11 @@ func (p *pool) missed(w *worker, err error) {
 	if refused(err) {
 		r = refusing
 	}
+	p.away(w, r, err)
+}
+
+// away records that a worker is away, and marks it down.
+func (p *pool) away(w *worker, r reach, err error) {
 	before, marked := w.health.miss(now(), r)
 	if r == refusing && before != refusing {
 		w.engine.ended()
@@ -56,15 +61,43 @@ func (p *pool) missed(w *worker, err error) {
 	}
 }
 
-// found records that a connection to a worker could be made. It removes the mark
-// that missed made.
+// unanswered records that a worker did not answer a question of the router's own.
+// A worker that sends tokens may be too busy to answer.
+func (p *pool) unanswered(w *worker, err error) {
+	if last := w.flow.last.Load(); last != 0 && now().Sub(tickTime(last)) < lookEvery {
+		return
+	}
+	if w.health.unanswered.Add(1) >= fewUnanswered || w.health.reach().away() {
+		p.away(w, unresponsive, err)
+	}
+}
+
+// connected records that a connection to a worker could be made.
+func (p *pool) connected(w *worker) {
+	if before := w.health.connected(now()); before == refusing || before == unreachable {
+		p.returned(w)
+	}
+}
+
+// returned has a worker asked at once that was away: it may be another engine.
+func (p *pool) returned(w *worker) {
+	w.engine.askAgain()
+	w.asked.Store(0)
+	w.probed.Store(0)
+	if h := p.handler(); h != nil {
+		h.scout.lookSoon()
+	}
+}
+
+// found records that a worker answered. It removes the mark that missed and
+// unanswered made.
 func (p *pool) found(w *worker) {
-	if w.health.reach() == reachable {
+	if w.health.reach() == reachable && w.health.unanswered.Load() == 0 {
 		return
 	}
 	before, well := w.health.meet()
 	if before.away() {
-		w.engine.askAgain() // it may be another one
+		p.returned(w)
 	}
 	if well {
 		p.logger().Info("worker is well again", zap.String("upstream", w.dial))
@@ -83,6 +116,7 @@ func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
 		p.missed(w, err)
 	default:
 		w.engine.askAgain()
+		p.unanswered(w, err)
 	}
 	return err == nil
 }

@@ -150,10 +150,11 @@ func (rt *route) failed(req *http.Request, err error, resent bool) (*http.Respon
 
 // refused tells whether nobody listens at the worker's address. Caddy's dial
 // error hides the system's, but for its text. If nobody listens at the address
-// of a name server, that says nothing of the worker.
+// of a name server or a forward proxy, that says nothing of the worker.
 func refused(err error) bool {
 	text := err.Error()
-	return strings.Contains(text, syscall.ECONNREFUSED.Error()) && !strings.Contains(text, "lookup ")
+	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
+		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
 }
 
 // giveUp returns the answer that was held back, or else the last failure.

@@ -30,8 +30,8 @@ const (
 	liveCheck = 20 * time.Millisecond
 	// lookTimeout is how long a worker may take to tell.
 	lookTimeout = 2 * time.Second
-	// firstLook is how long the first requests wait for what the workers tell.
-	firstLook = time.Second
+	// firstWait is how long the first requests wait for what the workers tell.
+	firstWait = time.Second
 	// idleAfter is how long a pool must have no request to be idle: its workers
 	// may sleep, or cost money for each question, and are asked as rarely as
 	// those that tell nothing. They are connected to all the same.
@@ -132,7 +132,7 @@ func (s *scout) lookSoon() {
 }
 
 // awaitFirstLook waits until it is known which models the workers serve, at
-// most for firstLook. It returns at once where they have been asked before, and
+// most for firstWait. It returns at once where they have been asked before, and
 // where there is nothing to know.
 func (h *Handler) awaitFirstLook(ctx context.Context) {
 	h.awaitLook(ctx, 2, func(w *worker) bool {
@@ -159,7 +159,7 @@ func (h *Handler) awaitLook(ctx context.Context, least int, open func(*worker) b
 	if len(own) < least || !slices.ContainsFunc(own, open) {
 		return
 	}
-	timer := time.NewTimer(firstLook)
+	timer := time.NewTimer(firstWait)
 	defer timer.Stop()
 	select {
 	case <-h.scout.first:
@@ -186,22 +186,20 @@ func (h *Handler) hasLooked() bool {
 func (h *Handler) look(ctx context.Context, first bool) *sync.WaitGroup {
 	var under sync.WaitGroup
 	for _, w := range h.own() {
-		t := now().UnixNano()
-		last := w.probed.Load()
-		if !first && t-last < int64(pauseOf(w)) || !w.probed.CompareAndSwap(last, t) {
-			continue // another handler of the pool has just looked at it
-		}
-		began := w.probing.CompareAndSwap(false, true)
-		if !began && !first {
+		if first {
+			h.lookFirst(ctx, w, &under)
 			continue
 		}
-		ask := first || t-w.asked.Load() >= int64(h.pool.restOf(w))
+		t, last := now().UnixNano(), w.probed.Load()
+		if w.probing.Load() || t-last < int64(pauseOf(w)) || !w.probed.CompareAndSwap(last, t) {
+			continue // another handler of the pool looks at it, or has just done so
+		}
+		w.probing.Store(true)
+		ask := t-w.asked.Load() >= int64(h.pool.restOf(w))
 		under.Go(func() {
 			told := h.probe(ctx, w, ask)
-			if began {
-				w.probing.Store(false)
-			}
-			if told && !first { // else when all have told
+			w.probing.Store(false)
+			if told {
 				h.pool.agreeOnBlocks()
 			}
 		})
@@ -217,7 +215,7 @@ func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) 
 	defer cancel()
 	if ask {
 		w.asked.Store(now().UnixNano())
-		if w.configured.Load() == nil { // else it need not tell what it serves
+		if h.asksModels(w) {
 			return h.ask(ctx, w) && h.detect(whole, w)
 		}
 		if h.detect(whole, w) {
@@ -228,16 +226,24 @@ func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) 
 	return false
 }
 
+// asksModels tells whether a worker is asked which models it serves. Where the
+// operator says it, that ends an absence.
+func (h *Handler) asksModels(w *worker) bool {
+	return w.configured.Load() == nil ||
+		w.health.reach() == unresponsive && h.pool.settings.Load().worker(w.dial).Engine != engine.Other
+}
+
 // connect makes a connection to a worker that is not asked anything now, and
-// closes it: that costs the worker nothing. Behind a forward proxy, and where
-// HTTP/3 is spoken, a connection would show nothing.
+// closes it: that costs the worker nothing. It does nothing for a worker behind a
+// forward proxy, where a connection would show nothing, or with TLS, which would
+// log a failed handshake.
 func (h *Handler) connect(ctx context.Context, w *worker) {
 	ctx, host, _, err := h.toWorker(ctx, w)
 	if err != nil {
 		return // asking it tells
 	}
 	outer := h.ReverseProxy.Transport.(*transport).HTTPTransport
-	if slices.Contains(outer.Versions, "3") {
+	if outer.TLSEnabled() || slices.Contains(outer.Versions, "3") {
 		return
 	}
 	t := outer.Transport
@@ -254,6 +260,8 @@ func (h *Handler) connect(ctx context.Context, w *worker) {
 	conn, err := t.DialContext(ctx, info.Network, info.Address)
 	if err == nil {
 		conn.Close()
+		h.pool.connected(w)
+		return
 	}
 	h.pool.saw(ctx, w, err)
 }

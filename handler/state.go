@@ -52,7 +52,7 @@ func collectState(ch chan<- prometheus.Metric) {
 // no connection to it was tried. proxy is what proxyHealthy returns.
 func (s healthState) available(w *worker, proxy map[string]bool) *bool {
 	healthy, said := proxy[w.dial]
-	yes := (healthy || !said) && !w.draining() && !w.flow.hangs() && s.well && !s.reach.away()
+	yes := (healthy || !said) && !w.draining() && !w.flow.hangs() && s.well && !s.away
 	if yes && s.reach == reachUnknown {
 		return nil
 	}

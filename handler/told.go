@@ -114,7 +114,7 @@ func blockSizeFor(told int) int {
 
 // settledBlocks returns the settings by which a prompt of token ids is compared.
 // The first such requests wait until the engines were asked for their block size,
-// at most for firstLook: with another one their prompts would not be found again.
+// at most for firstWait: with another one their prompts would not be found again.
 func (h *Handler) settledBlocks(ctx context.Context) *poolSettings {
 	p := h.pool
 	if set := p.settings.Load(); h.hasLooked() || !set.openBlocks || p.blocksFrom() == fromEngine {
@@ -138,9 +138,9 @@ func (p *pool) adoptBlockSize(s *poolSettings) {
 const maxAdopted = 256
 
 // agreeOnBlocks takes the block size from the engines, where the operator did
-// not say it and all upstreams that tell one come to the same. That is so after
-// the first look at the workers, so that it changes later only if no engine could
-// be asked by then, or when all have changed: engines that disagree, as while they
+// not say it and all upstreams that tell one come to the same. This normally
+// happens after the first look. The block size changes later only if no engine
+// answered then, or if all engines changed. Engines that disagree, as while they
 // are replaced one by one, change nothing. Prompts of token ids that were computed
 // before are then not found any more.
 func (p *pool) agreeOnBlocks() {

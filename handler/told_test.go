@@ -1,7 +1,9 @@
 package handler
 
 import (
+	"context"
 	"errors"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -258,7 +260,7 @@ func TestTheSilentAreAskedLessAndLess(t *testing.T) {
 	var e engineState
 	asked := 0
 	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(lookEvery) {
-		if e.due(t) {
+		if e.claim(t) {
 			asked++
 			e.answered(t, false)
 		}
@@ -285,8 +287,47 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	if w.health.available(now()) {
 		t.Error("it is not marked down")
 	}
-	p.found(w)
-	if !w.health.available(now()) || !w.engine.due(now()) {
+	p.found(w) // and asks it again at once
+	if !w.health.available(now()) || !w.engine.claim(now()) {
 		t.Error("it is still marked down, or not asked again")
+	}
+}
+
+// TestUnansweredQuestionsMarkDown has a worker accept connections and answer no
+// question. One may be lost; a worker that sends tokens may be busy. Its cache is
+// not gone.
+func TestUnansweredQuestionsMarkDown(t *testing.T) {
+	p := testPool(t, wanted(Worker{Dial: "a:1"}))
+	w := p.worker("a:1")
+	p.serve(w).End(true, nil)
+	ask := func(err error) { p.saw(t.Context(), w, err) }
+	w.flow.last.Store(ticks(now()))
+	for range 3 {
+		ask(io.EOF)
+	}
+	if !w.health.available(now()) {
+		t.Error("a busy worker is marked down")
+	}
+	w.flow.last.Store(0)
+	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
+		ask(err)
+		if !w.health.available(now()) {
+			t.Errorf("marked down after one question: %v", err)
+		}
+	}
+	ask(context.DeadlineExceeded)
+	if s := w.health.state(now()); s.open || !s.away {
+		t.Errorf("not marked down after two questions: %+v", s)
+	}
+	p.connected(w)
+	if s := w.health.state(now()); s.open || !s.away {
+		t.Errorf("a connection makes it well: %+v", s)
+	}
+	if n := p.cached(w); n != 1600 {
+		t.Errorf("%d tokens are thought to be there, want 1600", n)
+	}
+	p.found(w)
+	if s := w.health.state(now()); !s.open || !s.well || s.away {
+		t.Errorf("an answer does not make it well: %+v", s)
 	}
 }

@@ -120,7 +120,7 @@ func (rt *route) takeBody() *replay {
 	body := rt.body
 	rt.body = nil
 	if rt.lazy != nil {
-		rt.lazy.of = nil
+		rt.lazy.letGo()
 	}
 	if rt.sent != nil {
 		rt.sent.GetBody = nil

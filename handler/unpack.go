@@ -1,7 +1,9 @@
 package handler
 
 import (
+	"bufio"
 	"compress/gzip"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -24,17 +26,26 @@ func unpack(resp *http.Response) {
 // be read at once.
 type unpacked struct {
 	io.ReadCloser // as the engine sends it
-	gzip          *gzip.Reader
+	plain         io.Reader
 	err           error
 }
 
 // Read implements io.Reader.
 func (u *unpacked) Read(p []byte) (int, error) {
-	if u.gzip == nil && u.err == nil { // reading gzip's header waits for the answer
-		u.gzip, u.err = gzip.NewReader(u.ReadCloser)
+	if u.plain == nil && u.err == nil { // reading gzip's header waits for the answer
+		in := bufio.NewReader(u.ReadCloser)
+		magic, err := in.Peek(2)
+		switch {
+		case len(magic) == 2 && magic[0] == 0x1f && magic[1] == 0x8b:
+			u.plain, u.err = gzip.NewReader(in)
+		case len(magic) > 0 || errors.Is(err, io.EOF):
+			u.plain = in // the label is wrong
+		default:
+			u.err = err
+		}
 	}
 	if u.err != nil {
 		return 0, u.err
 	}
-	return u.gzip.Read(p)
+	return u.plain.Read(p)
 }

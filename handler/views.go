@@ -139,7 +139,8 @@ type healthView struct {
 	Available *bool `json:"available"`
 	// Proxy is what Caddy's health checks say, and max_requests.
 	Proxy *bool `json:"proxy_available"`
-	// Refusing is whether the last connection to it could not be made.
+	// Refusing is whether the last connection to it could not be made, or it does
+	// not answer the router's questions.
 	Refusing *bool `json:"refuses_connections"`
 	// Hung is whether nothing comes from it while others make progress.
 	Hung             bool       `json:"hung"`
@@ -260,8 +261,7 @@ func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) 
 		v.Load.MaxRunning = &limit
 	}
 	if health.reach != reachUnknown {
-		away := health.reach.away()
-		v.Health.Refusing = &away
+		v.Health.Refusing = &health.away
 	}
 	if !health.until.IsZero() {
 		until := health.until.UTC()

@@ -90,10 +90,14 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	f.stop()
 	configured.stop()
 	become("after two have died", want)
-	want[f.addr()], want[configured.addr()] = "yes", "yes"
+	want[f.addr()] = "yes" // the other one is never asked: only a request shows that it answers
 	f.again(t)
 	configured.again(t)
 	become("after two have come back", want)
+	eventually(t, inTime, "one request to be let in", func() bool {
+		n := s.fakeWorker(t, configured.addr()).Health.LetBack
+		return n != nil && *n == 1 && s.health(t, configured.addr()).refuses == "no"
+	})
 	if err := s.reload(fmt.Sprintf(site, "index {\ntext_block 128\n}")); err != nil {
 		t.Fatal(err)
 	}

@@ -149,6 +149,7 @@ type fakeWorker struct {
 	} `json:"models"`
 	Health struct {
 		Refusing bool `json:"refuses_connections"`
+		LetBack  *int `json:"let_back_requests"`
 	} `json:"health"`
 	Ranks []struct {
 		Rank int `json:"dp_rank"`

@@ -2,10 +2,12 @@ package tests
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -115,4 +117,92 @@ func TestStreamedBodiesAreLetGoOf(t *testing.T) {
 	if n := s.bodyBytes(t); n != 0 {
 		t.Errorf("%d bytes are kept while the answer goes on", n)
 	}
+}
+
+// TestContentTypeDoesNotGetAroundMaxRunning sends JSON that the router does not
+// read, because its Content-Type is another one and it has a byte order mark or is
+// compressed. Engines may read it, so it takes a slot.
+func TestContentTypeDoesNotGetAroundMaxRunning(t *testing.T) {
+	var running, most atomic.Int64
+	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			http.NotFound(w, r)
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		n := running.Add(1)
+		defer running.Add(-1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		time.Sleep(100 * time.Millisecond) // so that others would overlap
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, withUsage)
+	})
+	s := startCaddy(t, "kv_router "+addr+" {\nworker "+addr+" {\nmax_running 1\n}\n}")
+	chat := string(ask("hi").body())
+	for _, c := range []struct{ body, kind, coding string }{
+		{"\xef\xbb\xbf" + chat, "text/plain", "identity"},
+		{"\x1f\x8b" + chat, "text/plain", "gzip"},
+		{chat, "text/plain", "identity"},
+	} {
+		most.Store(0)
+		const requests = 4
+		done := make(chan answer, requests)
+		for range requests {
+			go func() {
+				done <- s.post(t.Context(), "/v1/chat/completions", []byte(c.body), "Content-Type", c.kind, "Content-Encoding", c.coding)
+			}()
+		}
+		for range requests {
+			if a := <-done; a.status != http.StatusOK {
+				t.Errorf("%.8q: status %d, error %v", c.body, a.status, a.err)
+			}
+		}
+		if n := most.Load(); n != 1 {
+			t.Errorf("%.8q: %d at a time, max_running is 1", c.body, n)
+		}
+	}
+	s.slotsFree(t)
+}
+
+// TestGRPCServerMaySpeakFirst has an engine send its header before the client sends
+// a byte of the body.
+func TestGRPCServerMaySpeakFirst(t *testing.T) {
+	var both http.Protocols
+	both.SetHTTP1(true)
+	both.SetUnencryptedHTTP2(true)
+	addr := serveProtocols(t, &both, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		http.NewResponseController(w).Flush()
+		io.Copy(w, r.Body)
+	})
+	s := startCaddy(t, "kv_router {\nreverse_proxy "+addr+" {\ntransport http {\nversions h2c\n}\n}\n}", "servers {\nprotocols h1 h2 h2c\n}")
+	var h2 http.Protocols
+	h2.SetUnencryptedHTTP2(true)
+	c := &http.Client{Transport: &http.Transport{Protocols: &h2}}
+	for _, path := range []string{"/v1/chat/completions", "/invocations", "/pkg.Service/Method"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		in, out := io.Pipe()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/grpc+proto")
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+		} else {
+			go func() {
+				io.WriteString(out, "\x00hello")
+				out.Close()
+			}()
+			if got, err := io.ReadAll(resp.Body); string(got) != "\x00hello" {
+				t.Errorf("%s: the engine echoed %q, error %v", path, got, err)
+			}
+			resp.Body.Close()
+		}
+		out.Close()
+		cancel()
+	}
+	s.slotsFree(t)
 }

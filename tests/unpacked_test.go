@@ -114,3 +114,25 @@ func TestUnpackedStreamsAreNotHeldBack(t *testing.T) {
 	})
 	s.booksAtZero(t)
 }
+
+// TestBodyWithAWrongEncodingReachesTheClient has an engine that labels plain JSON
+// as gzip: the client gets the answer.
+func TestBodyWithAWrongEncodingReachesTheClient(t *testing.T) {
+	plain := func(body string) string {
+		return serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Encoding", "gzip")
+			io.WriteString(w, body)
+		})
+	}
+	for _, body := range []string{withUsage, "1", ""} {
+		s := startCaddy(t, "kv_router "+plain(body))
+		for _, accepts := range []string{"", "gzip"} {
+			a := s.post(t.Context(), "/v1/chat/completions", ask("hi").body(), "Accept-Encoding", accepts)
+			if a.status != http.StatusOK || a.err != nil || string(a.body) != body {
+				t.Errorf("Accept-Encoding %q: status %d, error %v, body %q, want %q", accepts, a.status, a.err, a.body, body)
+			}
+		}
+	}
+}
