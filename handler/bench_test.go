@@ -256,7 +256,10 @@ func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
 		return testing.AllocsPerRun(20, func() { h.attemptAt(t, body) })
 	}
 	few, many := count(2000), count(200_000)
-	if many > few+2 { // a pool may be emptied meanwhile
+	// The memory of a long body grows in up to four steps, of two allocations each
+	// where a pool has none: pools may be emptied, and under the race detector lose
+	// some.
+	if many > few+8 {
 		t.Errorf("%v allocations, with a hundred times the tokens %v", few, many)
 	}
 }
