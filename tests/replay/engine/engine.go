@@ -64,6 +64,7 @@ func (j *Job) Chained(buf []uint64, tokens int) []uint64 {
 // Engine is one engine. Begin and End take turns.
 type Engine struct {
 	cache *Cache
+	pool  *Cache  // of several engines, nil if there is none
 	block int     // tokens
 	slow  float64 // what the time of a step is multiplied with
 
@@ -79,10 +80,12 @@ type Engine struct {
 	chain     []uint64
 }
 
-// New returns an idle engine with blocks of so many tokens. Several engines may
-// have one cache.
-func New(cache *Cache, block int, slow float64) *Engine {
-	return &Engine{cache: cache, block: block, slow: slow}
+// New returns an idle engine with blocks of so many tokens. With a pool, which
+// several engines may have in common, it reuses what the pool holds; its own cache
+// is then no more than the memory for its requests. The pool must have room for all
+// that the engines' caches have.
+func New(cache, pool *Cache, block int, slow float64) *Engine {
+	return &Engine{cache: cache, pool: pool, block: block, slow: slow}
 }
 
 // Add puts a job into the queue.
@@ -91,8 +94,16 @@ func (e *Engine) Add(j *Job) { e.queue = append(e.queue, j) }
 // Waiting returns how many jobs are not admitted.
 func (e *Engine) Waiting() int { return len(e.queue) - e.head }
 
-// Cache returns the engine's cache.
-func (e *Engine) Cache() *Cache { return e.cache }
+// Held returns how many leading blocks of a chain the engine can reuse.
+func (e *Engine) Held(chain []uint64) int {
+	if e.pool != nil {
+		return e.pool.Held(chain)
+	}
+	return e.cache.Held(chain)
+}
+
+// Usage returns the share of the engine's memory that requests use.
+func (e *Engine) Usage() float64 { return e.cache.Usage() }
 
 // Decoding calls f for each job that generates, with its tokens so far.
 func (e *Engine) Decoding(f func(j *Job, tokens int)) {
@@ -137,6 +148,9 @@ func (e *Engine) next() *Job {
 	if !ok {
 		return nil
 	}
+	if e.pool != nil {
+		held, _ = e.pool.Reserve(j.Chain, j.Blocks(e.block)) // has the room of all caches
+	}
 	e.queue[e.head] = nil
 	if e.head++; e.head == len(e.queue) {
 		e.queue, e.head = e.queue[:0], 0
@@ -177,7 +191,11 @@ func (e *Engine) End() (first, over []*Job) {
 
 func (e *Engine) end(j *Job) {
 	e.chain = j.Chained(e.chain[:0], e.block)
-	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.Blocks(e.block))
+	answer, total := e.chain[len(j.Chain):], j.Blocks(e.block)
+	e.cache.Release(j.Chain, answer, total)
+	if e.pool != nil {
+		e.pool.Release(j.Chain, answer, total)
+	}
 	e.over = append(e.over, j)
 }
 

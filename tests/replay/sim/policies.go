@@ -18,9 +18,10 @@ type spec struct {
 	comparison bool
 	// sessions says that the policy needs them.
 	sessions bool
-	// pooled says that all engines have one cache, of the memory of all.
+	// pooled says that each engine can reuse what any has computed, as far as it
+	// fits into the memory of all.
 	pooled bool
-	// unbounded says that this cache has no bound.
+	// unbounded says that there is no bound to any memory.
 	unbounded bool
 }
 
@@ -46,7 +47,7 @@ var specs = []spec{
 	{name: "min_ttft", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.MinTTFT{View: v} }},
 	{name: "sticky_hash", comparison: true, sessions: true, make: func(v *rules.View) kvscore.Policy { return &rules.StickyHash{View: v} }},
 	{name: "pool", comparison: true, pooled: true, make: leastWork},
-	{name: "infinite", comparison: true, pooled: true, unbounded: true, make: leastWork},
+	{name: "infinite", comparison: true, unbounded: true, make: leastWork},
 }
 
 func leastWork(v *rules.View) kvscore.Policy {

@@ -142,12 +142,12 @@ func (r *replay) build() {
 	block := r.Trace.BlockTokens
 	r.engines, r.stepping = make([]*engine.Engine, r.Workers), make([]bool, r.Workers)
 	capacity := int(r.KVTokens / int64(block))
-	var common *engine.Cache
-	if r.spec.pooled {
-		common = engine.NewCache(capacity * r.Workers)
-	}
-	if r.spec.unbounded {
-		common = engine.NewCache(0)
+	var pool *engine.Cache
+	switch {
+	case r.spec.unbounded:
+		capacity, pool = 0, engine.NewCache(0)
+	case r.spec.pooled:
+		pool = engine.NewCache(capacity * r.Workers)
 	}
 	told := r.ToldTokens
 	if told == 0 {
@@ -156,14 +156,11 @@ func (r *replay) build() {
 	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
 	targets := make([]kvscore.Target, r.Workers)
 	for i := range r.engines {
-		cache, slow := common, 1.0
-		if cache == nil {
-			cache = engine.NewCache(capacity)
-		}
+		slow := 1.0
 		if f := r.Slow[i]; f > 0 {
 			slow = f
 		}
-		r.engines[i] = engine.New(cache, block, slow)
+		r.engines[i] = engine.New(engine.NewCache(capacity), pool, block, slow)
 		targets[i] = kvscore.Target{Worker: uint64(i) + 1}
 		r.scheduler.Declare(targets[i], told)
 		r.scheduler.SetPage(targets[i], int64(block))
@@ -259,11 +256,6 @@ func (r *replay) step(at int) {
 		r.end(&r.requests[j.Number])
 	}
 	r.begin(at)
-	if len(over) > 0 && r.spec.pooled { // others may have waited for memory
-		for i := range r.engines {
-			r.begin(i)
-		}
-	}
 }
 
 // end ends a request.
