@@ -113,7 +113,7 @@ func (o *options) parseSlow(list string) error {
 	if list == "" {
 		return nil
 	}
-	for _, item := range strings.Split(list, ",") {
+	for item := range strings.SplitSeq(list, ",") {
 		worker, factor, ok := strings.Cut(item, ":")
 		w, err := strconv.Atoi(worker)
 		if !ok || err != nil || w < 0 || w >= o.workers {

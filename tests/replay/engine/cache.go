@@ -1,5 +1,7 @@
 package engine
 
+import "slices"
+
 // Cache is the KV memory of an engine: blocks by content, of which those that no
 // request uses stay in least-recently-used order until their room is needed.
 //
@@ -82,11 +84,11 @@ func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
 // those of the answer that follow them; both become the most recently used.
 func (c *Cache) Release(chain, answer []uint64, total int) {
 	c.used -= total - len(chain)
-	for i := len(answer) - 1; i >= 0; i-- {
-		c.push(c.add(answer[i]))
+	for _, h := range slices.Backward(answer) {
+		c.push(c.add(h))
 	}
-	for k := len(chain) - 1; k >= 0; k-- {
-		i := c.at[chain[k]]
+	for _, h := range slices.Backward(chain) {
+		i := c.at[h]
 		if c.nodes[i].refs--; c.nodes[i].refs == 0 {
 			c.used--
 			c.push(i)

@@ -5,6 +5,7 @@ package engine
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 )
 
@@ -64,7 +65,7 @@ func (j *Job) Chained(buf []uint64, tokens int) []uint64 {
 // Engine is one engine. Begin and End take turns.
 type Engine struct {
 	cache *Cache
-	pool  *Cache  // of several engines, nil if there is none
+	line  *Line   // for the cache, nil if it is the engine's alone
 	block int     // tokens
 	slow  float64 // what the time of a step is multiplied with
 
@@ -80,12 +81,34 @@ type Engine struct {
 	chain     []uint64
 }
 
-// New returns an idle engine with blocks of so many tokens. With a pool, which
-// several engines may have in common, it reuses what the pool holds; its own cache
-// is then no more than the memory for its requests. The pool must have room for all
-// that the engines' caches have.
-func New(cache, pool *Cache, block int, slow float64) *Engine {
-	return &Engine{cache: cache, pool: pool, block: block, slow: slow}
+// New returns an idle engine with blocks of so many tokens. Engines that have one
+// cache need a line for it; else it is nil.
+func New(cache *Cache, line *Line, block int, slow float64) *Engine {
+	return &Engine{cache: cache, line: line, block: block, slow: slow}
+}
+
+// Line is the order in which jobs of several engines get room in one cache: that of
+// their numbers. Without it, the engine that has most of the room would get all of
+// it, for it is the one that gives some back.
+type Line struct {
+	waiting []int // numbers of jobs, one of an engine at most
+}
+
+// ahead tells whether a job waits that comes before number n.
+func (l *Line) ahead(n int) bool {
+	return l != nil && slices.ContainsFunc(l.waiting, func(other int) bool { return other < n })
+}
+
+func (l *Line) join(n int) {
+	if l != nil && !slices.Contains(l.waiting, n) {
+		l.waiting = append(l.waiting, n)
+	}
+}
+
+func (l *Line) leave(n int) {
+	if l != nil {
+		l.waiting = slices.DeleteFunc(l.waiting, func(other int) bool { return other == n })
+	}
 }
 
 // Add puts a job into the queue.
@@ -94,16 +117,8 @@ func (e *Engine) Add(j *Job) { e.queue = append(e.queue, j) }
 // Waiting returns how many jobs are not admitted.
 func (e *Engine) Waiting() int { return len(e.queue) - e.head }
 
-// Held returns how many leading blocks of a chain the engine can reuse.
-func (e *Engine) Held(chain []uint64) int {
-	if e.pool != nil {
-		return e.pool.Held(chain)
-	}
-	return e.cache.Held(chain)
-}
-
-// Usage returns the share of the engine's memory that requests use.
-func (e *Engine) Usage() float64 { return e.cache.Usage() }
+// Cache returns the engine's cache.
+func (e *Engine) Cache() *Cache { return e.cache }
 
 // Decoding calls f for each job that generates, with its tokens so far.
 func (e *Engine) Decoding(f func(j *Job, tokens int)) {
@@ -144,13 +159,15 @@ func (e *Engine) next() *Job {
 		return e.prefill
 	}
 	j := e.queue[e.head]
-	held, ok := e.cache.Reserve(j.Chain, j.Blocks(e.block))
+	held, ok := 0, false
+	if !e.line.ahead(j.Number) {
+		held, ok = e.cache.Reserve(j.Chain, j.Blocks(e.block))
+	}
 	if !ok {
+		e.line.join(j.Number)
 		return nil
 	}
-	if e.pool != nil {
-		held, _ = e.pool.Reserve(j.Chain, j.Blocks(e.block)) // has the room of all caches
-	}
+	e.line.leave(j.Number)
 	e.queue[e.head] = nil
 	if e.head++; e.head == len(e.queue) {
 		e.queue, e.head = e.queue[:0], 0
@@ -191,11 +208,7 @@ func (e *Engine) End() (first, over []*Job) {
 
 func (e *Engine) end(j *Job) {
 	e.chain = j.Chained(e.chain[:0], e.block)
-	answer, total := e.chain[len(j.Chain):], j.Blocks(e.block)
-	e.cache.Release(j.Chain, answer, total)
-	if e.pool != nil {
-		e.pool.Release(j.Chain, answer, total)
-	}
+	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.Blocks(e.block))
 	e.over = append(e.over, j)
 }
 

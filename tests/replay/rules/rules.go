@@ -30,7 +30,7 @@ type View struct {
 // held returns how many tokens of the prompt candidate i holds.
 func (v *View) held(s *kvscore.Selection, i int) int64 {
 	if v.Exact {
-		return int64(v.Engines[i].Held(s.Blocks) * v.Block)
+		return int64(v.Engines[i].Cache().Held(s.Blocks) * v.Block)
 	}
 	return int64(s.Candidates[i].OverlapBlocks*float64(s.BlockSize) + 0.5)
 }
@@ -143,7 +143,7 @@ func (g *GAIE) Choose(s *kvscore.Selection) int {
 		if most > fewest {
 			queue = float64(most-e.Waiting()) / float64(most-fewest)
 		}
-		return -(3*match + 2*queue + 2*(1-e.Usage()))
+		return -(3*match + 2*queue + 2*(1-e.Cache().Usage()))
 	})
 }
 

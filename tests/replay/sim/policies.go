@@ -18,10 +18,9 @@ type spec struct {
 	comparison bool
 	// sessions says that the policy needs them.
 	sessions bool
-	// pooled says that each engine can reuse what any has computed, as far as it
-	// fits into the memory of all.
+	// pooled says that all engines have one cache, of the memory of all.
 	pooled bool
-	// unbounded says that there is no bound to any memory.
+	// unbounded says that they have one without a bound.
 	unbounded bool
 }
 

@@ -103,6 +103,9 @@ func Run(c Config) (*Result, error) {
 	if n := r.scheduler.Stats().Leases; n != 0 {
 		return nil, fmt.Errorf("%d leases never ended", n)
 	}
+	if len(r.stats.ttft) == 0 {
+		return nil, fmt.Errorf("all requests fall into the warm-up: the first %g %% of an open loop, the first %v of a closed one", warmUp*100, warmUpClosed)
+	}
 	return r.result(), nil
 }
 
@@ -142,12 +145,13 @@ func (r *replay) build() {
 	block := r.Trace.BlockTokens
 	r.engines, r.stepping = make([]*engine.Engine, r.Workers), make([]bool, r.Workers)
 	capacity := int(r.KVTokens / int64(block))
-	var pool *engine.Cache
+	var common *engine.Cache
+	var line *engine.Line
 	switch {
 	case r.spec.unbounded:
-		capacity, pool = 0, engine.NewCache(0)
+		common, line = engine.NewCache(0), new(engine.Line)
 	case r.spec.pooled:
-		pool = engine.NewCache(capacity * r.Workers)
+		common, line = engine.NewCache(capacity*r.Workers), new(engine.Line)
 	}
 	told := r.ToldTokens
 	if told == 0 {
@@ -156,11 +160,14 @@ func (r *replay) build() {
 	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
 	targets := make([]kvscore.Target, r.Workers)
 	for i := range r.engines {
-		slow := 1.0
+		cache, slow := common, 1.0
+		if cache == nil {
+			cache = engine.NewCache(capacity)
+		}
 		if f := r.Slow[i]; f > 0 {
 			slow = f
 		}
-		r.engines[i] = engine.New(engine.NewCache(capacity), pool, block, slow)
+		r.engines[i] = engine.New(cache, line, block, slow)
 		targets[i] = kvscore.Target{Worker: uint64(i) + 1}
 		r.scheduler.Declare(targets[i], told)
 		r.scheduler.SetPage(targets[i], int64(block))
@@ -256,6 +263,11 @@ func (r *replay) step(at int) {
 		r.end(&r.requests[j.Number])
 	}
 	r.begin(at)
+	if r.spec.pooled { // others may have waited for memory
+		for i := range r.engines {
+			r.begin(i)
+		}
+	}
 }
 
 // end ends a request.

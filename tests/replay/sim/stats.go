@@ -137,9 +137,6 @@ func (r *replay) result() *Result {
 	if r.spec.comparison && r.view.Exact {
 		res.Knowledge = "exact"
 	}
-	if len(s.ttft) == 0 {
-		return res
-	}
 	slices.Sort(s.ttft)
 	sum := 0.0
 	for _, t := range s.ttft {

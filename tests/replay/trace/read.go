@@ -258,8 +258,7 @@ func (p *parser) done() (*Trace, error) {
 
 // unmarshalError says which value is wrong.
 func unmarshalError(err error, raw []byte) error {
-	var typ *json.UnmarshalTypeError
-	if errors.As(err, &typ) {
+	if typ, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%s is a JSON %s, want %s", typ.Field, typ.Value, typ.Type)
 	}
 	return fmt.Errorf("parsing %s: %w", excerpt(raw), err)
