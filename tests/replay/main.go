@@ -44,6 +44,7 @@ type options struct {
 	kv, told  int64
 	seed      uint64
 	knowledge string
+	sessions  string
 	json      bool
 }
 
@@ -80,6 +81,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.Int64Var(&o.told, "told-kv-tokens", 0, "the capacity in `tokens` that the router is told, if it is another one")
 	f.Uint64Var(&o.seed, "seed", 1, "for what chance decides")
 	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the comparison policies (those that the router does not offer) see the engines' blocks in place of the router's mirror")
+	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard)")
 	slow := f.String("slow", "", "comma-separated `worker:factor`, what the step times of a worker (from 0) are multiplied with")
 	f.BoolVar(&o.json, "json", false, "write JSON in place of a table")
 	if err := f.Parse(args); err != nil {
@@ -93,6 +95,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, errors.New("-trace is missing")
 	case o.knowledge != "approximate" && o.knowledge != "exact":
 		return nil, fmt.Errorf("-knowledge is %q, want approximate or exact", o.knowledge)
+	}
+	if o.sessions != "none" && o.sessions != "key" {
+		return nil, fmt.Errorf("-sessions is %q, want none or key", o.sessions)
 	}
 	o.policies = strings.Split(*policies, ",")
 	for i, p := range o.policies {
@@ -148,7 +153,7 @@ func (o *options) cells(t *trace.Trace) []*cell {
 		for _, policy := range o.policies {
 			c := &cell{Config: sim.Config{
 				Trace: t, Policy: policy, Workers: o.workers, KVTokens: o.kv, ToldTokens: o.told,
-				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Slow: o.slow,
+				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key", Slow: o.slow,
 			}}
 			c.Progress = func(over int) { c.over.Store(int64(over)) }
 			cells = append(cells, c)

@@ -70,6 +70,7 @@ func TestBadFlags(t *testing.T) {
 		`-slow has "9:2"`:         {"-trace", path, "-slow", "9:2"},
 		`-slow has "x"`:           {"-trace", path, "-slow", "1:x"},
 		`-knowledge is "some"`:    {"-trace", path, "-knowledge", "some"},
+		`-sessions is "some"`:     {"-trace", path, "-sessions", "some"},
 		`unexpected argument "y"`: {"-trace", path, "y"},
 		"line 1":                  {"-trace", write(t, "{}")},
 		"does not fit":            {"-trace", path, "-kv-tokens", "20"},

@@ -18,6 +18,7 @@ type report struct {
 	KVTokens     int64           `json:"kv_tokens"`
 	ToldKVTokens int64           `json:"told_kv_tokens,omitempty"`
 	Seed         uint64          `json:"seed"`
+	Sessions     string          `json:"sessions"`
 	Slow         map[int]float64 `json:"slow,omitempty"`
 	Cells        []*sim.Result   `json:"cells"`
 }
@@ -27,7 +28,7 @@ func writeJSON(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) e
 	e.SetIndent("", "  ")
 	return e.Encode(report{
 		Trace: t.Name, Requests: len(t.Requests), Workers: o.workers, KVTokens: o.kv, ToldKVTokens: o.told,
-		Seed: o.seed, Slow: o.slow, Cells: results,
+		Seed: o.seed, Sessions: o.sessions, Slow: o.slow, Cells: results,
 	})
 }
 
@@ -36,6 +37,9 @@ func writeTable(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) 
 	fmt.Fprintf(w, "%s: %d requests, %d workers of %d KV tokens", t.Name, len(t.Requests), o.workers, o.kv)
 	if o.told != 0 {
 		fmt.Fprintf(w, " (told: %d)", o.told)
+	}
+	if o.sessions != "none" {
+		fmt.Fprintf(w, ", sessions bound by key")
 	}
 	fmt.Fprintf(w, ", seed %d; times in ms; in brackets relative to %s\n", o.seed, o.policies[0])
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

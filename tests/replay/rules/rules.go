@@ -46,8 +46,9 @@ func (v *View) cached(s *kvscore.Selection, i int) int64 {
 
 // Observer is a rule that keeps books of its own.
 type Observer interface {
-	// Placed is called after the choice, with the request's number.
-	Placed(request, at int)
+	// Placed is called after the choice, with the request's number. The choice may
+	// have been made by another, such as a session's binding.
+	Placed(s *kvscore.Selection, request, at int)
 	// FirstToken is called when the request's prefill is over.
 	FirstToken(request, at int)
 }
@@ -165,15 +166,7 @@ const (
 
 // Choose implements kvscore.Policy.
 func (a *CacheAware) Choose(s *kvscore.Selection) int {
-	for len(a.trees) < len(s.Candidates) {
-		a.trees = append(a.trees, 0)
-	}
-	i := a.pick(s)
-	a.trees[i] += float64(s.Tokens - min(s.Tokens, a.View.held(s, i)))
-	return i
-}
-
-func (a *CacheAware) pick(s *kvscore.Selection) int {
+	a.trees = grown(a.trees, len(s.Candidates))
 	fewest, most, best := s.Candidates[0].Requests, 0, int64(0)
 	for i := range s.Candidates {
 		n := s.Candidates[i].Requests
@@ -187,4 +180,21 @@ func (a *CacheAware) pick(s *kvscore.Selection) int {
 		return a.choose(s, func(i int) float64 { return -float64(a.View.held(s, i)) })
 	}
 	return a.choose(s, func(i int) float64 { return a.trees[i] })
+}
+
+// Placed implements Observer.
+func (a *CacheAware) Placed(s *kvscore.Selection, _, at int) {
+	a.trees = grown(a.trees, len(s.Candidates))
+	a.trees[at] += float64(s.Tokens - min(s.Tokens, a.View.held(s, at)))
+}
+
+// FirstToken implements Observer.
+func (a *CacheAware) FirstToken(int, int) {}
+
+// grown returns a list with at least n elements.
+func grown[T any](list []T, n int) []T {
+	if n <= len(list) {
+		return list
+	}
+	return append(list, make([]T, n-len(list))...)
 }

@@ -116,9 +116,12 @@ func TestGAIEReadsGauges(t *testing.T) {
 
 func TestSmallestTree(t *testing.T) {
 	v, taken := fleet(3), [3]int{}
-	p := aware(v)
-	for range 30 {
-		taken[p.Choose(selection(make([]kvscore.Candidate, 3)...))]++
+	p := &CacheAware{View: v}
+	for n := range 30 {
+		s := selection(make([]kvscore.Candidate, 3)...)
+		at := p.Choose(s)
+		p.Placed(s, n, at)
+		taken[at]++
 	}
 	if taken != [3]int{10, 10, 10} {
 		t.Errorf("prompts that nobody holds went to %v", taken)
@@ -131,8 +134,8 @@ func TestWaitAges(t *testing.T) {
 	s := selection(make([]kvscore.Candidate, 2)...)
 	long := engine.PrefillMS(0, 1600)
 	at := m.Choose(s)
-	m.Placed(1, at)
-	m.Placed(2, at)
+	m.Placed(s, 1, at)
+	m.Placed(s, 2, at)
 	wait := func() float64 { return m.waits[at].left(v.Now) }
 	near := func(what string, want float64) {
 		t.Helper()
@@ -149,7 +152,7 @@ func TestWaitAges(t *testing.T) {
 	near("the second", long)
 	m.FirstToken(2, at)
 	near("idle", 0)
-	m.Placed(3, at)
+	m.Placed(s, 3, at)
 	near("placed when idle", long)
 	if got := m.Choose(s); got == at {
 		t.Error("chose the one that has work")

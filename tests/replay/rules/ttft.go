@@ -16,7 +16,6 @@ type MinTTFT struct {
 	View *View
 	least
 	waits []wait
-	own   []float64 // predicted for the request that is placed
 }
 
 // LeastWork takes the shortest wait; among equal ones the fewest requests. It is the
@@ -37,39 +36,34 @@ type placed struct {
 
 // Choose implements kvscore.Policy.
 func (m *MinTTFT) Choose(s *kvscore.Selection) int {
-	m.predict(s)
-	return m.choose(s, func(i int) float64 { return m.waits[i].left(m.View.Now) + m.own[i] })
+	m.waits = grown(m.waits, len(s.Candidates))
+	return m.choose(s, func(i int) float64 { return m.waits[i].left(m.View.Now) + m.predict(s, i) })
 }
 
 // Choose implements kvscore.Policy.
 func (l *LeastWork) Choose(s *kvscore.Selection) int {
-	l.predict(s)
+	l.waits = grown(l.waits, len(s.Candidates))
 	const little = 1e-6 // of a request: any wait weighs more
 	return l.choose(s, func(i int) float64 {
 		return l.waits[i].left(l.View.Now) + little*float64(s.Candidates[i].Requests)
 	})
 }
 
-// predict fills in the prefill time of the request on each candidate.
-func (m *MinTTFT) predict(s *kvscore.Selection) {
-	m.own = m.own[:0]
-	for i := range s.Candidates {
-		if i == len(m.waits) {
-			m.waits = append(m.waits, wait{})
-		}
-		cached := m.View.cached(s, i)
-		m.own = append(m.own, engine.PrefillMS(int(cached), int(s.Tokens-cached)))
-	}
+// predict returns the prefill time of the request on candidate i.
+func (m *MinTTFT) predict(s *kvscore.Selection, i int) float64 {
+	cached := m.View.cached(s, i)
+	return engine.PrefillMS(int(cached), int(s.Tokens-cached))
 }
 
 // Placed implements Observer.
-func (m *MinTTFT) Placed(request, at int) {
-	w := &m.waits[at]
+func (m *MinTTFT) Placed(s *kvscore.Selection, request, at int) {
+	m.waits = grown(m.waits, len(s.Candidates))
+	w, own := &m.waits[at], m.predict(s, at)
 	if len(w.placed) == 0 {
 		w.since, w.ms = m.View.Now, 0 // what is left is rounding
 	}
-	w.placed = append(w.placed, placed{request, m.own[at]})
-	w.ms += m.own[at]
+	w.placed = append(w.placed, placed{request, own})
+	w.ms += own
 }
 
 // FirstToken implements Observer.

@@ -31,6 +31,8 @@ type Config struct {
 	Seed uint64
 	// Exact shows the engines' blocks to the comparison policies.
 	Exact bool
+	// Sessions binds the requests of a session to one engine.
+	Sessions bool
 	// Slow is what the step times of some engines are multiplied with.
 	Slow map[int]float64
 	// Progress is told how many requests are over, every now and then.
@@ -51,7 +53,8 @@ var epoch = time.Unix(1_700_000_000, 0)
 type request struct {
 	engine.Job
 	lease   *kvscore.Lease
-	at      int // engine
+	version uint64 // of the session's binding
+	at      int    // engine
 	arrived time.Duration
 	first   time.Duration
 }
@@ -66,6 +69,7 @@ type replay struct {
 	scheduler *kvscore.Scheduler
 	refs      []kvscore.TargetRef
 	selection kvscore.Selection
+	sessions  *sessions // nil without
 	requests  []request
 	engines   []*engine.Engine
 	stepping  []bool
@@ -73,6 +77,7 @@ type replay struct {
 	stats     stats
 	now       time.Duration
 	swept     time.Duration
+	err       error
 	answer    []uint64
 	over      int
 }
@@ -84,12 +89,17 @@ func Run(c Config) (*Result, error) {
 		return nil, err
 	}
 	r := &replay{Config: c, spec: sp}
+	if c.Sessions {
+		if r.sessions, err = newSessions(); err != nil {
+			return nil, fmt.Errorf("opening the session store: %w", err)
+		}
+		defer r.sessions.store.Close()
+	}
 	r.build()
 	r.arrivals()
-	for len(r.events) > 0 {
+	for len(r.events) > 0 && r.err == nil {
 		e := r.events.pop()
-		r.now = e.at
-		r.view.Now = r.now
+		r.setTime(e.at)
 		r.upkeep()
 		if e.arrival {
 			r.place(e.n)
@@ -97,13 +107,14 @@ func Run(c Config) (*Result, error) {
 			r.step(e.n)
 		}
 	}
-	if r.over != len(c.Trace.Requests) {
+	switch {
+	case r.err != nil:
+		return nil, r.err
+	case r.over != len(c.Trace.Requests):
 		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
-	}
-	if n := r.scheduler.Stats().Leases; n != 0 {
-		return nil, fmt.Errorf("%d leases never ended", n)
-	}
-	if len(r.stats.ttft) == 0 {
+	case r.scheduler.Stats().Leases != 0:
+		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
+	case len(r.stats.ttft) == 0:
 		return nil, fmt.Errorf("all requests fall into the warm-up: the first %g %% of an open loop, the first %v of a closed one", warmUp*100, warmUpClosed)
 	}
 	return r.result(), nil
@@ -124,6 +135,8 @@ func (c *Config) check() (*spec, error) {
 		return nil, fmt.Errorf("told KV tokens is %d, want at least 0", c.ToldTokens)
 	case sp.sessions && !c.Trace.Sessions:
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
+	case c.Sessions && !c.Trace.Sessions:
+		return nil, errors.New("the trace has no sessions")
 	}
 	for w, f := range c.Slow {
 		if w < 0 || w >= c.Workers || !(f > 0) {
@@ -193,6 +206,13 @@ func (r *replay) arrivals() {
 
 func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(float64(t) / r.Speed) }
 
+func (r *replay) setTime(t time.Duration) {
+	r.now, r.view.Now = t, t
+	if r.sessions != nil {
+		r.sessions.now.Store(int64(t))
+	}
+}
+
 func (r *replay) clock() time.Time { return epoch.Add(r.now) }
 
 // upkeep does what the router does every now and then.
@@ -224,9 +244,13 @@ func (r *replay) place(n int) {
 		Tokens: int64(t.In), Streamed: true,
 	}
 	r.view.Session = t.Session
-	q.at, q.lease = r.scheduler.SelectAmong(r.clock(), &ask, r.refs, -1, r.policy, &r.selection)
+	bound := -1
+	if r.sessions != nil {
+		bound, q.version = r.sessions.bound(t.Session)
+	}
+	q.at, q.lease = r.scheduler.SelectAmong(r.clock(), &ask, r.refs, bound, r.policy, &r.selection)
 	if r.observer != nil {
-		r.observer.Placed(n, q.at)
+		r.observer.Placed(&r.selection, n, q.at)
 	}
 	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
 	q.arrived = r.now
@@ -258,6 +282,9 @@ func (r *replay) step(at int) {
 		if r.observer != nil {
 			r.observer.FirstToken(j.Number, at)
 		}
+		if r.sessions != nil && r.err == nil {
+			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, q.lease.Target())
+		}
 	}
 	for _, j := range over {
 		r.end(&r.requests[j.Number])
@@ -281,6 +308,9 @@ func (r *replay) end(q *request) {
 		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
 	})
 	q.lease.End(true, r.answer)
+	if r.sessions != nil {
+		r.sessions.ended(r.Trace.Requests[q.Number].Session)
+	}
 	q.lease = nil
 	r.stats.ended(r.now, q.at, q.Number, q)
 	r.next(q.Number)

@@ -112,6 +112,7 @@ func TestSettingsMatter(t *testing.T) {
 		"told tokens": func(c *Config) { c.ToldTokens = 3_000 },
 		"speed":       func(c *Config) { c.Speed = 2 },
 		"exact":       func(c *Config) { c.Exact = true },
+		"sessions":    func(c *Config) { c.Sessions = true },
 		"slow":        func(c *Config) { c.Slow = map[int]float64{1: 2} },
 	} {
 		c := base
@@ -161,6 +162,22 @@ func TestTurnsFollowEachOther(t *testing.T) {
 	}
 }
 
+// TestSessionsStayWhereTheyAre replays sessions bound to an engine, with a policy
+// that would send each turn elsewhere, and pauses that the binding survives or not.
+func TestSessionsStayWhereTheyAre(t *testing.T) {
+	for think, hits := range map[time.Duration]float64{4 * time.Minute: 320.0 / 960, 6 * time.Minute: 0} {
+		tr := &trace.Trace{BlockTokens: 16, Sessions: true, Closed: true, Requests: []trace.Request{
+			{At: 100 * time.Second, In: 320, Out: 10, Blocks: blocks(20)},
+			{Turn: 1, Think: think, In: 640, Out: 10, Blocks: blocks(40)},
+		}}
+		c := cell(tr, "round_robin")
+		c.Sessions = true
+		if res := mustRun(t, c); math.Abs(res.HitRatio-hits) > 1e-9 {
+			t.Errorf("after %v: hit ratio %v, want %v", think, res.HitRatio, hits)
+		}
+	}
+}
+
 func TestBadSettings(t *testing.T) {
 	tr := synthetic(t, 50, false)
 	for want, change := range map[string]func(*Config){
@@ -175,6 +192,9 @@ func TestBadSettings(t *testing.T) {
 			c.Trace = &trace.Trace{BlockTokens: 16, Closed: true, Requests: []trace.Request{{In: 5, Out: 1}}}
 		},
 		"no trace": func(c *Config) { c.Trace = nil },
+		"has no sessions": func(c *Config) {
+			c.Sessions, c.Trace = true, &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
+		},
 		"needs sessions": func(c *Config) {
 			c.Policy, c.Trace = "sticky_hash", &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
 		},
