@@ -146,6 +146,25 @@ func blocks(n int) []uint64 {
 	return list
 }
 
+// TestOneHistoryIsComputedOnce asks six times with one long history and new tails.
+func TestOneHistoryIsComputedOnce(t *testing.T) {
+	const history, tail = 6000, 8
+	tr := &trace.Trace{BlockTokens: 16, Sessions: true}
+	for i := range 6 {
+		chain := blocks(history + 6*tail)
+		chain = append(chain[:history:history], chain[history+i*tail:history+(i+1)*tail]...)
+		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Minute, In: 16 * len(chain), Out: 20, Blocks: chain, Session: i})
+	}
+	for _, policy := range []string{"dynamo_1", "lmetric", "min_ttft", "pool"} {
+		c := cell(tr, policy)
+		c.KVTokens = 200_000
+		want := 1 - float64(16*(history+6*tail))/float64(6*16*(history+tail))
+		if res := mustRun(t, c); math.Abs(res.HitRatio-want) > 1e-9 {
+			t.Errorf("%s: hit ratio %v, want %v", policy, res.HitRatio, want)
+		}
+	}
+}
+
 // TestTurnsFollowEachOther replays a session whose second turn comes after the
 // first has ended and the user has thought.
 func TestTurnsFollowEachOther(t *testing.T) {
