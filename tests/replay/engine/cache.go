@@ -1,0 +1,137 @@
+package engine
+
+import "slices"
+
+// Cache is the KV memory of an engine: blocks by content, of which those that no
+// request uses stay in least-recently-used order until their room is needed.
+//
+// A block's hash stands for its whole prefix. What the cache holds is closed under
+// prefixes: it never holds a block without those before it. That follows from the
+// order alone, as requests use whole prefixes and give them back tail first.
+type Cache struct {
+	capacity int // blocks; 0 is no bound
+	at       map[uint64]int32
+	nodes    []node // the first is the ring of unused blocks, oldest first
+	spare    []int32
+	unused   int // blocks that are held and that no request uses
+	used     int // blocks that requests use, those without a hash included
+}
+
+type node struct {
+	hash       uint64
+	prev, next int32
+	refs       int32
+}
+
+// NewCache returns an empty cache for so many blocks, 0 for any number.
+func NewCache(capacity int) *Cache {
+	return &Cache{capacity: capacity, at: make(map[uint64]int32), nodes: make([]node, 1)}
+}
+
+// Held returns how many leading blocks of a chain the cache holds.
+func (c *Cache) Held(chain []uint64) int {
+	for i, h := range chain {
+		if _, ok := c.at[h]; !ok {
+			return i
+		}
+	}
+	return len(chain)
+}
+
+// Usage returns the share of the cache that requests use; 0 without a bound.
+func (c *Cache) Usage() float64 {
+	if c.capacity == 0 {
+		return 0
+	}
+	return float64(c.used) / float64(c.capacity)
+}
+
+// Reserve takes so many blocks in all for a request, the blocks of its prompt among
+// them. It returns how many leading ones the cache held, or false if there is
+// no room. Other requests may share the prompt's blocks from now on.
+func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
+	held = c.Held(chain)
+	if c.capacity > 0 {
+		revived := 0
+		for _, h := range chain[:held] {
+			if c.nodes[c.at[h]].refs == 0 {
+				revived++
+			}
+		}
+		if c.used+revived+total-held > c.capacity {
+			return held, false
+		}
+	}
+	for _, h := range chain[:held] {
+		i := c.at[h]
+		if c.nodes[i].refs == 0 {
+			c.unlink(i)
+			c.unused--
+			c.used++
+		}
+		c.nodes[i].refs++
+	}
+	c.evict(total - held)
+	for _, h := range chain[held:] {
+		i := c.add(h)
+		c.nodes[i].refs = 1
+	}
+	c.used += total - held
+	return held, true
+}
+
+// Release gives back what Reserve took. The prompt's blocks stay, and so do
+// those of the answer that follow them; both become the most recently used.
+func (c *Cache) Release(chain, answer []uint64, total int) {
+	c.used -= total - len(chain)
+	for _, h := range slices.Backward(answer) {
+		c.push(c.add(h))
+	}
+	for _, h := range slices.Backward(chain) {
+		i := c.at[h]
+		if c.nodes[i].refs--; c.nodes[i].refs == 0 {
+			c.used--
+			c.push(i)
+		}
+	}
+}
+
+// evict drops the oldest unused blocks until there is room for so many more.
+func (c *Cache) evict(more int) {
+	if c.capacity == 0 {
+		return
+	}
+	for c.used+c.unused+more > c.capacity {
+		i := c.nodes[0].next
+		c.unlink(i)
+		delete(c.at, c.nodes[i].hash)
+		c.spare = append(c.spare, i)
+		c.unused--
+	}
+}
+
+func (c *Cache) add(hash uint64) int32 {
+	var i int32
+	if n := len(c.spare); n > 0 {
+		i, c.spare = c.spare[n-1], c.spare[:n-1]
+	} else {
+		i = int32(len(c.nodes))
+		c.nodes = append(c.nodes, node{})
+	}
+	c.nodes[i] = node{hash: hash}
+	c.at[hash] = i
+	return i
+}
+
+// push makes a block the most recently used of those that no request uses.
+func (c *Cache) push(i int32) {
+	last := c.nodes[0].prev
+	c.nodes[i].prev, c.nodes[i].next = last, 0
+	c.nodes[last].next, c.nodes[0].prev = i, i
+	c.unused++
+}
+
+func (c *Cache) unlink(i int32) {
+	n := &c.nodes[i]
+	c.nodes[n.prev].next, c.nodes[n.next].prev = n.next, n.prev
+}

@@ -1,0 +1,238 @@
+// Package engine models an LLM engine in virtual time, for replay: continuous
+// batching with chunked prefill, and a prefix cache. It is about an 8B model on one
+// H100, and not calibrated. It does not route and does not know the time.
+package engine
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+)
+
+// The model's constants. A step takes, in milliseconds:
+//
+//	stepMS + tokenMS·tokens + attentionMS·Σ n·(k + n/2) + contextMS·context
+//
+// for all tokens in the step, n prefilled tokens of each prompt behind k earlier
+// ones, and the tokens of context of all decoding requests.
+const (
+	// Budget is the most tokens in one step.
+	Budget      = 4096
+	stepMS      = 8
+	tokenMS     = 0.04
+	attentionMS = 1.5e-6
+	contextMS   = 5e-5
+)
+
+// PrefillMS returns how many milliseconds n tokens behind k held ones take on an
+// engine that does nothing else.
+func PrefillMS(k, n int) float64 {
+	steps, f := (n+Budget-1)/Budget, float64(n)
+	return float64(steps)*stepMS + tokenMS*f + attentionMS*f*(float64(k)+f/2)
+}
+
+// Job is a request on an engine.
+type Job struct {
+	// Number is the caller's.
+	Number int
+	// Chain are the hashes of the prompt's full blocks.
+	Chain []uint64
+	// Answer returns the hash of block i of prompt and answer together.
+	Answer func(i int) uint64
+	// In and Out are the tokens of prompt and answer, at least 1 each.
+	In, Out int
+	// Cached is the number of prompt tokens that the engine did not compute. It
+	// is set when the prefill begins.
+	Cached int
+
+	computed int // prompt tokens that are computed or in the step
+	last     int // the step that makes the last token
+}
+
+// Blocks returns how many blocks of so many tokens the job needs.
+func (j *Job) Blocks(tokens int) int { return (j.In + j.Out + tokens - 1) / tokens }
+
+// Chained returns the hashes of all full blocks of prompt and answer, appended to
+// buf. The last token of an answer is never computed.
+func (j *Job) Chained(buf []uint64, tokens int) []uint64 {
+	buf = append(buf, j.Chain...)
+	for i := len(j.Chain); i < (j.In+j.Out-1)/tokens; i++ {
+		buf = append(buf, j.Answer(i))
+	}
+	return buf
+}
+
+// Engine is one engine. Begin and End take turns.
+type Engine struct {
+	cache *Cache
+	line  *Line   // for the cache, nil if it is the engine's alone
+	block int     // tokens
+	slow  float64 // what the time of a step is multiplied with
+
+	queue    []*Job // not admitted, the first at head
+	head     int
+	prefill  *Job // admitted, its prompt not yet computed
+	decoding jobs
+	steps    int
+	context  int // tokens of all decoding requests
+
+	finishing []*Job // their prefill ends with the step
+	over      []*Job
+	chain     []uint64
+}
+
+// New returns an idle engine with blocks of so many tokens. Engines that have one
+// cache need a line for it; else it is nil.
+func New(cache *Cache, line *Line, block int, slow float64) *Engine {
+	return &Engine{cache: cache, line: line, block: block, slow: slow}
+}
+
+// Line is the order in which jobs of several engines get room in one cache: that of
+// their numbers. Without it, the engine that has most of the room would get all of
+// it, for it is the one that gives some back.
+type Line struct {
+	waiting []int // numbers of jobs, one of an engine at most
+}
+
+// ahead tells whether a job waits that comes before number n.
+func (l *Line) ahead(n int) bool {
+	return l != nil && slices.ContainsFunc(l.waiting, func(other int) bool { return other < n })
+}
+
+func (l *Line) join(n int) {
+	if l != nil && !slices.Contains(l.waiting, n) {
+		l.waiting = append(l.waiting, n)
+	}
+}
+
+func (l *Line) leave(n int) {
+	if l != nil {
+		l.waiting = slices.DeleteFunc(l.waiting, func(other int) bool { return other == n })
+	}
+}
+
+// Add puts a job into the queue.
+func (e *Engine) Add(j *Job) { e.queue = append(e.queue, j) }
+
+// Waiting returns how many jobs are not admitted.
+func (e *Engine) Waiting() int { return len(e.queue) - e.head }
+
+// Cache returns the engine's cache.
+func (e *Engine) Cache() *Cache { return e.cache }
+
+// Decoding calls f for each job that generates, with its tokens so far.
+func (e *Engine) Decoding(f func(j *Job, tokens int)) {
+	for _, j := range e.decoding {
+		f(j, j.Out-(j.last-e.steps))
+	}
+}
+
+// Begin begins a step and returns how long it takes; false if there is nothing to
+// do, or no memory to do it.
+func (e *Engine) Begin() (time.Duration, bool) {
+	tokens := len(e.decoding)
+	attention := 0.0
+	for tokens < Budget {
+		j := e.next()
+		if j == nil {
+			break
+		}
+		n := min(j.In-j.computed, Budget-tokens)
+		attention += float64(n) * (float64(j.computed) + float64(n)/2)
+		tokens += n
+		if j.computed += n; j.computed == j.In {
+			e.finishing = append(e.finishing, j)
+			e.prefill = nil
+		}
+	}
+	if tokens == 0 {
+		return 0, false
+	}
+	ms := stepMS + tokenMS*float64(tokens) + attentionMS*attention + contextMS*float64(e.context)
+	return time.Duration(ms * e.slow * float64(time.Millisecond)), true
+}
+
+// next returns the job whose prompt is to be computed now, nil if there is none or
+// it has to wait for memory.
+func (e *Engine) next() *Job {
+	if e.prefill != nil || e.head == len(e.queue) {
+		return e.prefill
+	}
+	j := e.queue[e.head]
+	held, ok := 0, false
+	if !e.line.ahead(j.Number) {
+		held, ok = e.cache.Reserve(j.Chain, j.Blocks(e.block))
+	}
+	if !ok {
+		e.line.join(j.Number)
+		return nil
+	}
+	e.line.leave(j.Number)
+	e.queue[e.head] = nil
+	if e.head++; e.head == len(e.queue) {
+		e.queue, e.head = e.queue[:0], 0
+	} else if e.head > 1024 && e.head > len(e.queue)/2 {
+		e.queue = e.queue[:copy(e.queue, e.queue[e.head:])]
+		e.head = 0
+	}
+	// The last block of a prompt is always computed, also if it is held.
+	j.Cached = min(held, (j.In-1)/e.block) * e.block
+	j.computed, e.prefill = j.Cached, j
+	return j
+}
+
+// End ends the step. It returns the jobs whose first token came, and those that are
+// over; some may be both. The slices are valid until the next call.
+func (e *Engine) End() (first, over []*Job) {
+	e.steps++
+	e.context += len(e.decoding)
+	e.over = e.over[:0]
+	for len(e.decoding) > 0 && e.decoding[0].last == e.steps {
+		j := heap.Pop(&e.decoding).(*Job)
+		e.context -= j.In + j.Out
+		e.end(j)
+	}
+	first = e.finishing
+	for _, j := range first {
+		if j.Out == 1 {
+			e.end(j)
+			continue
+		}
+		j.last = e.steps + j.Out - 1
+		e.context += j.In + 1
+		heap.Push(&e.decoding, j)
+	}
+	e.finishing = e.finishing[:0]
+	return first, e.over
+}
+
+func (e *Engine) end(j *Job) {
+	e.chain = j.Chained(e.chain[:0], e.block)
+	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.Blocks(e.block))
+	e.over = append(e.over, j)
+}
+
+// jobs is a heap by last, then by Number.
+type jobs []*Job
+
+func (q jobs) Len() int      { return len(q) }
+func (q jobs) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+func (q jobs) Less(i, j int) bool {
+	if q[i].last != q[j].last {
+		return q[i].last < q[j].last
+	}
+	return q[i].Number < q[j].Number
+}
+
+// Push implements heap.Interface.
+func (q *jobs) Push(j any) { *q = append(*q, j.(*Job)) }
+
+// Pop implements heap.Interface.
+func (q *jobs) Pop() any {
+	last := len(*q) - 1
+	j := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return j
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "small.jsonl")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const small = `{"name":"small","block":16,"closed":false}
+{"t":0,"in":40,"out":3,"think":-1,"h":[0,1],"s":0,"k":0}
+{"t":1,"in":40,"out":3,"think":-1,"h":[0,1],"s":1,"k":0}
+{"t":2,"in":20,"out":3,"think":-1,"h":[2],"s":2,"k":0}
+`
+
+func TestReportsEachCell(t *testing.T) {
+	args := []string{"-trace", write(t, small), "-policy", "lmetric,dynamo", "-speed", "1,2", "-workers", "2", "-kv-tokens", "1000", "-knowledge", "exact", "-slow", "0:2,1:1.5"}
+	var out, progress bytes.Buffer
+	if err := run(append(args, "-json"), &out, &progress); err != nil {
+		t.Fatal(err)
+	}
+	var got report
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Trace != "small" || got.Requests != 3 || len(got.Cells) != 4 || got.Slow[0] != 2 {
+		t.Fatalf("got %s", out.Bytes())
+	}
+	for i, c := range got.Cells {
+		policy, knowledge, speed := "lmetric", "exact", 1+float64(i/2)
+		if i%2 == 1 {
+			policy, knowledge = "dynamo", "approximate"
+		}
+		if c.Policy != policy || c.Knowledge != knowledge || c.Speed != speed || c.Relative == nil {
+			t.Errorf("cell %d is %+v", i, c)
+		}
+		if i%2 == 0 && c.Relative.MeanTTFT != 1 {
+			t.Errorf("the first policy is %v of itself", c.Relative.MeanTTFT)
+		}
+	}
+	out.Reset()
+	if err := run(args, &out, &progress); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "\n"); n != 6 || !strings.Contains(out.String(), "lmetric") {
+		t.Errorf("a table of %d lines:\n%s", n, out.String())
+	}
+}
+
+func TestBadFlags(t *testing.T) {
+	path := write(t, small)
+	for want, args := range map[string][]string{
+		"-trace is missing":       {},
+		"no such file":            {"-trace", path + "x"},
+		`-policy has "x"`:         {"-trace", path, "-policy", "dynamo,x"},
+		`"dynamo" twice`:          {"-trace", path, "-policy", "dynamo,dynamo"},
+		`-speed has "0"`:          {"-trace", path, "-speed", "1,0"},
+		`-slow has "9:2"`:         {"-trace", path, "-slow", "9:2"},
+		`-slow has "x"`:           {"-trace", path, "-slow", "1:x"},
+		`-knowledge is "some"`:    {"-trace", path, "-knowledge", "some"},
+		`-sessions is "some"`:     {"-trace", path, "-sessions", "some"},
+		`unexpected argument "y"`: {"-trace", path, "y"},
+		"line 1":                  {"-trace", write(t, "{}")},
+		"does not fit":            {"-trace", path, "-kv-tokens", "20"},
+	} {
+		var out, progress bytes.Buffer
+		if err := run(args, &out, &progress); err == nil || !strings.Contains(err.Error(), want) || out.Len() > 0 {
+			t.Errorf("%v: error %v and output %q, want %q", args, err, out.String(), want)
+		}
+	}
+}
+
+func TestWriteErrorsAreReported(t *testing.T) {
+	var progress bytes.Buffer
+	for _, more := range [][]string{nil, {"-json"}} {
+		if err := run(append([]string{"-trace", write(t, small)}, more...), failing{}, &progress); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%v: error %v", more, err)
+		}
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, os.ErrClosed }

@@ -1,0 +1,200 @@
+// Package rules has the published routing rules that the router does not offer, for
+// comparison in replays only. They see what the router sees: overlap and load as
+// the scheduler knows them. Where a rule reads gauges of engines or the client's
+// session, the replay supplies them.
+package rules
+
+import (
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
+)
+
+// View is what the replay tells the rules beside the Selection. A candidate's
+// position is that of its engine.
+type View struct {
+	// Now is the virtual time.
+	Now time.Duration
+	// Session is the session of the request that is placed.
+	Session int
+	// Block is the number of tokens in a block.
+	Block int
+	// Exact lets the rules see the blocks that the engines hold, in place of the
+	// scheduler's mirror.
+	Exact bool
+	// Engines are the engines.
+	Engines []*engine.Engine
+}
+
+// held returns how many tokens of the prompt candidate i holds.
+func (v *View) held(s *kvscore.Selection, i int) int64 {
+	if v.Exact {
+		return int64(v.Engines[i].Cache().Held(s.Blocks) * v.Block)
+	}
+	return int64(s.Candidates[i].OverlapBlocks*float64(s.BlockSize) + 0.5)
+}
+
+// cached returns how many tokens of the prompt candidate i would not compute.
+func (v *View) cached(s *kvscore.Selection, i int) int64 {
+	if v.Exact {
+		block := int64(v.Block)
+		return max(0, min(v.held(s, i), s.Tokens-1)/block*block)
+	}
+	return s.Candidates[i].OverlapTokens
+}
+
+// Observer is a rule that keeps books of its own.
+type Observer interface {
+	// Placed is called after the choice, with the request's number. The choice may
+	// have been made by another, such as a session's binding.
+	Placed(s *kvscore.Selection, request, at int)
+	// FirstToken is called when the request's prefill is over.
+	FirstToken(request, at int)
+}
+
+// least sets the costs and returns a candidate with the lowest; equal ones share
+// evenly.
+type least struct {
+	ties kvscore.Ties
+	tied []int
+}
+
+func (l *least) choose(s *kvscore.Selection, cost func(i int) float64) int {
+	l.tied = l.tied[:0]
+	lowest := 0.0
+	for i := range s.Candidates {
+		c := cost(i)
+		s.Candidates[i].Cost = c
+		if len(l.tied) == 0 || c < lowest {
+			l.tied, lowest = l.tied[:0], c
+		}
+		if c == lowest {
+			l.tied = append(l.tied, i)
+		}
+	}
+	return l.ties.Pick(s, l.tied)
+}
+
+// StickyHash gives all requests of a session to one target, by rendezvous hashing.
+// It knows neither overlap nor load.
+type StickyHash struct{ View *View }
+
+// Choose implements kvscore.Policy.
+func (h *StickyHash) Choose(s *kvscore.Selection) int {
+	best, most := 0, uint64(0)
+	for i := range s.Candidates {
+		rank := mix(mix(uint64(h.View.Session)^s.Root) ^ mix(s.Candidates[i].Target.Worker))
+		if rank > most {
+			best, most = i, rank
+		}
+	}
+	return best
+}
+
+// mix scatters the bits of x: the output function of SplitMix64.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// LMetric takes the lowest product of prefill tokens, those booked and those that
+// the prompt lacks, and requests, this one included (arXiv 2603.15202).
+type LMetric struct {
+	View *View
+	least
+}
+
+// Choose implements kvscore.Policy.
+func (l *LMetric) Choose(s *kvscore.Selection) int {
+	return l.choose(s, func(i int) float64 {
+		c := &s.Candidates[i]
+		lacks := max(1, s.Tokens-l.View.cached(s, i))
+		return float64(c.PrefillTokens+lacks) * float64(c.Requests+1)
+	})
+}
+
+// GAIE is the default profile of the Gateway API Inference Extension and llm-d:
+// the highest 3 × match + 2 × (1 − queue) + 2 × (1 − KV use), with the share of
+// the prompt that matches, of its first 256 blocks only, and the queue normalised to
+// the range among the candidates. Queue and KV use are the engines' own gauges, as
+// fresh as can be.
+type GAIE struct {
+	View *View
+	least
+}
+
+// gaieBlocks bounds the match, in blocks of Selection.BlockSize.
+const gaieBlocks = 256
+
+// Choose implements kvscore.Policy.
+func (g *GAIE) Choose(s *kvscore.Selection) int {
+	fewest, most := g.View.Engines[0].Waiting(), 0
+	for _, e := range g.View.Engines {
+		fewest, most = min(fewest, e.Waiting()), max(most, e.Waiting())
+	}
+	return g.choose(s, func(i int) float64 {
+		e := g.View.Engines[i]
+		match, queue := 0.0, 1.0
+		if blocks := min(gaieBlocks, s.RequestBlocks); blocks > 0 {
+			match = min(float64(g.View.held(s, i))/float64(s.BlockSize), blocks) / blocks
+		}
+		if most > fewest {
+			queue = float64(most-e.Waiting()) / float64(most-fewest)
+		}
+		return -(3*match + 2*queue + 2*(1-e.Cache().Usage()))
+	})
+}
+
+// CacheAware is SGLang's cache_aware: if the loads differ by more than 64 requests
+// and by half, the fewest requests; else the best match if it is above 0.3 of the
+// prompt; else the smallest tree. The match is the router's, not SGLang's own tree
+// of text; the tree's size is the tokens that a target was sent and did not hold.
+type CacheAware struct {
+	View *View
+	least
+	trees []float64
+}
+
+const (
+	cacheThreshold = 0.3
+	balanceAbs     = 64
+	balanceRel     = 1.5
+)
+
+// Choose implements kvscore.Policy.
+func (a *CacheAware) Choose(s *kvscore.Selection) int {
+	a.trees = grown(a.trees, len(s.Candidates))
+	fewest, most, best := s.Candidates[0].Requests, 0, int64(0)
+	for i := range s.Candidates {
+		n := s.Candidates[i].Requests
+		fewest, most = min(fewest, n), max(most, n)
+		best = max(best, a.View.held(s, i))
+	}
+	switch {
+	case most-fewest > balanceAbs && float64(most) > balanceRel*float64(fewest):
+		return a.choose(s, func(i int) float64 { return float64(s.Candidates[i].Requests) })
+	case float64(best) > cacheThreshold*float64(s.Tokens):
+		return a.choose(s, func(i int) float64 { return -float64(a.View.held(s, i)) })
+	}
+	return a.choose(s, func(i int) float64 { return a.trees[i] })
+}
+
+// Placed implements Observer.
+func (a *CacheAware) Placed(s *kvscore.Selection, _, at int) {
+	a.trees = grown(a.trees, len(s.Candidates))
+	a.trees[at] += float64(s.Tokens - min(s.Tokens, a.View.held(s, at)))
+}
+
+// FirstToken implements Observer.
+func (a *CacheAware) FirstToken(int, int) {}
+
+// grown returns a list with at least n elements.
+func grown[T any](list []T, n int) []T {
+	if n <= len(list) {
+		return list
+	}
+	return append(list, make([]T, n-len(list))...)
+}

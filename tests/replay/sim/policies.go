@@ -1,0 +1,72 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
+)
+
+// spec is a policy by name.
+type spec struct {
+	name string
+	make func(*rules.View) kvscore.Policy
+	// comparison says that the policy is none of the router's; it can see exact
+	// knowledge.
+	comparison bool
+	// sessions says that the policy needs them.
+	sessions bool
+	// pooled says that all engines have one cache, of the memory of all.
+	pooled bool
+	// unbounded says that they have one without a bound.
+	unbounded bool
+}
+
+// plain returns Dynamo's own formula with Dynamo's defaults but the scale.
+func plain(scale float64) func(*rules.View) kvscore.Policy {
+	return func(*rules.View) kvscore.Policy {
+		return &kvscore.Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: scale, IgnoreOutputBlocks: true}
+	}
+}
+
+var specs = []spec{
+	{name: "dynamo", make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
+	{name: "dynamo_1", make: plain(1)},
+	{name: "dynamo_16", make: plain(16)},
+	{name: "round_robin", make: func(*rules.View) kvscore.Policy { return new(kvscore.RoundRobin) }},
+	{name: "least_load", make: func(*rules.View) kvscore.Policy { return new(kvscore.LeastLoad) }},
+	{name: "random", make: func(*rules.View) kvscore.Policy { return kvscore.Random{} }},
+	{name: "power_of_two", make: func(*rules.View) kvscore.Policy { return kvscore.PowerOfTwo{} }},
+	{name: "prefix_hash", make: func(*rules.View) kvscore.Policy { return new(kvscore.PrefixHash) }},
+	{name: "cache_aware", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.CacheAware{View: v} }},
+	{name: "gaie", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.GAIE{View: v} }},
+	{name: "lmetric", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.LMetric{View: v} }},
+	{name: "min_ttft", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.MinTTFT{View: v} }},
+	{name: "sticky_hash", comparison: true, sessions: true, make: func(v *rules.View) kvscore.Policy { return &rules.StickyHash{View: v} }},
+	{name: "pool", comparison: true, pooled: true, make: leastWork},
+	{name: "infinite", comparison: true, unbounded: true, make: leastWork},
+}
+
+func leastWork(v *rules.View) kvscore.Policy {
+	v.Exact = true // the mirror knows nothing of a common cache
+	return &rules.LeastWork{MinTTFT: rules.MinTTFT{View: v}}
+}
+
+// Policies returns the names of all policies.
+func Policies() []string {
+	names := make([]string, len(specs))
+	for i := range specs {
+		names[i] = specs[i].name
+	}
+	return names
+}
+
+func find(name string) (*spec, error) {
+	i := slices.IndexFunc(specs, func(s spec) bool { return s.name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("unknown policy %q, want one of %s", name, strings.Join(Policies(), ", "))
+	}
+	return &specs[i], nil
+}

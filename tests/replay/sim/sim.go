@@ -1,0 +1,330 @@
+// Package sim replays a trace in virtual time: the router's scheduler, index,
+// leases and policies against modelled engines. It has no router logic of its own.
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
+)
+
+// Config is one cell of a replay.
+type Config struct {
+	// Trace is what is replayed. It is only read.
+	Trace *trace.Trace
+	// Policy is a name of Policies.
+	Policy string
+	// Workers is the number of engines.
+	Workers int
+	// KVTokens is the capacity of each engine; ToldTokens what the scheduler is
+	// told of it, 0 for the same.
+	KVTokens, ToldTokens int64
+	// Speed divides the times of the trace, think times included.
+	Speed float64
+	// Seed is for what chance decides.
+	Seed uint64
+	// Exact shows the engines' blocks to the comparison policies.
+	Exact bool
+	// Sessions binds the requests of a session to one engine.
+	Sessions bool
+	// Slow is what the step times of some engines are multiplied with.
+	Slow map[int]float64
+	// Progress is told how many requests are over, every now and then.
+	Progress func(over int)
+}
+
+const (
+	// upkeep is how often the router looks for expired leases.
+	upkeep = 10 * time.Second
+	// often is how many requests go by between calls of Progress.
+	often = 1000
+)
+
+// epoch is the beginning of virtual time.
+var epoch = time.Unix(1_700_000_000, 0)
+
+// request is a request of the trace on its way.
+type request struct {
+	engine.Job
+	lease   *kvscore.Lease
+	version uint64 // of the session's binding
+	at      int    // engine
+	arrived time.Duration
+	first   time.Duration
+}
+
+// replay is a cell in progress.
+type replay struct {
+	Config
+	spec      *spec
+	policy    kvscore.Policy
+	observer  rules.Observer // the policy, if it is one
+	view      rules.View
+	scheduler *kvscore.Scheduler
+	refs      []kvscore.TargetRef
+	selection kvscore.Selection
+	sessions  *sessions // nil without
+	requests  []request
+	engines   []*engine.Engine
+	stepping  []bool
+	events    events
+	stats     stats
+	now       time.Duration
+	swept     time.Duration
+	err       error
+	answer    []uint64
+	over      int
+}
+
+// Run replays one cell.
+func Run(c Config) (*Result, error) {
+	sp, err := c.check()
+	if err != nil {
+		return nil, err
+	}
+	r := &replay{Config: c, spec: sp}
+	if c.Sessions {
+		if r.sessions, err = newSessions(); err != nil {
+			return nil, fmt.Errorf("opening the session store: %w", err)
+		}
+		defer r.sessions.store.Close()
+	}
+	r.build()
+	r.arrivals()
+	for len(r.events) > 0 && r.err == nil {
+		e := r.events.pop()
+		r.setTime(e.at)
+		r.upkeep()
+		if e.arrival {
+			r.place(e.n)
+		} else {
+			r.step(e.n)
+		}
+	}
+	switch {
+	case r.err != nil:
+		return nil, r.err
+	case r.over != len(c.Trace.Requests):
+		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
+	case r.scheduler.Stats().Leases != 0:
+		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
+	case len(r.stats.ttft) == 0:
+		return nil, fmt.Errorf("all requests fall into the warm-up: the first %g %% of an open loop, the first %v of a closed one", warmUp*100, warmUpClosed)
+	}
+	return r.result(), nil
+}
+
+func (c *Config) check() (*spec, error) {
+	sp, err := find(c.Policy)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Trace == nil || len(c.Trace.Requests) == 0:
+		return nil, errors.New("there is no trace")
+	case c.Workers < 1:
+		return nil, fmt.Errorf("workers is %d, want at least 1", c.Workers)
+	case !(c.Speed > 0):
+		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
+	case c.ToldTokens < 0:
+		return nil, fmt.Errorf("told KV tokens is %d, want at least 0", c.ToldTokens)
+	case sp.sessions && !c.Trace.Sessions:
+		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
+	case c.Sessions && !c.Trace.Sessions:
+		return nil, errors.New("the trace has no sessions")
+	}
+	for w, f := range c.Slow {
+		if w < 0 || w >= c.Workers || !(f > 0) {
+			return nil, fmt.Errorf("slow is %d:%v, want a worker from 0 to %d and more than 0", w, f, c.Workers-1)
+		}
+	}
+	room := c.KVTokens / int64(c.Trace.BlockTokens)
+	for i := range c.Trace.Requests {
+		q := &c.Trace.Requests[i]
+		if j := (engine.Job{In: q.In, Out: q.Out}); int64(j.Blocks(c.Trace.BlockTokens)) > room {
+			return nil, fmt.Errorf("a request of %d + %d tokens does not fit into %d KV tokens", q.In, q.Out, c.KVTokens)
+		}
+	}
+	return sp, nil
+}
+
+// build makes engines, scheduler and policy.
+func (r *replay) build() {
+	block := r.Trace.BlockTokens
+	r.engines, r.stepping = make([]*engine.Engine, r.Workers), make([]bool, r.Workers)
+	capacity := int(r.KVTokens / int64(block))
+	var common *engine.Cache
+	var line *engine.Line
+	switch {
+	case r.spec.unbounded:
+		common, line = engine.NewCache(0), new(engine.Line)
+	case r.spec.pooled:
+		common, line = engine.NewCache(capacity*r.Workers), new(engine.Line)
+	}
+	told := r.ToldTokens
+	if told == 0 {
+		told = r.KVTokens
+	}
+	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
+	targets := make([]kvscore.Target, r.Workers)
+	for i := range r.engines {
+		cache, slow := common, 1.0
+		if cache == nil {
+			cache = engine.NewCache(capacity)
+		}
+		if f := r.Slow[i]; f > 0 {
+			slow = f
+		}
+		r.engines[i] = engine.New(cache, line, block, slow)
+		targets[i] = kvscore.Target{Worker: uint64(i) + 1}
+		r.scheduler.Declare(targets[i], told)
+		r.scheduler.SetPage(targets[i], int64(block))
+	}
+	r.refs = r.scheduler.Refs(targets)
+	r.view = rules.View{Block: block, Exact: r.Exact, Engines: r.engines}
+	r.policy = r.spec.make(&r.view)
+	r.observer, _ = r.policy.(rules.Observer)
+	r.selection.Rand = rand.New(rand.NewPCG(r.Seed, 0)) //nolint:gosec // to be repeated
+	r.requests = make([]request, len(r.Trace.Requests))
+}
+
+// arrivals schedules what does not depend on the end of another request.
+func (r *replay) arrivals() {
+	for i := range r.Trace.Requests {
+		q := &r.Trace.Requests[i]
+		if !r.Trace.Closed || i == 0 || r.Trace.Requests[i-1].Session != q.Session {
+			r.events.push(event{at: r.scaled(q.At), arrival: true, n: i})
+		}
+	}
+	r.stats.begin(r)
+}
+
+func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(float64(t) / r.Speed) }
+
+func (r *replay) setTime(t time.Duration) {
+	r.now, r.view.Now = t, t
+	if r.sessions != nil {
+		r.sessions.now.Store(int64(t))
+	}
+}
+
+func (r *replay) clock() time.Time { return epoch.Add(r.now) }
+
+// upkeep does what the router does every now and then.
+func (r *replay) upkeep() {
+	if r.now-r.swept >= upkeep {
+		r.swept = r.now
+		r.outputs()
+		r.scheduler.Expire(r.clock())
+	}
+}
+
+// outputs brings the leases up to what the engines have generated. A router sees
+// each token; nobody looks at the books in between.
+func (r *replay) outputs() {
+	now := r.clock()
+	for _, e := range r.engines {
+		e.Decoding(func(j *engine.Job, tokens int) { r.requests[j.Number].lease.Output(now, int64(tokens)) })
+	}
+}
+
+// place lets the policy choose for a request, and sends it there.
+func (r *replay) place(n int) {
+	t, q := &r.Trace.Requests[n], &r.requests[n]
+	r.outputs()
+	block := r.Trace.BlockTokens
+	ask := kvscore.Request{
+		Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block),
+		Past:   float32(t.In%block) / float32(block),
+		Tokens: int64(t.In), Streamed: true,
+	}
+	r.view.Session = t.Session
+	bound := -1
+	if r.sessions != nil {
+		bound, q.version = r.sessions.bound(t.Session)
+	}
+	q.at, q.lease = r.scheduler.SelectAmong(r.clock(), &ask, r.refs, bound, r.policy, &r.selection)
+	if r.observer != nil {
+		r.observer.Placed(&r.selection, n, q.at)
+	}
+	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
+	q.arrived = r.now
+	r.stats.arrived(r.now, n, q.at)
+	r.engines[q.at].Add(&q.Job)
+	r.begin(q.at)
+}
+
+// begin lets an idle engine begin a step.
+func (r *replay) begin(at int) {
+	if r.stepping[at] {
+		return
+	}
+	if took, ok := r.engines[at].Begin(); ok {
+		r.stepping[at] = true
+		r.events.push(event{at: r.now + took, n: at})
+	}
+}
+
+// step ends the step of an engine.
+func (r *replay) step(at int) {
+	r.stepping[at] = false
+	first, over := r.engines[at].End()
+	for _, j := range first {
+		q := &r.requests[j.Number]
+		q.first = r.now
+		q.lease.FirstToken(r.clock())
+		q.lease.Output(r.clock(), 1)
+		if r.observer != nil {
+			r.observer.FirstToken(j.Number, at)
+		}
+		if r.sessions != nil && r.err == nil {
+			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, q.lease.Target())
+		}
+	}
+	for _, j := range over {
+		r.end(&r.requests[j.Number])
+	}
+	r.begin(at)
+	if r.spec.pooled { // others may have waited for memory
+		for i := range r.engines {
+			r.begin(i)
+		}
+	}
+}
+
+// end ends a request.
+func (r *replay) end(q *request) {
+	in, out := int64(q.In), int64(q.Out)
+	block := r.Trace.BlockTokens
+	q.lease.Output(r.clock(), out)
+	r.answer = q.Chained(r.answer[:0], block)
+	q.lease.Counted(kvscore.Counts{
+		Prompt: in, Cached: int64(q.Cached), Answer: in + out - 1,
+		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
+	})
+	q.lease.End(true, r.answer)
+	if r.sessions != nil {
+		r.sessions.ended(r.Trace.Requests[q.Number].Session)
+	}
+	q.lease = nil
+	r.stats.ended(r.now, q.at, q.Number, q)
+	r.next(q.Number)
+	if r.over++; r.Progress != nil && r.over%often == 0 {
+		r.Progress(r.over)
+	}
+}
+
+// next schedules the next turn of a session, in a closed loop.
+func (r *replay) next(n int) {
+	if !r.Trace.Closed || n+1 == len(r.Trace.Requests) {
+		return
+	}
+	if q := &r.Trace.Requests[n+1]; q.Session == r.Trace.Requests[n].Session {
+		r.events.push(event{at: r.now + r.scaled(q.Think), arrival: true, n: n + 1})
+	}
+}

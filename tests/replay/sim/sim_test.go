@@ -1,0 +1,267 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
+)
+
+// synthetic makes a trace of conversations with one of a few system prompts each.
+func synthetic(tb testing.TB, requests int, closed bool) *trace.Trace {
+	tb.Helper()
+	const block, system, more, sessions = 64, 30, 8, 40
+	r := rand.New(rand.NewPCG(1, 2))
+	chains, next, turns := make([][]string, sessions), 1000, make([]int, sessions)
+	for i := range chains {
+		for k := range system {
+			chains[i] = append(chains[i], fmt.Sprint(i%4*system+k))
+		}
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, `{"name":"synthetic","block":%d,"closed":%v}`+"\n", block, closed)
+	for i := range requests {
+		s := r.IntN(sessions)
+		if turns[s] == 12 { // a new conversation
+			chains[s] = chains[s][:system:system]
+		}
+		for range more {
+			chains[s] = append(chains[s], fmt.Sprint(next))
+			next++
+		}
+		think := -1.0
+		if closed {
+			think = r.Float64() * 20
+		}
+		fmt.Fprintf(&text, `{"t":%g,"in":%d,"out":%d,"think":%g,"h":[%s],"s":%d,"k":%d}`+"\n",
+			float64(i)*0.05, len(chains[s])*block+r.IntN(block), 1+r.IntN(80), think, strings.Join(chains[s], ","), s, turns[s])
+		turns[s]++
+	}
+	t, err := trace.Read(strings.NewReader(text.String()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return t
+}
+
+func cell(t *trace.Trace, policy string) Config {
+	return Config{Trace: t, Policy: policy, Workers: 3, KVTokens: 60_000, Speed: 1, Seed: 1}
+}
+
+func mustRun(tb testing.TB, c Config) *Result {
+	tb.Helper()
+	res, err := Run(c)
+	if err != nil {
+		tb.Fatalf("%s: %v", c.Policy, err)
+	}
+	return res
+}
+
+func TestEveryPolicyReplaysATrace(t *testing.T) {
+	open, closed := synthetic(t, 500, false), synthetic(t, 500, true)
+	for _, policy := range Policies() {
+		for _, tr := range []*trace.Trace{open, closed} {
+			res := mustRun(t, cell(tr, policy))
+			if !(res.P50TTFT > 8 && res.P50TTFT <= res.P99TTFT && res.MeanTTFT < res.MeanE2E) {
+				t.Errorf("%s: TTFT %+v", policy, res.Figures)
+			}
+			if !(res.HitRatio > 0.1 && res.HitRatio < 1) || !(res.Imbalance >= 1 && res.Imbalance <= 3) || res.PerSecond <= 0 {
+				t.Errorf("%s: %+v", policy, res.Figures)
+			}
+			if res.PolicyFaults+res.Expired != 0 {
+				t.Errorf("%s: %d faults, %d leases expired", policy, res.PolicyFaults, res.Expired)
+			}
+			if !tr.Closed && res.Requests != 450 {
+				t.Errorf("%s: the figures are of %d requests, want 450", policy, res.Requests)
+			}
+		}
+	}
+}
+
+func TestASeedDecidesAll(t *testing.T) {
+	tr := synthetic(t, 600, false)
+	for _, policy := range Policies() {
+		a, b := mustRun(t, cell(tr, policy)), mustRun(t, cell(tr, policy))
+		if !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: %+v and then %+v", policy, a, b)
+		}
+	}
+	c := cell(tr, "random")
+	a := mustRun(t, c)
+	c.Seed = 2
+	if b := mustRun(t, c); a.MeanTTFT == b.MeanTTFT {
+		t.Error("another seed changes nothing")
+	}
+}
+
+func TestSettingsMatter(t *testing.T) {
+	tr := synthetic(t, 1500, false)
+	base := cell(tr, "lmetric")
+	base.KVTokens = 30_000
+	want := mustRun(t, base)
+	for name, change := range map[string]func(*Config){
+		"workers":     func(c *Config) { c.Workers = 5 },
+		"KV tokens":   func(c *Config) { c.KVTokens = 25_000 },
+		"told tokens": func(c *Config) { c.ToldTokens = 3_000 },
+		"speed":       func(c *Config) { c.Speed = 2 },
+		"exact":       func(c *Config) { c.Exact = true },
+		"sessions":    func(c *Config) { c.Sessions = true },
+		"slow":        func(c *Config) { c.Slow = map[int]float64{1: 2} },
+	} {
+		c := base
+		change(&c)
+		if got := mustRun(t, c); got.MeanTTFT == want.MeanTTFT {
+			t.Errorf("%s: the same result", name)
+		}
+	}
+}
+
+// TestOneRequest compares with what the model's formula gives.
+func TestOneRequest(t *testing.T) {
+	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
+	c := cell(tr, "dynamo")
+	for factor, slow := range map[float64]map[int]float64{1: nil, 2.5: {0: 2.5, 1: 2.5, 2: 2.5}} {
+		c.Slow = slow
+		res := mustRun(t, c)
+		ttft := factor * engine.PrefillMS(0, 5000)
+		e2e := ttft + factor*(2*(8+0.04)+5e-5*(5001+5002))
+		if math.Abs(res.MeanTTFT-ttft) > 1e-3 || math.Abs(res.MeanE2E-e2e) > 1e-3 {
+			t.Errorf("TTFT %v ms and %v ms in all, want %v and %v", res.MeanTTFT, res.MeanE2E, ttft, e2e)
+		}
+	}
+}
+
+func blocks(n int) []uint64 {
+	list := make([]uint64, n)
+	for i := range list {
+		list[i] = uint64(i) + 1
+	}
+	return list
+}
+
+// TestOneHistoryIsComputedOnce asks six times with one long history and new tails.
+func TestOneHistoryIsComputedOnce(t *testing.T) {
+	const history, tail = 6000, 8
+	tr := &trace.Trace{BlockTokens: 16, Sessions: true}
+	for i := range 6 {
+		chain := blocks(history + 6*tail)
+		chain = append(chain[:history:history], chain[history+i*tail:history+(i+1)*tail]...)
+		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Minute, In: 16 * len(chain), Out: 20, Blocks: chain, Session: i})
+	}
+	for _, policy := range []string{"dynamo_1", "lmetric", "min_ttft", "pool"} {
+		c := cell(tr, policy)
+		c.KVTokens = 200_000
+		want := 1 - float64(16*(history+6*tail))/float64(6*16*(history+tail))
+		if res := mustRun(t, c); math.Abs(res.HitRatio-want) > 1e-9 {
+			t.Errorf("%s: hit ratio %v, want %v", policy, res.HitRatio, want)
+		}
+	}
+}
+
+// TestTurnsFollowEachOther replays a session whose second turn comes after the
+// first has ended and the user has thought.
+func TestTurnsFollowEachOther(t *testing.T) {
+	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Closed: true, Requests: []trace.Request{
+		{At: 100 * time.Second, In: 320, Out: 10, Blocks: blocks(20)},
+		{Turn: 1, Think: 4 * time.Second, In: 640, Out: 10, Blocks: blocks(40)},
+	}}
+	res := mustRun(t, cell(tr, "dynamo"))
+	if res.Requests != 2 || math.Abs(res.HitRatio-320.0/960) > 1e-9 {
+		t.Errorf("%d requests with a hit ratio of %v", res.Requests, res.HitRatio)
+	}
+	if rate := 2 / (4 + 2*res.MeanE2E/1000); math.Abs(res.PerSecond-rate) > 1e-6 {
+		t.Errorf("%v requests a second, want %v", res.PerSecond, rate)
+	}
+}
+
+// TestSessionsStayWhereTheyAre replays sessions bound to an engine, with a policy
+// that would send each turn elsewhere, and pauses that the binding survives or not.
+func TestSessionsStayWhereTheyAre(t *testing.T) {
+	for think, hits := range map[time.Duration]float64{4 * time.Minute: 320.0 / 960, 6 * time.Minute: 0} {
+		tr := &trace.Trace{BlockTokens: 16, Sessions: true, Closed: true, Requests: []trace.Request{
+			{At: 100 * time.Second, In: 320, Out: 10, Blocks: blocks(20)},
+			{Turn: 1, Think: think, In: 640, Out: 10, Blocks: blocks(40)},
+		}}
+		c := cell(tr, "round_robin")
+		c.Sessions = true
+		if res := mustRun(t, c); math.Abs(res.HitRatio-hits) > 1e-9 {
+			t.Errorf("after %v: hit ratio %v, want %v", think, res.HitRatio, hits)
+		}
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	tr := synthetic(t, 50, false)
+	for want, change := range map[string]func(*Config){
+		`unknown policy "best"`: func(c *Config) { c.Policy = "best" },
+		"workers is 0":          func(c *Config) { c.Workers = 0 },
+		"speed is -1":           func(c *Config) { c.Speed = -1 },
+		"speed is NaN":          func(c *Config) { c.Speed = math.NaN() },
+		"told KV tokens is -1":  func(c *Config) { c.ToldTokens = -1 },
+		"into 100 KV tokens":    func(c *Config) { c.KVTokens = 100 },
+		"slow is 3:2":           func(c *Config) { c.Slow = map[int]float64{3: 2} },
+		"the warm-up": func(c *Config) {
+			c.Trace = &trace.Trace{BlockTokens: 16, Closed: true, Requests: []trace.Request{{In: 5, Out: 1}}}
+		},
+		"no trace": func(c *Config) { c.Trace = nil },
+		"has no sessions": func(c *Config) {
+			c.Sessions, c.Trace = true, &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
+		},
+		"needs sessions": func(c *Config) {
+			c.Policy, c.Trace = "sticky_hash", &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
+		},
+	} {
+		c := cell(tr, "dynamo")
+		change(&c)
+		if _, err := Run(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestEventsComeInOrder(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	var q events
+	var all []event
+	for range 500 {
+		e := event{at: time.Duration(r.IntN(40)), arrival: r.IntN(2) == 0, n: r.IntN(10)}
+		q.push(e)
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b event) int {
+		switch {
+		case a.before(&b):
+			return -1
+		case b.before(&a):
+			return 1
+		}
+		return 0
+	})
+	for i, want := range all {
+		if got := q.pop(); got != want {
+			t.Fatalf("event %d is %+v, want %+v", i, got, want)
+		}
+	}
+}
+
+// BenchmarkRequest replays a long trace; a request is one operation.
+func BenchmarkRequest(b *testing.B) {
+	tr := synthetic(b, 20_000, false)
+	for _, policy := range []string{"dynamo", "min_ttft"} {
+		b.Run(policy, func(b *testing.B) {
+			c := cell(tr, policy)
+			c.Workers = 8
+			for b.Loop() {
+				mustRun(b, c)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(tr.Requests)), "ns/request")
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package sim
+
+import (
+	"slices"
+	"time"
+)
+
+const (
+	// warmUp is the share of the requests of an open loop that do not count, the
+	// first ones; warmUpClosed is the time after which those of a closed one do.
+	warmUp       = 0.1
+	warmUpClosed = 90 * time.Second
+)
+
+// Result is what a cell showed, without the warm-up.
+type Result struct {
+	Policy    string  `json:"policy"`
+	Speed     float64 `json:"speed"`
+	Knowledge string  `json:"knowledge"`
+	Figures
+	// Requests is how many requests the figures are of.
+	Requests int `json:"requests"`
+	// PolicyFaults are choices that the policy spoilt; Expired are leases that
+	// expired before their request ended; Untracked are prompts that did not go
+	// into the mirror whole.
+	PolicyFaults uint64 `json:"policy_faults"`
+	Expired      uint64 `json:"expired_leases"`
+	Untracked    uint64 `json:"untracked_prompts"`
+	// Relative are the figures divided by those of the first policy at this speed.
+	Relative *Figures `json:"relative,omitempty"`
+}
+
+// Figures are the figures of a cell. Times are in milliseconds.
+type Figures struct {
+	MeanTTFT float64 `json:"ttft_mean_ms"`
+	P50TTFT  float64 `json:"ttft_p50_ms"`
+	P99TTFT  float64 `json:"ttft_p99_ms"`
+	MeanE2E  float64 `json:"e2e_mean_ms"`
+	// HitRatio is the share of the prompt tokens that engines did not compute.
+	HitRatio float64 `json:"hit_ratio"`
+	// Imbalance is the greatest number of requests in flight on one worker divided
+	// by the mean, averaged over the time in which there are any.
+	Imbalance float64 `json:"imbalance"`
+	PerSecond float64 `json:"requests_per_second"`
+}
+
+// Over returns each figure divided by that of another cell; 0 where that is 0.
+func (f Figures) Over(by Figures) *Figures {
+	div := func(a, b float64) float64 {
+		if b == 0 {
+			return 0
+		}
+		return a / b
+	}
+	return &Figures{
+		MeanTTFT: div(f.MeanTTFT, by.MeanTTFT), P50TTFT: div(f.P50TTFT, by.P50TTFT),
+		P99TTFT: div(f.P99TTFT, by.P99TTFT), MeanE2E: div(f.MeanE2E, by.MeanE2E),
+		HitRatio: div(f.HitRatio, by.HitRatio), Imbalance: div(f.Imbalance, by.Imbalance),
+		PerSecond: div(f.PerSecond, by.PerSecond),
+	}
+}
+
+// stats gathers the figures. They count from a request or from a time on.
+type stats struct {
+	from     int
+	fromTime time.Duration
+
+	ttft          []float64
+	e2e           float64
+	prompt, saved int64
+	begun, last   time.Duration // first counted arrival, last counted end
+
+	arriving int // requests that have not arrived
+	inFlight []int
+	all      int
+	since    time.Duration
+	uneven   float64 // max/mean × time
+	busy     time.Duration
+}
+
+func (s *stats) begin(r *replay) {
+	s.inFlight, s.begun, s.arriving = make([]int, r.Workers), -1, len(r.Trace.Requests)
+	if r.Trace.Closed {
+		s.fromTime = warmUpClosed
+	} else {
+		s.from = int(warmUp * float64(len(r.Trace.Requests)))
+	}
+}
+
+func (s *stats) counts(n int, arrived time.Duration) bool {
+	return n >= s.from && arrived >= s.fromTime
+}
+
+// pass adds the time since the last change to the imbalance. The time after the
+// last arrival, in which the pool runs empty, does not count.
+func (s *stats) pass(now time.Duration) {
+	if s.begun >= 0 && s.all > 0 && s.arriving > 0 {
+		d := now - s.since
+		s.uneven += float64(slices.Max(s.inFlight)) * float64(len(s.inFlight)) / float64(s.all) * d.Seconds()
+		s.busy += d
+	}
+	s.since = now
+}
+
+func (s *stats) arrived(now time.Duration, n, at int) {
+	s.pass(now)
+	if s.begun < 0 && s.counts(n, now) {
+		s.begun = now
+	}
+	s.arriving--
+	s.inFlight[at]++
+	s.all++
+}
+
+func (s *stats) ended(now time.Duration, at, n int, q *request) {
+	s.pass(now)
+	s.inFlight[at]--
+	s.all--
+	if !s.counts(n, q.arrived) {
+		return
+	}
+	s.ttft = append(s.ttft, milliseconds(q.first-q.arrived))
+	s.e2e += milliseconds(now - q.arrived)
+	s.prompt += int64(q.In)
+	s.saved += int64(q.Cached)
+	s.last = now
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func (r *replay) result() *Result {
+	s, totals := &r.stats, r.scheduler.Stats()
+	res := &Result{
+		Policy: r.Policy, Speed: r.Speed, Knowledge: "approximate", Requests: len(s.ttft),
+		PolicyFaults: totals.PolicyFaults, Expired: totals.Expired, Untracked: totals.Untracked,
+	}
+	if r.spec.comparison && r.view.Exact {
+		res.Knowledge = "exact"
+	}
+	slices.Sort(s.ttft)
+	sum := 0.0
+	for _, t := range s.ttft {
+		sum += t
+	}
+	n := float64(len(s.ttft))
+	res.MeanTTFT, res.MeanE2E = sum/n, s.e2e/n
+	res.P50TTFT, res.P99TTFT = quantile(s.ttft, 0.5), quantile(s.ttft, 0.99)
+	res.HitRatio = float64(s.saved) / float64(s.prompt)
+	if s.busy > 0 {
+		res.Imbalance = s.uneven / s.busy.Seconds()
+	}
+	if took := s.last - s.begun; took > 0 {
+		res.PerSecond = n / took.Seconds()
+	}
+	return res
+}
+
+// quantile returns the smallest value of a sorted list that so many are not above.
+func quantile(sorted []float64, q float64) float64 {
+	i := int(q*float64(len(sorted))+0.999999) - 1
+	return sorted[min(max(i, 0), len(sorted)-1)]
+}

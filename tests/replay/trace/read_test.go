@@ -1,0 +1,143 @@
+package trace
+
+import (
+	"bytes"
+	"compress/gzip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const header = `{"name":"x","block":4,"closed":false}` + "\n"
+
+func TestReadsTheSharedFormat(t *testing.T) {
+	text := header + `{"t":1.5,"in":9,"out":3,"think":-1,"h":[0,1],"s":7,"k":2}` + "\n\n" +
+		`{"t":0,"in":8,"out":0,"think":-1,"h":[0,5],"s":8,"k":0}` + "\n"
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	z.Write([]byte(text))
+	z.Close()
+	for _, in := range []string{text, packed.String()} {
+		tr, err := Read(strings.NewReader(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tr.Name != "x" || tr.BlockTokens != 4 || tr.Closed || !tr.Sessions || len(tr.Requests) != 2 {
+			t.Fatalf("got %+v", tr)
+		}
+		a, b := tr.Requests[0], tr.Requests[1]
+		if a.At != 0 || a.Out != 1 || b.At != 1500*time.Millisecond || b.In != 9 || b.Session != 7 || b.Turn != 2 {
+			t.Errorf("got %+v and %+v, want them by arrival", a, b)
+		}
+		if len(a.Blocks) != 2 || len(b.Blocks) != 2 || a.Blocks[0] != b.Blocks[0] || a.Blocks[1] == b.Blocks[1] {
+			t.Errorf("blocks %v and %v", a.Blocks, b.Blocks)
+		}
+	}
+}
+
+func TestReadsMooncake(t *testing.T) {
+	tr, err := Read(strings.NewReader(`{"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := tr.Requests[0]
+	if tr.BlockTokens != 512 || tr.Sessions || r.At != 3*time.Second || len(r.Blocks) != 2 {
+		t.Errorf("got %+v", tr)
+	}
+}
+
+func TestReadsClosedLoops(t *testing.T) {
+	tr, err := Read(strings.NewReader(`{"name":"x","block":4,"closed":true}
+{"t":0,"in":4,"out":1,"think":0,"h":[0],"s":1,"k":0}
+{"t":0,"in":4,"out":1,"think":0,"h":[0],"s":0,"k":0}
+{"t":9,"in":4,"out":1,"think":2.5,"h":[0],"s":1,"k":1}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []int
+	for _, r := range tr.Requests {
+		order = append(order, r.Session, r.Turn)
+	}
+	if !slices.Equal(order, []int{0, 0, 1, 0, 1, 1}) || tr.Requests[2].Think != 2500*time.Millisecond {
+		t.Errorf("got %+v", tr.Requests)
+	}
+}
+
+func TestBadInputNamesLineAndValue(t *testing.T) {
+	closed := `{"name":"x","block":4,"closed":true}` + "\n"
+	for name, c := range map[string]struct {
+		in   string
+		want []string
+	}{
+		"empty":             {"", []string{"no requests"}},
+		"header only":       {header, []string{"no requests"}},
+		"no JSON":           {"hello\n", []string{"line 1", `"hello"`}},
+		"no header":         {`{"t":0,"in":4,"out":1,"h":[1]}`, []string{"line 1", "header"}},
+		"block size":        {`{"name":"x","block":-3}`, []string{"line 1", "-3"}},
+		"cut off":           {header + `{"t":0,"in":4,"ou`, []string{"line 2", `"ou`}},
+		"type":              {header + `{"t":0,"in":"four","out":1,"h":[1]}`, []string{"line 2", "in is", "string"}},
+		"no arrival":        {header + `{"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is missing"}},
+		"no prompt":         {header + `{"t":0,"out":1,"h":[1]}`, []string{"line 2", "in is missing"}},
+		"no answer":         {header + `{"t":0,"in":4,"h":[1]}`, []string{"line 2", "out is missing"}},
+		"negative arrival":  {header + `{"t":-2.5,"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is -2.5"}},
+		"late arrival":      {header + `{"t":1e300,"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is 1e+300"}},
+		"empty prompt":      {header + `{"t":0,"in":0,"out":1,"h":[]}`, []string{"line 2", "in is 0"}},
+		"negative answer":   {header + `{"t":0,"in":4,"out":-7,"h":[1]}`, []string{"line 2", "out is -7"}},
+		"huge answer":       {header + `{"t":0,"in":4,"out":99999999999,"h":[1]}`, []string{"line 2", "out is 99999999999"}},
+		"too few ids":       {header + `{"t":0,"in":12,"out":1,"h":[1]}`, []string{"line 2", "h has 1 ids", "12 tokens"}},
+		"too many ids":      {header + `{"t":0,"in":4,"out":1,"h":[1,2,3]}`, []string{"line 2", "h has 3 ids"}},
+		"negative id":       {header + `{"t":0,"in":4,"out":1,"h":[-9]}`, []string{"line 2", "id -9"}},
+		"id of two places":  {header + `{"t":0,"in":8,"out":1,"h":[1,2]}` + "\n" + `{"t":0,"in":4,"out":1,"h":[2]}`, []string{"line 3", "id 2"}},
+		"negative session":  {header + `{"t":0,"in":4,"out":1,"h":[1],"s":-4}`, []string{"line 2", "s is -4"}},
+		"negative turn":     {header + `{"t":0,"in":4,"out":1,"h":[1],"s":4,"k":-1}`, []string{"line 2", "k is -1"}},
+		"closed, no s":      {closed + `{"t":0,"in":4,"out":1,"h":[1],"think":0}`, []string{"line 2", "s is missing"}},
+		"closed, turns":     {closed + strings.Repeat(`{"t":0,"in":4,"out":1,"h":[1],"s":4,"k":3}`+"\n", 2), []string{"line 3", "k is 3", "session 4"}},
+		"closed, think":     {closed + `{"t":0,"in":4,"out":1,"h":[1],"s":4,"think":-1}`, []string{"line 2", "think is -1"}},
+		"mooncake, prompt":  {`{"timestamp":0,"input_length":-5,"output_length":1,"hash_ids":[1]}`, []string{"line 1", "input_length is -5"}},
+		"mooncake, answer":  {`{"timestamp":0,"input_length":5,"hash_ids":[1]}`, []string{"line 1", "output_length is missing"}},
+		"mixed":             {`{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}` + "\n" + `{"t":0,"in":4,"out":1,"h":[1]}`, []string{"line 2", "timestamp is missing"}},
+		"not really gzip":   {"\x1f\x8bxxxxxxxxxxx", []string{"decompressing"}},
+		"long line":         {header + strings.Repeat(" ", maxLine+1), []string{"line 2", "too long"}},
+		"id above the rest": {header + `{"t":0,"in":4,"out":1,"h":[9223372036854775807]}`, []string{"line 2", "9223372036854775807"}},
+	} {
+		_, err := Read(strings.NewReader(c.in))
+		if err == nil {
+			t.Errorf("%s: no error", name)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %q lacks %q", name, err, want)
+			}
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(header + `{"t":0,"in":8,"out":1,"think":-1,"h":[1,2],"s":0,"k":0}`))
+	f.Add([]byte(`{"name":"x","block":4,"closed":true}` + "\n" + `{"t":0,"in":4,"out":1,"think":0,"h":[1],"s":0,"k":0}`))
+	f.Add([]byte(`{"timestamp":0,"input_length":513,"output_length":1,"hash_ids":[1,2]}`))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		tr, err := Read(bytes.NewReader(in))
+		if err != nil {
+			return
+		}
+		if len(tr.Requests) == 0 || tr.BlockTokens < 1 {
+			t.Fatalf("accepted %+v", tr)
+		}
+		before := map[uint64]uint64{}
+		for i, r := range tr.Requests {
+			if r.In < 1 || r.Out < 1 || r.At < 0 || r.Think < 0 || len(r.Blocks) != r.In/tr.BlockTokens {
+				t.Fatalf("accepted request %d: %+v", i, r)
+			}
+			last := uint64(0)
+			for _, b := range r.Blocks {
+				if was, ok := before[b]; ok && was != last {
+					t.Fatalf("accepted a block of two places in request %d", i)
+				}
+				before[b], last = last, b
+			}
+		}
+	})
+}

@@ -1,0 +1,57 @@
+// Package trace reads request traces for replay: JSON lines, plain or gzipped.
+// It does not make traces and does not keep the text of prompts.
+package trace
+
+import (
+	"time"
+)
+
+// Trace is a list of requests in the order of their arrival.
+type Trace struct {
+	// Name is the trace's own name, or the name of its file.
+	Name string
+	// BlockTokens is the number of tokens in one block.
+	BlockTokens int
+	// Closed says that each turn of a session follows the end of the turn before.
+	Closed bool
+	// Sessions says that the trace names the session of each request.
+	Sessions bool
+	// Requests are sorted by arrival, in a closed loop by session and turn.
+	Requests []Request
+}
+
+// Request is one request of a trace.
+type Request struct {
+	// At is the arrival since the start of the trace. In a closed loop it counts
+	// for the first turn of a session only.
+	At time.Duration
+	// Think is the time between the end of the turn before and this request, in
+	// a closed loop.
+	Think time.Duration
+	// In and Out are the tokens of prompt and answer.
+	In, Out int
+	// Session and Turn say which turn of which session this is; both are 0 if
+	// the trace has no sessions.
+	Session, Turn int
+	// Blocks are the hashes of the prompt's full blocks. Equal hashes stand for
+	// equal prefixes.
+	Blocks []uint64
+}
+
+// maxID bounds the block ids of a trace; Answer uses the numbers above.
+const maxID = 1 << 62
+
+// Answer returns the hash of a block that request number n of a replay generates.
+// No trace and no other request has it.
+func Answer(n, block int) uint64 {
+	return mix(maxID | uint64(n)<<24 | uint64(block))
+}
+
+// mix scatters the bits of x, and is one-to-one: the output function of
+// SplitMix64.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
