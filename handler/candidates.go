@@ -91,6 +91,7 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t
 	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
 	s.full = s.full[:0]
 	choosy, anyRank, second := rt.choosy(), rt.anyRank(), t.Unix()
+	meets := tab.meets(rt, second)
 	byModel := rt.model != "" && !rt.pinned()
 	for i, up := range pool {
 		if !available(up) {
@@ -98,7 +99,7 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t
 		}
 		row := &tab.rows[i]
 		w := row.worker
-		if !rt.dry {
+		if meets {
 			rt.meet(w, second)
 		}
 		if row.again && slices.Contains(workers, w) || slices.Contains(rt.tried, w) || choosy && !rt.fits(w) {

@@ -23,7 +23,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
 					w := h.pool.worker(ups[i].Dial)
 					if model != "" {
-						w.models.Store(&modelList{ids: map[string]bool{model: true}})
+						w.models.Store(readModels([]byte(`{"data":[{"id":"` + model + `"}]}`)))
 					}
 				}
 				h.ReverseProxy.Upstreams = ups

@@ -3,6 +3,7 @@ package handler
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -17,6 +18,7 @@ type table struct {
 	layout uint64
 	list   reverseproxy.UpstreamPool // a copy: a source may change its own in place
 	rows   []tableRow                // by upstream
+	met    atomic.Int64              // when the workers were met last, Unix seconds
 }
 
 type tableRow struct {
@@ -47,7 +49,21 @@ func (rt *route) table(list reverseproxy.UpstreamPool) *table {
 // isOf returns whether a list has the addresses of the table's list. A dynamic
 // source makes a new list for each request.
 func (t *table) isOf(list reverseproxy.UpstreamPool) bool {
-	return slices.EqualFunc(list, t.list, func(a, b *reverseproxy.Upstream) bool { return a == b || a.Dial == b.Dial })
+	if len(list) != len(t.list) {
+		return false
+	}
+	for i, up := range t.list {
+		if list[i] != up && list[i].Dial != up.Dial {
+			return false
+		}
+	}
+	return true
+}
+
+// meets tells whether the workers are to be met: a request of the same second has
+// met those of a static list.
+func (t *table) meets(rt *route, second int64) bool {
+	return !rt.dry && (rt.h.ReverseProxy.DynamicUpstreams != nil || t.met.Swap(second) != second)
 }
 
 // newTable makes a table. lasting is false if the table must not be reused: an
