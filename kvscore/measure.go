@@ -30,13 +30,13 @@ const priorTokens = 256
 // Images count in the known prefix as far as its count exceeds the estimate.
 func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks float64) {
 	m, size, n := &s.match, float64(s.settings.BlockSize)*1000, float64(len(c.Blocks))
-	full := float64(c.Weights.Sum(c.Blocks))
+	behind := c.Weights.Sum(c.Blocks[m.Blocks:])
+	full := float64(c.Weights.Sum(c.Blocks[:m.Blocks]) + behind)
 	if c.Weights.Kinds == nil || m.Blocks == 0 {
 		return r.Tokens, full / size
 	}
 	mean, past := full/n, float64(c.Past)
-	rest := float64(c.Weights.Sum(c.Blocks[m.Blocks:])) + (past-(m.Known-float64(m.Blocks)))*mean
-	rest = max(0, rest)
+	rest := max(0, float64(behind)+(past-(m.Known-float64(m.Blocks)))*mean)
 	known, estimate := float64(m.KnownTokens), full+past*mean-rest
 	media := float64(r.MediaTokens) * 1000
 	seen := min(media, max(0, known-estimate))

@@ -121,7 +121,7 @@ func (x *Index) tell(ref Ref, c *Chain, tokens int64) {
 		return
 	}
 	if c.Weights.Kinds != nil && !c.Media {
-		x.fit(ref.run, float64(c.Past), float64(tokens)*1000)
+		x.fit(ref.run, x.uncounted(ref.run, float64(c.Past)), float64(tokens)*1000)
 	}
 	r := x.runs.at(ref.run)
 	r.count, r.past = int32(tokens), uint16(min(max(c.Past, 0)*(1<<16), math.MaxUint16))
@@ -143,9 +143,10 @@ func (x *Index) TellCached(ref Ref, blocks int, tokens float64) {
 		case end == blocks && r.count == 0:
 			x.begin()
 			if u := x.uncounted(id, 0); tokens*1000 >= leastCached*(u.before+u.all) {
-				x.fit(id, 0, tokens*1000)
+				x.fit(id, u, tokens*1000)
 			}
 			x.settle(nil)
+			return
 		}
 		id = r.parent
 	}
@@ -184,11 +185,10 @@ func (x *Index) uncounted(id uint32, past float64) (u stretch) {
 // maxScale bounds by what factor a count changes the weights of runs.
 const maxScale = 8
 
-// fit changes the weights of the stretch that ends past blocks behind a run, so
-// that the chain has so many milli-tokens there. It scales the runs that are not
-// weighed. If there are none, or the factor is beyond maxScale, it scales all runs.
-func (x *Index) fit(id uint32, past, tokens float64) {
-	u := x.uncounted(id, past)
+// fit changes the weights of the stretch that ends with a run, so that the chain has
+// so many milli-tokens there. It scales the runs that are not weighed. If there are
+// none, or the factor is beyond maxScale, it scales all runs.
+func (x *Index) fit(id uint32, u stretch, tokens float64) {
 	all := false
 	f := (tokens - u.before - (u.all - u.open)) / u.open
 	if !(f > 1./maxScale && f < maxScale) {
