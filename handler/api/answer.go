@@ -169,11 +169,12 @@ func (a *Answer) resultsEnd() {
 }
 
 // Prediction returns the blocks that the next turn's prompt begins with if the
-// client sends this answer back: those of prompt and answer together. It is nil in
-// these cases: the prompt is unknown; there are several answers; the answer is
-// unfinished, failed or too long; it holds what does not come back in the same form
-// (reasoning, text after a tool call, and so on); the prompt is token ids and the
-// answer's ids are unknown. Call it after Finish.
+// client sends this answer back: those of prompt and answer together. Call it after
+// Finish. It is nil if
+//   - the prompt is unknown, or the answer's ids are where the prompt is ids,
+//   - there are several answers,
+//   - the answer is unfinished, failed or too long,
+//   - it does not come back in the same form, as with reasoning.
 func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:

@@ -1,9 +1,9 @@
 package api
 
 // skipsCache tells whether the request asks for log probabilities of the prompt's
-// own tokens. vLLM then reuses nothing: with echo, prompt_logprobs is top_logprobs
-// in chats, which is 0 by default, and logprobs in completions (protocol.py of each
-// API). SGLang reuses nothing from logprob_start_len on.
+// own tokens. Then vLLM reuses nothing. With echo, vLLM sets prompt_logprobs from
+// top_logprobs in chats (default 0), and from logprobs in completions (protocol.py
+// of each API). SGLang reuses nothing from logprob_start_len on.
 func (p *parse) skipsCache() bool {
 	switch p.req.API.(type) {
 	case chat:
