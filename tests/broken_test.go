@@ -171,11 +171,12 @@ func cut(header map[string]string, part string) http.HandlerFunc {
 		for name, value := range header {
 			fmt.Fprintf(rw, "%s: %s\r\n", name, value)
 		}
+		body := part
 		if header["Content-Length"] == "" {
-			part = fmt.Sprintf("%x\r\n%s\r\n", len(part), part) // and no last chunk
+			body = fmt.Sprintf("%x\r\n%s\r\n", len(part), part) // and no last chunk
 			rw.WriteString("Transfer-Encoding: chunked\r\n")
 		}
-		rw.WriteString("\r\n" + part)
+		rw.WriteString("\r\n" + body)
 		rw.Flush()
 	}
 }
