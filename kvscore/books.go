@@ -2,7 +2,6 @@ package kvscore
 
 import (
 	"container/heap"
-	"math"
 	"time"
 )
 
@@ -23,9 +22,15 @@ type books struct {
 	forgotten bool    // they are not the scheduler's any more
 
 	capacity int64
-	page     int64   // tokens of a block that the engine reuses whole; 0 is unknown
-	restarts uint64  // leases from before a restart leave no trace in the mirror
-	rate     float64 // prefill tokens a second, waiting included; 0 = not learned
+	page     int64  // tokens of a block that the engine reuses whole; 0 is unknown
+	restarts uint64 // leases from before a restart leave no trace in the mirror
+	told     int64  // the capacity that was declared
+
+	awaiting awaiting
+	speed    speed
+	timing   *timing // the last one, which others may still join
+	recent   recent  // turns
+	errors   errorRing
 }
 
 // promptBlocks returns the KV blocks of active prompts on a target.
@@ -40,7 +45,7 @@ func (s *Scheduler) promptBlocks(b *books) float64 {
 // settle takes the prefills off that must be over by now.
 func (b *books) settle(now time.Time) {
 	for len(b.due) > 0 && !b.due[0].due.After(now) {
-		b.due[0].computed()
+		b.due[0].computed(b.due[0].due)
 	}
 }
 
@@ -50,73 +55,9 @@ func (b *books) expect(l *Lease, due time.Time) {
 	heap.Push(&b.due, l)
 }
 
-const (
-	// defaultRate is assumed until a target has shown its own: an 8B model on
-	// a current card prefills at this order of magnitude.
-	defaultRate = 8000.0
-	rateWeight  = 0.1
-	// minRateTokens is the least prefill to learn from: the fixed part of a
-	// first token's time drowns anything smaller.
-	minRateTokens = 256
-	// minRate and maxRate bound what is believed.
-	minRate, maxRate = 100.0, 1e6
-	// shortAnswer is the length in tokens up to which an answer that is not streamed
-	// shows the prefill rate: longer ones take most of their time for their output.
-	shortAnswer = 32
-)
-
-// rateOf returns the prefill rate of a target, the pool's or the default while
-// it has not shown its own.
-func (s *Scheduler) rateOf(b *books) float64 {
-	switch {
-	case b.rate != 0:
-		return b.rate
-	case s.rate != 0:
-		return s.rate
-	}
-	return defaultRate
-}
-
-// prefillTime predicts how long so many tokens take on a target.
-func (s *Scheduler) prefillTime(b *books, tokens int64) time.Duration {
-	return time.Duration(float64(tokens) / s.rateOf(b) * float64(time.Second))
-}
-
-// learnRate learns from so many tokens that took so long until the first token.
-// Where only the end of a long answer was seen, whole is false: the real rate is at
-// least the one seen, which is learned only if it is above the one assumed.
-func (s *Scheduler) learnRate(b *books, tokens int64, took time.Duration, whole bool) {
-	if tokens < minRateTokens || took <= 0 {
-		return
-	}
-	seen := min(max(float64(tokens)/took.Seconds(), minRate), maxRate)
-	if !whole && seen <= s.rateOf(b) {
-		return
-	}
-	first := s.rate == 0
-	for _, rate := range []*float64{&b.rate, &s.rate} {
-		if *rate == 0 {
-			*rate = seen
-			continue
-		}
-		// rates spread over orders of magnitude: average their logarithms
-		*rate *= math.Pow(seen / *rate, rateWeight)
-	}
-	if first {
-		s.expectAnew()
-	}
-}
-
-// expectAnew predicts again the prefills that were predicted with the default
-// rate.
-func (s *Scheduler) expectAnew() {
-	for _, b := range s.targets {
-		for _, l := range b.due {
-			l.due = l.booked.Add(s.prefillTime(b, l.wait))
-		}
-		heap.Init(&b.due)
-	}
-}
+// shortAnswer is the length in tokens up to which an answer that is not streamed
+// shows how fast the prefill was: longer ones take most of their time for their output.
+const shortAnswer = 32
 
 // dueList is a heap of leases by due.
 type dueList []*Lease

@@ -30,7 +30,6 @@ type Lease struct {
 	tokens    int64 // of the prompt
 	blockSize int64
 	total     int64 // blocks that prompt and output so far take, the last one begun
-	wait      int64 // prefill tokens booked before this one, and its own
 	streamed  bool
 	expected  int64 // tokens of the answer; 0 is not known
 
@@ -45,6 +44,19 @@ type Lease struct {
 	duePos     int
 	ended      bool
 	prev, next *Lease
+
+	work          work
+	ahead, behind *Lease // in awaiting
+	isAwaiting    bool
+	over          bool    // its first token came
+	cached        int64   // tokens of the prompt that the target was thought to have cached
+	inFlight      bool    // some of them were being computed
+	queued        bool    // others' prefills were booked before
+	predicted     float64 // milliseconds to the first token
+	own           timing
+	context       float64 // of the target at the first token
+	timing        *timing // own, or that of the lease whose first token came with this one's
+	answered      int64   // tokens of the answer
 }
 
 // Target returns the target that the lease is on.
@@ -78,14 +90,14 @@ func (l *Lease) prefillOver(now time.Time, learn, whole bool) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	if l.ended || l.wait == 0 {
+	if l.ended || l.over {
 		return
 	}
-	l.computed()
-	if learn {
-		l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), whole)
+	l.over = true // once is enough
+	if learn && whole {
+		l.scheduler.observe(l, now)
 	}
-	l.wait = 0 // once is enough
+	l.computed(now)
 }
 
 // Output takes in that the answer has come to so many tokens in all.
@@ -96,7 +108,7 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	if more <= 0 {
 		return
 	}
-	l.total = total
+	l.total, l.answered = total, tokens
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if l.ended {
@@ -118,8 +130,10 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 type Counts struct {
 	// Prompt is the number of prompt tokens.
 	Prompt int64
-	// Cached is the number of these that the engine had cached.
-	Cached int64
+	// Cached is the number of these that the engine had cached; CachedTold says that
+	// it is known, even if it is 0.
+	Cached     int64
+	CachedTold bool
 	// Answer is the number of tokens that the engine holds at the end of the
 	// answer, the prompt's included: not the last one, which it need not compute.
 	Answer int64
@@ -148,8 +162,9 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		return false
 	}
 	l.ended = true
-	l.computed()
+	l.computed(time.Time{})
 	b := l.books
+	s.learn(l, computed)
 	b.requests--
 	b.output -= l.output
 	b.faded -= l.faded
@@ -175,11 +190,16 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	return true
 }
 
-// computed takes the prefill off the books. The lock is held.
-func (l *Lease) computed() {
+// computed takes the prefill off the books, which was over at a time; zero if it is
+// unknown. The lock is held.
+func (l *Lease) computed(at time.Time) {
 	if !l.due.IsZero() {
 		heap.Remove(&l.books.due, l.duePos)
 		l.due = time.Time{}
+	}
+	if l.isAwaiting {
+		l.isAwaiting = false
+		l.books.awaiting.remove(l, at)
 	}
 	l.books.prefill -= l.prefill
 	l.prefill = 0

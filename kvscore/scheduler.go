@@ -43,7 +43,8 @@ type Scheduler struct {
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
-	rate     float64 // prefill tokens a second over all targets; 0 = not learned
+	latency  *estimator
+	traffic  traffic
 
 	fallback LeastLoad // where a policy makes no choice
 
@@ -54,6 +55,7 @@ type Scheduler struct {
 func NewScheduler(s Settings) *Scheduler {
 	sch := &Scheduler{targets: make(map[Target]*books), retired: make(map[Target]struct{})}
 	sch.settings = s.withDefaults()
+	sch.latency = newEstimator()
 	sch.index = index.New(sch.settings.Memory)
 	return sch
 }
@@ -99,8 +101,8 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 		s.targets[t] = b
 		s.slots[b.slot] = b
 	}
-	if b.capacity != capacity {
-		b.capacity = capacity
+	if b.told != capacity {
+		b.told, b.capacity = capacity, capacity
 		s.index.SetCapacity(b.slot, capacity)
 	}
 	return b

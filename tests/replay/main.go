@@ -94,7 +94,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	case o.knowledge != "approximate" && o.knowledge != "exact":
 		return nil, fmt.Errorf("-knowledge is %q, want approximate or exact", o.knowledge)
 	}
-	if o.sessions != "none" && o.sessions != "key" {
+	if o.sessions != "none" && o.sessions != "key" && o.sessions != "soft" {
 		return nil, fmt.Errorf("-sessions is %q, want none or key", o.sessions)
 	}
 	o.policies = strings.Split(*policies, ",")
@@ -151,7 +151,7 @@ func (o *options) cells(t *trace.Trace) []*cell {
 		for _, policy := range o.policies {
 			c := &cell{Config: sim.Config{
 				Trace: t, Policy: policy, Workers: o.workers, KVTokens: o.kv, ToldTokens: o.told,
-				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key", Slow: o.slow,
+				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Sessions: o.sessions != "none", Soft: o.sessions == "soft", Slow: o.slow,
 			}}
 			c.Progress = func(over int) { c.over.Store(int64(over)) }
 			cells = append(cells, c)

@@ -24,17 +24,26 @@ type spec struct {
 	unbounded bool
 }
 
-// plain returns Dynamo's own formula with Dynamo's defaults but the scale.
-func plain(scale float64) func(*rules.View) kvscore.Policy {
-	return func(*rules.View) kvscore.Policy {
-		return &kvscore.Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: scale, IgnoreOutputBlocks: true}
-	}
+// predicted returns the router's default without some terms.
+func predicted(without kvscore.Term) func(*rules.View) kvscore.Policy {
+	return func(*rules.View) kvscore.Policy { return kvscore.NewPredictedLatency().Without(without) }
 }
 
 var specs = []spec{
+	{name: "predicted_latency", make: predicted(0)},
+	{name: "predicted_latency-wait", make: predicted(kvscore.TermWait)},
+	{name: "predicted_latency-delay", make: predicted(kvscore.TermDelay)},
+	{name: "predicted_latency-queue", make: predicted(kvscore.TermQueue)},
+	{name: "predicted_latency-decode", make: predicted(kvscore.TermDecode)},
+	{name: "predicted_latency-turns", make: predicted(kvscore.TermTurns)},
+	{name: "predicted_latency-leave", make: predicted(kvscore.TermLeave)},
 	{name: "dynamo", make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
-	{name: "dynamo_1", make: plain(1)},
-	{name: "dynamo_16", make: plain(16)},
+	{name: "dynamo_16", make: func(*rules.View) kvscore.Policy {
+		d := kvscore.NewDynamo()
+		d.PrefillLoadScale = 16
+		return d
+	}},
+	{name: "dynamo_agentic", make: func(*rules.View) kvscore.Policy { return kvscore.NewAgenticDynamo() }},
 	{name: "round_robin", make: func(*rules.View) kvscore.Policy { return new(kvscore.RoundRobin) }},
 	{name: "least_load", make: func(*rules.View) kvscore.Policy { return new(kvscore.LeastLoad) }},
 	{name: "random", make: func(*rules.View) kvscore.Policy { return kvscore.Random{} }},

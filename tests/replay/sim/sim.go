@@ -33,6 +33,8 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
+	// Soft makes these bindings a part of the cost in place of a rule.
+	Soft bool
 	// Slow is what the step times of some engines are multiplied with.
 	Slow map[int]float64
 	// Progress is told how many requests are over, every now and then.
@@ -247,6 +249,9 @@ func (r *replay) place(n int) {
 	bound := -1
 	if r.sessions != nil {
 		bound, q.version = r.sessions.bound(t.Session)
+		if r.Soft && bound >= 0 {
+			ask.Home, bound = r.refs[bound].Target, -1
+		}
 	}
 	q.at, q.lease = r.scheduler.SelectAmong(r.clock(), &ask, r.refs, bound, r.policy, &r.selection)
 	if r.observer != nil {
@@ -304,7 +309,7 @@ func (r *replay) end(q *request) {
 	q.lease.Output(r.clock(), out)
 	r.answer = q.Chained(r.answer[:0], block)
 	q.lease.Counted(kvscore.Counts{
-		Prompt: in, Cached: int64(q.Cached), Answer: in + out - 1,
+		Prompt: in, Cached: int64(q.Cached), CachedTold: true, Answer: in + out - 1,
 		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
 	})
 	q.lease.End(true, r.answer)

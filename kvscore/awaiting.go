@@ -1,0 +1,78 @@
+package kvscore
+
+import "time"
+
+// awaiting are the leases of one target whose prefill is not over, in the order of
+// booking.
+type awaiting struct {
+	first, last *Lease
+	n           int
+	work        work
+	// since is when the engine can have begun with the first one: when it was
+	// booked, or when the prefill before it was over; zero if that is unknown.
+	since time.Time
+}
+
+func (q *awaiting) push(l *Lease, now time.Time) {
+	if q.last == nil {
+		q.first, q.since = l, now
+	} else {
+		q.last.behind, l.ahead = l, q.last
+	}
+	q.last = l
+	q.n++
+	q.work.add(l.work)
+}
+
+// remove takes a lease out, whose prefill was over at a time; the zero time if it is
+// unknown, or if it never was.
+func (q *awaiting) remove(l *Lease, at time.Time) {
+	if l.ahead != nil {
+		l.ahead.behind = l.behind
+	} else {
+		q.first = l.behind
+	}
+	if l.behind != nil {
+		l.behind.ahead = l.ahead
+	} else {
+		q.last = l.ahead
+	}
+	l.ahead, l.behind = nil, nil
+	q.n--
+	q.work.sub(l.work)
+	if q.n == 0 {
+		q.work = work{} // what is left is rounding
+	}
+	q.since = at
+}
+
+// ran returns the milliseconds that the engine has had for the first one.
+func (q *awaiting) ran(now time.Time) float64 {
+	if q.since.IsZero() {
+		q.since = now
+	}
+	return max(0, milliseconds(now.Sub(q.since)))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// maxOverdue bounds by how much a prefill that should be over delays those behind it,
+// in milliseconds.
+const maxOverdue = 60_000
+
+// wait predicts how many milliseconds pass until all prefills booked on a target are
+// over: their times, less what the first one has had. One that should have been over
+// by now is held up, by full memory or full slots, and is expected to be as late again.
+func (s *Scheduler) wait(b *books, now time.Time, factor, context float64) (ms, overdue float64) {
+	q := &b.awaiting
+	if q.n == 0 {
+		return 0, 0
+	}
+	head := factor * s.latency.predict(q.first.work, context)
+	ms = factor * s.latency.predict(q.work, context)
+	ran := q.ran(now)
+	if late := ran - head - factor*s.latency.fixed(context); late > 0 {
+		return ms - head, min(late, maxOverdue)
+	}
+	return ms - min(ran, head), 0
+}

@@ -1,0 +1,243 @@
+package kvscore
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// timing is how long a target took for a work that it did without a pause. Prefills
+// that follow each other share one: where the first token of one comes, the engine has
+// computed a part of the next.
+type timing struct {
+	x      [nFeatures]float64
+	ms     float64
+	until  time.Time
+	open   int  // leases that have not ended
+	spoilt bool // one of them failed
+}
+
+const (
+	// together is the time within which first tokens come from one step of the engine.
+	together = 4 * time.Millisecond
+	// longTiming is the time in milliseconds after which a new timing begins.
+	longTiming = 400
+)
+
+// observe takes the time at the first token of a lease, since the engine can have begun
+// with it. The lock is held.
+func (s *Scheduler) observe(l *Lease, now time.Time) {
+	b := l.books
+	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
+	since := b.awaiting.since
+	if !l.isAwaiting || since.IsZero() {
+		b.timing = nil
+		return
+	}
+	last := b.timing
+	if last != nil && last.until.Equal(since) && (last.ms < longTiming || now.Sub(since) < together) {
+		l.timing = last
+	} else {
+		l.own, l.timing = timing{}, &l.own
+		if since.Equal(b.awaiting.first.booked) {
+			l.own.x = features(work{}, s.context(b)) // a step's fixed part
+		}
+	}
+	m := l.timing
+	m.ms += milliseconds(now.Sub(since))
+	l.context = s.context(b)
+	m.add(l.work, l.context, 1)
+	m.until = now
+	m.open++
+	b.timing = m
+}
+
+// add adds a work, without the fixed part.
+func (m *timing) add(w work, context, sign float64) {
+	m.x[1] += sign * w.tokens
+	m.x[2] += sign * w.pairs
+	m.x[3] += sign * w.tokens * 1e3 / stepTokens * context / contextScale
+}
+
+// context returns the tokens of context of the requests that are active on a target.
+func (s *Scheduler) context(b *books) float64 {
+	return (s.promptBlocks(b) + float64(b.output)) * float64(s.settings.BlockSize)
+}
+
+// learn learns from a lease that ends. The lock is held.
+func (s *Scheduler) learn(l *Lease, computed bool) {
+	if l.answered > 0 && computed {
+		s.traffic.answeredWith(l.answered)
+	}
+	if l.counts.CachedTold && l.counts.Prompt > 0 && computed {
+		if m := l.timing; m != nil {
+			m.add(l.work, l.context, -1)
+			m.add(workOf(l.counts.Prompt-l.counts.Cached, l.counts.Cached), l.context, 1)
+		}
+		s.learnCapacity(l)
+	}
+	m := l.timing
+	if m == nil {
+		return
+	}
+	l.timing = nil
+	m.spoilt = m.spoilt || !computed
+	if m.open--; m.open > 0 {
+		return
+	}
+	b := l.books
+	if b.timing == m {
+		b.timing = nil
+	}
+	if m.spoilt {
+		return
+	}
+	predicted := s.latency.of(m.x)
+	factor := b.speed.factor(m.until)
+	if s.latency.samples >= trusting {
+		b.speed.learn(m.until, predicted*factor, m.ms)
+	}
+	s.latency.learn(m.x, m.ms/math.Pow(factor, 0.8))
+}
+
+const (
+	capacityUp, capacityDown = 1.05, 0.98
+	// maxCapacityChange bounds how far the learned capacity is from the told one.
+	maxCapacityChange = 16
+)
+
+// learnCapacity compares the cached tokens that an engine reports with those that its
+// mirror has. An engine that has evicted more than the mirror is smaller, and one that
+// has kept what a full mirror has evicted is larger. The lock is held.
+func (s *Scheduler) learnCapacity(l *Lease) {
+	b := l.books
+	if l.restarts != b.restarts || l.inFlight || l.queued {
+		return
+	}
+	slack, used := s.page(b), s.index.Used(b.slot)
+	capacity := float64(b.capacity)
+	switch off := l.counts.Cached - l.cached; {
+	case off < -slack:
+		capacity = min(capacity, float64(used)) * (1 - (1-capacityDown)*share(-off, l.cached))
+	case off > slack && used > b.capacity*9/10:
+		capacity *= 1 + (capacityUp-1)*share(off, l.counts.Cached)
+	default:
+		return
+	}
+	told := float64(b.told)
+	b.capacity = int64(min(max(capacity, told/maxCapacityChange), told*maxCapacityChange))
+	s.index.SetCapacity(b.slot, b.capacity)
+}
+
+func share(part, all int64) float64 { return min(1, float64(part)/float64(max(1, all))) }
+
+// recent counts events, the older the less.
+type recent struct {
+	n  float64
+	at time.Time
+}
+
+// recentAge is after how long an event counts only e^-1.
+const recentAge = 2 * time.Minute
+
+func (r *recent) value(now time.Time) float64 {
+	if r.n == 0 {
+		return 0
+	}
+	return r.n * math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+}
+
+func (r *recent) add(now time.Time, v float64) { r.n, r.at = r.value(now)+v, now }
+
+// traffic is what is learned of the requests of a pool.
+type traffic struct {
+	continued float64 // the share of them that continue a conversation
+	turnTime  float64 // their predicted prefill time in milliseconds
+	answer    float64 // tokens of an answer
+	requests  uint64
+	answers   uint64
+}
+
+const trafficWeight = 0.005
+
+func average(mean *float64, n uint64, v float64) {
+	*mean += (v - *mean) * max(trafficWeight, 1/float64(n))
+}
+
+func (t *traffic) arrived(sel *Selection) {
+	t.requests++
+	c := 0.0
+	if sel.Continues {
+		c = 1
+		least := math.Inf(1)
+		for i := range sel.Candidates {
+			least = min(least, sel.Candidates[i].PrefillTime)
+		}
+		average(&t.turnTime, t.requests, least)
+	}
+	average(&t.continued, t.requests, c)
+}
+
+func (t *traffic) answeredWith(tokens int64) {
+	t.answers++
+	average(&t.answer, t.answers, float64(tokens))
+}
+
+// maxTurns bounds how many further turns are expected.
+const maxTurns = 50
+
+func (t *traffic) turns() float64 { return min(t.continued/max(1-t.continued, 1e-3), maxTurns) }
+
+// errorRing has the ratios of the observed to the predicted time of the last first
+// tokens.
+type errorRing struct {
+	ratios [64]float32
+	n      uint64
+}
+
+func (r *errorRing) add(predicted, ms float64) {
+	if predicted <= 0 || ms <= 0 {
+		return
+	}
+	r.ratios[r.n%uint64(len(r.ratios))] = float32(ms / predicted)
+	r.n++
+}
+
+// quantiles returns the median and the 90th percentile of |observed/predicted - 1|, and
+// of how many they are.
+func (r *errorRing) quantiles() (median, p90 float64, n int) {
+	errors := r.ratios
+	if n = int(min(r.n, uint64(len(errors)))); n == 0 {
+		return 0, 0, 0
+	}
+	for i := range errors[:n] {
+		errors[i] = float32(math.Abs(float64(errors[i]) - 1))
+	}
+	slices.Sort(errors[:n])
+	return float64(errors[(n-1)/2]), float64(errors[(n-1)*9/10]), n
+}
+
+// describe fills in what is the same for all candidates. The lock is held.
+func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
+	sel.Latency = s.latency.latency()
+	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
+	sel.ExpectedAnswer = s.traffic.answer
+	if r.ExpectedTokens > 0 {
+		sel.ExpectedAnswer = float64(r.ExpectedTokens)
+	}
+	sel.Continues = r.Home != (Target{}) || s.match.AtEnd && s.match.Arrivals == 0
+}
+
+// predict fills in the times of a candidate. The lock is held.
+func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selection) {
+	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
+	c.Slowness = b.speed.factor(now)
+	var overdue float64
+	c.WaitTime, overdue = s.wait(b, now, c.Slowness, context)
+	c.WaitTime += overdue
+	n := max(0, sel.Tokens-c.OverlapTokens)
+	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
+	c.Awaiting = b.awaiting.n
+	sel.Awaiting += b.awaiting.n
+	c.RecentWork = b.recent.value(now)
+}
