@@ -14,8 +14,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,20 +28,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "replay:", err)
 		os.Exit(1)
 	}
-}
-
-// options are the command's flags.
-type options struct {
-	trace     string
-	policies  []string
-	speeds    []float64
-	slow      map[int]float64
-	workers   int
-	kv, told  int64
-	seed      uint64
-	knowledge string
-	sessions  string
-	json      bool
 }
 
 func run(args []string, stdout, stderr io.Writer) error {
@@ -67,91 +51,14 @@ func run(args []string, stdout, stderr io.Writer) error {
 	return writeTable(stdout, o, t, results)
 }
 
-func parse(args []string, stderr io.Writer) (*options, error) {
-	o := &options{slow: make(map[int]float64)}
-	f := flag.NewFlagSet("replay", flag.ContinueOnError)
-	f.SetOutput(stderr)
-	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped")
-	policies := f.String("policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
-	speeds := f.String("speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
-	f.IntVar(&o.workers, "workers", 8, "the number of engines")
-	f.Int64Var(&o.kv, "kv-tokens", 200_000, "the KV capacity of each engine in `tokens`")
-	f.Int64Var(&o.told, "told-kv-tokens", 0, "the capacity in `tokens` that the router is told, if it is another one")
-	f.Uint64Var(&o.seed, "seed", 1, "for what chance decides")
-	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the comparison policies (those that the router does not offer) see the engines' blocks in place of the router's mirror")
-	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard)")
-	slow := f.String("slow", "", "comma-separated `worker:factor`, what the step times of a worker (from 0) are multiplied with")
-	f.BoolVar(&o.json, "json", false, "write JSON in place of a table")
-	if err := f.Parse(args); err != nil {
-		return nil, err
-	}
-	var err error
-	switch {
-	case f.NArg() > 0:
-		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case o.trace == "":
-		return nil, errors.New("-trace is missing")
-	case o.knowledge != "approximate" && o.knowledge != "exact":
-		return nil, fmt.Errorf("-knowledge is %q, want approximate or exact", o.knowledge)
-	}
-	if o.sessions != "none" && o.sessions != "key" {
-		return nil, fmt.Errorf("-sessions is %q, want none or key", o.sessions)
-	}
-	o.policies = strings.Split(*policies, ",")
-	for i, p := range o.policies {
-		if !slices.Contains(sim.Policies(), p) {
-			return nil, fmt.Errorf("-policy has %q, want some of %s", p, strings.Join(sim.Policies(), ", "))
-		}
-		if slices.Contains(o.policies[:i], p) {
-			return nil, fmt.Errorf("-policy has %q twice", p)
-		}
-	}
-	if o.speeds, err = factors("-speed", *speeds); err != nil {
-		return nil, err
-	}
-	return o, o.parseSlow(*slow)
-}
-
-func (o *options) parseSlow(list string) error {
-	if list == "" {
-		return nil
-	}
-	for item := range strings.SplitSeq(list, ",") {
-		worker, factor, ok := strings.Cut(item, ":")
-		w, err := strconv.Atoi(worker)
-		if !ok || err != nil || w < 0 || w >= o.workers {
-			return fmt.Errorf("-slow has %q, want worker:factor with a worker from 0 to %d", item, o.workers-1)
-		}
-		f, err := factors("-slow", factor)
-		if err != nil {
-			return err
-		}
-		o.slow[w] = f[0]
-	}
-	return nil
-}
-
-func factors(name, list string) ([]float64, error) {
-	items := strings.Split(list, ",")
-	values := make([]float64, 0, len(items))
-	for _, item := range items {
-		v, err := strconv.ParseFloat(item, 64)
-		if err != nil || !(v >= 1e-3 && v <= 1e3) {
-			return nil, fmt.Errorf("%s has %q, want a number from 0.001 to 1000", name, item)
-		}
-		values = append(values, v)
-	}
-	return values, nil
-}
-
 // cells lists what is to be replayed: each policy at each speed.
 func (o *options) cells(t *trace.Trace) []*cell {
 	cells := make([]*cell, 0, len(o.speeds)*len(o.policies))
 	for _, speed := range o.speeds {
 		for _, policy := range o.policies {
 			c := &cell{Config: sim.Config{
-				Trace: t, Policy: policy, Workers: o.workers, KVTokens: o.kv, ToldTokens: o.told,
-				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key", Slow: o.slow,
+				Trace: t, Policy: policy, Cluster: o.cluster,
+				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key",
 			}}
 			c.Progress = func(over int) { c.over.Store(int64(over)) }
 			cells = append(cells, c)

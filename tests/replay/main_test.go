@@ -26,7 +26,7 @@ const small = `{"name":"small","block":16,"closed":false}
 `
 
 func TestReportsEachCell(t *testing.T) {
-	args := []string{"-trace", write(t, small), "-policy", "lmetric,dynamo", "-speed", "1,2", "-workers", "2", "-kv-tokens", "1000", "-knowledge", "exact", "-slow", "0:2,1:1.5"}
+	args := []string{"-trace", write(t, small), "-policy", "lmetric,dynamo", "-speed", "1,2", "-workers", "2", "-kv-tokens", "1000", "-knowledge", "exact", "-slow", "0:2,1:1.5@0.5-1", "-join", "1@0.2", "-engine", "small"}
 	var out, progress bytes.Buffer
 	if err := run(append(args, "-json"), &out, &progress); err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestReportsEachCell(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Trace != "small" || got.Requests != 3 || len(got.Cells) != 4 || got.Slow[0] != 2 {
+	if got.Trace != "small" || got.Requests != 3 || len(got.Cells) != 4 || len(got.Slow) != 2 || got.Slow[1].From != 0.5 || got.Join[1] != 0.2 || got.Engine != "small" {
 		t.Fatalf("got %s", out.Bytes())
 	}
 	for i, c := range got.Cells {
@@ -69,6 +69,16 @@ func TestBadFlags(t *testing.T) {
 		`-speed has "0"`:          {"-trace", path, "-speed", "1,0"},
 		`-slow has "9:2"`:         {"-trace", path, "-slow", "9:2"},
 		`-slow has "x"`:           {"-trace", path, "-slow", "1:x"},
+		`-slow has "1:2@1-0.5"`:   {"-trace", path, "-slow", "1:2@1-0.5"},
+		`-slow has "1:2@x-1"`:     {"-trace", path, "-slow", "1:2@x-1"},
+		`-join has "1@0"`:         {"-trace", path, "-join", "1@0"},
+		`-join has "9@0.5"`:       {"-trace", path, "-join", "9@0.5"},
+		`-kv-tokens has "0"`:      {"-trace", path, "-kv-tokens", "1,0"},
+		"2 values of KV tokens":   {"-trace", path, "-kv-tokens", "100,100"},
+		`-told-kv-tokens has "y"`: {"-trace", path, "-told-kv-tokens", "xy"},
+		`unknown engine "x"`:      {"-trace", path, "-engine", "x"},
+		"ranks is -1":             {"-trace", path, "-ranks", "-1"},
+		"there is none":           {"-trace", path, "-workers", "1", "-join", "0@0.5"},
 		`-knowledge is "some"`:    {"-trace", path, "-knowledge", "some"},
 		`-sessions is "some"`:     {"-trace", path, "-sessions", "some"},
 		`unexpected argument "y"`: {"-trace", path, "y"},

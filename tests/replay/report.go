@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
@@ -14,32 +17,61 @@ import (
 type report struct {
 	Trace        string          `json:"trace"`
 	Requests     int             `json:"requests"`
+	Engine       string          `json:"engine"`
 	Workers      int             `json:"workers"`
-	KVTokens     int64           `json:"kv_tokens"`
-	ToldKVTokens int64           `json:"told_kv_tokens,omitempty"`
+	Ranks        int             `json:"ranks"`
+	KVTokens     []int64         `json:"kv_tokens"`
+	ToldKVTokens []int64         `json:"told_kv_tokens,omitempty"`
+	ToldTimes    float64         `json:"told_times,omitempty"`
 	Seed         uint64          `json:"seed"`
 	Sessions     string          `json:"sessions"`
-	Slow         map[int]float64 `json:"slow,omitempty"`
+	Slow         []sim.Slow      `json:"slow,omitempty"`
+	Join         map[int]float64 `json:"join,omitempty"`
 	Cells        []*sim.Result   `json:"cells"`
 }
 
 func writeJSON(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) error {
-	e := json.NewEncoder(w)
+	e, c := json.NewEncoder(w), &o.cluster
 	e.SetIndent("", "  ")
 	return e.Encode(report{
-		Trace: t.Name, Requests: len(t.Requests), Workers: o.workers, KVTokens: o.kv, ToldKVTokens: o.told,
-		Seed: o.seed, Sessions: o.sessions, Slow: o.slow, Cells: results,
+		Trace: t.Name, Requests: len(t.Requests), Engine: c.Engine.Name, Workers: c.Workers, Ranks: c.Ranks,
+		KVTokens: c.KVTokens, ToldKVTokens: c.ToldTokens, ToldTimes: c.ToldTimes, Slow: c.Slow, Join: c.Join,
+		Seed: o.seed, Sessions: o.sessions, Cells: results,
 	})
+}
+
+// describe says what the trace is replayed against.
+func describe(c *sim.Cluster) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d workers", c.Workers)
+	if c.Ranks > 1 {
+		fmt.Fprintf(&b, " with %d ranks each", c.Ranks)
+	}
+	fmt.Fprintf(&b, " (%s) of %s KV tokens", c.Engine.Name, commas(c.KVTokens))
+	switch {
+	case len(c.ToldTokens) > 0:
+		fmt.Fprintf(&b, " (told: %s)", commas(c.ToldTokens))
+	case c.ToldTimes > 0:
+		fmt.Fprintf(&b, " (told: %g times that)", c.ToldTimes)
+	}
+	for _, s := range c.Slow {
+		fmt.Fprintf(&b, ", worker %d slower by %g from %g to %g", s.Worker, s.Factor, s.From, s.To)
+	}
+	for _, w := range slices.Sorted(maps.Keys(c.Join)) {
+		fmt.Fprintf(&b, ", worker %d joins at %g", w, c.Join[w])
+	}
+	return b.String()
+}
+
+func commas[T any](values []T) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(values), "[]"), " ", ",")
 }
 
 // writeTable writes each figure with its ratio to that of the first policy.
 func writeTable(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) error {
-	fmt.Fprintf(w, "%s: %d requests, %d workers of %d KV tokens", t.Name, len(t.Requests), o.workers, o.kv)
-	if o.told != 0 {
-		fmt.Fprintf(w, " (told: %d)", o.told)
-	}
+	fmt.Fprintf(w, "%s: %d requests, %s", t.Name, len(t.Requests), describe(&o.cluster))
 	if o.sessions != "none" {
-		fmt.Fprintf(w, ", sessions bound by key")
+		fmt.Fprintf(w, ", sessions by key")
 	}
 	fmt.Fprintf(w, ", seed %d; times in ms; in brackets relative to %s\n", o.seed, o.policies[0])
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

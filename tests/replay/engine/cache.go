@@ -28,6 +28,9 @@ func NewCache(capacity int) *Cache {
 	return &Cache{capacity: capacity, at: make(map[uint64]int32), nodes: make([]node, 1)}
 }
 
+// Capacity returns the blocks that the cache has room for; 0 is no bound.
+func (c *Cache) Capacity() int { return c.capacity }
+
 // Held returns how many leading blocks of a chain the cache holds.
 func (c *Cache) Held(chain []uint64) int {
 	for i, h := range chain {

@@ -12,9 +12,9 @@ import (
 const block = 16
 
 func fleet(n int) *View {
-	v := &View{Block: block}
+	v := &View{Block: block, Model: engine.Default()}
 	for range n {
-		v.Engines = append(v.Engines, engine.New(engine.NewCache(1000), nil, block, 1))
+		v.Engines = append(v.Engines, engine.New(v.Model, engine.NewCache(1000), nil, block))
 	}
 	return v
 }
@@ -132,7 +132,7 @@ func TestWaitAges(t *testing.T) {
 	v := fleet(2)
 	m := &MinTTFT{View: v}
 	s := selection(make([]kvscore.Candidate, 2)...)
-	long := engine.PrefillMS(0, 1600)
+	long := v.Model.PrefillMS(0, 1600)
 	at := m.Choose(s)
 	m.Placed(s, 1, at)
 	m.Placed(s, 2, at)

@@ -20,11 +20,8 @@ type Config struct {
 	Trace *trace.Trace
 	// Policy is a name of Policies.
 	Policy string
-	// Workers is the number of engines.
-	Workers int
-	// KVTokens is the capacity of each engine; ToldTokens what the scheduler is
-	// told of it, 0 for the same.
-	KVTokens, ToldTokens int64
+	// Cluster is what the trace is replayed against.
+	Cluster
 	// Speed divides the times of the trace, think times included.
 	Speed float64
 	// Seed is for what chance decides.
@@ -33,8 +30,6 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
-	// Slow is what the step times of some engines are multiplied with.
-	Slow map[int]float64
 	// Progress is told how many requests are over, every now and then.
 	Progress func(over int)
 }
@@ -73,6 +68,8 @@ type replay struct {
 	requests  []request
 	engines   []*engine.Engine
 	stepping  []bool
+	targets   []kvscore.Target // of all engines, those that join later included
+	changes   []change         // of the cluster that are still to come
 	events    events
 	stats     stats
 	now       time.Duration
@@ -84,6 +81,15 @@ type replay struct {
 
 // Run replays one cell.
 func Run(c Config) (*Result, error) {
+	r, err := replayed(c)
+	if err != nil {
+		return nil, err
+	}
+	return r.result(), nil
+}
+
+// replayed returns a cell that has come to its end.
+func replayed(c Config) (*replay, error) {
 	sp, err := c.check()
 	if err != nil {
 		return nil, err
@@ -117,7 +123,7 @@ func Run(c Config) (*Result, error) {
 	case len(r.stats.ttft) == 0:
 		return nil, fmt.Errorf("all requests fall into the warm-up: the first %g %% of an open loop, the first %v of a closed one", warmUp*100, warmUpClosed)
 	}
-	return r.result(), nil
+	return r, nil
 }
 
 func (c *Config) check() (*spec, error) {
@@ -127,70 +133,28 @@ func (c *Config) check() (*spec, error) {
 		return nil, err
 	case c.Trace == nil || len(c.Trace.Requests) == 0:
 		return nil, errors.New("there is no trace")
-	case c.Workers < 1:
-		return nil, fmt.Errorf("workers is %d, want at least 1", c.Workers)
 	case !(c.Speed > 0):
 		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
-	case c.ToldTokens < 0:
-		return nil, fmt.Errorf("told KV tokens is %d, want at least 0", c.ToldTokens)
 	case sp.sessions && !c.Trace.Sessions:
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
 	case c.Sessions && !c.Trace.Sessions:
 		return nil, errors.New("the trace has no sessions")
 	}
-	for w, f := range c.Slow {
-		if w < 0 || w >= c.Workers || !(f > 0) {
-			return nil, fmt.Errorf("slow is %d:%v, want a worker from 0 to %d and more than 0", w, f, c.Workers-1)
-		}
-	}
-	room := c.KVTokens / int64(c.Trace.BlockTokens)
-	for i := range c.Trace.Requests {
-		q := &c.Trace.Requests[i]
-		if j := (engine.Job{In: q.In, Out: q.Out}); int64(j.Blocks(c.Trace.BlockTokens)) > room {
-			return nil, fmt.Errorf("a request of %d + %d tokens does not fit into %d KV tokens", q.In, q.Out, c.KVTokens)
-		}
+	if err := c.Cluster.check(c.Trace); err != nil {
+		return nil, err
 	}
 	return sp, nil
 }
 
 // build makes engines, scheduler and policy.
 func (r *replay) build() {
-	block := r.Trace.BlockTokens
-	r.engines, r.stepping = make([]*engine.Engine, r.Workers), make([]bool, r.Workers)
-	capacity := int(r.KVTokens / int64(block))
-	var common *engine.Cache
-	var line *engine.Line
-	switch {
-	case r.spec.unbounded:
-		common, line = engine.NewCache(0), new(engine.Line)
-	case r.spec.pooled:
-		common, line = engine.NewCache(capacity*r.Workers), new(engine.Line)
-	}
-	told := r.ToldTokens
-	if told == 0 {
-		told = r.KVTokens
-	}
 	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
-	targets := make([]kvscore.Target, r.Workers)
-	for i := range r.engines {
-		cache, slow := common, 1.0
-		if cache == nil {
-			cache = engine.NewCache(capacity)
-		}
-		if f := r.Slow[i]; f > 0 {
-			slow = f
-		}
-		r.engines[i] = engine.New(cache, line, block, slow)
-		targets[i] = kvscore.Target{Worker: uint64(i) + 1}
-		r.scheduler.Declare(targets[i], told)
-		r.scheduler.SetPage(targets[i], int64(block))
-	}
-	r.refs = r.scheduler.Refs(targets)
-	r.view = rules.View{Block: block, Exact: r.Exact, Engines: r.engines}
-	r.policy = r.spec.make(&r.view)
-	r.observer, _ = r.policy.(rules.Observer)
 	r.selection.Rand = rand.New(rand.NewPCG(r.Seed, 0)) //nolint:gosec // to be repeated
 	r.requests = make([]request, len(r.Trace.Requests))
+	r.view = rules.View{Block: r.Trace.BlockTokens, Exact: r.Exact, Model: r.model()}
+	r.buildCluster()
+	r.policy = r.spec.make(&r.view)
+	r.observer, _ = r.policy.(rules.Observer)
 }
 
 // arrivals schedules what does not depend on the end of another request.
@@ -208,6 +172,10 @@ func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(fl
 
 func (r *replay) setTime(t time.Duration) {
 	r.now, r.view.Now = t, t
+	for len(r.changes) > 0 && r.changes[0].at <= t {
+		r.changes[0].apply(r)
+		r.changes = r.changes[1:]
+	}
 	if r.sessions != nil {
 		r.sessions.now.Store(int64(t))
 	}
@@ -283,7 +251,8 @@ func (r *replay) step(at int) {
 			r.observer.FirstToken(j.Number, at)
 		}
 		if r.sessions != nil && r.err == nil {
-			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, q.lease.Target())
+			// The store names an engine by its position.
+			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
 		}
 	}
 	for _, j := range over {

@@ -79,7 +79,7 @@ type stats struct {
 }
 
 func (s *stats) begin(r *replay) {
-	s.inFlight, s.begun, s.arriving = make([]int, r.Workers), -1, len(r.Trace.Requests)
+	s.inFlight, s.begun, s.arriving = make([]int, len(r.view.Engines)), -1, len(r.Trace.Requests)
 	if r.Trace.Closed {
 		s.fromTime = warmUpClosed
 	} else {
@@ -100,6 +100,12 @@ func (s *stats) pass(now time.Duration) {
 		s.busy += d
 	}
 	s.since = now
+}
+
+// joined makes room for engines that join.
+func (s *stats) joined(now time.Duration, engines int) {
+	s.pass(now)
+	s.inFlight = append(s.inFlight, make([]int, engines-len(s.inFlight))...)
 }
 
 func (s *stats) arrived(now time.Duration, n, at int) {

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
+)
+
+// options are the command's flags.
+type options struct {
+	trace     string
+	policies  []string
+	speeds    []float64
+	cluster   sim.Cluster
+	seed      uint64
+	knowledge string
+	sessions  string
+	json      bool
+}
+
+// lists are the flags that are parsed after all are known.
+type lists struct{ policies, speeds, kv, told, slow, join, engine string }
+
+func parse(args []string, stderr io.Writer) (*options, error) {
+	o, l := new(options), new(lists)
+	f := flag.NewFlagSet("replay", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped")
+	f.StringVar(&l.policies, "policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
+	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
+	f.StringVar(&l.engine, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
+	f.IntVar(&o.cluster.Workers, "workers", 8, "the number of workers")
+	f.IntVar(&o.cluster.Ranks, "ranks", 1, "the data-parallel `ranks` of each worker: each is an engine with its own cache and queue")
+	f.StringVar(&l.kv, "kv-tokens", "200000", "the KV capacity of each rank in `tokens`; one value, or one for each worker")
+	f.StringVar(&l.told, "told-kv-tokens", "", "the capacity in `tokens` that the router is told, if it is another one; as -kv-tokens, or x8 for 8 times the right one")
+	f.Uint64Var(&o.seed, "seed", 1, "for what chance decides")
+	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the comparison policies (those that the router does not offer) see the engines' blocks in place of the router's mirror")
+	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard)")
+	f.StringVar(&l.slow, "slow", "", "comma-separated `worker:factor[@from-to]`, what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
+	f.StringVar(&l.join, "join", "", "comma-separated `worker@share`: the worker joins, with an empty cache, after this share of the trace's duration")
+	f.BoolVar(&o.json, "json", false, "write JSON in place of a table")
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.NArg() > 0:
+		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case o.trace == "":
+		return nil, errors.New("-trace is missing")
+	case o.knowledge != "approximate" && o.knowledge != "exact":
+		return nil, fmt.Errorf("-knowledge is %q, want approximate or exact", o.knowledge)
+	case o.sessions != "none" && o.sessions != "key":
+		return nil, fmt.Errorf("-sessions is %q, want none or key", o.sessions)
+	}
+	if err := o.parsePolicies(l.policies); err != nil {
+		return nil, err
+	}
+	var err error
+	if o.speeds, err = factors("-speed", l.speeds); err != nil {
+		return nil, err
+	}
+	return o, o.parseCluster(l)
+}
+
+func (o *options) parsePolicies(list string) error {
+	o.policies = strings.Split(list, ",")
+	for i, p := range o.policies {
+		if !slices.Contains(sim.Policies(), p) {
+			return fmt.Errorf("-policy has %q, want some of %s", p, strings.Join(sim.Policies(), ", "))
+		}
+		if slices.Contains(o.policies[:i], p) {
+			return fmt.Errorf("-policy has %q twice", p)
+		}
+	}
+	return nil
+}
+
+func (o *options) parseCluster(l *lists) (err error) {
+	c := &o.cluster
+	if c.Engine, err = engine.Find(l.engine); err != nil {
+		return fmt.Errorf("-engine: %w", err)
+	}
+	if c.KVTokens, err = tokens("-kv-tokens", l.kv); err != nil {
+		return err
+	}
+	if times, ok := strings.CutPrefix(l.told, "x"); ok {
+		f, err := factors("-told-kv-tokens", times)
+		if err != nil {
+			return err
+		}
+		c.ToldTimes = f[0]
+	} else if l.told != "" {
+		if c.ToldTokens, err = tokens("-told-kv-tokens", l.told); err != nil {
+			return err
+		}
+	}
+	if err := o.parseSlow(l.slow); err != nil {
+		return err
+	}
+	return o.parseJoin(l.join)
+}
+
+func tokens(name, list string) ([]int64, error) {
+	var values []int64
+	for item := range strings.SplitSeq(list, ",") {
+		v, err := strconv.ParseInt(item, 10, 64)
+		if err != nil || v < 1 || v > math.MaxInt32 {
+			return nil, fmt.Errorf("%s has %q, want a number from 1 to %d", name, item, math.MaxInt32)
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+func (o *options) parseSlow(list string) error {
+	if list == "" {
+		return nil
+	}
+	for item := range strings.SplitSeq(list, ",") {
+		s := sim.Slow{To: 1}
+		value, span, limited := strings.Cut(item, "@")
+		worker, factor, ok := strings.Cut(value, ":")
+		var err error
+		if s.Worker, err = strconv.Atoi(worker); !ok || err != nil || s.Worker < 0 || s.Worker >= o.cluster.Workers {
+			return fmt.Errorf("-slow has %q, want worker:factor with a worker from 0 to %d", item, o.cluster.Workers-1)
+		}
+		f, err := factors("-slow", factor)
+		if err != nil {
+			return err
+		}
+		s.Factor = f[0]
+		if limited {
+			from, to, _ := strings.Cut(span, "-")
+			var errs [2]error
+			s.From, errs[0] = share(from)
+			s.To, errs[1] = share(to)
+			if errors.Join(errs[:]...) != nil || s.From >= s.To {
+				return fmt.Errorf("-slow has %q, want worker:factor@from-to with from below to, both from 0 to 1", item)
+			}
+		}
+		o.cluster.Slow = append(o.cluster.Slow, s)
+	}
+	return nil
+}
+
+func (o *options) parseJoin(list string) error {
+	if list == "" {
+		return nil
+	}
+	o.cluster.Join = make(map[int]float64)
+	for item := range strings.SplitSeq(list, ",") {
+		worker, at, _ := strings.Cut(item, "@")
+		w, err := strconv.Atoi(worker)
+		when, err2 := share(at)
+		if err != nil || err2 != nil || w < 0 || w >= o.cluster.Workers || when == 0 {
+			return fmt.Errorf("-join has %q, want worker@share with a worker from 0 to %d and a share above 0, up to 1", item, o.cluster.Workers-1)
+		}
+		o.cluster.Join[w] = when
+	}
+	return nil
+}
+
+func share(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err == nil && !(v >= 0 && v <= 1) {
+		err = strconv.ErrRange
+	}
+	return v, err
+}
+
+func factors(name, list string) ([]float64, error) {
+	items := strings.Split(list, ",")
+	values := make([]float64, 0, len(items))
+	for _, item := range items {
+		v, err := strconv.ParseFloat(item, 64)
+		if err != nil || !(v >= 1e-3 && v <= 1e3) {
+			return nil, fmt.Errorf("%s has %q, want a number from 0.001 to 1000", name, item)
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
