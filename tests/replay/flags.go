@@ -20,20 +20,22 @@ type options struct {
 	policies  []string
 	speeds    []float64
 	cluster   sim.Cluster
-	seed      uint64
+	half      string
+	seeds     []uint64
 	knowledge string
 	sessions  string
 	json      bool
 }
 
 // lists are the flags that are parsed after all are known.
-type lists struct{ policies, speeds, kv, told, slow, join, engine string }
+type lists struct{ policies, speeds, seeds, kv, told, slow, join, engine string }
 
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o, l := new(options), new(lists)
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped")
+	f.StringVar(&o.half, "half", "", "first or second: replay this half of the trace only, an open loop by time, a closed one every other session")
 	f.StringVar(&l.policies, "policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
 	f.StringVar(&l.engine, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
@@ -41,7 +43,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.IntVar(&o.cluster.Ranks, "ranks", 1, "the data-parallel `ranks` of each worker: each is an engine with its own cache and queue")
 	f.StringVar(&l.kv, "kv-tokens", "200000", "the KV capacity of each rank in `tokens`; one value, or one for each worker")
 	f.StringVar(&l.told, "told-kv-tokens", "", "the capacity in `tokens` that the router is told, if it is another one; as -kv-tokens, or x8 for 8 times the right one")
-	f.Uint64Var(&o.seed, "seed", 1, "for what chance decides")
+	f.StringVar(&l.seeds, "seed", "1", "comma-separated `seeds` for what chance decides; the figures are the geometric means over them")
 	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the comparison policies (those that the router does not offer) see the engines' blocks in place of the router's mirror")
 	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard)")
 	f.StringVar(&l.slow, "slow", "", "comma-separated `worker:factor[@from-to]`, what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
@@ -55,6 +57,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case o.trace == "":
 		return nil, errors.New("-trace is missing")
+	case o.half != "" && o.half != "first" && o.half != "second":
+		return nil, fmt.Errorf("-half is %q, want first or second", o.half)
 	case o.knowledge != "approximate" && o.knowledge != "exact":
 		return nil, fmt.Errorf("-knowledge is %q, want approximate or exact", o.knowledge)
 	case o.sessions != "none" && o.sessions != "key":
@@ -67,7 +71,21 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	if o.speeds, err = factors("-speed", l.speeds); err != nil {
 		return nil, err
 	}
+	if o.seeds, err = seeds(l.seeds); err != nil {
+		return nil, err
+	}
 	return o, o.parseCluster(l)
+}
+
+func seeds(list string) (values []uint64, err error) {
+	for item := range strings.SplitSeq(list, ",") {
+		v, err := strconv.ParseUint(item, 10, 64)
+		if err != nil || slices.Contains(values, v) {
+			return nil, fmt.Errorf("-seed has %q, want different numbers from 0", item)
+		}
+		values = append(values, v)
+	}
+	return values, nil
 }
 
 func (o *options) parsePolicies(list string) error {

@@ -13,11 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
+	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
@@ -30,20 +26,21 @@ func main() {
 	}
 }
 
+// run does all that the command does.
 func run(args []string, stdout, stderr io.Writer) error {
 	o, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	t, err := trace.ReadFile(o.trace)
+	t, err := o.read(o.trace)
 	if err != nil {
 		return err
 	}
-	cells := o.cells(t)
-	results, err := replayAll(cells, stderr)
+	results, err := replayAll(o.runs(t), stderr)
 	if err != nil {
 		return err
 	}
+	results = overSeeds(results, len(o.seeds))
 	compare(results, len(o.policies))
 	if o.json {
 		return writeJSON(stdout, o, t, results)
@@ -51,83 +48,25 @@ func run(args []string, stdout, stderr io.Writer) error {
 	return writeTable(stdout, o, t, results)
 }
 
-// cells lists what is to be replayed: each policy at each speed.
-func (o *options) cells(t *trace.Trace) []*cell {
-	cells := make([]*cell, 0, len(o.speeds)*len(o.policies))
-	for _, speed := range o.speeds {
-		for _, policy := range o.policies {
-			c := &cell{Config: sim.Config{
-				Trace: t, Policy: policy, Cluster: o.cluster,
-				Speed: speed, Seed: o.seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key",
-			}}
-			c.Progress = func(over int) { c.over.Store(int64(over)) }
-			cells = append(cells, c)
-		}
+// read returns a trace, or the half of it that is asked for.
+func (o *options) read(path string) (*trace.Trace, error) {
+	t, err := trace.ReadFile(path)
+	if err != nil || o.half == "" {
+		return t, err
 	}
-	return cells
+	if t = t.Half(o.half == "second"); len(t.Requests) == 0 {
+		return nil, fmt.Errorf("the %s half of %s has no requests", o.half, t.Name)
+	}
+	return t, nil
 }
 
-// cell is one replay, and how far it is.
-type cell struct {
-	sim.Config
-	over    atomic.Int64
-	started atomic.Bool
-	ended   atomic.Bool
-}
-
-// replayAll replays the cells, as many at once as there are processors, and returns
-// the results in their order.
-func replayAll(cells []*cell, stderr io.Writer) ([]*sim.Result, error) {
-	results, errs := make([]*sim.Result, len(cells)), make([]error, len(cells))
-	var all sync.WaitGroup
-	var next atomic.Int64
-	for range min(runtime.GOMAXPROCS(0), len(cells)) {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(cells); i = int(next.Add(1)) - 1 {
-				cells[i].started.Store(true)
-				results[i], errs[i] = sim.Run(cells[i].Config)
-				cells[i].ended.Store(true)
-			}
-		})
+// overSeeds returns the means over the seeds, which follow each other.
+func overSeeds(results []*sim.Result, seeds int) []*sim.Result {
+	means := make([]*sim.Result, 0, len(results)/seeds)
+	for same := range slices.Chunk(results, seeds) {
+		means = append(means, sim.Mean(same))
 	}
-	done, watched := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
-		watch(cells, stderr, done)
-	}()
-	all.Wait()
-	close(done)
-	<-watched
-	for i, err := range errs {
-		if err != nil {
-			return nil, fmt.Errorf("replaying %s at speed %g: %w", cells[i].Policy, cells[i].Speed, err)
-		}
-	}
-	return results, nil
-}
-
-// watch reports progress until done.
-func watch(cells []*cell, w io.Writer, done <-chan struct{}) {
-	tick := time.NewTicker(2 * time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case <-tick.C:
-		}
-		ended := 0
-		var now []string
-		for _, c := range cells {
-			switch {
-			case c.ended.Load():
-				ended++
-			case c.started.Load():
-				now = append(now, fmt.Sprintf("%s at %g: %d of %d requests", c.Policy, c.Speed, c.over.Load(), len(c.Trace.Requests)))
-			}
-		}
-		fmt.Fprintf(w, "%d of %d cells; %s\n", ended, len(cells), strings.Join(now, "; "))
-	}
+	return means
 }
 
 // compare relates each result to that of the first policy at the same speed.

@@ -23,7 +23,7 @@ type report struct {
 	KVTokens     []int64         `json:"kv_tokens"`
 	ToldKVTokens []int64         `json:"told_kv_tokens,omitempty"`
 	ToldTimes    float64         `json:"told_times,omitempty"`
-	Seed         uint64          `json:"seed"`
+	Seeds        []uint64        `json:"seeds"`
 	Sessions     string          `json:"sessions"`
 	Slow         []sim.Slow      `json:"slow,omitempty"`
 	Join         map[int]float64 `json:"join,omitempty"`
@@ -36,7 +36,7 @@ func writeJSON(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) e
 	return e.Encode(report{
 		Trace: t.Name, Requests: len(t.Requests), Engine: c.Engine.Name, Workers: c.Workers, Ranks: c.Ranks,
 		KVTokens: c.KVTokens, ToldKVTokens: c.ToldTokens, ToldTimes: c.ToldTimes, Slow: c.Slow, Join: c.Join,
-		Seed: o.seed, Sessions: o.sessions, Cells: results,
+		Seeds: o.seeds, Sessions: o.sessions, Cells: results,
 	})
 }
 
@@ -73,14 +73,14 @@ func writeTable(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) 
 	if o.sessions != "none" {
 		fmt.Fprintf(w, ", sessions by key")
 	}
-	fmt.Fprintf(w, ", seed %d; times in ms; in brackets relative to %s\n", o.seed, o.policies[0])
+	fmt.Fprintf(w, ", seeds %s; times in ms; in brackets relative to %s\n", commas(o.seeds), o.policies[0])
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "speed\tpolicy\tknowledge\tTTFT mean\tp50\tp99\te2e mean\thit ratio\timbalance\treq/s")
+	fmt.Fprintln(tw, "speed\tpolicy\tknowledge\tTTFT mean\tp50\tp99\te2e mean\thit ratio\timbalance\treq/s\tspread")
 	for _, r := range results {
 		v := r.Relative
-		fmt.Fprintf(tw, "%g\t%s\t%s\t%.0f (%.3f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.3f (%.2f)\t%.2f (%.2f)\t%.2f (%.2f)\n",
+		fmt.Fprintf(tw, "%g\t%s\t%s\t%.0f (%.3f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.3f (%.2f)\t%.2f (%.2f)\t%.2f (%.2f)\t%.3f\n",
 			r.Speed, r.Policy, r.Knowledge, r.MeanTTFT, v.MeanTTFT, r.P50TTFT, v.P50TTFT, r.P99TTFT, v.P99TTFT, r.MeanE2E, v.MeanE2E,
-			r.HitRatio, v.HitRatio, r.Imbalance, v.Imbalance, r.PerSecond, v.PerSecond)
+			r.HitRatio, v.HitRatio, r.Imbalance, v.Imbalance, r.PerSecond, v.PerSecond, r.Spread)
 	}
 	if err := tw.Flush(); err != nil {
 		return err

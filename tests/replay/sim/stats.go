@@ -26,6 +26,8 @@ type Result struct {
 	PolicyFaults uint64 `json:"policy_faults"`
 	Expired      uint64 `json:"expired_leases"`
 	Untracked    uint64 `json:"untracked_prompts"`
+	// Spread is the highest mean TTFT of several seeds over the lowest, less 1.
+	Spread float64 `json:"ttft_mean_spread,omitempty"`
 	// Relative are the figures divided by those of the first policy at this speed.
 	Relative *Figures `json:"relative,omitempty"`
 }
