@@ -43,6 +43,9 @@ var specs = []spec{
 	{name: "cache_aware", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.CacheAware{View: v} }},
 	{name: "gaie", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.GAIE{View: v} }},
 	{name: "lmetric", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.LMetric{View: v} }},
+	{name: "smetric", comparison: true, make: func(v *rules.View) kvscore.Policy {
+		return &rules.SMetric{MinTTFT: rules.MinTTFT{View: v}, Bound: rules.SMetricBound}
+	}},
 	{name: "min_ttft", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.MinTTFT{View: v} }},
 	{name: "sticky_hash", comparison: true, sessions: true, make: func(v *rules.View) kvscore.Policy { return &rules.StickyHash{View: v} }},
 	{name: "pool", comparison: true, pooled: true, make: leastWork},
