@@ -58,12 +58,13 @@ type Engine struct {
 	finishing []*Job // their prefill ends with the step
 	over      []*Job
 	chain     []uint64
+	refused   int // the cache's changes when it had no room, -1 if it had
 }
 
 // New returns an idle engine with blocks of so many tokens. Engines that have one
 // cache need a line for it; else it is nil.
 func New(m *Model, cache *Cache, line *Line, block int) *Engine {
-	return &Engine{model: m, cache: cache, line: line, block: block, slow: 1}
+	return &Engine{model: m, cache: cache, line: line, block: block, slow: 1, refused: -1}
 }
 
 // SetSlow sets what the time of each step is multiplied with, from the next one on.
@@ -141,6 +142,9 @@ func (e *Engine) next() *Job {
 	if e.prefill != nil || e.head == len(e.queue) {
 		return e.prefill
 	}
+	if e.refused == e.cache.changes {
+		return nil // nothing has changed since there was no room
+	}
 	j := e.queue[e.head]
 	held, ok := 0, false
 	if !e.line.ahead(j.Number) {
@@ -148,8 +152,10 @@ func (e *Engine) next() *Job {
 	}
 	if !ok {
 		e.line.join(j.Number)
+		e.refused = e.cache.changes
 		return nil
 	}
+	e.refused = -1
 	e.line.leave(j.Number)
 	e.queue[e.head] = nil
 	if e.head++; e.head == len(e.queue) {

@@ -108,7 +108,7 @@ func replayed(c Config) (*replay, error) {
 		r.setTime(e.at)
 		r.upkeep()
 		if e.arrival {
-			r.place(e.n)
+			r.arrive(e.n)
 		} else {
 			r.step(e.n)
 		}
@@ -157,15 +157,24 @@ func (r *replay) build() {
 	r.observer, _ = r.policy.(rules.Observer)
 }
 
-// arrivals schedules what does not depend on the end of another request.
+// arrivals schedules what does not depend on the end of another request: of an open
+// loop the first arrival, of a closed one the first of each session.
 func (r *replay) arrivals() {
+	r.stats.begin(r)
 	for i := range r.Trace.Requests {
 		q := &r.Trace.Requests[i]
-		if !r.Trace.Closed || i == 0 || r.Trace.Requests[i-1].Session != q.Session {
+		if i == 0 || r.Trace.Closed && r.Trace.Requests[i-1].Session != q.Session {
 			r.events.push(event{at: r.scaled(q.At), arrival: true, n: i})
 		}
 	}
-	r.stats.begin(r)
+}
+
+// arrive places a request. In an open loop the next arrival follows it.
+func (r *replay) arrive(n int) {
+	if !r.Trace.Closed && n+1 < len(r.Trace.Requests) {
+		r.events.push(event{at: r.scaled(r.Trace.Requests[n+1].At), arrival: true, n: n + 1})
+	}
+	r.place(n)
 }
 
 func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(float64(t) / r.Speed) }

@@ -257,7 +257,7 @@ func BenchmarkRequest(b *testing.B) {
 	for _, policy := range []string{"dynamo", "min_ttft"} {
 		b.Run(policy, func(b *testing.B) {
 			c := cell(tr, policy)
-			c.Workers = 8
+			c.Workers, c.KVTokens = 8, []int64{1_000_000}
 			for b.Loop() {
 				mustRun(b, c)
 			}
