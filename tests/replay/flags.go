@@ -18,7 +18,8 @@ import (
 type options struct {
 	trace     string
 	policies  []string
-	speeds    []float64
+	loads     []load
+	saturate  string // the policy whose saturation the named loads are shares of
 	cluster   sim.Cluster
 	half      string
 	seeds     []uint64
@@ -37,7 +38,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped")
 	f.StringVar(&o.half, "half", "", "first or second: replay this half of the trace only, an open loop by time, a closed one every other session")
 	f.StringVar(&l.policies, "policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
-	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
+	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included; with -saturation also low, middle and high, for 0.35, 0.7 and 0.95 of the speed at saturation")
+	f.StringVar(&o.saturate, "saturation", "", "find the speed at which this `policy` is saturated, by bisection")
 	f.StringVar(&l.engine, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
 	f.IntVar(&o.cluster.Workers, "workers", 8, "the number of workers")
 	f.IntVar(&o.cluster.Ranks, "ranks", 1, "the data-parallel `ranks` of each worker: each is an engine with its own cache and queue")
@@ -64,12 +66,18 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	case o.sessions != "none" && o.sessions != "key":
 		return nil, fmt.Errorf("-sessions is %q, want none or key", o.sessions)
 	}
+	if o.saturate != "" && !slices.Contains(sim.Policies(), o.saturate) {
+		return nil, fmt.Errorf("-saturation is %q, want one of %s", o.saturate, strings.Join(sim.Policies(), ", "))
+	}
 	if err := o.parsePolicies(l.policies); err != nil {
 		return nil, err
 	}
 	var err error
-	if o.speeds, err = factors("-speed", l.speeds); err != nil {
+	if o.loads, err = parseLoads(l.speeds); err != nil {
 		return nil, err
+	}
+	if named := slices.ContainsFunc(o.loads, func(l load) bool { return l.speed == 0 }); named && o.saturate == "" {
+		return nil, errors.New("-speed names a load, and -saturation is missing")
 	}
 	if o.seeds, err = seeds(l.seeds); err != nil {
 		return nil, err

@@ -36,6 +36,10 @@ func run(args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	saturation, err := o.setSpeeds(t, stderr)
+	if err != nil {
+		return err
+	}
 	results, err := replayAll(o.runs(t), stderr)
 	if err != nil {
 		return err
@@ -43,9 +47,9 @@ func run(args []string, stdout, stderr io.Writer) error {
 	results = overSeeds(results, len(o.seeds))
 	compare(results, len(o.policies))
 	if o.json {
-		return writeJSON(stdout, o, t, results)
+		return writeJSON(stdout, o, t, saturation, results)
 	}
-	return writeTable(stdout, o, t, results)
+	return writeTable(stdout, o, t, saturation, results)
 }
 
 // read returns a trace, or the half of it that is asked for.

@@ -83,6 +83,8 @@ func TestBadFlags(t *testing.T) {
 		`-sessions is "some"`:     {"-trace", path, "-sessions", "some"},
 		`-seed has "1"`:           {"-trace", path, "-seed", "1,1"},
 		`-seed has "-1"`:          {"-trace", path, "-seed", "-1"},
+		"-saturation is missing":  {"-trace", path, "-speed", "low"},
+		`-saturation is "x"`:      {"-trace", path, "-saturation", "x"},
 		`-half is "third"`:        {"-trace", path, "-half", "third"},
 		`unexpected argument "y"`: {"-trace", path, "y"},
 		"line 1":                  {"-trace", write(t, "{}")},

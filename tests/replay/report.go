@@ -27,16 +27,17 @@ type report struct {
 	Sessions     string          `json:"sessions"`
 	Slow         []sim.Slow      `json:"slow,omitempty"`
 	Join         map[int]float64 `json:"join,omitempty"`
+	Saturation   float64         `json:"saturation_speed,omitempty"`
 	Cells        []*sim.Result   `json:"cells"`
 }
 
-func writeJSON(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) error {
+func writeJSON(w io.Writer, o *options, t *trace.Trace, saturation float64, results []*sim.Result) error {
 	e, c := json.NewEncoder(w), &o.cluster
 	e.SetIndent("", "  ")
 	return e.Encode(report{
 		Trace: t.Name, Requests: len(t.Requests), Engine: c.Engine.Name, Workers: c.Workers, Ranks: c.Ranks,
 		KVTokens: c.KVTokens, ToldKVTokens: c.ToldTokens, ToldTimes: c.ToldTimes, Slow: c.Slow, Join: c.Join,
-		Seeds: o.seeds, Sessions: o.sessions, Cells: results,
+		Seeds: o.seeds, Sessions: o.sessions, Saturation: saturation, Cells: results,
 	})
 }
 
@@ -68,17 +69,20 @@ func commas[T any](values []T) string {
 }
 
 // writeTable writes each figure with its ratio to that of the first policy.
-func writeTable(w io.Writer, o *options, t *trace.Trace, results []*sim.Result) error {
+func writeTable(w io.Writer, o *options, t *trace.Trace, saturation float64, results []*sim.Result) error {
 	fmt.Fprintf(w, "%s: %d requests, %s", t.Name, len(t.Requests), describe(&o.cluster))
 	if o.sessions != "none" {
 		fmt.Fprintf(w, ", sessions by key")
+	}
+	if saturation > 0 {
+		fmt.Fprintf(w, ", saturation of %s at speed %.3g", o.saturate, saturation)
 	}
 	fmt.Fprintf(w, ", seeds %s; times in ms; in brackets relative to %s\n", commas(o.seeds), o.policies[0])
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "speed\tpolicy\tknowledge\tTTFT mean\tp50\tp99\te2e mean\thit ratio\timbalance\treq/s\tspread")
 	for _, r := range results {
 		v := r.Relative
-		fmt.Fprintf(tw, "%g\t%s\t%s\t%.0f (%.3f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.3f (%.2f)\t%.2f (%.2f)\t%.2f (%.2f)\t%.3f\n",
+		fmt.Fprintf(tw, "%.4g\t%s\t%s\t%.0f (%.3f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.0f (%.2f)\t%.3f (%.2f)\t%.2f (%.2f)\t%.2f (%.2f)\t%.3f\n",
 			r.Speed, r.Policy, r.Knowledge, r.MeanTTFT, v.MeanTTFT, r.P50TTFT, v.P50TTFT, r.P99TTFT, v.P99TTFT, r.MeanE2E, v.MeanE2E,
 			r.HitRatio, v.HitRatio, r.Imbalance, v.Imbalance, r.PerSecond, v.PerSecond, r.Spread)
 	}

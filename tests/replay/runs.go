@@ -29,12 +29,12 @@ func newRun(c sim.Config) *running {
 
 // runs lists what is to be replayed: each policy at each speed with each seed.
 func (o *options) runs(t *trace.Trace) (runs []*running) {
-	for _, speed := range o.speeds {
+	for _, l := range o.loads {
 		for _, policy := range o.policies {
 			for _, seed := range o.seeds {
 				runs = append(runs, newRun(sim.Config{
 					Trace: t, Policy: policy, Cluster: o.cluster,
-					Speed: speed, Seed: seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key",
+					Speed: l.speed, Seed: seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key",
 				}))
 			}
 		}

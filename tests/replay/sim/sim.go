@@ -120,8 +120,6 @@ func replayed(c Config) (*replay, error) {
 		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
 	case r.scheduler.Stats().Leases != 0:
 		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
-	case len(r.stats.ttft) == 0:
-		return nil, fmt.Errorf("all requests fall into the warm-up: the first %g %% of an open loop, the first %v of a closed one", warmUp*100, warmUpClosed)
 	}
 	return r, nil
 }

@@ -207,10 +207,7 @@ func TestBadSettings(t *testing.T) {
 		"told KV tokens is -1":  func(c *Config) { c.ToldTokens = []int64{-1} },
 		"into 64 KV tokens":     func(c *Config) { c.KVTokens = []int64{100} },
 		"slow is 3:2":           func(c *Config) { c.Slow = []Slow{{3, 2, 0, 1}} },
-		"the warm-up": func(c *Config) {
-			c.Trace = &trace.Trace{BlockTokens: 16, Closed: true, Requests: []trace.Request{{In: 5, Out: 1}}}
-		},
-		"no trace": func(c *Config) { c.Trace = nil },
+		"no trace":              func(c *Config) { c.Trace = nil },
 		"has no sessions": func(c *Config) {
 			c.Sessions, c.Trace = true, &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
 		},

@@ -7,7 +7,8 @@ import (
 
 const (
 	// warmUp is the share of the requests of an open loop that do not count, the
-	// first ones; warmUpClosed is the time after which those of a closed one do.
+	// first ones. Those of a closed one count after warmUpClosed, or after a quarter
+	// of the trace's duration if that is less.
 	warmUp       = 0.1
 	warmUpClosed = 90 * time.Second
 )
@@ -83,7 +84,7 @@ type stats struct {
 func (s *stats) begin(r *replay) {
 	s.inFlight, s.begun, s.arriving = make([]int, len(r.view.Engines)), -1, len(r.Trace.Requests)
 	if r.Trace.Closed {
-		s.fromTime = warmUpClosed
+		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
 	} else {
 		s.from = int(warmUp * float64(len(r.Trace.Requests)))
 	}

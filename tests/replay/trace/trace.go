@@ -69,3 +69,17 @@ func (t *Trace) Duration() time.Duration {
 	}
 	return last
 }
+
+// MeanThink returns the mean time between the end of a turn and the next one, in a
+// closed loop; 0 if no session has two turns.
+func (t *Trace) MeanThink() time.Duration {
+	var sum time.Duration
+	n := 0
+	for i := range t.Requests {
+		if i > 0 && t.Requests[i-1].Session == t.Requests[i].Session {
+			sum += t.Requests[i].Think
+			n++
+		}
+	}
+	return sum / time.Duration(max(1, n))
+}
