@@ -21,6 +21,8 @@ type options struct {
 	loads     []load
 	saturate  string // the policy whose saturation the named loads are shares of
 	cluster   sim.Cluster
+	traces    string // for the suite
+	suite     bool
 	half      string
 	seeds     []uint64
 	knowledge string
@@ -36,6 +38,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped")
+	f.BoolVar(&o.suite, "suite", false, "replay all of -traces, each with its own workers, at the loads low, middle, high and overload, with sessions none and key, and sum up; other flags narrow that down")
+	f.StringVar(&o.traces, "traces", "", "comma-separated `directories` and files of traces, for -suite")
 	f.StringVar(&o.half, "half", "", "first or second: replay this half of the trace only, an open loop by time, a closed one every other session")
 	f.StringVar(&l.policies, "policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included; with -saturation also low, middle and high, for 0.35, 0.7 and 0.95 of the speed at saturation")
@@ -46,24 +50,35 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&l.kv, "kv-tokens", "200000", "the KV capacity of each rank in `tokens`; one value, or one for each worker")
 	f.StringVar(&l.told, "told-kv-tokens", "", "the capacity in `tokens` that the router is told, if it is another one; as -kv-tokens, or x8 for 8 times the right one")
 	f.StringVar(&l.seeds, "seed", "1", "comma-separated `seeds` for what chance decides; the figures are the geometric means over them")
-	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the comparison policies (those that the router does not offer) see the engines' blocks in place of the router's mirror")
-	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard)")
+	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the policies see the engines' blocks in place of the router's mirror; approximate or both with -suite")
+	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard); or both, with -suite")
 	f.StringVar(&l.slow, "slow", "", "comma-separated `worker:factor[@from-to]`, what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
 	f.StringVar(&l.join, "join", "", "comma-separated `worker@share`: the worker joins, with an empty cache, after this share of the trace's duration")
 	f.BoolVar(&o.json, "json", false, "write JSON in place of a table")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
-	switch {
-	case f.NArg() > 0:
+	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case o.trace == "":
+	}
+	if o.suite {
+		if err := o.suiteDefaults(f, l); err != nil {
+			return nil, err
+		}
+	} else if o.trace == "" {
 		return nil, errors.New("-trace is missing")
-	case o.half != "" && o.half != "first" && o.half != "second":
+	}
+	if o.half != "" && o.half != "first" && o.half != "second" {
 		return nil, fmt.Errorf("-half is %q, want first or second", o.half)
-	case o.knowledge != "approximate" && o.knowledge != "exact":
-		return nil, fmt.Errorf("-knowledge is %q, want approximate or exact", o.knowledge)
-	case o.sessions != "none" && o.sessions != "key":
+	}
+	second := "exact"
+	if o.suite {
+		second = "both"
+	}
+	if o.knowledge != "approximate" && o.knowledge != second {
+		return nil, fmt.Errorf("-knowledge is %q, want approximate or %s", o.knowledge, second)
+	}
+	if o.sessions != "none" && o.sessions != "key" && (o.sessions != "both" || !o.suite) {
 		return nil, fmt.Errorf("-sessions is %q, want none or key", o.sessions)
 	}
 	if o.saturate != "" && !slices.Contains(sim.Policies(), o.saturate) {
@@ -83,6 +98,32 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, err
 	}
 	return o, o.parseCluster(l)
+}
+
+// suiteDefaults sets the flags that were not given to what the suite has.
+func (o *options) suiteDefaults(f *flag.FlagSet, l *lists) error {
+	given := make(map[string]bool)
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for _, name := range []string{"trace", "workers", "kv-tokens"} {
+		if given[name] {
+			return fmt.Errorf("-%s is not for -suite", name)
+		}
+	}
+	if o.traces == "" {
+		return errors.New("-traces is missing")
+	}
+	set := func(name string, value *string, suite string) {
+		if !given[name] {
+			*value = suite
+		}
+	}
+	available := slices.DeleteFunc(slices.Clone(suitePolicies), func(p string) bool { return !slices.Contains(sim.Policies(), p) })
+	set("policy", &l.policies, strings.Join(available, ","))
+	set("speed", &l.speeds, "low,middle,high,"+overload)
+	set("seed", &l.seeds, "1,2,3")
+	set("sessions", &o.sessions, "both")
+	set("saturation", &o.saturate, "dynamo_1")
+	return nil
 }
 
 func seeds(list string) (values []uint64, err error) {

@@ -17,7 +17,10 @@ type load struct {
 }
 
 // shares are what the named loads are of the speed at saturation.
-var shares = map[string]float64{"low": 0.35, "middle": 0.7, "high": 0.95}
+var shares = map[string]float64{"low": 0.35, "middle": 0.7, "high": 0.95, overload: overloaded}
+
+// overload is the load beyond saturation; the suite gives it to few traces.
+const overload = "overload"
 
 func parseLoads(list string) (loads []load, err error) {
 	for item := range strings.SplitSeq(list, ",") {

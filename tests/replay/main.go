@@ -32,6 +32,9 @@ func run(args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if o.suite {
+		return o.runSuite(stdout, stderr)
+	}
 	t, err := o.read(o.trace)
 	if err != nil {
 		return err

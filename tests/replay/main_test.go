@@ -41,7 +41,7 @@ func TestReportsEachCell(t *testing.T) {
 	for i, c := range got.Cells {
 		policy, knowledge, speed := "lmetric", "exact", 1+float64(i/2)
 		if i%2 == 1 {
-			policy, knowledge = "dynamo", "approximate"
+			policy = "dynamo"
 		}
 		if c.Policy != policy || c.Knowledge != knowledge || c.Speed != speed || c.Relative == nil {
 			t.Errorf("cell %d is %+v", i, c)

@@ -26,7 +26,7 @@ type Config struct {
 	Speed float64
 	// Seed is for what chance decides.
 	Seed uint64
-	// Exact shows the engines' blocks to the comparison policies.
+	// Exact shows the engines' blocks to the policies.
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
@@ -153,6 +153,9 @@ func (r *replay) build() {
 	r.buildCluster()
 	r.policy = r.spec.make(&r.view)
 	r.observer, _ = r.policy.(rules.Observer)
+	if r.Exact && !r.spec.comparison {
+		r.policy = &informed{r.policy, &r.view}
+	}
 }
 
 // arrivals schedules what does not depend on the end of another request: of an open

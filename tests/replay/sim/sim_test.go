@@ -262,3 +262,16 @@ func BenchmarkRequest(b *testing.B) {
 		})
 	}
 }
+
+// TestExactKnowledgeIsTheEngines shows a policy of the router a mirror that is far too
+// small, and then the engines' own blocks.
+func TestExactKnowledgeIsTheEngines(t *testing.T) {
+	c := cell(synthetic(t, 1500, false), "dynamo_16")
+	c.ToldTokens = []int64{2_000}
+	blind := mustRun(t, c)
+	c.Exact = true
+	seeing := mustRun(t, c)
+	if seeing.Knowledge != "exact" || seeing.HitRatio < 1.2*blind.HitRatio {
+		t.Errorf("hit ratio %v blind, %v with exact knowledge (%s)", blind.HitRatio, seeing.HitRatio, seeing.Knowledge)
+	}
+}

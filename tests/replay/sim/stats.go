@@ -143,7 +143,7 @@ func (r *replay) result() *Result {
 		Policy: r.Policy, Speed: r.Speed, Knowledge: "approximate", Requests: len(s.ttft),
 		PolicyFaults: totals.PolicyFaults, Expired: totals.Expired, Untracked: totals.Untracked,
 	}
-	if r.spec.comparison && r.view.Exact {
+	if k, err := KindOf(r.Policy); err == nil && r.view.Exact && (k.Exact || k.Reference) {
 		res.Knowledge = "exact"
 	}
 	slices.Sort(s.ttft)
