@@ -50,6 +50,7 @@ type request struct {
 	lease   *kvscore.Lease
 	version uint64 // of the session's binding
 	at      int    // engine
+	booked  int    // blocks of prompt and answer that the lease was told of
 	arrived time.Duration
 	first   time.Duration
 }
@@ -197,24 +198,31 @@ func (r *replay) clock() time.Time { return epoch.Add(r.now) }
 func (r *replay) upkeep() {
 	if r.now-r.swept >= upkeep {
 		r.swept = r.now
-		r.outputs()
+		r.outputs(true)
 		r.scheduler.Expire(r.clock())
 	}
 }
 
 // outputs brings the leases up to what the engines have generated. A router sees
-// each token; nobody looks at the books in between.
-func (r *replay) outputs() {
+// each token; nobody looks at the books in between. The books change with each
+// block only; the other tokens are signs of life.
+func (r *replay) outputs(alive bool) {
 	now := r.clock()
-	for _, e := range r.engines {
-		e.Decoding(func(j *engine.Job, tokens int) { r.requests[j.Number].lease.Output(now, int64(tokens)) })
+	for _, e := range r.view.Engines {
+		e.Decoding(func(j *engine.Job, tokens int) {
+			q := &r.requests[j.Number]
+			if blocks := (j.In + tokens - 1) / kvscore.DefaultBlockSize; alive || blocks > q.booked {
+				q.booked = blocks
+				q.lease.Output(now, int64(tokens))
+			}
+		})
 	}
 }
 
 // place lets the policy choose for a request, and sends it there.
 func (r *replay) place(n int) {
 	t, q := &r.Trace.Requests[n], &r.requests[n]
-	r.outputs()
+	r.outputs(false)
 	block := r.Trace.BlockTokens
 	ask := kvscore.Request{
 		Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block),

@@ -29,7 +29,7 @@ func synthetic(tb testing.TB, requests int, closed bool) *trace.Trace {
 	fmt.Fprintf(&text, `{"name":"synthetic","block":%d,"closed":%v}`+"\n", block, closed)
 	for i := range requests {
 		s := r.IntN(sessions)
-		if turns[s] == 12 { // a new conversation
+		if turns[s]%12 == 0 { // a new conversation
 			chains[s] = chains[s][:system:system]
 		}
 		for range more {
