@@ -28,6 +28,8 @@ type options struct {
 	knowledge string
 	sessions  string
 	json      bool
+	buckets   int
+	svg       string
 }
 
 // lists are the flags that are parsed after all are known.
@@ -54,6 +56,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.sessions, "sessions", "none", "none, or key: each request names its session, and the router binds it to a worker (hard); or both, with -suite")
 	f.StringVar(&l.slow, "slow", "", "comma-separated `worker:factor[@from-to]`, what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
 	f.StringVar(&l.join, "join", "", "comma-separated `worker@share`: the worker joins, with an empty cache, after this share of the trace's duration")
+	f.IntVar(&o.buckets, "buckets", 0, "into how many `parts` the time is cut for mean and p50 TTFT over time")
+	f.StringVar(&o.svg, "svg", "", "also draw a chart into this `file`: TTFT over time with -buckets, else bars relative to the first policy")
 	f.BoolVar(&o.json, "json", false, "write JSON in place of a table")
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -70,6 +74,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	}
 	if o.half != "" && o.half != "first" && o.half != "second" {
 		return nil, fmt.Errorf("-half is %q, want first or second", o.half)
+	}
+	if o.buckets < 0 || o.buckets > 10_000 || o.buckets > 0 && o.suite {
+		return nil, fmt.Errorf("-buckets is %d, want 0 to 10000, and 0 with -suite", o.buckets)
 	}
 	second := "exact"
 	if o.suite {

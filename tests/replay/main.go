@@ -49,6 +49,9 @@ func run(args []string, stdout, stderr io.Writer) error {
 	}
 	results = overSeeds(results, len(o.seeds))
 	compare(results, len(o.policies))
+	if err := o.draw(func(w io.Writer) error { return o.drawResults(w, t, results) }); err != nil {
+		return err
+	}
 	if o.json {
 		return writeJSON(stdout, o, t, saturation, results)
 	}

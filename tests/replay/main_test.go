@@ -109,3 +109,49 @@ func TestWriteErrorsAreReported(t *testing.T) {
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, os.ErrClosed }
+
+func TestCurvesAndCharts(t *testing.T) {
+	dir := t.TempDir()
+	args := []string{"-trace", write(t, conversations("x")), "-policy", "dynamo_1,lmetric", "-workers", "2", "-speed", "1,2"}
+	draw := func(name string, more ...string) (out, svg string) {
+		var b, progress bytes.Buffer
+		path := filepath.Join(dir, name)
+		if err := run(append(append(args, "-svg", path), more...), &b, &progress); err != nil {
+			t.Fatal(err)
+		}
+		drawn, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.String(), string(drawn)
+	}
+	out, svg := draw("lines.svg", "-buckets", "5", "-json")
+	var got report
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range got.Cells {
+		n := 0
+		for _, b := range c.Buckets {
+			n += b.Requests
+			if b.P50TTFT <= 8 || b.MeanTTFT <= 8 {
+				t.Errorf("%s: %+v", c.Policy, b)
+			}
+		}
+		if len(c.Buckets) != 5 || n != 60 {
+			t.Errorf("%s: %d requests in %d buckets", c.Policy, n, len(c.Buckets))
+		}
+	}
+	if n := strings.Count(svg, "<polyline"); n != 2*2*2 {
+		t.Errorf("%d lines in %s", n, svg)
+	}
+	if _, again := draw("lines.svg", "-buckets", "5"); again != svg {
+		t.Error("two drawings of the same differ")
+	}
+	if out, _ := draw("lines.svg", "-buckets", "5"); strings.Count(out, "\n") != 2+4+2*(2+1+5) {
+		t.Errorf("a table of\n%s", out)
+	}
+	if _, svg := draw("bars.svg"); strings.Count(svg, "<rect") != 1+2+2*2*2 {
+		t.Errorf("bars: %s", svg)
+	}
+}

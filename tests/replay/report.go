@@ -89,10 +89,36 @@ func writeTable(w io.Writer, o *options, t *trace.Trace, saturation float64, res
 	if err := tw.Flush(); err != nil {
 		return err
 	}
+	if err := writeBuckets(w, o, results); err != nil {
+		return err
+	}
 	for _, r := range results {
 		if r.PolicyFaults+r.Expired+r.Untracked > 0 {
 			fmt.Fprintf(w, "%s at %g: %d choices spoilt by the policy, %d leases expired, %d prompts not in the mirror whole\n",
 				r.Policy, r.Speed, r.PolicyFaults, r.Expired, r.Untracked)
+		}
+	}
+	return nil
+}
+
+// writeBuckets writes mean and p50 TTFT over time, one table for each speed.
+func writeBuckets(w io.Writer, o *options, results []*sim.Result) error {
+	if o.buckets == 0 {
+		return nil
+	}
+	for same := range slices.Chunk(results, len(o.policies)) {
+		fmt.Fprintf(w, "\nspeed %.4g: TTFT by time of arrival in ms, mean (p50)\n", same[0].Speed)
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(tw, "seconds\t%s\n", strings.Join(o.policies, "\t"))
+		for i, b := range same[0].Buckets {
+			fmt.Fprintf(tw, "%.0f", b.Seconds)
+			for _, r := range same {
+				fmt.Fprintf(tw, "\t%.0f (%.0f)", r.Buckets[i].MeanTTFT, r.Buckets[i].P50TTFT)
+			}
+			fmt.Fprintln(tw)
+		}
+		if err := tw.Flush(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -34,7 +34,7 @@ func (o *options) runs(t *trace.Trace) (runs []*running) {
 			for _, seed := range o.seeds {
 				runs = append(runs, newRun(sim.Config{
 					Trace: t, Policy: policy, Cluster: o.cluster,
-					Speed: l.speed, Seed: seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key",
+					Speed: l.speed, Seed: seed, Exact: o.knowledge == "exact", Sessions: o.sessions == "key", Buckets: o.buckets,
 				}))
 			}
 		}

@@ -87,6 +87,9 @@ func (o *options) runSuite(stdout, stderr io.Writer) error {
 		return err
 	}
 	s := o.summarise(cells)
+	if err := o.draw(func(w io.Writer) error { return o.drawSuite(w, s) }); err != nil {
+		return err
+	}
 	if o.json {
 		return writeSuiteJSON(stdout, o, s)
 	}

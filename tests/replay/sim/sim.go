@@ -30,6 +30,8 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
+	// Buckets is how many parts of the time have figures of their own; 0 is none.
+	Buckets int
 	// Progress is told how many requests are over, every now and then.
 	Progress func(over int)
 }

@@ -29,6 +29,8 @@ type Result struct {
 	Untracked    uint64 `json:"untracked_prompts"`
 	// Spread is the highest mean TTFT of several seeds over the lowest, less 1.
 	Spread float64 `json:"ttft_mean_spread,omitempty"`
+	// Buckets are the figures over time, of the first seed.
+	Buckets []Bucket `json:"buckets,omitempty"`
 	// Relative are the figures divided by those of the first policy at this speed.
 	Relative *Figures `json:"relative,omitempty"`
 }
@@ -145,6 +147,9 @@ func (r *replay) result() *Result {
 	}
 	if k, err := KindOf(r.Policy); err == nil && r.view.Exact && (k.Exact || k.Reference) {
 		res.Knowledge = "exact"
+	}
+	if r.Buckets > 0 {
+		res.Buckets = r.curve(r.Buckets)
 	}
 	slices.Sort(s.ttft)
 	sum := 0.0
