@@ -38,6 +38,13 @@ type Latency struct {
 	Fixed, Token, Attention, Context float64
 }
 
+// Prefill returns the predicted time for n tokens behind k cached ones, on a target with
+// so many tokens of context, in milliseconds.
+func (l Latency) Prefill(n, k int64, context float64) float64 {
+	f := float64(max(0, n))
+	return l.Fixed + l.Token*f + l.Attention*f*(float64(k)+f/2) + l.Context*(1+f/stepTokens)*context
+}
+
 const nFeatures = 4
 
 // estimator learns the coefficients of a pool. It minimises the sum of squared errors,

@@ -125,10 +125,10 @@ func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 			capacity = 0
 		}
 		c := NewCache(capacity)
-		engines := []*Engine{New(c, nil, block, 1)}
+		engines := []*Engine{New(Default(), c, nil, block)}
 		if seed%2 > 0 { // two with one cache
 			line := new(Line)
-			engines = []*Engine{New(c, line, block, 1), New(c, line, block, 1)}
+			engines = []*Engine{New(Default(), c, line, block), New(Default(), c, line, block)}
 		}
 		added, over := 0, 0
 		stepping := make([]bool, len(engines))
@@ -197,7 +197,8 @@ func TestEvictsTailsOfTheOldest(t *testing.T) {
 func unique(i int) uint64 { return 1<<40 + uint64(i) }
 
 func TestStepTimes(t *testing.T) {
-	e := New(NewCache(1000), nil, 16, 2)
+	e := New(Default(), NewCache(1000), nil, 16)
+	e.SetSlow(2)
 	chain := make([]uint64, 500)
 	for i := range chain {
 		chain[i] = uint64(i) + 1
@@ -221,13 +222,13 @@ func TestStepTimes(t *testing.T) {
 	if e.context != 0 {
 		t.Errorf("%d tokens of context are left", e.context)
 	}
-	if got, want := PrefillMS(0, 8000), want[0]+want[1]; math.Abs(got-want) > 1e-6 {
+	if got, want := Default().PrefillMS(0, 8000), want[0]+want[1]; math.Abs(got-want) > 1e-6 {
 		t.Errorf("PrefillMS is %v, want %v", got, want)
 	}
 }
 
 func TestTheLastPromptBlockIsComputed(t *testing.T) {
-	e := New(NewCache(100), nil, 16, 1)
+	e := New(Default(), NewCache(100), nil, 16)
 	chain := []uint64{1, 2, 3}
 	for _, c := range []struct{ in, cached int }{{48, 0}, {48, 32}, {50, 48}} {
 		j := &Job{Chain: chain, In: c.in, Out: 1, Answer: unique}
@@ -241,7 +242,7 @@ func TestTheLastPromptBlockIsComputed(t *testing.T) {
 
 func TestAStepStaysWithinItsBudget(t *testing.T) {
 	tr := newTree(7)
-	e := New(NewCache(4000), nil, 512, 1)
+	e := New(Default(), NewCache(4000), nil, 512)
 	for i := range 300 {
 		e.Add(tr.job(i, 512))
 	}
@@ -263,7 +264,7 @@ func TestAStepStaysWithinItsBudget(t *testing.T) {
 				tokens += now - max(was, j.Cached)
 			}
 		}
-		if tokens > Budget {
+		if tokens > Default().Budget {
 			t.Fatalf("a step has %d tokens", tokens)
 		}
 		decodes = max(decodes, len(e.decoding))

@@ -23,7 +23,9 @@ type View struct {
 	// Exact lets the rules see the blocks that the engines hold, in place of the
 	// scheduler's mirror.
 	Exact bool
-	// Engines are the engines.
+	// Model is the model of all engines.
+	Model *engine.Model
+	// Engines are the engines that there are now. One that joins comes last.
 	Engines []*engine.Engine
 }
 

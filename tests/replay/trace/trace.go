@@ -55,3 +55,31 @@ func mix(x uint64) uint64 {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
+
+// Duration returns when the last request arrives; in a closed loop, when it would
+// if no answer took any time.
+func (t *Trace) Duration() time.Duration {
+	var last, at time.Duration
+	for i := range t.Requests {
+		q := &t.Requests[i]
+		if at += q.Think; !t.Closed || i == 0 || t.Requests[i-1].Session != q.Session {
+			at = q.At
+		}
+		last = max(last, at)
+	}
+	return last
+}
+
+// MeanThink returns the mean time between the end of a turn and the next one, in a
+// closed loop; 0 if no session has two turns.
+func (t *Trace) MeanThink() time.Duration {
+	var sum time.Duration
+	n := 0
+	for i := range t.Requests {
+		if i > 0 && t.Requests[i-1].Session == t.Requests[i].Session {
+			sum += t.Requests[i].Think
+			n++
+		}
+	}
+	return sum / time.Duration(max(1, n))
+}
