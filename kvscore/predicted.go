@@ -36,7 +36,8 @@ type Terms struct {
 	// Turns is what the further turns of a new conversation will cost there, as far
 	// as the target has more work than the one with the least.
 	Turns float64
-	// Leave is the price of leaving the target that the session is bound to.
+	// Leave is the price of leaving the target that the session is bound to, while that
+	// holds a part of the prompt.
 	Leave float64
 }
 
@@ -76,8 +77,8 @@ const (
 	// turnsWorth is what the predicted work of further turns is worth: it may never
 	// come.
 	turnsWorth = 0.5
-	// leavePrice is the share of the prefill time of the whole prompt that it costs to
-	// leave the session's home.
+	// leavePrice is the share of the prefill time of what the session's home holds that
+	// it costs to leave it.
 	leavePrice = 0.2
 )
 
@@ -140,7 +141,10 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	if !s.Continues && work > 0 {
 		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n)
 	}
-	w.leave = leavePrice * whole * (s.Latency.Token + s.Latency.Attention*whole/2)
+	if s.Home >= 0 {
+		held := float64(s.Candidates[s.Home].OverlapTokens)
+		w.leave = leavePrice * held * (s.Latency.Token + s.Latency.Attention*held/2)
+	}
 	if p.without != 0 {
 		p.leaveOut(&w)
 	}
