@@ -225,7 +225,7 @@ func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
-	sel.Continues = r.Home != (Target{}) || s.match.AtEnd && s.match.Arrivals == 0
+	sel.Continues = s.match.AtEnd && s.match.Arrivals == 0
 }
 
 // predict fills in the times of a candidate. The lock is held.

@@ -30,11 +30,11 @@ type Terms struct {
 	// all targets and on this one.
 	Delay float64
 	// Decode is the time that generating the answer adds to the steps of the requests
-	// there, and the time that the prefill holds up those that generate, as far as
-	// another target has less to compute.
+	// there.
 	Decode float64
-	// Turns is what the further turns of a new conversation will cost there, as far
-	// as the target has more work than the one with the least.
+	// Turns is what further turns of the conversation will cost there, as far as the
+	// target has more work than the one with the least. It counts for the share of the
+	// prompt that no target holds: the rest speaks for where it is.
 	Turns float64
 	// Leave is the price of leaving the target that the session is bound to, while that
 	// holds a part of the prompt.
@@ -69,9 +69,6 @@ const (
 	// first token on a target on average, as steps that take longer delay it, too.
 	// maxDecode bounds both.
 	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
-	// heldUp is what a millisecond is worth by which a prefill holds up a request that
-	// generates.
-	heldUp = 0.05
 	// urgent is how much more the own time of a request with a higher priority weighs.
 	urgent = 2
 	// turnsWorth is what the predicted work of further turns is worth: it may never
@@ -107,19 +104,18 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 
 // weights are what is the same for all candidates of a choice.
 type weights struct {
-	wait, prefill  float64 // 1, but for overrides
-	credit         float64 // the share of the cached tokens that counts
-	delay, queue   float64
-	decode, heldUp float64
-	turns, leave   float64
-	leastPrefill   float64
-	leastWork      float64
+	wait, prefill float64 // 1, but for overrides
+	credit        float64 // the share of the cached tokens that counts
+	delay, queue  float64
+	decode        float64
+	turns, leave  float64
+	leastWork     float64
 }
 
 func (p *PredictedLatency) weigh(s *Selection) weights {
 	n := float64(len(s.Candidates))
 	waiting := float64(s.Awaiting) / n
-	w := weights{wait: 1, prefill: 1, credit: 1, queue: delayQueue, delay: delayAlone + delayLoad*waiting, heldUp: heldUp}
+	w := weights{wait: 1, prefill: 1, credit: 1, queue: delayQueue, delay: delayAlone + delayLoad*waiting}
 	switch {
 	case s.Priority > 0:
 		w.wait, w.prefill = urgent, urgent
@@ -127,19 +123,19 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 		w.wait, w.prefill = 1/urgent, 1/urgent
 	}
 	w.override(s)
-	w.leastPrefill, w.leastWork = s.Candidates[0].PrefillTime, s.Candidates[0].RecentWork
-	work := 0.0
+	w.leastWork = s.Candidates[0].RecentWork
+	work, most := 0.0, int64(0)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		w.leastPrefill = min(w.leastPrefill, c.PrefillTime)
 		w.leastWork = min(w.leastWork, c.RecentWork)
 		work += c.RecentWork
+		most = max(most, c.OverlapTokens)
 	}
 	whole, answer := float64(s.Tokens), s.ExpectedAnswer
 	w.decode = min(maxDecode, decodeWorth+decodeLoad*waiting) *
 		answer * (s.Latency.Token + s.Latency.Context*(whole+answer/2))
-	if !s.Continues && work > 0 {
-		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n)
+	if work > 0 && s.Tokens > 0 {
+		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n) * (1 - float64(most)/whole)
 	}
 	if s.Home >= 0 {
 		held := float64(s.Candidates[s.Home].OverlapTokens)
@@ -163,7 +159,7 @@ func (p *PredictedLatency) leaveOut(w *weights) {
 	out(TermWait, &w.wait)
 	out(TermDelay, &w.delay, &w.queue)
 	out(TermQueue, &w.queue)
-	out(TermDecode, &w.decode, &w.heldUp)
+	out(TermDecode, &w.decode)
 	out(TermTurns, &w.turns)
 	out(TermLeave, &w.leave)
 }
@@ -196,8 +192,7 @@ func (w *weights) cost(s *Selection, i int) {
 	t.Wait = w.wait * c.WaitTime
 	t.Prefill = w.prefill * prefill
 	t.Delay = (w.delay + w.queue*float64(c.Awaiting)) * prefill
-	t.Decode = w.decode*c.Slowness*float64(c.Requests) +
-		w.heldUp*float64(c.Requests-c.Awaiting)*max(0, prefill-w.leastPrefill)
+	t.Decode = w.decode * c.Slowness * float64(c.Requests)
 	t.Turns = w.turns * (c.RecentWork - w.leastWork)
 	t.Leave = 0
 	if s.Home >= 0 && i != s.Home {
