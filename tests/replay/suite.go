@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/synth"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
@@ -18,19 +19,20 @@ import (
 // are such that the published rules differ as they do in publications: prompts that
 // many share, or the histories of agents, fill the memory.
 type setup struct {
-	trace    string
+	trace    string // the beginning of its name
 	workers  int
 	kv       int64
 	overload float64 // a speed for engine.Default; 0 is none
 }
 
 var setups = []setup{
-	{"mooncake_conversation_a", 8, 500_000, 2.5},
-	{"toolagent_like", 8, 500_000, 2.0},
-	{"shared_prefix", 8, 200_000, 0},
-	{"azure_code", 8, 200_000, 0},
-	{"cc_agent_a", 8, 2_000_000, 0},
-	{"cc_agent_a", 32, 500_000, 0},
+	{"synth:", 8, 200_000, 0},
+	{"mooncake_conversation_a.", 8, 500_000, 2.5},
+	{"toolagent_like.", 8, 500_000, 2.0},
+	{"shared_prefix.", 8, 200_000, 0},
+	{"azure_code.", 8, 200_000, 0},
+	{"cc_agent_a.", 8, 2_000_000, 0},
+	{"cc_agent_a.", 32, 500_000, 0},
 }
 
 // otherwise is the setup of any other trace.
@@ -113,6 +115,12 @@ func (o *options) setUp(s setup) sim.Cluster {
 func (o *options) places() (places []place, err error) {
 	var paths []string
 	for path := range strings.SplitSeq(o.traces, ",") {
+		if path == "synth" {
+			for _, name := range synth.Names() {
+				paths = append(paths, "synth:"+name)
+			}
+			continue
+		}
 		if info, err := os.Stat(path); err != nil || !info.IsDir() {
 			paths = append(paths, path)
 			continue
@@ -135,7 +143,7 @@ func (o *options) places() (places []place, err error) {
 		}
 		before := len(places)
 		for _, s := range setups {
-			if strings.HasPrefix(filepath.Base(path), s.trace+".") {
+			if strings.HasPrefix(filepath.Base(path), s.trace) {
 				places = append(places, place{s, t})
 			}
 		}
