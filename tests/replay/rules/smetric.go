@@ -3,7 +3,7 @@ package rules
 import "github.com/caddy-kvrouter/kvrouter/kvscore"
 
 // SMetric stays on the best match while the predicted time to the first token there
-// is below Bound; else it takes the lowest product of that time and the requests,
+// is below Bound. Else it takes the lowest product of that time and the requests,
 // this one included. It predicts as MinTTFT does. Of equally good matches it takes
 // the one with the shortest time. Without any match there is nothing to stay on.
 type SMetric struct {
