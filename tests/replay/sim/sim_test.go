@@ -280,7 +280,7 @@ func TestExactKnowledgeIsTheEngines(t *testing.T) {
 func TestNothingIsLeft(t *testing.T) {
 	for _, policy := range Policies() {
 		for _, closed := range []bool{false, true} {
-			c := cell(synthetic(t, 400, closed), policy)
+			c := cell(synthetic(t, 200, closed), policy)
 			c.Ranks, c.Sessions, c.KVTokens = 2, closed, []int64{25_000}
 			r := run(t, c)
 			for i, e := range r.engines {
