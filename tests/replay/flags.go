@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/synth"
 )
 
 // options are the command's flags.
@@ -39,9 +40,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	o, l := new(options), new(lists)
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped")
+	f.StringVar(&o.trace, "trace", "", "the `file` with the trace: JSON lines, plain or gzipped; or synth:name[:seed], generated: "+strings.Join(synth.Names(), ", "))
 	f.BoolVar(&o.suite, "suite", false, "replay all of -traces, each with its own workers, at the loads low, middle, high and overload, with sessions none and key, and sum up; other flags narrow that down")
-	f.StringVar(&o.traces, "traces", "", "comma-separated `directories` and files of traces, for -suite")
+	f.StringVar(&o.traces, "traces", "", "comma-separated `directories` and files of traces, for -suite; synth is all generated ones")
 	f.StringVar(&o.half, "half", "", "first or second: replay this half of the trace only, an open loop by time, a closed one every other session")
 	f.StringVar(&l.policies, "policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included; with -saturation also low, middle and high, for 0.35, 0.7 and 0.95 of the speed at saturation")

@@ -14,8 +14,11 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/synth"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
@@ -58,9 +61,21 @@ func run(args []string, stdout, stderr io.Writer) error {
 	return writeTable(stdout, o, t, saturation, results)
 }
 
-// read returns a trace, or the half of it that is asked for.
-func (o *options) read(path string) (*trace.Trace, error) {
-	t, err := trace.ReadFile(path)
+// read returns the trace in a file or a synthetic one, or the half of it that is asked
+// for.
+func (o *options) read(path string) (t *trace.Trace, err error) {
+	if spec, ok := strings.CutPrefix(path, "synth:"); ok {
+		name, seed, given := strings.Cut(spec, ":")
+		n := uint64(1)
+		if given {
+			if n, err = strconv.ParseUint(seed, 10, 64); err != nil {
+				return nil, fmt.Errorf("-trace has %q, want synth:name or synth:name:seed", path)
+			}
+		}
+		t, err = synth.Make(name, n)
+	} else {
+		t, err = trace.ReadFile(path)
+	}
 	if err != nil || o.half == "" {
 		return t, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/synth"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
@@ -18,23 +19,27 @@ import (
 // are such that the published rules differ as they do in publications: prompts that
 // many share, or the histories of agents, fill the memory.
 type setup struct {
-	trace    string
+	trace    string // the beginning of its name
 	workers  int
 	kv       int64
 	overload float64 // a speed for engine.Default; 0 is none
+	alone    bool    // one request at a time: it is replayed at its own speed only
 }
 
 var setups = []setup{
-	{"mooncake_conversation_a", 8, 500_000, 2.5},
-	{"toolagent_like", 8, 500_000, 2.0},
-	{"shared_prefix", 8, 200_000, 0},
-	{"azure_code", 8, 200_000, 0},
-	{"cc_agent_a", 8, 2_000_000, 0},
-	{"cc_agent_a", 32, 500_000, 0},
+	{"synth:idle", 8, 200_000, 0, true},
+	{"synth:same_prompt_sequence", 8, 200_000, 0, true},
+	{"synth:", 8, 200_000, 0, false},
+	{"mooncake_conversation_a.", 8, 500_000, 2.5, false},
+	{"toolagent_like.", 8, 500_000, 2.0, false},
+	{"shared_prefix.", 8, 200_000, 0, false},
+	{"azure_code.", 8, 200_000, 0, false},
+	{"cc_agent_a.", 8, 2_000_000, 0, false},
+	{"cc_agent_a.", 32, 500_000, 0, false},
 }
 
 // otherwise is the setup of any other trace.
-var otherwise = setup{"", 8, 500_000, 0}
+var otherwise = setup{"", 8, 500_000, 0, false}
 
 // overloaded is the share of the saturation for overload on other engines, about
 // what the speeds above are of it on the default engine.
@@ -113,6 +118,12 @@ func (o *options) setUp(s setup) sim.Cluster {
 func (o *options) places() (places []place, err error) {
 	var paths []string
 	for path := range strings.SplitSeq(o.traces, ",") {
+		if path == "synth" {
+			for _, name := range synth.Names() {
+				paths = append(paths, "synth:"+name)
+			}
+			continue
+		}
 		if info, err := os.Stat(path); err != nil || !info.IsDir() {
 			paths = append(paths, path)
 			continue
@@ -133,17 +144,26 @@ func (o *options) places() (places []place, err error) {
 		if err != nil {
 			return nil, err
 		}
-		before := len(places)
-		for _, s := range setups {
-			if strings.HasPrefix(filepath.Base(path), s.trace+".") {
-				places = append(places, place{s, t})
-			}
-		}
-		if len(places) == before {
-			places = append(places, place{otherwise, t})
+		for _, s := range setupsOf(filepath.Base(path)) {
+			places = append(places, place{s, t})
 		}
 	}
 	return places, nil
+}
+
+// setupsOf returns the setups of a trace: those with the longest name that fits.
+func setupsOf(trace string) []setup {
+	fit := []setup{otherwise}
+	for _, s := range setups {
+		switch known := len(fit[0].trace); {
+		case !strings.HasPrefix(trace, s.trace) || len(s.trace) < known:
+		case len(s.trace) > known:
+			fit = append(fit[:0], s)
+		default:
+			fit = append(fit, s)
+		}
+	}
+	return fit
 }
 
 // suiteCells finds the saturation of each place and lists its cells.
@@ -152,6 +172,9 @@ func (o *options) suiteCells(places []place, stderr io.Writer) ([]*suiteCell, er
 	fmt.Fprintf(stderr, "looking for the saturation of %s in %d places\n", o.saturate, len(places))
 	var all sync.WaitGroup
 	for i, p := range places {
+		if p.alone {
+			continue
+		}
 		all.Go(func() {
 			saturations[i], errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: o.saturate, Cluster: o.setUp(p.setup), Seed: o.seeds[0]})
 		})
@@ -162,7 +185,11 @@ func (o *options) suiteCells(places []place, stderr io.Writer) ([]*suiteCell, er
 		if errs[i] != nil {
 			return nil, fmt.Errorf("looking for the saturation of %s on %s: %w", o.saturate, p.trace.Name, errs[i])
 		}
-		for _, l := range at(o.loads, saturations[i]) {
+		loads := at(o.loads, saturations[i])
+		if p.alone {
+			loads = []load{{"alone", 1}}
+		}
+		for _, l := range loads {
 			if l.name == overload && p.overload == 0 {
 				continue
 			}

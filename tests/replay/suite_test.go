@@ -83,6 +83,17 @@ func TestTheSuite(t *testing.T) {
 	}
 }
 
+func TestSetupsByName(t *testing.T) {
+	for name, want := range map[string][]setup{
+		"cc_agent_a.jsonl.gz": {{"cc_agent_a.", 8, 2_000_000, 0, false}, {"cc_agent_a.", 32, 500_000, 0, false}},
+		"cc_agent_b.jsonl.gz": {otherwise}, "synth:idle": {{"synth:idle", 8, 200_000, 0, true}}, "synth:chat": {{"synth:", 8, 200_000, 0, false}},
+	} {
+		if got := setupsOf(name); !slices.Equal(got, want) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 func TestOnlyTheRoutersOwnPoliciesHaveKeys(t *testing.T) {
 	o := &options{policies: []string{"dynamo_1", "lmetric", "sticky_hash", "dynamo", "pool"}, knowledge: "approximate"}
 	for sessions, want := range map[string][]variant{

@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"fmt"
 	"io"
 	"math"
 )
@@ -13,7 +14,7 @@ type Group struct {
 }
 
 // Bars draws ratios to a base on a logarithmic axis: bars go up from 1 or down from
-// it. Values beyond the axis, a tenth to a hundred, are cut.
+// it. Values beyond the axis, from 0.02 to 10, are cut and written on the bar.
 func Bars(w io.Writer, title string, names []string, groups []Group) error {
 	p := new(page)
 	y := p.head(title, names)
@@ -21,7 +22,7 @@ func Bars(w io.Writer, title string, names []string, groups []Group) error {
 	for _, g := range groups {
 		for _, v := range g.Values {
 			if v > 0 {
-				low, high = max(0.02, min(low, v)), min(100, max(high, v))
+				low, high = max(0.02, min(low, v)), min(10, max(high, v))
 			}
 		}
 	}
@@ -42,6 +43,9 @@ func Bars(w io.Writer, title string, names []string, groups []Group) error {
 				end := a.at(v)
 				p.add(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`,
 					x+bar*float64(k), min(one, end), bar-1, math.Max(0.8, math.Abs(one-end)), colour(k))
+				if v > 10 {
+					p.text(x+bar*float64(k), y+9, `font-size="9"`, fmt.Sprintf("%.0f", v))
+				}
 			}
 			for k, line := range g.Lines {
 				p.text(x, y+height+14+12*float64(k), `font-size="9"`, line)

@@ -116,6 +116,73 @@ func (e *Engine) private() (blocks int) {
 	return blocks
 }
 
+// mustWait fails the test if the first job in the queue could have been admitted.
+func (e *Engine) mustWait(t *testing.T) {
+	t.Helper()
+	if e.Waiting() == 0 || e.line.ahead(e.queue[e.head].Number) {
+		return
+	}
+	if j := e.queue[e.head]; e.prefill != nil {
+		t.Fatal("idle with a prefill under way")
+	} else if _, ok := e.cache.Reserve(j.Chain, j.Blocks(e.block)); ok {
+		t.Fatalf("idle, but there is room for job %d", j.Number)
+	}
+}
+
+// TestWorkIsConserved counts the tokens of all steps: each prompt token that was not
+// cached, and each token of an answer but the first, exactly once. First tokens come
+// in the order of arrival.
+func TestWorkIsConserved(t *testing.T) {
+	for _, m := range models {
+		tr := newTree(11)
+		e := New(&m, NewCache(400), nil, 64)
+		var jobs []*Job
+		for i := range 400 {
+			j := tr.job(i, 64)
+			jobs = append(jobs, j)
+			e.Add(j)
+		}
+		tokens, firsts, over, seen := 0, 0, 0, map[*Job]int{}
+		for {
+			context := e.context
+			took, ok := e.Begin()
+			if !ok {
+				break
+			}
+			// Without attention and context, a step's time tells its tokens.
+			attention := 0.0
+			for _, j := range jobs {
+				was := max(seen[j], j.Cached)
+				if n := float64(j.computed - was); j.computed > 0 && n > 0 {
+					attention += n * (float64(was) + n/2)
+					seen[j] = j.computed
+				}
+			}
+			ms := float64(took)/float64(time.Millisecond) - m.Step - m.Attention*attention - m.Context*float64(context)
+			n := int(math.Round(ms / m.Token))
+			if n < 1 || n > m.Budget {
+				t.Fatalf("%s: a step of %d tokens", m.Name, n)
+			}
+			tokens += n
+			first, done := e.End()
+			for _, j := range first {
+				if j != jobs[firsts] {
+					t.Fatalf("%s: the first token of job %d came before that of job %d", m.Name, j.Number, firsts)
+				}
+				firsts++
+			}
+			over += len(done)
+		}
+		want := 0
+		for _, j := range jobs {
+			want += j.In - j.Cached + j.Out - 1
+		}
+		if tokens != want || over != len(jobs) || e.context != 0 {
+			t.Errorf("%s: %d tokens in all steps, want %d; %d jobs over, %d tokens of context left", m.Name, tokens, want, over, e.context)
+		}
+	}
+}
+
 func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 	const block = 16
 	for seed := range uint64(20) {
@@ -140,7 +207,9 @@ func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 				e.Add(tr.job(added, block))
 				added++
 			case !stepping[i]:
-				_, stepping[i] = e.Begin()
+				if _, stepping[i] = e.Begin(); !stepping[i] {
+					e.mustWait(t)
+				}
 			default:
 				_, done := e.End()
 				over += len(done)

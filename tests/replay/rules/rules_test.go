@@ -102,6 +102,18 @@ func TestGAIEReadsGauges(t *testing.T) {
 	if got := gaie(v).Choose(s); got != 1 {
 		t.Errorf("chose %d, want the one without a queue", got)
 	}
+	// Gauges are read every 50 ms.
+	old := gaie(v)
+	old.Choose(s)
+	v.Engines[0], v.Engines[1] = v.Engines[1], v.Engines[0]
+	v.Now = 49 * time.Millisecond
+	if got := old.Choose(s); got != 1 {
+		t.Errorf("after 49 ms: chose %d, want the one that had no queue", got)
+	}
+	v.Now = 50 * time.Millisecond
+	if got := old.Choose(s); got != 0 {
+		t.Errorf("after 50 ms: chose %d, want the one that has no queue", got)
+	}
 	v = fleet(2)
 	v.Engines[0].Cache().Reserve(nil, 950)
 	if got := gaie(v).Choose(s); got != 1 {

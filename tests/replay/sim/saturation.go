@@ -17,9 +17,8 @@ const (
 
 // Saturation finds the highest speed at which the policy of the cell is not
 // saturated. It is saturated where its mean TTFT is above 5 times that at a quarter
-// of the speed. A closed loop limits its own queues: it is saturated, too, where the
-// mean answer takes longer than the mean think time, so that sessions wait for
-// engines more than they think. Speeds are searched upwards and downwards from 1 by
+// of the speed. A closed loop limits its own queues. It is saturated, too, where the
+// mean answer takes longer than the mean think time. Speeds are searched upwards and downwards from 1 by
 // doubling, then by bisection of their logarithm; every step is a full replay.
 func Saturation(c Config) (float64, error) {
 	s := search{Config: c, known: make(map[float64]*Result)}

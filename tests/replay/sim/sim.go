@@ -39,6 +39,8 @@ type Config struct {
 const (
 	// upkeep is how often the router looks for expired leases.
 	upkeep = 10 * time.Second
+	// jitter bounds what chance adds to an arrival.
+	jitter = 5 * time.Millisecond
 	// often is how many requests go by between calls of Progress.
 	often = 1000
 )
@@ -169,15 +171,22 @@ func (r *replay) arrivals() {
 	for i := range r.Trace.Requests {
 		q := &r.Trace.Requests[i]
 		if i == 0 || r.Trace.Closed && r.Trace.Requests[i-1].Session != q.Session {
-			r.events.push(event{at: r.scaled(q.At), arrival: true, n: i})
+			r.events.push(event{at: r.arrival(i), arrival: true, n: i})
 		}
 	}
+}
+
+// arrival returns when the router gets a request that waits for no other. No two
+// runs of the same clients are the same: the seed adds up to jitter to each.
+func (r *replay) arrival(n int) time.Duration {
+	late := rand.New(rand.NewPCG(r.Seed, uint64(n))).Int64N(int64(jitter)) //nolint:gosec // to be repeated
+	return r.scaled(r.Trace.Requests[n].At) + time.Duration(late)
 }
 
 // arrive places a request. In an open loop the next arrival follows it.
 func (r *replay) arrive(n int) {
 	if !r.Trace.Closed && n+1 < len(r.Trace.Requests) {
-		r.events.push(event{at: r.scaled(r.Trace.Requests[n+1].At), arrival: true, n: n + 1})
+		r.events.push(event{at: max(r.now, r.arrival(n+1)), arrival: true, n: n + 1})
 	}
 	r.place(n)
 }

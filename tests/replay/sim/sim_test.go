@@ -275,3 +275,43 @@ func TestExactKnowledgeIsTheEngines(t *testing.T) {
 		t.Errorf("hit ratio %v blind, %v with exact knowledge (%s)", blind.HitRatio, seeing.HitRatio, seeing.Knowledge)
 	}
 }
+
+// TestNothingIsLeft looks at engines and books when all requests are over.
+func TestNothingIsLeft(t *testing.T) {
+	for _, policy := range Policies() {
+		for _, closed := range []bool{false, true} {
+			c := cell(synthetic(t, 200, closed), policy)
+			c.Ranks, c.Sessions, c.KVTokens = 2, closed, []int64{25_000}
+			r := run(t, c)
+			for i, e := range r.engines {
+				if e.Waiting() != 0 || e.Cache().Usage() != 0 || r.stepping[i] {
+					t.Errorf("%s: engine %d has %d jobs waiting and uses %v of its memory", policy, i, e.Waiting(), e.Cache().Usage())
+				}
+				load, _ := r.scheduler.Load(r.clock(), r.targets[i])
+				if load.Requests != 0 || load.PrefillTokens != 0 || load.PromptBlocks != 0 || load.OutputBlocks != 0 {
+					t.Errorf("%s: booked on target %d: %+v", policy, i, load)
+				}
+				if load.CachedTokens > load.CapacityTokens {
+					t.Errorf("%s: the mirror of target %d holds %d tokens of %d", policy, i, load.CachedTokens, load.CapacityTokens)
+				}
+			}
+			for i := range r.requests {
+				q := &r.requests[i]
+				if q.Cached < 0 || q.Cached >= q.In || q.first <= q.arrived {
+					t.Errorf("%s: request %d has %d of %d tokens cached and its first token %v after its arrival", policy, i, q.Cached, q.In, q.first-q.arrived)
+				}
+			}
+		}
+	}
+}
+
+// TestASeedShiftsArrivals checks that another seed changes a policy without ties.
+func TestASeedShiftsArrivals(t *testing.T) {
+	c := cell(synthetic(t, 500, false), "lmetric")
+	a := mustRun(t, c)
+	c.Seed = 2
+	b := mustRun(t, c)
+	if ratio := a.MeanTTFT / b.MeanTTFT; ratio == 1 || ratio < 0.5 || ratio > 2 {
+		t.Errorf("mean TTFT is %v and %v ms", a.MeanTTFT, b.MeanTTFT)
+	}
+}

@@ -3,6 +3,8 @@
 package trace
 
 import (
+	"cmp"
+	"slices"
 	"time"
 )
 
@@ -38,8 +40,21 @@ type Request struct {
 	Blocks []uint64
 }
 
+// Sort brings the requests into the order that a trace has.
+func (t *Trace) Sort() {
+	slices.SortStableFunc(t.Requests, func(a, b Request) int {
+		if t.Closed {
+			return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Turn, b.Turn))
+		}
+		return cmp.Compare(a.At, b.At)
+	})
+}
+
 // maxID bounds the block ids of a trace; Answer uses the numbers above.
 const maxID = 1 << 62
+
+// Hash returns the hash of the block with an id below 1<<62.
+func Hash(id uint64) uint64 { return mix(id) }
 
 // Answer returns the hash of a block that request number n of a replay generates.
 // No trace and no other request has it.
