@@ -75,8 +75,8 @@ type Selection struct {
 	// Priority is that of the request: above 0, its own time weighs more; below 0,
 	// less. Only [PredictedLatency] heeds it.
 	Priority int
-	// Continues says that the prompt continues an earlier prompt or its answer, or
-	// that its session is bound to a target.
+	// Continues says that the prompt goes on where an earlier prompt or its answer
+	// ended, as that of a conversation's next turn does.
 	Continues bool
 	// Awaiting is the number of requests on all candidates whose prefill is not over.
 	Awaiting int
