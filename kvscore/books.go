@@ -28,6 +28,7 @@ type books struct {
 
 	awaiting awaiting
 	speed    speed
+	timings  uint64  // all ever
 	timing   *timing // the last one, which others may still join
 	recent   recent  // turns
 	errors   errorRing

@@ -66,8 +66,12 @@ func (s *Scheduler) context(b *books) float64 {
 
 // learn learns from a lease that ends. The lock is held.
 func (s *Scheduler) learn(l *Lease, computed bool) {
-	if l.answered > 0 && computed {
-		s.traffic.answeredWith(l.answered)
+	answer := l.answered
+	if c := &l.counts; c.Prompt > 0 && c.Answer >= c.Prompt {
+		answer = c.Answer - c.Prompt + 1
+	}
+	if answer > 0 && computed {
+		s.traffic.answeredWith(answer)
 	}
 	if l.counts.CachedTold && l.counts.Prompt > 0 && computed {
 		if m := l.timing; m != nil {
@@ -94,6 +98,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	}
 	predicted := s.latency.of(m.x)
 	factor := b.speed.factor(m.until)
+	b.timings++
 	if s.latency.samples >= trusting {
 		b.speed.learn(m.until, predicted*factor, m.ms)
 	}
@@ -240,4 +245,10 @@ func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selectio
 	c.Awaiting = b.awaiting.n
 	sel.Awaiting += b.awaiting.n
 	c.RecentWork = b.recent.value(now)
+}
+
+// predictUnknown fills in the times of a candidate that the scheduler does not know.
+func (s *Scheduler) predictUnknown(c *Candidate, sel *Selection) {
+	c.Slowness = 1
+	c.PrefillTime = s.latency.fixed(0) + s.latency.predict(workOf(sel.Tokens, 0), 0)
 }

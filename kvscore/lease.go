@@ -74,19 +74,19 @@ func (l *Lease) quiet(now time.Time) time.Duration {
 // FirstToken records the first token of a stream, or an answer that was not
 // streamed and of unknown length: the prefill is over, and the time that it took
 // shows how fast the target is.
-func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, true, l.streamed) }
+func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, l.streamed, 0) }
 
 // Answered records when an answer of so many tokens came that was not streamed;
 // -1 is unknown. Of a short one, the time shows how fast the target prefills.
 func (l *Lease) Answered(now time.Time, tokens int64) {
-	l.prefillOver(now, true, tokens >= 0 && tokens <= shortAnswer)
+	l.prefillOver(now, tokens >= 0 && tokens <= shortAnswer, tokens)
 }
 
 // Prefilled records that the prefill is over without a token, as by an answer
 // that says what is wrong. The time that it took teaches nothing.
-func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false, false) }
+func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false, 0) }
 
-func (l *Lease) prefillOver(now time.Time, learn, whole bool) {
+func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
@@ -94,7 +94,8 @@ func (l *Lease) prefillOver(now time.Time, learn, whole bool) {
 		return
 	}
 	l.over = true // once is enough
-	if learn && whole {
+	l.answered = max(l.answered, answered)
+	if learn {
 		l.scheduler.observe(l, now)
 	}
 	l.computed(now)
@@ -108,12 +109,13 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	if more <= 0 {
 		return
 	}
-	l.total, l.answered = total, tokens
+	l.total = total
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if l.ended {
 		return
 	}
+	l.answered = tokens
 	l.output += more
 	l.books.output += more
 	if l.expected > 0 {

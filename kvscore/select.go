@@ -148,6 +148,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		if b := s.booksOf(among[i]); b == nil { // it holds nothing, and becomes known when it is booked
 			c.Unknown = true
 			sel.Unknown++
+			s.predictUnknown(c, sel)
 		} else {
 			if len(b.due) > 0 {
 				b.settle(now)
@@ -181,7 +182,9 @@ func (s *Selection) assume() {
 	assume(s, func(c *Candidate) *float64 { return &c.UnsharedBlocks })
 	assume(s, func(c *Candidate) *float64 { return &c.OutputBlocks })
 	assume(s, func(c *Candidate) *int { return &c.Requests })
+	assume(s, func(c *Candidate) *int { return &c.Awaiting })
 	assume(s, func(c *Candidate) *float64 { return &c.WaitTime })
+	assume(s, func(c *Candidate) *float64 { return &c.RecentWork })
 }
 
 func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {

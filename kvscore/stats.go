@@ -84,14 +84,14 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	b.settle(now)
 	median, p90, n := b.errors.quantiles()
 	return Load{
-		ToldTokens: b.told, Slowness: b.speed.factor(now), Timings: b.speed.samples, LastTiming: b.speed.at,
+		ToldTokens: b.told, Slowness: b.speed.factor(now), Timings: b.timings, LastTiming: b.speed.at,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: b.requests, PrefillTokens: b.prefill,
 		PromptBlocks:   s.promptBlocks(b),
 		OutputBlocks:   b.output,
 		CachedTokens:   s.index.Used(b.slot),
 		CapacityTokens: b.capacity,
-		PrefillRate:    rate(b.speed.samples, s.rateOf(now, b)),
+		PrefillRate:    rate(b.timings, s.rateOf(now, b)),
 		RateInUse:      s.rateOf(now, b),
 	}, true
 }
