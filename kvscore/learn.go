@@ -230,6 +230,7 @@ func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
+	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(s.match.SharedTokens)/1000, s.match.SharedArrivals, s.match.SharedHolders
 	sel.Continues = s.match.AtEnd && s.match.Arrivals == 0
 }
 

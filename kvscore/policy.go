@@ -78,6 +78,12 @@ type Selection struct {
 	// Continues says that the prompt goes on where an earlier prompt or its answer
 	// ended, as that of a conversation's next turn does.
 	Continues bool
+	// SharedTokens is the length of a prefix that the prompt has in common with several
+	// earlier ones, which went on differently, as behind a system prompt; 0 if there is
+	// none. SharedArrivals is the number of such prompts, SharedHolders that of the
+	// targets that hold it.
+	SharedTokens                  float64
+	SharedArrivals, SharedHolders int
 	// Awaiting is the number of requests on all candidates whose prefill is not over.
 	Awaiting int
 	// ExpectedAnswer is the length of the answer to expect, in tokens.

@@ -27,7 +27,8 @@ type Terms struct {
 	Prefill float64
 	// Delay is how long others will wait for that prefill, summed up over them. It
 	// counts the requests to come with those that await their first token now, on
-	// all targets and on this one.
+	// all targets and on this one. What the target lacks of a prefix that many
+	// prompts share counts less: those to come will find it there.
 	Delay float64
 	// Decode is the time that generating the answer adds to the steps of the requests
 	// there.
@@ -56,11 +57,11 @@ const (
 
 const (
 	// delayAlone is how many others wait for a prefill though nobody waits now.
-	delayAlone = 0.5
-	// delayLoad is how many others wait for a prefill, for each request that awaits
-	// its first token on a target on average: behind a longer queue, more come
-	// before it is empty.
-	delayLoad = 4
+	delayAlone = 1
+	// delayLoad is how many others wait for a prefill for each request that awaits its
+	// first token on a target on average, where many wait: behind a long queue, more
+	// come before it is empty. Where fewer than delayFew wait, it is less.
+	delayLoad, delayFew = 6, 3
 	// delayQueue is the same for each request that waits on the target itself. So
 	// long prompts gather where few wait, and short ones go past them.
 	delayQueue = 0.5
@@ -107,6 +108,7 @@ type weights struct {
 	wait, prefill float64 // 1, but for overrides
 	credit        float64 // the share of the cached tokens that counts
 	delay, queue  float64
+	shared        float64 // what a token of the shared prefix counts less, in ms
 	decode        float64
 	turns, leave  float64
 	leastWork     float64
@@ -115,7 +117,10 @@ type weights struct {
 func (p *PredictedLatency) weigh(s *Selection) weights {
 	n := float64(len(s.Candidates))
 	waiting := float64(s.Awaiting) / n
-	w := weights{wait: 1, prefill: 1, credit: 1, queue: delayQueue, delay: delayAlone + delayLoad*waiting}
+	w := weights{
+		wait: 1, prefill: 1, credit: 1,
+		delay: delayAlone + delayLoad*waiting*waiting/(waiting+delayFew), queue: delayQueue,
+	}
 	switch {
 	case s.Priority > 0:
 		w.wait, w.prefill = urgent, urgent
@@ -123,6 +128,9 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 		w.wait, w.prefill = 1/urgent, 1/urgent
 	}
 	w.override(s)
+	if s.SharedTokens > 0 {
+		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+s.SharedHolders)
+	}
 	w.leastWork = s.Candidates[0].RecentWork
 	work, most := 0.0, int64(0)
 	for i := range s.Candidates {
@@ -191,7 +199,8 @@ func (w *weights) cost(s *Selection, i int) {
 	t := &c.Terms
 	t.Wait = w.wait * c.WaitTime
 	t.Prefill = w.prefill * prefill
-	t.Delay = (w.delay + w.queue*float64(c.Awaiting)) * prefill
+	t.Delay = w.delay*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
+		w.queue*float64(c.Awaiting)*prefill
 	t.Decode = w.decode * c.Slowness * float64(c.Requests)
 	t.Turns = w.turns * (c.RecentWork - w.leastWork)
 	t.Leave = 0

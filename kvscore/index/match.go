@@ -40,7 +40,17 @@ type Match struct {
 	// parted, and not within what only longer chains have. With Arrivals 0 the
 	// chain is most likely the next turn of a conversation.
 	AtEnd bool
+	// The longest prefix of the match that several chains have gone on from
+	// differently is shared: SharedArrivals counts them as Arrivals does, at least 2, and
+	// SharedHolders the slots that hold all of it. SharedTokens is its length in
+	// milli-tokens, 0 if there is none.
+	SharedTokens                  int64
+	SharedArrivals, SharedHolders int
 }
+
+// minShared is how many chains go on from a shared prefix: each turn of a conversation
+// leaves a place with one arrival behind.
+const minShared = 2
 
 func (m *Match) reset(slots int) {
 	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots {
@@ -52,6 +62,7 @@ func (m *Match) reset(slots int) {
 	clear(m.Tokens)
 	m.Known, m.KnownTokens, m.Counted, m.AtEnd = 0, 0, false, false
 	m.Blocks, m.Arrivals, m.Holders = 0, 0, 0
+	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
 }
 
 // Match finds how much of a chain each slot has, in one walk of the trie. The
@@ -91,6 +102,9 @@ func (x *Index) Match(c *Chain, m *Match) {
 			return
 		}
 		m.Arrivals, m.AtEnd = int(r.arrivals), true
+		if m.Arrivals >= minShared {
+			m.SharedTokens, m.SharedArrivals, m.SharedHolders = end, m.Arrivals, m.Holders
+		}
 		parent, seed, before = id, r.seed, end
 	}
 }
