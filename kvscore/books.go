@@ -21,10 +21,11 @@ type books struct {
 	before    []int   // slots from before restarts, with leases still
 	forgotten bool    // they are not the scheduler's any more
 
-	capacity int64
-	page     int64  // tokens of a block that the engine reuses whole; 0 is unknown
-	restarts uint64 // leases from before a restart leave no trace in the mirror
-	told     int64  // the capacity that was declared
+	capacity     int64
+	page         int64  // tokens of a block that the engine reuses whole; 0 is unknown
+	restarts     uint64 // leases from before a restart leave no trace in the mirror
+	told         int64  // the capacity that was declared
+	capacityStep step   // of what is learned of it
 
 	awaiting awaiting
 	speed    speed

@@ -106,32 +106,61 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 }
 
 const (
-	capacityUp, capacityDown = 1.05, 0.98
+	// capacityStep is by how much a first contradiction changes the learned capacity, as
+	// a logarithm. Contradictions that repeat change it more, up to maxCapacityStep;
+	// those that alternate less, down to minCapacityStep.
+	capacityStep, minCapacityStep, maxCapacityStep = 0.3, 0.02, 0.7
+	// capacityDown is the part of a step downwards: a mirror that is too large misleads
+	// less than one that is too small.
+	capacityDown = 0.4
 	// maxCapacityChange bounds how far the learned capacity is from the told one.
 	maxCapacityChange = 16
 )
 
 // learnCapacity compares the cached tokens that an engine reports with those that its
 // mirror has. An engine that has evicted more than the mirror is smaller, and one that
-// has kept what a full mirror has evicted is larger. The lock is held.
+// has kept what a full mirror has evicted is larger. A prompt that waited may have lost
+// its blocks to those before it, which says nothing. The lock is held.
 func (s *Scheduler) learnCapacity(l *Lease) {
 	b := l.books
-	if l.restarts != b.restarts || l.inFlight || l.queued {
+	if l.restarts != b.restarts {
 		return
 	}
 	slack, used := s.page(b), s.index.Used(b.slot)
-	capacity := float64(b.capacity)
+	capacity, change := float64(b.capacity), 0.0
 	switch off := l.counts.Cached - l.cached; {
-	case off < -slack:
-		capacity = min(capacity, float64(used)) * (1 - (1-capacityDown)*share(-off, l.cached))
+	case off < -slack && !l.inFlight && !l.queued:
+		capacity = min(capacity, float64(used))
+		change = -capacityDown * share(-off, l.cached)
 	case off > slack && used > b.capacity*9/10:
-		capacity *= 1 + (capacityUp-1)*share(off, l.counts.Cached)
+		capacity = max(capacity, float64(l.counts.Cached))
+		change = share(off, l.counts.Cached)
 	default:
 		return
 	}
 	told := float64(b.told)
+	capacity *= math.Exp(change * b.capacityStep.next(change > 0))
 	b.capacity = int64(min(max(capacity, told/maxCapacityChange), told*maxCapacityChange))
 	s.index.SetCapacity(b.slot, b.capacity)
+}
+
+// step is how far the next of several changes goes, up or down.
+type step struct {
+	size float64
+	up   bool
+}
+
+func (s *step) next(up bool) float64 {
+	switch {
+	case s.size == 0:
+		s.size = capacityStep
+	case s.up == up:
+		s.size = min(s.size*1.5, maxCapacityStep)
+	default:
+		s.size = max(s.size/2, minCapacityStep)
+	}
+	s.up = up
+	return s.size
 }
 
 func share(part, all int64) float64 { return min(1, float64(part)/float64(max(1, all))) }

@@ -102,7 +102,7 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 		s.slots[b.slot] = b
 	}
 	if b.told != capacity {
-		b.told, b.capacity = capacity, capacity
+		b.told, b.capacity, b.capacityStep = capacity, capacity, step{}
 		s.index.SetCapacity(b.slot, capacity)
 	}
 	return b
