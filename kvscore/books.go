@@ -28,6 +28,8 @@ type books struct {
 	capacityStep step   // of what is learned of it
 
 	awaiting awaiting
+	learned  float64 // logarithm of capacity/told, beyond that of all targets
+	applied  float64 // Scheduler.learned, when it was applied
 	speed    speed
 	timings  uint64  // all ever
 	timing   *timing // the last one, which others may still join

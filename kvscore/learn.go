@@ -138,10 +138,23 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	default:
 		return
 	}
-	told := float64(b.told)
-	capacity *= math.Exp(change * b.capacityStep.next(change > 0))
-	b.capacity = int64(min(max(capacity, told/maxCapacityChange), told*maxCapacityChange))
-	s.index.SetCapacity(b.slot, b.capacity)
+	change *= b.capacityStep.next(change > 0)
+	b.learned = math.Log(capacity/float64(b.told)) - s.learned + change
+	s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
+	s.applyCapacity(b)
+}
+
+// applyCapacity gives the mirror of a target the capacity that was learned: its own, and
+// what all targets have shown, as they are mostly told wrongly alike. The lock is held.
+func (s *Scheduler) applyCapacity(b *books) {
+	bound := math.Log(maxCapacityChange)
+	s.learned = min(max(s.learned, -bound), bound)
+	by := min(max(s.learned+b.learned, -bound), bound)
+	if capacity := int64(float64(b.told) * math.Exp(by)); capacity != b.capacity {
+		b.capacity = capacity
+		s.index.SetCapacity(b.slot, capacity)
+	}
+	b.applied = s.learned
 }
 
 // step is how far the next of several changes goes, up or down.

@@ -45,6 +45,7 @@ type Scheduler struct {
 	live     int
 	latency  *estimator
 	traffic  traffic
+	learned  float64 // logarithm of capacity/told, over all targets
 
 	fallback LeastLoad // where a policy makes no choice
 
@@ -102,7 +103,8 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 		s.slots[b.slot] = b
 	}
 	if b.told != capacity {
-		b.told, b.capacity, b.capacityStep = capacity, capacity, step{}
+		b.told, b.capacityStep, b.learned, b.applied = capacity, step{}, -s.learned, s.learned
+		b.capacity = capacity
 		s.index.SetCapacity(b.slot, capacity)
 	}
 	return b

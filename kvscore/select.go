@@ -226,6 +226,9 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	l.queued = b.awaiting.n > 0
 	s.traffic.arrived(sel)
 	b.recent.add(now, c.PrefillTime)
+	if b.applied != s.learned {
+		s.applyCapacity(b)
+	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	var tracked int
 	if l.ref, tracked = s.index.Acquire(b.slot, &l.chain); tracked < len(r.Blocks) {
