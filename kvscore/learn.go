@@ -30,7 +30,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	b := l.books
 	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
 	since := b.awaiting.since
-	if !l.isAwaiting || since.IsZero() {
+	if !l.isAwaiting || since.IsZero() || b.awaiting.guessed {
 		b.timing = nil
 		return
 	}
@@ -238,7 +238,7 @@ func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selectio
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
 	c.Slowness = b.speed.factor(now)
 	var overdue float64
-	c.WaitTime, overdue = s.wait(b, now, c.Slowness, context)
+	c.WaitTime, overdue = s.wait(b, now, sel.Dry, c.Slowness, context)
 	c.WaitTime += overdue
 	n := max(0, sel.Tokens-c.OverlapTokens)
 	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))

@@ -98,7 +98,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	if learn {
 		l.scheduler.observe(l, now)
 	}
-	l.computed(now)
+	l.computed(now, true)
 }
 
 // Output takes in that the answer has come to so many tokens in all.
@@ -164,7 +164,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		return false
 	}
 	l.ended = true
-	l.computed(time.Time{})
+	l.computed(time.Time{}, false)
 	b := l.books
 	s.learn(l, computed)
 	b.requests--
@@ -192,16 +192,16 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	return true
 }
 
-// computed takes the prefill off the books, which was over at a time; zero if it is
-// unknown. The lock is held.
-func (l *Lease) computed(at time.Time) {
+// computed takes the prefill off the books, which was over at a time, seen or guessed;
+// zero if it is unknown. The lock is held.
+func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
 		heap.Remove(&l.books.due, l.duePos)
 		l.due = time.Time{}
 	}
 	if l.isAwaiting {
 		l.isAwaiting = false
-		l.books.awaiting.remove(l, at)
+		l.books.awaiting.remove(l, at, seen)
 	}
 	l.books.prefill -= l.prefill
 	l.prefill = 0
