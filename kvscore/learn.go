@@ -29,8 +29,14 @@ const (
 func (s *Scheduler) observe(l *Lease, now time.Time) {
 	b := l.books
 	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
-	since := b.awaiting.since
-	if !l.isAwaiting || since.IsZero() || b.awaiting.guessed {
+	first, since := b.awaiting.first, b.awaiting.since
+	switch {
+	case !l.isAwaiting: // it was taken to be over
+		first, since = l, l.began
+	case b.awaiting.guessed, first != l && !first.streamed: // who knows what the engine did before
+		since = time.Time{}
+	}
+	if since.IsZero() {
 		b.timing = nil
 		return
 	}
@@ -39,7 +45,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 		l.timing = last
 	} else {
 		l.own, l.timing = timing{}, &l.own
-		if since.Equal(b.awaiting.first.booked) {
+		if since.Equal(first.booked) {
 			l.own.x = features(work{}, s.context(b)) // a step's fixed part
 		}
 	}

@@ -48,11 +48,12 @@ type Lease struct {
 	work          work
 	ahead, behind *Lease // in awaiting
 	isAwaiting    bool
-	over          bool    // its first token came
-	cached        int64   // tokens of the prompt that the target was thought to have cached
-	inFlight      bool    // some of them were being computed
-	queued        bool    // others' prefills were booked before
-	predicted     float64 // milliseconds to the first token
+	began         time.Time // the beginning of a prefill that was taken to be over; zero if unknown
+	over          bool      // its first token came
+	cached        int64     // tokens of the prompt that the target was thought to have cached
+	inFlight      bool      // some of them were being computed
+	queued        bool      // others' prefills were booked before
+	predicted     float64   // milliseconds to the first token
 	own           timing
 	context       float64 // of the target at the first token
 	timing        *timing // own, or that of the lease whose first token came with this one's
