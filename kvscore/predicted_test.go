@@ -29,8 +29,12 @@ func three() *Selection {
 	return s
 }
 
+// others is how many others wait for a prefill, where so many await their first token on
+// a target on average.
+func others(waiting float64) float64 { return delayAlone + delayLoad*waiting }
+
 // idleTerms are the terms of each candidate of three.
-var idleTerms = Terms{Prefill: 100, Delay: delayAlone * 100}
+var idleTerms = Terms{Prefill: 100, Delay: others(0) * 100}
 
 func (t Terms) sum() float64 { return t.Wait + t.Prefill + t.Delay + t.Decode + t.Turns + t.Leave }
 
@@ -74,18 +78,18 @@ func TestTerms(t *testing.T) {
 		"prefill": {
 			func(_ *Selection, c *Candidate) { c.PrefillTime = 60 },
 			idleTerms,
-			Terms{Prefill: 60, Delay: 60 * delayAlone},
+			Terms{Prefill: 60, Delay: 60 * others(0)},
 			[]int{1},
 		},
 		"delay by requests that wait anywhere": {
 			func(s *Selection, _ *Candidate) { s.Awaiting = 6 },
-			with(func(t *Terms) { t.Delay = 100 * (delayAlone + 2*delayLoad) }),
-			with(func(t *Terms) { t.Delay = 100 * (delayAlone + 2*delayLoad) }),
+			with(func(t *Terms) { t.Delay = 100 * (others(2)) }),
+			with(func(t *Terms) { t.Delay = 100 * (others(2)) }),
 			[]int{0, 1, 2},
 		},
 		"delay by requests that wait there": {
 			func(_ *Selection, c *Candidate) { c.Awaiting = 3 },
-			idleTerms, with(func(t *Terms) { t.Delay = 100 * (delayAlone + 3*delayQueue) }),
+			idleTerms, with(func(t *Terms) { t.Delay = 100 * (others(0) + 3*delayQueue) }),
 			[]int{0, 2},
 		},
 		"decode": {
@@ -95,8 +99,8 @@ func TestTerms(t *testing.T) {
 		},
 		"decode behind many that wait": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer = 200; s.Awaiting = 3000; c.Requests = 4 },
-			with(func(t *Terms) { t.Delay = 100 * (delayAlone + 1000*delayLoad) }),
-			with(func(t *Terms) { t.Delay = 100 * (delayAlone + 1000*delayLoad); t.Decode = 4 * maxDecode * decode }),
+			with(func(t *Terms) { t.Delay = 100 * (others(1000)) }),
+			with(func(t *Terms) { t.Delay = 100 * (others(1000)); t.Decode = 4 * maxDecode * decode }),
 			[]int{0, 2},
 		},
 		"decode of an answer of unknown length": {
@@ -169,7 +173,7 @@ func TestTerms(t *testing.T) {
 				c.OverlapTokens, c.Slowness = 400, 2
 			},
 			idleTerms,
-			Terms{Prefill: 140, Delay: 140 * delayAlone},
+			Terms{Prefill: 140, Delay: 140 * others(0)},
 			[]int{0, 2},
 		},
 		"a credit above 1": {
@@ -185,8 +189,8 @@ func TestTerms(t *testing.T) {
 				s.Override = &Override{PrefillLoadScale: pointer(3.)}
 				s.ExpectedAnswer, c.Requests, c.WaitTime, c.Awaiting = 200, 4, 70, 1
 			},
-			Terms{Prefill: 300, Delay: 300 * delayAlone},
-			Terms{Wait: 210, Prefill: 300, Delay: 300 * (delayAlone + delayQueue), Decode: 4 * decodeWorth * decode},
+			Terms{Prefill: 300, Delay: 300 * others(0)},
+			Terms{Wait: 210, Prefill: 300, Delay: 300 * (others(0) + delayQueue), Decode: 4 * decodeWorth * decode},
 			[]int{0, 2},
 		},
 		"no prefill tokens": {
@@ -280,7 +284,7 @@ func TestFactorOfPredictedLatency(t *testing.T) {
 		if want := []int{0, 10, 0}[i]; n != want {
 			t.Errorf("candidate %d was chosen %d times of 10", i, n)
 		}
-		if c := s.Candidates[i]; !near(c.Cost, 150*[]float64{1.5, 0.9, 1}[i], 1e-9) || c.Terms != idleTerms {
+		if c := s.Candidates[i]; !near(c.Cost, idleTerms.sum()*[]float64{1.5, 0.9, 1}[i], 1e-9) || c.Terms != idleTerms {
 			t.Errorf("candidate %d: cost %v of %+v", i, c.Cost, c.Terms)
 		}
 	}
