@@ -1,7 +1,6 @@
 package kvscore
 
 import (
-	"fmt"
 	"math"
 	"testing"
 )
@@ -113,25 +112,5 @@ func TestLeastLoadOrder(t *testing.T) {
 	}}
 	if i := (&LeastLoad{}).Choose(s); i != 3 {
 		t.Errorf("chose %d, want 3", i)
-	}
-}
-
-// BenchmarkChoose is the policy's part of a choice.
-func BenchmarkChoose(b *testing.B) {
-	for _, n := range []int{4, 64} {
-		b.Run(fmt.Sprintf("%dtargets", n), func(b *testing.B) {
-			s := &Selection{Tokens: 4000, BlockSize: 16, Rand: seeded(1)}
-			for i := range n {
-				s.Candidates = append(s.Candidates, Candidate{
-					Target: Target{Worker: uint64(i)}, OverlapBlocks: float64(100 + i%7), PrefillTokens: int64(i * 37 % 900),
-					PromptBlocks: float64(i * 13 % 500), RequestBlocks: 250, Requests: i % 9,
-				})
-			}
-			d := NewDynamo()
-			b.ReportAllocs()
-			for b.Loop() {
-				d.Choose(s)
-			}
-		})
 	}
 }
