@@ -151,14 +151,31 @@ type recent struct {
 // recentAge is after how long an event counts only e^-1.
 const recentAge = 2 * time.Minute
 
+// faded is what is left of an event after whole seconds: snapshots read it for each
+// target, and exponentials take long.
+var faded = func() (left [1024]float64) {
+	for i := range left {
+		left[i] = math.Exp(-float64(i) / recentAge.Seconds())
+	}
+	return left
+}()
+
+// value returns the count, as it was less than a second ago.
 func (r *recent) value(now time.Time) float64 {
 	if r.n == 0 {
 		return 0
 	}
-	return r.n * math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	seconds := max(0, now.Sub(r.at)) / time.Second
+	if seconds >= time.Duration(len(faded)) {
+		return 0
+	}
+	return r.n * faded[seconds]
 }
 
-func (r *recent) add(now time.Time, v float64) { r.n, r.at = r.value(now)+v, now }
+func (r *recent) add(now time.Time, v float64) {
+	r.n = v + r.n*math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	r.at = now
+}
 
 // traffic is what is learned of the requests of a pool.
 type traffic struct {

@@ -287,3 +287,28 @@ func TestSlowTargetIsTold(t *testing.T) {
 		t.Errorf("%+v", slow)
 	}
 }
+
+func TestRecentFades(t *testing.T) {
+	var r recent
+	if r.value(epoch) != 0 {
+		t.Errorf("%v of nothing", r.value(epoch))
+	}
+	r.add(epoch, 100)
+	for after, want := range map[time.Duration]float64{
+		-time.Hour: 100, 0: 100, 300 * time.Millisecond: 100, recentAge: 100 / math.E, 10 * recentAge: 100 * math.Exp(-10),
+		24 * time.Hour: 0, 1000 * time.Hour: 0,
+	} {
+		if got := r.value(epoch.Add(after)); math.Abs(got-want) > 0.9 {
+			t.Errorf("%v are left of 100 after %s, want %v", got, after, want)
+		}
+	}
+	// one every 10 ms: as many are counted as come within recentAge
+	at := epoch
+	for range 100_000 {
+		at = at.Add(10 * time.Millisecond)
+		r.add(at, 1)
+	}
+	if want := recentAge.Seconds() * 100; !near(r.value(at), want, 0.01) {
+		t.Errorf("%v, want %v", r.value(at), want)
+	}
+}
