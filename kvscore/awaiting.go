@@ -10,12 +10,14 @@ type awaiting struct {
 	work        work
 	// since is when the engine can have begun with the first one: when it was
 	// booked, or when the prefill before it was over; zero if that is unknown.
-	since time.Time
+	// Nothing is learned from one that is guessed.
+	since   time.Time
+	guessed bool
 }
 
 func (q *awaiting) push(l *Lease, now time.Time) {
 	if q.last == nil {
-		q.first, q.since = l, now
+		q.first, q.since, q.guessed = l, now, false
 	} else {
 		q.last.behind, l.ahead = l, q.last
 	}
@@ -25,8 +27,12 @@ func (q *awaiting) push(l *Lease, now time.Time) {
 }
 
 // remove takes a lease out, whose prefill was over at a time; the zero time if it is
-// unknown, or if it never was.
-func (q *awaiting) remove(l *Lease, at time.Time) {
+// unknown, or if it never was. Engines prefill in order: that the time was seen, and not
+// guessed, says that they are past what was booked before, too.
+func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
+	if seen || q.first == l {
+		q.since, q.guessed = at, !seen
+	}
 	if l.ahead != nil {
 		l.ahead.behind = l.behind
 	} else {
@@ -43,13 +49,16 @@ func (q *awaiting) remove(l *Lease, at time.Time) {
 	if q.n == 0 {
 		q.work = work{} // what is left is rounding
 	}
-	q.since = at
 }
 
-// ran returns the milliseconds that the engine has had for the first one.
-func (q *awaiting) ran(now time.Time) float64 {
+// ran returns the milliseconds that the engine has had for the first one. If their
+// beginning is unknown, they count from now on, but for a dry run.
+func (q *awaiting) ran(now time.Time, dry bool) float64 {
 	if q.since.IsZero() {
-		q.since = now
+		if !dry {
+			q.since = now
+		}
+		return 0
 	}
 	return max(0, milliseconds(now.Sub(q.since)))
 }
@@ -63,14 +72,14 @@ const maxOverdue = 60_000
 // wait predicts how many milliseconds pass until all prefills booked on a target are
 // over: their times, less what the first one has had. One that should have been over
 // by now is held up, by full memory or full slots, and is expected to be as late again.
-func (s *Scheduler) wait(b *books, now time.Time, factor, context float64) (ms, overdue float64) {
+func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context float64) (ms, overdue float64) {
 	q := &b.awaiting
 	if q.n == 0 {
 		return 0, 0
 	}
 	head := factor * s.latency.predict(q.first.work, context)
 	ms = factor * s.latency.predict(q.work, context)
-	ran := q.ran(now)
+	ran := q.ran(now, dry)
 	if late := ran - head - factor*s.latency.fixed(context); late > 0 {
 		return ms - head, min(late, maxOverdue)
 	}

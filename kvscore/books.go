@@ -49,7 +49,11 @@ func (s *Scheduler) promptBlocks(b *books) float64 {
 // settle takes the prefills off that must be over by now.
 func (b *books) settle(now time.Time) {
 	for len(b.due) > 0 && !b.due[0].due.After(now) {
-		b.due[0].computed(b.due[0].due)
+		l := b.due[0]
+		if b.awaiting.first == l && !b.awaiting.guessed {
+			l.began = b.awaiting.since
+		}
+		l.computed(l.due, false)
 	}
 }
 

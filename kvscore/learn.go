@@ -29,8 +29,14 @@ const (
 func (s *Scheduler) observe(l *Lease, now time.Time) {
 	b := l.books
 	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
-	since := b.awaiting.since
-	if !l.isAwaiting || since.IsZero() {
+	first, since := b.awaiting.first, b.awaiting.since
+	switch {
+	case !l.isAwaiting: // it was taken to be over
+		first, since = l, l.began
+	case b.awaiting.guessed, first != l && !first.streamed: // who knows what the engine did before
+		since = time.Time{}
+	}
+	if since.IsZero() {
 		b.timing = nil
 		return
 	}
@@ -39,7 +45,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 		l.timing = last
 	} else {
 		l.own, l.timing = timing{}, &l.own
-		if since.Equal(b.awaiting.first.booked) {
+		if since.Equal(first.booked) {
 			l.own.x = features(work{}, s.context(b)) // a step's fixed part
 		}
 	}
@@ -187,14 +193,31 @@ type recent struct {
 // recentAge is after how long an event counts only e^-1.
 const recentAge = 2 * time.Minute
 
+// faded is what is left of an event after whole seconds: snapshots read it for each
+// target, and exponentials take long.
+var faded = func() (left [1024]float64) {
+	for i := range left {
+		left[i] = math.Exp(-float64(i) / recentAge.Seconds())
+	}
+	return left
+}()
+
+// value returns the count, as it was less than a second ago.
 func (r *recent) value(now time.Time) float64 {
 	if r.n == 0 {
 		return 0
 	}
-	return r.n * math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	seconds := max(0, now.Sub(r.at)) / time.Second
+	if seconds >= time.Duration(len(faded)) {
+		return 0
+	}
+	return r.n * faded[seconds]
 }
 
-func (r *recent) add(now time.Time, v float64) { r.n, r.at = r.value(now)+v, now }
+func (r *recent) add(now time.Time, v float64) {
+	r.n = v + r.n*math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	r.at = now
+}
 
 // traffic is what is learned of the requests of a pool.
 type traffic struct {
@@ -281,7 +304,7 @@ func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selectio
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
 	c.Slowness = b.speed.factor(now)
 	var overdue float64
-	c.WaitTime, overdue = s.wait(b, now, c.Slowness, context)
+	c.WaitTime, overdue = s.wait(b, now, sel.Dry, c.Slowness, context)
 	c.WaitTime += overdue
 	n := max(0, sel.Tokens-c.OverlapTokens)
 	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))

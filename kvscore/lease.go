@@ -48,11 +48,12 @@ type Lease struct {
 	work          work
 	ahead, behind *Lease // in awaiting
 	isAwaiting    bool
-	over          bool    // its first token came
-	cached        int64   // tokens of the prompt that the target was thought to have cached
-	inFlight      bool    // some of them were being computed
-	queued        bool    // others' prefills were booked before
-	predicted     float64 // milliseconds to the first token
+	began         time.Time // the beginning of a prefill that was taken to be over; zero if unknown
+	over          bool      // its first token came
+	cached        int64     // tokens of the prompt that the target was thought to have cached
+	inFlight      bool      // some of them were being computed
+	queued        bool      // others' prefills were booked before
+	predicted     float64   // milliseconds to the first token
 	own           timing
 	context       float64 // of the target at the first token
 	timing        *timing // own, or that of the lease whose first token came with this one's
@@ -98,7 +99,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	if learn {
 		l.scheduler.observe(l, now)
 	}
-	l.computed(now)
+	l.computed(now, true)
 }
 
 // Output takes in that the answer has come to so many tokens in all.
@@ -164,7 +165,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		return false
 	}
 	l.ended = true
-	l.computed(time.Time{})
+	l.computed(time.Time{}, false)
 	b := l.books
 	s.learn(l, computed)
 	b.requests--
@@ -192,16 +193,16 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	return true
 }
 
-// computed takes the prefill off the books, which was over at a time; zero if it is
-// unknown. The lock is held.
-func (l *Lease) computed(at time.Time) {
+// computed takes the prefill off the books, which was over at a time, seen or guessed;
+// zero if it is unknown. The lock is held.
+func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
 		heap.Remove(&l.books.due, l.duePos)
 		l.due = time.Time{}
 	}
 	if l.isAwaiting {
 		l.isAwaiting = false
-		l.books.awaiting.remove(l, at)
+		l.books.awaiting.remove(l, at, seen)
 	}
 	l.books.prefill -= l.prefill
 	l.prefill = 0

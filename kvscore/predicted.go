@@ -71,7 +71,7 @@ const (
 	// maxDecode bounds both.
 	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
 	// urgent is how much more the own time of a request with a higher priority weighs.
-	urgent = 2
+	urgent = 2.0 // not an integer: the inverse counts, too
 	// turnsWorth is what the predicted work of further turns is worth: it may never
 	// come.
 	turnsWorth = 0.5
