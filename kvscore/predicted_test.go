@@ -31,7 +31,9 @@ func three() *Selection {
 
 // others is how many others wait for a prefill, where so many await their first token on
 // a target on average.
-func others(waiting float64) float64 { return delayAlone + delayLoad*waiting }
+func others(waiting float64) float64 {
+	return delayAlone + delayLoad*waiting*waiting/(waiting+delayFew)
+}
 
 // idleTerms are the terms of each candidate of three.
 var idleTerms = Terms{Prefill: 100, Delay: others(0) * 100}
