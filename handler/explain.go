@@ -74,7 +74,6 @@ type explanation struct {
 	// Refused is what the router itself would answer, if it would.
 	Refused    *refusal        `json:"refused,omitempty"`
 	Plan       *planView       `json:"plan,omitempty"`
-	Stems      []stemView      `json:"stems,omitempty"`
 	Candidates []candidateView `json:"candidates"`
 	LeftOut    []leftOut       `json:"left_out"`
 	Chosen     *chosenView     `json:"chosen"`
@@ -114,12 +113,6 @@ type planView struct {
 	Trusted []string     `json:"trusted_with,omitempty"`
 	Dropped []string     `json:"dropped,omitempty"`
 	Session *sessionView `json:"session"`
-}
-
-type stemView struct {
-	Blocks   float64 `json:"blocks"`
-	Arrivals int     `json:"arrivals"`
-	Holders  int     `json:"holders"`
 }
 
 // candidateView is a kvscore.Candidate.
@@ -244,9 +237,6 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used resort) {
 	if e.Plan != nil {
 		e.Plan.PromptTokens = rt.scratch.sel.Tokens
-	}
-	for _, s := range rt.scratch.sel.Stems {
-		e.Stems = append(e.Stems, stemView(s))
 	}
 	for i := range rt.scratch.sel.Candidates {
 		c := &rt.scratch.sel.Candidates[i]

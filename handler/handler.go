@@ -1,7 +1,7 @@
 // Package handler is the Caddy side of kv_router: its configuration, the way
 // of one request through it, and what the operator sees of that. It holds no
 // routing arithmetic; that is package kvscore's. What an operator needs is in
-// the documentation of [Handler] and of the policies, [Dynamo] first.
+// the documentation of [Handler] and of the policies, [PredictedLatency] first.
 package handler
 
 import (
@@ -68,7 +68,7 @@ type Handler struct {
 	// Default: `default`.
 	Pool string `json:"pool,omitempty"`
 
-	// The policy that chooses among the workers. Default: `dynamo`.
+	// The policy that chooses among the workers. Default: `predicted_latency`.
 	PolicyRaw json.RawMessage `json:"policy,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
 
 	// A policy that decides beside the active one, on the same state of the
