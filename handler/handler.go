@@ -157,6 +157,7 @@ type Handler struct {
 	policy     kvscore.Policy
 	shadow     *shadow // nil if none is configured
 	keys       []sessionKey
+	soft       bool // leaving a session's worker has a price
 	settings   *poolSettings
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
@@ -274,6 +275,15 @@ type Index struct {
 // Affinity configures sessions. What concerns their storage belongs to the
 // pool: handlers that name the pool must not contradict each other.
 type Affinity struct {
+	// What a session's binding to a worker is worth. `soft`: leaving that worker has
+	// a price in the cost, so a turn goes elsewhere only where that is worth it, and
+	// the session stays bound unless its worker has lost the prompt's beginning. Only
+	// the policy `predicted_latency` knows the price; with another policy, `soft` is
+	// `hard`. `hard`: all turns go to that worker while it is available. `off`: keys
+	// are ignored. Turns of sessions that the engine itself holds (`session_params`)
+	// are never sent elsewhere. Default: `soft`.
+	Mode string `json:"mode,omitempty"`
+
 	// How long a session is remembered after its last turn. Default: 5m.
 	TTL caddy.Duration `json:"ttl,omitempty"`
 
@@ -560,6 +570,9 @@ func (h *Handler) setDefaults() error {
 		return fmt.Errorf("usage: must be inject, got %q", h.Usage)
 	}
 	var err error
+	if err = h.affinityMode(); err != nil {
+		return err
+	}
 	if h.keys, err = h.sessionKeys(); err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 		attribute.Float64("kv_router.booked_output_blocks", c.OutputBlocks),
 		attribute.Int("kv_router.active_requests", c.Requests),
 	}
-	if a.reason != reasonSession { // else no policy was asked for a cost
+	if !a.bound { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
 	}
 	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(begun), trace.WithAttributes(attrs...))
