@@ -469,9 +469,20 @@ func (rt *route) shown() *attempt {
 func (rt *route) show(a *attempt) {
 	if c := rt.h.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
-		c.Write(zap.String("upstream", a.worker.dial), zap.String("reason", a.reason),
-			zap.Float64("cost", a.terms.Cost), zap.Int64("prompt_tokens", a.prompt.tokens))
+		fields := []zap.Field{
+			zap.String("upstream", a.worker.dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
+			zap.Float64("predicted_ttft_ms", predictedTTFT(&a.terms)), zap.Float64("cost", a.terms.Cost),
+		}
+		if rt.costsTime(a) {
+			fields = append(fields, zap.Object("cost_terms_ms", termsView(a.terms.Terms)))
+		}
+		c.Write(fields...)
 	}
+}
+
+// costsTime tells whether the attempt's cost is in milliseconds, and has terms.
+func (rt *route) costsTime(a *attempt) bool {
+	return !a.bound && costUnit(rt.policy()) == unitMilliseconds
 }
 
 // endAttempt ends the attempt under way, if there is one. computed says that
