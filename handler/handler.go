@@ -363,6 +363,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.loadPolicy(ctx); err != nil {
 		return err
 	}
+	h.priceLeaving()
 	if err := h.loadTrust(ctx); err != nil {
 		return err
 	}
@@ -570,7 +571,7 @@ func (h *Handler) setDefaults() error {
 		return fmt.Errorf("usage: must be inject, got %q", h.Usage)
 	}
 	var err error
-	if err = h.affinityMode(); err != nil {
+	if err = h.checkAffinity(); err != nil {
 		return err
 	}
 	if h.keys, err = h.sessionKeys(); err != nil {

@@ -29,16 +29,20 @@ const (
 	affinityOff  = "off"
 )
 
-// affinityMode checks the mode. The policy is loaded.
-func (h *Handler) affinityMode() error {
+// checkAffinity checks the mode.
+func (h *Handler) checkAffinity() error {
 	switch mode := h.sessionMode(); mode {
-	case affinitySoft:
-		_, h.soft = h.policy.(*PredictedLatency)
-	case affinityHard, affinityOff:
+	case affinitySoft, affinityHard, affinityOff:
+		return nil
 	default:
 		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
 	}
-	return nil
+}
+
+// priceLeaving notes, once the policy is loaded, whether it may send the turns of a
+// session elsewhere: only one whose costs are times knows the price.
+func (h *Handler) priceLeaving() {
+	h.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
 }
 
 // sessionMode returns the configured mode, or the default.

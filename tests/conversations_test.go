@@ -130,14 +130,15 @@ func spread(engines []*canned.Engine) ([]int, float64) {
 	return counts, float64(most) * float64(len(engines)) / float64(max(total, 1))
 }
 
-// startTimed starts four simulated engines, which take time for what they compute, four
-// times faster than real.
-func startTimed(t testing.TB) []*engine.Engine {
+// startTimed starts simulated engines, e1 and so on, which take time for what they
+// compute, four times faster than real.
+func startTimed(t testing.TB, n, ranks int) []*engine.Engine {
 	t.Helper()
-	engines := make([]*engine.Engine, 4)
+	engines := make([]*engine.Engine, n)
 	for i := range engines {
+		cfg := engine.Config{Name: fmt.Sprint("e", i+1), Model: "canned", AnswerTokens: 24, Speed: 4, Ranks: ranks}
 		var err error
-		if engines[i], err = engine.Start(engine.Config{Name: fmt.Sprint("e", i+1), Model: "canned", AnswerTokens: 24, Speed: 4}); err != nil {
+		if engines[i], err = engine.Start(cfg); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(engines[i].Close)
@@ -213,7 +214,7 @@ func TestConversationsReturnToTheirEngine(t *testing.T) {
 					evenly = anyShare
 				}
 				littleIsComputedTwice(t, evenly, func(t *testing.T) (least int, w worked) {
-					engines := startTimed(t)
+					engines := startTimed(t, 4, 1)
 					s := startCaddy(t, simulated(engines))
 					convs := newConversations(50, 1)
 					common := []message{shared}
@@ -261,7 +262,7 @@ func TestBranchesOfOneFirstTurn(t *testing.T) {
 
 // branches holds conversations that branch off a long first turn.
 func branches(t *testing.T, long string, askedOnce, stream bool) (least int, w worked) {
-	engines := startTimed(t)
+	engines := startTimed(t, 4, 1)
 	s := startCaddy(t, simulated(engines))
 	convs, root := newConversations(50, 3), ask(long)
 	if askedOnce {
