@@ -226,9 +226,10 @@ func TestAffinityModes(t *testing.T) {
 
 	reload("off")
 	wait = h.busy(t, home)
+	_, x := h.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", h.chat.body(), nil, h.header...)
 	off, reason := h.turn(t)
 	if off == home || reason == "session" {
-		t.Errorf("off, the worker that it was bound to is busy: served by %s, reason %q", off, reason)
+		t.Errorf("off, the worker that it was bound to is busy: served by %s, reason %q; explained before: %s", off, reason, x)
 	}
 	wait()
 	h.header[1] = "another"

@@ -19,7 +19,7 @@ type configs struct {
 }
 
 func reloadConfigs(engines []*canned.Engine) configs {
-	key := "affinity {\n\tkey header:X-Session-Id\n\tttl %s\n}"
+	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n\tttl %s\n}"
 	ttl := fmt.Sprintf(key, "5m")
 	// A module that fails only when it is provisioned, after kv_router was.
 	elsewhere := "\nreverse_proxy /elsewhere 127.0.0.1:1 {\n\ttransport http {\n\t\ttls_trust_pool file /nonexistent/ca.pem\n\t}\n}"
