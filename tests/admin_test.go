@@ -466,7 +466,7 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 // session lives no longer, nothing is booked, and the turn goes to whom it was.
 func TestExplainLeavesNothingBehind(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines))
+	s := startCaddy(t, route(engines, affinity("hard")))
 	s.mustChat(t, ask("hello"), "X-Session-Id", "one")
 	s.booksAtZero(t)
 	before := s.pool(t)

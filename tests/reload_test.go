@@ -246,7 +246,7 @@ func TestRefusedConfigChangesNothing(t *testing.T) {
 // known to the other.
 func TestPoolIsSharedByName(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
-	key := "affinity {\n\tkey header:X-Session-Id\n}"
+	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n}"
 	s := startCaddy(t, fmt.Sprintf("handle_path /a/* {\n%s\n}\nhandle_path /b/* {\n%s\n}",
 		route(engines, "pool shared", key), route(engines, "pool shared", key)))
 	for i := range 12 {
