@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -17,6 +18,39 @@ type session struct {
 	// idle is how long it is remembered after this turn, if the client says.
 	idle time.Duration
 	last bool // it ends with this turn
+	// held says that the engine itself holds the session's state.
+	held bool
+}
+
+// The values of Affinity.Mode.
+const (
+	affinitySoft = "soft"
+	affinityHard = "hard"
+	affinityOff  = "off"
+)
+
+// checkAffinity checks the mode.
+func (h *Handler) checkAffinity() error {
+	switch mode := h.sessionMode(); mode {
+	case affinitySoft, affinityHard, affinityOff:
+		return nil
+	default:
+		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
+	}
+}
+
+// priceLeaving notes, once the policy is loaded, whether it may send the turns of a
+// session elsewhere: only one whose costs are times knows the price.
+func (h *Handler) priceLeaving() {
+	h.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
+}
+
+// sessionMode returns the configured mode, or the default.
+func (h *Handler) sessionMode() string {
+	if h.Affinity == nil {
+		return affinitySoft
+	}
+	return orDefault(h.Affinity.Mode, affinitySoft)
 }
 
 // session returns the request's session. Keys that are too long to be kept are
@@ -43,6 +77,10 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) ses
 			}
 		}
 		if key != "" {
+			s.held = req.SessionHeld || ext.SessionParams.ID != ""
+			if h.sessionMode() == affinityOff && !s.held {
+				return session{}
+			}
 			s.key = tenantKey(req.Salt, key)
 			return s
 		}
@@ -70,6 +108,19 @@ func (rt *route) boundTo() (none kvscore.Target) {
 	rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL
 	return b.Target
 }
+
+// homeTarget returns the target that the session is bound to, the zero Target if there
+// is none. boundTo has looked it up.
+func (rt *route) homeTarget() (none kvscore.Target) {
+	if rt.bound == 0 {
+		return none
+	}
+	return rt.seenAt
+}
+
+// mayLeave tells whether the policy may send the request elsewhere than to the
+// session's worker.
+func (rt *route) mayLeave() bool { return rt.h.soft && !rt.plan.session.held }
 
 // servesOthers tells whether a target is an upstream that serves other models
 // than the request's.
