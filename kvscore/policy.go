@@ -5,7 +5,7 @@ type Policy interface {
 	// Choose returns the position in s.Candidates of the chosen target, and
 	// leaves in each candidate's Cost what it compared, where it compares
 	// costs. s.Candidates is never empty. The policy must not reorder it, must
-	// change nothing in it but Cost, and must not keep s nor what it points to.
+	// change nothing in it but Cost and Terms, and must not keep s nor what it points to.
 	//
 	// Choose is called once for each booking, or with s.Dry set. The scheduler
 	// holds its lock meanwhile, so that no other request is booked between what

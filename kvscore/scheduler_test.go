@@ -285,6 +285,7 @@ func TestBooksComeBackToZero(t *testing.T) {
 			if rnd.IntN(50) == 0 { // more than the mirror takes
 				r.Blocks = distinct(rnd.Uint64(), 200)
 			}
+			r.ExpectedTokens, r.Home = rnd.Int64N(2)*rnd.Int64N(500), ts[rnd.IntN(5)]
 			r.Streamed, r.BlockTokens = rnd.IntN(2) == 0, 10+10*rnd.Float64()
 			_, l := s.Select(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[rnd.IntN(len(policies))], sel)
 			live = append(live, l)
@@ -292,13 +293,18 @@ func TestBooksComeBackToZero(t *testing.T) {
 		case op < 6:
 			if l := live[rnd.IntN(len(live))]; rnd.IntN(3) > 0 {
 				l.FirstToken(at)
-			} else {
+			} else if rnd.IntN(2) == 0 {
 				l.Prefilled(at)
+			} else {
+				l.Answered(at, rnd.Int64N(100)-1)
 			}
 		case op < 7:
 			live[rnd.IntN(len(live))].Output(at, int64(rnd.IntN(500)))
 		case op < 9:
 			i := rnd.IntN(len(live))
+			if rnd.IntN(2) == 0 {
+				live[i].Counted(Counts{Prompt: rnd.Int64N(1000), Cached: rnd.Int64N(1000), CachedTold: true, Answer: rnd.Int64N(2000)})
+			}
 			live[i].End(rnd.IntN(2) == 0, upTo(uint64(rnd.IntN(80))))
 			if rnd.IntN(4) > 0 { // else it will be ended again
 				live = slices.Delete(live, i, i+1)
@@ -322,12 +328,18 @@ func TestBooksComeBackToZero(t *testing.T) {
 	if s.Stats().Untracked == 0 {
 		t.Error("everything was tracked")
 	}
+	if samples(s) == 0 {
+		t.Error("no times are learned")
+	}
+	sound(t, s.latency)
 	for _, l := range live {
 		l.End(true, nil)
 	}
 	idle(t, s, ts, at)
 	for _, b := range s.targets {
-		if b.unshared != 0 || b.untracked != 0 || len(b.due) != 0 || len(b.before) != 0 {
+		q := &b.awaiting
+		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 || len(b.before) != 0 ||
+			q.n != 0 || q.first != nil || q.last != nil || q.work != (work{}) || b.timing != nil {
 			t.Errorf("the books of %s are not at zero: %+v", b.target, b)
 		}
 	}
