@@ -48,13 +48,14 @@ func (l Latency) Prefill(n, k int64, context float64) float64 {
 const nFeatures = 4
 
 // estimator learns the coefficients of a pool. It minimises the sum of squared errors,
-// weighted with 1/time, over samples whose weight falls by forgetting with each new
+// weighted with 1/(time + 5 ms), over samples whose weight falls by forgetting with each new
 // one. No coefficient is below zero. A weak prior keeps what the samples do not show.
 type estimator struct {
-	t       [nFeatures]float64 // ms for each of the features
-	a       [nFeatures][nFeatures]float64
-	b       [nFeatures]float64
-	samples uint64
+	t        [nFeatures]float64 // ms for each of the features
+	a        [nFeatures][nFeatures]float64
+	b        [nFeatures]float64
+	samples  uint64
+	outliers int // in a row
 }
 
 const (
@@ -69,6 +70,12 @@ const (
 	// maxOutlier is how many times longer or shorter than predicted a sample
 	// counts at most.
 	maxOutlier = 3
+	// maxOutliers is how many outliers in a row are bounded so. After that, the engines
+	// have changed: what was known is forgotten with forgettingAnew.
+	maxOutliers    = 10
+	forgettingAnew = 0.9
+	// shortTime, in milliseconds, bounds the weight of short times.
+	shortTime = 5
 )
 
 // priorTimes are optimistic, for what is thought expensive is never tried. priorWeight
@@ -103,14 +110,22 @@ func (e *estimator) of(x [nFeatures]float64) (ms float64) {
 // learn adds a sample: a target took so many milliseconds for a work.
 func (e *estimator) learn(x [nFeatures]float64, ms float64) {
 	expected := e.of(x)
+	kept := forgetting
 	if e.samples >= trusting {
-		ms = min(max(ms, expected/maxOutlier), expected*maxOutlier)
+		within := min(max(ms, expected/maxOutlier), expected*maxOutlier)
+		if e.outliers++; ms == within {
+			e.outliers = 0
+		} else if e.outliers <= maxOutliers {
+			ms = within
+		} else {
+			kept = forgettingAnew
+		}
 	}
-	weight := 1 / max(ms, 1)
+	weight := 1 / (ms + shortTime)
 	for i := range x {
-		e.b[i] = e.b[i]*forgetting + weight*x[i]*ms
+		e.b[i] = e.b[i]*kept + weight*x[i]*ms
 		for j := range x {
-			e.a[i][j] = e.a[i][j]*forgetting + weight*x[i]*x[j]
+			e.a[i][j] = e.a[i][j]*kept + weight*x[i]*x[j]
 		}
 	}
 	e.samples++

@@ -285,3 +285,37 @@ func TestSlownessIsBounded(t *testing.T) {
 		t.Errorf("factor %v after times that are too short to tell", f)
 	}
 }
+
+// TestEstimatorRecovers gives an estimator that has learned one engine, or nonsense, the
+// times of a very different one.
+func TestEstimatorRecovers(t *testing.T) {
+	sample := func(e *estimator, n int, ms float64) { e.learn(features(workOf(int64(n), 0), 0), ms) }
+	for name, tc := range map[string]struct {
+		before func(e *estimator)
+		slower float64
+	}{
+		"after times of 0":     {func(e *estimator) { learnEach(e, 300, sample, 0) }, 1},
+		"ten times slower":     {func(e *estimator) { learnEach(e, 3000, sample, 1) }, 10},
+		"ten times faster":     {func(e *estimator) { learnEach(e, 3000, sample, 1) }, 0.1},
+		"a hundred times that": {func(e *estimator) { learnEach(e, 3000, sample, 1) }, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEstimator()
+			tc.before(e)
+			learnEach(e, 300, sample, tc.slower)
+			want := tc.slower * (10 + 0.05*4000)
+			if got := e.of(features(workOf(4000, 0), 0)); got < want*0.8 || got > want*1.25 {
+				t.Errorf("4000 tokens are predicted to take %.4g ms, want about %.4g", got, want)
+			}
+		})
+	}
+}
+
+// learnEach teaches the times of an engine that takes 10 ms + 0.05 ms per token, times
+// a factor.
+func learnEach(e *estimator, samples int, sample func(*estimator, int, float64), factor float64) {
+	for i := range samples {
+		n := 500 + i*37%7500
+		sample(e, n, factor*(10+0.05*float64(n)))
+	}
+}
