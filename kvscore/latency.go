@@ -81,7 +81,7 @@ const (
 // priorTimes are optimistic, for what is thought expensive is never tried. priorWeight
 // is how much they weigh: about five short prompts.
 var (
-	priorTimes  = [nFeatures]float64{5, 30, 0.5, 3}
+	priorTimes  = [nFeatures]float64{5, 30, 0.5, 0}
 	priorWeight = [nFeatures]float64{0.05, 0.02, 0.02, 0.01}
 )
 

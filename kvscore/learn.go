@@ -115,7 +115,7 @@ const (
 	// capacityStep is by how much a first contradiction changes the learned capacity, as
 	// a logarithm. Contradictions that repeat change it more, up to maxCapacityStep;
 	// those that alternate less, down to minCapacityStep.
-	capacityStep, minCapacityStep, maxCapacityStep = 0.3, 0.02, 0.7
+	capacityStep, minCapacityStep, maxCapacityStep = 0.05, 0.005, 0.7
 	// capacityDown is the part of a step downwards: a mirror that is too large misleads
 	// less than one that is too small.
 	capacityDown = 0.4

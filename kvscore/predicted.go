@@ -65,6 +65,9 @@ const (
 	// delayQueue is the same for each request that waits on the target itself. So
 	// long prompts gather where few wait, and short ones go past them.
 	delayQueue = 0.5
+	// copyUses is how many prompts for each holder make a copy of a prefix that they share
+	// worth half of its prefill.
+	copyUses = 4
 	// decodeWorth is what a millisecond of generating is worth, against one before the
 	// first token; decodeLoad is how much more, for each request that awaits its
 	// first token on a target on average, as steps that take longer delay it, too.
@@ -129,7 +132,7 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	}
 	w.override(s)
 	if s.SharedTokens > 0 {
-		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+s.SharedHolders)
+		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+copyUses*s.SharedHolders)
 	}
 	w.leastWork = s.Candidates[0].RecentWork
 	work, most := 0.0, int64(0)

@@ -41,16 +41,16 @@ type Match struct {
 	// chain is most likely the next turn of a conversation.
 	AtEnd bool
 	// The longest prefix of the match that several chains have gone on from
-	// differently is shared: SharedArrivals counts them as Arrivals does, at least 2, and
+	// differently is shared: SharedArrivals counts them as Arrivals does, at least 8, and
 	// SharedHolders the slots that hold all of it. SharedTokens is its length in
 	// milli-tokens, 0 if there is none.
 	SharedTokens                  int64
 	SharedArrivals, SharedHolders int
 }
 
-// minShared is how many chains go on from a shared prefix: each turn of a conversation
-// leaves a place with one arrival behind.
-const minShared = 2
+// minShared is the least number of chains that go on from a shared prefix. Fewer may be the
+// turns and branches of one conversation.
+const minShared = 8
 
 func (m *Match) reset(slots int) {
 	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots {
