@@ -122,6 +122,7 @@ func TestPreference(t *testing.T) {
 		}
 	}
 }
+
 func TestPriorityOfTheCost(t *testing.T) {
 	for _, v := range []struct {
 		hints nvext.AgentHints

@@ -31,11 +31,9 @@ func (o *observer) counted(req *api.Request, prompt, completion, cached int64) {
 	if !req.SkipsCache && cached >= 0 {
 		c.Cached, c.CachedTold = cached, true
 	}
-	if req.Kind == api.Tokens { // the index knows their number
-		o.attempt.lease.Counted(c)
-		return
+	if req.Kind == api.Text { // the index knows where token ids end
+		c.AnswerPast = o.reader.PredictionPast()
 	}
-	c.AnswerPast = o.reader.PredictionPast()
 	if completion > 0 && req.Choices == 1 && !o.reader.Failed() {
 		c.Answer = prompt + completion - 1 // the last token need not be computed
 	}
