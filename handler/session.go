@@ -119,8 +119,11 @@ func (rt *route) homeTarget() (none kvscore.Target) {
 }
 
 // mayLeave tells whether the policy may send the request elsewhere than to the
-// session's worker.
-func (rt *route) mayLeave() bool { return rt.h.soft && !rt.plan.session.held }
+// session's worker. Where the prompt is not known, the key is all there is to go by.
+func (rt *route) mayLeave() bool {
+	r := rt.plan.request
+	return rt.h.soft && !rt.plan.session.held && r != nil && r.Kind != api.None
+}
 
 // servesOthers tells whether a target is an upstream that serves other models
 // than the request's.

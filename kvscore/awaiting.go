@@ -30,6 +30,9 @@ func (q *awaiting) push(l *Lease, now time.Time) {
 // unknown, or if it never was. Engines prefill in order: that the time was seen, and not
 // guessed, says that they are past what was booked before, too.
 func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
+	for p := q.first; seen && p != l; p = p.behind {
+		p.passed = true
+	}
 	if seen || q.first == l {
 		q.since, q.guessed = at, !seen
 	}
@@ -80,7 +83,7 @@ func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context floa
 	head := factor * s.latency.predict(q.first.work, context)
 	ms = factor * s.latency.predict(q.work, context)
 	ran := q.ran(now, dry)
-	if late := ran - head - factor*s.latency.fixed(context); late > 0 {
+	if late := ran - head - factor*s.latency.fixed(context); late > 0 && !q.first.passed {
 		return ms - head, min(late, maxOverdue)
 	}
 	return ms - min(ran, head), 0

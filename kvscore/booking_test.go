@@ -150,7 +150,7 @@ func TestPrefillRateFallsAndRises(t *testing.T) {
 		}, 1900, 2100},
 		{"short answers, slow from the beginning", func(s *Scheduler, ts []Target) {
 			for range 5 {
-				answer(s, ts, 10, 2000)
+				answer(s, ts, shortAnswer, 2000)
 			}
 		}, 1900, 2200},
 		{"long answers", func(s *Scheduler, ts []Target) {

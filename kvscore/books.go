@@ -27,14 +27,15 @@ type books struct {
 	told         int64  // the capacity that was declared
 	capacityStep step   // of what is learned of it
 
-	awaiting awaiting
-	learned  float64 // logarithm of capacity/told, beyond that of all targets
-	applied  float64 // Scheduler.learned, when it was applied
-	speed    speed
-	timings  uint64  // all ever
-	timing   *timing // the last one, which others may still join
-	recent   recent  // turns
-	errors   errorRing
+	awaiting   awaiting
+	learned    float64 // logarithm of capacity/told, beyond that of all targets
+	applied    float64 // Scheduler.learned, when it was applied
+	speed      speed
+	timings    uint64 // all ever
+	lastTiming time.Time
+	timing     *timing // the last one, which others may still join
+	recent     recent  // turns
+	errors     errorRing
 }
 
 // promptBlocks returns the KV blocks of active prompts on a target.
@@ -65,7 +66,7 @@ func (b *books) expect(l *Lease, due time.Time) {
 
 // shortAnswer is the length in tokens up to which an answer that is not streamed
 // shows how fast the prefill was: longer ones take most of their time for their output.
-const shortAnswer = 32
+const shortAnswer = 1
 
 // dueList is a heap of leases by due.
 type dueList []*Lease

@@ -81,7 +81,8 @@ const (
 // priorTimes are optimistic, for what is thought expensive is never tried. priorWeight
 // is how much they weigh: about five short prompts.
 var (
-	priorTimes  = [nFeatures]float64{5, 30, 0.5, 0}
+	leastTimes  = [nFeatures]float64{0, 0.5, 0, 0} // no token is free
+	priorTimes  = [nFeatures]float64{5, 30, 0.5, 3}
 	priorWeight = [nFeatures]float64{0.05, 0.02, 0.02, 0.01}
 )
 
@@ -143,7 +144,7 @@ func (e *estimator) descend() {
 				rest -= e.a[i][j] * e.t[j]
 			}
 		}
-		e.t[i] = max(0, rest/(e.a[i][i]+priorWeight[i]))
+		e.t[i] = max(leastTimes[i], rest/(e.a[i][i]+priorWeight[i]))
 	}
 }
 

@@ -20,6 +20,9 @@ type timing struct {
 const (
 	// together is the time within which first tokens come from one step of the engine.
 	together = 4 * time.Millisecond
+	// fullMemory is the share of the capacity from which on prefills may wait for memory:
+	// their times say nothing.
+	fullMemory = 0.9
 	// longTiming is the time in milliseconds after which a new timing begins.
 	longTiming = 400
 )
@@ -28,6 +31,9 @@ const (
 // with it. The lock is held.
 func (s *Scheduler) observe(l *Lease, now time.Time) {
 	b := l.books
+	if l.work.tokens == 0 {
+		return
+	}
 	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
 	first, since := b.awaiting.first, b.awaiting.since
 	switch {
@@ -36,7 +42,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	case b.awaiting.guessed, first != l && !first.streamed: // who knows what the engine did before
 		since = time.Time{}
 	}
-	if since.IsZero() {
+	if since.IsZero() || s.context(b) > fullMemory*float64(b.capacity) {
 		b.timing = nil
 		return
 	}
@@ -72,14 +78,16 @@ func (s *Scheduler) context(b *books) float64 {
 
 // learn learns from a lease that ends. The lock is held.
 func (s *Scheduler) learn(l *Lease, computed bool) {
-	answer := l.answered
-	if c := &l.counts; c.Prompt > 0 && c.Answer >= c.Prompt {
+	c := &l.counts
+	told := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
+	answer := l.answered.Load()
+	if told && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
 	if answer > 0 && computed {
-		s.traffic.answeredWith(answer)
+		s.traffic.answeredWith(min(answer, maxAnswer))
 	}
-	if l.counts.CachedTold && l.counts.Prompt > 0 && computed {
+	if told && c.CachedTold {
 		if m := l.timing; m != nil {
 			m.add(l.work, l.context, -1)
 			m.add(workOf(l.counts.Prompt-l.counts.Cached, l.counts.Cached), l.context, 1)
@@ -105,6 +113,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	predicted := s.latency.of(m.x)
 	factor := b.speed.factor(m.until)
 	b.timings++
+	b.lastTiming = m.until
 	if s.latency.samples >= trusting {
 		b.speed.learn(m.until, predicted*factor, m.ms)
 	}
@@ -132,7 +141,8 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	if l.restarts != b.restarts {
 		return
 	}
-	slack, used := s.page(b), s.index.Used(b.slot)
+	// Templates that render a turn anew, and what they begin with, make small differences.
+	slack, used := max(s.page(b), l.counts.Prompt/4), s.index.Used(b.slot)
 	capacity, change := float64(b.capacity), 0.0
 	switch off := l.counts.Cached - l.cached; {
 	case off < -slack && !l.inFlight && !l.queued:
@@ -146,7 +156,9 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	}
 	change *= b.capacityStep.next(change > 0)
 	b.learned = math.Log(capacity/float64(b.told)) - s.learned + change
-	s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
+	if math.Abs(b.learned+s.learned) < math.Log(maxCapacityChange) { // at a bound it is another fault
+		s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
+	}
 	s.applyCapacity(b)
 }
 
@@ -221,14 +233,24 @@ func (r *recent) add(now time.Time, v float64) {
 
 // traffic is what is learned of the requests of a pool.
 type traffic struct {
-	continued float64 // the share of them that continue a conversation
-	turnTime  float64 // their predicted prefill time in milliseconds
-	answer    float64 // tokens of an answer
-	requests  uint64
-	answers   uint64
+	continued  float64 // the share of them that continue a conversation
+	turnTime   float64 // their predicted prefill time in milliseconds
+	answer     float64 // tokens of an answer
+	requests   uint64
+	continuing uint64
+	answers    uint64
 }
 
-const trafficWeight = 0.005
+const (
+	// trafficWeight is how far one request moves an average; the first ones move it
+	// further.
+	trafficWeight = 0.005
+	// assumedAnswer is the length of an answer while none has ended, in tokens, with the
+	// weight of assumedAnswers. With 0, requests that generate would cost nothing.
+	assumedAnswer, assumedAnswers = 200, 10
+	// maxAnswer bounds what one answer counts, in tokens.
+	maxAnswer = 32_768
+)
 
 func average(mean *float64, n uint64, v float64) {
 	*mean += (v - *mean) * max(trafficWeight, 1/float64(n))
@@ -243,14 +265,15 @@ func (t *traffic) arrived(sel *Selection) {
 		for i := range sel.Candidates {
 			least = min(least, sel.Candidates[i].PrefillTime)
 		}
-		average(&t.turnTime, t.requests, least)
+		t.continuing++
+		average(&t.turnTime, t.continuing, least)
 	}
 	average(&t.continued, t.requests, c)
 }
 
 func (t *traffic) answeredWith(tokens int64) {
 	t.answers++
-	average(&t.answer, t.answers, float64(tokens))
+	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
 }
 
 // maxTurns bounds how many further turns are expected.
@@ -309,7 +332,6 @@ func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selectio
 	n := max(0, sel.Tokens-c.OverlapTokens)
 	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
 	c.Awaiting = b.awaiting.n
-	sel.Awaiting += b.awaiting.n
 	c.RecentWork = b.recent.value(now)
 }
 

@@ -190,7 +190,7 @@ func TestPlainAnswersTeach(t *testing.T) {
 			_, l := s.Select(at, &Request{Tokens: 4000}, ts, 0, nil, sel)
 			answered := at.Add(time.Duration(ms * float64(time.Millisecond)))
 			waits(s, ts, answered.Add(-time.Microsecond))
-			l.Answered(answered, 5)
+			l.Answered(answered, shortAnswer)
 			l.End(true, nil)
 			at = answered.Add(time.Second)
 		}

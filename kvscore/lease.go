@@ -48,6 +48,7 @@ type Lease struct {
 	work          work
 	ahead, behind *Lease // in awaiting
 	isAwaiting    bool
+	passed        bool      // a prefill that was booked later is over
 	began         time.Time // the beginning of a prefill that was taken to be over; zero if unknown
 	over          bool      // its first token came
 	cached        int64     // tokens of the prompt that the target was thought to have cached
@@ -55,9 +56,9 @@ type Lease struct {
 	queued        bool      // others' prefills were booked before
 	predicted     float64   // milliseconds to the first token
 	own           timing
-	context       float64 // of the target at the first token
-	timing        *timing // own, or that of the lease whose first token came with this one's
-	answered      int64   // tokens of the answer
+	context       float64      // of the target at the first token
+	timing        *timing      // own, or that of the lease whose first token came with this one's
+	answered      atomic.Int64 // tokens of the answer
 }
 
 // Target returns the target that the lease is on.
@@ -85,7 +86,15 @@ func (l *Lease) Answered(now time.Time, tokens int64) {
 
 // Prefilled records that the prefill is over without a token, as by an answer
 // that says what is wrong. The time that it took teaches nothing.
-func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false, 0) }
+func (l *Lease) Prefilled(now time.Time) {
+	l.Alive(now)
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	if !l.ended && !l.over {
+		l.over = true
+		l.computed(now, false) // a refusal does not wait for the prefills before it
+	}
+}
 
 func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	l.Alive(now)
@@ -95,7 +104,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 		return
 	}
 	l.over = true // once is enough
-	l.answered = max(l.answered, answered)
+	l.answered.Store(max(l.answered.Load(), answered))
 	if learn {
 		l.scheduler.observe(l, now)
 	}
@@ -105,6 +114,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 // Output takes in that the answer has come to so many tokens in all.
 func (l *Lease) Output(now time.Time, tokens int64) {
 	l.Alive(now)
+	l.answered.Store(tokens)
 	total := blocksOf(l.tokens+tokens, l.blockSize)
 	more := total - l.total
 	if more <= 0 {
@@ -116,7 +126,6 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	if l.ended {
 		return
 	}
-	l.answered = tokens
 	l.output += more
 	l.books.output += more
 	if l.expected > 0 {
@@ -147,7 +156,11 @@ type Counts struct {
 
 // Counted records what the engine counted. It belongs to the goroutine that reads
 // the answer, and comes before End.
-func (l *Lease) Counted(c Counts) { l.counts = c }
+func (l *Lease) Counted(c Counts) {
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	l.counts = c
+}
 
 // End ends the lease and returns whether it was the first to do so. computed
 // says that the target has computed the prompt, and so holds its blocks now;

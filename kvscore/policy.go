@@ -99,13 +99,17 @@ type Selection struct {
 }
 
 // HomeHolds tells whether the target that the session is bound to is a candidate and
-// holds at least half of what any target holds of the prompt. A session whose home does
+// holds at least half of what any candidate holds of the prompt. A session whose home does
 // not has no reason to go back there.
 func (s *Selection) HomeHolds() bool {
-	if s.Home < 0 || s.Known.Tokens == 0 {
+	if s.Home < 0 {
 		return false
 	}
-	return 2*float64(s.Candidates[s.Home].OverlapTokens) >= s.Known.Tokens-float64(s.BlockSize)
+	most := int64(0)
+	for i := range s.Candidates {
+		most = max(most, s.Candidates[i].OverlapTokens)
+	}
+	return most > 0 && 2*s.Candidates[s.Home].OverlapTokens >= most
 }
 
 // Known is a prefix of a prompt that some target holds: so many of its Blocks, and

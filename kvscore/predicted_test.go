@@ -300,23 +300,21 @@ func TestTemperatureOfPredictedLatency(t *testing.T) {
 
 func TestHomeHolds(t *testing.T) {
 	for name, tc := range map[string]struct {
-		home      int
-		known     float64
-		homeHolds int64
-		want      bool
+		home        int
+		holds, most int64
+		want        bool
 	}{
-		"no home":                    {-1, 800, 800, false},
-		"nobody holds anything":      {1, 0, 0, false},
-		"it holds all":               {1, 800, 800, true},
-		"it holds half":              {1, 800, 400, true},
-		"it holds half but a block":  {1, 800, 392, true},
-		"it holds less":              {1, 800, 384, false},
-		"it holds nothing":           {1, 800, 0, false},
-		"another holds next to none": {1, 16, 0, true},
+		"no home":                {-1, 800, 800, false},
+		"nobody holds anything":  {1, 0, 0, false},
+		"it holds most":          {1, 800, 800, true},
+		"it holds half as much":  {1, 400, 800, true},
+		"it holds less":          {1, 384, 800, false},
+		"it holds nothing":       {1, 0, 800, false},
+		"it alone holds a block": {1, 16, 0, true},
 	} {
 		s := three()
-		s.Home, s.Known.Tokens = tc.home, tc.known
-		s.Candidates[1].OverlapTokens = tc.homeHolds
+		s.Home = tc.home
+		s.Candidates[0].OverlapTokens, s.Candidates[1].OverlapTokens, s.Candidates[2].OverlapTokens = 0, tc.holds, tc.most
 		if got := s.HomeHolds(); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}

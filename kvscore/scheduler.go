@@ -57,6 +57,7 @@ func NewScheduler(s Settings) *Scheduler {
 	sch := &Scheduler{targets: make(map[Target]*books), retired: make(map[Target]struct{})}
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
+	sch.traffic.answer = assumedAnswer
 	sch.index = index.New(sch.settings.Memory)
 	return sch
 }

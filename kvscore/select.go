@@ -172,6 +172,9 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	if sel.Unknown > 0 {
 		sel.assume()
 	}
+	for i := range sel.Candidates {
+		sel.Awaiting += sel.Candidates[i].Awaiting
+	}
 }
 
 // assume gives the candidates whose load is unknown the medians of the others':
@@ -242,8 +245,10 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	b.unshared += l.unshared
 	b.untracked += l.untracked
 	b.prefill += l.prefill
-	b.awaiting.push(l, now)
-	l.isAwaiting = true
+	if l.prefill > 0 {
+		b.awaiting.push(l, now)
+		l.isAwaiting = true
+	}
 	if !r.Streamed {
 		b.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
 	}

@@ -84,7 +84,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	b.settle(now)
 	median, p90, n := b.errors.quantiles()
 	return Load{
-		ToldTokens: b.told, Slowness: b.speed.factor(now), Timings: b.timings, LastTiming: b.speed.at,
+		ToldTokens: b.told, Slowness: b.speed.factor(now), Timings: b.timings, LastTiming: b.lastTiming,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: b.requests, PrefillTokens: b.prefill,
 		PromptBlocks:   s.promptBlocks(b),
@@ -100,7 +100,8 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 // tokens a second.
 func (s *Scheduler) rateOf(now time.Time, b *books) float64 {
 	const tokens = 4096
-	return tokens * 1e3 / (b.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0)))
+	ms := b.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0))
+	return tokens * 1e3 / max(ms, 1e-3)
 }
 
 // rate returns the rate over all targets, 0 while nothing is learned.
