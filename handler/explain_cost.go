@@ -5,7 +5,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Units of a cost, as explanations say them.
+// Units of a cost in explanations.
 const (
 	unitMilliseconds = "ms"
 	unitBlocks       = "blocks"

@@ -91,7 +91,7 @@ func describeLatency(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// collectLatency tells what a pool has learned, nothing while that is nothing.
+// collectLatency emits a pool's learned prefill times; nothing before the first timing.
 func collectLatency(ch chan<- prometheus.Metric, pool string, s *kvscore.Stats) {
 	if s.Timings == 0 {
 		return

@@ -53,9 +53,8 @@ func (h *Handler) sessionMode() string {
 	return orDefault(h.Affinity.Mode, affinitySoft)
 }
 
-// session returns the request's session. Keys that are too long to be kept are
-// kept as a digest. What nvext says of a session is heeded where it also names
-// the one that counts.
+// session returns the request's session. Long keys become a digest. The timeout and the
+// close action of nvext count only if nvext also gives the session's key.
 func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) session {
 	for _, k := range h.keys {
 		var key string
@@ -150,8 +149,8 @@ func (rt *route) sessionTTL() time.Duration {
 	return rt.pool.settings.Load().ttl
 }
 
-// commit binds the session to the target that answers it, or keeps it there. One
-// that ends with this turn stays as it is until then.
+// commit binds the session to the target that answers it, or refreshes its binding. A
+// last turn changes no binding: endTurn removes it.
 func (rt *route) commit() {
 	if rt.session == "" || rt.plan.request == nil || rt.plan.session.last {
 		return

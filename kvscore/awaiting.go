@@ -26,9 +26,9 @@ func (q *awaiting) push(l *Lease, now time.Time) {
 	q.work.add(l.work)
 }
 
-// remove takes a lease out, whose prefill was over at a time; the zero time if it is
-// unknown, or if it never was. Engines prefill in order: that the time was seen, and not
-// guessed, says that they are past what was booked before, too.
+// remove takes out a lease whose prefill ended at a time; the zero time if the end is
+// unknown. If that end was seen, not guessed, all prefills booked before it have ended
+// too, because engines prefill in order.
 func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
 	for p := q.first; seen && p != l; p = p.behind {
 		p.passed = true
@@ -54,8 +54,8 @@ func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
 	}
 }
 
-// ran returns the milliseconds that the engine has had for the first one. If their
-// beginning is unknown, they count from now on, but for a dry run.
+// ran returns for how many milliseconds the first prefill has run. If its start is
+// unknown, ran sets it to now, except in a dry run.
 func (q *awaiting) ran(now time.Time, dry bool) float64 {
 	if q.since.IsZero() {
 		if !dry {
@@ -72,9 +72,9 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // in milliseconds.
 const maxOverdue = 60_000
 
-// wait predicts how many milliseconds pass until all prefills booked on a target are
-// over: their times, less what the first one has had. One that should have been over
-// by now is held up, by full memory or full slots, and is expected to be as late again.
+// wait predicts the milliseconds until all prefills booked on a target are over: their
+// times, less the time that the first one has run. A first prefill that is overdue waits
+// for memory or slots; wait assumes that it takes as long again as it is overdue.
 func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context float64) (ms, overdue float64) {
 	q := &b.awaiting
 	if q.n == 0 {

@@ -78,8 +78,8 @@ const (
 	shortTime = 5
 )
 
-// priorTimes are optimistic, for what is thought expensive is never tried. priorWeight
-// is how much they weigh: about five short prompts.
+// priorTimes are optimistic: the router would never try a target that it believes to be
+// slow. priorWeight is their weight, about that of five short prompts.
 var (
 	leastTimes  = [nFeatures]float64{0, 0.5, 0, 0} // no token is free
 	priorTimes  = [nFeatures]float64{5, 30, 0.5, 3}
@@ -161,8 +161,8 @@ const (
 	factorWeight = 0.05
 	// minFactor and maxFactor bound it.
 	minFactor, maxFactor = 0.05, 20
-	// factorAge is after how long without samples a factor counts only e^-1 as
-	// much: a target that was slow is tried again.
+	// factorAge is the time constant with which a factor decays to 1 without samples, so
+	// that the router tries a slow target again.
 	factorAge = 2 * time.Minute
 )
 

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// timing is how long a target took for a work that it did without a pause. Prefills
-// that follow each other share one: where the first token of one comes, the engine has
-// computed a part of the next.
+// timing is one sample: the time that a target took for work without a pause. Consecutive
+// prefills share a timing, because an engine starts the next prompt in the step that
+// ends the previous one.
 type timing struct {
 	x      [nFeatures]float64
 	ms     float64
@@ -27,8 +27,8 @@ const (
 	longTiming = 400
 )
 
-// observe takes the time at the first token of a lease, since the engine can have begun
-// with it. The lock is held.
+// observe records the time from the earliest start of a lease's prefill to its first
+// token. The lock is held.
 func (s *Scheduler) observe(l *Lease, now time.Time) {
 	b := l.books
 	if l.work.tokens == 0 {
@@ -39,7 +39,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	switch {
 	case !l.isAwaiting: // it was taken to be over
 		first, since = l, l.began
-	case b.awaiting.guessed, first != l && !first.streamed: // who knows what the engine did before
+	case b.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
 		since = time.Time{}
 	}
 	if since.IsZero() || s.context(b) > fullMemory*float64(b.capacity) {
@@ -132,10 +132,11 @@ const (
 	maxCapacityChange = 16
 )
 
-// learnCapacity compares the cached tokens that an engine reports with those that its
-// mirror has. An engine that has evicted more than the mirror is smaller, and one that
-// has kept what a full mirror has evicted is larger. A prompt that waited may have lost
-// its blocks to those before it, which says nothing. The lock is held.
+// learnCapacity compares the cached tokens that an engine reports with those in its cache
+// model. An engine that reports fewer is smaller than its cache model. One that reports
+// more, while its cache model is full, is larger. Fewer cached tokens of a prompt that
+// was queued are ignored: prompts before it may have evicted its blocks. The lock is
+// held.
 func (s *Scheduler) learnCapacity(l *Lease) {
 	b := l.books
 	if l.restarts != b.restarts {
@@ -162,8 +163,9 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	s.applyCapacity(b)
 }
 
-// applyCapacity gives the mirror of a target the capacity that was learned: its own, and
-// what all targets have shown, as they are mostly told wrongly alike. The lock is held.
+// applyCapacity sets the capacity of a target's cache model from its own contradictions
+// and from those of all targets: a wrong configuration is mostly wrong for all of them.
+// The lock is held.
 func (s *Scheduler) applyCapacity(b *books) {
 	bound := math.Log(maxCapacityChange)
 	s.learned = min(max(s.learned, -bound), bound)
@@ -196,7 +198,7 @@ func (s *step) next(up bool) float64 {
 
 func share(part, all int64) float64 { return min(1, float64(part)/float64(max(1, all))) }
 
-// recent counts events, the older the less.
+// recent is a sum of values that decay with recentAge.
 type recent struct {
 	n  float64
 	at time.Time
@@ -214,7 +216,7 @@ var faded = func() (left [1024]float64) {
 	return left
 }()
 
-// value returns the count, as it was less than a second ago.
+// value returns the sum, decayed in whole seconds.
 func (r *recent) value(now time.Time) float64 {
 	if r.n == 0 {
 		return 0
@@ -297,7 +299,7 @@ func (r *errorRing) add(predicted, ms float64) {
 }
 
 // quantiles returns the median and the 90th percentile of |observed/predicted - 1|, and
-// of how many they are.
+// the number of ratios.
 func (r *errorRing) quantiles() (median, p90 float64, n int) {
 	errors := r.ratios
 	if n = int(min(r.n, uint64(len(errors)))); n == 0 {

@@ -39,7 +39,7 @@ type Lease struct {
 	unshared   float64
 	untracked  float64 // blocks
 	output     int64   // blocks
-	faded      float64 // of these, what the answer's nearing its end takes off
+	faded      float64 // of output, blocks that do not count because the answer nears its end
 	due        time.Time
 	duePos     int
 	ended      bool
@@ -111,7 +111,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	l.computed(now, true)
 }
 
-// Output takes in that the answer has come to so many tokens in all.
+// Output records the length of the answer so far, in tokens.
 func (l *Lease) Output(now time.Time, tokens int64) {
 	l.Alive(now)
 	l.answered.Store(tokens)
@@ -206,8 +206,8 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	return true
 }
 
-// computed takes the prefill off the books, which was over at a time, seen or guessed;
-// zero if it is unknown. The lock is held.
+// computed takes the prefill off the books. It ended at a time that was seen or guessed;
+// zero if the end is unknown. The lock is held.
 func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
 		heap.Remove(&l.books.due, l.duePos)

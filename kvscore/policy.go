@@ -164,8 +164,8 @@ type Candidate struct {
 	// PrefillTime is the time for what the target lacks of the prompt, in
 	// milliseconds.
 	PrefillTime float64
-	// Slowness is how many times longer the target takes than the others, as it has
-	// shown.
+	// Slowness is the target's prefill time over the pool's prediction, from its own
+	// samples; 1 while there are none.
 	Slowness float64
 	// RecentWork is the predicted prefill time of the requests of the last minutes, the
 	// older the less, in milliseconds.

@@ -1,11 +1,11 @@
 package kvscore
 
-// PredictedLatency takes the candidate with the lowest cost, where costs are
-// milliseconds: those that the request itself will wait, and those that it makes others
-// wait. [Terms] says what they consist of. Equal costs share evenly.
+// PredictedLatency takes the candidate with the lowest cost. The cost is the time in
+// milliseconds that the request waits and makes others wait; [Terms] lists its parts.
+// Equal costs share evenly.
 //
-// Nothing is configured: what engines are like is learned from the times of first
-// tokens, see [Scheduler].
+// It has no options: the scheduler learns the prefill times from first tokens, see
+// [Latency].
 type PredictedLatency struct {
 	without Term
 	ties    Ties
@@ -14,7 +14,7 @@ type PredictedLatency struct {
 // NewPredictedLatency returns the policy.
 func NewPredictedLatency() *PredictedLatency { return new(PredictedLatency) }
 
-// Without returns the policy without some terms, to see what they are worth.
+// Without returns a policy that ignores the given terms, for ablation in replays.
 func (p *PredictedLatency) Without(terms Term) *PredictedLatency {
 	return &PredictedLatency{without: terms}
 }
@@ -25,20 +25,20 @@ type Terms struct {
 	Wait float64
 	// Prefill is the time for what the target lacks of the prompt.
 	Prefill float64
-	// Delay is how long others will wait for that prefill, summed up over them. It
-	// counts the requests to come with those that await their first token now, on
-	// all targets and on this one. What the target lacks of a prefix that many
-	// prompts share counts less: those to come will find it there.
+	// Delay is the time that other requests wait for that prefill, summed over them.
+	// Their number is estimated from the requests that await their first token now, on
+	// all targets and on this one. The missing part of a prefix that many prompts
+	// share counts less, because later requests reuse it.
 	Delay float64
-	// Decode is the time that generating the answer adds to the steps of the requests
-	// there.
+	// Decode is the weighted time that this answer adds to the decode steps of the
+	// target's active requests.
 	Decode float64
-	// Turns is what further turns of the conversation will cost there, as far as the
-	// target has more work than the one with the least. It counts for the share of the
-	// prompt that no target holds: the rest speaks for where it is.
+	// Turns is the expected prefill time of the conversation's further turns, times the
+	// target's recent work above the least busy target's, over the mean. It is scaled by
+	// the share of the prompt that no target holds.
 	Turns float64
-	// Leave is the price of leaving the target that the session is bound to, while that
-	// holds a part of the prompt.
+	// Leave is the price of leaving the session's home. It is 0 at home, without a
+	// home, and if home holds nothing of the prompt.
 	Leave float64
 }
 
@@ -56,25 +56,26 @@ const (
 )
 
 const (
-	// delayAlone is how many others wait for a prefill though nobody waits now.
+	// delayAlone is the number of later requests that a prefill delays while no
+	// request waits now.
 	delayAlone = 1
-	// delayLoad is how many others wait for a prefill for each request that awaits its
-	// first token on a target on average, where many wait: behind a long queue, more
-	// come before it is empty. Where fewer than delayFew wait, it is less.
+	// With m waiting requests per target, a prefill delays delayLoad·m·m/(m+delayFew)
+	// more: more requests arrive before a long queue is empty. At m = delayFew the
+	// factor is half of delayLoad.
 	delayLoad, delayFew = 6, 3
-	// delayQueue is the same for each request that waits on the target itself. So
-	// long prompts gather where few wait, and short ones go past them.
+	// delayQueue adds this much for each request that waits on the target itself. Long
+	// prompts then go where few requests wait, and short ones pass them.
 	delayQueue = 0.5
 	// copyUses is how many prompts for each holder make a copy of a prefix that they share
 	// worth half of its prefill.
 	copyUses = 4
-	// decodeWorth is what a millisecond of generating is worth, against one before the
-	// first token; decodeLoad is how much more, for each request that awaits its
-	// first token on a target on average, as steps that take longer delay it, too.
-	// maxDecode bounds both.
+	// decodeWorth weighs a millisecond of decoding against one before the first token.
+	// decodeLoad adds to it for each waiting request per target, because longer steps
+	// delay first tokens too. maxDecode bounds the sum.
 	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
-	// urgent is how much more the own time of a request with a higher priority weighs.
-	urgent = 2.0 // not an integer: the inverse counts, too
+	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
+	// those of one below 0.
+	urgent = 2.0 // a float: 1/urgent must not be integer division
 	// turnsWorth is what the predicted work of further turns is worth: it may never
 	// come.
 	turnsWorth = 0.5
@@ -111,7 +112,7 @@ type weights struct {
 	wait, prefill float64 // 1, but for overrides
 	credit        float64 // the share of the cached tokens that counts
 	delay, queue  float64
-	shared        float64 // what a token of the shared prefix counts less, in ms
+	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
 	decode        float64
 	turns, leave  float64
 	leastWork     float64
@@ -175,7 +176,7 @@ func (p *PredictedLatency) leaveOut(w *weights) {
 	out(TermLeave, &w.leave)
 }
 
-// override changes the weights as the request wishes: see [Override].
+// override applies the request's [Override] to the weights.
 func (w *weights) override(s *Selection) {
 	o := s.Override
 	if o == nil {

@@ -92,7 +92,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	s.mu.Lock()
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
-	tokens := sel.Tokens // which the policy may spoil
+	tokens := sel.Tokens // a policy may change sel
 	if bound < 0 || bound >= len(among) {
 		if bound = s.choose(now, r, among, p, sel); sel.Fault {
 			s.policyFaults++
@@ -145,7 +145,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
-		if b := s.booksOf(among[i]); b == nil { // it holds nothing, and becomes known when it is booked
+		if b := s.booksOf(among[i]); b == nil { // the target holds nothing; book declares it
 			c.Unknown = true
 			sel.Unknown++
 			s.predictUnknown(c, sel)

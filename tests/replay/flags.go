@@ -44,7 +44,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.suite, "suite", false, "replay all of -traces, each with its own workers, at the loads low, middle, high and overload, with sessions none and key, and sum up; other flags narrow that down")
 	f.StringVar(&o.traces, "traces", "", "comma-separated `directories` and files of traces, for -suite; synth is all generated ones")
 	f.StringVar(&o.half, "half", "", "first or second: replay this half of the trace only, an open loop by time, a closed one every other session")
-	f.StringVar(&l.policies, "policy", "dynamo_1,dynamo", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
+	f.StringVar(&l.policies, "policy", "dynamo,predicted_latency", "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&l.speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included; with -saturation also low, middle and high, for 0.35, 0.7 and 0.95 of the speed at saturation")
 	f.StringVar(&o.saturate, "saturation", "", "find the speed at which this `policy` is saturated, by bisection")
 	f.StringVar(&l.engine, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
@@ -130,7 +130,7 @@ func (o *options) suiteDefaults(f *flag.FlagSet, l *lists) error {
 	set("speed", &l.speeds, "low,middle,high,"+overload)
 	set("seed", &l.seeds, "1,2,3")
 	set("sessions", &o.sessions, "both")
-	set("saturation", &o.saturate, "dynamo_1")
+	set("saturation", &o.saturate, "dynamo")
 	return nil
 }
 

@@ -2,7 +2,7 @@
 // modelled engines in virtual time. The scheduler, its index, leases and
 // policies are those that serve traffic; engines and published rules are models.
 //
-//	go run ./tests/replay -trace F -policy dynamo_1,dynamo -workers 8 -kv-tokens 200000 -speed 1,2
+//	go run ./tests/replay -trace F -policy dynamo,predicted_latency -workers 8 -kv-tokens 200000 -speed 1,2
 //
 // The first policy is what the others are compared with. See -help for the rest.
 package main

@@ -112,7 +112,7 @@ func (failing) Write([]byte) (int, error) { return 0, os.ErrClosed }
 
 func TestCurvesAndCharts(t *testing.T) {
 	dir := t.TempDir()
-	args := []string{"-trace", write(t, conversations("x")), "-policy", "dynamo_1,lmetric", "-workers", "2", "-speed", "1,2"}
+	args := []string{"-trace", write(t, conversations("x")), "-policy", "dynamo,lmetric", "-workers", "2", "-speed", "1,2"}
 	draw := func(name string, more ...string) (out, svg string) {
 		var b, progress bytes.Buffer
 		path := filepath.Join(dir, name)

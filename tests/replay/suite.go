@@ -47,8 +47,8 @@ const overloaded = 1.12
 
 // suitePolicies are replayed if no others are named; the first is compared with.
 var suitePolicies = []string{
-	"dynamo_1", "dynamo_16", "least_load", "cache_aware", "gaie", "lmetric", "smetric", "min_ttft", "sticky_hash",
-	"dynamo", "predicted_latency", "pool",
+	"dynamo", "dynamo_16", "least_load", "cache_aware", "gaie", "lmetric", "smetric", "min_ttft", "sticky_hash",
+	"predicted_latency", "pool",
 }
 
 // suiteCell is one row of the suite: a trace with a setup at a load.

@@ -33,7 +33,7 @@ func TestTheSuite(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	args := []string{"-suite", "-traces", dir, "-seed", "1,2", "-knowledge", "both", "-policy", "dynamo_1,lmetric,min_ttft,sticky_hash,dynamo,pool", "-told-kv-tokens", "x0.5"}
+	args := []string{"-suite", "-traces", dir, "-seed", "1,2", "-knowledge", "both", "-policy", "dynamo,lmetric,min_ttft,sticky_hash,predicted_latency,pool", "-told-kv-tokens", "x0.5"}
 	var out, progress bytes.Buffer
 	if err := run(append(args, "-json"), &out, &progress); err != nil {
 		t.Fatal(err)
@@ -50,15 +50,15 @@ func TestTheSuite(t *testing.T) {
 		t.Fatalf("%d cells, seeds %v", len(got.Cells), got.Seeds)
 	}
 	for _, c := range got.Cells {
-		want := 10 // with dynamo_1, dynamo, lmetric and min_ttft twice
+		want := 10 // with dynamo, predicted_latency, lmetric and min_ttft twice
 		if c.Sessions == "none" {
 			want--
 		}
-		if len(c.Policies) != want || c.Policies["dynamo_1"].Relative.MeanTTFT != 1 || c.Policies["dynamo_1"].Requests != 54 {
-			t.Errorf("%s: %d policies, base %+v", c.String(), len(c.Policies), c.Policies["dynamo_1"])
+		if len(c.Policies) != want || c.Policies["dynamo"].Relative.MeanTTFT != 1 || c.Policies["dynamo"].Requests != 54 {
+			t.Errorf("%s: %d policies, base %+v", c.String(), len(c.Policies), c.Policies["dynamo"])
 		}
 		for name, r := range c.Policies {
-			if name != "pool" && name != "dynamo" && !strings.HasSuffix(name, exactly) && r.MeanTTFT < c.Policies[c.Best].MeanTTFT {
+			if name != "pool" && name != "predicted_latency" && !strings.HasSuffix(name, exactly) && r.MeanTTFT < c.Policies[c.Best].MeanTTFT {
 				t.Errorf("%s: %s is faster than the best, %s", c.String(), name, c.Best)
 			}
 			if exact := r.Knowledge == "exact"; exact != strings.HasSuffix(name, exactly) && name != "pool" {
@@ -70,7 +70,7 @@ func TestTheSuite(t *testing.T) {
 		}
 	}
 	for _, p := range got.Policies {
-		if p.Policy == "dynamo_1" && (p.MeanTTFT != 1 || p.Cells != 14 || p.OverBest < 1 || p.Worst < p.OverBest) {
+		if p.Policy == "dynamo" && (p.MeanTTFT != 1 || p.Cells != 14 || p.OverBest < 1 || p.Worst < p.OverBest) {
 			t.Errorf("the base is %+v in all", p)
 		}
 	}
@@ -95,10 +95,10 @@ func TestSetupsByName(t *testing.T) {
 }
 
 func TestOnlyTheRoutersOwnPoliciesHaveKeys(t *testing.T) {
-	o := &options{policies: []string{"dynamo_1", "lmetric", "sticky_hash", "dynamo", "pool"}, knowledge: "approximate"}
+	o := &options{policies: []string{"dynamo", "lmetric", "sticky_hash", "predicted_latency", "pool"}, knowledge: "approximate"}
 	for sessions, want := range map[string][]variant{
-		"none": {{"dynamo_1", false, false}, {"lmetric", false, false}, {"dynamo", false, false}, {"pool", false, false}},
-		"key":  {{"dynamo_1", false, false}, {"lmetric", false, false}, {"sticky_hash", false, false}, {"dynamo", false, true}, {"pool", false, false}},
+		"none": {{"dynamo", false, false}, {"lmetric", false, false}, {"predicted_latency", false, false}, {"pool", false, false}},
+		"key":  {{"dynamo", false, false}, {"lmetric", false, false}, {"sticky_hash", false, false}, {"predicted_latency", false, true}, {"pool", false, false}},
 	} {
 		if got, err := o.variants(sessions); err != nil || !slices.Equal(got, want) {
 			t.Errorf("sessions %s: %v, %v", sessions, got, err)

@@ -112,8 +112,8 @@ func TestCapacitiesByWorker(t *testing.T) {
 	r := run(t, c)
 	for w, want := range []int64{20_000, 40_000, 60_000} {
 		load, ok := r.scheduler.Load(r.clock(), r.targets[w])
-		if want = want / 64 * 64; !ok || load.CapacityTokens != want/2 || r.engines[w].Cache().Capacity() != int(want/64) {
-			t.Errorf("worker %d: told %d tokens, has %d blocks of 64", w, load.CapacityTokens, r.engines[w].Cache().Capacity())
+		if want = want / 64 * 64; !ok || load.ToldTokens != want/2 || r.engines[w].Cache().Capacity() != int(want/64) {
+			t.Errorf("worker %d: told %d tokens, has %d blocks of 64", w, load.ToldTokens, r.engines[w].Cache().Capacity())
 		}
 	}
 }
@@ -122,7 +122,7 @@ func TestEveryModelReplays(t *testing.T) {
 	tr := synthetic(t, 300, false)
 	seen := map[float64]string{}
 	for _, name := range engine.Models() {
-		c := cell(tr, "dynamo_1")
+		c := cell(tr, "dynamo")
 		c.Engine, _ = engine.Find(name)
 		res := mustRun(t, c)
 		if other := seen[res.MeanTTFT]; other != "" {

@@ -3,7 +3,7 @@ package sim
 import "slices"
 
 // published are the router's policies that are published rules, unchanged.
-var published = []string{"dynamo", "dynamo_1", "dynamo_16", "dynamo_agentic", "round_robin", "least_load", "random", "power_of_two", "prefix_hash"}
+var published = []string{"dynamo", "dynamo_16", "dynamo_agentic", "round_robin", "least_load", "random", "power_of_two", "prefix_hash"}
 
 // ignorant are the policies that do not ask what targets hold.
 var ignorant = []string{"round_robin", "least_load", "random", "power_of_two", "prefix_hash", "sticky_hash"}

@@ -41,7 +41,6 @@ var specs = []spec{
 	{name: "predicted_latency-turns", soft: true, make: predicted(kvscore.TermTurns)},
 	{name: "predicted_latency-leave", soft: true, make: predicted(kvscore.TermLeave)},
 	{name: "dynamo", make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
-	{name: "dynamo_1", make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
 	{name: "dynamo_16", make: func(*rules.View) kvscore.Policy {
 		d := kvscore.NewDynamo()
 		d.PrefillLoadScale = 16

@@ -14,7 +14,7 @@ func TestSaturationOfAnOpenLoop(t *testing.T) {
 	for i := range tr.Requests {
 		tr.Requests[i].At /= 10 // one a second
 	}
-	c := cell(tr, "dynamo_1")
+	c := cell(tr, "dynamo")
 	c.Workers = 1
 	speed, err := Saturation(c)
 	if err != nil {
@@ -42,7 +42,7 @@ func TestSaturationOfAClosedLoop(t *testing.T) {
 		t.Skip("many replays in one goroutine")
 	}
 	tr := synthetic(t, 600, true)
-	c := cell(tr, "dynamo_1")
+	c := cell(tr, "dynamo")
 	speed, err := Saturation(c)
 	if err != nil {
 		t.Fatal(err)

@@ -155,7 +155,7 @@ func TestOneHistoryIsComputedOnce(t *testing.T) {
 		chain = append(chain[:history:history], chain[history+i*tail:history+(i+1)*tail]...)
 		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Minute, In: 16 * len(chain), Out: 20, Blocks: chain, Session: i})
 	}
-	for _, policy := range []string{"dynamo_1", "lmetric", "min_ttft", "pool"} {
+	for _, policy := range []string{"dynamo", "lmetric", "min_ttft", "pool"} {
 		c := cell(tr, policy)
 		c.KVTokens = []int64{200_000}
 		want := 1 - float64(16*(history+6*tail))/float64(6*16*(history+tail))
@@ -271,7 +271,7 @@ func TestExactKnowledgeIsTheEngines(t *testing.T) {
 	blind := mustRun(t, c)
 	c.Exact = true
 	seeing := mustRun(t, c)
-	if seeing.Knowledge != "exact" || seeing.HitRatio < 1.2*blind.HitRatio {
+	if seeing.Knowledge != "exact" || seeing.HitRatio < 1.1*blind.HitRatio {
 		t.Errorf("hit ratio %v blind, %v with exact knowledge (%s)", blind.HitRatio, seeing.HitRatio, seeing.Knowledge)
 	}
 }
