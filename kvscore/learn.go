@@ -144,7 +144,8 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	}
 	// Templates that render a turn anew, and what they begin with, make small differences.
 	slack, used := max(s.page(b), l.counts.Prompt/4), s.index.Used(b.slot)
-	capacity, change := float64(b.capacity), 0.0
+	capacity := float64(b.capacity)
+	var change float64
 	switch off := l.counts.Cached - l.cached; {
 	case off < -slack && !l.inFlight && !l.queued:
 		capacity = min(capacity, float64(used))
