@@ -279,6 +279,14 @@ func (t *traffic) answeredWith(tokens int64) {
 	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
 }
 
+// meanAnswer returns the mean length of an answer, 0 while none has ended.
+func (t *traffic) meanAnswer() float64 {
+	if t.answers == 0 {
+		return 0
+	}
+	return t.answer
+}
+
 // maxTurns bounds how many further turns are expected.
 const maxTurns = 50
 

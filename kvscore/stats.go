@@ -22,7 +22,7 @@ type Stats struct {
 	Latency Latency
 	Timings uint64
 	// ExpectedTurns is how many further turns a new conversation has on average;
-	// ExpectedAnswer is the mean length of an answer, in tokens.
+	// ExpectedAnswer is the mean length of an answer, in tokens, 0 while none has ended.
 	ExpectedTurns, ExpectedAnswer float64
 	// IndexBytes and IndexBlocks are the size of the index.
 	IndexBytes, IndexBlocks int64
@@ -37,7 +37,7 @@ func (s *Scheduler) Stats() Stats {
 		Untracked: s.untracked, PolicyFaults: s.policyFaults,
 		PrefillRate: s.rate(),
 		Latency:     s.latency.latency(), Timings: s.latency.samples,
-		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.answer,
+		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
 		IndexBytes: s.index.Bytes(), IndexBlocks: s.index.Blocks(),
 	}
 }
