@@ -67,6 +67,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			text_block <bytes>
 //		}
 //		affinity {
+//			mode soft|hard|off
 //			ttl <duration>
 //			max_sessions <number>
 //			key nvext|header:<name>|body:<member>...
@@ -261,6 +262,8 @@ func (h *Handler) unmarshalAffinity(d *caddyfile.Dispenser) error {
 	h.Affinity = new(Affinity)
 	return readOptions(d, "affinity option", func(name string) error {
 		switch name {
+		case "mode":
+			return stringArg(d, &h.Affinity.Mode)
 		case "ttl":
 			return durationArg(d, &h.Affinity.TTL)
 		case "max_sessions":

@@ -40,6 +40,7 @@ type scratch struct {
 	workers   []*worker                // of targets
 	full      []*worker                // left out only because they are full
 	factors   []float64                // of targets, see score
+	scored    kvscore.Request          // see score
 	shadow    []kvscore.Candidate
 }
 
@@ -54,6 +55,7 @@ func (rt *route) takeScratch() {
 
 func (rt *route) returnScratch() {
 	rt.scratch.sel.Blocks, rt.scratch.sel.Override = nil, nil
+	rt.scratch.scored = kvscore.Request{}
 	rt.pool.scratches.Put(rt.scratch)
 	rt.scratch = nil
 }

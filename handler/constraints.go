@@ -56,14 +56,20 @@ func listed(ids []uint64) string {
 	return fmt.Sprint(ids)
 }
 
-// score returns what the scheduler is told of the request, with what the
-// client prefers of the targets at this moment.
+// score returns what the scheduler is told of the request, with what the client
+// prefers of the targets at this moment, and the session's target. boundPosition has
+// been called.
 func (rt *route) score() *kvscore.Request {
-	prefers := rt.plan.ext.RoutingConstraints.PreferredTaints
-	if len(prefers) == 0 {
+	prefers, home := rt.plan.ext.RoutingConstraints.PreferredTaints, rt.homeTarget()
+	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &rt.plan.score
 	}
-	scored := rt.plan.score // the plan does not change
+	scored := &rt.scratch.scored
+	*scored = rt.plan.score // the plan does not change
+	scored.Home = home
+	if len(prefers) == 0 {
+		return scored
+	}
 	rt.scratch.factors = slices.Grow(rt.scratch.factors[:0], len(rt.scratch.workers))[:len(rt.scratch.workers)]
 	scored.Factors = rt.scratch.factors
 	for i, w := range rt.scratch.workers {
@@ -75,7 +81,7 @@ func (rt *route) score() *kvscore.Request {
 		}
 		scored.Factors[i] = preference(sum)
 	}
-	return &scored
+	return scored
 }
 
 // preference is Dynamo's multiplier of the cost of a worker whose preferred

@@ -86,10 +86,11 @@ func orEmpty(s *string) string {
 
 // rankView is one data-parallel rank of a worker.
 type rankView struct {
-	Rank    int       `json:"dp_rank"`
-	Load    rankLoad  `json:"load"`
-	Cache   cacheSize `json:"cache"`
-	Prefill rateView  `json:"prefill"`
+	Rank    int        `json:"dp_rank"`
+	Load    rankLoad   `json:"load"`
+	Cache   cacheSize  `json:"cache"`
+	Prefill rateView   `json:"prefill"`
+	Latency *speedView `json:"latency"`
 }
 
 type rankLoad struct {
@@ -99,18 +100,13 @@ type rankLoad struct {
 	OutputBlocks  int64   `json:"output_blocks"`
 }
 
-type cacheSize struct {
-	Capacity int64 `json:"capacity_tokens"`
-	Cached   int64 `json:"cached_tokens"`
-}
-
 func (p *pool) rankViews(t time.Time, w *worker) []rankView {
 	list := make([]rankView, 0, w.ranks())
 	for rank := range w.ranks() {
 		l, _ := p.scheduler.Load(t, w.target(rank))
 		list = append(list, rankView{
 			Rank: rank, Load: rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks},
-			Cache: cacheSize{l.CapacityTokens, l.CachedTokens}, Prefill: rateView{l.RateInUse, l.PrefillRate > 0},
+			Cache: p.viewCache(w, &l), Prefill: rateView{l.RateInUse, l.PrefillRate > 0}, Latency: viewSpeed(t, &l),
 		})
 	}
 	return list

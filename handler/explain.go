@@ -71,10 +71,12 @@ func (p *pool) handler() *Handler {
 type explanation struct {
 	Pool   string `json:"pool"`
 	Policy string `json:"policy"`
+	// Unit is that of the candidates' costs, empty if the policy compares none.
+	Unit string `json:"cost_unit,omitempty"`
 	// Refused is what the router itself would answer, if it would.
 	Refused    *refusal        `json:"refused,omitempty"`
 	Plan       *planView       `json:"plan,omitempty"`
-	Stems      []stemView      `json:"stems,omitempty"`
+	Home       *homeView       `json:"home,omitempty"`
 	Candidates []candidateView `json:"candidates"`
 	LeftOut    []leftOut       `json:"left_out"`
 	Chosen     *chosenView     `json:"chosen"`
@@ -116,12 +118,6 @@ type planView struct {
 	Session *sessionView `json:"session"`
 }
 
-type stemView struct {
-	Blocks   float64 `json:"blocks"`
-	Arrivals int     `json:"arrivals"`
-	Holders  int     `json:"holders"`
-}
-
 // candidateView is a kvscore.Candidate.
 type candidateView struct {
 	Worker         uint64  `json:"worker"`
@@ -140,6 +136,7 @@ type candidateView struct {
 	// Unknown says that the worker's load is not known, and the medians of the
 	// others' stand for it.
 	Unknown bool `json:"load_unknown"`
+	timesView
 }
 
 // leftOut is a worker that is no candidate.
@@ -235,24 +232,22 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	for _, ref := range rt.scratch.targets {
 		targets = append(targets, ref.Target)
 	}
+	e.Unit = costUnit(rt.policy())
 	x := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.scratch.sel)
 	e.fill(rt, x, bound, used)
 	return e
 }
 
-// fill takes in the choice.
+// fill records the choice.
 func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used resort) {
 	if e.Plan != nil {
 		e.Plan.PromptTokens = rt.scratch.sel.Tokens
-	}
-	for _, s := range rt.scratch.sel.Stems {
-		e.Stems = append(e.Stems, stemView(s))
 	}
 	for i := range rt.scratch.sel.Candidates {
 		c := &rt.scratch.sel.Candidates[i]
 		e.Candidates = append(e.Candidates, candidateView{
 			c.Target.Worker, rt.scratch.workers[i].dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
-			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
+			c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown, viewTimes(c, e.Unit),
 		})
 	}
 	c, preferred := &rt.scratch.sel.Candidates[x.Chosen], rt.scratch.sel.Candidates[x.Preferred].Target
@@ -266,7 +261,15 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 			e.Chosen.DrawnRanks = append(e.Chosen.DrawnRanks, rt.scratch.sel.Candidates[i].Target.Rank)
 		}
 	}
+	e.Home = rt.viewHome(x.Chosen)
 	e.Chosen.Why = why(x, bound, len(rt.scratch.targets), rt.plan.request == nil)
+	if home := rt.scratch.sel.Home; bound < 0 && home >= 0 {
+		if home == x.Chosen {
+			e.Chosen.Why += "; the session is bound to it"
+		} else {
+			e.Chosen.Why += "; the session is bound to another one, and leaving that costs less"
+		}
+	}
 	switch {
 	case rt.only.reason == reasonPin:
 		e.Chosen.Why = "the request names it"

@@ -138,6 +138,7 @@ func (h *Handler) maySteer(r *http.Request) bool {
 // honour takes in what the scheduler is to know of the client's wishes.
 func (p *plan) honour() {
 	p.score.ExpectedTokens = int64(p.ext.AgentHints.OSL.Value)
+	p.score.Priority = priority(&p.ext.AgentHints)
 	o := &p.ext.Override
 	if *o == (nvext.RouterConfigOverride{}) {
 		return
@@ -147,6 +148,20 @@ func (p *plan) honour() {
 		Temperature: finite(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
 		TrackPrefillTokens: pointer(o.TrackPrefillTokens),
 	}
+}
+
+// priority returns what the request's own time is worth against others' time: above
+// 0, more.
+func priority(h *nvext.AgentHints) int {
+	switch {
+	case h.StrictPriority.Value > 0:
+		return 1
+	case h.Priority.Set:
+		return int(h.Priority.Value)
+	case h.LatencySensitivity.Value > 0:
+		return 1
+	}
+	return 0
 }
 
 // maxOverride keeps costs finite.
@@ -183,14 +198,16 @@ func (h *Handler) countDropped(p *plan) {
 	}
 }
 
-// noticeIneffective takes in wishes that are granted and without effect, as only
-// one policy knows them.
+// noticeIneffective records wishes that are granted but without effect, because the
+// policy does not heed them.
 func (rt *route) noticeIneffective() {
 	p := rt.plan
 	if p.score.Override == nil && p.ext.RoutingConstraints.PreferredTaints == nil {
 		return
 	}
-	if _, knows := rt.h.policy.(*Dynamo); !knows {
-		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under another policy than dynamo", rt.pool.logger)
+	switch rt.h.policy.(type) {
+	case *PredictedLatency, *Dynamo:
+	default:
+		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under this policy", rt.pool.logger)
 	}
 }

@@ -122,3 +122,21 @@ func TestPreference(t *testing.T) {
 		}
 	}
 }
+
+func TestPriorityOfTheCost(t *testing.T) {
+	for _, v := range []struct {
+		hints nvext.AgentHints
+		want  int
+	}{
+		{nvext.AgentHints{}, 0},
+		{nvext.AgentHints{Priority: nvext.Some(int32(5))}, 5},
+		{nvext.AgentHints{Priority: nvext.Some(int32(-5))}, -5},
+		{nvext.AgentHints{Priority: nvext.Some(int32(0)), LatencySensitivity: nvext.Some(2.0)}, 0},
+		{nvext.AgentHints{LatencySensitivity: nvext.Some(2.0)}, 1},
+		{nvext.AgentHints{Priority: nvext.Some(int32(-5)), StrictPriority: nvext.Some(uint32(1))}, 1},
+	} {
+		if got := priority(&v.hints); got != v.want {
+			t.Errorf("%+v: %d, want %d", v.hints, got, v.want)
+		}
+	}
+}

@@ -1,7 +1,7 @@
 // Package handler is the Caddy side of kv_router: its configuration, the way
 // of one request through it, and what the operator sees of that. It holds no
 // routing arithmetic; that is package kvscore's. What an operator needs is in
-// the documentation of [Handler] and of the policies, [Dynamo] first.
+// the documentation of [Handler] and of the policies, [PredictedLatency] first.
 package handler
 
 import (
@@ -68,7 +68,7 @@ type Handler struct {
 	// Default: `default`.
 	Pool string `json:"pool,omitempty"`
 
-	// The policy that chooses among the workers. Default: `dynamo`.
+	// The policy that chooses among the workers. Default: `predicted_latency`.
 	PolicyRaw json.RawMessage `json:"policy,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
 
 	// A policy that decides beside the active one, on the same state of the
@@ -157,6 +157,7 @@ type Handler struct {
 	policy     kvscore.Policy
 	shadow     *shadow // nil if none is configured
 	keys       []sessionKey
+	soft       bool // leaving a session's worker has a price
 	settings   *poolSettings
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
@@ -274,6 +275,15 @@ type Index struct {
 // Affinity configures sessions. What concerns their storage belongs to the
 // pool: handlers that name the pool must not contradict each other.
 type Affinity struct {
+	// What a session's binding to a worker is worth. `soft`: leaving that worker has
+	// a price in the cost, so a turn goes elsewhere only where that is worth it, and
+	// the session stays bound unless its worker has lost the prompt's beginning. Only
+	// the policy `predicted_latency` knows the price; with another policy, `soft` is
+	// `hard`. `hard`: all turns go to that worker while it is available. `off`: keys
+	// are ignored. Turns of sessions that the engine itself holds (`session_params`)
+	// are never sent elsewhere. Default: `soft`.
+	Mode string `json:"mode,omitempty"`
+
 	// How long a session is remembered after its last turn. Default: 5m.
 	TTL caddy.Duration `json:"ttl,omitempty"`
 
@@ -353,6 +363,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.loadPolicy(ctx); err != nil {
 		return err
 	}
+	h.priceLeaving()
 	if err := h.loadTrust(ctx); err != nil {
 		return err
 	}
@@ -560,6 +571,9 @@ func (h *Handler) setDefaults() error {
 		return fmt.Errorf("usage: must be inject, got %q", h.Usage)
 	}
 	var err error
+	if err = h.checkAffinity(); err != nil {
+		return err
+	}
 	if h.keys, err = h.sessionKeys(); err != nil {
 		return err
 	}

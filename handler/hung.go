@@ -161,10 +161,10 @@ func (f *flow) arrived(a *attempt, q *queue) (moved bool) {
 
 // seekRoom lets an attempt that is under way wait in the queue for another
 // worker, in its request's place. It is left alone until there is room: its
-// worker may answer yet. Where its worker has not shown how fast it is, what
+// worker may answer yet. Where its worker has given no first token so far, what
 // looks like a hang may be how it answers.
 func (p *pool) seekRoom(a *attempt) {
-	if load, ok := p.scheduler.Load(now(), a.lease.Target()); !ok || load.PrefillRate == 0 {
+	if load, ok := p.scheduler.Load(now(), a.lease.Target()); !ok || load.Predictions == 0 {
 		return
 	}
 	f := &a.worker.flow

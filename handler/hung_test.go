@@ -285,7 +285,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 		}, 0, 1},
 		{"the other is rated down", 100, func(f *flowTest) { f.b.health.fail(now(), now(), 0, false) }, 0, 0},
 		{"the other drains", 100, func(f *flowTest) { f.b.drain.Store(drainAsked) }, 0, 0},
-		{"its rate is not known", 100, func(f *flowTest) {
+		{"it has given no first token", 100, func(f *flowTest) {
 			f.p.scheduler = kvscore.NewScheduler(kvscore.Settings{})
 			f.p.scheduler.Declare(f.a.target(0), 1<<20)
 			f.p.scheduler.Declare(f.b.target(0), 1<<20)

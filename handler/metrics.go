@@ -165,6 +165,7 @@ func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	describeState(ch)
+	describeLatency(ch)
 }
 
 // collect hands in a figure, unless its labels are none: one that cannot be
@@ -192,15 +193,19 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)
+		collectLatency(ch, p.name, &s)
 		t := now()
 		for _, w := range p.all() {
 			for i := range w.ranks() {
-				load, _ := p.scheduler.Load(t, w.target(i))
+				load, known := p.scheduler.Load(t, w.target(i))
 				rank := strconv.Itoa(i)
 				gauge(descRequests, float64(load.Requests), p.name, w.dial, rank)
 				gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial, rank)
 				gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial, rank)
 				gauge(descCached, float64(load.CachedTokens), p.name, w.dial, rank)
+				if known {
+					collectSpeed(ch, p.name, w.dial, i, &load)
+				}
 			}
 		}
 	}

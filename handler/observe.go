@@ -80,7 +80,11 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	case good && !o.stream && o.reader != nil:
 		o.headed = t // that it had the answer then is learned when it was one
 	case good && !o.stream:
-		o.attempt.lease.FirstToken(t)
+		if o.attempt.worker.flow.hangs() { // which is no measure of its prefills
+			o.attempt.lease.Prefilled(t)
+		} else {
+			o.attempt.lease.FirstToken(t)
+		}
 	default:
 		o.attempt.lease.Prefilled(t) // whatever it was, it is over
 	}
@@ -180,7 +184,11 @@ func (o *observer) feed(p []byte) {
 	}
 	if o.first.IsZero() {
 		o.first = t
-		o.attempt.lease.FirstToken(t)
+		if o.attempt.worker.flow.hangs() { // which is no measure of its prefills
+			o.attempt.lease.Prefilled(t)
+		} else {
+			o.attempt.lease.FirstToken(t)
+		}
 		o.rt.h.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
 		o.vouch()
 	}

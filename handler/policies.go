@@ -14,6 +14,7 @@ import (
 const policyNamespace = "http.handlers.kv_router.policies"
 
 func init() {
+	caddy.RegisterModule(PredictedLatency{})
 	caddy.RegisterModule(Dynamo{})
 	caddy.RegisterModule(RoundRobin{})
 	caddy.RegisterModule(LeastLoad{})
@@ -24,9 +25,8 @@ func init() {
 
 func (h *Handler) loadPolicy(ctx caddy.Context) error {
 	if h.PolicyRaw == nil {
-		p := new(Dynamo)
-		h.policy = p
-		return p.Provision(ctx)
+		h.policy = &PredictedLatency{kvscore.NewPredictedLatency()}
+		return nil
 	}
 	var err error
 	h.policy, err = h.policyOf(ctx, "PolicyRaw")
@@ -46,25 +46,46 @@ func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, err
 	return p, nil
 }
 
-// Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options
-// and, where nothing else is said, its defaults. Per candidate the cost is
+// PredictedLatency takes the worker with the lowest cost, in milliseconds: the time
+// that the request will wait there for its first token, the time that others will wait
+// because of it, and the price of leaving the worker that its session is bound to.
+// It has no options: how fast workers are is learned from the times of their first
+// tokens. Equal costs share evenly.
+type PredictedLatency struct {
+	*kvscore.PredictedLatency `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (PredictedLatency) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".predicted_latency", New: func() caddy.Module {
+		return &PredictedLatency{kvscore.NewPredictedLatency()}
+	}}
+}
+
+// UnmarshalCaddyfile sets up the policy, which has no options.
+func (PredictedLatency) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
+
+// Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options and its
+// defaults. Per candidate the cost is
 //
 //	prefill_load_scale × max(0, (booked prefill + prompt)/block_size − credit)
 //	  + active blocks + new blocks + decode_active_request_weight × requests
 //
 // and the lowest wins; equal ones share evenly.
 type Dynamo struct {
+	// A set of options to start from: `agentic` is Dynamo's tuning for agents, with
+	// `overlap_score_credit` 2, `prefill_load_scale` 4 and
+	// `decode_active_request_weight` 64. Options beside it win. Default: none.
+	Preset string `json:"preset,omitempty"`
 	// What a block that need not be computed counts. Default: `1`.
 	OverlapScoreCredit *float64 `json:"overlap_score_credit,omitempty"`
 	// Lets the credit fall on workers with more booked prefill than the least
 	// busy one. Default: `0`.
 	CreditDecay float64 `json:"credit_decay,omitempty"`
-	// Weighs blocks to be computed against active blocks. Default: `16`;
-	// Dynamo's own is 1, which lets the active blocks of long prompts override
-	// any overlap.
+	// Weighs blocks to be computed against active blocks. Default: `1`.
 	PrefillLoadScale *float64 `json:"prefill_load_scale,omitempty"`
 	// A cost in blocks for each active request. Default: `0`.
-	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight,omitempty"`
+	DecodeActiveRequestWeight *float64 `json:"decode_active_request_weight,omitempty"`
 	// Samples workers by softmax of their cost instead of taking the lowest.
 	// Default: `0`, the lowest.
 	Temperature float64 `json:"temperature,omitempty"`
@@ -72,29 +93,16 @@ type Dynamo struct {
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
 	// Whether active blocks count at all. Default: `true`.
 	TrackActiveBlocks *bool `json:"track_active_blocks,omitempty"`
-	// Whether generated blocks count among the active ones. Default: `true`;
-	// Dynamo's own is false.
+	// Whether generated blocks count among the active ones. Default: `false`.
 	TrackOutputBlocks *bool `json:"track_output_blocks,omitempty"`
 	// Whether blocks that active requests share count once. Default: `true`.
 	AssumeKVReuse *bool `json:"assume_kv_reuse,omitempty"`
-	// The number of prompts, for each worker that holds it, that may end or
-	// branch off at one and the same prefix before that prefix draws no more:
-	// so the conversations that share a system prompt spread over all workers.
-	// `0` is Dynamo's behaviour. Default: `2`.
-	SpreadStems *int `json:"spread_stems,omitempty"`
-	// The number of blocks booked by others that cost nothing on the worker
-	// that holds most of a prompt: an engine computes that much in a step that
-	// it needs anyway, and a conversation should not leave its worker for it.
-	// `0` is Dynamo's behaviour. Default: `32`.
-	StayBlocks *float64 `json:"stay_blocks,omitempty"`
-	// Workers that hold as much of a prompt and cost at most so many blocks
-	// more than the cheapest share new conversations evenly: the one that has
-	// a request less at this moment would otherwise draw them all, to keep
-	// them. `0` is Dynamo's behaviour. Default: `128`.
-	EvenBlocks *float64 `json:"even_blocks,omitempty"`
 
 	*kvscore.Dynamo `json:"-"`
 }
+
+// presetAgentic is the one value of Dynamo.Preset.
+const presetAgentic = "agentic"
 
 // CaddyModule returns the Caddy module information.
 func (Dynamo) CaddyModule() caddy.ModuleInfo {
@@ -104,23 +112,26 @@ func (Dynamo) CaddyModule() caddy.ModuleInfo {
 // Provision checks the options.
 func (p *Dynamo) Provision(caddy.Context) error {
 	d := kvscore.NewDynamo()
+	switch p.Preset {
+	case "":
+	case presetAgentic:
+		d = kvscore.NewAgenticDynamo()
+	default:
+		return fmt.Errorf("policy dynamo: preset: must be %s, got %q", presetAgentic, p.Preset)
+	}
 	p.Dynamo = d
 	set(&d.OverlapScoreCredit, p.OverlapScoreCredit)
 	set(&d.PrefillLoadScale, p.PrefillLoadScale)
-	set(&d.SpreadStems, p.SpreadStems)
-	set(&d.StayBlocks, p.StayBlocks)
-	set(&d.EvenBlocks, p.EvenBlocks)
+	set(&d.DecodeActiveRequestWeight, p.DecodeActiveRequestWeight)
 	d.CreditDecay, d.Temperature = p.CreditDecay, p.Temperature
-	d.DecodeActiveRequestWeight = p.DecodeActiveRequestWeight
-	d.IgnorePrefillTokens = p.TrackPrefillTokens != nil && !*p.TrackPrefillTokens
-	d.IgnoreActiveBlocks = p.TrackActiveBlocks != nil && !*p.TrackActiveBlocks
-	d.IgnoreOutputBlocks = p.TrackOutputBlocks != nil && !*p.TrackOutputBlocks
-	d.NoKVReuse = p.AssumeKVReuse != nil && !*p.AssumeKVReuse
+	unset(&d.IgnorePrefillTokens, p.TrackPrefillTokens)
+	unset(&d.IgnoreActiveBlocks, p.TrackActiveBlocks)
+	unset(&d.IgnoreOutputBlocks, p.TrackOutputBlocks)
+	unset(&d.NoKVReuse, p.AssumeKVReuse)
 	for name, v := range map[string]float64{
 		"overlap_score_credit": d.OverlapScoreCredit, "credit_decay": d.CreditDecay,
 		"prefill_load_scale": d.PrefillLoadScale, "temperature": d.Temperature,
-		"decode_active_request_weight": d.DecodeActiveRequestWeight, "spread_stems": float64(d.SpreadStems),
-		"stay_blocks": d.StayBlocks, "even_blocks": d.EvenBlocks,
+		"decode_active_request_weight": d.DecodeActiveRequestWeight,
 	} {
 		if v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 			return fmt.Errorf("policy dynamo: %s must be finite and not negative, got %v", name, v)
@@ -135,9 +146,17 @@ func set[T any](to *T, v *T) {
 	}
 }
 
+// unset sets what is the opposite of an option.
+func unset(to *bool, v *bool) {
+	if v != nil {
+		*to = !*v
+	}
+}
+
 // UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
 //
 //	policy dynamo {
+//		preset agentic
 //		overlap_score_credit <number>
 //		credit_decay <number>
 //		prefill_load_scale <number>
@@ -147,14 +166,13 @@ func set[T any](to *T, v *T) {
 //		track_active_blocks <bool>
 //		track_output_blocks <bool>
 //		assume_kv_reuse <bool>
-//		spread_stems <number>
-//		stay_blocks <blocks>
-//		even_blocks <blocks>
 //	}
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	return readOptions(d, "option of policy dynamo", func(name string) error {
 		switch name {
+		case "preset":
+			return stringArg(d, &p.Preset)
 		case "overlap_score_credit":
 			p.OverlapScoreCredit = new(float64)
 			return floatArg(d, p.OverlapScoreCredit)
@@ -164,7 +182,8 @@ func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			p.PrefillLoadScale = new(float64)
 			return floatArg(d, p.PrefillLoadScale)
 		case "decode_active_request_weight":
-			return floatArg(d, &p.DecodeActiveRequestWeight)
+			p.DecodeActiveRequestWeight = new(float64)
+			return floatArg(d, p.DecodeActiveRequestWeight)
 		case "temperature":
 			return floatArg(d, &p.Temperature)
 		case "track_prefill_tokens":
@@ -179,30 +198,9 @@ func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "assume_kv_reuse":
 			p.AssumeKVReuse = new(bool)
 			return boolArg(d, p.AssumeKVReuse)
-		case "stay_blocks":
-			p.StayBlocks = new(float64)
-			return floatArg(d, p.StayBlocks)
-		case "even_blocks":
-			p.EvenBlocks = new(float64)
-			return floatArg(d, p.EvenBlocks)
-		case "spread_stems":
-			return p.unmarshalSpread(d)
 		}
 		return errUnknownOption
 	})
-}
-
-func (p *Dynamo) unmarshalSpread(d *caddyfile.Dispenser) error {
-	var f float64
-	if err := floatArg(d, &f); err != nil {
-		return err
-	}
-	n := int(f)
-	if f < 0 || float64(n) != f {
-		return d.Errf("spread_stems: must be a whole number, not negative, got %v", f)
-	}
-	p.SpreadStems = &n
-	return nil
 }
 
 // RoundRobin takes the workers in turn, whatever they hold.
@@ -273,11 +271,13 @@ func noOptions(d *caddyfile.Dispenser) error {
 
 // Interface guards
 var (
+	_ kvscore.Policy        = (*PredictedLatency)(nil)
 	_ kvscore.Policy        = (*Dynamo)(nil)
 	_ kvscore.Policy        = (*RoundRobin)(nil)
 	_ kvscore.Policy        = (*LeastLoad)(nil)
 	_ kvscore.Policy        = (*Random)(nil)
 	_ kvscore.Policy        = (*PowerOfTwo)(nil)
+	_ caddyfile.Unmarshaler = (*PredictedLatency)(nil)
 	_ caddyfile.Unmarshaler = (*Dynamo)(nil)
 	_ caddyfile.Unmarshaler = (*RoundRobin)(nil)
 	_ caddyfile.Unmarshaler = (*LeastLoad)(nil)

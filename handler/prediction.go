@@ -18,18 +18,21 @@ type promptLength struct {
 // answer: in the index, where the next turn finds it, and as ratios of the model's
 // kinds of text.
 func (o *observer) counted(req *api.Request, prompt, completion, cached int64) {
-	if req.Truncated || req.Kind != api.Text {
+	if req.Truncated || req.Kind == api.None {
 		return
 	}
-	if req.Media == 0 {
+	if req.Media == 0 && req.Kind == api.Text {
 		o.learnRatios(req, prompt)
 	}
 	if req.Batch() {
 		return
 	}
-	c := kvscore.Counts{Prompt: prompt, AnswerPast: o.reader.PredictionPast()}
-	if !req.SkipsCache {
-		c.Cached = max(0, cached)
+	c := kvscore.Counts{Prompt: prompt}
+	if !req.SkipsCache && cached >= 0 {
+		c.Cached, c.CachedTold = cached, true
+	}
+	if req.Kind == api.Text { // the index knows where token ids end
+		c.AnswerPast = o.reader.PredictionPast()
 	}
 	if completion > 0 && req.Choices == 1 && !o.reader.Failed() {
 		c.Answer = prompt + completion - 1 // the last token need not be computed

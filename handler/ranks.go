@@ -73,6 +73,7 @@ func (p *pool) load(t time.Time, w *worker) kvscore.Load {
 		sum.OutputBlocks += l.OutputBlocks
 		sum.CachedTokens += l.CachedTokens
 		sum.CapacityTokens += l.CapacityTokens
+		sum.ToldTokens += l.ToldTokens
 		sum.PrefillRate += l.PrefillRate
 		sum.RateInUse += l.RateInUse
 	}

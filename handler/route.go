@@ -86,6 +86,7 @@ type attempt struct {
 	prompt promptLength
 	mark   uint64 // of the worker's health
 	slot   bool   // it has one of the worker's
+	bound  bool   // no policy was asked, so there is no cost
 	over   bool
 	// foreign says that the worker computes another prompt than was planned, as
 	// its engine has become one of another type: nothing is learned of it.
@@ -95,7 +96,7 @@ type attempt struct {
 
 // Reasons of a choice.
 const (
-	reasonSession = "session"
+	reasonSession = "session" // the worker is the one that the session is bound to
 	reasonOverlap = "overlap"
 	reasonLoad    = "load"
 	// the choice is not the router's
@@ -291,8 +292,10 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 // meanwhile.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
-	i, lease := rt.pool.scheduler.SelectAmong(t, rt.score(), rt.scratch.targets, bound, rt.policy(), &rt.scratch.sel)
+	request := rt.score()
+	i, lease := rt.pool.scheduler.SelectAmong(t, request, rt.scratch.targets, bound, rt.policy(), &rt.scratch.sel)
 	rt.noticeChoice(t)
+	rt.noticeLeaving(bound, i)
 	if !rt.takeSlot(rt.scratch.workers[i]) {
 		lease.End(false, nil)
 		if rt.onlyReserved() {
@@ -300,7 +303,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 		}
 		return nil
 	}
-	a := &attempt{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, lease: lease, terms: rt.scratch.sel.Candidates[i], begun: t, slot: rt.plan.computes}
+	a := &attempt{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, lease: lease, terms: rt.scratch.sel.Candidates[i], begun: t, slot: rt.plan.computes, bound: bound >= 0}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	a.prompt = promptLength{rt.scratch.sel.Tokens, rt.scratch.sel.Known}
@@ -318,6 +321,14 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 		rt.h.shadow.compare(rt, i)
 	}
 	return rt.last
+}
+
+// noticeLeaving records, after a choice, whether the session stays bound though the
+// policy has sent this turn elsewhere: it does while its worker holds the prompt.
+func (rt *route) noticeLeaving(bound, chosen int) {
+	if bound < 0 && chosen != rt.scratch.sel.Home && rt.scratch.sel.HomeHolds() {
+		rt.wait.away = true
+	}
 }
 
 // noticeChoice tells the log of what degraded the choice.
@@ -349,7 +360,7 @@ func (rt *route) reasonOf(bound int, c *kvscore.Candidate) string {
 	switch {
 	case rt.pinned():
 		return rt.only.reason
-	case bound >= 0:
+	case bound >= 0 || rt.bound != 0 && c.Target == rt.seenAt:
 		return reasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap
@@ -397,18 +408,21 @@ func (rt *route) otherLeft() bool {
 	return false
 }
 
-// boundPosition returns the position of the session's target, -1 if it has
-// none among the candidates.
+// boundPosition returns the position of the target that the choice is already made
+// for: the request's pin, or the session's target unless the policy may leave it. It is
+// -1 if there is none among the candidates.
 func (rt *route) boundPosition() int {
-	if rt.pinned() {
-		session := rt.boundTo()
-		return rt.pinnedPosition(session)
-	}
 	target := rt.boundTo()
+	if rt.pinned() {
+		return rt.pinnedPosition(target)
+	}
 	if rt.bound == 0 {
 		return -1
 	}
 	rt.wait.away = rt.isAway(target)
+	if rt.mayLeave() {
+		return -1
+	}
 	return slices.IndexFunc(rt.scratch.targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }
 
@@ -455,9 +469,20 @@ func (rt *route) shown() *attempt {
 func (rt *route) show(a *attempt) {
 	if c := rt.h.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
-		c.Write(zap.String("upstream", a.worker.dial), zap.String("reason", a.reason),
-			zap.Float64("cost", a.terms.Cost), zap.Int64("prompt_tokens", a.prompt.tokens))
+		fields := []zap.Field{
+			zap.String("upstream", a.worker.dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
+			zap.Float64("predicted_ttft_ms", predictedTTFT(&a.terms)), zap.Float64("cost", a.terms.Cost),
+		}
+		if rt.costsTime(a) {
+			fields = append(fields, zap.Object("cost_terms_ms", termsView(a.terms.Terms)))
+		}
+		c.Write(fields...)
 	}
+}
+
+// costsTime tells whether the attempt's cost is in milliseconds, and has terms.
+func (rt *route) costsTime(a *attempt) bool {
+	return !a.bound && costUnit(rt.policy()) == unitMilliseconds
 }
 
 // endAttempt ends the attempt under way, if there is one. computed says that

@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -17,11 +18,43 @@ type session struct {
 	// idle is how long it is remembered after this turn, if the client says.
 	idle time.Duration
 	last bool // it ends with this turn
+	// held says that the engine itself holds the session's state.
+	held bool
 }
 
-// session returns the request's session. Keys that are too long to be kept are
-// kept as a digest. What nvext says of a session is heeded where it also names
-// the one that counts.
+// The values of Affinity.Mode.
+const (
+	affinitySoft = "soft"
+	affinityHard = "hard"
+	affinityOff  = "off"
+)
+
+// checkAffinity checks the mode.
+func (h *Handler) checkAffinity() error {
+	switch mode := h.sessionMode(); mode {
+	case affinitySoft, affinityHard, affinityOff:
+		return nil
+	default:
+		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
+	}
+}
+
+// priceLeaving notes, once the policy is loaded, whether it may send the turns of a
+// session elsewhere: only one whose costs are times knows the price.
+func (h *Handler) priceLeaving() {
+	h.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
+}
+
+// sessionMode returns the configured mode, or the default.
+func (h *Handler) sessionMode() string {
+	if h.Affinity == nil {
+		return affinitySoft
+	}
+	return orDefault(h.Affinity.Mode, affinitySoft)
+}
+
+// session returns the request's session. Long keys become a digest. The timeout and the
+// close action of nvext count only if nvext also gives the session's key.
 func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) session {
 	for _, k := range h.keys {
 		var key string
@@ -43,6 +76,10 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) ses
 			}
 		}
 		if key != "" {
+			s.held = req.SessionHeld || ext.SessionParams.ID != ""
+			if h.sessionMode() == affinityOff && !s.held {
+				return session{}
+			}
 			s.key = tenantKey(req.Salt, key)
 			return s
 		}
@@ -71,6 +108,22 @@ func (rt *route) boundTo() (none kvscore.Target) {
 	return b.Target
 }
 
+// homeTarget returns the target that the session is bound to, the zero Target if there
+// is none. boundTo has looked it up.
+func (rt *route) homeTarget() (none kvscore.Target) {
+	if rt.bound == 0 {
+		return none
+	}
+	return rt.seenAt
+}
+
+// mayLeave tells whether the policy may send the request elsewhere than to the
+// session's worker. Where the prompt is not known, the key is all there is to go by.
+func (rt *route) mayLeave() bool {
+	r := rt.plan.request
+	return rt.h.soft && !rt.plan.session.held && r != nil && r.Kind != api.None
+}
+
 // servesOthers tells whether a target is an upstream that serves other models
 // than the request's.
 func (rt *route) servesOthers(t kvscore.Target) bool {
@@ -96,8 +149,8 @@ func (rt *route) sessionTTL() time.Duration {
 	return rt.pool.settings.Load().ttl
 }
 
-// commit binds the session to the target that answers it, or keeps it there. One
-// that ends with this turn stays as it is until then.
+// commit binds the session to the target that answers it, or refreshes its binding. A
+// last turn changes no binding: endTurn removes it.
 func (rt *route) commit() {
 	if rt.session == "" || rt.plan.request == nil || rt.plan.session.last {
 		return

@@ -42,7 +42,7 @@ func (s *shadow) compare(rt *route, chosen int) {
 	rt.scratch.shadow = append(rt.scratch.shadow[:0], rt.scratch.sel.Candidates...)
 	sel.Candidates = rt.scratch.shadow
 	for i := range sel.Candidates {
-		sel.Candidates[i].Cost = 0
+		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
 	}
 	i, panicked := s.ask(&sel)
 	switch {
@@ -59,9 +59,9 @@ func (s *shadow) compare(rt *route, chosen int) {
 		if c := rt.h.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
 			a, b := &rt.scratch.sel.Candidates[chosen], &sel.Candidates[i]
 			c.Write(zap.Stringer("target", rt.scratch.targets[chosen]), zap.String("upstream", rt.scratch.workers[chosen].dial),
-				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", predictedTTFT(a)),
 				zap.Stringer("shadow_target", rt.scratch.targets[i]), zap.String("shadow_upstream", rt.scratch.workers[i].dial),
-				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks))
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", predictedTTFT(b)))
 		}
 	}
 }

@@ -87,9 +87,16 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 		attribute.Float64("kv_router.booked_unshared_blocks", c.UnsharedBlocks),
 		attribute.Float64("kv_router.booked_output_blocks", c.OutputBlocks),
 		attribute.Int("kv_router.active_requests", c.Requests),
+		attribute.Float64("kv_router.predicted_time_to_first_token_seconds", predictedTTFT(c)/1e3),
 	}
-	if a.reason != reasonSession { // else no policy was asked for a cost
+	if !a.bound { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
+	}
+	if rt.costsTime(a) {
+		attrs = append(attrs,
+			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
+			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),
+			attribute.Float64("kv_router.cost_turns_ms", c.Terms.Turns), attribute.Float64("kv_router.cost_leave_ms", c.Terms.Leave))
 	}
 	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(begun), trace.WithAttributes(attrs...))
 	span.End()

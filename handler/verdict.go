@@ -40,6 +40,9 @@ func (o *observer) judge() bool {
 	default:
 		if !o.stream {
 			_, completion, _ := o.usage()
+			if completion > 1 {
+				completion = -1 // its time is that of these tokens, and says nothing of the prefill
+			}
 			o.attempt.lease.Answered(o.headed, completion) // it came with the header
 		}
 		o.vouch()

@@ -43,6 +43,7 @@ type poolView struct {
 	BodyBytes       int64          `json:"request_body_bytes"`
 	Speculative     int            `json:"speculative_prefills"`
 	PrefillRate     *float64       `json:"prefill_tokens_per_second"`
+	Latency         latencyView    `json:"latency"`
 	Settings        settingsView   `json:"settings"`
 	Totals          totalsView     `json:"totals"`
 	Incidents       []incidentView `json:"incidents"`
@@ -79,6 +80,7 @@ func (p *pool) view(t time.Time) poolView {
 		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(), Speculative: p.speculations.count(),
 		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
+		Latency:   viewLatency(&s),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
 		Incidents: p.incidents.view(t),
 	}
@@ -122,9 +124,11 @@ type workerView struct {
 	Taints  []string   `json:"taints"`
 	Health  healthView `json:"health"`
 	// Load, Cache and Prefill are sums over Ranks.
-	Load    loadView   `json:"load"`
-	Cache   cacheView  `json:"cache"`
-	Prefill rateView   `json:"prefill"`
+	Load    loadView  `json:"load"`
+	Cache   cacheView `json:"cache"`
+	Prefill rateView  `json:"prefill"`
+	// Latency is null where there are several Ranks, which have their own.
+	Latency *speedView `json:"latency"`
 	Ranks   []rankView `json:"dp_ranks"`
 	Hits    hitsView   `json:"hits"`
 }
@@ -163,8 +167,7 @@ type loadView struct {
 }
 
 type cacheView struct {
-	Capacity int64 `json:"capacity_tokens"`
-	Cached   int64 `json:"cached_tokens"`
+	cacheSize
 	// IndexShare is its part of what all workers of the pool hold.
 	IndexShare *float64 `json:"index_share"`
 }
@@ -203,6 +206,10 @@ func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView 
 		}
 		v := w.view(t, &loads[i], healthy)
 		v.Engine, v.Ranks = p.engineView(w), p.rankViews(t, w)
+		if len(v.Ranks) == 1 {
+			v.Latency = v.Ranks[0].Latency
+		}
+		v.Cache.cacheSize = p.viewCache(w, &loads[i])
 		v.Static = set.upstreams[w.dial]
 		v.Health.Proxy = proxy[w.dial]
 		v.Cache.IndexShare = ratio(v.Cache.Cached, sum)
@@ -247,7 +254,6 @@ func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) 
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
 		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},
-		Cache:   cacheView{Capacity: load.CapacityTokens, Cached: load.CachedTokens},
 		Prefill: rateView{load.RateInUse, load.PrefillRate > 0},
 		Hits: hitsView{
 			Estimated: w.hits.estimated.Load(), Predicted: w.hits.foreseen.Load(),

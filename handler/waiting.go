@@ -18,7 +18,7 @@ import (
 
 // waiting is what a request has to do with full workers.
 type waiting struct {
-	away       bool          // the session's worker is among them
+	away       bool          // this turn is not at the session's worker, which stays bound
 	reserved   *worker       // a slot of it was taken for the next attempt
 	worse      bool          // that is a worker which is rated down, for want of a better one
 	renewed    bool          // offered has upstreams that the proxy has not seen

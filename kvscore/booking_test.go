@@ -131,7 +131,10 @@ func answer(s *Scheduler, ts []Target, output int64, rate float64) {
 
 const streamed = -2
 
+// TestPrefillRateFallsAndRises compares the rates by the time predicted for a prompt
+// of 10,000 tokens.
 func TestPrefillRateFallsAndRises(t *testing.T) {
+	prior := 1e7 / newEstimator().latency().Prefill(10_000, 0, 0)
 	for _, tc := range []struct {
 		name    string
 		do      func(s *Scheduler, ts []Target)
@@ -146,14 +149,16 @@ func TestPrefillRateFallsAndRises(t *testing.T) {
 			}
 		}, 1900, 2100},
 		{"short answers, slow from the beginning", func(s *Scheduler, ts []Target) {
-			answer(s, ts, 10, 2000)
-		}, 1999, 2001},
+			for range 5 {
+				answer(s, ts, shortAnswer, 2000)
+			}
+		}, 1900, 2200},
 		{"long answers", func(s *Scheduler, ts []Target) {
 			for range 500 {
 				answer(s, ts, 600, 200)
 				answer(s, ts, -1, 200)
 			}
-		}, defaultRate, defaultRate},
+		}, prior, prior},
 		{"streams among long answers", func(s *Scheduler, ts []Target) {
 			for range 50 {
 				answer(s, ts, streamed, 20_000)
@@ -161,27 +166,28 @@ func TestPrefillRateFallsAndRises(t *testing.T) {
 					answer(s, ts, 600, 200)
 				}
 			}
-		}, 19_900, 20_100},
-		{"a long answer shows that the engine is faster", func(s *Scheduler, ts []Target) {
-			answer(s, ts, streamed, 500)
-			for range 100 {
-				answer(s, ts, 600, 2000)
-			}
-		}, 1900, 2100},
+		}, 19_000, 21_000},
 		{"streams of a slower engine", func(s *Scheduler, ts []Target) {
 			answer(s, ts, streamed, 20_000)
 			for range 100 {
 				answer(s, ts, streamed, 2000)
 			}
 		}, 1900, 2100},
+		{"streams of a faster engine", func(s *Scheduler, ts []Target) {
+			answer(s, ts, streamed, 2000)
+			for range 500 {
+				answer(s, ts, streamed, 20_000)
+			}
+		}, 18_000, 22_000},
 	} {
 		s, ts := NewScheduler(Settings{}), targets(1)
+		s.Declare(ts[0], 0)
 		tc.do(s, ts)
-		load, _ := s.Load(epoch, ts[0])
-		for _, rate := range []float64{load.RateInUse, max(s.Stats().PrefillRate, load.RateInUse)} {
-			if rate < tc.low || rate > tc.up {
-				t.Errorf("%s: rate %.0f, want %.0f to %.0f", tc.name, rate, tc.low, tc.up)
-			}
+		sel := &Selection{Rand: seeded(1)}
+		s.Explain(epoch, &Request{Tokens: 10_000}, ts, 0, new(LeastLoad), sel)
+		rate := 1e7 / sel.Candidates[0].PrefillTime
+		if rate < tc.low-1e-6 || rate > tc.up+1e-6 {
+			t.Errorf("%s: rate %.0f, want %.0f to %.0f", tc.name, rate, tc.low, tc.up)
 		}
 	}
 }

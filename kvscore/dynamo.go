@@ -39,34 +39,21 @@ type Dynamo struct {
 	// NoKVReuse counts blocks that requests share once for each of them, as
 	// assume_kv_reuse=false does.
 	NoKVReuse bool
-	// SpreadStems is not Dynamo's: the number of arrivals for each holder from
-	// which on a stem gives no credit. Such a prefix, a system prompt for
-	// example, is worth having on every target; with the credit given, all
-	// conversations that begin with it would pile up on the one target that
-	// had it first. 0 gives the credit always, as Dynamo does.
-	SpreadStems int
-	// StayBlocks is not Dynamo's: on the target that holds most of a prompt,
-	// and more than a stem, so many blocks of prefill booked by others cost
-	// nothing. An engine computes that much in a step that it needs anyway, so
-	// that leaving for less would give the overlap away. 0 charges every
-	// block, as Dynamo does.
-	StayBlocks float64
-	// EvenBlocks is not Dynamo's: targets whose cost is at most so many blocks
-	// above the lowest, and which hold as much of the prompt beyond stems,
-	// count as equal. Whoever has a request less at this moment would
-	// otherwise draw all conversations that begin now, to keep them. 0 tells
-	// all costs apart, as Dynamo does.
-	EvenBlocks float64
-
-	ties Ties
+	ties      Ties
 }
 
-// NewDynamo returns the policy with this project's defaults: Dynamo's, but
-// PrefillLoadScale 16, SpreadStems 2, StayBlocks 32 and EvenBlocks 128, and
-// with output blocks counted. Scale 1 lets the active blocks of long prompts
-// override any overlap.
+// NewDynamo returns the policy with Dynamo's own defaults.
 func NewDynamo() *Dynamo {
-	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 16, SpreadStems: 2, StayBlocks: 32, EvenBlocks: 128}
+	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}
+}
+
+// NewAgenticDynamo returns the policy as Dynamo tunes it for agents: cached blocks count
+// double, prefill four times, and each active request as 64 blocks (docs/router-presets
+// of Dynamo's pull request 13447).
+func NewAgenticDynamo() *Dynamo {
+	d := NewDynamo()
+	d.OverlapScoreCredit, d.PrefillLoadScale, d.DecodeActiveRequestWeight = 2, 4, 64
+	return d
 }
 
 // Choose implements Policy.
@@ -75,70 +62,39 @@ func (d *Dynamo) Choose(s *Selection) int {
 	if s.Override != nil {
 		by = s.Override.of(d)
 	}
-	stem := d.stem(s)
-	best := by.score(s, stem)
+	lowest := by.score(s)
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
-	return d.asGood(s, best, stem)
-}
-
-// asGood returns the candidate at best, or one that is as good.
-func (d *Dynamo) asGood(s *Selection, at int, stem float64) int {
-	best, equal := &s.Candidates[at], s.tied[:0]
-	own := max(stem, best.OverlapBlocks)
+	best := s.tied[:0]
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if c.Cost == best.Cost || c.Cost <= best.Cost+d.EvenBlocks && c.Factor == best.Factor && max(stem, c.OverlapBlocks) == own {
-			equal = append(equal, i)
+		if s.Candidates[i].Cost == lowest {
+			best = append(best, i)
 		}
 	}
-	s.tied = equal
-	return d.ties.Pick(s, equal)
+	s.tied = best
+	return d.ties.Pick(s, best)
 }
 
-// score sets each candidate's cost, and returns the position of the lowest.
-func (d *Dynamo) score(s *Selection, stem float64) (best int) {
-	least, most := s.Candidates[0].PrefillTokens, 0.0
+// score sets each candidate's cost, and returns the lowest.
+func (d *Dynamo) score(s *Selection) (lowest float64) {
+	least := s.Candidates[0].PrefillTokens
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		least = min(least, c.PrefillTokens)
-		if c.OverlapBlocks > most {
-			most = c.OverlapBlocks
-		}
+		least = min(least, s.Candidates[i].PrefillTokens)
 	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		credit := 0.0
-		if own := c.OverlapBlocks - stem; own > 0 {
-			credit = d.OverlapScoreCredit * d.decay(s, c, least) * own
-			if c.OverlapBlocks == most {
-				credit += min(d.StayBlocks, float64(c.PrefillTokens)/float64(s.BlockSize))
-			}
-		}
+		credit := d.OverlapScoreCredit * d.decay(s, c, least) * c.OverlapBlocks
 		c.Cost = d.PrefillLoadScale*max(0, d.prefillBlocks(s, c)-credit) +
 			d.decodeBlocks(c) + d.DecodeActiveRequestWeight*float64(c.Requests)
 		if c.Factor != 0 {
 			c.Cost *= c.Factor
 		}
-		if c.Cost < s.Candidates[best].Cost {
-			best = i
+		if i == 0 || c.Cost < lowest {
+			lowest = c.Cost
 		}
 	}
-	return best
-}
-
-// stem returns the length of the longest stem that gives no credit.
-func (d *Dynamo) stem(s *Selection) (blocks float64) {
-	if d.SpreadStems <= 0 {
-		return 0
-	}
-	for _, stem := range s.Stems {
-		if stem.Arrivals >= d.SpreadStems*max(stem.Holders, 1) {
-			blocks = stem.Blocks
-		}
-	}
-	return blocks
+	return lowest
 }
 
 // prefillBlocks is the booked prefill with the whole prompt added, which the

@@ -9,13 +9,14 @@ import (
 // explained are the policies that the tests explain choices of.
 func explained() map[string]func() Policy {
 	return map[string]func() Policy{
-		"random":      func() Policy { return Random{} },
-		"power_of_2":  func() Policy { return PowerOfTwo{} },
-		"prefix_hash": func() Policy { return new(PrefixHash) },
-		"dynamo":      func() Policy { return NewDynamo() },
-		"temperature": func() Policy { d := NewDynamo(); d.Temperature = 0.5; return d },
-		"round_robin": func() Policy { return new(RoundRobin) },
-		"least_load":  func() Policy { return new(LeastLoad) },
+		"random":            func() Policy { return Random{} },
+		"power_of_2":        func() Policy { return PowerOfTwo{} },
+		"prefix_hash":       func() Policy { return new(PrefixHash) },
+		"dynamo":            func() Policy { return NewDynamo() },
+		"predicted_latency": func() Policy { return NewPredictedLatency() },
+		"temperature":       func() Policy { d := NewDynamo(); d.Temperature = 0.5; return d },
+		"round_robin":       func() Policy { return new(RoundRobin) },
+		"least_load":        func() Policy { return new(LeastLoad) },
 	}
 }
 
@@ -53,7 +54,7 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 				}
 				for j := range terms {
 					if bound >= 0 {
-						terms[j].Cost = 0 // nobody asked the policy
+						terms[j].Cost, terms[j].Terms = 0, Terms{} // nobody asked the policy
 					}
 					if terms[j] != sel.Candidates[j] {
 						t.Fatalf("choice %d: explained the terms %+v, they are %+v", i, terms[j], sel.Candidates[j])

@@ -30,7 +30,6 @@ type Lease struct {
 	tokens    int64 // of the prompt
 	blockSize int64
 	total     int64 // blocks that prompt and output so far take, the last one begun
-	wait      int64 // prefill tokens booked before this one, and its own
 	streamed  bool
 	expected  int64 // tokens of the answer; 0 is not known
 
@@ -40,11 +39,26 @@ type Lease struct {
 	unshared   float64
 	untracked  float64 // blocks
 	output     int64   // blocks
-	faded      float64 // of these, what the answer's nearing its end takes off
+	faded      float64 // of output, blocks that do not count because the answer nears its end
 	due        time.Time
 	duePos     int
 	ended      bool
 	prev, next *Lease
+
+	work          work
+	ahead, behind *Lease // in awaiting
+	isAwaiting    bool
+	passed        bool      // a prefill that was booked later is over
+	began         time.Time // the beginning of a prefill that was taken to be over; zero if unknown
+	over          bool      // its first token came
+	cached        int64     // tokens of the prompt that the target was thought to have cached
+	inFlight      bool      // some of them were being computed
+	queued        bool      // others' prefills were booked before
+	predicted     float64   // milliseconds to the first token
+	own           timing
+	context       float64      // of the target at the first token
+	timing        *timing      // own, or that of the lease whose first token came with this one's
+	answered      atomic.Int64 // tokens of the answer
 }
 
 // Target returns the target that the lease is on.
@@ -62,35 +76,45 @@ func (l *Lease) quiet(now time.Time) time.Duration {
 // FirstToken records the first token of a stream, or an answer that was not
 // streamed and of unknown length: the prefill is over, and the time that it took
 // shows how fast the target is.
-func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, true, l.streamed) }
+func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, l.streamed, 0) }
 
 // Answered records when an answer of so many tokens came that was not streamed;
 // -1 is unknown. Of a short one, the time shows how fast the target prefills.
 func (l *Lease) Answered(now time.Time, tokens int64) {
-	l.prefillOver(now, true, tokens >= 0 && tokens <= shortAnswer)
+	l.prefillOver(now, tokens >= 0 && tokens <= shortAnswer, tokens)
 }
 
 // Prefilled records that the prefill is over without a token, as by an answer
 // that says what is wrong. The time that it took teaches nothing.
-func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, false, false) }
-
-func (l *Lease) prefillOver(now time.Time, learn, whole bool) {
+func (l *Lease) Prefilled(now time.Time) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	if l.ended || l.wait == 0 {
-		return
+	if !l.ended && !l.over {
+		l.over = true
+		l.computed(now, false) // a refusal does not wait for the prefills before it
 	}
-	l.computed()
-	if learn {
-		l.scheduler.learnRate(l.books, l.wait, now.Sub(l.booked), whole)
-	}
-	l.wait = 0 // once is enough
 }
 
-// Output takes in that the answer has come to so many tokens in all.
+func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
+	l.Alive(now)
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	if l.ended || l.over {
+		return
+	}
+	l.over = true // once is enough
+	l.answered.Store(max(l.answered.Load(), answered))
+	if learn {
+		l.scheduler.observe(l, now)
+	}
+	l.computed(now, true)
+}
+
+// Output records the length of the answer so far, in tokens.
 func (l *Lease) Output(now time.Time, tokens int64) {
 	l.Alive(now)
+	l.answered.Store(tokens)
 	total := blocksOf(l.tokens+tokens, l.blockSize)
 	more := total - l.total
 	if more <= 0 {
@@ -118,8 +142,10 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 type Counts struct {
 	// Prompt is the number of prompt tokens.
 	Prompt int64
-	// Cached is the number of these that the engine had cached.
-	Cached int64
+	// Cached is the number of these that the engine had cached; CachedTold says that
+	// it is known, even if it is 0.
+	Cached     int64
+	CachedTold bool
 	// Answer is the number of tokens that the engine holds at the end of the
 	// answer, the prompt's included: not the last one, which it need not compute.
 	Answer int64
@@ -130,7 +156,11 @@ type Counts struct {
 
 // Counted records what the engine counted. It belongs to the goroutine that reads
 // the answer, and comes before End.
-func (l *Lease) Counted(c Counts) { l.counts = c }
+func (l *Lease) Counted(c Counts) {
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	l.counts = c
+}
 
 // End ends the lease and returns whether it was the first to do so. computed
 // says that the target has computed the prompt, and so holds its blocks now;
@@ -148,8 +178,9 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		return false
 	}
 	l.ended = true
-	l.computed()
+	l.computed(time.Time{}, false)
 	b := l.books
+	s.learn(l, computed)
 	b.requests--
 	b.output -= l.output
 	b.faded -= l.faded
@@ -175,11 +206,16 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	return true
 }
 
-// computed takes the prefill off the books. The lock is held.
-func (l *Lease) computed() {
+// computed takes the prefill off the books. It ended at a time that was seen or guessed;
+// zero if the end is unknown. The lock is held.
+func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
 		heap.Remove(&l.books.due, l.duePos)
 		l.due = time.Time{}
+	}
+	if l.isAwaiting {
+		l.isAwaiting = false
+		l.books.awaiting.remove(l, at, seen)
 	}
 	l.books.prefill -= l.prefill
 	l.prefill = 0

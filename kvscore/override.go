@@ -1,13 +1,23 @@
 package kvscore
 
-// Override changes options of [Dynamo] for one request, by Dynamo's names
-// (RouterConfigOverride in lib/kv-router/src/scheduling/config.rs). Fields that
-// are nil change nothing.
+// Override changes the policy for one request, by Dynamo's names (RouterConfigOverride
+// in lib/kv-router/src/scheduling/config.rs). [Dynamo] and [PredictedLatency] heed it.
+// Fields that are nil change nothing.
 type Override struct {
+	// OverlapScoreCredit is what a cached token counts. PredictedLatency predicts the
+	// prefill as if only so much of the cached tokens were cached; more than 1 is 1.
 	OverlapScoreCredit *float64
-	PrefillLoadScale   *float64
-	Temperature        *float64
-	AssumeKVReuse      *bool
+	// PrefillLoadScale weighs prefill against generating. PredictedLatency multiplies
+	// wait, prefill and delay with it.
+	PrefillLoadScale *float64
+	// Temperature samples from softmax(-cost/temperature), the costs normalised to
+	// their range; 0 takes the lowest.
+	Temperature *float64
+	// AssumeKVReuse counts blocks that requests share once. PredictedLatency does so
+	// always.
+	AssumeKVReuse *bool
+	// TrackPrefillTokens counts the prefills that are booked. Without them,
+	// PredictedLatency counts no wait.
 	TrackPrefillTokens *bool
 }
 
@@ -18,7 +28,6 @@ func (o *Override) of(d *Dynamo) *Dynamo {
 		DecodeActiveRequestWeight: d.DecodeActiveRequestWeight, Temperature: d.Temperature,
 		IgnorePrefillTokens: d.IgnorePrefillTokens, IgnoreActiveBlocks: d.IgnoreActiveBlocks,
 		IgnoreOutputBlocks: d.IgnoreOutputBlocks, NoKVReuse: d.NoKVReuse,
-		SpreadStems: d.SpreadStems, StayBlocks: d.StayBlocks, EvenBlocks: d.EvenBlocks,
 	}
 	put(&by.OverlapScoreCredit, o.OverlapScoreCredit)
 	put(&by.PrefillLoadScale, o.PrefillLoadScale)

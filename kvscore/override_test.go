@@ -47,7 +47,7 @@ func TestOverrideChangesTheCosts(t *testing.T) {
 }
 
 // TestFactorsSteer has idle targets of which a factor makes one cheaper: it gets
-// all that comes, although costs that differ as little share evenly otherwise.
+// all that comes.
 func TestFactorsSteer(t *testing.T) {
 	s := NewScheduler(Settings{})
 	r := prompt(upTo(4)...)

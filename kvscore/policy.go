@@ -5,7 +5,7 @@ type Policy interface {
 	// Choose returns the position in s.Candidates of the chosen target, and
 	// leaves in each candidate's Cost what it compared, where it compares
 	// costs. s.Candidates is never empty. The policy must not reorder it, must
-	// change nothing in it but Cost, and must not keep s nor what it points to.
+	// change nothing in it but Cost and Terms, and must not keep s nor what it points to.
 	//
 	// Choose is called once for each booking, or with s.Dry set. The scheduler
 	// holds its lock meanwhile, so that no other request is booked between what
@@ -50,14 +50,10 @@ type Selection struct {
 	// BlockSize is the number of tokens in one KV block, in which the
 	// candidates' blocks are counted.
 	BlockSize int
-	// Stems are prefixes of the prompt that it has in common with several
-	// earlier ones, which went on differently or ended there; the shortest
-	// first. A system prompt is one, a conversation's own history is none.
-	Stems []Stem
 	// Candidates are the targets to choose from.
 	Candidates []Candidate
 	// Override changes the options of the policy for this choice; nil changes
-	// nothing. Only [Dynamo] heeds it.
+	// nothing.
 	Override *Override
 	// Rand breaks ties and samples.
 	Rand Rand
@@ -73,9 +69,47 @@ type Selection struct {
 	Fault bool
 	// Unknown is the number of candidates with Candidate.Unknown.
 	Unknown int
+	// Home is the position of the target that the request's session is bound to; -1
+	// if there is none among the candidates.
+	Home int
+	// Priority is that of the request: above 0, its own time weighs more; below 0,
+	// less. Only [PredictedLatency] heeds it.
+	Priority int
+	// Continues says that the prompt goes on where an earlier prompt or its answer
+	// ended, as that of a conversation's next turn does.
+	Continues bool
+	// SharedTokens is the length of a prefix that the prompt has in common with several
+	// earlier ones, which went on differently, as behind a system prompt; 0 if there is
+	// none. SharedArrivals is the number of such prompts, SharedHolders that of the
+	// targets that hold it.
+	SharedTokens                  float64
+	SharedArrivals, SharedHolders int
+	// Awaiting is the number of requests on all candidates whose prefill is not over.
+	Awaiting int
+	// ExpectedAnswer is the length of the answer to expect, in tokens.
+	ExpectedAnswer float64
+	// ExpectedTurns is how many further turns a new conversation has on average, and
+	// TurnTime their predicted prefill time, in milliseconds.
+	ExpectedTurns, TurnTime float64
+	// Latency are the coefficients of the predictions.
+	Latency Latency
 
 	refs []TargetRef // of Select
 	tied []int       // positions, while a policy chooses
+}
+
+// HomeHolds tells whether the target that the session is bound to is a candidate and
+// holds at least half of what any candidate holds of the prompt. A session whose home does
+// not has no reason to go back there.
+func (s *Selection) HomeHolds() bool {
+	if s.Home < 0 {
+		return false
+	}
+	most := int64(0)
+	for i := range s.Candidates {
+		most = max(most, s.Candidates[i].OverlapTokens)
+	}
+	return most > 0 && 2*s.Candidates[s.Home].OverlapTokens >= most
 }
 
 // Known is a prefix of a prompt that some target holds: so many of its Blocks, and
@@ -85,17 +119,6 @@ type Known struct {
 	Past    float64
 	Tokens  float64
 	Counted bool // an engine counted Tokens; else they are estimated
-}
-
-// Stem is a common prefix of several prompts.
-type Stem struct {
-	// Blocks is its length in KV blocks.
-	Blocks float64
-	// Arrivals is the number of earlier prompts that had no more than this
-	// prefix in common with those before them.
-	Arrivals int
-	// Holders is the number of targets that hold it, of all there are.
-	Holders int
 }
 
 // Candidate is one target of a selection with the terms of its cost. Blocks
@@ -134,8 +157,24 @@ type Candidate struct {
 	// load, from PrefillTokens to OutputBlocks and Requests, are then the medians
 	// of the known candidates, 0 if there are none.
 	Unknown bool
+	// Awaiting is the number of Requests whose prefill is not over.
+	Awaiting int
+	// WaitTime is how many milliseconds will pass until the booked prefills are over.
+	WaitTime float64
+	// PrefillTime is the time for what the target lacks of the prompt, in
+	// milliseconds.
+	PrefillTime float64
+	// Slowness is the target's prefill time over the pool's prediction, from its own
+	// samples; 1 while there are none.
+	Slowness float64
+	// RecentWork is the predicted prefill time of the requests of the last minutes, the
+	// older the less, in milliseconds.
+	RecentWork float64
+	// Terms are what PredictedLatency has made of all this.
+	Terms Terms
 	// Factor is what the cost is multiplied with, for the sake of the client's
-	// preferences. 0 stands for 1: it has none. Only [Dynamo] heeds it.
+	// preferences. 0 stands for 1: it has none. [Dynamo] and [PredictedLatency] heed
+	// it.
 	Factor float64
 	// Cost is what the policy compared, lower is better; 0 where the policy
 	// does not compare costs or was not asked.

@@ -1,7 +1,6 @@
 package kvscore
 
 import (
-	"fmt"
 	"math"
 	"testing"
 )
@@ -20,8 +19,8 @@ func TestDynamoCost(t *testing.T) {
 	}{
 		// (320+160)/16 − 4 + round(32.4) + 7; 160/16 + 10
 		"dynamo's defaults": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}, [2]float64{26 + 32 + 7, 20}},
-		"ours":              {NewDynamo(), [2]float64{16*(26-20) + 39, 16*10 + 10}},
-		"stay":              {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, StayBlocks: 7}, [2]float64{26 - 7 + 39, 20}},
+		"its router":        {NewDynamo(), [2]float64{26 + 30 + 7, 20}}, // without output blocks
+		"for agents":        {NewAgenticDynamo(), [2]float64{4*(30-8) + 37 + 2*64, 4*10 + 10}},
 		"prompt blocks":     {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}, [2]float64{26 + 30 + 7, 20}},
 		"no reuse":          {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, NoKVReuse: true}, [2]float64{26 + 52 + 10, 20}},
 		"no active blocks":  {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreActiveBlocks: true}, [2]float64{26, 10}},
@@ -35,43 +34,6 @@ func TestDynamoCost(t *testing.T) {
 		tc.policy.Choose(s)
 		if got := [2]float64{s.Candidates[0].Cost, s.Candidates[1].Cost}; got != tc.want {
 			t.Errorf("%s: costs %v, want %v", name, got, tc.want)
-		}
-	}
-}
-
-func TestStemGivesNoCredit(t *testing.T) {
-	s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: 9}, {Target: Target{Worker: 1}, OverlapBlocks: 5}}}
-	for arrivals, want := range map[int][2]float64{2: {16, 80}, 3: {16, 80}, 4: {16 * 6, 16 * 10}} {
-		s.Stems = []Stem{{Blocks: 1, Arrivals: 100, Holders: 90}, {Blocks: 5, Arrivals: arrivals, Holders: 2}, {Blocks: 9, Arrivals: 1}}
-		NewDynamo().Choose(s)
-		if got := [2]float64{s.Candidates[0].Cost, s.Candidates[1].Cost}; got != want {
-			t.Errorf("%d arrivals at 2 holders: costs %v, want %v", arrivals, got, want)
-		}
-	}
-}
-
-// Costs that hardly differ are no reason to give one target all new
-// conversations; overlap is.
-func TestNearlyEqualCostsShareEvenly(t *testing.T) {
-	for name, tc := range map[string]struct {
-		policy  *Dynamo
-		second  Candidate
-		want    int // of 100 choices, those of the second
-		overlap float64
-	}{
-		"a request less":     {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 100, Requests: 1}, 50, 0},
-		"much less":          {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 200, Requests: 2}, 0, 0},
-		"as Dynamo does":     {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}, Candidate{Target: Target{Worker: 1}, PromptBlocks: 1}, 0, 0},
-		"the other has more": {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 10}, 0, 2},
-		"it has more":        {NewDynamo(), Candidate{Target: Target{Worker: 1}, PromptBlocks: 10, OverlapBlocks: 2}, 100, 0},
-	} {
-		second := 0
-		for range 100 {
-			s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: tc.overlap}, tc.second}}
-			second += tc.policy.Choose(s)
-		}
-		if second != tc.want {
-			t.Errorf("%s: %d of 100 choices, want %d", name, second, tc.want)
 		}
 	}
 }
@@ -96,7 +58,9 @@ func counts(p Policy, s *Selection, n int) []int {
 }
 
 func TestTiesAreUniformAndEven(t *testing.T) {
-	for name, p := range map[string]Policy{"dynamo": NewDynamo(), "least_load": &LeastLoad{}, "round_robin": &RoundRobin{}} {
+	for name, p := range map[string]Policy{
+		"dynamo": NewDynamo(), "predicted_latency": NewPredictedLatency(), "least_load": &LeastLoad{}, "round_robin": &RoundRobin{},
+	} {
 		s := &Selection{Tokens: 100, BlockSize: 16, Rand: seeded(1)}
 		for i := range 3 {
 			s.Candidates = append(s.Candidates, Candidate{Target: Target{uint64(i), 0}})
@@ -148,25 +112,5 @@ func TestLeastLoadOrder(t *testing.T) {
 	}}
 	if i := (&LeastLoad{}).Choose(s); i != 3 {
 		t.Errorf("chose %d, want 3", i)
-	}
-}
-
-// BenchmarkChoose is the policy's part of a choice.
-func BenchmarkChoose(b *testing.B) {
-	for _, n := range []int{4, 64} {
-		b.Run(fmt.Sprintf("%dtargets", n), func(b *testing.B) {
-			s := &Selection{Tokens: 4000, BlockSize: 16, Rand: seeded(1), Stems: []Stem{{Blocks: 100, Arrivals: 50, Holders: n}}}
-			for i := range n {
-				s.Candidates = append(s.Candidates, Candidate{
-					Target: Target{Worker: uint64(i)}, OverlapBlocks: float64(100 + i%7), PrefillTokens: int64(i * 37 % 900),
-					PromptBlocks: float64(i * 13 % 500), RequestBlocks: 250, Requests: i % 9,
-				})
-			}
-			d := NewDynamo()
-			b.ReportAllocs()
-			for b.Loop() {
-				d.Choose(s)
-			}
-		})
 	}
 }

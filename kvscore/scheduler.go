@@ -43,7 +43,9 @@ type Scheduler struct {
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
-	rate     float64 // prefill tokens a second over all targets; 0 = not learned
+	latency  *estimator
+	traffic  traffic
+	learned  float64 // logarithm of capacity/told, over all targets
 
 	fallback LeastLoad // where a policy makes no choice
 
@@ -54,6 +56,8 @@ type Scheduler struct {
 func NewScheduler(s Settings) *Scheduler {
 	sch := &Scheduler{targets: make(map[Target]*books), retired: make(map[Target]struct{})}
 	sch.settings = s.withDefaults()
+	sch.latency = newEstimator()
+	sch.traffic.answer = assumedAnswer
 	sch.index = index.New(sch.settings.Memory)
 	return sch
 }
@@ -99,7 +103,8 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 		s.targets[t] = b
 		s.slots[b.slot] = b
 	}
-	if b.capacity != capacity {
+	if b.told != capacity {
+		b.told, b.capacityStep, b.learned, b.applied = capacity, step{}, -s.learned, s.learned
 		b.capacity = capacity
 		s.index.SetCapacity(b.slot, capacity)
 	}

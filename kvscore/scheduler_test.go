@@ -77,32 +77,38 @@ func TestPrefillIsBookedUntilTheFirstToken(t *testing.T) {
 
 func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(1)
-	r := prompt(upTo(1000)...) // 16,000 tokens at 8,000 a second
+	r := prompt(upTo(1000)...)
 	r.Streamed = false
-	_, l := s.Select(epoch, r, ts, -1, NewDynamo(), &Selection{Rand: seeded(1)})
-	if load, _ := s.Load(epoch.Add(1999*time.Millisecond), ts[0]); load.PrefillTokens != 16000 {
+	sel := &Selection{Rand: seeded(1)}
+	_, l := s.Select(epoch, r, ts, -1, NewDynamo(), sel)
+	due := time.Duration(sel.Candidates[0].PrefillTime * float64(time.Millisecond))
+	if load, _ := s.Load(epoch.Add(due-time.Millisecond), ts[0]); load.PrefillTokens != 16000 {
 		t.Errorf("before it is due: %+v", load)
 	}
-	if load, _ := s.Load(epoch.Add(2*time.Second), ts[0]); load.PrefillTokens != 0 {
+	if load, _ := s.Load(epoch.Add(due), ts[0]); load.PrefillTokens != 0 {
 		t.Errorf("after it was due: %+v", load)
 	}
 	l.End(true, nil)
 	idle(t, s, ts, epoch)
 }
 
-func TestPrefillRateIsLearned(t *testing.T) {
+// TestPoolsTimesAreThoseOfNewTargets has one target show how fast it is, and another
+// that is taken to be as fast.
+func TestPoolsTimesAreThoseOfNewTargets(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(2)
+	s.Declare(ts[1], 0)
 	sel := &Selection{Rand: seeded(1)}
-	_, l := s.Select(epoch, prompt(upTo(100)...), ts, 0, nil, sel)
-	l.FirstToken(epoch.Add(100 * time.Millisecond)) // 16,000 a second
-	l.End(true, nil)
-	r := prompt(1001, 1002)
-	r.Tokens, r.Streamed = 1600, false
-	_, l = s.Select(epoch, r, ts, 1, nil, sel) // the other target has the pool's rate
-	if load, _ := s.Load(epoch.Add(101*time.Millisecond), ts[1]); load.PrefillTokens != 0 {
-		t.Errorf("prefill is still booked after its time: %+v", load)
+	for i := range uint64(100) {
+		_, l := s.Select(epoch, prompt(distinct(i, 100)...), ts, 0, nil, sel)
+		l.FirstToken(epoch.Add(time.Second)) // 1,600 a second
+		l.End(true, nil)
 	}
-	l.End(true, nil)
+	s.Explain(epoch, prompt(distinct(999, 100)...), ts, -1, NewDynamo(), sel)
+	for i, c := range sel.Candidates {
+		if c.PrefillTime < 850 || c.PrefillTime > 1150 {
+			t.Errorf("target %d: predicted %.0f ms, want 1000", i, c.PrefillTime)
+		}
+	}
 }
 
 func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
@@ -253,34 +259,6 @@ func TestLeakedLeaseExpires(t *testing.T) {
 	idle(t, s, ts, epoch)
 }
 
-// Conversations that begin with one common stem must not pile up where it
-// happened to be first, and stay at home once they have a history.
-func TestStemsSpread(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(4)
-	p, sel := NewDynamo(), &Selection{Rand: seeded(5)}
-	stem := upTo(100)
-	served := make([]int, len(ts))
-	home := make([]int, 40)
-	for c := range home {
-		blocks := append(slices.Clone(stem), uint64(1000+10*c), uint64(1001+10*c))
-		i, l := s.Select(epoch, prompt(blocks...), ts, -1, p, sel)
-		l.End(true, nil)
-		home[c] = i
-		served[i]++
-	}
-	for c := range home {
-		blocks := append(slices.Clone(stem), uint64(1000+10*c), uint64(1001+10*c), uint64(1002+10*c))
-		i, l := s.Select(epoch, prompt(blocks...), ts, -1, p, sel)
-		l.End(true, nil)
-		if i != home[c] {
-			t.Errorf("turn 2 of conversation %d went to %d, want %d", c, i, home[c])
-		}
-	}
-	if slices.Max(served) > 16 {
-		t.Errorf("conversations by target: %v", served)
-	}
-}
-
 // Whatever happens to leases, in whatever order, the books come back to zero.
 func TestBooksComeBackToZero(t *testing.T) {
 	s, ts := NewScheduler(Settings{Memory: 1 << 20, LeaseExpiry: time.Hour}), targets(5)
@@ -288,7 +266,12 @@ func TestBooksComeBackToZero(t *testing.T) {
 		s.Declare(target, 2000)
 	}
 	rnd, at := seeded(7), epoch
-	policies := []Policy{NewDynamo(), &RoundRobin{}, &LeastLoad{}, &Dynamo{PrefillLoadScale: 1, Temperature: 0.5, NoKVReuse: true}}
+	policies := []Policy{
+		NewDynamo(), NewAgenticDynamo(), &RoundRobin{}, &LeastLoad{}, NewPredictedLatency(), new(PrefixHash),
+		Random{},
+		PowerOfTwo{},
+		&Dynamo{PrefillLoadScale: 1, Temperature: 0.5, NoKVReuse: true},
+	}
 	var live []*Lease
 	sel := &Selection{Rand: rnd}
 	for range 20_000 {
@@ -302,20 +285,26 @@ func TestBooksComeBackToZero(t *testing.T) {
 			if rnd.IntN(50) == 0 { // more than the mirror takes
 				r.Blocks = distinct(rnd.Uint64(), 200)
 			}
+			r.ExpectedTokens, r.Home = rnd.Int64N(2)*rnd.Int64N(500), ts[rnd.IntN(5)]
 			r.Streamed, r.BlockTokens = rnd.IntN(2) == 0, 10+10*rnd.Float64()
-			_, l := s.Select(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[rnd.IntN(4)], sel)
+			_, l := s.Select(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[rnd.IntN(len(policies))], sel)
 			live = append(live, l)
 		case len(live) == 0:
 		case op < 6:
 			if l := live[rnd.IntN(len(live))]; rnd.IntN(3) > 0 {
 				l.FirstToken(at)
-			} else {
+			} else if rnd.IntN(2) == 0 {
 				l.Prefilled(at)
+			} else {
+				l.Answered(at, rnd.Int64N(100)-1)
 			}
 		case op < 7:
 			live[rnd.IntN(len(live))].Output(at, int64(rnd.IntN(500)))
 		case op < 9:
 			i := rnd.IntN(len(live))
+			if rnd.IntN(2) == 0 {
+				live[i].Counted(Counts{Prompt: rnd.Int64N(1000), Cached: rnd.Int64N(1000), CachedTold: true, Answer: rnd.Int64N(2000)})
+			}
 			live[i].End(rnd.IntN(2) == 0, upTo(uint64(rnd.IntN(80))))
 			if rnd.IntN(4) > 0 { // else it will be ended again
 				live = slices.Delete(live, i, i+1)
@@ -339,12 +328,18 @@ func TestBooksComeBackToZero(t *testing.T) {
 	if s.Stats().Untracked == 0 {
 		t.Error("everything was tracked")
 	}
+	if samples(s) == 0 {
+		t.Error("no times are learned")
+	}
+	sound(t, s.latency)
 	for _, l := range live {
 		l.End(true, nil)
 	}
 	idle(t, s, ts, at)
 	for _, b := range s.targets {
-		if b.unshared != 0 || b.untracked != 0 || len(b.due) != 0 || len(b.before) != 0 {
+		q := &b.awaiting
+		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 || len(b.before) != 0 ||
+			q.n != 0 || q.first != nil || q.last != nil || q.work != (work{}) || b.timing != nil {
 			t.Errorf("the books of %s are not at zero: %+v", b.target, b)
 		}
 	}

@@ -48,6 +48,12 @@ type Request struct {
 	Factors []float64
 	// Override changes the policy for this request; nil changes nothing.
 	Override *Override
+	// Home is the target that the request's session is bound to, the zero Target if
+	// there is none. A policy may count it as a reason to stay there.
+	Home Target
+	// Priority is what the client asks for: above 0, the request's own time weighs
+	// more; below 0, less.
+	Priority int
 }
 
 // Select lets the policy choose among targets and books the request on the
@@ -86,13 +92,13 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	s.mu.Lock()
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
-	tokens := sel.Tokens // which the policy may spoil
+	tokens := sel.Tokens // a policy may change sel
 	if bound < 0 || bound >= len(among) {
 		if bound = s.choose(now, r, among, p, sel); sel.Fault {
 			s.policyFaults++
 		}
 	}
-	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound])
+	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
 }
 
 // choose returns the position that the policy chooses, or in its place that of
@@ -125,17 +131,13 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	s.index.Match(&chain, &s.match)
 	sel.Tokens, sel.RequestBlocks = s.measure(r, &chain)
 	sel.Known = Known{s.match.Blocks, s.match.Known - float64(s.match.Blocks), float64(s.match.KnownTokens) / 1000, s.match.Counted}
-	sel.BlockSize, sel.Override = s.settings.BlockSize, r.Override
-	scale := sel.RequestBlocks / max(1, float64(len(r.Blocks))) // KV blocks in one of the request's blocks
+	sel.BlockSize, sel.Override, sel.Priority = s.settings.BlockSize, r.Override, r.Priority
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
 	if sel.NominalBlockTokens == 0 {
 		sel.NominalBlockTokens = r.BlockTokens
 	}
-	sel.Stems = sel.Stems[:0]
-	for _, m := range s.match.Stems {
-		sel.Stems = append(sel.Stems, Stem{Blocks: float64(m.Blocks) * scale, Arrivals: m.Arrivals, Holders: m.Holders})
-	}
-	sel.Fault, sel.Unknown = false, 0
+	sel.Fault, sel.Unknown, sel.Home, sel.Awaiting = false, 0, -1, 0
+	s.describe(now, r, sel)
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]
 	for i := range among {
 		c := &sel.Candidates[i]
@@ -143,9 +145,10 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
-		if b := s.booksOf(among[i]); b == nil { // it holds nothing, and becomes known when it is booked
+		if b := s.booksOf(among[i]); b == nil { // the target holds nothing; book declares it
 			c.Unknown = true
 			sel.Unknown++
+			s.predictUnknown(c, sel)
 		} else {
 			if len(b.due) > 0 {
 				b.settle(now)
@@ -160,10 +163,17 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.UnsharedBlocks = b.unshared
 			c.OutputBlocks = max(0, float64(b.output)-b.faded)
 			c.Requests = b.requests
+			s.predict(now, b, c, sel)
+		}
+		if r.Home != (Target{}) && c.Target == r.Home {
+			sel.Home = i
 		}
 	}
 	if sel.Unknown > 0 {
 		sel.assume()
+	}
+	for i := range sel.Candidates {
+		sel.Awaiting += sel.Candidates[i].Awaiting
 	}
 }
 
@@ -175,6 +185,9 @@ func (s *Selection) assume() {
 	assume(s, func(c *Candidate) *float64 { return &c.UnsharedBlocks })
 	assume(s, func(c *Candidate) *float64 { return &c.OutputBlocks })
 	assume(s, func(c *Candidate) *int { return &c.Requests })
+	assume(s, func(c *Candidate) *int { return &c.Awaiting })
+	assume(s, func(c *Candidate) *float64 { return &c.WaitTime })
+	assume(s, func(c *Candidate) *float64 { return &c.RecentWork })
 }
 
 func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
@@ -197,7 +210,7 @@ func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
 }
 
 // book makes the lease. The lock is held.
-func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c *Candidate) *Lease {
+func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c *Candidate, sel *Selection) *Lease {
 	b := s.booksOf(t)
 	if b == nil {
 		b = s.declare(t.Target, 0)
@@ -211,8 +224,13 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		streamed:  r.Streamed,
 		expected:  r.ExpectedTokens,
 	}
-	if l.prefill > 0 {
-		l.wait = b.prefill + l.prefill
+	l.cached, l.inFlight, l.work = c.OverlapTokens, c.SharedBlocks > 0, workOf(l.prefill, c.OverlapTokens)
+	l.predicted = c.WaitTime + c.PrefillTime
+	l.queued = b.awaiting.n > 0
+	s.traffic.arrived(sel)
+	b.recent.add(now, c.PrefillTime)
+	if b.applied != s.learned {
+		s.applyCapacity(b)
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	var tracked int
@@ -227,8 +245,12 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	b.unshared += l.unshared
 	b.untracked += l.untracked
 	b.prefill += l.prefill
-	if !r.Streamed && l.prefill > 0 {
-		b.expect(l, now.Add(s.prefillTime(b, l.wait)))
+	if l.prefill > 0 {
+		b.awaiting.push(l, now)
+		l.isAwaiting = true
+	}
+	if !r.Streamed {
+		b.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
 	}
 	s.leases.push(l)
 	s.live++

@@ -18,6 +18,12 @@ type Stats struct {
 	// PrefillRate is the prefill rate learned over all targets in tokens a
 	// second, waiting included; 0 while nothing is learned.
 	PrefillRate float64
+	// Latency are the coefficients learned for prefill times, from so many Timings.
+	Latency Latency
+	Timings uint64
+	// ExpectedTurns is how many further turns a new conversation has on average;
+	// ExpectedAnswer is the mean length of an answer, in tokens, 0 while none has ended.
+	ExpectedTurns, ExpectedAnswer float64
 	// IndexBytes and IndexBlocks are the size of the index.
 	IndexBytes, IndexBlocks int64
 }
@@ -29,8 +35,10 @@ func (s *Scheduler) Stats() Stats {
 	return Stats{
 		Leases: s.live, Expired: s.expired,
 		Untracked: s.untracked, PolicyFaults: s.policyFaults,
-		PrefillRate: s.rate,
-		IndexBytes:  s.index.Bytes(), IndexBlocks: s.index.Blocks(),
+		PrefillRate: s.rate(),
+		Latency:     s.latency.latency(), Timings: s.latency.samples,
+		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
+		IndexBytes: s.index.Bytes(), IndexBlocks: s.index.Blocks(),
 	}
 }
 
@@ -41,10 +49,21 @@ type Load struct {
 	PrefillTokens int64
 	// PromptBlocks counts those that several requests share once, as far as
 	// the mirror has room to track them.
-	PromptBlocks   float64
-	OutputBlocks   int64
-	CachedTokens   int64
-	CapacityTokens int64
+	PromptBlocks float64
+	OutputBlocks int64
+	CachedTokens int64
+	// CapacityTokens is what the mirror has room for. It is learned from cached tokens
+	// that the engine reports, beginning with ToldTokens, the declared capacity.
+	CapacityTokens, ToldTokens int64
+	// Slowness is how many times longer than the pool predicts the target takes for a
+	// prefill, as its last Timings have shown; LastTiming is when the last one was.
+	Slowness   float64
+	Timings    uint64
+	LastTiming time.Time
+	// ErrorMedian and ErrorP90 are quantiles of the error of the predicted times to the
+	// first token, |observed/predicted - 1|, over the last Predictions, 64 at most.
+	ErrorMedian, ErrorP90 float64
+	Predictions           int
 	// PrefillRate is the prefill rate that the target has shown, in tokens a
 	// second, waiting included; 0 while it has shown none, and the rate over
 	// all targets is assumed, or the default.
@@ -63,13 +82,36 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		return Load{Target: t}, false
 	}
 	b.settle(now)
+	median, p90, n := b.errors.quantiles()
 	return Load{
+		ToldTokens: b.told, Slowness: b.speed.factor(now), Timings: b.timings, LastTiming: b.lastTiming,
+		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: b.requests, PrefillTokens: b.prefill,
 		PromptBlocks:   s.promptBlocks(b),
 		OutputBlocks:   b.output,
 		CachedTokens:   s.index.Used(b.slot),
 		CapacityTokens: b.capacity,
-		PrefillRate:    b.rate,
-		RateInUse:      s.rateOf(b),
+		PrefillRate:    rate(b.timings, s.rateOf(now, b)),
+		RateInUse:      s.rateOf(now, b),
 	}, true
+}
+
+// rateOf returns the prefill rate of a target for prompts of a few thousand tokens, in
+// tokens a second.
+func (s *Scheduler) rateOf(now time.Time, b *books) float64 {
+	const tokens = 4096
+	ms := b.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0))
+	return tokens * 1e3 / max(ms, 1e-3)
+}
+
+// rate returns the rate over all targets, 0 while nothing is learned.
+func (s *Scheduler) rate() float64 {
+	return rate(s.latency.samples, s.rateOf(time.Time{}, new(books)))
+}
+
+func rate(samples uint64, r float64) float64 {
+	if samples == 0 {
+		return 0
+	}
+	return r
 }

@@ -41,7 +41,7 @@ func TestBadAPISettingsAreRefused(t *testing.T) {
 // members that clients of each API send.
 func TestSessionKeysOfBodies(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, route(engines, "affinity {\nkey body:prompt_cache_key body:session_id body:metadata.user_id\n}", "response_headers X-KV-"))
+	s := startCaddy(t, route(engines, "affinity {\nmode hard\nkey body:prompt_cache_key body:session_id body:metadata.user_id\n}", "response_headers X-KV-"))
 	for _, v := range []struct{ name, member string }{
 		{"Chat", `"prompt_cache_key":"%s"`},
 		{"Responses", `"prompt_cache_key":"%s"`},

@@ -177,7 +177,7 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s/Stream=%v", d.name, stream), func(t *testing.T) {
 				engines := startEngines(t, 4, canned.Pace{})
-				s := startCaddy(t, route(engines))
+				s := startCaddy(t, route(engines, "policy warmest"))
 				convs := newConversations(40, 11)
 				s.hold(t, convs, 5, stream, func(int) dialect { return d })
 				share := kept(convs, 1)
@@ -198,7 +198,7 @@ func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("Stream=%v", stream), func(t *testing.T) {
 			engines := startEngines(t, 4, canned.Pace{})
-			s := startCaddy(t, route(engines))
+			s := startCaddy(t, route(engines, "policy warmest 66"))
 			convs := newConversations(40, 12, system)
 			s.hold(t, convs, len(order), stream, func(turn int) dialect { return dialectOf(order[turn]) })
 			share := kept(convs, 1)

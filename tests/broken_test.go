@@ -117,7 +117,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
-			s := startCaddy(t, route(engines, "pool "+v.name, "max_body 100"))
+			s := startCaddy(t, route(engines, "pool "+v.name, "max_body 100", affinity("hard")))
 			hello := ask("hello")
 			hello.Model = "m" // within max_body
 			home := s.mustChat(t, hello, "X-Session-Id", "victim").engine()

@@ -81,10 +81,11 @@ func TestPreferencesSteer(t *testing.T) {
 	warm := s.mustChat(t, ask(prompt)).engine()
 	x := s.explain(t, wishing(prompt, `{}`).body())
 	y := s.explain(t, wishing(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
-	equal := func(x adminExplained) bool {
-		return x.Candidates[0].Cost == x.Candidates[1].Cost && x.Candidates[1].Cost == x.Candidates[2].Cost
+	alike := func(x adminExplained) bool { // attention makes a difference
+		a, b, c := x.Candidates[0].Cost, x.Candidates[1].Cost, x.Candidates[2].Cost
+		return min(a, b, c) > 0.9*max(a, b, c)
 	}
-	if fmt.Sprint("e", x.Chosen.Worker) != warm || equal(x) || !equal(y) {
+	if fmt.Sprint("e", x.Chosen.Worker) != warm || alike(x) || !alike(y) {
 		t.Errorf("candidates %+v, with the override %+v", x.Candidates, y.Candidates)
 	}
 	z := s.explain(t, wishing(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
@@ -93,7 +94,7 @@ func TestPreferencesSteer(t *testing.T) {
 	}
 	s = startCaddy(t, route(engines, "policy least_load", "trust overrides"))
 	s.mustChat(t, wishing("hello", `{"router_config_override":{"router_temperature":5}}`))
-	if n := s.logged(t, "without effect under another policy than dynamo"); n != 1 {
+	if n := s.logged(t, "without effect under this policy"); n != 1 {
 		t.Errorf("%d log lines say that it is without effect", n)
 	}
 }

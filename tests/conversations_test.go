@@ -3,12 +3,13 @@ package tests
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 // conversation is one chat that grows by a question and its answer each turn.
@@ -129,118 +130,148 @@ func spread(engines []*canned.Engine) ([]int, float64) {
 	return counts, float64(most) * float64(len(engines)) / float64(max(total, 1))
 }
 
-// secondTurns returns how many engines had second turns, and the most that one had.
-func secondTurns(convs []*conversation) (engines, most int) {
-	n := make(map[string]int)
-	for _, c := range convs {
-		if len(c.engines) > 1 {
-			n[c.engines[1]]++
-			most = max(most, n[c.engines[1]])
+// startTimed starts simulated engines, e1 and so on, which take time for what they
+// compute, four times faster than real.
+func startTimed(t testing.TB, n, ranks int) []*engine.Engine {
+	t.Helper()
+	engines := make([]*engine.Engine, n)
+	for i := range engines {
+		cfg := engine.Config{Name: fmt.Sprint("e", i+1), Model: "canned", AnswerTokens: 24, Speed: 4, Ranks: ranks}
+		var err error
+		if engines[i], err = engine.Start(cfg); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(engines[i].Close)
+	}
+	return engines
+}
+
+// worked is what simulated engines have done.
+type worked struct {
+	requests []int // by engine
+	top      float64
+	computed int // prompt tokens
+}
+
+func work(engines []*engine.Engine) (w worked) {
+	total := 0
+	for _, e := range engines {
+		n := 0
+		for _, r := range e.Journal() {
+			if r.PromptTokens > 0 {
+				n++
+				w.computed += r.PromptTokens - max(0, r.CachedTokens)
+			}
+		}
+		w.requests, total = append(w.requests, n), total+n
+	}
+	w.top = float64(slices.Max(w.requests)) * float64(len(engines)) / float64(max(total, 1))
+	return w
+}
+
+// tokens is about the length of messages in the simulated engines' tokens.
+func tokens(messages []message) (n int) {
+	for _, m := range messages {
+		n += len(m.Content) / 4
+	}
+	return n
+}
+
+// littleIsComputedTwice fails the test unless, in one of at most three rounds of
+// conversations, the engines computed little more than each text once, and no engine
+// had more than evenly times the mean of requests. Where the machine stalls an engine
+// for the time of some dozens of answers, it looks busy, and is rightly avoided.
+func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T) (least int, w worked)) {
+	t.Helper()
+	const rounds, most = 3, 1.3
+	for round := 1; ; round++ {
+		least, w := hold(t)
+		share := float64(w.computed) / float64(least)
+		t.Logf("round %d: %d tokens were computed, %.2f of the least; requests %v", round, w.computed, share, w.requests)
+		if share <= most && w.top <= evenly {
+			return
+		}
+		if round == rounds {
+			t.Fatalf("want at most %v of the least tokens, and at most %v of the mean requests", most, evenly)
 		}
 	}
-	return len(n), most
 }
 
-// paces are the engines that the conversations are held with.
-var paces = []struct {
-	name   string
-	stream bool
-	pace   canned.Pace
-}{
-	{"AnswersAtOnce", false, canned.Pace{}},
-	{"Streamed", true, canned.Pace{FirstToken: 10 * time.Millisecond, PerWord: 400 * time.Microsecond}},
-}
-
-// atHomeAndSpread fails the test unless at least 95 % of later turns were at home
-// in each round of conversations, and no engine had more than 1.6 of the mean in
-// one of three. Where the machine stalls an engine for the time of some dozens of
-// answers, it looks busy, and is rightly avoided.
-func atHomeAndSpread(t *testing.T, hold func(t *testing.T) (share, top float64)) {
-	t.Helper()
-	const evenly, rounds = 1.6, 3
-	even := false
-	for round := 1; round <= rounds && !even && !t.Failed(); round++ {
-		t.Run(fmt.Sprint("Round", round), func(t *testing.T) {
-			share, top := hold(t)
-			if share < 0.95 {
-				t.Errorf("%.1f %% of later turns kept their engine, want at least 95", 100*share)
-			}
-			if even = top <= evenly; !even && round == rounds {
-				t.Errorf("the most loaded engine had %.2f of the mean, and too much in the rounds before; want at most %v", top, evenly)
-			}
-		})
-	}
-}
+// anyShare is that of an engine which may have all requests: to have a long beginning
+// in one cache can be worth more than idle engines, where few requests come at a time.
+const anyShare = 4
 
 // TestConversationsReturnToTheirEngine holds 50 interleaved conversations of 6
-// turns through a kv_router that was told its upstreams and nothing else, with
-// and without a system prompt that all share.
+// turns through a kv_router that was told its upstreams and nothing else: each about a
+// document of its own, or about one that all share.
 func TestConversationsReturnToTheirEngine(t *testing.T) {
-	system := message{"system", prose(rand.New(rand.NewPCG(8, 8)), 8192, 8192)}
-	for _, p := range paces {
-		for _, v := range []struct {
-			name    string
-			history []message
-		}{{"OwnPrompts", nil}, {"SharedSystemPrompt", []message{system}}} {
-			t.Run(v.name+"/"+p.name, func(t *testing.T) {
-				atHomeAndSpread(t, func(t *testing.T) (share, top float64) {
-					engines := startEngines(t, 4, p.pace)
-					s := startCaddy(t, route(engines))
-					convs := newConversations(50, 1, v.history...)
-					s.converse(t, convs, 6, p.stream, "")
-					share = kept(convs, 1)
-					counts, top := spread(engines)
-					t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v, most %.2f of the mean", 100*share, moves(convs), counts, top)
+	shared := message{"system", prose(rand.New(rand.NewPCG(8, 8)), 8192, 8192)}
+	for _, stream := range []bool{false, true} {
+		for _, own := range []bool{true, false} {
+			t.Run(fmt.Sprintf("OwnDocuments=%v/Stream=%v", own, stream), func(t *testing.T) {
+				evenly := 1.6
+				if !own {
+					evenly = anyShare
+				}
+				littleIsComputedTwice(t, evenly, func(t *testing.T) (least int, w worked) {
+					engines := startTimed(t, 4, 1)
+					s := startCaddy(t, simulated(engines))
+					convs := newConversations(50, 1)
+					common := []message{shared}
+					if own {
+						common = nil
+					}
+					for _, c := range convs {
+						document := shared
+						if own {
+							document = message{"system", prose(c.rng, 4096, 8192)}
+						}
+						c.chat.Messages = []message{document}
+					}
+					s.converse(t, convs, 6, stream, "")
 					s.booksAtZero(t)
-					return share, top
+					return leastWork(convs, common, len(engines)), work(engines)
 				})
 			})
 		}
 	}
 }
 
-// TestBranchesOfOneFirstTurnSpread holds 50 conversations that branch off one
-// long first turn: it was asked once and all go on from there, or everybody
-// asks it for himself. Were the engine that holds that turn always best, it
-// would serve them all.
-func TestBranchesOfOneFirstTurnSpread(t *testing.T) {
+// leastWork is how many tokens have to be computed if each engine computes what the
+// conversations have in common, and one of them the rest.
+func leastWork(convs []*conversation, common []message, engines int) int {
+	n := tokens(common) * engines
+	for _, c := range convs {
+		n += tokens(c.chat.Messages) - tokens(common)
+	}
+	return n
+}
+
+// TestBranchesOfOneFirstTurn holds 50 conversations that branch off one long first
+// turn: it was asked once and all go on from there, or each asks it itself.
+func TestBranchesOfOneFirstTurn(t *testing.T) {
 	long := prose(rand.New(rand.NewPCG(9, 9)), 8192, 8192)
-	for _, p := range paces {
+	for _, stream := range []bool{false, true} {
 		for _, askedOnce := range []bool{true, false} {
-			name := "AskedByEach/"
-			if askedOnce {
-				name = "AskedOnce/"
-			}
-			t.Run(name+p.name, func(t *testing.T) {
-				atHomeAndSpread(t, func(t *testing.T) (share, top float64) { return branches(t, long, askedOnce, p.stream, p.pace) })
+			t.Run(fmt.Sprintf("AskedOnce=%v/Stream=%v", askedOnce, stream), func(t *testing.T) {
+				littleIsComputedTwice(t, anyShare, func(t *testing.T) (least int, w worked) { return branches(t, long, askedOnce, stream) })
 			})
 		}
 	}
 }
 
 // branches holds conversations that branch off a long first turn.
-func branches(t *testing.T, long string, askedOnce, stream bool, pace canned.Pace) (share, top float64) {
-	engines := startEngines(t, 4, pace)
-	s := startCaddy(t, route(engines))
-	var convs []*conversation
-	from := 2 // the third turn is the first one with a history of its own
+func branches(t *testing.T, long string, askedOnce, stream bool) (least int, w worked) {
+	engines := startTimed(t, 4, 1)
+	s := startCaddy(t, simulated(engines))
+	convs, root := newConversations(50, 3), ask(long)
 	if askedOnce {
-		root := ask(long)
 		root.Stream = stream
 		a := s.mustChat(t, root)
-		history := append(root.Messages, message{"assistant", a.text})
-		convs = newConversations(50, 2, history...)
-		s.converse(t, convs, 6, stream, "")
-		from = 1
-	} else {
-		convs = newConversations(50, 3)
-		s.converse(t, convs, 6, stream, long)
+		convs = newConversations(50, 2, append(root.Messages, message{"assistant", a.text})...)
+		long = ""
 	}
-	share = kept(convs, from)
-	counts, top := spread(engines)
-	n, most := secondTurns(convs)
-	t.Logf("requests %v, most %.2f of the mean; second turns on %d engines, at most %d on one; %.1f %% of the turns after a branch kept their engine, moves %v",
-		counts, top, n, most, 100*share, moves(convs))
+	s.converse(t, convs, 6, stream, long)
 	s.booksAtZero(t)
-	return share, top
+	return leastWork(convs, root.Messages, len(engines)), work(engines)
 }

@@ -27,7 +27,7 @@ func (s *server) drain(t testing.TB, e *canned.Engine, verb string) adminWorker 
 // fail.
 func TestDrainUnderLoad(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{Words: 20, PerWord: 10 * time.Millisecond})
-	s := startCaddy(t, route(engines))
+	s := startCaddy(t, route(engines, affinity("hard")))
 	s.client.Transport.(*http.Transport).DisableKeepAlives = true // a reload closes idle connections
 	drained := engines[0]
 	ctx, stop := context.WithCancel(t.Context())

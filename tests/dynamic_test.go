@@ -109,7 +109,7 @@ func TestDynamicUpstreamsKeepTheirIdentity(t *testing.T) {
 	for i, e := range engines {
 		addrs[i] = e.Addr()
 	}
-	s := startCaddy(t, dynamicSite("worker "+addrs[0]+" {\nid 42\n}"))
+	s := startCaddy(t, dynamicSite("worker "+addrs[0]+" {\nid 42\n}", affinity("hard")))
 	ids := make(map[string]string) // engine to worker
 	homes := make(map[string]string)
 	see := func(session string) {

@@ -241,7 +241,7 @@ func TestCacheThatIsGoneIsMissed(t *testing.T) {
 	if n := cleared(); n != 0 {
 		t.Fatalf("cleared %v times while all is well", n)
 	}
-	ask(4, 9, 0)
+	ask(25, 30, 0)
 	eventually(t, 5*time.Second, "the cache to be missed", func() bool { return cleared() == 1 })
 	for range 3 {
 		ask(0, 30, 0) // predicted again, and never so

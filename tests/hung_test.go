@@ -25,7 +25,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 	}
 	level := runtime.NumGoroutine()
 	engines := startEngines(t, 4, canned.Pace{Words: 10, FirstToken: 10 * time.Millisecond, PerWord: time.Millisecond})
-	s := startCaddy(t, route(engines, "pool hung"))
+	s := startCaddy(t, route(engines, "pool hung", "policy round_robin")) // which gives all as much
 	hung := func(e *canned.Engine) float64 {
 		return s.scrape(t).value(workersHung, `pool="hung"`, `worker="`+e.Addr()+`"`)
 	}
@@ -108,6 +108,10 @@ func TestHungEnginesAreFound(t *testing.T) {
 		t.Errorf("%d log lines say that a worker hangs, want 2", n)
 	}
 
+	// That they hung does not make them slow to the default policy.
+	if err := s.reload(route(engines, "pool hung")); err != nil {
+		t.Fatal(err)
+	}
 	close(goOn)
 	engines[0].SetHandler(nil)
 	engines[1].SetFault(canned.Fault{})

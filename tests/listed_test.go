@@ -278,7 +278,7 @@ func TestSessionsOfSeveralModels(t *testing.T) {
 	for _, e := range engines {
 		site += " " + e.addr()
 	}
-	s := startCaddy(t, site+" {\nresponse_headers X-KV-\n}")
+	s := startCaddy(t, site+" {\nresponse_headers X-KV-\n"+affinity("hard")+"\n}")
 	homes := map[string]string{}
 	for i := range 12 {
 		model := []string{"a", "b"}[i%2]

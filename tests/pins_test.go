@@ -243,7 +243,7 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 // names another worker; and one that is not bound yet.
 func TestPinDoesNotMoveTheSession(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "trust pins"))
+	s := startCaddy(t, route(engines, numbered(engines), "trust pins", affinity("hard")))
 	home := s.mustChat(t, ask("hello"), "X-Session-Id", "one").engine()
 	other := map[string]string{"e1": "2", "e2": "1"}[home]
 	if a := s.mustChat(t, ask("hello"), "X-Session-Id", "one", "X-Worker-Instance-Id", other); a.engine() == home {

@@ -24,9 +24,9 @@ func TestBareHandlerLeavesItsPoolAsItIs(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
 			ids := map[string]string{"e1": "7", "e2": "8"}
 			pool := "pool described-" + order
-			full := route(engines, pool, "response_headers X-KV-", fmt.Sprintf("worker * {\nkv_tokens %d\n}", room),
+			full := route(engines, pool, "response_headers X-KV-", affinity("hard"), fmt.Sprintf("worker * {\nkv_tokens %d\n}", room),
 				fmt.Sprintf("worker %s {\nid 7\n}\nworker %s {\nid 8\n}", engines[0].Addr(), engines[1].Addr()))
-			s := startCaddy(t, twoSites(full, route(engines, pool, "response_headers X-KV-")))
+			s := startCaddy(t, twoSites(full, route(engines, pool, "response_headers X-KV-", affinity("hard"))))
 			home := ""
 			for i := range 12 {
 				path := "/" + order[i%2:i%2+1] + "/v1/chat/completions"

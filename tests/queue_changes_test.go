@@ -243,34 +243,40 @@ func TestRatedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestSessionIsAwayForOneTurn has a session's worker full at one of its turns.
+// TestSessionIsAwayForOneTurn has a session's worker full at one of its turns, in each
+// mode of affinity.
 func TestSessionIsAwayForOneTurn(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1), "response_headers X-KV-"))
-	session := []string{"X-Session-Id", "wanderer"}
-	home := s.mustChat(t, ask("turn 1"), session...).engine()
-	i := slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Name() == home })
-	g := hold(engines[i])
-	busy := s.startChat(t, "turn 1 of another", session...) // same home
-	runs(t, g, 1)
-	for turn := range 3 {
-		if a := s.mustChat(t, ask(fmt.Sprint("turn ", turn+2)), session...); a.engine() == home {
-			t.Errorf("turn %d was answered by the full %s", turn+2, home)
-		}
-	}
-	var bound adminSession
-	s.api(t, http.MethodGet, "/pools/default/sessions/wanderer", nil, &bound)
-	if bound.Dial != engines[i].Addr() {
-		t.Errorf("the session is bound to %s, want %s still", bound.Dial, engines[i].Addr())
-	}
-	g.pass(t, http.StatusOK)
-	if a := busy.wait(t); !a.ok() {
-		t.Errorf("status %d, error %v", a.status, a.err)
-	}
-	g.opened(t)
-	s.slotsFree(t)
-	if a := s.mustChat(t, ask("turn 5"), session...); a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
-		t.Errorf("the next turn was answered by %s, reason %q; want %s", a.engine(), a.header.Get("X-KV-Reason"), home)
+	history := strings.Repeat("a long history ", 400)
+	for _, mode := range []string{"soft", "hard"} {
+		t.Run(mode, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, maxRunning(1), "response_headers X-KV-", affinity(mode)))
+			session := []string{"X-Session-Id", "wanderer"}
+			home := s.mustChat(t, ask(history+"turn 1"), session...).engine()
+			i := slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Name() == home })
+			g := hold(engines[i])
+			busy := s.startChat(t, history+"turn 1 of another", session...) // same home
+			runs(t, g, 1)
+			for turn := range 3 {
+				if a := s.mustChat(t, ask(fmt.Sprint(history, "turn ", turn+2)), session...); a.engine() == home {
+					t.Errorf("turn %d was answered by the full %s", turn+2, home)
+				}
+			}
+			var bound adminSession
+			s.api(t, http.MethodGet, "/pools/default/sessions/wanderer", nil, &bound)
+			if bound.Dial != engines[i].Addr() {
+				t.Errorf("the session is bound to %s, want %s still", bound.Dial, engines[i].Addr())
+			}
+			g.pass(t, http.StatusOK)
+			if a := busy.wait(t); !a.ok() {
+				t.Errorf("status %d, error %v", a.status, a.err)
+			}
+			g.opened(t)
+			s.slotsFree(t)
+			if a := s.mustChat(t, ask(history+"turn 5"), session...); a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
+				t.Errorf("the next turn was answered by %s, reason %q; want %s", a.engine(), a.header.Get("X-KV-Reason"), home)
+			}
+		})
 	}
 }
 

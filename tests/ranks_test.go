@@ -24,7 +24,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 	}{{engine.VLLM, "header"}, {engine.SGLang, "header"}, {engine.OldSGLang, "body"}} {
 		t.Run(string(v.flavour), func(t *testing.T) {
 			e := startSimulated(t, engine.Config{Flavour: v.flavour, Ranks: 2})
-			s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-", "affinity {\nkey header:X-Session-Id\n}"))
+			s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-", "affinity {\nmode hard\nkey header:X-Session-Id\n}", "policy warmest"))
 			s.mustChat(t, simChat("hello"))
 			eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
 			met := len(e.Journal())

@@ -13,7 +13,7 @@ import (
 // changingConfigs returns configs that differ in their workers and policies,
 // and such as must be refused. The first two engines are in all of them.
 func changingConfigs(engines []*canned.Engine) configs {
-	key := "affinity {\n\tkey header:X-Session-Id\n}"
+	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n}"
 	broken := reloadConfigs(engines).broken
 	return configs{
 		good: []string{

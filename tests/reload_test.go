@@ -19,7 +19,7 @@ type configs struct {
 }
 
 func reloadConfigs(engines []*canned.Engine) configs {
-	key := "affinity {\n\tkey header:X-Session-Id\n\tttl %s\n}"
+	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n\tttl %s\n}"
 	ttl := fmt.Sprintf(key, "5m")
 	// A module that fails only when it is provisioned, after kv_router was.
 	elsewhere := "\nreverse_proxy /elsewhere 127.0.0.1:1 {\n\ttransport http {\n\t\ttls_trust_pool file /nonexistent/ca.pem\n\t}\n}"
@@ -246,7 +246,7 @@ func TestRefusedConfigChangesNothing(t *testing.T) {
 // known to the other.
 func TestPoolIsSharedByName(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
-	key := "affinity {\n\tkey header:X-Session-Id\n}"
+	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n}"
 	s := startCaddy(t, fmt.Sprintf("handle_path /a/* {\n%s\n}\nhandle_path /b/* {\n%s\n}",
 		route(engines, "pool shared", key), route(engines, "pool shared", key)))
 	for i := range 12 {

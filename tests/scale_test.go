@@ -55,7 +55,7 @@ func scaleByDNS(t *testing.T, kind string) {
 		n.setSRV(name, targets...)
 	}
 	publish(2)
-	s := startCaddy(t, "kv_router {\nresponse_headers X-KV-\nreverse_proxy {\n"+dynamicSource(kind, n, name, port)+
+	s := startCaddy(t, "kv_router {\nresponse_headers X-KV-\npolicy warmest\n"+affinity("hard")+"\nreverse_proxy {\n"+dynamicSource(kind, n, name, port)+
 		"\ntransport http {\nresolvers "+n.addr+"\n}\n}\n}")
 	l := &load{s: s, turns: 12}
 	l.start(t.Context(), 24)

@@ -73,7 +73,7 @@ func TestResponseHeadersSayTheChoice(t *testing.T) {
 // the key keeps them together.
 func TestSessionStaysWithItsWorker(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, route(engines, "affinity {\nkey nvext header:X-Conversation\n}", "response_headers X-KV-"))
+	s := startCaddy(t, route(engines, "affinity {\nmode hard\nkey nvext header:X-Conversation\n}", "response_headers X-KV-"))
 	bound := make(map[string]string)
 	for turn := range 5 {
 		for i := range 20 {

@@ -21,7 +21,7 @@ func controlled(text, control string) chat {
 // the session forgotten after it, whatever its model.
 func TestClientsEndTheirSessions(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, "response_headers X-KV-"))
+	s := startCaddy(t, route(engines, "response_headers X-KV-", affinity("hard")))
 	home := s.mustChat(t, controlled("one", "")).engine()
 	for _, action := range []string{"", `,"action":"open"`, `,"action":"bind"`, `,"action":"close"`} {
 		a := s.mustChat(t, controlled("text of its own"+action, action))

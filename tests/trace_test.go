@@ -160,7 +160,7 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 	spans := startCollector(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 6})
 	ids := map[string]string{"e1": "11", "e2": "9007199254740991"}
-	s := startCaddy(t, "tracing\n"+route(engines, "pool traced", "usage inject",
+	s := startCaddy(t, "tracing\n"+route(engines, "pool traced", "usage inject", affinity("hard"),
 		fmt.Sprintf("worker %s {\nid %s\n}\nworker %s {\nid %s\n}", engines[0].Addr(), ids["e1"], engines[1].Addr(), ids["e2"])))
 	header := []string{
 		"X-Session-Id", "very-secret",
@@ -199,7 +199,7 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 			"worker", ids[engine.Name()], "upstream", engine.Addr(), "dp_rank", "0", "active_requests", "0")
 		for _, name := range []string{
 			"prompt_tokens", "predicted_cached_tokens", "overlap_blocks", "request_blocks", "shared_blocks",
-			"booked_prefill_tokens", "booked_prompt_blocks", "booked_unshared_blocks", "booked_output_blocks",
+			"predicted_time_to_first_token_seconds", "booked_prefill_tokens", "booked_prompt_blocks", "booked_unshared_blocks", "booked_output_blocks",
 		} {
 			if _, there := attributes(sel)["kv_router."+name]; !there {
 				t.Errorf("choice %d has no %s", i+1, name)
@@ -207,6 +207,9 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 		}
 		if _, there := attributes(sel)["kv_router.cost"]; there != (i == 1) {
 			t.Errorf("choice %d has a cost: %v", i+1, there)
+		}
+		if _, there := attributes(sel)["kv_router.cost_prefill_ms"]; there != (i == 1) {
+			t.Errorf("choice %d has terms of a cost: %v", i+1, there)
 		}
 	}
 	for _, sp := range append(selected, route) {

@@ -158,7 +158,7 @@ func TestOneSessionsErrorsMarkNobody(t *testing.T) {
 			io.WriteString(w, wholeJSON)
 		})
 	}
-	s := startCaddy(t, route(engines))
+	s := startCaddy(t, route(engines, affinity("hard")))
 	prompt := strings.Repeat("You are the well known assistant of product X. ", 100)
 	home := s.chat(t.Context(), ask(prompt), "Authorization", "Bearer good", "X-Session-Id", "theirs").engine()
 	for i := range 20 {

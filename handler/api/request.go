@@ -81,6 +81,9 @@ type Request struct {
 	// in which Claude Code writes its session) say whose turn this is, as the
 	// client sent them; empty if it did not.
 	CacheKey, SessionID, UserID string
+	// SessionHeld is whether session_params names a session, whose state is in the
+	// engine.
+	SessionHeld bool
 	// MaxTokens is the most tokens the answer may have; 0 is not said.
 	MaxTokens int64
 
@@ -399,15 +402,21 @@ func (p *parse) choices(v span, sent bool) {
 
 // session reads session_params, in which SGLang's clients name a session.
 func (p *parse) session(v span) {
-	if p.req.SessionID != "" || v.first(p.body) != '{' {
+	if v.first(p.body) != '{' {
 		return
 	}
+	known := p.req.SessionID != ""
 	c := enter(p.body, v.start, 0)
 	for c.next() {
 		key := c.key()
 		v := c.value()
-		if k := string(key); k == "id" || k == "session_id" {
-			p.req.SessionID = stringOr(p.body, v)
+		if k := string(key); k != "id" && k != "session_id" {
+			continue
+		}
+		id := stringOr(p.body, v)
+		p.req.SessionHeld = id != ""
+		if !known {
+			p.req.SessionID = id
 		}
 	}
 }

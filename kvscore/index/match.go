@@ -36,25 +36,21 @@ type Match struct {
 	// counts as well, at the prompt's end. A place's count is forgotten when no
 	// slot has the block before it any more. 0 when nothing matches.
 	Arrivals int
-	// Stems are the places on the way of the match, from the beginning on,
-	// where at least two earlier chains had their match end.
-	Stems []Stem
+	// AtEnd is whether the match ends where an earlier chain ended or two have
+	// parted, and not within what only longer chains have. With Arrivals 0 the
+	// chain is most likely the next turn of a conversation.
+	AtEnd bool
+	// The longest prefix of the match that several chains have gone on from
+	// differently is shared: SharedArrivals counts them as Arrivals does, at least 8, and
+	// SharedHolders the slots that hold all of it. SharedTokens is its length in
+	// milli-tokens, 0 if there is none.
+	SharedTokens                  int64
+	SharedArrivals, SharedHolders int
 }
 
-// Stem is a prefix that several chains have in common and then go on from
-// differently.
-type Stem struct {
-	// Blocks is its length.
-	Blocks int
-	// Arrivals is how many chains had their match end there.
-	Arrivals int
-	// Holders is the number of slots that hold all of it.
-	Holders int
-}
-
-// minArrivals makes a place a stem. Each turn of a conversation leaves a place
-// with one arrival behind.
-const minArrivals = 2
+// minShared is the least number of chains that go on from a shared prefix. Fewer may be the
+// turns and branches of one conversation.
+const minShared = 8
 
 func (m *Match) reset(slots int) {
 	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots {
@@ -64,8 +60,9 @@ func (m *Match) reset(slots int) {
 	clear(m.Held)
 	clear(m.InUse)
 	clear(m.Tokens)
-	m.Known, m.KnownTokens, m.Counted = 0, 0, false
-	m.Blocks, m.Arrivals, m.Holders, m.Stems = 0, 0, 0, m.Stems[:0]
+	m.Known, m.KnownTokens, m.Counted, m.AtEnd = 0, 0, false, false
+	m.Blocks, m.Arrivals, m.Holders = 0, 0, 0
+	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
 }
 
 // Match finds how much of a chain each slot has, in one walk of the trie. The
@@ -101,12 +98,12 @@ func (x *Index) Match(c *Chain, m *Match) {
 		}
 		m.Blocks += n
 		if n < len(r.hashes) {
-			m.Arrivals = 0
+			m.Arrivals, m.AtEnd = 0, false
 			return
 		}
-		m.Arrivals = int(r.arrivals)
-		if m.Arrivals >= minArrivals {
-			m.Stems = append(m.Stems, Stem{m.Blocks, m.Arrivals, m.Holders})
+		m.Arrivals, m.AtEnd = int(r.arrivals), true
+		if m.Arrivals >= minShared {
+			m.SharedTokens, m.SharedArrivals, m.SharedHolders = end, m.Arrivals, m.Holders
 		}
 		parent, seed, before = id, r.seed, end
 	}

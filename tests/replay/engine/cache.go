@@ -15,6 +15,8 @@ type Cache struct {
 	spare    []int32
 	unused   int // blocks that are held and that no request uses
 	used     int // blocks that requests use, those without a hash included
+	changes  int // how often blocks were reserved or released
+	found    []int32
 }
 
 type node struct {
@@ -27,6 +29,9 @@ type node struct {
 func NewCache(capacity int) *Cache {
 	return &Cache{capacity: capacity, at: make(map[uint64]int32), nodes: make([]node, 1)}
 }
+
+// Capacity returns the blocks that the cache has room for; 0 is no bound.
+func (c *Cache) Capacity() int { return c.capacity }
 
 // Held returns how many leading blocks of a chain the cache holds.
 func (c *Cache) Held(chain []uint64) int {
@@ -50,20 +55,23 @@ func (c *Cache) Usage() float64 {
 // them. It returns how many leading ones the cache held, or false if there is
 // no room. Other requests may share the prompt's blocks from now on.
 func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
-	held = c.Held(chain)
-	if c.capacity > 0 {
-		revived := 0
-		for _, h := range chain[:held] {
-			if c.nodes[c.at[h]].refs == 0 {
-				revived++
-			}
+	found, revived := c.found[:0], 0
+	for _, h := range chain {
+		i, ok := c.at[h]
+		if !ok {
+			break
 		}
-		if c.used+revived+total-held > c.capacity {
-			return held, false
+		if c.nodes[i].refs == 0 {
+			revived++
 		}
+		found = append(found, i)
 	}
-	for _, h := range chain[:held] {
-		i := c.at[h]
+	c.found, held = found, len(found)
+	if c.capacity > 0 && c.used+revived+total-held > c.capacity {
+		return held, false
+	}
+	c.changes++
+	for _, i := range found {
 		if c.nodes[i].refs == 0 {
 			c.unlink(i)
 			c.unused--
@@ -83,6 +91,7 @@ func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
 // Release gives back what Reserve took. The prompt's blocks stay, and so do
 // those of the answer that follow them; both become the most recently used.
 func (c *Cache) Release(chain, answer []uint64, total int) {
+	c.changes++
 	c.used -= total - len(chain)
 	for _, h := range slices.Backward(answer) {
 		c.push(c.add(h))

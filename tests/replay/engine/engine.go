@@ -1,6 +1,6 @@
 // Package engine models an LLM engine in virtual time, for replay: continuous
-// batching with chunked prefill, and a prefix cache. It is about an 8B model on one
-// H100, and not calibrated. It does not route and does not know the time.
+// batching with chunked prefill, and a prefix cache. It does not route and does not
+// know the time.
 package engine
 
 import (
@@ -8,28 +8,6 @@ import (
 	"slices"
 	"time"
 )
-
-// The model's constants. A step takes, in milliseconds:
-//
-//	stepMS + tokenMS·tokens + attentionMS·Σ n·(k + n/2) + contextMS·context
-//
-// for all tokens in the step, n prefilled tokens of each prompt behind k earlier
-// ones, and the tokens of context of all decoding requests.
-const (
-	// Budget is the most tokens in one step.
-	Budget      = 4096
-	stepMS      = 8
-	tokenMS     = 0.04
-	attentionMS = 1.5e-6
-	contextMS   = 5e-5
-)
-
-// PrefillMS returns how many milliseconds n tokens behind k held ones take on an
-// engine that does nothing else.
-func PrefillMS(k, n int) float64 {
-	steps, f := (n+Budget-1)/Budget, float64(n)
-	return float64(steps)*stepMS + tokenMS*f + attentionMS*f*(float64(k)+f/2)
-}
 
 // Job is a request on an engine.
 type Job struct {
@@ -64,6 +42,7 @@ func (j *Job) Chained(buf []uint64, tokens int) []uint64 {
 
 // Engine is one engine. Begin and End take turns.
 type Engine struct {
+	model *Model
 	cache *Cache
 	line  *Line   // for the cache, nil if it is the engine's alone
 	block int     // tokens
@@ -79,13 +58,17 @@ type Engine struct {
 	finishing []*Job // their prefill ends with the step
 	over      []*Job
 	chain     []uint64
+	refused   int // the cache's changes when it had no room, -1 if it had
 }
 
 // New returns an idle engine with blocks of so many tokens. Engines that have one
 // cache need a line for it; else it is nil.
-func New(cache *Cache, line *Line, block int, slow float64) *Engine {
-	return &Engine{cache: cache, line: line, block: block, slow: slow}
+func New(m *Model, cache *Cache, line *Line, block int) *Engine {
+	return &Engine{model: m, cache: cache, line: line, block: block, slow: 1, refused: -1}
 }
+
+// SetSlow sets what the time of each step is multiplied with, from the next one on.
+func (e *Engine) SetSlow(factor float64) { e.slow = factor }
 
 // Line is the order in which jobs of several engines get room in one cache: that of
 // their numbers. Without it, the engine that has most of the room would get all of
@@ -132,12 +115,12 @@ func (e *Engine) Decoding(f func(j *Job, tokens int)) {
 func (e *Engine) Begin() (time.Duration, bool) {
 	tokens := len(e.decoding)
 	attention := 0.0
-	for tokens < Budget {
+	for tokens < e.model.Budget {
 		j := e.next()
 		if j == nil {
 			break
 		}
-		n := min(j.In-j.computed, Budget-tokens)
+		n := min(j.In-j.computed, e.model.Budget-tokens)
 		attention += float64(n) * (float64(j.computed) + float64(n)/2)
 		tokens += n
 		if j.computed += n; j.computed == j.In {
@@ -148,7 +131,8 @@ func (e *Engine) Begin() (time.Duration, bool) {
 	if tokens == 0 {
 		return 0, false
 	}
-	ms := stepMS + tokenMS*float64(tokens) + attentionMS*attention + contextMS*float64(e.context)
+	m := e.model
+	ms := m.Step + m.Token*float64(tokens) + m.Attention*attention + m.Context*float64(e.context)
 	return time.Duration(ms * e.slow * float64(time.Millisecond)), true
 }
 
@@ -158,6 +142,9 @@ func (e *Engine) next() *Job {
 	if e.prefill != nil || e.head == len(e.queue) {
 		return e.prefill
 	}
+	if e.refused == e.cache.changes {
+		return nil // nothing has changed since there was no room
+	}
 	j := e.queue[e.head]
 	held, ok := 0, false
 	if !e.line.ahead(j.Number) {
@@ -165,8 +152,10 @@ func (e *Engine) next() *Job {
 	}
 	if !ok {
 		e.line.join(j.Number)
+		e.refused = e.cache.changes
 		return nil
 	}
+	e.refused = -1
 	e.line.leave(j.Number)
 	e.queue[e.head] = nil
 	if e.head++; e.head == len(e.queue) {

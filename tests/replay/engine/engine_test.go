@@ -116,6 +116,73 @@ func (e *Engine) private() (blocks int) {
 	return blocks
 }
 
+// mustWait fails the test if the first job in the queue could have been admitted.
+func (e *Engine) mustWait(t *testing.T) {
+	t.Helper()
+	if e.Waiting() == 0 || e.line.ahead(e.queue[e.head].Number) {
+		return
+	}
+	if j := e.queue[e.head]; e.prefill != nil {
+		t.Fatal("idle with a prefill under way")
+	} else if _, ok := e.cache.Reserve(j.Chain, j.Blocks(e.block)); ok {
+		t.Fatalf("idle, but there is room for job %d", j.Number)
+	}
+}
+
+// TestWorkIsConserved counts the tokens of all steps: each prompt token that was not
+// cached, and each token of an answer but the first, exactly once. First tokens come
+// in the order of arrival.
+func TestWorkIsConserved(t *testing.T) {
+	for _, m := range models {
+		tr := newTree(11)
+		e := New(&m, NewCache(400), nil, 64)
+		var jobs []*Job
+		for i := range 400 {
+			j := tr.job(i, 64)
+			jobs = append(jobs, j)
+			e.Add(j)
+		}
+		tokens, firsts, over, seen := 0, 0, 0, map[*Job]int{}
+		for {
+			context := e.context
+			took, ok := e.Begin()
+			if !ok {
+				break
+			}
+			// Without attention and context, a step's time tells its tokens.
+			attention := 0.0
+			for _, j := range jobs {
+				was := max(seen[j], j.Cached)
+				if n := float64(j.computed - was); j.computed > 0 && n > 0 {
+					attention += n * (float64(was) + n/2)
+					seen[j] = j.computed
+				}
+			}
+			ms := float64(took)/float64(time.Millisecond) - m.Step - m.Attention*attention - m.Context*float64(context)
+			n := int(math.Round(ms / m.Token))
+			if n < 1 || n > m.Budget {
+				t.Fatalf("%s: a step of %d tokens", m.Name, n)
+			}
+			tokens += n
+			first, done := e.End()
+			for _, j := range first {
+				if j != jobs[firsts] {
+					t.Fatalf("%s: the first token of job %d came before that of job %d", m.Name, j.Number, firsts)
+				}
+				firsts++
+			}
+			over += len(done)
+		}
+		want := 0
+		for _, j := range jobs {
+			want += j.In - j.Cached + j.Out - 1
+		}
+		if tokens != want || over != len(jobs) || e.context != 0 {
+			t.Errorf("%s: %d tokens in all steps, want %d; %d jobs over, %d tokens of context left", m.Name, tokens, want, over, e.context)
+		}
+	}
+}
+
 func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 	const block = 16
 	for seed := range uint64(20) {
@@ -125,10 +192,10 @@ func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 			capacity = 0
 		}
 		c := NewCache(capacity)
-		engines := []*Engine{New(c, nil, block, 1)}
+		engines := []*Engine{New(Default(), c, nil, block)}
 		if seed%2 > 0 { // two with one cache
 			line := new(Line)
-			engines = []*Engine{New(c, line, block, 1), New(c, line, block, 1)}
+			engines = []*Engine{New(Default(), c, line, block), New(Default(), c, line, block)}
 		}
 		added, over := 0, 0
 		stepping := make([]bool, len(engines))
@@ -140,7 +207,9 @@ func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 				e.Add(tr.job(added, block))
 				added++
 			case !stepping[i]:
-				_, stepping[i] = e.Begin()
+				if _, stepping[i] = e.Begin(); !stepping[i] {
+					e.mustWait(t)
+				}
 			default:
 				_, done := e.End()
 				over += len(done)
@@ -197,7 +266,8 @@ func TestEvictsTailsOfTheOldest(t *testing.T) {
 func unique(i int) uint64 { return 1<<40 + uint64(i) }
 
 func TestStepTimes(t *testing.T) {
-	e := New(NewCache(1000), nil, 16, 2)
+	e := New(Default(), NewCache(1000), nil, 16)
+	e.SetSlow(2)
 	chain := make([]uint64, 500)
 	for i := range chain {
 		chain[i] = uint64(i) + 1
@@ -221,13 +291,13 @@ func TestStepTimes(t *testing.T) {
 	if e.context != 0 {
 		t.Errorf("%d tokens of context are left", e.context)
 	}
-	if got, want := PrefillMS(0, 8000), want[0]+want[1]; math.Abs(got-want) > 1e-6 {
+	if got, want := Default().PrefillMS(0, 8000), want[0]+want[1]; math.Abs(got-want) > 1e-6 {
 		t.Errorf("PrefillMS is %v, want %v", got, want)
 	}
 }
 
 func TestTheLastPromptBlockIsComputed(t *testing.T) {
-	e := New(NewCache(100), nil, 16, 1)
+	e := New(Default(), NewCache(100), nil, 16)
 	chain := []uint64{1, 2, 3}
 	for _, c := range []struct{ in, cached int }{{48, 0}, {48, 32}, {50, 48}} {
 		j := &Job{Chain: chain, In: c.in, Out: 1, Answer: unique}
@@ -241,7 +311,7 @@ func TestTheLastPromptBlockIsComputed(t *testing.T) {
 
 func TestAStepStaysWithinItsBudget(t *testing.T) {
 	tr := newTree(7)
-	e := New(NewCache(4000), nil, 512, 1)
+	e := New(Default(), NewCache(4000), nil, 512)
 	for i := range 300 {
 		e.Add(tr.job(i, 512))
 	}
@@ -263,7 +333,7 @@ func TestAStepStaysWithinItsBudget(t *testing.T) {
 				tokens += now - max(was, j.Cached)
 			}
 		}
-		if tokens > Budget {
+		if tokens > Default().Budget {
 			t.Fatalf("a step has %d tokens", tokens)
 		}
 		decodes = max(decodes, len(e.decoding))

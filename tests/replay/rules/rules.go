@@ -23,7 +23,9 @@ type View struct {
 	// Exact lets the rules see the blocks that the engines hold, in place of the
 	// scheduler's mirror.
 	Exact bool
-	// Engines are the engines.
+	// Model is the model of all engines.
+	Model *engine.Model
+	// Engines are the engines that there are now. One that joins comes last.
 	Engines []*engine.Engine
 }
 
@@ -119,33 +121,56 @@ func (l *LMetric) Choose(s *kvscore.Selection) int {
 // GAIE is the default profile of the Gateway API Inference Extension and llm-d:
 // the highest 3 × match + 2 × (1 − queue) + 2 × (1 − KV use), with the share of
 // the prompt that matches, of its first 256 blocks only, and the queue normalised to
-// the range among the candidates. Queue and KV use are the engines' own gauges, as
-// fresh as can be.
+// the range among the candidates. Queue and KV use are the engines' own gauges, read
+// every 50 ms as llm-d does by default.
 type GAIE struct {
 	View *View
 	least
+	gauges []gauges
+	read   time.Duration // a multiple of scrape
 }
 
-// gaieBlocks bounds the match, in blocks of Selection.BlockSize.
-const gaieBlocks = 256
+type gauges struct {
+	waiting int
+	usage   float64
+}
+
+const (
+	// gaieBlocks bounds the match, in blocks of Selection.BlockSize.
+	gaieBlocks = 256
+	scrape     = 50 * time.Millisecond
+)
 
 // Choose implements kvscore.Policy.
 func (g *GAIE) Choose(s *kvscore.Selection) int {
-	fewest, most := g.View.Engines[0].Waiting(), 0
-	for _, e := range g.View.Engines {
-		fewest, most = min(fewest, e.Waiting()), max(most, e.Waiting())
+	g.scrape()
+	fewest, most := g.gauges[0].waiting, 0
+	for _, e := range g.gauges {
+		fewest, most = min(fewest, e.waiting), max(most, e.waiting)
 	}
 	return g.choose(s, func(i int) float64 {
-		e := g.View.Engines[i]
+		e := g.gauges[i]
 		match, queue := 0.0, 1.0
 		if blocks := min(gaieBlocks, s.RequestBlocks); blocks > 0 {
 			match = min(float64(g.View.held(s, i))/float64(s.BlockSize), blocks) / blocks
 		}
 		if most > fewest {
-			queue = float64(most-e.Waiting()) / float64(most-fewest)
+			queue = float64(most-e.waiting) / float64(most-fewest)
 		}
-		return -(3*match + 2*queue + 2*(1-e.Cache().Usage()))
+		return -(3*match + 2*queue + 2*(1-e.usage))
 	})
+}
+
+// scrape reads the gauges, at most once in an interval.
+func (g *GAIE) scrape() {
+	now := g.View.Now.Truncate(scrape)
+	if now == g.read && len(g.gauges) == len(g.View.Engines) {
+		return
+	}
+	g.read, g.gauges = now, g.gauges[:0]
+	for _, e := range g.View.Engines {
+		g.gauges = append(g.gauges, gauges{e.Waiting(), e.Cache().Usage()})
+	}
 }
 
 // CacheAware is SGLang's cache_aware: if the loads differ by more than 64 requests

@@ -12,9 +12,9 @@ import (
 const block = 16
 
 func fleet(n int) *View {
-	v := &View{Block: block}
+	v := &View{Block: block, Model: engine.Default()}
 	for range n {
-		v.Engines = append(v.Engines, engine.New(engine.NewCache(1000), nil, block, 1))
+		v.Engines = append(v.Engines, engine.New(v.Model, engine.NewCache(1000), nil, block))
 	}
 	return v
 }
@@ -55,6 +55,8 @@ func TestChoices(t *testing.T) {
 		"cache_aware, imbalance":       {aware, candidates{{OverlapBlocks: 100, Requests: 65}, {}}, 1},
 		"cache_aware, relative":        {aware, candidates{{OverlapBlocks: 100, Requests: 299}, {Requests: 200}}, 0},
 		"min_ttft, match":              {minTTFT, candidates{{OverlapBlocks: 10}, {OverlapBlocks: 11, Requests: 9}}, 1},
+		"smetric, stays":               {smetric, candidates{{OverlapBlocks: 10, Requests: 500}, {OverlapBlocks: 9}}, 0},
+		"smetric, no match":            {smetric, candidates{{Requests: 1}, {}}, 1},
 		"gaie, match":                  {gaie, candidates{{OverlapBlocks: 10}, {OverlapBlocks: 11, Requests: 9}}, 1},
 		"least work, fewest requests":  {leastWork, candidates{{OverlapBlocks: 10, Requests: 2}, {Requests: 1}}, 1},
 		"sticky, whatever the load is": {sticky, candidates{{Requests: 1000}, {Requests: 1000}}, -1},
@@ -74,12 +76,13 @@ func TestChoices(t *testing.T) {
 func lmetric(v *View) kvscore.Policy   { return &LMetric{View: v} }
 func aware(v *View) kvscore.Policy     { return &CacheAware{View: v} }
 func minTTFT(v *View) kvscore.Policy   { return &MinTTFT{View: v} }
+func smetric(v *View) kvscore.Policy   { return &SMetric{MinTTFT{View: v}, SMetricBound} }
 func gaie(v *View) kvscore.Policy      { return &GAIE{View: v} }
 func leastWork(v *View) kvscore.Policy { return &LeastWork{MinTTFT{View: v}} }
 func sticky(v *View) kvscore.Policy    { return &StickyHash{View: v} }
 
 func TestExactKnowledgeIsTheEngines(t *testing.T) {
-	for name, rule := range map[string]func(*View) kvscore.Policy{"lmetric": lmetric, "cache_aware": aware, "min_ttft": minTTFT, "gaie": gaie} {
+	for name, rule := range map[string]func(*View) kvscore.Policy{"lmetric": lmetric, "cache_aware": aware, "min_ttft": minTTFT, "smetric": smetric, "gaie": gaie} {
 		v := fleet(2)
 		s := selection(kvscore.Candidate{OverlapBlocks: 80}, kvscore.Candidate{})
 		fill(v, 1, 60, s)
@@ -98,6 +101,18 @@ func TestGAIEReadsGauges(t *testing.T) {
 	v.Engines[0].Add(&engine.Job{In: 5, Out: 1}) // 3×0.6 against 2×1
 	if got := gaie(v).Choose(s); got != 1 {
 		t.Errorf("chose %d, want the one without a queue", got)
+	}
+	// Gauges are read every 50 ms.
+	old := gaie(v)
+	old.Choose(s)
+	v.Engines[0], v.Engines[1] = v.Engines[1], v.Engines[0]
+	v.Now = 49 * time.Millisecond
+	if got := old.Choose(s); got != 1 {
+		t.Errorf("after 49 ms: chose %d, want the one that had no queue", got)
+	}
+	v.Now = 50 * time.Millisecond
+	if got := old.Choose(s); got != 0 {
+		t.Errorf("after 50 ms: chose %d, want the one that has no queue", got)
 	}
 	v = fleet(2)
 	v.Engines[0].Cache().Reserve(nil, 950)
@@ -132,7 +147,7 @@ func TestWaitAges(t *testing.T) {
 	v := fleet(2)
 	m := &MinTTFT{View: v}
 	s := selection(make([]kvscore.Candidate, 2)...)
-	long := engine.PrefillMS(0, 1600)
+	long := v.Model.PrefillMS(0, 1600)
 	at := m.Choose(s)
 	m.Placed(s, 1, at)
 	m.Placed(s, 2, at)
@@ -156,6 +171,25 @@ func TestWaitAges(t *testing.T) {
 	near("placed when idle", long)
 	if got := m.Choose(s); got == at {
 		t.Error("chose the one that has work")
+	}
+}
+
+// TestSMetricLeavesABusyMatch books prefills on the best match until it is left.
+func TestSMetricLeavesABusyMatch(t *testing.T) {
+	v := fleet(2)
+	m := smetric(v).(*SMetric)
+	own, each := v.Model.PrefillMS(1440, 160), 0.0
+	for n := 0; ; n++ {
+		s := selection(kvscore.Candidate{OverlapBlocks: 90, Requests: n}, kvscore.Candidate{})
+		at := m.Choose(s)
+		if stays := each+own < SMetricBound; stays != (at == 0) {
+			t.Fatalf("%v ms of wait and %v ms of its own: chose %d", each, own, at)
+		}
+		if at != 0 {
+			break
+		}
+		m.Placed(s, n, 0)
+		each += own
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 )
 
 // MinTTFT takes the lowest predicted time to the first token, as Mooncake's
@@ -52,7 +51,7 @@ func (l *LeastWork) Choose(s *kvscore.Selection) int {
 // predict returns the prefill time of the request on candidate i.
 func (m *MinTTFT) predict(s *kvscore.Selection, i int) float64 {
 	cached := m.View.cached(s, i)
-	return engine.PrefillMS(int(cached), int(s.Tokens-cached))
+	return m.View.Model.PrefillMS(int(cached), int(s.Tokens-cached))
 }
 
 // Placed implements Observer.

@@ -18,23 +18,35 @@ type spec struct {
 	comparison bool
 	// sessions says that the policy needs them.
 	sessions bool
+	// soft says that the policy counts a session's binding in its cost; others are
+	// bound by it.
+	soft bool
 	// pooled says that all engines have one cache, of the memory of all.
 	pooled bool
 	// unbounded says that they have one without a bound.
 	unbounded bool
 }
 
-// plain returns Dynamo's own formula with Dynamo's defaults but the scale.
-func plain(scale float64) func(*rules.View) kvscore.Policy {
-	return func(*rules.View) kvscore.Policy {
-		return &kvscore.Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: scale, IgnoreOutputBlocks: true}
-	}
+// predicted returns the router's default without some terms.
+func predicted(without kvscore.Term) func(*rules.View) kvscore.Policy {
+	return func(*rules.View) kvscore.Policy { return kvscore.NewPredictedLatency().Without(without) }
 }
 
 var specs = []spec{
+	{name: "predicted_latency", soft: true, make: predicted(0)},
+	{name: "predicted_latency-wait", soft: true, make: predicted(kvscore.TermWait)},
+	{name: "predicted_latency-delay", soft: true, make: predicted(kvscore.TermDelay)},
+	{name: "predicted_latency-queue", soft: true, make: predicted(kvscore.TermQueue)},
+	{name: "predicted_latency-decode", soft: true, make: predicted(kvscore.TermDecode)},
+	{name: "predicted_latency-turns", soft: true, make: predicted(kvscore.TermTurns)},
+	{name: "predicted_latency-leave", soft: true, make: predicted(kvscore.TermLeave)},
 	{name: "dynamo", make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
-	{name: "dynamo_1", make: plain(1)},
-	{name: "dynamo_16", make: plain(16)},
+	{name: "dynamo_16", make: func(*rules.View) kvscore.Policy {
+		d := kvscore.NewDynamo()
+		d.PrefillLoadScale = 16
+		return d
+	}},
+	{name: "dynamo_agentic", make: func(*rules.View) kvscore.Policy { return kvscore.NewAgenticDynamo() }},
 	{name: "round_robin", make: func(*rules.View) kvscore.Policy { return new(kvscore.RoundRobin) }},
 	{name: "least_load", make: func(*rules.View) kvscore.Policy { return new(kvscore.LeastLoad) }},
 	{name: "random", make: func(*rules.View) kvscore.Policy { return kvscore.Random{} }},
@@ -43,6 +55,9 @@ var specs = []spec{
 	{name: "cache_aware", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.CacheAware{View: v} }},
 	{name: "gaie", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.GAIE{View: v} }},
 	{name: "lmetric", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.LMetric{View: v} }},
+	{name: "smetric", comparison: true, make: func(v *rules.View) kvscore.Policy {
+		return &rules.SMetric{MinTTFT: rules.MinTTFT{View: v}, Bound: rules.SMetricBound}
+	}},
 	{name: "min_ttft", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.MinTTFT{View: v} }},
 	{name: "sticky_hash", comparison: true, sessions: true, make: func(v *rules.View) kvscore.Policy { return &rules.StickyHash{View: v} }},
 	{name: "pool", comparison: true, pooled: true, make: leastWork},

@@ -20,21 +20,18 @@ type Config struct {
 	Trace *trace.Trace
 	// Policy is a name of Policies.
 	Policy string
-	// Workers is the number of engines.
-	Workers int
-	// KVTokens is the capacity of each engine; ToldTokens what the scheduler is
-	// told of it, 0 for the same.
-	KVTokens, ToldTokens int64
+	// Cluster is what the trace is replayed against.
+	Cluster
 	// Speed divides the times of the trace, think times included.
 	Speed float64
 	// Seed is for what chance decides.
 	Seed uint64
-	// Exact shows the engines' blocks to the comparison policies.
+	// Exact shows the engines' blocks to the policies.
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
-	// Slow is what the step times of some engines are multiplied with.
-	Slow map[int]float64
+	// Buckets is how many parts of the time have figures of their own; 0 is none.
+	Buckets int
 	// Progress is told how many requests are over, every now and then.
 	Progress func(over int)
 }
@@ -42,6 +39,8 @@ type Config struct {
 const (
 	// upkeep is how often the router looks for expired leases.
 	upkeep = 10 * time.Second
+	// jitter bounds what chance adds to an arrival.
+	jitter = 5 * time.Millisecond
 	// often is how many requests go by between calls of Progress.
 	often = 1000
 )
@@ -55,6 +54,8 @@ type request struct {
 	lease   *kvscore.Lease
 	version uint64 // of the session's binding
 	at      int    // engine
+	booked  int    // blocks of prompt and answer that the lease was told of
+	away    bool   // from the session's home, where its next turn is at home again
 	arrived time.Duration
 	first   time.Duration
 }
@@ -73,6 +74,8 @@ type replay struct {
 	requests  []request
 	engines   []*engine.Engine
 	stepping  []bool
+	targets   []kvscore.Target // of all engines, those that join later included
+	changes   []change         // of the cluster that are still to come
 	events    events
 	stats     stats
 	now       time.Duration
@@ -84,6 +87,15 @@ type replay struct {
 
 // Run replays one cell.
 func Run(c Config) (*Result, error) {
+	r, err := replayed(c)
+	if err != nil {
+		return nil, err
+	}
+	return r.result(), nil
+}
+
+// replayed returns a cell that has come to its end.
+func replayed(c Config) (*replay, error) {
 	sp, err := c.check()
 	if err != nil {
 		return nil, err
@@ -102,7 +114,7 @@ func Run(c Config) (*Result, error) {
 		r.setTime(e.at)
 		r.upkeep()
 		if e.arrival {
-			r.place(e.n)
+			r.arrive(e.n)
 		} else {
 			r.step(e.n)
 		}
@@ -114,10 +126,8 @@ func Run(c Config) (*Result, error) {
 		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
 	case r.scheduler.Stats().Leases != 0:
 		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
-	case len(r.stats.ttft) == 0:
-		return nil, fmt.Errorf("all requests fall into the warm-up: the first %g %% of an open loop, the first %v of a closed one", warmUp*100, warmUpClosed)
 	}
-	return r.result(), nil
+	return r, nil
 }
 
 func (c *Config) check() (*spec, error) {
@@ -127,87 +137,68 @@ func (c *Config) check() (*spec, error) {
 		return nil, err
 	case c.Trace == nil || len(c.Trace.Requests) == 0:
 		return nil, errors.New("there is no trace")
-	case c.Workers < 1:
-		return nil, fmt.Errorf("workers is %d, want at least 1", c.Workers)
 	case !(c.Speed > 0):
 		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
-	case c.ToldTokens < 0:
-		return nil, fmt.Errorf("told KV tokens is %d, want at least 0", c.ToldTokens)
 	case sp.sessions && !c.Trace.Sessions:
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
 	case c.Sessions && !c.Trace.Sessions:
 		return nil, errors.New("the trace has no sessions")
 	}
-	for w, f := range c.Slow {
-		if w < 0 || w >= c.Workers || !(f > 0) {
-			return nil, fmt.Errorf("slow is %d:%v, want a worker from 0 to %d and more than 0", w, f, c.Workers-1)
-		}
-	}
-	room := c.KVTokens / int64(c.Trace.BlockTokens)
-	for i := range c.Trace.Requests {
-		q := &c.Trace.Requests[i]
-		if j := (engine.Job{In: q.In, Out: q.Out}); int64(j.Blocks(c.Trace.BlockTokens)) > room {
-			return nil, fmt.Errorf("a request of %d + %d tokens does not fit into %d KV tokens", q.In, q.Out, c.KVTokens)
-		}
+	if err := c.Cluster.check(c.Trace); err != nil {
+		return nil, err
 	}
 	return sp, nil
 }
 
 // build makes engines, scheduler and policy.
 func (r *replay) build() {
-	block := r.Trace.BlockTokens
-	r.engines, r.stepping = make([]*engine.Engine, r.Workers), make([]bool, r.Workers)
-	capacity := int(r.KVTokens / int64(block))
-	var common *engine.Cache
-	var line *engine.Line
-	switch {
-	case r.spec.unbounded:
-		common, line = engine.NewCache(0), new(engine.Line)
-	case r.spec.pooled:
-		common, line = engine.NewCache(capacity*r.Workers), new(engine.Line)
-	}
-	told := r.ToldTokens
-	if told == 0 {
-		told = r.KVTokens
-	}
 	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
-	targets := make([]kvscore.Target, r.Workers)
-	for i := range r.engines {
-		cache, slow := common, 1.0
-		if cache == nil {
-			cache = engine.NewCache(capacity)
-		}
-		if f := r.Slow[i]; f > 0 {
-			slow = f
-		}
-		r.engines[i] = engine.New(cache, line, block, slow)
-		targets[i] = kvscore.Target{Worker: uint64(i) + 1}
-		r.scheduler.Declare(targets[i], told)
-		r.scheduler.SetPage(targets[i], int64(block))
-	}
-	r.refs = r.scheduler.Refs(targets)
-	r.view = rules.View{Block: block, Exact: r.Exact, Engines: r.engines}
-	r.policy = r.spec.make(&r.view)
-	r.observer, _ = r.policy.(rules.Observer)
 	r.selection.Rand = rand.New(rand.NewPCG(r.Seed, 0)) //nolint:gosec // to be repeated
 	r.requests = make([]request, len(r.Trace.Requests))
+	r.view = rules.View{Block: r.Trace.BlockTokens, Exact: r.Exact, Model: r.model()}
+	r.buildCluster()
+	r.policy = r.spec.make(&r.view)
+	r.observer, _ = r.policy.(rules.Observer)
+	if r.Exact && !r.spec.comparison {
+		r.policy = &informed{r.policy, &r.view}
+	}
 }
 
-// arrivals schedules what does not depend on the end of another request.
+// arrivals schedules what does not depend on the end of another request: of an open
+// loop the first arrival, of a closed one the first of each session.
 func (r *replay) arrivals() {
+	r.stats.begin(r)
 	for i := range r.Trace.Requests {
 		q := &r.Trace.Requests[i]
-		if !r.Trace.Closed || i == 0 || r.Trace.Requests[i-1].Session != q.Session {
-			r.events.push(event{at: r.scaled(q.At), arrival: true, n: i})
+		if i == 0 || r.Trace.Closed && r.Trace.Requests[i-1].Session != q.Session {
+			r.events.push(event{at: r.arrival(i), arrival: true, n: i})
 		}
 	}
-	r.stats.begin(r)
+}
+
+// arrival returns when the router gets a request that waits for no other. No two
+// runs of the same clients are the same: the seed adds up to jitter to each.
+func (r *replay) arrival(n int) time.Duration {
+	late := rand.New(rand.NewPCG(r.Seed, uint64(n))).Int64N(int64(jitter)) //nolint:gosec // to be repeated
+	return r.scaled(r.Trace.Requests[n].At) + time.Duration(late)
+}
+
+// arrive places a request. In an open loop the next arrival follows it.
+func (r *replay) arrive(n int) {
+	if !r.Trace.Closed && n+1 < len(r.Trace.Requests) {
+		r.events.push(event{at: max(r.now, r.arrival(n+1)), arrival: true, n: n + 1})
+	}
+	r.place(n)
 }
 
 func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(float64(t) / r.Speed) }
 
 func (r *replay) setTime(t time.Duration) {
 	r.now, r.view.Now = t, t
+	for len(r.changes) > 0 && r.changes[0].at <= t {
+		r.changes[0].apply(r)
+		r.changes = r.changes[1:]
+	}
 	if r.sessions != nil {
 		r.sessions.now.Store(int64(t))
 	}
@@ -219,24 +210,31 @@ func (r *replay) clock() time.Time { return epoch.Add(r.now) }
 func (r *replay) upkeep() {
 	if r.now-r.swept >= upkeep {
 		r.swept = r.now
-		r.outputs()
+		r.outputs(true)
 		r.scheduler.Expire(r.clock())
 	}
 }
 
 // outputs brings the leases up to what the engines have generated. A router sees
-// each token; nobody looks at the books in between.
-func (r *replay) outputs() {
+// each token; nobody looks at the books in between. The books change with each
+// block only; the other tokens are signs of life.
+func (r *replay) outputs(alive bool) {
 	now := r.clock()
-	for _, e := range r.engines {
-		e.Decoding(func(j *engine.Job, tokens int) { r.requests[j.Number].lease.Output(now, int64(tokens)) })
+	for _, e := range r.view.Engines {
+		e.Decoding(func(j *engine.Job, tokens int) {
+			q := &r.requests[j.Number]
+			if blocks := (j.In + tokens - 1) / kvscore.DefaultBlockSize; alive || blocks > q.booked {
+				q.booked = blocks
+				q.lease.Output(now, int64(tokens))
+			}
+		})
 	}
 }
 
 // place lets the policy choose for a request, and sends it there.
 func (r *replay) place(n int) {
 	t, q := &r.Trace.Requests[n], &r.requests[n]
-	r.outputs()
+	r.outputs(false)
 	block := r.Trace.BlockTokens
 	ask := kvscore.Request{
 		Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block),
@@ -247,8 +245,12 @@ func (r *replay) place(n int) {
 	bound := -1
 	if r.sessions != nil {
 		bound, q.version = r.sessions.bound(t.Session)
+		if r.spec.soft && bound >= 0 {
+			ask.Home, bound = r.refs[bound].Target, -1
+		}
 	}
 	q.at, q.lease = r.scheduler.SelectAmong(r.clock(), &ask, r.refs, bound, r.policy, &r.selection)
+	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && r.selection.HomeHolds()
 	if r.observer != nil {
 		r.observer.Placed(&r.selection, n, q.at)
 	}
@@ -282,8 +284,9 @@ func (r *replay) step(at int) {
 		if r.observer != nil {
 			r.observer.FirstToken(j.Number, at)
 		}
-		if r.sessions != nil && r.err == nil {
-			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, q.lease.Target())
+		if r.sessions != nil && r.err == nil && !q.away {
+			// The store names an engine by its position.
+			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
 		}
 	}
 	for _, j := range over {
@@ -304,7 +307,7 @@ func (r *replay) end(q *request) {
 	q.lease.Output(r.clock(), out)
 	r.answer = q.Chained(r.answer[:0], block)
 	q.lease.Counted(kvscore.Counts{
-		Prompt: in, Cached: int64(q.Cached), Answer: in + out - 1,
+		Prompt: in, Cached: int64(q.Cached), CachedTold: true, Answer: in + out - 1,
 		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
 	})
 	q.lease.End(true, r.answer)

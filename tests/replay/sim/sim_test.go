@@ -29,7 +29,7 @@ func synthetic(tb testing.TB, requests int, closed bool) *trace.Trace {
 	fmt.Fprintf(&text, `{"name":"synthetic","block":%d,"closed":%v}`+"\n", block, closed)
 	for i := range requests {
 		s := r.IntN(sessions)
-		if turns[s] == 12 { // a new conversation
+		if turns[s]%12 == 0 { // a new conversation
 			chains[s] = chains[s][:system:system]
 		}
 		for range more {
@@ -52,7 +52,7 @@ func synthetic(tb testing.TB, requests int, closed bool) *trace.Trace {
 }
 
 func cell(t *trace.Trace, policy string) Config {
-	return Config{Trace: t, Policy: policy, Workers: 3, KVTokens: 60_000, Speed: 1, Seed: 1}
+	return Config{Trace: t, Policy: policy, Cluster: Cluster{Workers: 3, KVTokens: []int64{60_000}}, Speed: 1, Seed: 1}
 }
 
 func mustRun(tb testing.TB, c Config) *Result {
@@ -104,16 +104,16 @@ func TestASeedDecidesAll(t *testing.T) {
 func TestSettingsMatter(t *testing.T) {
 	tr := synthetic(t, 1500, false)
 	base := cell(tr, "lmetric")
-	base.KVTokens = 30_000
+	base.KVTokens = []int64{30_000}
 	want := mustRun(t, base)
 	for name, change := range map[string]func(*Config){
 		"workers":     func(c *Config) { c.Workers = 5 },
-		"KV tokens":   func(c *Config) { c.KVTokens = 25_000 },
-		"told tokens": func(c *Config) { c.ToldTokens = 3_000 },
+		"KV tokens":   func(c *Config) { c.KVTokens = []int64{25_000} },
+		"told tokens": func(c *Config) { c.ToldTokens = []int64{3_000} },
 		"speed":       func(c *Config) { c.Speed = 2 },
 		"exact":       func(c *Config) { c.Exact = true },
 		"sessions":    func(c *Config) { c.Sessions = true },
-		"slow":        func(c *Config) { c.Slow = map[int]float64{1: 2} },
+		"slow":        func(c *Config) { c.Slow = []Slow{{1, 2, 0, 1}} },
 	} {
 		c := base
 		change(&c)
@@ -127,10 +127,10 @@ func TestSettingsMatter(t *testing.T) {
 func TestOneRequest(t *testing.T) {
 	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
 	c := cell(tr, "dynamo")
-	for factor, slow := range map[float64]map[int]float64{1: nil, 2.5: {0: 2.5, 1: 2.5, 2: 2.5}} {
+	for factor, slow := range map[float64][]Slow{1: nil, 2.5: {{0, 2.5, 0, 1}, {1, 2.5, 0, 1}, {2, 2.5, 0, 1}}} {
 		c.Slow = slow
 		res := mustRun(t, c)
-		ttft := factor * engine.PrefillMS(0, 5000)
+		ttft := factor * engine.Default().PrefillMS(0, 5000)
 		e2e := ttft + factor*(2*(8+0.04)+5e-5*(5001+5002))
 		if math.Abs(res.MeanTTFT-ttft) > 1e-3 || math.Abs(res.MeanE2E-e2e) > 1e-3 {
 			t.Errorf("TTFT %v ms and %v ms in all, want %v and %v", res.MeanTTFT, res.MeanE2E, ttft, e2e)
@@ -155,9 +155,9 @@ func TestOneHistoryIsComputedOnce(t *testing.T) {
 		chain = append(chain[:history:history], chain[history+i*tail:history+(i+1)*tail]...)
 		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Minute, In: 16 * len(chain), Out: 20, Blocks: chain, Session: i})
 	}
-	for _, policy := range []string{"dynamo_1", "lmetric", "min_ttft", "pool"} {
+	for _, policy := range []string{"dynamo", "lmetric", "min_ttft", "pool"} {
 		c := cell(tr, policy)
-		c.KVTokens = 200_000
+		c.KVTokens = []int64{200_000}
 		want := 1 - float64(16*(history+6*tail))/float64(6*16*(history+tail))
 		if res := mustRun(t, c); math.Abs(res.HitRatio-want) > 1e-9 {
 			t.Errorf("%s: hit ratio %v, want %v", policy, res.HitRatio, want)
@@ -204,13 +204,10 @@ func TestBadSettings(t *testing.T) {
 		"workers is 0":          func(c *Config) { c.Workers = 0 },
 		"speed is -1":           func(c *Config) { c.Speed = -1 },
 		"speed is NaN":          func(c *Config) { c.Speed = math.NaN() },
-		"told KV tokens is -1":  func(c *Config) { c.ToldTokens = -1 },
-		"into 100 KV tokens":    func(c *Config) { c.KVTokens = 100 },
-		"slow is 3:2":           func(c *Config) { c.Slow = map[int]float64{3: 2} },
-		"the warm-up": func(c *Config) {
-			c.Trace = &trace.Trace{BlockTokens: 16, Closed: true, Requests: []trace.Request{{In: 5, Out: 1}}}
-		},
-		"no trace": func(c *Config) { c.Trace = nil },
+		"told KV tokens is -1":  func(c *Config) { c.ToldTokens = []int64{-1} },
+		"into 64 KV tokens":     func(c *Config) { c.KVTokens = []int64{100} },
+		"slow is 3:2":           func(c *Config) { c.Slow = []Slow{{3, 2, 0, 1}} },
+		"no trace":              func(c *Config) { c.Trace = nil },
 		"has no sessions": func(c *Config) {
 			c.Sessions, c.Trace = true, &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
 		},
@@ -257,11 +254,64 @@ func BenchmarkRequest(b *testing.B) {
 	for _, policy := range []string{"dynamo", "min_ttft"} {
 		b.Run(policy, func(b *testing.B) {
 			c := cell(tr, policy)
-			c.Workers = 8
+			c.Workers, c.KVTokens = 8, []int64{1_000_000}
 			for b.Loop() {
 				mustRun(b, c)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(tr.Requests)), "ns/request")
 		})
+	}
+}
+
+// TestExactKnowledgeIsTheEngines shows a policy of the router a mirror that is far too
+// small, and then the engines' own blocks.
+func TestExactKnowledgeIsTheEngines(t *testing.T) {
+	c := cell(synthetic(t, 1500, false), "dynamo_16")
+	c.ToldTokens = []int64{2_000}
+	blind := mustRun(t, c)
+	c.Exact = true
+	seeing := mustRun(t, c)
+	if seeing.Knowledge != "exact" || seeing.HitRatio < 1.1*blind.HitRatio {
+		t.Errorf("hit ratio %v blind, %v with exact knowledge (%s)", blind.HitRatio, seeing.HitRatio, seeing.Knowledge)
+	}
+}
+
+// TestNothingIsLeft looks at engines and books when all requests are over.
+func TestNothingIsLeft(t *testing.T) {
+	for _, policy := range Policies() {
+		for _, closed := range []bool{false, true} {
+			c := cell(synthetic(t, 200, closed), policy)
+			c.Ranks, c.Sessions, c.KVTokens = 2, closed, []int64{25_000}
+			r := run(t, c)
+			for i, e := range r.engines {
+				if e.Waiting() != 0 || e.Cache().Usage() != 0 || r.stepping[i] {
+					t.Errorf("%s: engine %d has %d jobs waiting and uses %v of its memory", policy, i, e.Waiting(), e.Cache().Usage())
+				}
+				load, _ := r.scheduler.Load(r.clock(), r.targets[i])
+				if load.Requests != 0 || load.PrefillTokens != 0 || load.PromptBlocks != 0 || load.OutputBlocks != 0 {
+					t.Errorf("%s: booked on target %d: %+v", policy, i, load)
+				}
+				if load.CachedTokens > load.CapacityTokens {
+					t.Errorf("%s: the mirror of target %d holds %d tokens of %d", policy, i, load.CachedTokens, load.CapacityTokens)
+				}
+			}
+			for i := range r.requests {
+				q := &r.requests[i]
+				if q.Cached < 0 || q.Cached >= q.In || q.first <= q.arrived {
+					t.Errorf("%s: request %d has %d of %d tokens cached and its first token %v after its arrival", policy, i, q.Cached, q.In, q.first-q.arrived)
+				}
+			}
+		}
+	}
+}
+
+// TestASeedShiftsArrivals checks that another seed changes a policy without ties.
+func TestASeedShiftsArrivals(t *testing.T) {
+	c := cell(synthetic(t, 500, false), "lmetric")
+	a := mustRun(t, c)
+	c.Seed = 2
+	b := mustRun(t, c)
+	if ratio := a.MeanTTFT / b.MeanTTFT; ratio == 1 || ratio < 0.5 || ratio > 2 {
+		t.Errorf("mean TTFT is %v and %v ms", a.MeanTTFT, b.MeanTTFT)
 	}
 }

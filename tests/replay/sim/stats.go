@@ -7,7 +7,8 @@ import (
 
 const (
 	// warmUp is the share of the requests of an open loop that do not count, the
-	// first ones; warmUpClosed is the time after which those of a closed one do.
+	// first ones. Those of a closed one count after warmUpClosed, or after a quarter
+	// of the trace's duration if that is less.
 	warmUp       = 0.1
 	warmUpClosed = 90 * time.Second
 )
@@ -26,6 +27,10 @@ type Result struct {
 	PolicyFaults uint64 `json:"policy_faults"`
 	Expired      uint64 `json:"expired_leases"`
 	Untracked    uint64 `json:"untracked_prompts"`
+	// Spread is the highest mean TTFT of several seeds over the lowest, less 1.
+	Spread float64 `json:"ttft_mean_spread,omitempty"`
+	// Buckets are the figures over time, of the first seed.
+	Buckets []Bucket `json:"buckets,omitempty"`
 	// Relative are the figures divided by those of the first policy at this speed.
 	Relative *Figures `json:"relative,omitempty"`
 }
@@ -79,9 +84,9 @@ type stats struct {
 }
 
 func (s *stats) begin(r *replay) {
-	s.inFlight, s.begun, s.arriving = make([]int, r.Workers), -1, len(r.Trace.Requests)
+	s.inFlight, s.begun, s.arriving = make([]int, len(r.view.Engines)), -1, len(r.Trace.Requests)
 	if r.Trace.Closed {
-		s.fromTime = warmUpClosed
+		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
 	} else {
 		s.from = int(warmUp * float64(len(r.Trace.Requests)))
 	}
@@ -100,6 +105,12 @@ func (s *stats) pass(now time.Duration) {
 		s.busy += d
 	}
 	s.since = now
+}
+
+// joined makes room for engines that join.
+func (s *stats) joined(now time.Duration, engines int) {
+	s.pass(now)
+	s.inFlight = append(s.inFlight, make([]int, engines-len(s.inFlight))...)
 }
 
 func (s *stats) arrived(now time.Duration, n, at int) {
@@ -134,8 +145,11 @@ func (r *replay) result() *Result {
 		Policy: r.Policy, Speed: r.Speed, Knowledge: "approximate", Requests: len(s.ttft),
 		PolicyFaults: totals.PolicyFaults, Expired: totals.Expired, Untracked: totals.Untracked,
 	}
-	if r.spec.comparison && r.view.Exact {
+	if k, err := KindOf(r.Policy); err == nil && r.view.Exact && (k.Exact || k.Reference) {
 		res.Knowledge = "exact"
+	}
+	if r.Buckets > 0 {
+		res.Buckets = r.curve(r.Buckets)
 	}
 	slices.Sort(s.ttft)
 	sum := 0.0

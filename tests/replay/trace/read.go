@@ -3,7 +3,6 @@ package trace
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 )
@@ -230,7 +228,7 @@ func (p *parser) blocks(ids []int64, tokens int, name string) ([]uint64, error) 
 		if ids[i] < 0 || ids[i] >= maxID {
 			return nil, fmt.Errorf("%s has the id %d, want 0 to %d", name, ids[i], int64(maxID-1))
 		}
-		h := mix(uint64(ids[i]))
+		h := Hash(uint64(ids[i]))
 		if before, known := p.before[h]; !known {
 			p.before[h] = last
 		} else if before != last {
@@ -246,13 +244,7 @@ func (p *parser) done() (*Trace, error) {
 	if len(t.Requests) == 0 {
 		return nil, errors.New("the trace has no requests")
 	}
-	if t.Closed {
-		slices.SortStableFunc(t.Requests, func(a, b Request) int {
-			return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Turn, b.Turn))
-		})
-	} else {
-		slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
-	}
+	t.Sort()
 	return t, nil
 }
 

@@ -3,6 +3,8 @@
 package trace
 
 import (
+	"cmp"
+	"slices"
 	"time"
 )
 
@@ -38,8 +40,21 @@ type Request struct {
 	Blocks []uint64
 }
 
+// Sort brings the requests into the order that a trace has.
+func (t *Trace) Sort() {
+	slices.SortStableFunc(t.Requests, func(a, b Request) int {
+		if t.Closed {
+			return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Turn, b.Turn))
+		}
+		return cmp.Compare(a.At, b.At)
+	})
+}
+
 // maxID bounds the block ids of a trace; Answer uses the numbers above.
 const maxID = 1 << 62
+
+// Hash returns the hash of the block with an id below 1<<62.
+func Hash(id uint64) uint64 { return mix(id) }
 
 // Answer returns the hash of a block that request number n of a replay generates.
 // No trace and no other request has it.
@@ -54,4 +69,32 @@ func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
+}
+
+// Duration returns when the last request arrives; in a closed loop, when it would
+// if no answer took any time.
+func (t *Trace) Duration() time.Duration {
+	var last, at time.Duration
+	for i := range t.Requests {
+		q := &t.Requests[i]
+		if at += q.Think; !t.Closed || i == 0 || t.Requests[i-1].Session != q.Session {
+			at = q.At
+		}
+		last = max(last, at)
+	}
+	return last
+}
+
+// MeanThink returns the mean time between the end of a turn and the next one, in a
+// closed loop; 0 if no session has two turns.
+func (t *Trace) MeanThink() time.Duration {
+	var sum time.Duration
+	n := 0
+	for i := range t.Requests {
+		if i > 0 && t.Requests[i-1].Session == t.Requests[i].Session {
+			sum += t.Requests[i].Think
+			n++
+		}
+	}
+	return sum / time.Duration(max(1, n))
 }

@@ -1,0 +1,113 @@
+package handler
+
+import (
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap/zapcore"
+)
+
+// Units of a cost in explanations.
+const (
+	unitMilliseconds = "ms"
+	unitBlocks       = "blocks"
+	unitRequests     = "requests"
+)
+
+// costUnit returns the unit of a policy's costs, empty if it compares none or is not
+// one of ours.
+func costUnit(p kvscore.Policy) string {
+	switch p.(type) {
+	case *PredictedLatency:
+		return unitMilliseconds
+	case *Dynamo:
+		return unitBlocks
+	case *LeastLoad, *PowerOfTwo, *kvscore.LeastLoad:
+		return unitRequests
+	}
+	return ""
+}
+
+// timesView is what is predicted of a candidate. Fields are null where the scheduler
+// knows nothing of the worker.
+type timesView struct {
+	Awaiting   int      `json:"awaiting_requests"`
+	Wait       *float64 `json:"wait_ms"`
+	Prefill    *float64 `json:"prefill_ms"`
+	TTFT       *float64 `json:"predicted_ttft_ms"`
+	Slowness   *float64 `json:"slowness"`
+	RecentWork *float64 `json:"recent_work_ms"`
+	// Terms add up to Cost; only predicted_latency has them.
+	Terms *termsView `json:"terms_ms,omitempty"`
+}
+
+// termsView is a kvscore.Terms.
+type termsView struct {
+	Wait    float64 `json:"wait"`
+	Prefill float64 `json:"prefill"`
+	Delay   float64 `json:"delay"`
+	Decode  float64 `json:"decode"`
+	Turns   float64 `json:"turns"`
+	Leave   float64 `json:"leave"`
+}
+
+func viewTimes(c *kvscore.Candidate, unit string) timesView {
+	v := timesView{Awaiting: c.Awaiting}
+	if c.Slowness > 0 {
+		wait, prefill, ttft, slowness, work := c.WaitTime, c.PrefillTime, predictedTTFT(c), c.Slowness, c.RecentWork
+		v.Wait, v.Prefill, v.TTFT, v.Slowness, v.RecentWork = &wait, &prefill, &ttft, &slowness, &work
+	}
+	if unit == unitMilliseconds {
+		terms := termsView(c.Terms)
+		v.Terms = &terms
+	}
+	return v
+}
+
+// predictedTTFT returns how many milliseconds the first token will take.
+func predictedTTFT(c *kvscore.Candidate) float64 { return c.WaitTime + c.PrefillTime }
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (v termsView) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddFloat64("wait", v.Wait)
+	e.AddFloat64("prefill", v.Prefill)
+	e.AddFloat64("delay", v.Delay)
+	e.AddFloat64("decode", v.Decode)
+	e.AddFloat64("turns", v.Turns)
+	e.AddFloat64("leave", v.Leave)
+	return nil
+}
+
+// homeView is the target that a session is bound to, as a choice sees it.
+type homeView struct {
+	Worker    uint64 `json:"worker"`
+	Dial      string `json:"dial"`
+	Rank      uint32 `json:"dp_rank"`
+	Candidate bool   `json:"is_candidate"`
+	// Holds is whether it holds at least half of what any candidate holds of the
+	// prompt.
+	Holds bool `json:"holds_prompt"`
+	// Leave is the price of going elsewhere; null where the session must not leave.
+	Leave *float64 `json:"leave_ms"`
+	// Stays is whether the session is still bound to it after this turn.
+	Stays bool `json:"session_stays"`
+}
+
+// viewHome returns nil if the session is not bound. chosen is the position of the
+// target that would be booked.
+func (rt *route) viewHome(chosen int) *homeView {
+	if rt.bound == 0 {
+		return nil
+	}
+	sel, t := &rt.scratch.sel, rt.seenAt
+	v := &homeView{
+		Worker: t.Worker, Dial: rt.pool.dials()[t], Rank: t.Rank,
+		Candidate: sel.Home >= 0, Holds: sel.HomeHolds(),
+	}
+	v.Stays = chosen == sel.Home || rt.wait.away || rt.mayLeave() && v.Holds
+	if rt.mayLeave() && !rt.pinned() {
+		v.Leave = new(float64)
+		for i := range sel.Candidates {
+			*v.Leave = max(*v.Leave, sel.Candidates[i].Terms.Leave)
+		}
+	}
+	return v
+}

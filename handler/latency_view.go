@@ -1,0 +1,119 @@
+package handler
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// latencyView is what the pool has learned of prefill times and of its traffic. The
+// coefficients begin with assumptions, which hold while Timings is 0.
+type latencyView struct {
+	Fixed     float64 `json:"step_ms"`
+	Tokens    float64 `json:"per_1000_tokens_ms"`
+	Attention float64 `json:"per_million_token_pairs_ms"`
+	Context   float64 `json:"per_1000_context_tokens_ms"`
+	Timings   uint64  `json:"timings"`
+	// Turns is how many further turns a new conversation has, Answer the mean length
+	// of an answer.
+	Turns  *float64 `json:"expected_turns"`
+	Answer *float64 `json:"expected_answer_tokens"`
+}
+
+func viewLatency(s *kvscore.Stats) latencyView {
+	l := &s.Latency
+	v := latencyView{Fixed: l.Fixed, Tokens: l.Token * 1e3, Attention: l.Attention * 1e6, Context: l.Context * 1e3, Timings: s.Timings}
+	if s.ExpectedAnswer > 0 {
+		v.Answer = &s.ExpectedAnswer
+	}
+	if s.ExpectedTurns > 0 || s.ExpectedAnswer > 0 {
+		v.Turns = &s.ExpectedTurns
+	}
+	return v
+}
+
+// speedView is how fast a target is, and how well that is predicted.
+type speedView struct {
+	// Slowness is how many times longer than the pool predicts a prefill takes; null
+	// while there were no timings.
+	Slowness   *float64 `json:"slowness"`
+	Timings    uint64   `json:"timings"`
+	LastTiming *float64 `json:"last_timing_seconds_ago"`
+	// Predictions is how many of the last first tokens the errors are of. An error is
+	// |observed / predicted − 1|.
+	Predictions int      `json:"ttft_predictions"`
+	Median      *float64 `json:"ttft_error_median"`
+	P90         *float64 `json:"ttft_error_p90"`
+}
+
+func viewSpeed(t time.Time, l *kvscore.Load) *speedView {
+	v := &speedView{Timings: l.Timings, Predictions: l.Predictions}
+	if slowness, age := l.Slowness, t.Sub(l.LastTiming).Seconds(); l.Timings > 0 {
+		v.Slowness, v.LastTiming = &slowness, &age
+	}
+	if median, p90 := l.ErrorMedian, l.ErrorP90; l.Predictions > 0 {
+		v.Median, v.P90 = &median, &p90
+	}
+	return v
+}
+
+// cacheSize is the capacity of a target's KV cache and what it is thought to hold.
+type cacheSize struct {
+	// Capacity is the one in use; it is learned from the cached tokens that the engine
+	// reports, beginning with Told or a default.
+	Capacity int64 `json:"capacity_tokens"`
+	// Told is what the configuration says, or else the engine; null if neither does.
+	Told    *int64 `json:"capacity_told_tokens"`
+	Learned bool   `json:"capacity_learned"`
+	Cached  int64  `json:"cached_tokens"`
+}
+
+func (p *pool) viewCache(w *worker, l *kvscore.Load) cacheSize {
+	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
+	if told := l.ToldTokens; p.settings.Load().worker(w.dial).KVTokens > 0 || w.engine.last().KVTokens > 0 {
+		v.Told = &told
+	}
+	return v
+}
+
+var (
+	descCapacity = desc("worker_capacity_tokens", "Tokens that the KV cache of the worker's rank is taken to have room for: as told, or as learned from reported cached tokens.", "pool", "worker", "dp_rank")
+	descSlowness = desc("worker_slowness", "How many times longer a prefill takes on the worker's rank than the pool predicts.", "pool", "worker", "dp_rank")
+	descError    = desc("worker_ttft_error_ratio", "Quantiles of the error of the predicted times to first tokens, |observed / predicted - 1|, over the last 64.", "pool", "worker", "dp_rank", "quantile")
+	descPrefills = desc("prefill_cost_seconds", "What a prefill takes as learned over all workers: for each step, 1000 tokens to be computed, million pairs of tokens that attention compares, and 1000 tokens of context of active requests.", "pool", "per")
+)
+
+func describeLatency(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descCapacity, descSlowness, descError, descPrefills} {
+		ch <- d
+	}
+}
+
+// collectLatency emits a pool's learned prefill times; nothing before the first timing.
+func collectLatency(ch chan<- prometheus.Metric, pool string, s *kvscore.Stats) {
+	if s.Timings == 0 {
+		return
+	}
+	v := viewLatency(s)
+	for per, ms := range map[string]float64{
+		"step": v.Fixed, "1000_tokens": v.Tokens, "million_token_pairs": v.Attention, "1000_context_tokens": v.Context,
+	} {
+		collect(ch, descPrefills, prometheus.GaugeValue, ms/1e3, pool, per)
+	}
+}
+
+func collectSpeed(ch chan<- prometheus.Metric, pool, worker string, rank int, l *kvscore.Load) {
+	gauge := func(d *prometheus.Desc, v float64, more ...string) {
+		collect(ch, d, prometheus.GaugeValue, v, append([]string{pool, worker, strconv.Itoa(rank)}, more...)...)
+	}
+	gauge(descCapacity, float64(l.CapacityTokens))
+	if l.Timings > 0 {
+		gauge(descSlowness, l.Slowness)
+	}
+	if l.Predictions > 0 {
+		gauge(descError, l.ErrorMedian, "0.5")
+		gauge(descError, l.ErrorP90, "0.9")
+	}
+}

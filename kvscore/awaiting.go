@@ -1,0 +1,90 @@
+package kvscore
+
+import "time"
+
+// awaiting are the leases of one target whose prefill is not over, in the order of
+// booking.
+type awaiting struct {
+	first, last *Lease
+	n           int
+	work        work
+	// since is when the engine can have begun with the first one: when it was
+	// booked, or when the prefill before it was over; zero if that is unknown.
+	// Nothing is learned from one that is guessed.
+	since   time.Time
+	guessed bool
+}
+
+func (q *awaiting) push(l *Lease, now time.Time) {
+	if q.last == nil {
+		q.first, q.since, q.guessed = l, now, false
+	} else {
+		q.last.behind, l.ahead = l, q.last
+	}
+	q.last = l
+	q.n++
+	q.work.add(l.work)
+}
+
+// remove takes out a lease whose prefill ended at a time; the zero time if the end is
+// unknown. If that end was seen, not guessed, all prefills booked before it have ended
+// too, because engines prefill in order.
+func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
+	for p := q.first; seen && p != l; p = p.behind {
+		p.passed = true
+	}
+	if seen || q.first == l {
+		q.since, q.guessed = at, !seen
+	}
+	if l.ahead != nil {
+		l.ahead.behind = l.behind
+	} else {
+		q.first = l.behind
+	}
+	if l.behind != nil {
+		l.behind.ahead = l.ahead
+	} else {
+		q.last = l.ahead
+	}
+	l.ahead, l.behind = nil, nil
+	q.n--
+	q.work.sub(l.work)
+	if q.n == 0 {
+		q.work = work{} // what is left is rounding
+	}
+}
+
+// ran returns for how many milliseconds the first prefill has run. If its start is
+// unknown, ran sets it to now, except in a dry run.
+func (q *awaiting) ran(now time.Time, dry bool) float64 {
+	if q.since.IsZero() {
+		if !dry {
+			q.since = now
+		}
+		return 0
+	}
+	return max(0, milliseconds(now.Sub(q.since)))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// maxOverdue bounds by how much a prefill that should be over delays those behind it,
+// in milliseconds.
+const maxOverdue = 60_000
+
+// wait predicts the milliseconds until all prefills booked on a target are over: their
+// times, less the time that the first one has run. A first prefill that is overdue waits
+// for memory or slots; wait assumes that it takes as long again as it is overdue.
+func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context float64) (ms, overdue float64) {
+	q := &b.awaiting
+	if q.n == 0 {
+		return 0, 0
+	}
+	head := factor * s.latency.predict(q.first.work, context)
+	ms = factor * s.latency.predict(q.work, context)
+	ran := q.ran(now, dry)
+	if late := ran - head - factor*s.latency.fixed(context); late > 0 && !q.first.passed {
+		return ms - head, min(late, maxOverdue)
+	}
+	return ms - min(ran, head), 0
+}

@@ -1,0 +1,167 @@
+package kvscore
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+func after(ms float64) time.Time { return epoch.Add(time.Duration(ms * float64(time.Millisecond))) }
+
+// book books a prompt of so many tokens that nobody holds on the first target.
+func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
+	_, l := s.Select(at, &Request{Tokens: tokens, Streamed: true}, ts[:1], 0, nil, &Selection{Rand: seeded(1)})
+	return l
+}
+
+// alone returns the predicted time for a prompt of so many tokens, without the fixed part.
+func alone(s *Scheduler, tokens int64) float64 { return s.latency.predict(workOf(tokens, 0), 0) }
+
+// waits returns the wait on the first target.
+func waits(s *Scheduler, ts []Target, at time.Time) float64 {
+	sel := &Selection{Rand: seeded(1)}
+	s.Explain(at, &Request{Tokens: 16}, ts, 0, new(LeastLoad), sel)
+	return sel.Candidates[0].WaitTime
+}
+
+func TestWaitAges(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(1)
+	first, second := alone(s, 10_000), alone(s, 2000)
+	fixed := s.latency.fixed(0)
+	a := book(s, ts, 10_000, epoch)
+	b := book(s, ts, 2000, after(10))
+	for _, c := range []struct {
+		name     string
+		at, want float64
+	}{
+		{"nothing has run", 0, first + second},
+		{"the first one has run", 100, first - 100 + second},
+		{"it should be over", first, second},
+		{"it may take a step longer", first + fixed, second},
+		{"it is overdue, and expected to be as late again", first + fixed + 70, second + 70},
+		{"it is far overdue", 1e7, second + maxOverdue},
+	} {
+		if got := waits(s, ts, after(c.at)); math.Abs(got-c.want) > 0.01 {
+			t.Errorf("%s: wait %.2f ms, want %.2f", c.name, got, c.want)
+		}
+	}
+	a.FirstToken(after(500)) // overdue no more: the second one begins
+	for at, want := range map[float64]float64{500: second, 520: second - 20, 500 + second + fixed + 30: 30} {
+		if got := waits(s, ts, after(at)); math.Abs(got-want) > 0.01 {
+			t.Errorf("after the first token, at %.1f ms: wait %.2f ms, want %.2f", at, got, want)
+		}
+	}
+	b.FirstToken(after(600))
+	if got := waits(s, ts, after(700)); got != 0 {
+		t.Errorf("wait %.2f ms though all prefills are over", got)
+	}
+	a.End(true, nil)
+	b.End(true, nil)
+	idle(t, s, ts, after(700))
+}
+
+// TestRemovalKeepsTheAgeOfTheFirst ends leases without a first token, as where clients
+// leave, and looks at the wait 100 ms after the first was booked.
+func TestRemovalKeepsTheAgeOfTheFirst(t *testing.T) {
+	for name, tc := range map[string]struct {
+		gone int
+		want func(s *Scheduler) float64
+	}{
+		"middle": {1, func(s *Scheduler) float64 { return alone(s, 10_000) - 100 + alone(s, 3000) }},
+		"tail":   {2, func(s *Scheduler) float64 { return alone(s, 10_000) - 100 + alone(s, 2000) }},
+		// when the next one began is unknown
+		"head": {0, func(s *Scheduler) float64 { return alone(s, 2000) + alone(s, 3000) }},
+	} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		var live []*Lease
+		for i, tokens := range []int64{10_000, 2000, 3000} {
+			live = append(live, book(s, ts, tokens, after(float64(i))))
+		}
+		live[tc.gone].End(false, nil)
+		if got, want := waits(s, ts, after(100)), tc.want(s); math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: wait %.2f ms, want %.2f", name, got, want)
+		}
+		for _, l := range live {
+			l.End(false, nil)
+		}
+		idle(t, s, ts, epoch)
+	}
+}
+
+// TestGuessedEndKeepsTheAgeOfTheFirst has a plain answer behind a stream: its prefill is
+// taken off when it should be over, which says nothing of the one before.
+func TestGuessedEndKeepsTheAgeOfTheFirst(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(1)
+	a := book(s, ts, 10_000, epoch)
+	sel := &Selection{Rand: seeded(1)}
+	_, b := s.Select(after(1), &Request{Tokens: 2000}, ts, 0, nil, sel)
+	late := 5000 - alone(s, 10_000) - s.latency.fixed(0)
+	if got := waits(s, ts, after(5000)); math.Abs(got-late) > 0.01 {
+		t.Errorf("wait %.2f ms, want %.2f", got, late)
+	}
+	a.End(true, nil)
+	b.End(true, nil)
+	idle(t, s, ts, epoch)
+}
+
+// TestExplainLeavesAges explains at a moment when it is unknown since when the first
+// prefill runs.
+func TestExplainLeavesAges(t *testing.T) {
+	var got [2]float64
+	for i := range got {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		a, b := book(s, ts, 1000, epoch), book(s, ts, 10_000, epoch)
+		a.End(false, nil)
+		if i == 1 {
+			waits(s, ts, after(50)) // explains
+		}
+		sel := &Selection{Rand: seeded(1)}
+		_, c := s.Select(after(100), &Request{Tokens: 16}, ts, 0, nil, sel)
+		got[i] = sel.Candidates[0].WaitTime
+		b.End(false, nil)
+		c.End(false, nil)
+	}
+	if got[0] != got[1] {
+		t.Errorf("wait %.2f ms, %.2f ms after it was explained", got[0], got[1])
+	}
+}
+
+// TestAwaitingBehavesLikeAList does random operations on the queue and on a list.
+func TestAwaitingBehavesLikeAList(t *testing.T) {
+	for seed := range uint64(5) {
+		rnd := seeded(seed)
+		var q awaiting
+		var list []*Lease
+		at := epoch
+		for range 5000 {
+			at = at.Add(time.Duration(rnd.IntN(50)) * time.Millisecond)
+			if n := len(list); n == 0 || rnd.IntN(100) < 50-n {
+				l := &Lease{work: workOf(rnd.Int64N(100_000), rnd.Int64N(100_000)), booked: at}
+				q.push(l, at)
+				list = append(list, l)
+			} else {
+				i := rnd.IntN(n)
+				q.remove(list[i], at, rnd.IntN(2) == 0)
+				list = append(list[:i:i], list[i+1:]...)
+			}
+			var want work
+			l, before := q.first, (*Lease)(nil)
+			for i, w := range list {
+				if l != w || l.ahead != before {
+					t.Fatalf("seed %d: place %d of %d is wrong", seed, i, len(list))
+				}
+				want.add(w.work)
+				l, before = l.behind, l
+			}
+			if l != nil || q.last != before || q.n != len(list) {
+				t.Fatalf("seed %d: the end is wrong, %d of %d", seed, q.n, len(list))
+			}
+			if math.Abs(q.work.tokens-want.tokens) > 1e-6 || math.Abs(q.work.pairs-want.pairs) > 1e-3 {
+				t.Fatalf("seed %d: the sum is %+v, want %+v", seed, q.work, want)
+			}
+			if len(list) == 0 && q.work != (work{}) {
+				t.Fatalf("seed %d: %+v is left", seed, q.work)
+			}
+		}
+	}
+}

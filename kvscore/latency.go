@@ -1,0 +1,205 @@
+package kvscore
+
+import (
+	"math"
+	"time"
+)
+
+// stepTokens is about how many prompt tokens an engine computes in one step, half of
+// the usual limits. Each step also reads the context of the requests that generate.
+const stepTokens = 2048
+
+// work is what an engine has to do for one prompt or for several, as the features of
+// the prediction. They are scaled so that the coefficients have similar sizes.
+type work struct {
+	tokens float64 // to be computed, in thousands
+	pairs  float64 // tokens x tokens that attention compares, in millions
+}
+
+// workOf returns the work for n tokens behind k cached ones.
+func workOf(n, k int64) work {
+	f := float64(max(0, n))
+	return work{f / 1e3, f * (float64(k) + f/2) / 1e6}
+}
+
+func (w *work) add(o work) { w.tokens += o.tokens; w.pairs += o.pairs }
+func (w *work) sub(o work) { w.tokens -= o.tokens; w.pairs -= o.pairs }
+
+// Latency are the coefficients of a predicted prefill time, in milliseconds:
+//
+//	Fixed + Token·n + Attention·n·(k + n/2) + Context·(1 + n/2048)·c
+//
+// for n prompt tokens to be computed behind k cached ones, on a target whose active
+// requests have c tokens of context. The form follows from what an engine does: a
+// step has a fixed cost, each token passes through the weights, attention compares
+// it with the tokens before it, and each step reads the context of the requests that
+// generate.
+type Latency struct {
+	Fixed, Token, Attention, Context float64
+}
+
+// Prefill returns the predicted time for n tokens behind k cached ones, on a target with
+// so many tokens of context, in milliseconds.
+func (l Latency) Prefill(n, k int64, context float64) float64 {
+	f := float64(max(0, n))
+	return l.Fixed + l.Token*f + l.Attention*f*(float64(k)+f/2) + l.Context*(1+f/stepTokens)*context
+}
+
+const nFeatures = 4
+
+// estimator learns the coefficients of a pool. It minimises the sum of squared errors,
+// weighted with 1/(time + 5 ms), over samples whose weight falls by forgetting with each new
+// one. No coefficient is below zero. A weak prior keeps what the samples do not show.
+type estimator struct {
+	t        [nFeatures]float64 // ms for each of the features
+	a        [nFeatures][nFeatures]float64
+	b        [nFeatures]float64
+	samples  uint64
+	outliers int // in a row
+}
+
+const (
+	// forgetting is the weight of what was known, with each new sample: half is
+	// forgotten after 1,400.
+	forgetting = 0.9995
+	// sweeps of coordinate descent for each sample: the last solution is the start,
+	// and one sample changes little.
+	sweeps = 4
+	// trusting is the number of samples after which an outlier is recognised.
+	trusting = 20
+	// maxOutlier is how many times longer or shorter than predicted a sample
+	// counts at most.
+	maxOutlier = 3
+	// maxOutliers is how many outliers in a row are bounded so. After that, the engines
+	// have changed: what was known is forgotten with forgettingAnew.
+	maxOutliers    = 10
+	forgettingAnew = 0.9
+	// shortTime, in milliseconds, bounds the weight of short times.
+	shortTime = 5
+)
+
+// priorTimes are optimistic: the router would never try a target that it believes to be
+// slow. priorWeight is their weight, about that of five short prompts.
+var (
+	leastTimes  = [nFeatures]float64{0, 0.5, 0, 0} // no token is free
+	priorTimes  = [nFeatures]float64{5, 30, 0.5, 3}
+	priorWeight = [nFeatures]float64{0.05, 0.02, 0.02, 0.01}
+)
+
+// contextScale is the tokens of context in one unit of its feature.
+const contextScale = 1e5
+
+func features(w work, context float64) [nFeatures]float64 {
+	return [nFeatures]float64{1, w.tokens, w.pairs, (1 + w.tokens*1e3/stepTokens) * context / contextScale}
+}
+
+// predict returns the time of a work in milliseconds, without the fixed part.
+func (e *estimator) predict(w work, context float64) float64 {
+	return e.t[1]*w.tokens + e.t[2]*w.pairs + e.t[3]*(w.tokens*1e3/stepTokens)*context/contextScale
+}
+
+// fixed returns the time of a step that computes next to nothing, in milliseconds.
+func (e *estimator) fixed(context float64) float64 { return e.t[0] + e.t[3]*context/contextScale }
+
+func (e *estimator) of(x [nFeatures]float64) (ms float64) {
+	for i := range x {
+		ms += e.t[i] * x[i]
+	}
+	return ms
+}
+
+// learn adds a sample: a target took so many milliseconds for a work.
+func (e *estimator) learn(x [nFeatures]float64, ms float64) {
+	expected := e.of(x)
+	kept := forgetting
+	if e.samples >= trusting {
+		within := min(max(ms, expected/maxOutlier), expected*maxOutlier)
+		if e.outliers++; ms == within {
+			e.outliers = 0
+		} else if e.outliers <= maxOutliers {
+			ms = within
+		} else {
+			kept = forgettingAnew
+		}
+	}
+	weight := 1 / (ms + shortTime)
+	for i := range x {
+		e.b[i] = e.b[i]*kept + weight*x[i]*ms
+		for j := range x {
+			e.a[i][j] = e.a[i][j]*kept + weight*x[i]*x[j]
+		}
+	}
+	e.samples++
+	for range sweeps {
+		e.descend()
+	}
+}
+
+// descend improves one coefficient after the other.
+func (e *estimator) descend() {
+	for i := range e.t {
+		rest := e.b[i] + priorWeight[i]*priorTimes[i]
+		for j := range e.t {
+			if j != i {
+				rest -= e.a[i][j] * e.t[j]
+			}
+		}
+		e.t[i] = max(leastTimes[i], rest/(e.a[i][i]+priorWeight[i]))
+	}
+}
+
+func newEstimator() *estimator { return &estimator{t: priorTimes} }
+
+// latency returns the coefficients, in milliseconds.
+func (e *estimator) latency() Latency {
+	return Latency{e.t[0], e.t[1] / 1e3, e.t[2] / 1e6, e.t[3] / contextScale}
+}
+
+const (
+	// factorWeight is how far one sample moves a target's factor; the first ones
+	// move it further.
+	factorWeight = 0.05
+	// minFactor and maxFactor bound it.
+	minFactor, maxFactor = 0.05, 20
+	// factorAge is the time constant with which a factor decays to 1 without samples, so
+	// that the router tries a slow target again.
+	factorAge = 2 * time.Minute
+)
+
+// speed is how many times longer a target takes than its pool predicts.
+type speed struct {
+	log     float64 // natural logarithm of the factor
+	samples uint64
+	at      time.Time // of the last sample
+
+	now      float64 // the factor when it was last computed
+	computed time.Time
+}
+
+func (s *speed) learn(now time.Time, predicted, ms float64) {
+	off := math.Log(max(ms, 1e-3) / max(predicted, 1e-3))
+	off = min(max(off, -math.Log(maxOutlier)), math.Log(maxOutlier))
+	s.log = s.faded(now)
+	s.samples++
+	weight := max(factorWeight, 0.5/float64(s.samples)) * ms / (ms + 20) // short times are noise
+	s.log = min(max(s.log+weight*off, math.Log(minFactor)), math.Log(maxFactor))
+	s.at, s.computed = now, time.Time{}
+}
+
+func (s *speed) faded(now time.Time) float64 {
+	if s.samples == 0 {
+		return 0
+	}
+	return s.log * math.Exp(-max(0, now.Sub(s.at).Seconds())/factorAge.Seconds())
+}
+
+// factor returns how many times longer the target takes.
+func (s *speed) factor(now time.Time) float64 {
+	if s.samples == 0 {
+		return 1
+	}
+	if d := now.Sub(s.computed); d > time.Second || d < 0 {
+		s.now, s.computed = math.Exp(s.faded(now)), now
+	}
+	return s.now
+}

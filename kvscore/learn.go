@@ -1,0 +1,353 @@
+package kvscore
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// timing is one sample: the time that a target took for work without a pause. Consecutive
+// prefills share a timing, because an engine starts the next prompt in the step that
+// ends the previous one.
+type timing struct {
+	x      [nFeatures]float64
+	ms     float64
+	until  time.Time
+	open   int  // leases that have not ended
+	spoilt bool // one of them failed
+}
+
+const (
+	// together is the time within which first tokens come from one step of the engine.
+	together = 4 * time.Millisecond
+	// fullMemory is the share of the capacity from which on prefills may wait for memory:
+	// their times say nothing.
+	fullMemory = 0.9
+	// longTiming is the time in milliseconds after which a new timing begins.
+	longTiming = 400
+)
+
+// observe records the time from the earliest start of a lease's prefill to its first
+// token. The lock is held.
+func (s *Scheduler) observe(l *Lease, now time.Time) {
+	b := l.books
+	if l.work.tokens == 0 {
+		return
+	}
+	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
+	first, since := b.awaiting.first, b.awaiting.since
+	switch {
+	case !l.isAwaiting: // it was taken to be over
+		first, since = l, l.began
+	case b.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
+		since = time.Time{}
+	}
+	if since.IsZero() || s.context(b) > fullMemory*float64(b.capacity) {
+		b.timing = nil
+		return
+	}
+	last := b.timing
+	if last != nil && last.until.Equal(since) && (last.ms < longTiming || now.Sub(since) < together) {
+		l.timing = last
+	} else {
+		l.own, l.timing = timing{}, &l.own
+		if since.Equal(first.booked) {
+			l.own.x = features(work{}, s.context(b)) // a step's fixed part
+		}
+	}
+	m := l.timing
+	m.ms += milliseconds(now.Sub(since))
+	l.context = s.context(b)
+	m.add(l.work, l.context, 1)
+	m.until = now
+	m.open++
+	b.timing = m
+}
+
+// add adds a work, without the fixed part.
+func (m *timing) add(w work, context, sign float64) {
+	m.x[1] += sign * w.tokens
+	m.x[2] += sign * w.pairs
+	m.x[3] += sign * w.tokens * 1e3 / stepTokens * context / contextScale
+}
+
+// context returns the tokens of context of the requests that are active on a target.
+func (s *Scheduler) context(b *books) float64 {
+	return (s.promptBlocks(b) + float64(b.output)) * float64(s.settings.BlockSize)
+}
+
+// learn learns from a lease that ends. The lock is held.
+func (s *Scheduler) learn(l *Lease, computed bool) {
+	c := &l.counts
+	told := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
+	answer := l.answered.Load()
+	if told && c.Answer >= c.Prompt {
+		answer = c.Answer - c.Prompt + 1
+	}
+	if answer > 0 && computed {
+		s.traffic.answeredWith(min(answer, maxAnswer))
+	}
+	if told && c.CachedTold {
+		if m := l.timing; m != nil {
+			m.add(l.work, l.context, -1)
+			m.add(workOf(l.counts.Prompt-l.counts.Cached, l.counts.Cached), l.context, 1)
+		}
+		s.learnCapacity(l)
+	}
+	m := l.timing
+	if m == nil {
+		return
+	}
+	l.timing = nil
+	m.spoilt = m.spoilt || !computed
+	if m.open--; m.open > 0 {
+		return
+	}
+	b := l.books
+	if b.timing == m {
+		b.timing = nil
+	}
+	if m.spoilt {
+		return
+	}
+	predicted := s.latency.of(m.x)
+	factor := b.speed.factor(m.until)
+	b.timings++
+	b.lastTiming = m.until
+	if s.latency.samples >= trusting {
+		b.speed.learn(m.until, predicted*factor, m.ms)
+	}
+	s.latency.learn(m.x, m.ms/math.Pow(factor, 0.8))
+}
+
+const (
+	// capacityStep is by how much a first contradiction changes the learned capacity, as
+	// a logarithm. Contradictions that repeat change it more, up to maxCapacityStep;
+	// those that alternate less, down to minCapacityStep.
+	capacityStep, minCapacityStep, maxCapacityStep = 0.05, 0.005, 0.7
+	// capacityDown is the part of a step downwards: a mirror that is too large misleads
+	// less than one that is too small.
+	capacityDown = 0.4
+	// maxCapacityChange bounds how far the learned capacity is from the told one.
+	maxCapacityChange = 16
+)
+
+// learnCapacity compares the cached tokens that an engine reports with those in its cache
+// model. An engine that reports fewer is smaller than its cache model. One that reports
+// more, while its cache model is full, is larger. Fewer cached tokens of a prompt that
+// was queued are ignored: prompts before it may have evicted its blocks. The lock is
+// held.
+func (s *Scheduler) learnCapacity(l *Lease) {
+	b := l.books
+	if l.restarts != b.restarts {
+		return
+	}
+	// Templates that render a turn anew, and what they begin with, make small differences.
+	slack, used := max(s.page(b), l.counts.Prompt/4), s.index.Used(b.slot)
+	capacity := float64(b.capacity)
+	var change float64
+	switch off := l.counts.Cached - l.cached; {
+	case off < -slack && !l.inFlight && !l.queued:
+		capacity = min(capacity, float64(used))
+		change = -capacityDown * share(-off, l.cached)
+	case off > slack && used > b.capacity*9/10:
+		capacity = max(capacity, float64(l.counts.Cached))
+		change = share(off, l.counts.Cached)
+	default:
+		return
+	}
+	change *= b.capacityStep.next(change > 0)
+	b.learned = math.Log(capacity/float64(b.told)) - s.learned + change
+	if math.Abs(b.learned+s.learned) < math.Log(maxCapacityChange) { // at a bound it is another fault
+		s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
+	}
+	s.applyCapacity(b)
+}
+
+// applyCapacity sets the capacity of a target's cache model from its own contradictions
+// and from those of all targets: a wrong configuration is mostly wrong for all of them.
+// The lock is held.
+func (s *Scheduler) applyCapacity(b *books) {
+	bound := math.Log(maxCapacityChange)
+	s.learned = min(max(s.learned, -bound), bound)
+	by := min(max(s.learned+b.learned, -bound), bound)
+	if capacity := int64(float64(b.told) * math.Exp(by)); capacity != b.capacity {
+		b.capacity = capacity
+		s.index.SetCapacity(b.slot, capacity)
+	}
+	b.applied = s.learned
+}
+
+// step is how far the next of several changes goes, up or down.
+type step struct {
+	size float64
+	up   bool
+}
+
+func (s *step) next(up bool) float64 {
+	switch {
+	case s.size == 0:
+		s.size = capacityStep
+	case s.up == up:
+		s.size = min(s.size*1.5, maxCapacityStep)
+	default:
+		s.size = max(s.size/2, minCapacityStep)
+	}
+	s.up = up
+	return s.size
+}
+
+func share(part, all int64) float64 { return min(1, float64(part)/float64(max(1, all))) }
+
+// recent is a sum of values that decay with recentAge.
+type recent struct {
+	n  float64
+	at time.Time
+}
+
+// recentAge is after how long an event counts only e^-1.
+const recentAge = 2 * time.Minute
+
+// faded is what is left of an event after whole seconds: snapshots read it for each
+// target, and exponentials take long.
+var faded = func() (left [1024]float64) {
+	for i := range left {
+		left[i] = math.Exp(-float64(i) / recentAge.Seconds())
+	}
+	return left
+}()
+
+// value returns the sum, decayed in whole seconds.
+func (r *recent) value(now time.Time) float64 {
+	if r.n == 0 {
+		return 0
+	}
+	seconds := max(0, now.Sub(r.at)) / time.Second
+	if seconds >= time.Duration(len(faded)) {
+		return 0
+	}
+	return r.n * faded[seconds]
+}
+
+func (r *recent) add(now time.Time, v float64) {
+	r.n = v + r.n*math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	r.at = now
+}
+
+// traffic is what is learned of the requests of a pool.
+type traffic struct {
+	continued  float64 // the share of them that continue a conversation
+	turnTime   float64 // their predicted prefill time in milliseconds
+	answer     float64 // tokens of an answer
+	requests   uint64
+	continuing uint64
+	answers    uint64
+}
+
+const (
+	// trafficWeight is how far one request moves an average; the first ones move it
+	// further.
+	trafficWeight = 0.005
+	// assumedAnswer is the length of an answer while none has ended, in tokens, with the
+	// weight of assumedAnswers. With 0, requests that generate would cost nothing.
+	assumedAnswer, assumedAnswers = 200, 10
+	// maxAnswer bounds what one answer counts, in tokens.
+	maxAnswer = 32_768
+)
+
+func average(mean *float64, n uint64, v float64) {
+	*mean += (v - *mean) * max(trafficWeight, 1/float64(n))
+}
+
+func (t *traffic) arrived(sel *Selection) {
+	t.requests++
+	c := 0.0
+	if sel.Continues {
+		c = 1
+		least := math.Inf(1)
+		for i := range sel.Candidates {
+			least = min(least, sel.Candidates[i].PrefillTime)
+		}
+		t.continuing++
+		average(&t.turnTime, t.continuing, least)
+	}
+	average(&t.continued, t.requests, c)
+}
+
+func (t *traffic) answeredWith(tokens int64) {
+	t.answers++
+	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
+}
+
+// meanAnswer returns the mean length of an answer, 0 while none has ended.
+func (t *traffic) meanAnswer() float64 {
+	if t.answers == 0 {
+		return 0
+	}
+	return t.answer
+}
+
+// maxTurns bounds how many further turns are expected.
+const maxTurns = 50
+
+func (t *traffic) turns() float64 { return min(t.continued/max(1-t.continued, 1e-3), maxTurns) }
+
+// errorRing has the ratios of the observed to the predicted time of the last first
+// tokens.
+type errorRing struct {
+	ratios [64]float32
+	n      uint64
+}
+
+func (r *errorRing) add(predicted, ms float64) {
+	if predicted <= 0 || ms <= 0 {
+		return
+	}
+	r.ratios[r.n%uint64(len(r.ratios))] = float32(ms / predicted)
+	r.n++
+}
+
+// quantiles returns the median and the 90th percentile of |observed/predicted - 1|, and
+// the number of ratios.
+func (r *errorRing) quantiles() (median, p90 float64, n int) {
+	errors := r.ratios
+	if n = int(min(r.n, uint64(len(errors)))); n == 0 {
+		return 0, 0, 0
+	}
+	for i := range errors[:n] {
+		errors[i] = float32(math.Abs(float64(errors[i]) - 1))
+	}
+	slices.Sort(errors[:n])
+	return float64(errors[(n-1)/2]), float64(errors[(n-1)*9/10]), n
+}
+
+// describe fills in what is the same for all candidates. The lock is held.
+func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
+	sel.Latency = s.latency.latency()
+	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
+	sel.ExpectedAnswer = s.traffic.answer
+	if r.ExpectedTokens > 0 {
+		sel.ExpectedAnswer = float64(r.ExpectedTokens)
+	}
+	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(s.match.SharedTokens)/1000, s.match.SharedArrivals, s.match.SharedHolders
+	sel.Continues = s.match.AtEnd && s.match.Arrivals == 0
+}
+
+// predict fills in the times of a candidate. The lock is held.
+func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selection) {
+	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
+	c.Slowness = b.speed.factor(now)
+	var overdue float64
+	c.WaitTime, overdue = s.wait(b, now, sel.Dry, c.Slowness, context)
+	c.WaitTime += overdue
+	n := max(0, sel.Tokens-c.OverlapTokens)
+	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
+	c.Awaiting = b.awaiting.n
+	c.RecentWork = b.recent.value(now)
+}
+
+// predictUnknown fills in the times of a candidate that the scheduler does not know.
+func (s *Scheduler) predictUnknown(c *Candidate, sel *Selection) {
+	c.Slowness = 1
+	c.PrefillTime = s.latency.fixed(0) + s.latency.predict(workOf(sel.Tokens, 0), 0)
+}

@@ -1,0 +1,314 @@
+package kvscore
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+// samples returns how many timings the pool has learned from.
+func samples(s *Scheduler) uint64 { return s.Stats().Timings }
+
+// lastTiming returns the features and the time of the timing that l ends, and ends it.
+func lastTiming(t *testing.T, s *Scheduler, l *Lease, computed bool) (x [nFeatures]float64, ms float64, learned bool) {
+	t.Helper()
+	m, before := l.timing, samples(s)
+	l.End(computed, nil)
+	if m == nil {
+		return x, 0, samples(s) > before
+	}
+	return m.x, m.ms, samples(s) > before
+}
+
+func TestTimingOfOne(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(1)
+	l := book(s, ts, 2000, epoch)
+	l.FirstToken(after(90))
+	x, ms, learned := lastTiming(t, s, l, true)
+	if want := features(workOf(2000, 0), 0); x != want || ms != 90 || !learned {
+		t.Errorf("learned %v: %v in %v ms, want %v in 90", learned, x, ms, want)
+	}
+	idle(t, s, ts, epoch)
+}
+
+func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(1)
+	var live []*Lease
+	for _, tokens := range []int64{1000, 2000, 3000} {
+		live = append(live, book(s, ts, tokens, epoch))
+	}
+	for i, at := range []float64{50, 150, 300} {
+		live[i].FirstToken(after(at))
+	}
+	for i, l := range live {
+		x, ms, learned := lastTiming(t, s, l, true)
+		want := workOf(1000, 0)
+		want.add(workOf(2000, 0))
+		want.add(workOf(3000, 0))
+		if last := i == 2; learned != last {
+			t.Errorf("lease %d: learned %v", i, learned)
+		} else if last && (ms != 300 || x[0] != 1 || !near(x[1], want.tokens, 1e-9) || !near(x[2], want.pairs, 1e-9)) {
+			t.Errorf("%v in %v ms, want %+v in 300", x, ms, want)
+		}
+	}
+	idle(t, s, ts, epoch)
+}
+
+// TestALongTimingIsFollowedByAnother has prefills follow each other for longer than a
+// timing lasts.
+func TestALongTimingIsFollowedByAnother(t *testing.T) {
+	for name, tc := range map[string]struct {
+		at   []float64 // of first tokens
+		want int       // timings
+	}{
+		"short":        {[]float64{100, 200, 300}, 1},
+		"long":         {[]float64{100, 500, 700}, 2},
+		"all are long": {[]float64{500, 1000, 1500}, 3},
+		// the step that gave the first two gave the third, too
+		"one step after a long one": {[]float64{500, 502, 503}, 1},
+		"all in one step":           {[]float64{50, 50.5, 51}, 1},
+	} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		var live []*Lease
+		for range tc.at {
+			live = append(live, book(s, ts, 1000, epoch))
+		}
+		// within a step, first tokens come in any order
+		slices.Reverse(live[:2])
+		sum := 0.0
+		seen := map[*timing]bool{}
+		for i, at := range tc.at {
+			live[i].FirstToken(after(at))
+			seen[live[i].timing] = true
+		}
+		for m := range seen {
+			sum += m.ms
+		}
+		for _, l := range live {
+			l.End(true, nil)
+		}
+		if len(seen) != tc.want || samples(s) != uint64(tc.want) || math.Abs(sum-tc.at[len(tc.at)-1]) > 1e-6 {
+			t.Errorf("%s: %d timings of %.1f ms together, %d are learned; want %d", name, len(seen), sum, samples(s), tc.want)
+		}
+		idle(t, s, ts, epoch)
+	}
+}
+
+func TestFailedLeaseSpoilsItsTiming(t *testing.T) {
+	for failed := range 3 {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		var live []*Lease
+		for range 3 {
+			live = append(live, book(s, ts, 1000, epoch))
+		}
+		for i, l := range live {
+			l.FirstToken(after(100 * float64(i+1)))
+		}
+		for i, l := range live {
+			l.End(i != failed, nil)
+		}
+		if samples(s) != 0 {
+			t.Errorf("%d timings are learned though lease %d failed", samples(s), failed)
+		}
+		next := book(s, ts, 1000, after(1000))
+		next.FirstToken(after(1100))
+		next.End(true, nil)
+		if samples(s) != 1 {
+			t.Errorf("%d timings are learned after that", samples(s))
+		}
+		idle(t, s, ts, epoch)
+	}
+}
+
+func TestCountsCorrectATiming(t *testing.T) {
+	for name, tc := range map[string]struct {
+		counts Counts
+		want   work
+	}{
+		"none":             {Counts{}, workOf(1000, 0)},
+		"a longer prompt":  {Counts{Prompt: 1500, CachedTold: true}, workOf(1500, 0)},
+		"a cached part":    {Counts{Prompt: 1000, Cached: 800, CachedTold: true}, workOf(200, 800)},
+		"not how many are": {Counts{Prompt: 1500, Cached: 800}, workOf(1000, 0)},
+	} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		a, b := book(s, ts, 1000, epoch), book(s, ts, 3000, epoch)
+		a.FirstToken(after(40))
+		b.FirstToken(after(150))
+		a.Counted(tc.counts)
+		a.End(true, nil)
+		x, ms, learned := lastTiming(t, s, b, true)
+		want := tc.want
+		want.add(workOf(3000, 0))
+		if !learned || ms != 150 || !near(x[1], want.tokens, 1e-9) || !near(x[2], want.pairs, 1e-9) {
+			t.Errorf("%s: learned %v: %v in %v ms, want %+v in 150", name, learned, x, ms, want)
+		}
+		idle(t, s, ts, epoch)
+	}
+}
+
+// TestTimingNeedsAKnownBeginning has leases end without a first token, and others
+// follow them: since when the engine has worked on these is unknown.
+func TestTimingNeedsAKnownBeginning(t *testing.T) {
+	for name, tc := range map[string]struct {
+		gone int // of three
+		want uint64
+	}{
+		"the first":  {0, 1}, // b's beginning is unknown, c's is not
+		"the second": {1, 1}, // a and c share one: nobody knows whether b was computed
+		"the last":   {2, 1}, // a and b
+	} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		var live []*Lease
+		for range 3 {
+			live = append(live, book(s, ts, 1000, epoch))
+		}
+		live[tc.gone].End(false, nil)
+		waits(s, ts, after(50)) // a look at the books makes it no better known
+		for i, l := range live {
+			l.FirstToken(after(100 * float64(i+1)))
+		}
+		for _, l := range live {
+			l.End(true, nil)
+		}
+		if samples(s) != tc.want {
+			t.Errorf("%s: %d timings are learned, want %d", name, samples(s), tc.want)
+		}
+		idle(t, s, ts, epoch)
+	}
+}
+
+// TestPlainAnswersTeach has an engine that is slower, or faster, than predicted, and
+// other requests that look at the books meanwhile.
+func TestPlainAnswersTeach(t *testing.T) {
+	for name, ms := range map[string]float64{"slower": 400, "faster": 20} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		s.Declare(ts[0], 0)
+		at := epoch
+		sel := &Selection{Rand: seeded(1)}
+		for range 300 {
+			_, l := s.Select(at, &Request{Tokens: 4000}, ts, 0, nil, sel)
+			answered := at.Add(time.Duration(ms * float64(time.Millisecond)))
+			waits(s, ts, answered.Add(-time.Microsecond))
+			l.Answered(answered, shortAnswer)
+			l.End(true, nil)
+			at = answered.Add(time.Second)
+		}
+		s.Explain(at, &Request{Tokens: 4000}, ts, 0, new(LeastLoad), sel)
+		if got := sel.Candidates[0].PrefillTime; !near(got, ms, 0.1) {
+			t.Errorf("%s: predicted %.1f ms, want %.1f; %d timings", name, got, ms, samples(s))
+		}
+	}
+}
+
+// TestUnseenPrefillsTeachNothingOfOthers has streams behind plain answers whose prefill
+// nobody sees: the streams' times are not theirs alone.
+func TestUnseenPrefillsTeachNothingOfOthers(t *testing.T) {
+	for name, look := range map[string]bool{"not due yet": false, "taken off as due": true} {
+		s, ts := NewScheduler(Settings{}), targets(1)
+		at, sel := epoch, &Selection{Rand: seeded(1)}
+		for range 100 {
+			_, plain := s.Select(at, &Request{Tokens: 20_000}, ts, 0, nil, sel)
+			stream := book(s, ts, 500, at)
+			at = at.Add(800 * time.Millisecond)
+			if look {
+				at = at.Add(time.Second)
+				waits(s, ts, at)
+			}
+			stream.FirstToken(at)
+			stream.End(true, nil)
+			at = at.Add(5 * time.Second)
+			plain.Answered(at, 600)
+			plain.End(true, nil)
+		}
+		if got := samples(s); got != 0 {
+			t.Errorf("%s: %d timings are learned", name, got)
+		}
+		idle(t, s, ts, at)
+	}
+}
+
+// TestPoolThatChangesIsFollowed has all of a pool's engines become faster or slower, as
+// with another model.
+func TestPoolThatChangesIsFollowed(t *testing.T) {
+	for name, times := range map[string]float64{"3 times slower": 3, "3 times faster": 1. / 3} {
+		s, ts := NewScheduler(Settings{}), targets(4)
+		at, rnd := epoch, seeded(3)
+		e := engine{Latency{10, 0.05, 1e-6, 0}, 0.1}
+		run := func(n int, times float64) {
+			for i := range n {
+				tokens := 200 + rnd.Int64N(8000)
+				ms := e.Prefill(tokens, 0, 0) * times * max(0.1, 1+e.noise*rnd.NormFloat64())
+				_, l := s.Select(at, &Request{Tokens: tokens, Streamed: true}, ts, i%4, nil, &Selection{Rand: rnd})
+				l.FirstToken(at.Add(time.Duration(ms * float64(time.Millisecond))))
+				l.End(true, nil)
+				at = at.Add(time.Duration(ms / 4 * float64(time.Millisecond))) // all four work
+			}
+		}
+		check := func(times float64) {
+			t.Helper()
+			sel := &Selection{Rand: rnd}
+			for _, tokens := range []int64{1000, 4000, 8000} {
+				s.Explain(at, &Request{Tokens: tokens}, ts, -1, new(LeastLoad), sel)
+				for i, c := range sel.Candidates {
+					if want := e.Prefill(tokens, 0, 0) * times; !near(c.PrefillTime, want, 0.25) {
+						t.Errorf("%s: target %d: %d tokens take %.0f ms, predicted %.0f", name, i, tokens, want, c.PrefillTime)
+					}
+				}
+			}
+		}
+		run(1000, 1)
+		check(1)
+		run(300, times)
+		check(times)
+	}
+}
+
+// TestSlowTargetIsTold has one target of four that takes twice as long.
+func TestSlowTargetIsTold(t *testing.T) {
+	s, ts := NewScheduler(Settings{}), targets(4)
+	at := epoch
+	for i := range 400 {
+		_, l := s.Select(at, &Request{Tokens: 4000, Streamed: true}, ts, i%4, nil, &Selection{Rand: seeded(1)})
+		ms := 200.
+		if i%4 == 2 {
+			ms = 400
+		}
+		at = at.Add(time.Duration(ms * float64(time.Millisecond)))
+		l.FirstToken(at)
+		l.End(true, nil)
+	}
+	fast, _ := s.Load(at, ts[0])
+	slow, _ := s.Load(at, ts[2])
+	if r := slow.Slowness / fast.Slowness; !near(r, 2, 0.15) {
+		t.Errorf("it takes %.2f times as long as another, want 2: %.2f, %.2f", r, slow.Slowness, fast.Slowness)
+	}
+	if slow.Timings != 100 || slow.Predictions != 64 || slow.ErrorMedian > 0.2 {
+		t.Errorf("%+v", slow)
+	}
+}
+
+func TestRecentFades(t *testing.T) {
+	var r recent
+	if r.value(epoch) != 0 {
+		t.Errorf("%v of nothing", r.value(epoch))
+	}
+	r.add(epoch, 100)
+	for after, want := range map[time.Duration]float64{
+		-time.Hour: 100, 0: 100, 300 * time.Millisecond: 100, recentAge: 100 / math.E, 10 * recentAge: 100 * math.Exp(-10),
+		24 * time.Hour: 0, 1000 * time.Hour: 0,
+	} {
+		if got := r.value(epoch.Add(after)); math.Abs(got-want) > 0.9 {
+			t.Errorf("%v are left of 100 after %s, want %v", got, after, want)
+		}
+	}
+	// one every 10 ms: as many are counted as come within recentAge
+	at := epoch
+	for range 100_000 {
+		at = at.Add(10 * time.Millisecond)
+		r.add(at, 1)
+	}
+	if want := recentAge.Seconds() * 100; !near(r.value(at), want, 0.01) {
+		t.Errorf("%v, want %v", r.value(at), want)
+	}
+}

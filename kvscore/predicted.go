@@ -1,0 +1,218 @@
+package kvscore
+
+// PredictedLatency takes the candidate with the lowest cost. The cost is the time in
+// milliseconds that the request waits and makes others wait; [Terms] lists its parts.
+// Equal costs share evenly.
+//
+// It has no options: the scheduler learns the prefill times from first tokens, see
+// [Latency].
+type PredictedLatency struct {
+	without Term
+	ties    Ties
+}
+
+// NewPredictedLatency returns the policy.
+func NewPredictedLatency() *PredictedLatency { return new(PredictedLatency) }
+
+// Without returns a policy that ignores the given terms, for ablation in replays.
+func (p *PredictedLatency) Without(terms Term) *PredictedLatency {
+	return &PredictedLatency{without: terms}
+}
+
+// Terms are the parts of a candidate's cost, in milliseconds.
+type Terms struct {
+	// Wait is the time until the prefills that are booked there are over.
+	Wait float64
+	// Prefill is the time for what the target lacks of the prompt.
+	Prefill float64
+	// Delay is the time that other requests wait for that prefill, summed over them.
+	// Their number is estimated from the requests that await their first token now, on
+	// all targets and on this one. The missing part of a prefix that many prompts
+	// share counts less, because later requests reuse it.
+	Delay float64
+	// Decode is the weighted time that this answer adds to the decode steps of the
+	// target's active requests.
+	Decode float64
+	// Turns is the expected prefill time of the conversation's further turns, times the
+	// target's recent work above the least busy target's, over the mean. It is scaled by
+	// the share of the prompt that no target holds.
+	Turns float64
+	// Leave is the price of leaving the session's home. It is 0 at home, without a
+	// home, and if home holds nothing of the prompt.
+	Leave float64
+}
+
+// Term is a set of terms of a cost.
+type Term uint8
+
+// The terms that can be left out of a cost.
+const (
+	TermWait Term = 1 << iota
+	TermDelay
+	TermQueue // the part of Delay that counts who waits on the same target
+	TermDecode
+	TermTurns
+	TermLeave
+)
+
+const (
+	// delayAlone is the number of later requests that a prefill delays while no
+	// request waits now.
+	delayAlone = 1
+	// With m waiting requests per target, a prefill delays delayLoad·m·m/(m+delayFew)
+	// more: more requests arrive before a long queue is empty. At m = delayFew the
+	// factor is half of delayLoad.
+	delayLoad, delayFew = 6, 3
+	// delayQueue adds this much for each request that waits on the target itself. Long
+	// prompts then go where few requests wait, and short ones pass them.
+	delayQueue = 0.5
+	// copyUses is how many prompts for each holder make a copy of a prefix that they share
+	// worth half of its prefill.
+	copyUses = 4
+	// decodeWorth weighs a millisecond of decoding against one before the first token.
+	// decodeLoad adds to it for each waiting request per target, because longer steps
+	// delay first tokens too. maxDecode bounds the sum.
+	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
+	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
+	// those of one below 0.
+	urgent = 2.0 // a float: 1/urgent must not be integer division
+	// turnsWorth is what the predicted work of further turns is worth: it may never
+	// come.
+	turnsWorth = 0.5
+	// leavePrice is the share of the prefill time of what the session's home holds that
+	// it costs to leave it.
+	leavePrice = 0.2
+)
+
+// Choose implements Policy.
+func (p *PredictedLatency) Choose(s *Selection) int {
+	by := p.weigh(s)
+	lowest := 0.0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if by.cost(s, i); i == 0 || c.Cost < lowest {
+			lowest = c.Cost
+		}
+	}
+	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
+		return softmax(s, *o.Temperature)
+	}
+	best := s.tied[:0]
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost <= lowest {
+			best = append(best, i)
+		}
+	}
+	s.tied = best
+	return p.ties.Pick(s, best)
+}
+
+// weights are what is the same for all candidates of a choice.
+type weights struct {
+	wait, prefill float64 // 1, but for overrides
+	credit        float64 // the share of the cached tokens that counts
+	delay, queue  float64
+	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
+	decode        float64
+	turns, leave  float64
+	leastWork     float64
+}
+
+func (p *PredictedLatency) weigh(s *Selection) weights {
+	n := float64(len(s.Candidates))
+	waiting := float64(s.Awaiting) / n
+	w := weights{
+		wait: 1, prefill: 1, credit: 1,
+		delay: delayAlone + delayLoad*waiting*waiting/(waiting+delayFew), queue: delayQueue,
+	}
+	switch {
+	case s.Priority > 0:
+		w.wait, w.prefill = urgent, urgent
+	case s.Priority < 0:
+		w.wait, w.prefill = 1/urgent, 1/urgent
+	}
+	w.override(s)
+	if s.SharedTokens > 0 {
+		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+copyUses*s.SharedHolders)
+	}
+	w.leastWork = s.Candidates[0].RecentWork
+	work, most := 0.0, int64(0)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		w.leastWork = min(w.leastWork, c.RecentWork)
+		work += c.RecentWork
+		most = max(most, c.OverlapTokens)
+	}
+	whole, answer := float64(s.Tokens), s.ExpectedAnswer
+	w.decode = min(maxDecode, decodeWorth+decodeLoad*waiting) *
+		answer * (s.Latency.Token + s.Latency.Context*(whole+answer/2))
+	if work > 0 && s.Tokens > 0 {
+		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n) * (1 - float64(most)/whole)
+	}
+	if s.Home >= 0 {
+		held := float64(s.Candidates[s.Home].OverlapTokens)
+		w.leave = leavePrice * held * (s.Latency.Token + s.Latency.Attention*held/2)
+	}
+	if p.without != 0 {
+		p.leaveOut(&w)
+	}
+	return w
+}
+
+// leaveOut takes terms out.
+func (p *PredictedLatency) leaveOut(w *weights) {
+	out := func(t Term, weights ...*float64) {
+		if p.without&t != 0 {
+			for _, f := range weights {
+				*f = 0
+			}
+		}
+	}
+	out(TermWait, &w.wait)
+	out(TermDelay, &w.delay, &w.queue)
+	out(TermQueue, &w.queue)
+	out(TermDecode, &w.decode)
+	out(TermTurns, &w.turns)
+	out(TermLeave, &w.leave)
+}
+
+// override applies the request's [Override] to the weights.
+func (w *weights) override(s *Selection) {
+	o := s.Override
+	if o == nil {
+		return
+	}
+	put(&w.credit, o.OverlapScoreCredit)
+	w.credit = min(w.credit, 1)
+	if o.PrefillLoadScale != nil {
+		scale := *o.PrefillLoadScale
+		w.wait, w.prefill, w.delay, w.queue = scale*w.wait, scale*w.prefill, scale*w.delay, scale*w.queue
+	}
+	if o.TrackPrefillTokens != nil && !*o.TrackPrefillTokens {
+		w.wait = 0
+	}
+}
+
+// cost sets the terms and the cost of candidate i.
+func (w *weights) cost(s *Selection, i int) {
+	c := &s.Candidates[i]
+	prefill := c.PrefillTime
+	if w.credit < 1 {
+		prefill += (1 - w.credit) * c.Slowness * s.Latency.Token * float64(c.OverlapTokens)
+	}
+	t := &c.Terms
+	t.Wait = w.wait * c.WaitTime
+	t.Prefill = w.prefill * prefill
+	t.Delay = w.delay*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
+		w.queue*float64(c.Awaiting)*prefill
+	t.Decode = w.decode * c.Slowness * float64(c.Requests)
+	t.Turns = w.turns * (c.RecentWork - w.leastWork)
+	t.Leave = 0
+	if s.Home >= 0 && i != s.Home {
+		t.Leave = w.leave
+	}
+	c.Cost = t.Wait + t.Prefill + t.Delay + t.Decode + t.Turns + t.Leave
+	if c.Factor != 0 {
+		c.Cost *= c.Factor
+	}
+}

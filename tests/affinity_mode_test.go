@@ -1,0 +1,315 @@
+package tests
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+// homed is a session about a document of 2,000 tokens, and the engines of its pool.
+type homed struct {
+	*server
+	engines []*engine.Engine
+	chat    chat
+	rng     *rand.Rand
+	header  []string
+}
+
+// affinity is the block that sets a mode.
+func affinity(mode string) string { return "affinity {\nmode " + mode + "\n}" }
+
+// ofEngines is the directive for the engines, with lines of the block more. Worker i is e{i}.
+func ofEngines(engines []*engine.Engine, block ...string) string {
+	for i, e := range engines {
+		block = append(block, fmt.Sprintf("worker %s {\nid %d\n}", e.Addr(), i+1))
+	}
+	return simulated(engines, append(block, "trust pins", "response_headers X-KV-")...)
+}
+
+func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
+	t.Helper()
+	h := &homed{engines: startTimed(t, n, ranks), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
+	h.server = startCaddy(t, ofEngines(h.engines, block...))
+	for _, e := range h.engines {
+		eventually(t, 10*time.Second, "the engines to be known", func() bool { return len(h.told(t, e).Ranks) == ranks })
+	}
+	h.chat = ask(prose(h.rng, 8000, 8000)).streamed()
+	return h
+}
+
+// turn makes the session's next turn, and returns who served it: engine, rank, and why.
+func (h *homed) turn(t *testing.T) (at, reason string) {
+	t.Helper()
+	a := h.mustChat(t, h.chat, h.header...)
+	h.chat.Messages = append(h.chat.Messages, message{"assistant", a.text}, message{"user", prose(h.rng, 100, 200)})
+	return a.engine() + "/" + a.header.Get("X-KV-Dp-Rank"), a.header.Get("X-KV-Reason")
+}
+
+// wantTurn fails the test if the next turn is not served there.
+func (h *homed) wantTurn(t *testing.T, what, at, reason string) {
+	t.Helper()
+	if got, why := h.turn(t); got != at || why != reason {
+		t.Errorf("%s: served by %s, reason %q; want %s, %q", what, got, why, at, reason)
+	}
+}
+
+// busy gives an engine's rank a prompt of 80,000 tokens, which takes it some seconds,
+// and returns what waits for its end.
+func (h *homed) busy(t *testing.T, at string) (wait func()) {
+	t.Helper()
+	var e, rank int
+	if _, err := fmt.Sscanf(at, "e%d/%d", &e, &rank); err != nil {
+		t.Fatal(err)
+	}
+	c := ask(prose(h.rng, 320_000, 320_000)).streamed()
+	c.Nvext = fmt.Appendf(nil, `{"backend_instance_id":%d,"dp_rank":%d}`, e, rank)
+	before := len(h.engines[e-1].Journal())
+	q := h.start(t, "/v1/chat/completions", string(c.body()))
+	eventually(t, 10*time.Second, "the engine to be busy", func() bool { return len(h.engines[e-1].Journal()) > before })
+	return func() {
+		t.Helper()
+		if a := q.wait(t); !a.ok() {
+			t.Fatalf("status %d, error %v, body %.300q", a.status, a.err, a.body)
+		}
+	}
+}
+
+// bound returns where the session is bound, empty if it is not.
+func (h *homed) bound(t *testing.T) string {
+	t.Helper()
+	status, _ := h.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, nil)
+	if status != http.StatusOK {
+		return ""
+	}
+	var b struct {
+		Worker int `json:"worker"`
+		Rank   int `json:"dp_rank"`
+	}
+	h.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, &b)
+	return fmt.Sprintf("e%d/%d", b.Worker, b.Rank)
+}
+
+// TestSessionStaysWhileThatIsWorthIt has a session on idle workers, then its worker
+// busy for one turn, with engines and with ranks of one engine.
+func TestSessionStaysWhileThatIsWorthIt(t *testing.T) {
+	for _, v := range []struct{ engines, ranks int }{{3, 1}, {1, 2}} {
+		t.Run(fmt.Sprintf("Engines=%d/Ranks=%d", v.engines, v.ranks), func(t *testing.T) {
+			h := startHomed(t, v.engines, v.ranks)
+			home, _ := h.turn(t)
+			for range 4 {
+				h.wantTurn(t, "on idle workers", home, "session")
+			}
+			wait := h.busy(t, home)
+			x := h.explainHome(t)
+			if !x.Home.Candidate || !x.Home.Holds || !x.Home.Stays || x.Home.Leave == nil || *x.Home.Leave <= 0 || x.Unit != "ms" {
+				t.Errorf("explained %+v", x)
+			}
+			away, reason := h.turn(t)
+			if away == home || reason != "load" {
+				t.Errorf("while its worker is busy: served by %s, reason %q", away, reason)
+			}
+			if b := h.bound(t); b != home {
+				t.Errorf("bound to %s after a turn elsewhere, want %s", b, home)
+			}
+			wait()
+			h.wantTurn(t, "afterwards", home, "session")
+			h.booksAtZero(t)
+		})
+	}
+}
+
+// explainedHome is what an explanation says of the session's worker.
+type explainedHome struct {
+	Unit string `json:"cost_unit"`
+	Home struct {
+		Candidate bool     `json:"is_candidate"`
+		Holds     bool     `json:"holds_prompt"`
+		Leave     *float64 `json:"leave_ms"`
+		Stays     bool     `json:"session_stays"`
+	} `json:"home"`
+	Candidates []struct {
+		TTFT  *float64           `json:"predicted_ttft_ms"`
+		Cost  float64            `json:"cost"`
+		Terms map[string]float64 `json:"terms_ms"`
+	} `json:"candidates"`
+}
+
+func (h *homed) explainHome(t *testing.T) (x explainedHome) {
+	t.Helper()
+	h.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", h.chat.body(), &x, h.header...)
+	for _, c := range x.Candidates {
+		sum := 0.0
+		for _, ms := range c.Terms {
+			sum += ms
+		}
+		if len(c.Terms) != 6 || sum < 0.999*c.Cost || sum > 1.001*c.Cost || c.TTFT == nil || *c.TTFT <= 0 {
+			t.Errorf("candidate %+v: its terms add up to %v", c, sum)
+		}
+	}
+	return x
+}
+
+// TestSessionLeavesAHomeThatIsGone kills the session's worker, and has it back.
+func TestSessionLeavesAHomeThatIsGone(t *testing.T) {
+	h := startHomed(t, 2, 1)
+	home, _ := h.turn(t)
+	e := h.engines[home[1]-'1']
+	e.Kill()
+	second, _ := h.turn(t)
+	if b := h.bound(t); second == home || b != second {
+		t.Errorf("served by %s, bound to %s; its worker %s is gone", second, b, home)
+	}
+	h.again(t, e)
+	h.wantTurn(t, "with the first worker back", second, "session")
+	h.booksAtZero(t)
+}
+
+// again starts a killed engine, and waits until its worker gets requests.
+func (h *homed) again(t *testing.T, e *engine.Engine) {
+	t.Helper()
+	if err := e.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "the worker to get requests again", func() bool {
+		return len(h.explainHome(t).Candidates) == len(h.engines)
+	})
+}
+
+// TestSessionLeavesAHomeThatForgot has a turn elsewhere, and the session's worker
+// restart, so that only the other one holds the conversation.
+func TestSessionLeavesAHomeThatForgot(t *testing.T) {
+	h := startHomed(t, 2, 1)
+	home, _ := h.turn(t)
+	wait := h.busy(t, home)
+	away, _ := h.turn(t)
+	wait()
+	if b := h.bound(t); away == home || b != home {
+		t.Fatalf("served by %s, bound to %s, want %s", away, b, home)
+	}
+	e := h.engines[home[1]-'1']
+	e.Kill()
+	eventually(t, 20*time.Second, "its cache to be missed", func() bool {
+		return h.scrape(t).value(mirrorCleared, `worker="`+e.Addr()+`"`) > 0
+	})
+	h.again(t, e)
+	if x := h.explainHome(t); !x.Home.Candidate || x.Home.Holds || x.Home.Stays {
+		t.Errorf("explained %+v", x.Home)
+	}
+	h.wantTurn(t, "its worker has lost its cache", away, "overlap")
+	if b := h.bound(t); b != away {
+		t.Errorf("bound to %s, want %s", b, away)
+	}
+	h.wantTurn(t, "then", away, "session")
+}
+
+// TestAffinityModes changes the mode by reloads: the binding survives, and each mode
+// makes of it what it is.
+func TestAffinityModes(t *testing.T) {
+	h := startHomed(t, 2, 1)
+	home, _ := h.turn(t)
+	reload := func(mode string) {
+		t.Helper()
+		if err := h.reload(ofEngines(h.engines, affinity(mode))); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	reload("hard")
+	wait := h.busy(t, home)
+	h.wantTurn(t, "hard, its worker is busy", home, "session")
+	wait()
+
+	reload("off")
+	wait = h.busy(t, home)
+	_, x := h.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", h.chat.body(), nil, h.header...)
+	off, reason := h.turn(t)
+	if off == home || reason == "session" {
+		t.Errorf("off, the worker that it was bound to is busy: served by %s, reason %q; explained before: %s", off, reason, x)
+	}
+	wait()
+	h.header[1] = "another"
+	h.turn(t)
+	h.header[1] = "s"
+	if n := h.scrape(t).value(sessions); n != 1 {
+		t.Errorf("off: %v sessions, want the one from before", n)
+	}
+
+	reload("soft")
+	if b := h.bound(t); b != home {
+		t.Errorf("bound to %s, want %s", b, home)
+	}
+	h.turn(t) // where more of it is
+	home = h.bound(t)
+	wait = h.busy(t, home)
+	if away, _ := h.turn(t); away == home {
+		t.Error("soft: it waits for its busy worker")
+	}
+	if b := h.bound(t); b != home {
+		t.Errorf("soft: bound to %s after a turn elsewhere, want %s", b, home)
+	}
+	wait()
+	h.booksAtZero(t)
+}
+
+// TestSessionsOfEnginesNeverLeave has the state of a session in its engine, whatever
+// the mode.
+func TestSessionsOfEnginesNeverLeave(t *testing.T) {
+	for _, mode := range []string{"soft", "off"} {
+		t.Run(mode, func(t *testing.T) {
+			h := startHomed(t, 2, 1, affinity(mode))
+			h.header = nil
+			h.chat.Nvext = []byte(`{"session_params":{"id":"s"}}`)
+			home, _ := h.turn(t)
+			wait := h.busy(t, home)
+			h.wantTurn(t, "its worker is busy", home, "session")
+			wait()
+		})
+	}
+}
+
+// TestOtherPoliciesKeepSessions has a policy that knows no price: sessions stay.
+func TestOtherPoliciesKeepSessions(t *testing.T) {
+	h := startHomed(t, 2, 1, "policy round_robin", affinity("soft"))
+	home, _ := h.turn(t)
+	for range 3 {
+		h.wantTurn(t, "round_robin", home, "session")
+	}
+}
+
+// TestPromptsAreComputedOnce has requests come one after the other on four idle
+// workers: six with one long history and new tails, and the same prompt 16 times.
+func TestPromptsAreComputedOnce(t *testing.T) {
+	const most = 128 // tokens more than the best holder would compute
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Stream=%v", stream), func(t *testing.T) {
+			h := startHomed(t, 4, 1)
+			ask := func(text string) (computed int) {
+				t.Helper()
+				c := ask(text)
+				c.Stream = stream
+				before := work(h.engines).computed
+				h.mustChat(t, c)
+				return work(h.engines).computed - before
+			}
+			history := prose(h.rng, 96_000, 96_000)
+			for i := range 6 {
+				tail := strings.Repeat(fmt.Sprintf(" tail %d", i), 30)
+				if n := ask(history + tail); i > 0 && n > len(tail)/4+16+most {
+					t.Errorf("request %d with one history: %d tokens were computed, for a tail of %d", i+1, n, len(tail)/4)
+				}
+			}
+			prompt := prose(h.rng, 40_000, 40_000)
+			for i := range 16 {
+				if n := ask(prompt); i > 0 && n > 16+most {
+					t.Errorf("the same prompt for the %dth time: %d tokens were computed", i+1, n)
+				}
+			}
+			h.booksAtZero(t)
+		})
+	}
+}

@@ -1,0 +1,64 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Model is how fast an engine is, and how much it holds. A step takes, in
+// milliseconds:
+//
+//	Step + Token·tokens + Attention·Σ n·(k + n/2) + Context·context
+//
+// for all tokens in the step, n prefilled tokens of each prompt behind k earlier
+// ones, and the tokens of context of all decoding requests.
+type Model struct {
+	Name string
+	// Budget is the most tokens in one step.
+	Budget int
+	// Step, Token, Attention and Context are in milliseconds.
+	Step, Token, Attention, Context float64
+	// Memory is the share of the KV tokens of a worker that this engine has.
+	Memory float64
+}
+
+// models are the presets; none is calibrated.
+var models = []Model{
+	// About an 8B model on one H100.
+	{Name: "h100", Budget: 4096, Step: 8, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
+	// About the same on a card of a third of its speed, in small steps.
+	{Name: "small", Budget: 2048, Step: 12, Token: 0.12, Attention: 4e-6, Context: 1.5e-4, Memory: 1},
+	// A card of twice the speed, in large steps.
+	{Name: "big", Budget: 8192, Step: 6, Token: 0.018, Attention: 0.7e-6, Context: 2.5e-5, Memory: 1},
+	// A model with dear attention, which leaves little memory.
+	{Name: "attention", Budget: 4096, Step: 10, Token: 0.03, Attention: 6e-6, Context: 2e-4, Memory: 0.65},
+}
+
+// Default returns the model that is used if nothing else is said.
+func Default() *Model { return &models[0] }
+
+// Models returns the names of all models, the default first.
+func Models() []string {
+	names := make([]string, len(models))
+	for i := range models {
+		names[i] = models[i].Name
+	}
+	return names
+}
+
+// Find returns the model of a name.
+func Find(name string) (*Model, error) {
+	i := slices.IndexFunc(models, func(m Model) bool { return m.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("unknown engine %q, want one of %s", name, strings.Join(Models(), ", "))
+	}
+	return &models[i], nil
+}
+
+// PrefillMS returns how many milliseconds n tokens behind k held ones take on an
+// engine that does nothing else.
+func (m *Model) PrefillMS(k, n int) float64 {
+	steps, f := (n+m.Budget-1)/m.Budget, float64(n)
+	return float64(steps)*m.Step + m.Token*f + m.Attention*f*(float64(k)+f/2)
+}

@@ -1,0 +1,51 @@
+package tests
+
+import (
+	"strconv"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+func init() { caddy.RegisterModule(new(warmest)) }
+
+// warmest is a policy for canned engines, which take no longer for a long prompt than
+// for a short one: it follows what they hold though that wins no time. So a request
+// that goes elsewhere shows a prompt that was not recognized.
+type warmest struct {
+	// Besides is how many blocks of text all prompts have in common: these do not
+	// count.
+	Besides int `json:"besides"`
+
+	ties kvscore.Ties
+}
+
+func (*warmest) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.kv_router.policies.warmest", New: func() caddy.Module { return new(warmest) }}
+}
+
+func (w *warmest) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
+	d.Next()
+	if d.NextArg() {
+		w.Besides, err = strconv.Atoi(d.Val())
+	}
+	return err
+}
+
+func (w *warmest) Choose(s *kvscore.Selection) int {
+	var best []int
+	most, fewest := -1, 0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		held := max(0, c.HeldBlocks-w.Besides)
+		switch {
+		case held > most, held == most && c.Requests < fewest:
+			most, fewest, best = held, c.Requests, append(best[:0], i)
+		case held == most && c.Requests == fewest:
+			best = append(best, i)
+		}
+	}
+	return w.ties.Pick(s, best)
+}
