@@ -30,6 +30,9 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
+	// WarmUp is how long requests that arrive do not count, in virtual time. 0 is the
+	// default of the trace's kind.
+	WarmUp time.Duration
 	// Buckets is how many parts of the time have figures of their own; 0 is none.
 	Buckets int
 	// Progress is told how many requests are over, every now and then.

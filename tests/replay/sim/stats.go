@@ -85,7 +85,9 @@ type stats struct {
 
 func (s *stats) begin(r *replay) {
 	s.inFlight, s.begun, s.arriving = make([]int, len(r.view.Engines)), -1, len(r.Trace.Requests)
-	if r.Trace.Closed {
+	if r.WarmUp > 0 {
+		s.fromTime = r.WarmUp
+	} else if r.Trace.Closed {
 		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
 	} else {
 		s.from = int(warmUp * float64(len(r.Trace.Requests)))
