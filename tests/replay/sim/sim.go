@@ -129,6 +129,8 @@ func replayed(c Config) (*replay, error) {
 		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
 	case r.scheduler.Stats().Leases != 0:
 		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
+	case len(r.stats.ttft) == 0:
+		return nil, errors.New("no request arrives after the warm-up")
 	}
 	return r, nil
 }
