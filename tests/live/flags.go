@@ -24,11 +24,11 @@ type setup struct {
 }
 
 // setups have the capacities of the replay's suite. Scales above 1 are for first tokens
-// that take few milliseconds, which a busy machine blurs. One below 1 is for a trace of
-// few and slow requests.
+// that take few milliseconds, which a busy machine blurs. The one below 1 is for a trace
+// of slow requests.
 var setups = []setup{
-	{"mooncake_conversation_a", 500_000, 20 * time.Second, time.Minute, 1},
-	{"toolagent_like", 500_000, 20 * time.Second, time.Minute, 1.5},
+	{"mooncake_conversation_a", 500_000, 20 * time.Second, time.Minute, 1.5},
+	{"toolagent_like", 500_000, 20 * time.Second, time.Minute, 3},
 	{"shared_prefix", 200_000, 20 * time.Second, time.Minute, 2},
 	{"azure_code", 200_000, 20 * time.Second, time.Minute, 2},
 	{"cc_agent_a", 2_000_000, 200 * time.Second, 200 * time.Second, 0.5},
@@ -41,7 +41,7 @@ var otherwise = setup{"", 500_000, 20 * time.Second, time.Minute, 1}
 type options struct {
 	traces, trace string
 	policies      []string
-	workers       int
+	workers, runs int
 	speed, load   float64
 	saturate      string
 	seeds         []uint64
@@ -61,6 +61,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.trace, "trace", "", "only the trace with this `name`, that of its file without endings")
 	f.StringVar(&policies, "policy", "predicted_latency,dynamo,least_load,round_robin", "comma-separated `policies`: some of "+strings.Join(names, ", "))
 	f.IntVar(&o.workers, "workers", 8, "the number of workers")
+	f.IntVar(&o.runs, "runs", 1, "how often a live run is made at most, as long as a stall of the machine spoils it; the one with the shortest stall counts")
 	f.Int64Var(&o.flags.kv, "kv-tokens", 0, "the KV capacity of each worker in `tokens`")
 	f.DurationVar(&o.flags.slice, "slice", 0, "how long the slice is, in the engines' `time`")
 	f.DurationVar(&o.flags.warmUp, "warmup", 0, "the engines' `time` before the slice, whose requests do not count")
@@ -98,8 +99,8 @@ func (o *options) check(f *flag.FlagSet) error {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case o.traces == "":
 		return errors.New("-traces is missing")
-	case o.workers < 1:
-		return fmt.Errorf("-workers is %d, want at least 1", o.workers)
+	case o.workers < 1 || o.runs < 1:
+		return fmt.Errorf("-workers is %d and -runs %d, want at least 1", o.workers, o.runs)
 	case o.sessions != "none" && o.sessions != "key":
 		return fmt.Errorf("-sessions is %q, want none or key", o.sessions)
 	case o.given["scale"] && !(o.flags.scale >= 0.01 && o.flags.scale <= 100):

@@ -200,7 +200,7 @@ func TestAccuracy(t *testing.T) {
 
 func TestBadFlags(t *testing.T) {
 	for _, args := range []string{
-		"", "-traces /nonexistent", "-traces . -policy fastest", "-traces . -workers 0", "-traces . -scale 0",
+		"", "-traces /nonexistent", "-traces . -policy fastest", "-traces . -workers 0", "-traces . -runs 0", "-traces . -scale 0",
 		"-traces . -sessions yes", "-traces . -slice 0s", "-traces . -load 0", "-traces . -seed x", "-traces . extra", "-traces .",
 	} {
 		if err := run(t.Context(), strings.Fields(args), io.Discard, io.Discard); err == nil {

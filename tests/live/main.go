@@ -103,7 +103,8 @@ func (o *options) play(ctx context.Context, t *trace.Trace, stderr io.Writer) (*
 		if o.virtual {
 			continue
 		}
-		if err := c.live(ctx, res, progress(stderr, t.Name, policy, len(c.slice.Requests))); err != nil {
+		told := func() func(int) { return progress(stderr, t.Name, policy, len(c.slice.Requests)) }
+		if err := c.live(ctx, res, o.runs, told); err != nil {
 			return nil, fmt.Errorf("%s: %w", policy, err)
 		}
 	}

@@ -138,10 +138,10 @@ func (r *report) writeRuns(w io.Writer) error {
 		fmt.Fprintf(tw, "%s\t%d\t%.0f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f\t%.0f\n", res.Policy, p.Requests, p.Predicted, p.Observed,
 			p.Ratios[0], p.Ratios[1], p.Ratios[2], p.Ratios[3], p.Ratios[4], p.Median, p.P90, p.Absolute[0], p.Absolute[1])
 	}
-	fmt.Fprintln(tw, "\nlive run\tfailed\tsent late p50\tp99\tmax\tsteps late max\tcores\tseconds\t\t\t\t\t")
+	fmt.Fprintln(tw, "\nlive run\tfailed\tsent late p50\tp99\tmax\tsteps late max\tcores\tseconds\truns\t\t\t\t")
 	for _, res := range r.Results {
-		fmt.Fprintf(tw, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.0f\t\t\t\t\t\n",
-			res.Policy, res.Failed, res.Late[0], res.Late[1], res.Late[2], res.Lag, res.Cores, res.Seconds)
+		fmt.Fprintf(tw, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.0f\t%d\t\t\t\t\n",
+			res.Policy, res.Failed, res.Late[0], res.Late[1], res.Late[2], res.Lag, res.Cores, res.Seconds, res.Runs)
 	}
 	if err := tw.Flush(); err != nil {
 		return err

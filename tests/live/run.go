@@ -47,6 +47,12 @@ type health struct {
 	Lag float64 `json:"engine_lag_ms"`
 	// Cores is the mean number of processors that client, Caddy and engines kept busy.
 	Cores float64 `json:"cores"`
+	// Stall is the most that anything came too late, a request or a step, in ms of the
+	// engines' time.
+	Stall float64 `json:"stall_ms"`
+	// Runs is how many runs were made until one had no long stall. This one is the one
+	// with the shortest.
+	Runs int `json:"runs"`
 	// Seconds is how long the run took.
 	Seconds float64 `json:"seconds"`
 }
@@ -61,8 +67,31 @@ type result struct {
 	Predictions *accuracy `json:"predictions"`
 }
 
-// live replays the cell in real time.
-func (c *cell) live(ctx context.Context, r *result, progress func(ended int)) error {
+// stalled is the stall, in ms of the engines' time, that is too long to believe a run.
+const stalled = 250
+
+// live replays the cell in real time, and again if the machine stalled, so many times at
+// most.
+func (c *cell) live(ctx context.Context, r *result, runs int, progress func() func(ended int)) error {
+	var best *result
+	for n := range runs {
+		next := &result{Policy: r.Policy, Replay: r.Replay, Spread: r.Spread}
+		if err := c.once(ctx, next, progress()); err != nil {
+			return err
+		}
+		if best == nil || next.Stall < best.Stall {
+			best = next
+		}
+		if best.Runs = n + 1; best.Stall <= stalled {
+			break
+		}
+	}
+	*r = *best
+	return nil
+}
+
+// once replays the cell in real time.
+func (c *cell) once(ctx context.Context, r *result, progress func(ended int)) error {
 	cl, err := c.startCluster(r.Policy)
 	if err != nil {
 		return err
@@ -143,6 +172,7 @@ func (r *result) count(c *cell, cl *cluster, cli *client, predicted predictions)
 	f.P50TTFT, f.P99TTFT = quantile(ttft, 0.5), quantile(ttft, 0.99)
 	f.HitRatio = float64(cached) / float64(max(1, prompt))
 	r.Late = [3]float64{quantile(late, 0.5), quantile(late, 0.99), quantile(late, 1)}
+	r.Stall = max(r.Late[2]/c.scale, r.Lag)
 	r.Predictions = newAccuracy(pairs)
 }
 
