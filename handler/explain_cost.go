@@ -26,17 +26,18 @@ func costUnit(p kvscore.Policy) string {
 	return ""
 }
 
-// timesView is what is predicted of a candidate. Fields are null where the scheduler
-// knows nothing of the worker.
+// timesView is what is predicted of a candidate.
 type timesView struct {
 	Awaiting   int      `json:"awaiting_requests"`
-	Wait       *float64 `json:"wait_ms"`
-	Prefill    *float64 `json:"prefill_ms"`
-	TTFT       *float64 `json:"predicted_ttft_ms"`
-	Slowness   *float64 `json:"slowness"`
-	RecentWork *float64 `json:"recent_work_ms"`
-	// Terms add up to Cost; only predicted_latency has them.
+	Wait       float64 `json:"wait_ms"`
+	Prefill    float64 `json:"prefill_ms"`
+	TTFT       float64 `json:"predicted_ttft_ms"`
+	Slowness   float64 `json:"slowness"`
+	RecentWork float64 `json:"recent_work_ms"`
+	// The sum of Terms, times Factor, is Cost; only predicted_latency has terms.
 	Terms *termsView `json:"terms_ms,omitempty"`
+	// Factor is the client's preference; absent if there is none.
+	Factor float64 `json:"factor,omitempty"`
 }
 
 // termsView is a kvscore.Terms.
@@ -50,10 +51,9 @@ type termsView struct {
 }
 
 func viewTimes(c *kvscore.Candidate, unit string) timesView {
-	v := timesView{Awaiting: c.Awaiting}
-	if c.Slowness > 0 {
-		wait, prefill, ttft, slowness, work := c.WaitTime, c.PrefillTime, predictedTTFT(c), c.Slowness, c.RecentWork
-		v.Wait, v.Prefill, v.TTFT, v.Slowness, v.RecentWork = &wait, &prefill, &ttft, &slowness, &work
+	v := timesView{
+		Awaiting: c.Awaiting, Wait: c.WaitTime, Prefill: c.PrefillTime, TTFT: predictedTTFT(c),
+		Slowness: c.Slowness, RecentWork: c.RecentWork, Factor: c.Factor,
 	}
 	if unit == unitMilliseconds {
 		terms := termsView(c.Terms)

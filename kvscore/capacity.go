@@ -1,0 +1,82 @@
+package kvscore
+
+import "math"
+
+const (
+	// capacityStep is by how much a first contradiction changes the learned capacity, as
+	// a logarithm. Contradictions that repeat change it more, up to maxCapacityStep;
+	// those that alternate less, down to minCapacityStep.
+	capacityStep, minCapacityStep, maxCapacityStep = 0.05, 0.005, 0.7
+	// capacityDown is the part of a step downwards: a mirror that is too large misleads
+	// less than one that is too small.
+	capacityDown = 0.4
+	// maxCapacityChange bounds how far the learned capacity is from the told one.
+	maxCapacityChange = 16
+)
+
+// learnCapacity compares the cached tokens that an engine reports with those in its cache
+// model. An engine that reports fewer is smaller than its cache model. One that reports
+// more, while its cache model is full, is larger. Fewer cached tokens of a prompt that
+// was queued are ignored: prompts before it may have evicted its blocks. The lock is
+// held.
+func (s *Scheduler) learnCapacity(l *Lease) {
+	b := l.books
+	if l.restarts != b.restarts {
+		return
+	}
+	// Templates that render a turn anew, and what they begin with, make small differences.
+	slack, used := max(s.page(b), l.counts.Prompt/4), s.index.Used(b.slot)
+	capacity := float64(b.capacity)
+	var change float64
+	switch off := l.counts.Cached - l.cached; {
+	case off < -slack && !l.inFlight && !l.queued:
+		capacity = min(capacity, float64(used))
+		change = -capacityDown * share(-off, l.cached)
+	case off > slack && used > b.capacity*9/10:
+		capacity = max(capacity, float64(l.counts.Cached))
+		change = share(off, l.counts.Cached)
+	default:
+		return
+	}
+	change *= b.capacityStep.next(change > 0)
+	b.learned = math.Log(capacity/float64(b.told)) - s.learned + change
+	if math.Abs(b.learned+s.learned) < math.Log(maxCapacityChange) { // at a bound it is another fault
+		s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
+	}
+	s.applyCapacity(b)
+}
+
+// applyCapacity sets the capacity of a target's cache model from its own contradictions
+// and from those of all targets: a wrong configuration is mostly wrong for all of them.
+// The lock is held.
+func (s *Scheduler) applyCapacity(b *books) {
+	bound := math.Log(maxCapacityChange)
+	s.learned = min(max(s.learned, -bound), bound)
+	by := min(max(s.learned+b.learned, -bound), bound)
+	if capacity := int64(float64(b.told) * math.Exp(by)); capacity != b.capacity {
+		b.capacity = capacity
+		s.index.SetCapacity(b.slot, capacity)
+	}
+	b.applied = s.learned
+}
+
+// step is how far the next of several changes goes, up or down.
+type step struct {
+	size float64
+	up   bool
+}
+
+func (s *step) next(up bool) float64 {
+	switch {
+	case s.size == 0:
+		s.size = capacityStep
+	case s.up == up:
+		s.size = min(s.size*1.5, maxCapacityStep)
+	default:
+		s.size = max(s.size/2, minCapacityStep)
+	}
+	s.up = up
+	return s.size
+}
+
+func share(part, all int64) float64 { return min(1, float64(part)/float64(max(1, all))) }

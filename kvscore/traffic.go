@@ -1,0 +1,99 @@
+package kvscore
+
+import (
+	"math"
+	"time"
+)
+
+// recent is a sum of values that decay with recentAge.
+type recent struct {
+	n  float64
+	at time.Time
+}
+
+// recentAge is after how long an event counts only e^-1.
+const recentAge = 2 * time.Minute
+
+// faded is what is left of an event after whole seconds: snapshots read it for each
+// target, and exponentials take long.
+var faded = func() (left [1024]float64) {
+	for i := range left {
+		left[i] = math.Exp(-float64(i) / recentAge.Seconds())
+	}
+	return left
+}()
+
+// value returns the sum, decayed in whole seconds.
+func (r *recent) value(now time.Time) float64 {
+	if r.n == 0 {
+		return 0
+	}
+	seconds := max(0, now.Sub(r.at)) / time.Second
+	if seconds >= time.Duration(len(faded)) {
+		return 0
+	}
+	return r.n * faded[seconds]
+}
+
+func (r *recent) add(now time.Time, v float64) {
+	r.n = v + r.n*math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	r.at = now
+}
+
+// traffic is what is learned of the requests of a pool.
+type traffic struct {
+	continued  float64 // the share of them that continue a conversation
+	turnTime   float64 // their predicted prefill time in milliseconds
+	answer     float64 // tokens of an answer
+	requests   uint64
+	continuing uint64
+	answers    uint64
+}
+
+const (
+	// trafficWeight is how far one request moves an average; the first ones move it
+	// further.
+	trafficWeight = 0.005
+	// assumedAnswer is the length of an answer while none has ended, in tokens, with the
+	// weight of assumedAnswers. With 0, requests that generate would cost nothing.
+	assumedAnswer, assumedAnswers = 200, 10
+	// maxAnswer bounds what one answer counts, in tokens.
+	maxAnswer = 32_768
+)
+
+func average(mean *float64, n uint64, v float64) {
+	*mean += (v - *mean) * max(trafficWeight, 1/float64(n))
+}
+
+func (t *traffic) arrived(sel *Selection) {
+	t.requests++
+	c := 0.0
+	if sel.Continues {
+		c = 1
+		least := math.Inf(1)
+		for i := range sel.Candidates {
+			least = min(least, sel.Candidates[i].PrefillTime)
+		}
+		t.continuing++
+		average(&t.turnTime, t.continuing, least)
+	}
+	average(&t.continued, t.requests, c)
+}
+
+func (t *traffic) answeredWith(tokens int64) {
+	t.answers++
+	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
+}
+
+// meanAnswer returns the mean length of an answer, 0 while none has ended.
+func (t *traffic) meanAnswer() float64 {
+	if t.answers == 0 {
+		return 0
+	}
+	return t.answer
+}
+
+// maxTurns bounds how many further turns are expected.
+const maxTurns = 50
+
+func (t *traffic) turns() float64 { return min(t.continued/max(1-t.continued, 1e-3), maxTurns) }
