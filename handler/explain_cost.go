@@ -28,7 +28,7 @@ func costUnit(p kvscore.Policy) string {
 
 // timesView is what is predicted of a candidate.
 type timesView struct {
-	Awaiting   int      `json:"awaiting_requests"`
+	Awaiting   int     `json:"awaiting_requests"`
 	Wait       float64 `json:"wait_ms"`
 	Prefill    float64 `json:"prefill_ms"`
 	TTFT       float64 `json:"predicted_ttft_ms"`
