@@ -107,11 +107,13 @@ func TestEnginesAreFoundOut(t *testing.T) {
 	}
 	for i, f := range flavours {
 		var w toldWorker
-		eventually(t, 10*time.Second, "the engine to be found out: "+string(f), func() bool {
+		c := want[f]
+		room := max(c.kv, 262144*min(1, max(0, 1-c.kv)))
+		eventually(t, 10*time.Second, fmt.Sprintf("%s to be found out, with room for %d tokens", f, room), func() bool {
 			w = s.told(t, engines[i])
-			return w.Engine.Type != ""
+			return w.Engine.Type != "" && w.Cache.Capacity == room
 		})
-		c, told := want[f], w.Engine.Told
+		told := w.Engine.Told
 		if w.Engine.Type != c.kind || w.Engine.Source != "found" || (f != engine.Dynamo) != (w.Engine.Version != "") {
 			t.Errorf("%s is found to be %+v", f, w.Engine)
 		}
@@ -120,9 +122,6 @@ func TestEnginesAreFoundOut(t *testing.T) {
 		}
 		if (told.Started != nil) != (f == engine.VLLM) {
 			t.Errorf("%s told that it started %v", f, told.Started)
-		}
-		if room := max(c.kv, 262144*min(1, max(0, 1-c.kv))); w.Cache.Capacity != room {
-			t.Errorf("%s has room for %d tokens, want %d", f, w.Cache.Capacity, room)
 		}
 		if v, found := s.scrape(t).sum(engineInfo, `worker="`+w.Dial+`"`, `engine="`+c.kind+`"`, `source="found"`); !found || v != 1 {
 			t.Errorf("%s has no %s", f, engineInfo)
