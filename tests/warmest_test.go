@@ -36,14 +36,13 @@ func (w *warmest) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
 
 func (w *warmest) Choose(s *kvscore.Selection) int {
 	var best []int
-	most, fewest := -1, 0
+	most := -1
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		held := max(0, c.HeldBlocks-w.Besides)
-		switch {
-		case held > most, held == most && c.Requests < fewest:
-			most, fewest, best = held, c.Requests, append(best[:0], i)
-		case held == most && c.Requests == fewest:
+		held := max(0, s.Candidates[i].HeldBlocks-w.Besides)
+		if held > most {
+			most, best = held, best[:0]
+		}
+		if held == most {
 			best = append(best, i)
 		}
 	}
