@@ -75,16 +75,16 @@ const maxOverdue = 60_000
 // wait predicts the milliseconds until all prefills booked on a target are over: their
 // times, less the time that the first one has run. A first prefill that is overdue waits
 // for memory or slots; wait assumes that it takes as long again as it is overdue.
-func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context float64) (ms, overdue float64) {
+func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context float64) float64 {
 	q := &b.awaiting
 	if q.n == 0 {
-		return 0, 0
+		return 0
 	}
 	head := factor * s.latency.predict(q.first.work, context)
-	ms = factor * s.latency.predict(q.work, context)
+	all := factor * s.latency.predict(q.work, context)
 	ran := q.ran(now, dry)
 	if late := ran - head - factor*s.latency.fixed(context); late > 0 && !q.first.passed {
-		return ms - head, min(late, maxOverdue)
+		return all - head + min(late, maxOverdue)
 	}
-	return ms - min(ran, head), 0
+	return all - min(ran, head)
 }

@@ -150,7 +150,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 }
 
 // describe fills in what is the same for all candidates. The lock is held.
-func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
+func (s *Scheduler) describe(r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
 	sel.ExpectedAnswer = s.traffic.answer
@@ -165,9 +165,7 @@ func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selection) {
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
 	c.Slowness = b.speed.factor(now)
-	var overdue float64
-	c.WaitTime, overdue = s.wait(b, now, sel.Dry, c.Slowness, context)
-	c.WaitTime += overdue
+	c.WaitTime = s.wait(b, now, sel.Dry, c.Slowness, context)
 	n := max(0, sel.Tokens-c.OverlapTokens)
 	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
 	c.Awaiting = b.awaiting.n

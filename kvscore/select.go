@@ -137,7 +137,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		sel.NominalBlockTokens = r.BlockTokens
 	}
 	sel.Fault, sel.Unknown, sel.Home, sel.Awaiting = false, 0, -1, 0
-	s.describe(now, r, sel)
+	s.describe(r, sel)
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]
 	for i := range among {
 		c := &sel.Candidates[i]
