@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
 // setup is what a trace is replayed with unless flags say otherwise.
@@ -135,17 +136,11 @@ func override[T any](o *options, name string, to *T, value T) {
 // paths lists the files of the traces.
 func (o *options) paths() (paths []string, err error) {
 	for path := range strings.SplitSeq(o.traces, ",") {
-		if info, err := os.Stat(path); err != nil || !info.IsDir() {
-			paths = append(paths, path)
-			continue
+		found, err := trace.Files(path)
+		if err != nil {
+			return nil, err
 		}
-		for _, pattern := range []string{"*.jsonl", "*.jsonl.gz"} {
-			found, err := filepath.Glob(filepath.Join(path, pattern))
-			if err != nil {
-				return nil, err
-			}
-			paths = append(paths, found...)
-		}
+		paths = append(paths, found...)
 	}
 	if o.trace != "" {
 		paths = slices.DeleteFunc(paths, func(path string) bool {

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -124,17 +123,11 @@ func (o *options) places() (places []place, err error) {
 			}
 			continue
 		}
-		if info, err := os.Stat(path); err != nil || !info.IsDir() {
-			paths = append(paths, path)
-			continue
+		found, err := trace.Files(path)
+		if err != nil {
+			return nil, err
 		}
-		for _, pattern := range []string{"*.jsonl", "*.jsonl.gz"} {
-			found, err := filepath.Glob(filepath.Join(path, pattern))
-			if err != nil {
-				return nil, err
-			}
-			paths = append(paths, found...)
-		}
+		paths = append(paths, found...)
 	}
 	if len(paths) == 0 {
 		return nil, fmt.Errorf("there is no trace in %s", o.traces)
