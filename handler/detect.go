@@ -2,13 +2,14 @@ package handler
 
 import (
 	"context"
-	"io"
+	"errors"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 )
 
@@ -155,16 +156,16 @@ func (h *Handler) detect(ctx context.Context, w *worker) bool {
 // getBody returns the status and the body of an answer of a worker, status 0 if
 // there is none.
 func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
-	resp, err := h.get(ctx, w, path)
-	if !h.pool.saw(ctx, w, err) {
+	status, body, err := h.client.Fetch(ctx, w.dial, http.MethodGet, path, nil, nil, engine.MaxBody)
+	if status != 0 {
+		h.pool.saw(ctx, w, nil)
+	} else {
+		h.pool.saw(ctx, w, err)
+	}
+	if err != nil && !errors.Is(err, upstream.ErrTooLong) {
 		return 0, nil
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, engine.MaxBody))
-	if err != nil {
-		return 0, nil
-	}
-	return resp.StatusCode, body
+	return status, body
 }
 
 // learn takes in what a worker tells of itself.

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -168,6 +169,8 @@ type Handler struct {
 	proxyReady bool
 	keepBody   bool   // other handlers may read it after the answer's header
 	limits     limits // of the operator on attempts
+	transport  *upstream.Transport
+	client     *upstream.Client
 	metrics    *metrics
 	figures    *figures
 	ctx        context.Context // ends with the configuration
@@ -388,7 +391,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
-	h.warn(proxyWarnings(h.ReverseProxy, h.ReverseProxy.Transport.(*transport).HTTPTransport))
+	h.warn(proxyWarnings(h.ReverseProxy, h.transport.HTTPTransport))
 	if err := h.wireRetries(ctx); err != nil {
 		return err
 	}
@@ -405,32 +408,15 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 		rp.LoadBalancing = new(reverseproxy.LoadBalancing)
 	}
 	rp.LoadBalancing.SelectionPolicy = selector{}
-	inner := new(reverseproxy.HTTPTransport)
-	if rp.TransportRaw != nil {
-		mod, err := ctx.LoadModule(rp, "TransportRaw")
-		if err != nil {
-			return fmt.Errorf("loading transport: %w", err)
+	var err error
+	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return bodyConn{c} }, func(ctx context.Context) http.RoundTripper {
+		if rt, ok := ctx.Value(routeKey{}).(*route); ok {
+			return rt
 		}
-		var ok bool
-		if inner, ok = mod.(*reverseproxy.HTTPTransport); !ok {
-			return fmt.Errorf("transport %T is not supported: kv_router needs the http transport", mod)
-		}
-	} else if err := inner.Provision(ctx); err != nil {
-		return fmt.Errorf("provisioning transport: %w", err)
-	}
-	if dial := inner.Transport.DialContext; dial != nil {
-		inner.Transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := dial(ctx, network, address)
-			if err != nil {
-				return nil, err
-			}
-			return bodyConn{conn}, nil
-		}
-	}
-	fresh := inner.Transport.Clone()
-	fresh.DisableKeepAlives = true
-	rp.Transport = &transport{HTTPTransport: inner, fresh: fresh}
-	return nil
+		return nil
+	})
+	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.settings.Load().worker(dial).APIKey })
+	return err
 }
 
 // wireRetries takes the decision about retries from the proxy, once that is
@@ -463,9 +449,7 @@ func (h *Handler) Cleanup() error {
 		// after a failed Provision it would take hosts off a running config
 		h.proxyReady = false
 		err = h.ReverseProxy.Cleanup()
-		// Caddy cleans up the transports that it has loaded, not the default one.
-		// Connections that become idle from now on are closed, too.
-		h.ReverseProxy.Transport.(*transport).Transport.CloseIdleConnections()
+		h.transport.CloseIdle() // connections that become idle from now on are closed, too
 	}
 	if h.holdsPool {
 		// the pointer stays: requests of this config may still be under way

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -111,7 +112,7 @@ func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
 	switch {
 	case err == nil:
 		p.found(w)
-	case errors.Is(err, errNoDial), errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
+	case errors.Is(err, upstream.ErrNoDial), errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case errors.As(err, &dial), refused(err):
 		p.missed(w, err)
 	default:

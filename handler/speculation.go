@@ -287,18 +287,11 @@ func (s *speculation) book(t time.Time, p *plan) bool {
 // send makes the request, on a connection of its own, and only once. It returns
 // nil if the worker has computed it.
 func (s *speculation) send(p *plan) error {
-	ctx, _, _, err := s.h.toWorker(s.ctx, s.worker)
-	if err != nil {
-		return err
-	}
 	rt := &route{h: s.h, pool: s.pool, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
 	rt.cut = nvext.Everything // what is cut out of the turn's body was counted with the turn
-	req := rt.outgoing(ownRequest(ctx, s.sent), new(atomic.Int32))
-	req.GetBody = nil // or net/http might send it again
+	req := rt.outgoing(ownRequest(s.ctx, s.sent), new(atomic.Int32))
 	delete(req.Header, "Idempotency-Key")
-	t := s.h.ReverseProxy.Transport.(*transport).HTTPTransport
-	req.Close = s.h.ownConnection(t)
-	resp, err := t.RoundTrip(req)
+	resp, err := s.h.client.Forward(req, s.worker.dial)
 	if err != nil {
 		return err
 	}
@@ -341,7 +334,6 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	} {
 		delete(req.Header, name)
 	}
-	req.Header.Set("User-Agent", ownAgent)
 	req.Header.Set("Accept", "application/json")
 	req.Trailer, req.TransferEncoding, req.Response, req.Cancel = nil, nil, nil, nil //nolint:staticcheck // whoever set it is gone
 	return req

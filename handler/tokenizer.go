@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"time"
 
@@ -78,17 +77,12 @@ func (rt *route) question() *engine.Question {
 // postOwn makes a POST request of the router's own to a worker, for a client with
 // that authorization, and returns the status and the body of the answer. The
 // status is 0 if there is no answer, or if it is longer than most bytes.
-func (h *Handler) postOwn(ctx context.Context, w *worker, path string, body []byte, authorization []string, most int64) (status int, answer []byte) {
-	resp, err := h.askOwn(ctx, w, http.MethodPost, path, body, authorization)
-	if err == nil {
-		defer resp.Body.Close()
-		status = resp.StatusCode
-		answer, err = io.ReadAll(io.LimitReader(resp.Body, most+1))
-	}
+func (h *Handler) postOwn(ctx context.Context, w *worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
+	status, answer, err := h.client.Fetch(ctx, w.dial, http.MethodPost, path, body, authorization, most)
 	if c := h.logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
 		c.Write(zap.String("upstream", w.dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 	}
-	if err != nil || int64(len(answer)) > most {
+	if err != nil {
 		return 0, nil
 	}
 	return status, answer

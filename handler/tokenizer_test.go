@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -22,12 +23,13 @@ import (
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
 	h := benchHandler(t)
-	h.ReverseProxy.Transport = &transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
+	h.transport = &upstream.Transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			dials.Add(1)
 			return nil, errors.New("nobody is there")
 		},
 	}}}
+	h.client = upstream.NewClient(h.ReverseProxy, h.transport, func(string) string { return "" })
 	s := *h.pool.settings.Load()
 	s.engine = engine.SGLang
 	h.pool.settings.Store(&s)

@@ -7,37 +7,21 @@ import (
 	"net/http"
 	"strconv"
 	"sync/atomic"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// transport makes the attempts. It embeds Caddy's own, so that the optional
-// interfaces that the proxy looks for are there.
-type transport struct {
-	*reverseproxy.HTTPTransport
-	// fresh takes a new connection for each request.
-	fresh *http.Transport
-}
-
-// RoundTrip implements http.RoundTripper. What becomes of a failed attempt is
+// RoundTrip makes the attempt that was selected. What becomes of a failed attempt is
 // decided here, and made by the proxy.
-func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	rt, ok := req.Context().Value(routeKey{}).(*route)
-	if !ok {
-		return t.HTTPTransport.RoundTrip(req) // a health check
-	}
+func (rt *route) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rt.spent {
 		return rt.giveUp()
 	}
 	sent := rt.guarded(req)
-	resp, resent, err := rt.send(t.HTTPTransport, sent)
+	resp, resent, err := rt.send(rt.h.transport.Send, sent)
 	if err != nil && resent && rt.plan.api != nil && sent.Context().Err() == nil && rt.stays() {
 		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
-		t.Transport.CloseIdleConnections()
-		t.SetScheme(sent)
-		resp, _, err = rt.send(t.fresh, sent)
+		resp, _, err = rt.send(rt.h.transport.SendFresh, sent)
 	}
 	if err = rt.arrived(resp, err); err != nil {
 		return rt.failed(req, err, resent)
@@ -47,10 +31,10 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // send makes one round trip and tells whether net/http sent the request again
 // in it, as it does after a connection that was kept alive turned out closed.
-func (rt *route) send(t http.RoundTripper, req *http.Request) (*http.Response, bool, error) {
+func (rt *route) send(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
 	rt.sent = rt.trace.carry(rt.outgoing(req, resends))
-	resp, err := t.RoundTrip(rt.sent)
+	resp, err := roundTrip(rt.sent)
 	if err == nil && rt.readsAnswer() {
 		unpack(resp)
 	}
@@ -140,12 +124,3 @@ func (rt *route) label(h http.Header, a *attempt) {
 	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
 	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))
 }
-
-// Interface guards: what the proxy asserts of a transport.
-var (
-	_ reverseproxy.TLSTransport                        = (*transport)(nil)
-	_ reverseproxy.H2CTransport                        = (*transport)(nil)
-	_ reverseproxy.ProxyProtocolTransport              = (*transport)(nil)
-	_ reverseproxy.HealthCheckSchemeOverriderTransport = (*transport)(nil)
-	_ reverseproxy.RequestHeaderOpsTransport           = (*transport)(nil)
-)

@@ -1,0 +1,171 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Agent is the User-Agent of the router's own requests.
+const Agent = "kv_router"
+
+// Client makes the router's own requests: probes, questions, prefills. They go the
+// way of clients' requests, with the proxy's rewrites and header operations. Most
+// take a connection of their own.
+type Client struct {
+	proxy     *reverseproxy.Handler
+	transport *Transport
+	key       func(dial string) string
+}
+
+// NewClient returns a client. key returns the API key of the worker at an address,
+// which may have placeholders; empty if there is none.
+func NewClient(proxy *reverseproxy.Handler, t *Transport, key func(dial string) string) *Client {
+	return &Client{proxy: proxy, transport: t, key: key}
+}
+
+const (
+	// dialInfoKey is under which the proxy tells its transport where to dial.
+	dialInfoKey = caddy.CtxKey("reverse_proxy.dial_info")
+	// proxyProtocolKey is under which it says whose request it is, where the PROXY
+	// protocol is on.
+	proxyProtocolKey = "reverse_proxy.proxy_protocol_info"
+)
+
+// ErrNoDial says that no request can be sent to an address.
+var ErrNoDial = errors.New("the address has placeholders, or is not one socket")
+
+// to returns the context in which the transport sends a request to an address, the
+// host that the request names, and the context's replacer.
+func (c *Client) to(ctx context.Context, dial string) (context.Context, string, *caddy.Replacer, error) {
+	if strings.Contains(dial, "{") {
+		return nil, "", nil, ErrNoDial
+	}
+	addr, err := caddy.ParseNetworkAddress(dial)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	if addr.PortRangeSize() != 1 && !addr.IsUnixNetwork() {
+		return nil, "", nil, ErrNoDial
+	}
+	host := addr.JoinHostPort(0)
+	info := reverseproxy.DialInfo{Network: addr.Network, Address: host, Host: addr.Host}
+	if addr.IsUnixNetwork() {
+		host = "localhost"
+	} else {
+		info.Port = strconv.FormatUint(uint64(addr.StartPort), 10)
+	}
+	repl := caddy.NewReplacer()
+	repl.Set("http.reverse_proxy.upstream.hostport", host)
+	repl.Set("http.reverse_proxy.upstream.host", addr.Host)
+	ctx = context.WithValue(ctx, caddy.ReplacerCtxKey, repl)
+	ctx = context.WithValue(ctx, dialInfoKey, info)
+	ctx = context.WithValue(ctx, caddyhttp.VarsCtxKey, map[string]any{
+		proxyProtocolKey: reverseproxy.ProxyProtocolInfo{AddrPort: netip.AddrPortFrom(netip.IPv6Loopback(), 0)},
+	})
+	return ctx, host, repl, nil
+}
+
+// Do sends a request to an address and returns the answer. authorization is that of
+// the client for whom the request is made; nil for the worker's API key.
+func (c *Client) Do(ctx context.Context, dial, method, path string, body []byte, authorization []string) (*http.Response, error) {
+	ctx, host, repl, err := c.to(ctx, dial)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+host+path, bytes.NewReader(body)) //nolint:gosec // the host is the operator's
+	if err != nil {
+		return nil, err
+	}
+	if rewrite := c.proxy.Rewrite; rewrite != nil { // as it does clients' requests
+		rewrite.Rewrite(req, caddyhttp.NewTestReplacer(req))
+		req = req.WithContext(ctx)
+		req.Method, req.RequestURI = method, ""
+	}
+	req.URL.Scheme = "" // the transport knows it
+	req.Header.Set("User-Agent", Agent)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if authorization != nil {
+		req.Header["Authorization"] = authorization
+	}
+	req.Close = c.transport.closesAfter()
+	if ops := c.proxy.Headers; ops != nil && ops.Request != nil {
+		ops.Request.ApplyToRequest(req)
+	}
+	if key := c.key(dial); key != "" && authorization == nil {
+		req.Header.Set("Authorization", "Bearer "+repl.ReplaceAll(key, ""))
+	}
+	if ops := c.transport.RequestHeaderOps(); ops != nil {
+		ops.ApplyToRequest(req)
+	}
+	return c.transport.Send(req)
+}
+
+// Fetch is Do that reads the answer. Of one that is longer than limit bytes it
+// returns the beginning, and ErrTooLong.
+func (c *Client) Fetch(ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64) (status int, answer []byte, err error) {
+	resp, err := c.Do(ctx, dial, method, path, body, authorization)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err == nil && int64(len(answer)) > limit {
+		answer, err = answer[:limit], ErrTooLong
+	}
+	return resp.StatusCode, answer, err
+}
+
+// ErrTooLong says that an answer is longer than it may be.
+var ErrTooLong = errors.New("the answer is too long")
+
+// Forward sends a request that was made of a client's to an address, once.
+func (c *Client) Forward(req *http.Request, dial string) (*http.Response, error) {
+	ctx, _, _, err := c.to(req.Context(), dial)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	req.Header.Set("User-Agent", Agent)
+	req.GetBody = nil // or net/http might send it again
+	req.Close = c.transport.closesAfter()
+	return c.transport.Send(req)
+}
+
+// Connect makes a connection to an address and closes it, which costs the worker
+// nothing. tried is false, and nothing was done, if a connection shows nothing of the
+// worker, which is behind a forward proxy, or if it would log a failed TLS handshake.
+func (c *Client) Connect(ctx context.Context, dial string) (tried bool, err error) {
+	ctx, host, _, err := c.to(ctx, dial)
+	if err != nil || c.transport.TLSEnabled() || slices.Contains(c.transport.Versions, "3") {
+		return false, nil //nolint:nilerr // a request to such an address tells
+	}
+	t := c.transport.Transport
+	if t.Proxy != nil {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host, nil)
+		if err != nil {
+			return false, nil //nolint:nilerr // as above
+		}
+		if via, err := t.Proxy(req); via != nil || err != nil {
+			return false, nil //nolint:nilerr // as above
+		}
+	}
+	info, _ := reverseproxy.GetDialInfo(ctx)
+	conn, err := t.DialContext(ctx, info.Network, info.Address)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return true, err
+}
