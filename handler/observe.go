@@ -6,11 +6,9 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"go.uber.org/zap"
 )
 
 // observer is the body of an answer on its way to the client. It changes no
@@ -276,81 +274,4 @@ func (o *observer) prediction() []uint64 {
 		return nil
 	}
 	return o.reader.Prediction()
-}
-
-// finish ends everything that the request has begun. It runs deferred, also
-// when the proxy aborts with a panic.
-func (rt *route) finish() {
-	defer rt.dropBody()
-	defer rt.plan.stream.done()
-	rt.endWaiting()
-	if rt.attempt == nil {
-		outcome := rt.outcome()
-		rt.count(outcome)
-		rt.logUnserved(outcome)
-		return
-	}
-	rt.release()
-	o := rt.answer
-	rt.endAttempt(o.computed())
-	rt.endTurn(o.computed())
-	outcome := rt.outcome()
-	if outcome == outcomeBroken {
-		rt.rateDown(o.attempt, "stream broke: "+o.broken.Error(), 0, false)
-	}
-	rt.count(outcome)
-	rt.speculate(outcome)
-	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
-		rt.h.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
-		if o.computed() {
-			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
-		}
-	}
-	rt.log(outcome)
-}
-
-// outcome says what became of the request.
-func (rt *route) outcome() string {
-	o := rt.answer
-	switch {
-	case o == nil && rt.wait.turnedAway != nil:
-		return outcomeTurnedAway
-	case o == nil && rt.err == nil && rt.returned:
-		return outcomeClientGone // or an upgraded connection, at its end
-	case o == nil:
-		return outcomeUnavailable
-	case o.broken != nil && !isCanceled(o.broken):
-		return outcomeBroken
-	case !o.ended && (!rt.returned || o.broken != nil):
-		return outcomeClientGone
-	case o.status >= 400 || o.illegible || (o.reader != nil && o.reader.Failed()):
-		return outcomeEngineError
-	}
-	return outcomeOK
-}
-
-func (rt *route) count(outcome string) {
-	rt.h.figures.requests[outcome].Inc()
-	rt.trace.end(rt, outcome)
-}
-
-// log adds the fields of the access log.
-func (rt *route) log(outcome string) {
-	if rt.extra == nil {
-		return
-	}
-	a := rt.shown()
-	rt.extra.Set(zap.Object("kv_router", logFields{
-		worker: a.target.Worker, upstream: a.worker.dial, rank: a.target.Rank,
-		reason: a.reason, outcome: outcome, attempts: rt.attempts,
-		overlap: int64(a.terms.OverlapBlocks), predicted: a.terms.OverlapTokens, prompt: a.prompt.tokens,
-		waited: rt.wait.waited, answer: rt.answer,
-	}))
-}
-
-func routingMessage(a *attempt) string {
-	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.target.Worker, 10) +
-		" dp_rank=" + strconv.FormatUint(uint64(a.target.Rank), 10) +
-		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
-		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
 }

@@ -129,76 +129,35 @@ func (t *routeTrace) carry(req *http.Request) *http.Request {
 	return req
 }
 
-// end ends the route's span.
-func (t *routeTrace) end(rt *route, outcome string) {
+// end ends the request's span.
+func (t *routeTrace) end(r *Report) {
 	if t == nil {
 		return
 	}
 	attrs := []attribute.KeyValue{
-		attribute.String("kv_router.outcome", outcome),
-		attribute.Int("kv_router.attempts", rt.attempts),
+		attribute.String("kv_router.outcome", r.Outcome),
+		attribute.Int("kv_router.attempts", r.Attempts),
 	}
-	if rt.wait.waited > 0 {
-		attrs = append(attrs, attribute.Float64("kv_router.queue_wait_seconds", rt.wait.waited.Seconds()))
+	if r.Waited > 0 {
+		attrs = append(attrs, attribute.Float64("kv_router.queue_wait_seconds", r.Waited.Seconds()))
 	}
-	o := rt.answer
-	if o != nil {
-		attrs = append(attrs, attribute.Int("kv_router.status", o.status),
-			attribute.String("kv_router.worker", strconv.FormatUint(o.attempt.target.Worker, 10)))
-		attrs = o.traced(attrs)
+	if r.Status != 0 {
+		attrs = append(attrs, attribute.Int("kv_router.status", r.Status),
+			attribute.String("kv_router.worker", strconv.FormatUint(r.Target.Worker, 10)))
+	}
+	if r.TTFT > 0 {
+		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", r.TTFT.Seconds()))
+	}
+	for i, name := range []string{"kv_router.input_tokens", "kv_router.output_tokens", "kv_router.cached_tokens"} {
+		if n := r.counts()[i].tokens; n >= 0 {
+			attrs = append(attrs, attribute.Int64(name, n))
+		}
 	}
 	t.span.SetAttributes(attrs...)
-	if why, bad := rt.fault(outcome); bad {
+	if why, bad := r.fault(); bad {
 		t.span.SetStatus(codes.Error, forSpan(why))
 	}
 	t.span.End()
-}
-
-// traced adds what the answer says of itself.
-func (o *observer) traced(attrs []attribute.KeyValue) []attribute.KeyValue {
-	if o.reader == nil {
-		return attrs
-	}
-	if !o.first.IsZero() {
-		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", o.first.Sub(o.rt.start).Seconds()))
-	}
-	prompt, completion, cached := o.usage()
-	for _, n := range []struct {
-		name string
-		n    int64
-	}{
-		{"kv_router.input_tokens", prompt},
-		{"kv_router.output_tokens", completion},
-		{"kv_router.cached_tokens", cached},
-	} {
-		if n.n >= 0 {
-			attrs = append(attrs, attribute.Int64(n.name, n.n))
-		}
-	}
-	return attrs
-}
-
-// fault tells whether an outcome is an error of the service, and which one. An
-// engine's 4xx is the client's, and who leaves has no error to see.
-func (rt *route) fault(outcome string) (why string, bad bool) {
-	o := rt.answer
-	switch outcome {
-	case outcomeOK, outcomeClientGone:
-		return "", false
-	case outcomeBroken:
-		return "stream broke: " + o.broken.Error(), true
-	case outcomeEngineError:
-		if o.status >= 400 {
-			return "status " + strconv.Itoa(o.status), o.status >= 500
-		}
-		return "the answer ends with an error", true
-	}
-	for _, err := range []error{rt.failure, rt.err} {
-		if err != nil {
-			return outcome + ": " + err.Error(), true
-		}
-	}
-	return outcome, true
 }
 
 // forSpan returns what comes from outside as a span can take it: one string that

@@ -32,7 +32,7 @@ func (rt *route) walk(req *http.Request) {
 	rt.trace.selected(rt, rt.attempt, rt.start)
 	rt.sent = rt.trace.carry(rt.outgoing(req, new(atomic.Int32)))
 	rt.trace.retried(rt.attempt, "broken")
-	rt.trace.end(rt, outcomeOK)
+	rt.trace.end(&Report{Outcome: outcomeOK, Prompt: -1, Completion: -1, Cached: -1})
 }
 
 // TestUntracedRequestsCostNoAllocation has a request whose Caddy does not trace.

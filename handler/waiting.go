@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -216,26 +214,6 @@ func (rt *route) endWaiting() {
 	if rt.wait.waited > 0 {
 		rt.h.figures.queueWait.Observe(rt.wait.waited.Seconds())
 	}
-}
-
-// logUnserved adds the fields of the access log of a request that had no worker.
-func (rt *route) logUnserved(outcome string) {
-	if rt.extra != nil && (rt.wait.waited > 0 || rt.wait.turnedAway != nil) {
-		rt.extra.Set(zap.Object("kv_router", unservedFields{outcome, rt.wait.waited}))
-	}
-}
-
-type unservedFields struct {
-	outcome string
-	waited  time.Duration
-}
-
-// MarshalLogObject implements zapcore.ObjectMarshaler.
-func (f unservedFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	e.AddString("outcome", f.outcome)
-	e.AddInt("attempts", 0)
-	e.AddDuration("queue_wait", f.waited)
-	return nil
 }
 
 // waitView says that a request would wait, and behind how many.
