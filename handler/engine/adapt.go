@@ -24,9 +24,8 @@ type Request struct {
 	Body *api.Editor
 	// Ext is what the client says to the router, less what is not granted.
 	Ext *nvext.Ext
-	// Grants and Options are what Ext was restricted to and read with.
-	Grants  nvext.Grants
-	Options nvext.Options
+	// Grants are what Ext was restricted to.
+	Grants nvext.Grants
 	// Rank is the data-parallel rank that was chosen, of so many Ranks.
 	Rank  uint32
 	Ranks int

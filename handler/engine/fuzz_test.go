@@ -96,10 +96,7 @@ func FuzzAdapt(f *testing.F) {
 		}
 		r.Told = Told{PriorityEviction: bit(11), StrictThinking: bit(12), Priority: bit(13), LowFirst: bit(14)}
 		if bit(10) {
-			r.Told.Version = map[string]string{Dynamo: "1.0"}[kind]
-			if kind == SGLang {
-				r.Told.Version = "0.5.10"
-			}
+			r.Told.Version = map[string]string{SGLang: "0.5.10"}[kind]
 		}
 		o.kind, o.api, o.tenant, o.rank, o.ranks, o.told, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Told, r.Settings
 		o.pins, o.priorities, o.uploads = r.Grants&nvext.Pins != 0, r.Grants&nvext.Priorities != 0, r.Grants&nvext.Uploads != 0

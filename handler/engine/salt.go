@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"math"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
 // salted are the APIs in which an engine is given the salt of its cache.
@@ -50,7 +50,7 @@ func KeepsApart(kind string, told Told, set Settings, api string) bool {
 		return false
 	}
 	if kind == Dynamo {
-		known := told.Version != "" && generation(told.Version) == nvext.Dynamo13
+		known := told.Version != "" && !before(strings.TrimPrefix(told.Version, "v"), 1, 3)
 		return set.CacheSalt.or(known && slices.Contains([]string{apiChat, apiCompletions}, api))
 	}
 	s := salts[kind]

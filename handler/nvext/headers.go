@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// HeaderSession is the header in which Dynamo 1.3 and later takes what
-// session_control.session_id said before.
+// HeaderSession is the header in which Dynamo takes a request's session.
 const HeaderSession = "X-Dynamo-Session-Id"
 
 // HeaderTenant is the header that says which tenant a request is of.
