@@ -166,7 +166,6 @@ func Adapt(kind string, r *Request) Adapted {
 		f.rankByHeader()
 	}
 	if kind == SGLang {
-		f.inner = f.parameters()
 		f.sglangRank()
 		f.sglangSessions()
 	}
@@ -198,7 +197,6 @@ type fit struct {
 	kind      string
 	said      Fields        // and not dealt with yet
 	samplings []*api.Editor // see sampling
-	inner     *api.Editor   // see parameters; nil if there are none
 	scope     string        // of the salt, see sglangSessions
 }
 

@@ -38,8 +38,6 @@ func FuzzAdapt(f *testing.F) {
 		strings.NewReplacer(`{"id":"s","rid":"r"}`, `{"id":"`+long+`"}`, `"session_id":"s"`, `"session_id":"`+long+`"`, `"k"`, `"`+long+`"`).Replace(steeringBody),
 		strings.NewReplacer(`{"id":"s","rid":"r"}`, `[[{"id":"s"}]]`, `"session_id":"s"`, `"session_id":7`).Replace(steeringBody),
 		strings.Replace(steeringBody, `{"id":"s","rid":"r"}`, `{"id":7,"id":"s"}`, 1),
-		`{"instances":[{"text":"x"}],"parameters":` + steeringBody + `,"nvext":{"cache_salt":"mine"}}`,
-		`{"parameters":{"session_params":"s","extra_key":["k"],"routed_dp_rank":null},"parameters":[],"cache_salt":"mine"}`,
 		`{"cache_salt":"mine","nvext":{"session_params":{"id":"victim","id":"\u0073","rid":"r"}},"session_params":"s"}`,
 		`{"priority":null,"priority":7,"routed_dp_r\u0061nk":1,"nvext":null}`,
 		`{"nvext":{"agent_hints":{"priority":-2147483648}},"priority":1,"temperature":0.5}`,
