@@ -28,7 +28,7 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 	}
 	kind, told, set := rt.pool.engineOf(a.worker)
 	say := engine.Request{
-		Body: edit, Ext: p.ext, Grants: p.grants, Options: rt.h.extOptions(), Salt: p.salt(), Sent: req.Header,
+		Body: edit, Ext: p.ext, Grants: p.grants, Salt: p.salt(), Sent: req.Header,
 		Rank: a.target.Rank, Ranks: ranks, Told: told, Settings: set.engineSettings(),
 	}
 	if p.api != nil {

@@ -34,8 +34,8 @@ func (h *Handler) extOptions() nvext.Options {
 // trusted. raw is the nvext of its body, nil if there is none or the body was
 // not read; headers win over it.
 func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error {
-	p.ext, p.routed = &noExt, saysHeaders(r.Header)
-	if raw != nil || p.routed || p.steers() {
+	p.ext, p.headers = &noExt, headersNeed(r.Header)
+	if raw != nil || p.headers != 0 || p.steers() {
 		if err := h.takeExt(r, p, raw); err != nil {
 			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
 		}
@@ -63,7 +63,7 @@ func (h *Handler) takeExt(r *http.Request, p *plan, raw []byte) error {
 			return err
 		}
 	}
-	if p.routed {
+	if p.headers != 0 {
 		p.malformed = ext.ApplyHeaders(func(name string) (string, bool) {
 			if values := r.Header[name]; len(values) > 0 {
 				return oneValue(values), true
@@ -71,18 +71,14 @@ func (h *Handler) takeExt(r *http.Request, p *plan, raw []byte) error {
 			return "", false
 		})
 	}
-	var needs nvext.Grants
-	if p.routed {
-		needs = headersNeed(r.Header)
-	}
-	if p.steers() || needs|ext.Needs() != 0 {
+	if p.steers() || p.headers|ext.Needs() != 0 {
 		p.grants = h.grants(r)
 	}
 	var err error
 	if p.dropped, err = ext.Restrict(p.grants); err != nil {
 		return err
 	}
-	p.dropped |= needs &^ p.grants
+	p.dropped |= p.headers &^ p.grants
 	if ext.QueryOnly() { // which wants them back
 		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
 	}

@@ -57,7 +57,7 @@ func TestRequestWithoutWishesCostsNothing(t *testing.T) {
 	h := &Handler{}
 	a, r, p := api.For("/v1/chat/completions"), ordinary(), new(plan)
 	if n := testing.AllocsPerRun(100, func() {
-		if err := h.extend(r, a, p, nil); err != nil || p.ext != &noExt || p.routed {
+		if err := h.extend(r, a, p, nil); err != nil || p.ext != &noExt || p.headers != 0 {
 			t.Fatal(err, p)
 		}
 		_ = p.withoutRouting(r.Header)

@@ -49,7 +49,7 @@ func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
 	p := &plan{body: replayOf(body, body.data), repeatable: idempotent(r.Method)}
 	p.score.Streamed = true
 	req, err := api.Parse(api.Unplanned, body.data, api.Options{})
-	if err != nil {
+	if err != nil || req.Vertex {
 		if mayBeJSON(r.Header, body.data) {
 			p.unread = fallbackMalformed
 		}

@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"maps"
 	"net/http"
 	"strings"
 
@@ -56,7 +55,7 @@ type plan struct {
 	// that nobody can read.
 	dropped   nvext.Grants
 	malformed []string
-	routed    bool // it has routing headers
+	headers   nvext.Grants // what its routing headers need
 	pin       pin
 	// prompt is which prompt is planned, of a request with token_data.
 	prompt engine.Prompt
@@ -105,13 +104,7 @@ const (
 
 // plan reads the request and makes the plan.
 func (h *Handler) plan(r *http.Request) (*plan, error) {
-	announced := maps.Clone(r.Trailer)
 	p, err := h.makePlan(r)
-	// net/http adds trailers that the client did not announce
-	maps.DeleteFunc(r.Trailer, func(name string, _ []string) bool {
-		_, ok := announced[name]
-		return !ok
-	})
 	if err != nil {
 		p.giveBack(r)
 		p.done()

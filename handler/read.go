@@ -143,7 +143,6 @@ type once struct {
 	noRoom  bool                   // there was no room for more
 	touched atomic.Bool            // some of it was asked for
 	failed  atomic.Bool            // it could not be read
-	ended   func()                 // is told that all of it was, if not nil
 }
 
 // done takes in that what was read beforehand was sent, or will not be. Who still
@@ -169,12 +168,8 @@ func (o *once) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	n, err := o.ReadCloser.Read(p)
-	switch {
-	case err == nil:
-	case !errors.Is(err, io.EOF):
+	if err != nil && !errors.Is(err, io.EOF) {
 		o.failed.Store(true)
-	case o.ended != nil:
-		o.ended()
 	}
 	return n, err
 }

@@ -182,7 +182,7 @@ func (rt *route) fallBack(reason string) {
 func (rt *route) request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(rt.startTrace(r.Context()), routeKey{}, rt))
 	out.Header = rt.plan.withoutRouting(r.Header)
-	rt.takeTrailer(out, r.Trailer)
+	out.Trailer = nil // it could route, and engines read none
 	if rt.body == nil {
 		out.Body = rt.plan.stream
 		return out

@@ -72,7 +72,7 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	}
 	out.Body, out.ContentLength = send.open(), send.size
 	if req.ContentLength < 0 {
-		out.ContentLength = -1 // it came in chunks, or has trailers, which are only behind chunks
+		out.ContentLength = -1 // it came in chunks
 	}
 	// Engines close idle connections when they please. net/http sends a
 	// request again that met such a close, if it can have the body again and

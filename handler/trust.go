@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -109,20 +108,8 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 	return g
 }
 
-// routingHeaders are the headers that say something to a router.
-var routingHeaders = nvext.Headers()
-
-// saysHeaders tells whether there is a routing header.
-func saysHeaders(h http.Header) bool {
-	for name := range h {
-		if nvext.Routes(name) {
-			return true
-		}
-	}
-	return false
-}
-
-// headersNeed returns the trust that headers need which are for a Dynamo alone.
+// headersNeed returns the grants that a request's routing headers need, 0 if it
+// has none.
 func headersNeed(h http.Header) (needs nvext.Grants) {
 	for name := range h {
 		needs |= nvext.HeaderNeeds(name)
@@ -131,73 +118,20 @@ func headersNeed(h http.Header) (needs nvext.Grants) {
 }
 
 // withoutRouting returns a request's header without the routing headers that
-// the engine must not see: those that are not granted, and those that name a
-// worker or a rank, which are the router's to choose.
+// the engine must not see: those that are not granted, and those that choose a
+// worker or a rank.
 func (p *plan) withoutRouting(h http.Header) http.Header {
-	if !p.routed {
+	if p.headers == 0 {
 		return h
 	}
 	kept := maps.Clone(h) // the server's own is shared
-	for _, r := range routingHeaders {
-		if values := kept[r.Name]; len(values) > 1 {
-			kept[r.Name] = []string{oneValue(values)}
-		}
-	}
-	for name := range kept {
-		if !p.passes(name) {
+	for name, values := range kept {
+		switch needs := nvext.HeaderNeeds(name); {
+		case needs == 0:
+		case needs&nvext.Pins != 0 || needs&^p.grants != 0:
 			delete(kept, name)
-		}
-	}
-	if named := kept["Connection"]; named != nil {
-		kept["Connection"] = withoutNames(named) // the proxy takes out what it names
-	}
-	return kept
-}
-
-// passes tells whether a header may go on to an engine.
-func (p *plan) passes(name string) bool {
-	needs := nvext.HeaderNeeds(name)
-	for _, r := range routingHeaders {
-		if r.Name == name {
-			needs = r.Grant
-		}
-	}
-	return needs&nvext.Pins == 0 && needs&^p.grants == 0
-}
-
-// takeTrailer gives a request the client's trailer, less the routing headers in
-// it: they count nowhere, and none is for an engine. Of a body that is streamed
-// through, it is known when that has ended.
-func (rt *route) takeTrailer(out *http.Request, trailer http.Header) {
-	if trailer == nil {
-		return
-	}
-	kept := make(http.Header, len(trailer))
-	for name, values := range trailer {
-		if !nvext.Routes(name) {
-			kept[name] = values
-		}
-	}
-	out.Trailer = kept
-	if rt.body == nil {
-		rt.plan.stream.ended = func() {
-			for name := range kept { // and not what was not announced
-				kept[name] = trailer[name]
-			}
-		}
-	}
-}
-
-// withoutNames returns the values of a Connection header but for the names of
-// routing headers: those are for the engine, whatever the client calls them.
-func withoutNames(values []string) (kept []string) {
-	for _, v := range values {
-		for name := range strings.SplitSeq(v, ",") {
-			name = strings.TrimSpace(name)
-			routing := func(h nvext.Header) bool { return strings.EqualFold(h.Name, name) }
-			if name != "" && !slices.ContainsFunc(routingHeaders, routing) {
-				kept = append(kept, name)
-			}
+		case len(values) > 1:
+			kept[name] = []string{oneValue(values)}
 		}
 	}
 	return kept

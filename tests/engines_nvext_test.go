@@ -124,10 +124,7 @@ func (s *server) receivedBy(t *testing.T, e *engine.Engine, path, body string, h
 
 // shownHeaders returns the lines of the headers that matter to engines.
 func shownHeaders(h http.Header) string {
-	names := []string{nvext.HeaderSession}
-	for _, r := range nvext.Headers() {
-		names = append(names, r.Name)
-	}
+	names := append([]string{nvext.HeaderSession}, routingHeaders...)
 	slices.Sort(names)
 	var b strings.Builder
 	for _, name := range names {

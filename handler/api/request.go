@@ -132,6 +132,9 @@ type Request struct {
 	// Steers is whether there is a member by which some engine is told its
 	// rank, its slot, a priority, or how long to keep what it has computed.
 	Steers bool
+	// Vertex is whether the body of no known API has Vertex AI's form. What its
+	// `instances` and `parameters` say to the engine is not read.
+	Vertex bool
 
 	size    int  // of the body
 	brace   int  // where the body's object opens

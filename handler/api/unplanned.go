@@ -13,15 +13,7 @@ func (unplanned) prompt(*parse)                   {}
 func (unplanned) begin(*Answer)                   {}
 func (unplanned) event(*Answer, []byte, int) bool { return true }
 
-// field looks for what steers an engine in the parameters, too, where SGLang's
-// /vertex_generate has it.
-func (unplanned) field(p *parse, key []byte, v span) {
-	if string(key) != "parameters" || v.first(p.body) != '{' {
-		return
-	}
-	c := enter(p.body, v.start, 0)
-	for c.next() {
-		p.req.Steers = p.req.Steers || steers(c.key())
-		c.value()
-	}
+// field recognizes Vertex AI's form, as SGLang's /vertex_generate takes it.
+func (unplanned) field(p *parse, key []byte, _ span) {
+	p.req.Vertex = p.req.Vertex || string(key) == "instances"
 }

@@ -24,9 +24,8 @@ type Request struct {
 	Body *api.Editor
 	// Ext is what the client says to the router, less what is not granted.
 	Ext *nvext.Ext
-	// Grants and Options are what Ext was restricted to and read with.
-	Grants  nvext.Grants
-	Options nvext.Options
+	// Grants are what Ext was restricted to.
+	Grants nvext.Grants
 	// Rank is the data-parallel rank that was chosen, of so many Ranks.
 	Rank  uint32
 	Ranks int
@@ -167,7 +166,6 @@ func Adapt(kind string, r *Request) Adapted {
 		f.rankByHeader()
 	}
 	if kind == SGLang {
-		f.inner = f.parameters()
 		f.sglangRank()
 		f.sglangSessions()
 	}
@@ -199,7 +197,6 @@ type fit struct {
 	kind      string
 	said      Fields        // and not dealt with yet
 	samplings []*api.Editor // see sampling
-	inner     *api.Editor   // see parameters; nil if there are none
 	scope     string        // of the salt, see sglangSessions
 }
 

@@ -173,15 +173,6 @@ func TestAdapt(t *testing.T) {
 			`{"temperature":1,"nvext":{"greed_sampling":true}}`, nil, "",
 		},
 		{"Dynamo that trusts nobody", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *Request) { r.Grants = 0 }, ""},
-		{
-			"Dynamo that is old, and a tenant's sessions", Dynamo, chat, `{"nvext":{"session_params":{"id":"s"},"session_control":{"session_id":"s","timeout":9}}}`,
-			`{"nvext":{"session_params":{"id":"` + short(ScopedSession("t", "s"), 0) + `"},"session_control":{"session_id":"` + short(ScopedSession("t", "s"), 0) + `","timeout":9}}}`,
-			func(r *Request) { r.Told.Version, r.Salt = "1.2.0", "t" }, "",
-		},
-		{
-			"Dynamo that is old", Dynamo, chat, `{"cache_salt":"victim","nvext":{"session_params":{"id":"s"},"cache_salt":"x","dp_rank":1},"nvext":null}`,
-			`{"nvext":{"session_params":{"id":"s"},"cache_salt":"x"}}`, told(Told{Version: "1.2.0"}), "cache_salt",
-		},
 	} {
 		got := adapted(t, c.kind, c.path, c.body, c.set)
 		if got.body != c.want || strings.Join(got.lacks, " ") != c.lacks {
@@ -220,17 +211,15 @@ func TestAdaptHeaders(t *testing.T) {
 		{Dynamo, `{"session_params":{"id":"t"}}`, nil, session("t")},
 		{Dynamo, `{"session_params":{"id":"a b"}}`, nil, session(short("a b", 0))},
 		{Dynamo, `{"session_params":{"id":"` + strings.Repeat("x", 257) + `"}}`, nil, session(short(strings.Repeat("x", 257), 0))},
-		{Dynamo, `{"session_params":{"id":"s"}}`, func(r *Request) { r.Told.Version = "v1.1" }, nil},
 		{Dynamo, `{"backend_instance_id":1,"dp_rank":2}`, nil, nil},
 		{Dynamo, `{"backend_instance_id":1,"dp_rank":2}`, pinned, []Header{{Name: "X-Dynamo-Worker-Instance-Id", Value: "9"}, {Name: "X-Dynamo-Dp-Rank", Value: "2"}}},
-		{Dynamo, `{"decode_worker_id":1}`, func(r *Request) { pinned(r); r.Told.Version = "1.0.3" }, []Header{{Name: "X-Worker-Instance-Id", Value: "9"}}},
+		{Dynamo, `{"decode_worker_id":1}`, pinned, []Header{{Name: "X-Dynamo-Worker-Instance-Id", Value: "9"}}},
 		{Dynamo, `{"dp_rank":2}`, pinned, nil},
 		{Dynamo, `{"session_params":{"id":"s"}}`, salted, []Header{{nvext.HeaderSession, scoped("s"), true}}},
 		{Dynamo, `{}`, sent(nvext.HeaderSession, " s ", "X-Dynamo-Parent-Session-Id", "p", "X-Session-Id", "s", "Authorization", "s"), []Header{
 			{Name: nvext.HeaderSession, Value: scoped("s")}, {Name: "X-Dynamo-Parent-Session-Id", Value: scoped("p")}, {Name: "X-Session-Id", Value: scoped("s")},
 		}},
 		{Dynamo, `{}`, func(r *Request) { sent("X-Session-Id", "s")(r); r.Salt = "" }, nil},
-		{Dynamo, `{}`, func(r *Request) { sent("X-Session-Id", "s")(r); r.Told.Version = "1.2" }, nil},
 		{Dynamo, `{}`, sent("X-Session-Id", " "), nil},
 		{VLLM, `{}`, sent("X-Session-Id", "s"), nil},
 	} {
@@ -251,17 +240,6 @@ func TestBodyThatWasNotRead(t *testing.T) {
 		}
 		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != TakesRank(kind, "") {
 			t.Errorf("%s has the headers %v", kind, got.Headers)
-		}
-	}
-}
-
-func TestGeneration(t *testing.T) {
-	for version, want := range map[string]nvext.Generation{
-		"": nvext.Dynamo13, "1.3.0": nvext.Dynamo13, "1.2.9": nvext.Dynamo10, "0.9": nvext.Dynamo10, "v1.0": nvext.Dynamo10,
-		"1": nvext.Dynamo13, "1.x": nvext.Dynamo13, "1.12": nvext.Dynamo13, "2.0": nvext.Dynamo13, "dev": nvext.Dynamo13,
-	} {
-		if got := generation(version); got != want {
-			t.Errorf("%q is %v", version, got)
 		}
 	}
 }

@@ -23,8 +23,8 @@ func (s *server) isDynamo() bool {
 	return status == 200 && bytes.Contains(page, []byte("\ndynamo_frontend_"))
 }
 
-// tellDynamo takes the version from its health, if that has one: it decides on
-// what nvext may have.
+// tellDynamo reads the version from /health, if that tells one. It decides
+// whether the frontend keeps caches apart.
 func (s *server) tellDynamo(told *Told) {
 	_, body := s.ask("/health")
 	told.Version = readVersion(readObject(body))
@@ -33,38 +33,17 @@ func (s *server) tellDynamo(told *Told) {
 // maxDynamoSession is the longest id of a session that Dynamo takes, in bytes.
 const maxDynamoSession = 256
 
-// generation returns what a Dynamo of a version takes in nvext. Where it does not
-// tell, it is taken to be of this time.
-func generation(version string) nvext.Generation {
-	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	switch m, err := strconv.Atoi(minor); {
-	case major == "0", major == "1" && err == nil && m < 3:
-		return nvext.Dynamo10
-	}
-	return nvext.Dynamo13
-}
-
-// toDynamo leaves nvext in the body, once, less what the Dynamo must not see or
-// would refuse; the rest is in headers, which pass as far as they are granted.
-// Its workers are not ours: a pin names one of its instances only if the
-// operator says which.
+// toDynamo leaves nvext in the body, once, without what the Dynamo must not see
+// or would refuse. The session and the pin go in headers. Dynamo's workers are
+// not ours: a pin names one of its instances only if the operator says which.
 func (f *fit) toDynamo() {
-	gen := generation(f.Told.Version)
 	if f.pinned() && f.Settings.DynamoInstance != 0 {
-		f.pin(gen)
+		f.pin()
 	}
-	options := f.Options
 	if f.Ext.Tenant != "" {
 		f.header(nvext.HeaderTenant, printable(f.Ext.Tenant))
-		options.NoSalt = true
 	}
-	if gen == nvext.Dynamo10 {
-		f.Lacks = f.said & CacheSalt // it has none, and would not say so
-		options.Session = f.session
-	} else {
-		f.dynamoSession()
-	}
+	f.dynamoSession()
 	if f.Body == nil {
 		return
 	}
@@ -76,13 +55,12 @@ func (f *fit) toDynamo() {
 	if !ok {
 		return
 	}
-	for _, e := range nvext.Edits(nil, f.Body.Text(at), gen, f.Grants&^nvext.Pins, options) {
-		f.Body.Replace(api.Edit{Span: api.Span{Start: at.Start + e.Start, End: at.Start + e.End}, Text: []byte(e.Text)})
+	for _, c := range nvext.Cuts(nil, f.Body.Text(at), f.Grants&^nvext.Pins, f.Ext.Tenant != "") {
+		f.Body.Replace(api.Edit{Span: api.Span{Start: at.Start + c.Start, End: at.Start + c.End}})
 	}
 }
 
-// dynamoSessions are the headers in which Dynamo 1.3 and later looks for the
-// session of a request and the one that has begun it, its own names and those of
+// dynamoSessions are the headers in which Dynamo looks for the session of a request and the one that has begun it, its own names and those of
 // coding agents (lib/llm/src/protocols/agents.rs). Its own go before.
 var dynamoSessions = []string{
 	nvext.HeaderSession, "X-Dynamo-Parent-Session-Id",
@@ -123,14 +101,10 @@ func (f *fit) session(id string) string {
 func (f *fit) pinned() bool { return f.Ext.BackendInstanceID.Set || f.Ext.DecodeWorkerID.Set }
 
 // pin names the instance, and the rank if the client did.
-func (f *fit) pin(gen nvext.Generation) {
-	worker, rank := "X-Dynamo-Worker-Instance-Id", "X-Dynamo-Dp-Rank"
-	if gen == nvext.Dynamo10 {
-		worker, rank = "X-Worker-Instance-Id", "X-Dp-Rank"
-	}
-	f.header(worker, strconv.FormatUint(f.Settings.DynamoInstance, 10))
+func (f *fit) pin() {
+	f.header("X-Dynamo-Worker-Instance-Id", strconv.FormatUint(f.Settings.DynamoInstance, 10))
 	if r := f.Ext.DPRank; r.Set {
-		f.header(rank, strconv.FormatUint(uint64(r.Value), 10))
+		f.header("X-Dynamo-Dp-Rank", strconv.FormatUint(uint64(r.Value), 10))
 	}
 }
 

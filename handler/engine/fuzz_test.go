@@ -38,8 +38,6 @@ func FuzzAdapt(f *testing.F) {
 		strings.NewReplacer(`{"id":"s","rid":"r"}`, `{"id":"`+long+`"}`, `"session_id":"s"`, `"session_id":"`+long+`"`, `"k"`, `"`+long+`"`).Replace(steeringBody),
 		strings.NewReplacer(`{"id":"s","rid":"r"}`, `[[{"id":"s"}]]`, `"session_id":"s"`, `"session_id":7`).Replace(steeringBody),
 		strings.Replace(steeringBody, `{"id":"s","rid":"r"}`, `{"id":7,"id":"s"}`, 1),
-		`{"instances":[{"text":"x"}],"parameters":` + steeringBody + `,"nvext":{"cache_salt":"mine"}}`,
-		`{"parameters":{"session_params":"s","extra_key":["k"],"routed_dp_rank":null},"parameters":[],"cache_salt":"mine"}`,
 		`{"cache_salt":"mine","nvext":{"session_params":{"id":"victim","id":"\u0073","rid":"r"}},"session_params":"s"}`,
 		`{"priority":null,"priority":7,"routed_dp_r\u0061nk":1,"nvext":null}`,
 		`{"nvext":{"agent_hints":{"priority":-2147483648}},"priority":1,"temperature":0.5}`,
@@ -96,10 +94,7 @@ func FuzzAdapt(f *testing.F) {
 		}
 		r.Told = Told{PriorityEviction: bit(11), StrictThinking: bit(12), Priority: bit(13), LowFirst: bit(14)}
 		if bit(10) {
-			r.Told.Version = map[string]string{Dynamo: "1.0"}[kind]
-			if kind == SGLang {
-				r.Told.Version = "0.5.10"
-			}
+			r.Told.Version = map[string]string{SGLang: "0.5.10"}[kind]
 		}
 		o.kind, o.api, o.tenant, o.rank, o.ranks, o.told, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Told, r.Settings
 		o.pins, o.priorities, o.uploads = r.Grants&nvext.Pins != 0, r.Grants&nvext.Priorities != 0, r.Grants&nvext.Uploads != 0

@@ -45,10 +45,6 @@ func (o *oracle) sessions(session doc, salt string) {
 	} else {
 		lost = !o.params(o.want, o.raw, salt) || lost
 	}
-	if o.inner != nil {
-		lost = !o.session(o.inner, o.inside(), salt) || lost
-		lost = !o.params(o.inner, o.inside(), salt) || lost
-	}
 	if lost {
 		o.lacks = append(o.lacks, "session_params")
 	}

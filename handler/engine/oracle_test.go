@@ -22,7 +22,6 @@ type oracle struct {
 	raw       map[string]json.RawMessage // the body's members, the last of each name
 	nv        doc                        // the nvext that counts
 	nvRaw     json.RawMessage            // as it is written
-	inner     doc                        // SGLang's parameters, at paths of no API
 	null      bool                       // an nvext that is null
 
 	pins, priorities, uploads bool // granted
@@ -104,10 +103,6 @@ func sum(s string) string {
 // expect works out what the engine is to get.
 func (o *oracle) expect() {
 	before := maps.Clone(o.want)
-	if o.kind == SGLang && o.api == "" {
-		o.inner, _ = o.want["parameters"].(doc)
-	}
-	inside := maps.Clone(o.inner)
 	hints, _ := o.nv["agent_hints"].(doc)
 	priority := integer(hints["priority"])
 	if !o.priorities {
@@ -126,7 +121,6 @@ func (o *oracle) expect() {
 		if salt != "" {
 			delete(o.want, "cache_salt")
 		}
-		o.wish("cache_salt", salt != "" && strings.HasPrefix(o.told.Version, "1.0"), func() bool { return false })
 		return
 	}
 	if o.nv != nil || o.kind == TRTLLM {
@@ -149,7 +143,7 @@ func (o *oracle) expect() {
 	o.wish("cache_salt", salt != "", func() bool { return o.salt(salt) })
 	o.wish("agent_hints.priority", priority != nil, func() bool { return o.priority(priority, evicts) })
 	o.wish("metadata_upload", upload, func() bool { return false })
-	o.ranksAndSteering(before, inside, evicts)
+	o.ranksAndSteering(before, evicts)
 }
 
 // sampled calls set for the objects of sampling_params, and tells whether there
@@ -258,8 +252,6 @@ func (o *oracle) salt(salt string) bool {
 	}[o.kind]
 	if o.kind == SGLang {
 		o.extra(o.want, o.raw["extra_key"], salt, o.on("generate"))
-		delete(o.inner, "cache_salt")
-		o.extra(o.inner, o.inside()["extra_key"], salt, false)
 	}
 	if !o.on(takes) {
 		delete(o.want, "cache_salt")
@@ -271,14 +263,6 @@ func (o *oracle) salt(salt string) bool {
 	}
 	o.want["cache_salt"] = said
 	return true
-}
-
-// inside returns the members of the parameters as they are written.
-func (o *oracle) inside() (all map[string]json.RawMessage) {
-	if o.inner != nil {
-		_ = json.Unmarshal(o.raw["parameters"], &all)
-	}
-	return all
 }
 
 // extra puts the salt before an extra_key, long ones as a digest of how they are
@@ -318,7 +302,7 @@ func (o *oracle) priority(p *big.Int, evicts bool) bool {
 
 // ranksAndSteering tells the rank, and takes away what the client is not trusted
 // with.
-func (o *oracle) ranksAndSteering(before, inside doc, evicts bool) {
+func (o *oracle) ranksAndSteering(before doc, evicts bool) {
 	unknown := o.kind == Other || o.kind == ""
 	pins, priorities := "", ""
 	switch {
@@ -336,15 +320,10 @@ func (o *oracle) ranksAndSteering(before, inside doc, evicts bool) {
 	}
 	cut := func(names string, granted bool, kind string) {
 		for name := range strings.FieldsSeq(names) {
-			if granted || before[name] == nil && inside[name] == nil {
+			if granted || before[name] == nil {
 				continue
 			}
-			if before[name] != nil {
-				delete(o.want, name)
-			}
-			if inside[name] != nil {
-				delete(o.inner, name)
-			}
+			delete(o.want, name)
 			if !slices.Contains(o.dropped, kind) {
 				o.dropped = append(o.dropped, kind)
 			}
@@ -353,8 +332,6 @@ func (o *oracle) ranksAndSteering(before, inside doc, evicts bool) {
 	cut(pins, o.pins, "pins")
 	cut(priorities, o.priorities, "priorities")
 	if o.kind == SGLang && o.ranks > 1 {
-		delete(o.inner, "routed_dp_rank")
-		delete(o.inner, "data_parallel_rank")
 		o.want["routed_dp_rank"] = number(big.NewInt(int64(o.rank)))
 		if delete(o.want, "data_parallel_rank"); o.told.Version == "" {
 			o.want["data_parallel_rank"] = o.want["routed_dp_rank"]

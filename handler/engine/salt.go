@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"math"
 	"slices"
+	"strings"
 	"unicode/utf8"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
 // salted are the APIs in which an engine is given the salt of its cache.
@@ -50,7 +48,7 @@ func KeepsApart(kind string, told Told, set Settings, api string) bool {
 		return false
 	}
 	if kind == Dynamo {
-		known := told.Version != "" && generation(told.Version) == nvext.Dynamo13
+		known := told.Version != "" && !before(strings.TrimPrefix(told.Version, "v"), 1, 3)
 		return set.CacheSalt.or(known && slices.Contains([]string{apiChat, apiCompletions}, api))
 	}
 	s := salts[kind]
@@ -80,45 +78,35 @@ func (f *fit) cacheSalt() {
 	case f.said&CacheSalt == 0:
 	case f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)):
 		f.text(nameSalt, f.salt(s.most))
-		f.extraKeys()
+		f.extraKey()
 	default:
 		f.Body.Cut(nameSalt)
-		f.extraKeys()
+		f.extraKey()
 	}
 }
 
 const nameSalt, nameExtraKey = "cache_salt", "extra_key"
 
-// extraKeys puts the salt before SGLang's other member that keeps caches apart.
-// It hangs the one on the other, so that a client could make its tenant's salt
-// into another's by what it writes there; and its own /generate had this one only
-// for long.
-func (f *fit) extraKeys() {
+// extraKey puts the salt before SGLang's other member that keeps caches apart.
+// SGLang joins the two, so that a client could otherwise turn its tenant's salt
+// into another's. /generate had only this member for long: there it is always set.
+func (f *fit) extraKey() {
 	if f.kind != SGLang {
 		return
 	}
-	f.extraKey(f.Body, f.on(apiGenerate))
-	if f.inner != nil {
-		f.inner.Cut(nameSalt)
-		f.extraKey(f.inner, false)
-	}
-}
-
-// extraKey does so in one object, also where that has none if always.
-func (f *fit) extraKey(in *api.Editor, always bool) {
-	own := in.Value(nameExtraKey)
+	own := f.Body.Value(nameExtraKey)
 	if isNull(own) {
 		own = nil
 	}
 	salt := short(f.Ext.Salt(""), 0)
 	switch {
-	case own == nil && !always:
+	case own == nil && !f.on(apiGenerate):
 	case len(own) > maxWritten:
-		in.Set(nameExtraKey, quoted(salt+digest(own)))
+		f.text(nameExtraKey, salt+digest(own))
 	case own != nil && own[0] == '"':
-		in.Set(nameExtraKey, behind(salt, own))
+		f.Body.Set(nameExtraKey, behind(salt, own))
 	default: // none, or a list
-		in.Set(nameExtraKey, quoted(salt+string(own)))
+		f.text(nameExtraKey, salt+string(own))
 	}
 }
 

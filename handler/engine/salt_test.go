@@ -44,6 +44,8 @@ func TestKeepsApart(t *testing.T) {
 		{"", "", apiChat, Settings{}, false},
 		{Dynamo, "1.3.0", apiChat, Settings{}, true},
 		{Dynamo, "1.2.0", apiChat, Settings{}, false},
+		{Dynamo, "v1.2", apiChat, Settings{}, false},
+		{Dynamo, "v1.12", apiChat, Settings{}, true},
 		{Dynamo, "", apiChat, Settings{}, false},
 		{Dynamo, "1.3.0", apiMessages, Settings{}, false},
 		{Dynamo, "", apiMessages, on, true},

@@ -49,14 +49,10 @@ func (f *fit) sglangSessions() {
 	if raw := f.Body.Value(nameSession); f.API == OpenSession && (raw == nil || raw[0] != '"') {
 		f.text(nameSession, f.scope+rand.Text()) // or SGLang would make one up, which is nobody's
 	} else {
-		f.scopeID(f.Body)
+		f.scopeID()
 	}
 	if f.said&SessionParams == 0 || !f.onSessions() { // else those of nvext take their place
-		f.scopeParams(f.Body)
-	}
-	if f.inner != nil {
-		f.scopeID(f.inner)
-		f.scopeParams(f.inner)
+		f.scopeParams()
 	}
 }
 
@@ -79,33 +75,32 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 	return behind(f.scope, raw), true
 }
 
-// scopeID scopes the session_id of an object.
-func (f *fit) scopeID(in *api.Editor) {
-	raw := in.Value(nameSession)
+// scopeID scopes the body's session_id.
+func (f *fit) scopeID() {
+	raw := f.Body.Value(nameSession)
 	if isNull(raw) {
 		return
 	}
 	if text, ok := f.scoped(raw); ok {
-		in.Set(nameSession, text)
+		f.Body.Set(nameSession, text)
 		return
 	}
-	in.Cut(nameSession)
+	f.Body.Cut(nameSession)
 	f.Lacks |= SessionParams
 }
 
-// scopeParams scopes the session_params of an object: one object, or in a list
-// one for each prompt; their rid names a request within the session, and is looked
-// for nowhere else.
-func (f *fit) scopeParams(in *api.Editor) {
-	at, ok := in.Inner(nameParams, "id")
+// scopeParams scopes the body's session_params: one object, or in a list one for
+// each prompt. Their rid stays, for SGLang looks for it only within the session.
+func (f *fit) scopeParams() {
+	at, ok := f.Body.Inner(nameParams, "id")
 	edits, ok := f.scopeAll(at, ok)
 	if !ok {
-		in.Cut(nameParams)
+		f.Body.Cut(nameParams)
 		f.Lacks |= SessionParams
 		return
 	}
 	for _, e := range edits {
-		in.Replace(e)
+		f.Body.Replace(e)
 	}
 }
 

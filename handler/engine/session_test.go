@@ -34,7 +34,6 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 			{"/generate", `{"text":"x"`, `}`},
 			{"/v1/chat/completions", `{"messages":[]`, `}`},
 			{"/v1/anything", `{"text":"x"`, `}`},
-			{"/vertex_generate", `{"instances":[],"parameters":{"text":"x"`, `}}`},
 		} {
 			want := c.before + `,"session_params":` + v.want + c.after
 			if v.want == "" {
@@ -68,12 +67,8 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 		`{"extra_key":"` + fill + `"}`, `{"extra_key":["` + fill + `"]}`, `{"session_params":` + deep + `}`,
 		`{"nvext":{"cache_salt":"s","session_params":{"id":"x","rid":"r"` + strings.Repeat(" ", 8<<20) + `}}}`,
 		`{"nvext":{"greed_sampling":true,"max_thinking_tokens":1},"sampling_params":[` + strings.Repeat(`{`+strings.Repeat(`"temperature":1,`, 4000)+`"n":1},`, 100) + `{}]}`,
-		`{"parameters":{"extra_key":"` + fill + `","session_id":"` + fill + `"}}`,
 	} {
 		path := "/generate"
-		if strings.HasPrefix(v, `{"parameters`) {
-			path = "/vertex_generate"
-		}
 		body := []byte(v)
 		parsed, err := api.Parse(apiOf(path), body, api.Options{})
 		if err != nil {

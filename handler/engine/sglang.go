@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/tidwall/gjson"
 )
 
@@ -76,16 +75,10 @@ func (f *fit) toSGLang() {
 
 // sglangRank tells the rank in the body, too: which of header and body is heeded
 // depends on the version and on the path. The member has an older name, which is
-// an alias of the newer one in newer versions: a client's must not steer. Within
-// parameters an SGLang fails for one that it does not know, so that the header is
-// all.
+// an alias of the newer one in newer versions: a client's must not steer.
 func (f *fit) sglangRank() {
 	if f.Ranks < 2 || f.Body == nil {
 		return
-	}
-	if f.inner != nil {
-		f.inner.Cut(nameOldRank)
-		f.inner.Cut(nameRank)
 	}
 	switch {
 	case f.Told.Version == "" || before(f.Told.Version, 0, 5, 10):
@@ -95,26 +88,6 @@ func (f *fit) sglangRank() {
 	}
 	f.integer(nameRank, int64(f.Rank))
 }
-
-// parameters returns the object in which SGLang's /vertex_generate, which may have
-// another path, has what /generate has in its body; nil if there is none, or it is
-// cut out as it has too much to be looked through.
-func (f *fit) parameters() *api.Editor {
-	if f.API != "" || f.Body == nil {
-		return nil
-	}
-	if raw := f.Body.Value(nameInner); raw == nil || raw[0] != '{' {
-		return nil
-	}
-	if in, ok := f.Body.Object(nameInner); ok {
-		return in
-	}
-	f.Body.Cut(nameInner)
-	f.Dropped |= nvext.Pins // and whatever else it could say
-	return nil
-}
-
-const nameInner = "parameters"
 
 // evicts tells whether SGLang's cache keeps what has a higher priority.
 func (f *fit) evicts() bool { return f.Told.PriorityEviction && f.Settings.Priority != Off }

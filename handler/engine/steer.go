@@ -1,9 +1,6 @@
 package engine
 
-import (
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-)
+import "github.com/caddy-kvrouter/kvrouter/handler/nvext"
 
 // steering is a member of an engine's own by which a client has what nvext would
 // need a grant for.
@@ -24,20 +21,13 @@ func (f *fit) guard() {
 		if !s.heeded || f.Grants&s.grant != 0 {
 			continue
 		}
-		f.cutSteering(f.Body, s)
-		if f.inner != nil {
-			f.cutSteering(f.inner, s)
+		if isNull(f.Body.Value(s.member)) {
+			continue
 		}
-	}
-}
-
-func (f *fit) cutSteering(in *api.Editor, s steering) {
-	if isNull(in.Value(s.member)) {
-		return
-	}
-	f.Dropped |= s.grant
-	if !in.Changed(s.member) { // else the router's own is in its place
-		in.Cut(s.member)
+		f.Dropped |= s.grant
+		if !f.Body.Changed(s.member) { // else the router's own is in its place
+			f.Body.Cut(s.member)
+		}
 	}
 }
 

@@ -52,12 +52,12 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-func BenchmarkEdits(b *testing.B) {
+func BenchmarkCuts(b *testing.B) {
 	raw := []byte(every)
-	var edits []Edit
+	var cuts []Span
 	b.ReportAllocs()
 	for b.Loop() {
-		edits = Edits(edits[:0], raw, Dynamo13, 0, Options{})
+		cuts = Cuts(cuts[:0], raw, 0, false)
 	}
 }
 

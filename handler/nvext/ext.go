@@ -54,11 +54,6 @@ type Options struct {
 	MinTimeout, MaxTimeout time.Duration
 	// MaxRetention is what cache_control.ttl is moved below. Default: MaxTTL.
 	MaxRetention time.Duration
-	// Session, if there is one, gives the id that a session has upstream, in
-	// place of the client's.
-	Session func(id string) string
-	// NoSalt cuts cache_salt out, as a tenant's stands for it.
-	NoSalt bool
 }
 
 // retention moves the time that a prefix is to be kept below its bound.
@@ -221,8 +216,6 @@ type SessionParams struct {
 	// Span is where the object is: valid JSON that may be spliced into a body
 	// as it stands. It is the zero Span if there is none.
 	Span Span
-	// IDSpan is where the id's value is, the zero Span if there is none.
-	IDSpan Span
 }
 
 // RoutingConstraints choose workers by their taints.

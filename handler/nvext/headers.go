@@ -3,64 +3,47 @@ package nvext
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// HeaderSession is the header in which Dynamo 1.3 and later takes what
-// session_control.session_id said before.
+// HeaderSession is the header in which Dynamo takes a request's session.
 const HeaderSession = "X-Dynamo-Session-Id"
 
 // HeaderTenant is the header that says which tenant a request is of.
 const HeaderTenant = "X-Tenant-Id"
 
-// headerMeta is what headers begin with that say something of a request to a
-// Dynamo's policies: X-Dynamo-Meta-Policy-Class, the class of its queue.
-const headerMeta = "X-Dynamo-Meta-"
+// The beginnings of headers that are held back by their prefix alone.
+const (
+	// prefixMeta is that of headers for a Dynamo's policies, such as
+	// X-Dynamo-Meta-Policy-Class, the class of its queue.
+	prefixMeta = "X-Dynamo-Meta-"
+	// prefixOverride is that of headers that an SGLang with
+	// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES takes for members of the body, its
+	// rank and its priority among them (srt/entrypoints/request_headers.py).
+	prefixOverride = "X-Override-"
+)
 
-// Routes tells whether a header, by its canonical name, is for a router: one that
-// ApplyHeaders reads, or another one that a Dynamo does, or by which an SGLang may
-// be told its rank or a priority in place of the body.
-func Routes(name string) bool {
-	if len(name) < len("X-Dp-Rank") || name[0] != 'X' || name[1] != '-' {
-		return false
-	}
-	switch name[2] { // most headers are told apart here
-	case 'D':
-		return strings.HasPrefix(name, "X-Dynamo-") || name == "X-Dp-Rank" || name == "X-Data-Parallel-Rank"
-	case 'W':
-		return name == "X-Worker-Instance-Id"
-	case 'O':
-		return HeaderNeeds(name) != 0
-	case 'P':
-		return name == "X-Prefill-Instance-Id" || name == "X-Prefill-Dp-Rank"
-	case 'T':
-		return name == HeaderTenant
-	}
-	return false
-}
-
-// HeaderNeeds returns the kind of trust that a header needs which ApplyHeaders
-// does not read, by its canonical name; 0 if it needs none. An SGLang with
-// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES takes X-Override-* for members of the
-// body (srt/entrypoints/request_headers.py), of which these steer it.
+// HeaderNeeds returns the grant that a routing header needs, by its canonical
+// name; 0 if the header is none. An engine must not get a header that is not
+// granted, nor any that needs Pins: worker and rank are the router's choice.
 func HeaderNeeds(name string) Grants {
+	if len(name) < len("X-Dp-Rank") || name[:2] != "X-" || strings.IndexByte("DOPTW", name[2]) < 0 {
+		return 0
+	}
 	switch {
-	case strings.HasPrefix(name, headerMeta), name == "X-Override-Priority":
-		return Priorities
-	case name == "X-Override-Routed-Dp-Rank", name == "X-Override-Disagg-Prefill-Dp-Rank":
+	case strings.HasPrefix(name, prefixOverride):
 		return Pins
+	case strings.HasPrefix(name, prefixMeta):
+		return Priorities
+	}
+	for set, names := range headerNames {
+		if slices.Contains(names, name) {
+			return headerGrants[set]
+		}
 	}
 	return 0
-}
-
-// Header is a request header that says something to the router.
-type Header struct {
-	// Name is in the canonical form of net/http.
-	Name string
-	// Grant is the kind of trust that it needs. A client that lacks it must
-	// not get the header through to an engine, some of which read it.
-	Grant Grants
 }
 
 // What a header sets.
@@ -88,16 +71,6 @@ var headerNames = [setCount][]string{
 }
 
 var headerGrants = [setCount]Grants{Pins, Pins, Pins, Pins, Priorities, Priorities, Tenants}
-
-// Headers returns all headers that ApplyHeaders reads.
-func Headers() (all []Header) {
-	for set, names := range headerNames {
-		for _, name := range names {
-			all = append(all, Header{name, headerGrants[set]})
-		}
-	}
-	return all
-}
 
 // ApplyHeaders puts what the headers say over what the body says, field by
 // field. get returns the first value of a header by its canonical name. A

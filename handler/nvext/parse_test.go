@@ -55,7 +55,7 @@ func TestParseReadsEveryField(t *testing.T) {
 			SpeculativePrefill: Some(true), LatencySensitivity: Some(1.5),
 		},
 		SessionControl:     SessionControl{"s", ActionOpen, time.Minute, true},
-		SessionParams:      SessionParams{"i", "r", Some[int64](-1), Some(true), Some(false), got.SessionParams.Span, got.SessionParams.IDSpan},
+		SessionParams:      SessionParams{"i", "r", Some[int64](-1), Some(true), Some(false), got.SessionParams.Span},
 		CacheTTL:           Some(time.Hour),
 		RoutingConstraints: RoutingConstraints{[]string{"a", "b"}, []Taint{{"c", -0.5}, {"d", 2}}},
 		AllowedWorkerIDs:   []uint64{1, math.MaxUint64}, Router: Router{Some(200.0), Some(0.5)},
@@ -465,7 +465,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%s: %v", anew, err)
 		}
 		for _, e := range []*Ext{&ext, &again} {
-			e.TokenSpan, e.SessionParams.Span, e.SessionParams.IDSpan = Span{}, Span{}, Span{}
+			e.TokenSpan, e.SessionParams.Span = Span{}, Span{}
 			sortTaints(e)
 		}
 		if !reflect.DeepEqual(ext, again) {

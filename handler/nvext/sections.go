@@ -172,9 +172,6 @@ func (p *parser) params(top *object) {
 		Replace: o.bool(fParamsReplace), DropPreviousOutput: o.bool(fParamsDrop),
 		Span: top.at[fSessionParams],
 	}
-	if _, ok := o.value(fParamsID); ok {
-		p.ext.SessionParams.IDSpan = at[fParamsID]
-	}
 }
 
 func (p *parser) cache(top *object) {

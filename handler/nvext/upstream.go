@@ -1,84 +1,55 @@
 package nvext
 
-import (
-	"strconv"
-	"time"
+import "github.com/tidwall/gjson"
 
-	"github.com/tidwall/gjson"
-)
-
-// Generation is what a Dynamo takes in nvext.
-type Generation uint8
-
-// The generations.
-const (
-	// Dynamo10 is 1.0 to 1.2: sessions are in the body, fields that are not
-	// known are passed over.
-	Dynamo10 Generation = iota
-	// Dynamo13 is 1.3 and later: session_control, session_params,
-	// cache_control and all fields that are not known are a 400. The session
-	// goes in HeaderSession.
-	Dynamo13
-)
-
-// Edit is a change of an nvext: Text takes the place of the bytes of Span. An
-// empty one cuts them out.
-type Edit struct {
-	Span
-	Text string
-}
-
-// Edits appends the changes that an nvext needs before it goes on to a Dynamo,
-// in order and without overlaps. What g does not grant is cut out, as Restrict
-// drops it; so are fields that the generation refuses, the router's own
-// (router_config_override, allowed_worker_ids), null, and of fields of one
-// name all but the last, so that no other reader takes the first. A timeout
-// or a ttl outside the bounds of o is moved into them, for 1.1 panics at a large
-// one, a session has the id that o gives it, and a salt goes if o has it so.
-// All other bytes stay, and the result is valid JSON.
+// Cuts appends the parts of an nvext that a Dynamo frontend must not get, in
+// order and without overlaps. These are cut out, each with its comma:
+//   - fields that need a grant which g lacks, as Restrict drops them
+//   - the router's own fields (router_config_override, allowed_worker_ids)
+//   - fields that Dynamo 1.3 and later refuse: session_control, session_params,
+//     cache_control, null, and all unknown fields
+//   - all but the last of several fields of one name, so that no other reader
+//     takes the first
+//   - cache_salt, if noSalt says that a tenant's salt stands for it
 //
-// The ids of pins are those of this router's workers, not Dynamo's. Whoever
-// can translate them sends headers, which win, and grants no Pins here. The
-// nvext must be one that Parse has accepted.
-func Edits(edits []Edit, raw []byte, gen Generation, g Grants, o Options) []Edit {
+// All other bytes stay, and the result is valid JSON. The ids of pins are those
+// of this router's workers, not Dynamo's: a caller that can translate them sends
+// headers, which win, and grants no Pins here. Parse must have accepted the nvext.
+func Cuts(cuts []Span, raw []byte, g Grants, noSalt bool) []Span {
 	i := skipSpace(raw, 0)
 	if i == len(raw) || raw[i] != '{' {
-		return edits
+		return cuts
 	}
-	u := upstream{raw: raw, gen: gen, grants: g, opt: o, edits: edits}
+	u := upstream{raw: raw, grants: g, noSalt: noSalt, cuts: cuts}
 	u.object(i, levelTop)
-	return u.edits
+	return u.cuts
 }
 
-// upstream collects the edits.
+// upstream collects the cuts.
 type upstream struct {
 	raw    []byte
-	gen    Generation
 	grants Grants
-	opt    Options
-	edits  []Edit
+	noSalt bool
+	cuts   []Span
 }
 
-// level is which object of an nvext is being edited.
+// level is which object of an nvext is being read.
 type level uint8
 
 const (
 	levelTop level = iota
 	levelHints
-	levelControl
-	levelParams
-	levelCache
 	levelConstraints
 	levelRouter
 	levelUpload
 )
 
 var levelNames = [...][]string{
-	levelTop: topNames[:], levelHints: hintNames[:], levelControl: controlNames[:], levelParams: paramNames[:], levelCache: cacheNames[:],
-	levelConstraints: constraintNames[:], levelRouter: routerNames[:], levelUpload: uploadNames[:],
+	levelTop: topNames[:], levelHints: hintNames[:], levelConstraints: constraintNames[:],
+	levelRouter: routerNames[:], levelUpload: uploadNames[:],
 }
 
-// object edits the object at raw[i].
+// object collects the cuts in the object at raw[i].
 func (u *upstream) object(i int, l level) {
 	names := levelNames[l]
 	var last [topCount]int // where the last key of each name is
@@ -94,11 +65,7 @@ func (u *upstream) object(i int, l level) {
 	for w.next() {
 		n := index(names, w.name())
 		v := w.value()
-		goes := u.gen == Dynamo13
-		if n >= 0 {
-			goes = w.keyAt != last[n] || string(u.raw[v.Start:v.End]) == "null" || u.refused(l, n, v)
-		}
-		if goes {
+		if n < 0 || w.keyAt != last[n] || string(u.raw[v.Start:v.End]) == "null" || u.refused(l, n, v) {
 			c.drop(w.keyAt, v.End, w.comma)
 			continue
 		}
@@ -109,80 +76,51 @@ func (u *upstream) object(i int, l level) {
 
 // refused tells whether field n with value v is not to be sent.
 func (u *upstream) refused(l level, n int, v Span) bool {
-	switch l {
-	case levelTop:
-		switch n {
-		case fBackendInstanceID, fPrefillWorkerID, fDecodeWorkerID:
-			return u.grants&Pins == 0
-		case fDPRank, fPrefillDPRank:
-			return u.grants&Pins == 0 || string(u.raw[v.Start:v.End]) == "4294967295"
-		case fRoutingConstraints:
-			return u.grants&Overrides == 0
-		case fRouterConfigOverride, fAllowedWorkerIDs:
-			return true
-		case fMetadataUpload:
-			return u.grants&Uploads == 0
-		case fExtraFields:
-			return u.grants&Explain == 0
-		case fCacheControl:
-			return u.gen == Dynamo13 || u.grants&Priorities == 0
-		case fSessionControl, fSessionParams:
-			return u.gen == Dynamo13
-		case fCacheSalt:
-			return u.opt.NoSalt
-		}
-	case levelHints:
-		switch n {
-		case fPriority, fStrictPriority, fLatencySensitivity:
-			return u.grants&Priorities == 0
-		}
-	case levelControl, levelParams, levelCache, levelConstraints, levelRouter, levelUpload:
+	if l == levelHints {
+		return u.grants&Priorities == 0 && (n == fPriority || n == fStrictPriority || n == fLatencySensitivity)
+	}
+	if l != levelTop {
+		return false
+	}
+	switch n {
+	case fBackendInstanceID, fPrefillWorkerID, fDecodeWorkerID:
+		return u.grants&Pins == 0
+	case fDPRank, fPrefillDPRank:
+		return u.grants&Pins == 0 || string(u.raw[v.Start:v.End]) == "4294967295"
+	case fRoutingConstraints:
+		return u.grants&Overrides == 0
+	case fMetadataUpload:
+		return u.grants&Uploads == 0
+	case fExtraFields:
+		return u.grants&Explain == 0
+	case fRouterConfigOverride, fAllowedWorkerIDs, fCacheControl, fSessionControl, fSessionParams:
+		return true
+	case fCacheSalt:
+		return u.noSalt
 	}
 	return false
 }
 
-// within edits the value of a field that stays.
+// within collects the cuts in the value of a field that stays.
 func (u *upstream) within(l level, n int, v Span) {
-	switch l {
-	case levelTop:
-		switch n {
-		case fAnnotations:
-			u.annotations(v.Start)
-		case fAgentHints:
-			u.object(v.Start, levelHints)
-		case fSessionControl:
-			u.object(v.Start, levelControl)
-		case fSessionParams:
-			u.object(v.Start, levelParams)
-		case fCacheControl:
-			u.object(v.Start, levelCache)
-		case fRoutingConstraints:
-			u.object(v.Start, levelConstraints)
-		case fRouter:
-			u.object(v.Start, levelRouter)
-		case fMetadataUpload:
-			u.object(v.Start, levelUpload)
-		}
-	case levelControl:
-		switch n {
-		case fTimeout:
-			u.timeout(v)
-		case fSessionID:
-			u.session(v)
-		}
-	case levelParams:
-		if n == fParamsID {
-			u.session(v)
-		}
-	case levelCache:
-		if n == fCacheTTL {
-			u.ttl(v)
-		}
-	case levelHints, levelConstraints, levelRouter, levelUpload:
+	if l != levelTop {
+		return
+	}
+	switch n {
+	case fAnnotations:
+		u.annotations(v.Start)
+	case fAgentHints:
+		u.object(v.Start, levelHints)
+	case fRoutingConstraints:
+		u.object(v.Start, levelConstraints)
+	case fRouter:
+		u.object(v.Start, levelRouter)
+	case fMetadataUpload:
+		u.object(v.Start, levelUpload)
 	}
 }
 
-// annotations edits the list at raw[i].
+// annotations collects the cuts in the list at raw[i].
 func (u *upstream) annotations(i int) {
 	granted := annotationsHarmless
 	if u.grants&Explain != 0 {
@@ -200,50 +138,13 @@ func (u *upstream) annotations(i int) {
 	}
 }
 
-// timeout moves a number of seconds into its bounds.
-func (u *upstream) timeout(v Span) {
-	asked, err := strconv.ParseUint(view(u.raw[v.Start:v.End]), 10, 64)
-	if given := uint64(u.opt.clamp(asked) / time.Second); err == nil && given != asked {
-		u.edits = append(u.edits, Edit{v, strconv.FormatUint(given, 10)})
-	}
-}
-
-// session gives a session its id upstream.
-func (u *upstream) session(v Span) {
-	id := gjson.Parse(view(u.raw[v.Start:v.End])).Str
-	if u.opt.Session != nil && id != "" {
-		u.edits = append(u.edits, Edit{v, string(AppendString(nil, u.opt.Session(id)))})
-	}
-}
-
-// ttl moves the time that a prefix is to be kept below its bound. A text stays
-// one, of seconds.
-func (u *upstream) ttl(v Span) {
-	value := gjson.Parse(view(u.raw[v.Start:v.End]))
-	digits, unit := value.Raw, uint64(1)
-	if value.Type == gjson.String {
-		digits, unit = cutUnit(value.Str)
-	}
-	n, err := strconv.ParseUint(digits, 10, 64)
-	most := u.opt.retention(MaxTTL)
-	if err != nil || n <= uint64(most/time.Second)/unit {
-		return
-	}
-	text := strconv.FormatInt(int64(most/time.Second), 10)
-	if value.Type == gjson.String {
-		text = `"` + text + `"`
-	}
-	u.edits = append(u.edits, Edit{v, text})
-}
-
-// cutter cuts members out of one object or array, each with one comma. It is
-// told of all of them in order, with the comma before each (-1 for the first).
-// One that goes takes the comma before it, once something has stayed; until
-// then the comma behind it.
+// cutter cuts members out of one object or array. It is called for all members
+// in order, with the comma before each (-1 for the first). A member that is cut
+// takes the comma before it once a member was kept, until then the comma behind it.
 type cutter struct {
 	u    *upstream
 	kept bool
-	open int // the edit that takes the next comma, -1 for none
+	open int // the cut that takes the next comma, -1 for none
 }
 
 func (c *cutter) keep(comma int) {
@@ -256,14 +157,14 @@ func (c *cutter) drop(start, end, comma int) {
 	if c.kept {
 		start = comma
 	} else {
-		c.open = len(c.u.edits)
+		c.open = len(c.u.cuts)
 	}
-	c.u.edits = append(c.u.edits, Edit{Span: Span{start, end}})
+	c.u.cuts = append(c.u.cuts, Span{start, end})
 }
 
 func (c *cutter) shut(comma int) {
 	if c.open >= 0 {
-		c.u.edits[c.open].End = comma + 1
+		c.u.cuts[c.open].End = comma + 1
 		c.open = -1
 	}
 }

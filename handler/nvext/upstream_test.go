@@ -3,102 +3,87 @@ package nvext
 import (
 	"bytes"
 	"encoding/json"
-	"math/big"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 )
 
-// edited makes the edits, which must be in order.
-func edited(t testing.TB, raw []byte, edits []Edit) []byte {
+// without cuts, in order.
+func without(t testing.TB, raw []byte, cuts []Span) []byte {
 	t.Helper()
 	var out []byte
 	at := 0
-	for _, e := range edits {
-		if e.Start < at || e.End < e.Start || e.End > len(raw) {
-			t.Fatalf("%s: edits %+v", raw, edits)
+	for _, c := range cuts {
+		if c.Start < at || c.End < c.Start || c.End > len(raw) {
+			t.Fatalf("%s: cuts %+v", raw, cuts)
 		}
-		out = append(append(out, raw[at:e.Start]...), e.Text...)
-		at = e.End
+		out = append(out, raw[at:c.Start]...)
+		at = c.End
 	}
 	return append(out, raw[at:]...)
 }
 
-func TestEdits(t *testing.T) {
+func TestCuts(t *testing.T) {
 	const all, none = Everything, Grants(0)
-	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour, MaxRetention: 2 * time.Hour}
 	for _, c := range []struct {
-		g                Grants
-		raw, old, recent string
+		g         Grants
+		raw, want string
 	}{
-		{none, `{}`, `{}`, `{}`},
-		{none, `null`, `null`, `null`},
-		{none, ` { "dp_rank" : 1 } `, ` {  } `, ` {  } `},
-		{Pins, ` { "dp_rank" : 1 } `, ` { "dp_rank" : 1 } `, ` { "dp_rank" : 1 } `},
-		{all, `{"dp_rank":4294967295,"use_raw_prompt":true}`, `{"use_raw_prompt":true}`, `{"use_raw_prompt":true}`},
-		{none, `{"dp_rank":1,"use_raw_prompt":true}`, `{"use_raw_prompt":true}`, `{"use_raw_prompt":true}`},
-		{none, `{"use_raw_prompt":true , "dp_rank":1}`, `{"use_raw_prompt":true }`, `{"use_raw_prompt":true }`},
-		{none, `{"dp_rank":1,"backend_instance_id":2,"use_raw_prompt":true,"decode_worker_id":3,"prefill_worker_id":4,"max_thinking_tokens":5,"prefill_dp_rank":6}`, `{"use_raw_prompt":true,"max_thinking_tokens":5}`, `{"use_raw_prompt":true,"max_thinking_tokens":5}`},
-		{none, `{"dp_r\u0061nk":1,"a":1}`, `{"a":1}`, `{}`},
-		{all, `{"dp_rank":1,"dp_rank":2}`, `{"dp_rank":2}`, `{"dp_rank":2}`},
-		{all, `{"dp_rank":1,"use_raw_prompt":true,"dp_rank":null}`, `{"use_raw_prompt":true}`, `{"use_raw_prompt":true}`},
-		{all, `{"agent_hints":{"priority":1},"agent_hints":{"osl":1,"osl":2}}`, `{"agent_hints":{"osl":2}}`, `{"agent_hints":{"osl":2}}`},
-		{none, `{"agent_hints":{"priority":1,"osl":3,"strict_priority":2,"latency_sensitivity":1,"x":{}}}`, `{"agent_hints":{"osl":3,"x":{}}}`, `{"agent_hints":{"osl":3}}`},
-		{Priorities, `{"agent_hints":{"priority":1,"osl":3}}`, `{"agent_hints":{"priority":1,"osl":3}}`, `{"agent_hints":{"priority":1,"osl":3}}`},
-		{none, `{"dp_rank":1,"agent_hints":{"priority":1}}`, `{"agent_hints":{}}`, `{"agent_hints":{}}`},
-		{none, `{"annotations":["query_instance_id:","request_id", "x-bypass-remote-prefill","output_replay_id" ,"token_ids"]}`, `{"annotations":["request_id" ,"token_ids"]}`, `{"annotations":["request_id" ,"token_ids"]}`},
-		{all, `{"annotations":["x-bypass-remote-prefill", "output_replay_id"]}`, `{"annotations":[ "output_replay_id"]}`, `{"annotations":[ "output_replay_id"]}`},
-		{none, `{"annotations":["output_replay_id"],"extra_fields":["worker_id"]}`, `{"annotations":[]}`, `{"annotations":[]}`},
-		{all, `{"extra_fields":["worker_id"],"router_config_override":{},"allowed_worker_ids":[1]}`, `{"extra_fields":["worker_id"]}`, `{"extra_fields":["worker_id"]}`},
-		{all, `{"routing_constraints":{"required_taints":null,"preferred_taints":{"a":1},"x":1}}`, `{"routing_constraints":{"preferred_taints":{"a":1},"x":1}}`, `{"routing_constraints":{"preferred_taints":{"a":1}}}`},
-		{none, `{"routing_constraints":{},"router":{"itl_target":1,"y":2},"metadata_upload":{"url":"u"}}`, `{"router":{"itl_target":1,"y":2}}`, `{"router":{"itl_target":1}}`},
-		{Uploads, `{"metadata_upload":{"format":"json","url":"u"}}`, `{"metadata_upload":{"format":"json","url":"u"}}`, `{"metadata_upload":{"url":"u"}}`},
-		{
-			none, `{"session_control":{"session_id":"s","action":"open","timeout":5},"session_params":{"id":"s"},"cache_control":{"ttl":5},"cache_salt":"c"}`,
-			`{"session_control":{"session_id":"s","action":"open","timeout":10},"session_params":{"id":"s"},"cache_salt":"c"}`, `{"cache_salt":"c"}`,
-		},
-		{Priorities, `{"cache_control":{"type":"ephemeral","ttl":5}}`, `{"cache_control":{"type":"ephemeral","ttl":5}}`, `{}`},
-		{Priorities, `{"cache_control":{"ttl":7201,"type":null}}`, `{"cache_control":{"ttl":7200}}`, `{}`},
-		{Priorities, `{"cache_control":{"ttl":"3h"}}`, `{"cache_control":{"ttl":"7200"}}`, `{}`},
-		{Priorities, `{"cache_control":{"ttl":"2h"}}`, `{"cache_control":{"ttl":"2h"}}`, `{}`},
-		{Priorities, `{"cache_control":{"ttl":"18446744073709551615h"}}`, `{"cache_control":{"ttl":"7200"}}`, `{}`},
-		{none, `{"session_control":{"timeout":18446744073709551615,"session_id":"s"}}`, `{"session_control":{"timeout":3600,"session_id":"s"}}`, `{}`},
-		{none, `{"session_control":{"timeout":60,"session_id":"s","action":null}}`, `{"session_control":{"timeout":60,"session_id":"s"}}`, `{}`},
+		{none, `{}`, `{}`},
+		{none, `null`, `null`},
+		{none, ` { "dp_rank" : 1 } `, ` {  } `},
+		{Pins, ` { "dp_rank" : 1 } `, ` { "dp_rank" : 1 } `},
+		{all, `{"dp_rank":4294967295,"use_raw_prompt":true}`, `{"use_raw_prompt":true}`},
+		{none, `{"dp_rank":1,"use_raw_prompt":true}`, `{"use_raw_prompt":true}`},
+		{none, `{"use_raw_prompt":true , "dp_rank":1}`, `{"use_raw_prompt":true }`},
+		{none, `{"dp_rank":1,"backend_instance_id":2,"use_raw_prompt":true,"decode_worker_id":3,"prefill_worker_id":4,"max_thinking_tokens":5,"prefill_dp_rank":6}`, `{"use_raw_prompt":true,"max_thinking_tokens":5}`},
+		{none, `{"dp_r\u0061nk":1,"a":1}`, `{}`},
+		{all, `{"dp_rank":1,"dp_rank":2}`, `{"dp_rank":2}`},
+		{all, `{"dp_rank":1,"use_raw_prompt":true,"dp_rank":null}`, `{"use_raw_prompt":true}`},
+		{all, `{"agent_hints":{"priority":1},"agent_hints":{"osl":1,"osl":2}}`, `{"agent_hints":{"osl":2}}`},
+		{none, `{"agent_hints":{"priority":1,"osl":3,"strict_priority":2,"latency_sensitivity":1,"x":{}}}`, `{"agent_hints":{"osl":3}}`},
+		{Priorities, `{"agent_hints":{"priority":1,"osl":3}}`, `{"agent_hints":{"priority":1,"osl":3}}`},
+		{none, `{"dp_rank":1,"agent_hints":{"priority":1}}`, `{"agent_hints":{}}`},
+		{none, `{"annotations":["query_instance_id:","request_id", "x-bypass-remote-prefill","output_replay_id" ,"token_ids"]}`, `{"annotations":["request_id" ,"token_ids"]}`},
+		{all, `{"annotations":["x-bypass-remote-prefill", "output_replay_id"]}`, `{"annotations":[ "output_replay_id"]}`},
+		{none, `{"annotations":["output_replay_id"],"extra_fields":["worker_id"]}`, `{"annotations":[]}`},
+		{all, `{"extra_fields":["worker_id"],"router_config_override":{},"allowed_worker_ids":[1]}`, `{"extra_fields":["worker_id"]}`},
+		{all, `{"routing_constraints":{"required_taints":null,"preferred_taints":{"a":1},"x":1}}`, `{"routing_constraints":{"preferred_taints":{"a":1}}}`},
+		{none, `{"routing_constraints":{},"router":{"itl_target":1,"y":2},"metadata_upload":{"url":"u"}}`, `{"router":{"itl_target":1}}`},
+		{Uploads, `{"metadata_upload":{"format":"json","url":"u"}}`, `{"metadata_upload":{"url":"u"}}`},
+		{none, `{"session_control":{"session_id":"s","action":"open","timeout":5},"session_params":{"id":"s"},"cache_control":{"ttl":5},"cache_salt":"c"}`, `{"cache_salt":"c"}`},
+		{Priorities, `{"cache_control":{"type":"ephemeral","ttl":5}}`, `{}`},
 	} {
-		if _, err := Parse([]byte(c.raw), o); err != nil {
+		if _, err := Parse([]byte(c.raw), Options{}); err != nil {
 			t.Fatal(err)
 		}
-		for gen, want := range []string{c.old, c.recent} {
-			if got := string(edited(t, []byte(c.raw), Edits(nil, []byte(c.raw), Generation(gen), c.g, o))); got != want {
-				t.Errorf("%s for %d with %v: %s\nwant %s", c.raw, gen, c.g, got, want)
-			}
+		if got := string(without(t, []byte(c.raw), Cuts(nil, []byte(c.raw), c.g, false))); got != c.want {
+			t.Errorf("%s with %v: %s\nwant %s", c.raw, c.g, got, c.want)
 		}
+	}
+	if got := string(without(t, []byte(`{"cache_salt":"c","use_raw_prompt":true}`), Cuts(nil, []byte(`{"cache_salt":"c","use_raw_prompt":true}`), all, true))); got != `{"use_raw_prompt":true}` {
+		t.Errorf("beside a tenant's salt: %s", got)
 	}
 }
 
-// FuzzEdits checks an edited nvext with another reader: it is valid, and
+// FuzzCuts checks a cut nvext with another reader: it is valid, and
 // equals the original but for the fields that are named here.
-func FuzzEdits(f *testing.F) {
+func FuzzCuts(f *testing.F) {
 	for _, s := range []string{every, `{"dp_rank":1,"dp_rank":2,"x":[],"x":{}}`, `{"annotations":["a","request_id","b"],"agent_hints":{"priority":1,"q":null}}`, `{"session_control":{"timeout":0,"session_id":"s"}}`, `{"cache_control":{"type":"ephemeral","ttl":" h"}}`} {
-		f.Add([]byte(s), uint8(0), false)
-		f.Add([]byte(s), uint8(Everything), true)
-		f.Add([]byte(s), uint8(Priorities|Overrides), true)
+		f.Add([]byte(s), uint8(0))
+		f.Add([]byte(s), uint8(Everything))
+		f.Add([]byte(s), uint8(Priorities|Overrides))
 	}
-	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour, MaxRetention: 2 * time.Hour}
-	f.Fuzz(func(t *testing.T, raw []byte, grants uint8, recent bool) {
-		before, err := Parse(raw, o)
+	f.Fuzz(func(t *testing.T, raw []byte, grants uint8) {
+		before, err := Parse(raw, Options{})
 		if err != nil || !utf8.Valid(raw) || bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
 			return
 		}
-		g, gen := Grants(grants)&Everything, Dynamo10
-		if recent {
-			gen = Dynamo13
-		}
-		out := edited(t, raw, Edits(nil, raw, gen, g, o))
-		after, err := Parse(out, Options{Strict: recent})
+		g := Grants(grants) & Everything
+		out := without(t, raw, Cuts(nil, raw, g, false))
+		after, err := Parse(out, Options{Strict: true})
 		if err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
@@ -119,12 +104,12 @@ func FuzzEdits(f *testing.F) {
 		if err := decode(out, &is); err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
-		expect(was, g, recent)
+		expect(was, g)
 		if !reflect.DeepEqual(was, is) {
 			t.Fatalf("%s became %s, want %v", raw, out, was)
 		}
-		if again := Edits(nil, out, gen, g, o); len(again) > 0 {
-			t.Fatalf("%s became %s, which has the edits %+v", raw, out, again)
+		if again := Cuts(nil, out, g, false); len(again) > 0 {
+			t.Fatalf("%s became %s, which has the cuts %+v", raw, out, again)
 		}
 	})
 }
@@ -135,25 +120,25 @@ func decode(raw []byte, to *map[string]any) error {
 	return d.Decode(to)
 }
 
-// expect does to a decoded nvext what Edits does to its bytes.
-func expect(m map[string]any, g Grants, recent bool) {
-	without := func(m map[string]any, names string) {
+// expect does to a decoded nvext what Cuts does to its bytes.
+func expect(m map[string]any, g Grants) {
+	drop := func(m map[string]any, names string) {
 		for name := range strings.FieldsSeq(names) {
 			delete(m, name)
 		}
 	}
 	only := func(m map[string]any, names string) {
 		for name, v := range m {
-			if known := slices.Contains(strings.Fields(names), name); known && v == nil || recent && !known {
+			if known := slices.Contains(strings.Fields(names), name); !known || v == nil {
 				delete(m, name)
 			}
 		}
 	}
-	without(m, "router_config_override allowed_worker_ids")
+	drop(m, "router_config_override allowed_worker_ids session_control session_params cache_control")
 	only(m, strings.Join(topNames[:], " "))
 	for kind, names := range map[Grants]string{Pins: "backend_instance_id prefill_worker_id decode_worker_id dp_rank prefill_dp_rank", Overrides: "routing_constraints", Uploads: "metadata_upload", Explain: "extra_fields"} {
 		if g&kind == 0 {
-			without(m, names)
+			drop(m, names)
 		}
 	}
 	for _, rank := range []string{"dp_rank", "prefill_dp_rank"} {
@@ -161,33 +146,13 @@ func expect(m map[string]any, g Grants, recent bool) {
 			delete(m, rank)
 		}
 	}
-	if recent {
-		without(m, "session_control session_params cache_control")
-	}
-	if g&Priorities == 0 {
-		without(m, "cache_control")
-	}
-	for name, in := range map[string][]string{"agent_hints": hintNames[:], "session_control": controlNames[:], "session_params": paramNames[:], "cache_control": cacheNames[:], "routing_constraints": constraintNames[:], "router": routerNames[:], "metadata_upload": uploadNames[:]} {
+	for name, in := range map[string][]string{"agent_hints": hintNames[:], "routing_constraints": constraintNames[:], "router": routerNames[:], "metadata_upload": uploadNames[:]} {
 		if o, ok := m[name].(map[string]any); ok {
 			only(o, strings.Join(in, " "))
 		}
 	}
 	if hints, ok := m["agent_hints"].(map[string]any); ok && g&Priorities == 0 {
-		without(hints, "priority strict_priority latency_sensitivity")
-	}
-	if control, ok := m["session_control"].(map[string]any); ok {
-		if seconds, ok := control["timeout"].(json.Number); ok {
-			n, _ := seconds.Int64()
-			switch {
-			case len(seconds) > 5 || n > 3600:
-				control["timeout"] = json.Number("3600")
-			case n < 10:
-				control["timeout"] = json.Number("10")
-			}
-		}
-	}
-	if cache, ok := m["cache_control"].(map[string]any); ok {
-		bound(cache)
+		drop(hints, "priority strict_priority latency_sensitivity")
 	}
 	if list, ok := m["annotations"].([]any); ok {
 		m["annotations"] = slices.DeleteFunc(list, func(v any) bool {
@@ -197,43 +162,5 @@ func expect(m map[string]any, g Grants, recent bool) {
 			}
 			return g&Explain == 0 && name != "request_id" && name != "token_ids" && name != "formatted_prompt"
 		})
-	}
-}
-
-// bound moves the ttl of a cache_control below two hours.
-func bound(cache map[string]any) {
-	const most = 7200
-	switch ttl := cache["ttl"].(type) {
-	case json.Number:
-		if n, _ := new(big.Int).SetString(string(ttl), 10); n.Cmp(big.NewInt(most)) > 0 {
-			cache["ttl"] = json.Number("7200")
-		}
-	case string:
-		digits, unit := ttl, int64(1)
-		for suffix, seconds := range map[string]int64{"s": 1, "m": 60, "h": 3600} {
-			if rest, ok := strings.CutSuffix(ttl, suffix); ok {
-				digits, unit = rest, seconds
-			}
-		}
-		if n, _ := new(big.Int).SetString(digits, 10); n.Mul(n, big.NewInt(unit)).Cmp(big.NewInt(most)) > 0 {
-			cache["ttl"] = "7200"
-		}
-	}
-}
-
-// TestSessionsAreRenamed has the ids that sessions have upstream, in place of the
-// client's, wherever they are.
-func TestSessionsAreRenamed(t *testing.T) {
-	o := Options{Session: func(id string) string { return "<" + id + "\">" }}
-	for raw, want := range map[string]string{
-		`{"session_control":{"session_id":"a"},"session_params":{"rid":"a","id" : "b","offset":1}}`: `{"session_control":{"session_id":"<a\">"},"session_params":{"rid":"a","id" : "<b\">","offset":1}}`,
-		`{"session_control":{"session_id":"a","s\u0065ssion_id":"b"},"session_params":{"id":null}}`: `{"session_control":{"s\u0065ssion_id":"<b\">"},"session_params":{}}`,
-		`{"session_control":{"session_id":""},"session_params":{"id":""}}`:                          `{"session_control":{"session_id":""},"session_params":{"id":""}}`,
-	} {
-		var want1, got any
-		out := edited(t, []byte(raw), Edits(nil, []byte(raw), Dynamo10, 0, o))
-		if json.Unmarshal([]byte(want), &want1) != nil || json.Unmarshal(out, &got) != nil || !reflect.DeepEqual(got, want1) {
-			t.Errorf("%s became %s, want %s", raw, out, want)
-		}
 	}
 }
