@@ -56,34 +56,21 @@ func (rt *route) keepsApart(w *worker) bool {
 	return engine.KeepsApart(kind, told, set.engineSettings(), rt.plan.name)
 }
 
-// mayKeepApart tells whether a worker may turn out to, once it has told more.
-func (rt *route) mayKeepApart(w *worker) bool {
-	kind, told, set := rt.pool.engineOf(w)
-	return engine.MayKeepApart(kind, told, set.engineSettings(), rt.plan.name)
-}
-
-// errShared returns the error of a request whose cache no worker keeps apart, nil
-// if some does. One that has not told yet what it is may turn out to.
+// errShared returns the error of a request whose cache no worker is known to keep
+// apart, nil if some worker is.
 func (rt *route) errShared(ups reverseproxy.UpstreamPool) error {
 	if !rt.apart || len(ups) == 0 || slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.keepsApart(row.worker) }) {
 		return nil
 	}
-	if slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.mayKeepApart(row.worker) }) {
-		return rt.shared(http.StatusServiceUnavailable, "that of any worker, of which some have not told what they are, or of which version")
-	}
-	return rt.shared(http.StatusBadRequest, "that of any worker")
+	return rt.shared("that of any worker")
 }
 
 // shared returns the error of a request that would share a cache.
-func (rt *route) shared(status int, format string, args ...any) error {
+func (rt *route) shared(format string, args ...any) error {
 	where := "this path"
 	if a := rt.plan.api; a != nil {
 		where = "the API " + a.Name()
 	}
-	code := codeShared
-	if status == http.StatusServiceUnavailable {
-		code = codeNoWorker
-	}
-	return &ownError{orUnplanned(rt.plan.api), status, code, "cache_salt", fmt.Errorf(
-		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine keeps its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
+	return &ownError{orUnplanned(rt.plan.api), http.StatusBadRequest, codeShared, "cache_salt", fmt.Errorf(
+		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
 }

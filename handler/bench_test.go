@@ -128,7 +128,8 @@ func BenchmarkObserve(b *testing.B) {
 	buf := make([]byte, 32<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		rt := &route{h: h, pool: h.pool, plan: p, start: now(), repl: repl, returned: true}
+		rt := newTestRoute(h, p)
+		rt.repl, rt.returned = repl, true
 		rt.takeScratch()
 		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
 		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.scratch.sel.Candidates[0], begun: rt.start}
@@ -161,7 +162,7 @@ func BenchmarkGuard(b *testing.B) {
 			client, leave := context.WithCancel(b.Context())
 			defer leave()
 			r = r.WithContext(client)
-			rt := &route{h: h, pool: h.pool, plan: p, start: now()}
+			rt := newTestRoute(h, p)
 			rt.takeScratch()
 			for i := range workers {
 				rt.scratch.workers = append(rt.scratch.workers, h.pool.worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
@@ -238,7 +239,7 @@ func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
 		tb.Fatal(err)
 	}
 	w := h.pool.worker("127.0.0.1:1")
-	rt := &route{h: h, pool: h.pool, plan: p, body: p.body, attempt: &attempt{worker: w, target: w.target(0)}}
+	rt := newTestAttempt(h, p, w)
 	out := rt.outgoing(r, new(atomic.Int32))
 	out.Body.Close()
 	rt.body.done()

@@ -3,7 +3,6 @@ package handler
 import (
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -14,75 +13,66 @@ import (
 const budgetWindow = 10
 
 // spending counts a pool's requests and the retries that were charged to its
-// budget, second by second. Requests are counted without a lock.
+// budget, second by second.
 type spending struct {
-	seconds [16]atomic.Uint64 // more than the window, so that none is reused within it
-	mu      sync.Mutex        // one retry is decided on at a time
+	mu      sync.Mutex
+	seconds [budgetWindow]secondCount // a ring
 }
 
-// What one second's count consists of, from the lowest bit: retries, requests,
-// and which second it is, modulo 2^20, which are twelve days.
-const (
-	retryBits   = 20
-	requestBits = 24
-	oneRetry    = 1
-	oneRequest  = 1 << retryBits
-	maxRetries  = oneRequest - 1
-	maxRequests = 1<<requestBits - 1
-	secondShift = retryBits + requestBits
-	secondMask  = 1<<(64-secondShift) - 1
-)
+type secondCount struct {
+	second            int64 // Unix time
+	requests, retries int
+}
 
-// add counts one more in the second of now.
-func (s *spending) add(now time.Time, one uint64) {
-	second := uint64(now.Unix()) & secondMask //nolint:gosec // after 1970
-	slot := &s.seconds[second%uint64(len(s.seconds))]
-	for {
-		old := slot.Load()
-		sum := old
-		if kept := old >> secondShift; kept != second {
-			if old != 0 && (kept-second)&secondMask <= secondMask/2 {
-				return // who counts came so late that another second is counted here
-			}
-			sum = second << secondShift // of a second that is long over
-		}
-		if one == oneRequest && sum>>retryBits&maxRequests == maxRequests || one == oneRetry && sum&maxRetries == maxRetries {
-			return // a count must not run over into the next
-		}
-		if slot.CompareAndSwap(old, sum+one) {
-			return
-		}
+// at returns the counts of the second of now. The lock is held.
+func (s *spending) at(now time.Time) *secondCount {
+	second := now.Unix()
+	c := &s.seconds[second%budgetWindow]
+	if c.second != second {
+		*c = secondCount{second: second}
 	}
+	return c
 }
 
 // request counts a request.
-func (s *spending) request(now time.Time) { s.add(now, oneRequest) }
+func (s *spending) request(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at(now).requests++
+}
 
-// retry tells whether the budget has room for one more retry, and charges it.
+// retry charges one more retry to the budget. It returns false if the budget has
+// no room for it.
 func (s *spending) retry(now time.Time, b retryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.spent(now, b) {
+	if s.exceeds(now, b) {
 		return false
 	}
-	s.add(now, oneRetry)
+	s.at(now).retries++
 	return true
 }
 
-// spent tells whether the budget has no room for one more.
+// spent returns whether the budget has no room for one more retry.
 func (s *spending) spent(now time.Time, b retryBudget) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.exceeds(now, b)
+}
+
+// exceeds returns whether one more retry would exceed the budget. The lock is held.
+func (s *spending) exceeds(now time.Time, b retryBudget) bool {
 	requests, retries := s.lately(now)
 	return float64(retries) >= b.percent/100*float64(requests)+b.rate*budgetWindow
 }
 
-// lately returns the sums over the window that ends now.
-func (s *spending) lately(now time.Time) (requests, retries uint64) {
-	last := uint64(now.Unix()) //nolint:gosec // after 1970
-	for back := range uint64(budgetWindow) {
-		second := (last - back) & secondMask
-		if n := s.seconds[second%uint64(len(s.seconds))].Load(); n>>secondShift == second {
-			requests += n >> retryBits & maxRequests
-			retries += n & maxRetries
+// lately returns the sums over the window that ends now. The lock is held.
+func (s *spending) lately(now time.Time) (requests, retries int) {
+	last := now.Unix()
+	for _, c := range s.seconds {
+		if c.second > last-budgetWindow && c.second <= last {
+			requests += c.requests
+			retries += c.retries
 		}
 	}
 	return requests, retries
@@ -90,8 +80,8 @@ func (s *spending) lately(now time.Time) (requests, retries uint64) {
 
 const budgetSpent = "retry budget spent"
 
-// mayRetry tells whether the pool's budget has room for one more retry, and
-// charges it.
+// mayRetry charges one more retry to the pool's budget. It returns false if the
+// budget has no room for it.
 func (p *pool) mayRetry(t time.Time) bool {
 	if p.spending.retry(t, p.settings.Load().retries) {
 		return true

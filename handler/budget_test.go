@@ -119,22 +119,3 @@ func BenchmarkBudgetRequest(b *testing.B) {
 		}
 	})
 }
-
-// TestLateCountsForgetNothing has requests counted at a time that is over, when
-// another second is counted in their place.
-func TestLateCountsForgetNothing(t *testing.T) {
-	var s spending
-	b := retryBudget{true, 0, 10}
-	for i := range budgetWindow {
-		for range 10 {
-			s.retry(epoch.Add(time.Duration(i)*time.Second), b)
-		}
-	}
-	at := epoch.Add((budgetWindow - 1) * time.Second)
-	for i := range 2 * len(s.seconds) {
-		s.request(at.Add(-time.Duration(len(s.seconds)+i) * time.Second))
-	}
-	if s.retry(at, b) {
-		t.Error("retries that were made are forgotten")
-	}
-}

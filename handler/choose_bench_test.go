@@ -36,8 +36,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 				p.model = model
 				b.ReportAllocs()
 				for b.Loop() {
-					rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
-					rt.tried = rt.usual[:0] // as newRoute does
+					rt := newTestRoute(h, p)
 					if rt.choose(b.Context(), ups) == nil {
 						b.Fatal("no worker")
 					}

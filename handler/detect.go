@@ -22,9 +22,11 @@ const (
 	askedAgain = 15 * time.Second
 	// askedLess is the longest that a worker which tells nothing is left alone.
 	askedLess = 5 * time.Minute
-	// quickly is how soon an engine does not restart again: if its start changes
-	// twice in that time, several engines answer at the address.
-	quickly = time.Minute
+	// sharedWithin is the time in which two changes of an engine's start mean that
+	// several engines share the address.
+	sharedWithin = time.Minute
+
+	incidentShared = "several engines answer at one address"
 )
 
 // engineState is what is known of the engine behind a worker's address, as it
@@ -35,8 +37,8 @@ type engineState struct {
 	mu      sync.Mutex
 	next    time.Time         // when it is asked again
 	silent  int               // times in a row that it told nothing
-	life    string            // of which it told last
-	changed time.Time         // when another life showed last
+	start   string            // what it told last of its start
+	changed time.Time         // when that changed last
 	warned  map[string]string // contradictions that the log has
 }
 
@@ -87,30 +89,22 @@ func (e *engineState) answered(t time.Time, told bool) {
 	e.silent++
 }
 
-// another records the life that the engine tells of. It returns whether that is
-// another one than before, so that the engine has restarted, and whether it is so
-// for the second time within a minute: several engines share the address.
-func (e *engineState) another(t time.Time, life string) (restarted, shared bool) {
+// restarted records what the engine says of its start. It returns whether that has
+// changed, and whether it has changed twice within a minute: then several engines
+// share the address.
+func (e *engineState) restarted(t time.Time, start string) (changed, shared bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if life == "" || life == e.life {
+	if start == "" || start == e.start {
 		return false, false
 	}
-	before := e.life
-	if e.life = life; before == "" {
-		return false, false
+	changed = e.start != ""
+	e.start = start
+	if changed {
+		shared = t.Sub(e.changed) < sharedWithin
+		e.changed = t
 	}
-	shared = t.Sub(e.changed) < quickly
-	e.changed = t
-	return true, shared
-}
-
-// ended records that the engine's process has ended: the life that is told next
-// is known to be another one.
-func (e *engineState) ended() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.life = ""
+	return changed, shared
 }
 
 // kindOf returns the type of an engine, as the operator says or else as it told;
@@ -183,12 +177,10 @@ func (p *pool) learn(w *worker, told engine.Told) {
 	if shown(told) != shown(before) {
 		p.logger().Info("worker tells what it is", zap.String("upstream", w.dial), zap.Object("engine", toldFields(told)))
 	}
-	restarted, shared := w.engine.another(now(), told.Life)
-	switch {
+	switch changed, shared := w.engine.restarted(now(), told.Life); {
 	case shared:
-		p.incidents.met(now(), "several engines answer at one address", p.logger)
-		p.clear(w, clearedShared)
-	case restarted, before.Type != "" && told.Type != before.Type:
+		p.incidents.met(now(), incidentShared, p.logger)
+	case changed, before.Type != "" && told.Type != before.Type:
 		p.clear(w, clearedRestarted)
 	}
 	p.contradict(w)

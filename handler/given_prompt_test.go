@@ -48,7 +48,7 @@ func TestEngineThatBecomesAnotherOne(t *testing.T) {
 		}
 		become(v.to)
 		w := h.pool.worker("127.0.0.1:1")
-		rt := &route{h: h, pool: h.pool, plan: p, body: p.body, attempt: &attempt{worker: w, target: w.target(0)}}
+		rt := newTestAttempt(h, p, w)
 		out := rt.outgoing(r, new(atomic.Int32))
 		sent, err := io.ReadAll(out.Body)
 		if err != nil {

@@ -28,7 +28,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	// without the upkeep, which has a clock of its own
 	p := &pool{name: "test", scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker)}
 	p.settings.Store(wanted().withDefaults())
-	return &flowTest{new(Handler), p, p.worker("a:1"), p.worker("b:1"), epoch}
+	return &flowTest{&Handler{pool: p}, p, p.worker("a:1"), p.worker("b:1"), epoch}
 }
 
 // begin books an attempt on the worker.
@@ -44,10 +44,10 @@ func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
 
 // route is that of a request that was tried on a.
 func (f *flowTest) route() *route {
-	return &route{
-		h: f.h, pool: f.p, plan: &plan{computes: true, ext: new(nvext.Ext)}, ready: f.now, tried: []*worker{f.a},
-		offered: reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}},
-	}
+	rt := newTestRoute(f.h, &plan{computes: true, ext: new(nvext.Ext)})
+	rt.ready, rt.tried = f.now, []*worker{f.a}
+	rt.offered = reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}}
+	return rt
 }
 
 // showsRate has a worker show that it is as fast as is reckoned with.
@@ -427,7 +427,7 @@ func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
 		{[]string{"a:1", "b:1"}, false, true, true, true},
 	} {
 		h := testHandler(t, v.workers...)
-		rt, _ := newTestRoute(t, h, 10)
+		rt, _ := plannedRoute(t, h, 10)
 		rt.plan.request.Stream = v.stream
 		rt.choose(context.Background(), h.ReverseProxy.Upstreams)
 		if v.hangs {

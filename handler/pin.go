@@ -83,7 +83,7 @@ func (rt *route) narrow(r *http.Request) error {
 	}
 	if p.response != "" && rt.returnTo(ups) {
 		if !rt.keepsApart(rt.only.worker) {
-			return rt.shared(http.StatusBadRequest, "that of the response which the request names")
+			return rt.shared("that of the response which the request names")
 		}
 		return nil
 	}
@@ -106,7 +106,7 @@ func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
 		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.worker)
 	case !rt.keepsApart(w):
-		return rt.shared(http.StatusBadRequest, "that of worker %d, which the request names", w.id)
+		return rt.shared("that of worker %d, which the request names", w.id)
 	case !rt.permits(w):
 		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.field, pin.worker, rt.plan.errNonePermitted())
 	}

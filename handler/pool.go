@@ -273,7 +273,7 @@ func (p *pool) countFromZero(dial string) {
 	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
 		m.retries.WithLabelValues(p.name, dial, reason)
 	}
-	for _, why := range []string{clearedRefused, clearedRestarted, clearedShared, clearedMismatch} {
+	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
 		m.cleared.WithLabelValues(p.name, dial, why)
 	}
 }

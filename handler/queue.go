@@ -29,15 +29,10 @@ type queue struct {
 	rate    drainRate
 }
 
-const (
-	// lookAfter is how often the waiters are looked at, whatever happens:
-	// workers recover, are drained no more, or learn models without a slot
-	// becoming free.
-	lookAfter = 250 * time.Millisecond
-	// renewAfter is how often a source of dynamic upstreams is asked for those
-	// of a request that waits.
-	renewAfter = time.Second
-)
+// lookAfter is how often the waiters are looked at, whatever happens:
+// workers recover, are drained no more, or learn models without a slot
+// becoming free.
+const lookAfter = 250 * time.Millisecond
 
 // enter takes in a request that needs a worker with room. If it need not wait,
 // its verdict is there at once. If more than most wait then, the last of them
@@ -131,21 +126,6 @@ func (q *queue) look() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.review(now())
-}
-
-// renew changes what a waiter may be served by, if it still waits.
-func (q *queue) renew(m *waiter, change func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if m.class == nil {
-		return
-	}
-	q.remove(m)
-	change()
-	q.seat(m)
-	if m.class.first == m {
-		q.place(m, now())
-	}
 }
 
 // lookAfterThem looks after the waiters until there are none.
@@ -300,37 +280,19 @@ func (q *queue) count(t time.Time, more int32) {
 }
 
 // outcome waits for what becomes of a waiter. It returns false if time was up or
-// the context ended first. If renew is there, it is called every renewAfter, and
-// may take its time: what it returns is called when it is done.
-func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration, renew func() (apply func())) (verdict, bool) {
+// the context ended first.
+func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) (verdict, bool) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
-	var renewal <-chan time.Time
-	if renew != nil {
-		ticker := time.NewTicker(renewAfter)
-		defer ticker.Stop()
-		renewal = ticker.C
-	}
-	news, asked := make(chan func(), 1), false
-	for {
-		select {
-		case v := <-m.verdict:
-			return v, true
-		case <-renewal:
-			if !asked {
-				asked = true
-				go func() { news <- renew() }()
-			}
-		case apply := <-news:
-			asked = false
-			apply()
-		case <-timer.C:
-			return q.atLast(m)
-		case <-ctx.Done():
-			if q.leave(m) {
-				return verdict{}, false
-			}
-			return <-m.verdict, true
+	select {
+	case v := <-m.verdict:
+		return v, true
+	case <-timer.C:
+		return q.atLast(m)
+	case <-ctx.Done():
+		if q.leave(m) {
+			return verdict{}, false
 		}
+		return <-m.verdict, true
 	}
 }

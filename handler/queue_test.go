@@ -233,7 +233,7 @@ func TestWaitEndsInTime(t *testing.T) {
 				if v.happens != nil {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
-				got, decided := q.outcome(ctx, m, most, nil)
+				got, decided := q.outcome(ctx, m, most)
 				if decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
@@ -261,7 +261,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
 				m := newWaiter(now(), workers[i%3/2:]...)
 				q.enter(m, 20)
-				v, _ := q.outcome(ctx, m, time.Minute, nil)
+				v, _ := q.outcome(ctx, m, time.Minute)
 				if w := v.worker; w != nil {
 					if running, limit := w.slots.running.Load(), w.slots.limit.Load(); running > limit {
 						t.Errorf("%d are running, %d may", running, limit)
@@ -398,37 +398,5 @@ func BenchmarkReview(b *testing.B) {
 	}
 	for b.Loop() {
 		q.look()
-	}
-}
-
-// TestRenewalHoldsUpNobody asks a source of upstreams that takes its time, while
-// a slot becomes free or time is up.
-func TestRenewalHoldsUpNobody(t *testing.T) {
-	for _, free := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			q, workers := queueRoom(1)
-			workers[0].slots.take()
-			m := newWaiter(now(), workers...)
-			q.enter(m, 10)
-			want := 4 * time.Second
-			if free {
-				want = 1500 * time.Millisecond
-				time.AfterFunc(want, func() { workers[0].slots.running.Add(-1); q.freed(workers[0]) })
-			}
-			begun, applied := now(), 0
-			var asked atomic.Int64
-			_, decided := q.outcome(t.Context(), m, 4*time.Second, func() func() {
-				asked.Add(1)
-				time.Sleep(2500 * time.Millisecond)
-				return func() { applied++ }
-			})
-			if d := now().Sub(begun); decided != free || d != want {
-				t.Errorf("decided %v after %v, want %v after %v", decided, d, free, want)
-			}
-			if !free && applied != 1 || asked.Load() > 2 {
-				t.Errorf("asked %d times, %d answers applied", asked.Load(), applied)
-			}
-			time.Sleep(10 * time.Second)
-		})
 	}
 }

@@ -14,7 +14,6 @@ import (
 const (
 	clearedRefused   = "refused"   // nobody listened at its address
 	clearedRestarted = "restarted" // its engine tells of another start, or is another one
-	clearedShared    = "shared"    // the same again and again: several engines answer in turn
 	clearedMismatch  = "mismatch"  // it reports far less cached than predicted
 )
 
@@ -31,11 +30,7 @@ func (p *pool) clear(w *worker, why string) {
 		return // there was nothing to lose
 	}
 	theMetrics().cleared.WithLabelValues(p.name, w.dial, why).Inc()
-	level := zap.WarnLevel
-	if why == clearedShared {
-		level = zap.DebugLevel // the incident tells
-	}
-	p.logger().Log(level, "worker has lost its KV cache: its mirror is cleared", zap.String("upstream", w.dial),
+	p.logger().Warn("worker has lost its KV cache: its mirror is cleared", zap.String("upstream", w.dial),
 		zap.String("why", why), zap.Int64("tokens", held))
 }
 
@@ -54,7 +49,6 @@ func (p *pool) missed(w *worker, err error) {
 func (p *pool) away(w *worker, r reach, err error) {
 	before, marked := w.health.miss(now(), r)
 	if r == refusing && before != refusing {
-		w.engine.ended()
 		p.clear(w, clearedRefused)
 	}
 	if marked {

@@ -144,9 +144,9 @@ func TestRefusedIsSaidOfTheWorker(t *testing.T) {
 	}
 }
 
-// newTestRoute plans a chat of about size bytes, and returns the memory that its
+// plannedRoute plans a chat of about size bytes, and returns the memory that its
 // body takes.
-func newTestRoute(t *testing.T, h *Handler, size int) (*route, int64) {
+func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	t.Helper()
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
@@ -164,8 +164,8 @@ func newTestRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 // TestBodiesAreOnTheBooksWhileTheyAreKept counts the pool's bytes.
 func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 	h := testHandler(t, "a:1")
-	one, n := newTestRoute(t, h, 1000)
-	two, m := newTestRoute(t, h, 5000)
+	one, n := plannedRoute(t, h, 1000)
+	two, m := plannedRoute(t, h, 5000)
 	if got := h.pool.bodies.Load(); got != n+m {
 		t.Errorf("%d bytes are booked, want %d", got, n+m)
 	}
@@ -188,7 +188,7 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
 	h.pool.bodies.Store(maxBodies)
-	rt, _ := newTestRoute(t, h, 1<<20)
+	rt, _ := plannedRoute(t, h, 1<<20)
 	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
 		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
 	}
@@ -203,7 +203,7 @@ func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
-		rt, _ := newTestRoute(t, h, 10)
+		rt, _ := plannedRoute(t, h, 10)
 		rt.offered = h.ReverseProxy.Upstreams
 		rt.plan.api = api.For("/v1/chat/completions")
 		for n := range 3 * fewErrors {
@@ -230,7 +230,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 // take to the transport, so that it does not ask again and again.
 func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
 	h := testHandler(t, "a:1")
-	rt, _ := newTestRoute(t, h, 10)
+	rt, _ := plannedRoute(t, h, 10)
 	if up := rt.choose(context.Background(), nil); up != nowhere || !rt.spent {
 		t.Errorf("got %v, spent %v", up, rt.spent)
 	}

@@ -50,8 +50,7 @@ type route struct {
 	failure  error                  // of the last attempt
 	last     *reverseproxy.Upstream // the last one selected
 
-	wait   waiting       // while all workers are full
-	asking *http.Request // the proxy, for an upstream
+	wait waiting // while all workers are full
 
 	body *replay       // until an answer is forwarded
 	next *speculation  // keeps it longer; nil if nothing is foreseen
@@ -212,7 +211,6 @@ func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.R
 	if !ok {
 		return nil
 	}
-	rt.asking = r
 	return rt.choose(r.Context(), pool)
 }
 
@@ -245,9 +243,6 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 		if rt.mustWait(found) {
 			if !rt.withoutScratch(ctx, rt.await) {
 				return rt.leave()
-			}
-			if rt.askAgain() {
-				return nil
 			}
 			continue
 		}

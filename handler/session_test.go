@@ -20,7 +20,7 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 			}
 		}
 		bind(1)
-		rt := &route{h: h, pool: h.pool, plan: &plan{session: session{key: "s", last: true}}, start: now()}
+		rt := newTestRoute(h, &plan{session: session{key: "s", last: true}})
 		if at := rt.boundTo(); at.Worker != 1 {
 			t.Fatalf("bound to %s", at)
 		}

@@ -28,8 +28,8 @@ func setLimits(h *Handler, limits ...int) []*worker {
 func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 2)[0]
-	one, _ := newTestRoute(t, h, 10)
-	two, _ := newTestRoute(t, h, 10)
+	one, _ := plannedRoute(t, h, 10)
+	two, _ := plannedRoute(t, h, 10)
 	for i, rt := range []*route{one, two} {
 		if up := rt.choose(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
 			t.Fatalf("got %v", up)
@@ -58,7 +58,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	w.slots.take()
 	m := newWaiter(now(), w)
 	h.pool.queue.enter(m, 10)
-	rt, _ := newTestRoute(t, h, 10)
+	rt, _ := plannedRoute(t, h, 10)
 	w.slots.running.Add(-1)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -91,7 +91,7 @@ func TestReservedSlotIsReturned(t *testing.T) {
 		{"NeverAsked", nil, -1},
 	} {
 		t.Run(v.name, func(t *testing.T) {
-			rt, _ := newTestRoute(t, h, 10)
+			rt, _ := plannedRoute(t, h, 10)
 			workers[0].slots.take()
 			rt.wait.reserved = workers[0]
 			if v.prepare != nil {
@@ -171,8 +171,7 @@ func BenchmarkChoose(b *testing.B) {
 			p.score.Blocks = nil // the mirror is not what is measured
 			b.ReportAllocs()
 			for b.Loop() {
-				rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
-				rt.tried = rt.usual[:0]
+				rt := newTestRoute(h, p)
 				if rt.choose(b.Context(), ups) == nil {
 					b.Fatal("no worker")
 				}

@@ -30,7 +30,7 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 // changes what is behind it in between.
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
-	rt, list := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt}}, h.ReverseProxy.Upstreams
+	rt, list := newTestRoute(h, &plan{ext: &noExt}), h.ReverseProxy.Upstreams
 	ranked := func(id uint64, ranks int) Worker { return Worker{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks} }
 	last := rt.table(list)
 	for _, v := range []struct {
@@ -94,7 +94,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 	}
 	offered := func(model string) (dials string) {
 		t.Helper()
-		rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt, model: model}}
+		rt := newTestRoute(h, &plan{ext: &noExt, model: model})
 		rt.takeScratch()
 		defer rt.returnScratch()
 		rt.model = rt.modelFor(list)
@@ -152,7 +152,7 @@ func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
 	list := upstreamsOf("a:1", "b:1")
 	for _, up := range append(upstreamsOf("c:1"), list[1]) {
 		for range 4 { // the first may make workers known, which makes the table void
-			rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt}, start: now(), cached: -1}
+			rt := newTestRoute(h, &plan{ext: &noExt})
 			chosen := rt.choose(t.Context(), list)
 			if booked := rt.attempt.worker.dial; chosen.Dial != booked {
 				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
@@ -170,7 +170,8 @@ func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
 	for i := range 3 {
 		repl := caddy.NewEmptyReplacer()
 		repl.Set("up", fmt.Sprintf("b:%d", i+1))
-		rt := &route{h: h, pool: h.pool, repl: repl}
+		rt := newTestRoute(h, nil)
+		rt.repl = repl
 		if got := rt.table(h.ReverseProxy.Upstreams).rows[1].worker.dial; got != fmt.Sprintf("b:%d", i+1) {
 			t.Errorf("request %d is offered %s", i, got)
 		}
@@ -182,11 +183,13 @@ func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
 func TestExplainingMakesNoWorkerKnown(t *testing.T) {
 	h := testHandler(t, "a:1")
 	list := upstreamsOf("new:1")
-	(&route{h: h, pool: h.pool, dry: true}).table(list)
+	dry := newTestRoute(h, nil)
+	dry.dry = true
+	dry.table(list)
 	if h.pool.known("new:1") != nil {
 		t.Error("it is known")
 	}
-	if w := (&route{h: h, pool: h.pool}).table(list).rows[0].worker; w != h.pool.known("new:1") {
+	if w := newTestRoute(h, nil).table(list).rows[0].worker; w != h.pool.known("new:1") {
 		t.Error("a request is offered a worker that is not the pool's")
 	}
 }
@@ -282,7 +285,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				if g%2 == 1 {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
-				rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
+				rt := newTestRoute(h, p)
 				if up := rt.choose(t.Context(), list); up == nil || up == nowhere || rt.attempt.worker.dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.target {
 					t.Errorf("chose %v, booked %+v", up, rt.attempt)
 				}
@@ -296,7 +299,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	if s := h.pool.scheduler.Stats(); s.Leases != 0 || s.PolicyFaults != 0 {
 		t.Errorf("at the end: %+v", s)
 	}
-	rt := &route{h: h, pool: h.pool, plan: p}
+	rt := newTestRoute(h, p)
 	for i, row := range rt.table(h.ReverseProxy.Upstreams).rows {
 		if w := h.pool.worker(dials[i]); row.worker != w || len(row.targets) != w.ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
@@ -333,7 +336,7 @@ func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1")
-			rt := &route{h: h, pool: h.pool, plan: &plan{ext: &noExt, computes: true}, start: now(), cached: -1}
+			rt := newTestRoute(h, &plan{ext: &noExt, computes: true})
 			prepare(h, rt)
 			waits := false
 			rt.choose(doneProbe{t.Context(), func() {
@@ -363,7 +366,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		h.policy = kvscore.NewDynamo()
 		p := &plan{ext: &noExt, score: kvscore.Request{Tokens: 100, Streamed: true}}
 		return testing.AllocsPerRun(200, func() {
-			rt := &route{h: h, pool: h.pool, plan: p, start: now(), cached: -1}
+			rt := newTestRoute(h, p)
 			if rt.choose(t.Context(), h.ReverseProxy.Upstreams) == nil {
 				t.Fatal("no worker")
 			}

@@ -44,7 +44,8 @@ func TestQuestionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rt := &route{h: h, pool: h.pool, plan: p, start: now(), dry: true}
+		rt := newTestRoute(h, p)
+		rt.dry = true
 		h.pool.asking.Store(v.asking)
 		h.pool.bodies.Add(v.bodies)
 		ids := rt.askTokens(r, &chosenView{Dial: "127.0.0.1:1"})

@@ -15,7 +15,7 @@ func tracedRoute(tb testing.TB, ctx context.Context) (*route, *http.Request) {
 	tb.Helper()
 	h := testHandler(tb, "127.0.0.1:1")
 	p := &plan{model: "m", ext: &noExt}
-	rt := &route{h: h, pool: h.pool, plan: p, start: now()}
+	rt := newTestRoute(h, p)
 	rt.takeScratch()
 	if !rt.candidates(h.ReverseProxy.Upstreams, rt.start) {
 		tb.Fatal("no candidate")

@@ -19,7 +19,6 @@ type waiting struct {
 	away       bool          // this turn is not at the session's worker, which stays bound
 	reserved   *worker       // a slot of it was taken for the next attempt
 	worse      bool          // that is a worker which is rated down, for want of a better one
-	renewed    bool          // offered has upstreams that the proxy has not seen
 	waited     time.Duration // in the queue, over all attempts
 	turnedAway *ownError     // why the request is not served
 	retryAfter int           // seconds; what a client that is turned away is told
@@ -65,7 +64,7 @@ func (rt *route) await(ctx context.Context) bool {
 	if me.waits {
 		began := now()
 		rt.pool.incidents.met(began, incidentFull, rt.pool.logger)
-		v, decided = q.outcome(ctx, me, min(set.maxWait-rt.wait.waited, rt.patience()), rt.renewal(me))
+		v, decided = q.outcome(ctx, me, min(set.maxWait-rt.wait.waited, rt.patience()))
 		rt.wait.waited += now().Sub(began)
 	} else {
 		v = <-me.verdict
@@ -159,47 +158,6 @@ func (rt *route) seatsKnown(list []seat) []seat {
 		}
 	}
 	return list
-}
-
-// renewal returns what asks the source of dynamic upstreams for those that there
-// are by now; nil if there is no such source. It asks with the request that
-// waits: what a source returns may depend on it.
-func (rt *route) renewal(me *waiter) func() (apply func()) {
-	source, asking := rt.h.ReverseProxy.DynamicUpstreams, rt.asking
-	if source == nil || rt.asking == nil || rt.h.limits.set() {
-		return nil // with limits, asking the proxy again would cost an attempt
-	}
-	return func() func() {
-		ups, err := source.GetUpstreams(asking)
-		return func() {
-			if err == nil && !sameDials(ups, rt.offered) {
-				rt.pool.queue.renew(me, func() { rt.offered, rt.wait.renewed = ups, true })
-			}
-		}
-	}
-}
-
-func sameDials(a, b reverseproxy.UpstreamPool) bool {
-	dials := make(map[string]bool, len(a))
-	for _, up := range a {
-		dials[up.Dial] = true
-	}
-	for _, up := range b {
-		if !dials[up.Dial] {
-			return false
-		}
-	}
-	return len(a) == len(b)
-}
-
-// askAgain tells whether the proxy is to be asked again for the upstreams, as
-// those that are new must be known to it. A reserved slot stays.
-func (rt *route) askAgain() bool {
-	if !rt.wait.renewed {
-		return false
-	}
-	rt.wait.renewed, rt.again = false, true
-	return true
 }
 
 // isAway tells whether a session's worker was left out only because it is full:

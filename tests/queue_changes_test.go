@@ -280,35 +280,6 @@ func TestSessionIsAwayForOneTurn(t *testing.T) {
 	}
 }
 
-// TestNewWorkerServesThoseWhoWait has a dynamic source name one more worker while
-// requests wait and no others come.
-func TestNewWorkerServesThoseWhoWait(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	list(engines[0].Addr())
-	s := startCaddy(t, dynamicSite(maxRunning(1)))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	var all []asked
-	for range 4 {
-		all = append(all, s.startChat(t, "hi"))
-	}
-	s.wantWaiting(t, 3)
-	list(engines[0].Addr(), engines[1].Addr())
-	runs(t, gates[1], 1)
-	s.wantWaiting(t, 2)
-	list(engines[1].Addr()) // and one less
-	gates[1].opened(t)
-	gates[0].pass(t, http.StatusOK)
-	for i, q := range all {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("request %d: status %d, error %v, body %s", i, a.status, a.err, a.body)
-		}
-	}
-	if n := gates[1].most.Load(); n != 1 {
-		t.Errorf("the new worker had up to %d requests at a time, want 1", n)
-	}
-	s.slotsFree(t)
-}
-
 // TestClientGoneLeavesNoSlotTaken has clients leave at each stage, and others
 // that then get the slot.
 func TestClientGoneLeavesNoSlotTaken(t *testing.T) {

@@ -129,11 +129,11 @@ func TestSaltsAreEnforced(t *testing.T) {
 	}
 	wantError(t, "what nobody is told a salt in", s.post(t.Context(), "/encode", []byte(`{"model":"m"}`), tenant...), 400, code)
 	s = startCaddy(t, block("", ""))
-	wantError(t, "not known yet", chat(s, tenant...), 503, "no_worker", "have not told")
+	wantError(t, "not known yet", chat(s, tenant...), 400, code, "is known to")
 	// a version that nobody knows may be one of before
 	engines[1].SetVersion("")
 	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine vllm"), "{", "{\npool unversioned", 1))
-	wantError(t, "of no version", chat(s, tenant...), 503, "no_worker", "of which version")
+	wantError(t, "of no version", chat(s, tenant...), 400, code, "is known to")
 	engines[1].SetVersion("0.12.0")
 	// a salt that is no text is none that engines keep apart by
 	s = startCaddy(t, block("engine vllm", "engine vllm"))

@@ -57,19 +57,6 @@ func KeepsApart(kind string, told Told, set Settings, api string) bool {
 	return set.CacheSalt.or(sure && known) && (sure || slices.Contains(s.also, api))
 }
 
-// MayKeepApart tells whether an engine may turn out to, which has not told yet
-// what it is, or of which version.
-func MayKeepApart(kind string, told Told, set Settings, api string) bool {
-	if kind == "" {
-		return true
-	}
-	if told.Version != "" {
-		return false
-	}
-	told.Version = "99"
-	return KeepsApart(kind, told, set, api)
-}
-
 // cacheSalt gives the engine the salt, or where it takes none at least not the
 // one that the client wrote beside it, which would be another one's.
 func (f *fit) cacheSalt() {
