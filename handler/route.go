@@ -88,9 +88,6 @@ type attempt struct {
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
 	over   bool
-	// foreign says that the worker computes another prompt than was planned, as
-	// its engine has become one of another type: nothing is learned of it.
-	foreign bool
 	awaited
 }
 
@@ -496,7 +493,6 @@ func (rt *route) endAttempt(computed bool) {
 	a.worker.health.leave(a.mark)
 	a.worker.flow.end(a)
 	var answer []uint64
-	computed = computed && !a.foreign
 	if computed && rt.answer != nil {
 		answer = rt.answer.prediction()
 	}
