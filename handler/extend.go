@@ -128,7 +128,6 @@ func (h *Handler) maySteer(r *http.Request) bool {
 	if g == nvext.Everything {
 		return false
 	}
-	h.awaitTold(r.Context())
 	return slices.ContainsFunc(h.own(), func(w *worker) bool {
 		kind, told, set := h.pool.engineOf(w)
 		return engine.Heeds(kind, told, set.engineSettings())&^g != 0

@@ -171,7 +171,7 @@ type Handler struct {
 	metrics    *metrics
 	figures    *figures
 	ctx        context.Context // ends with the configuration
-	scout      scout
+	probes     probes
 	notices    notices
 	logger     *zap.Logger
 }
@@ -356,7 +356,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // serves: it may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx = ctx.Logger(), ctx
-	h.scout.first, h.scout.news = make(chan struct{}), make(chan struct{}, 1)
+	h.probes = probes{wanted: make(chan struct{}, 1), first: make(chan struct{})}
 	if err := h.setDefaults(); err != nil {
 		return err
 	}
@@ -540,7 +540,7 @@ func (h *Handler) adopt() {
 		}
 		h.pool.live.Store(now().Unix())
 		h.pool.lead(h)
-		h.startScout()
+		h.startProbes()
 	}
 }
 

@@ -70,7 +70,6 @@ func (rt *route) narrow(r *http.Request) error {
 	if !p.pin.named && !p.pin.rank.Set && !constrained && p.response == "" && !rt.apart {
 		return nil
 	}
-	rt.h.awaitFirstLook(r.Context()) // which tells the ranks
 	ups := rt.h.upstreams(r)
 	if err := rt.errShared(ups); err != nil {
 		return err

@@ -274,12 +274,6 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
 	opts := api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed}
 	req, err := api.Parse(a, body, opts)
-	if err == nil && req.Kind == api.Tokens {
-		if set = h.settledBlocks(r.Context()); set.blockSize != opts.BlockSize {
-			opts.BlockSize = set.blockSize
-			req, err = api.Parse(a, body, opts)
-		}
-	}
 	p.body = replayOf(read, body)
 	if err != nil {
 		// the engine will say what is wrong with it
@@ -303,8 +297,6 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.model = req.Model
 	if p.ext.TokenCount > 0 && h.takesTokenData(a.Name()) {
-		set = h.settledBlocks(r.Context())
-		opts.BlockSize = set.blockSize
 		p.given = req.Give(req.NVExt[p.ext.TokenSpan.Start:p.ext.TokenSpan.End], opts)
 	}
 	p.session = h.session(r, req, p.ext)

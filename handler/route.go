@@ -114,10 +114,11 @@ func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices 
 func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
 
 func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
+	start := now()
 	h.adopt()
+	h.awaitProbes(r.Context())
 	h.pool.follow(h)
 	h.noticeServer(r)
-	start := now()
 	p, err := h.plan(r)
 	if err != nil {
 		return nil, err
@@ -129,15 +130,9 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			p.done()
 		}
 	}()
-	if p.speaks {
-		h.awaitTold(r.Context())
-	}
-	if p.model != "" || p.lists {
-		h.awaitFirstLook(r.Context())
-		if p.request != nil && h.nobodyServes(p.model) {
-			return nil, &ownError{p.api, http.StatusNotFound, codeNoModel, "model", fmt.Errorf(
-				"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
-		}
+	if p.request != nil && h.nobodyServes(p.model) {
+		return nil, &ownError{p.api, http.StatusNotFound, codeNoModel, "model", fmt.Errorf(
+			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 	}
 	if p.ext.QueryOnly() {
 		if p.request == nil {
