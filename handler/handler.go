@@ -519,12 +519,12 @@ func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Ha
 
 // reject answers a request that asks for what cannot be.
 func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
-	var own *ownError
+	var own *refusal
 	if !errors.As(err, &own) {
 		return err
 	}
 	outcome := outcomeRejected
-	if own.code == codeUnreadable || own.code == codeTooLarge {
+	if own.Code == codeUnreadable || own.Code == codeTooLarge {
 		outcome = outcomeUnread
 	}
 	h.figures.requests[outcome].Inc()

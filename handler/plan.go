@@ -292,7 +292,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		return p, err
 	}
 	if err := p.ext.CheckChoices(req.Answers()); err != nil {
-		return p, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+		return p, &refusal{API: a, Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.model = req.Model

@@ -131,12 +131,12 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 		}
 	}()
 	if p.request != nil && h.nobodyServes(p.model) {
-		return nil, &ownError{p.api, http.StatusNotFound, codeNoModel, "model", fmt.Errorf(
+		return nil, &refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: fmt.Errorf(
 			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 	}
 	if p.ext.QueryOnly() {
 		if p.request == nil {
-			return nil, &ownError{orUnplanned(p.api), http.StatusBadRequest, codeNVExt, "nvext", errNoQuery}
+			return nil, &refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: errNoQuery}
 		}
 		h.countDropped(p)
 		planned = true
