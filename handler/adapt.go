@@ -30,15 +30,14 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 	say := engine.Request{
 		Body: edit, Ext: p.ext, Grants: p.grants, Salt: p.salt(), Sent: req.Header,
 		Rank: a.target.Rank, Ranks: ranks, Told: told, Settings: set.engineSettings(),
+		GiveTokens: p.given,
 	}
 	if p.api != nil {
 		say.API = p.api.Name()
 	} else {
 		say.API = engine.PostTo(req.URL.Path)
 	}
-	say.KeepPrompt = p.prompt == engine.BodyPrompt
 	said := engine.Adapt(kind, &say)
-	a.foreign = p.computesOther(said.Prompt)
 	if p.computes {
 		rt.lacks(kind, said.Lacks)
 	}

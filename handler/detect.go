@@ -65,7 +65,7 @@ func (e *engineState) claim(t time.Time) bool {
 	if t.Before(e.next) {
 		return false
 	}
-	e.next = t.Add(lookEvery)
+	e.next = t.Add(probeEvery)
 	return true
 }
 
@@ -85,7 +85,7 @@ func (e *engineState) answered(t time.Time, told bool) {
 		e.silent, e.next = 0, t.Add(askedAgain)
 		return
 	}
-	e.next = t.Add(min(lookEvery<<min(e.silent, 8), askedLess))
+	e.next = t.Add(min(probeEvery<<min(e.silent, 8), askedLess))
 	e.silent++
 }
 

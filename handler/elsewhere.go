@@ -32,7 +32,7 @@ func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
 			continue
 		}
 		yes, known := w.serves(rt.plan.model)
-		found = found || yes || !known && (told || !w.looked.Load())
+		found = found || yes || !known && (told || !w.wasProbed())
 	}
 	if !found {
 		return false
@@ -53,6 +53,6 @@ func (h *Handler) askAgain(w *worker) {
 		return
 	}
 	w.asked.Store(0)
-	w.probed.Store(0)
-	h.scout.lookSoon()
+	w.probedAt.Store(0)
+	h.probes.soon()
 }

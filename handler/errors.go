@@ -28,16 +28,16 @@ const (
 	codeQueueTimeout = "queue_timeout"
 )
 
-// ownError is an error that this router answers with.
-type ownError struct {
-	api    api.API // of the request; nil if it is none of an API
-	status int
-	code   string
-	param  string
-	err    error
+// refusal is an error of the router's own, with which it answers a request.
+type refusal struct {
+	API    api.API // of the request; nil if it is for no known API
+	Status int
+	Code   string
+	Param  string // the parameter that is wrong, if one is
+	Err    error
 }
 
-func (e *ownError) Error() string { return e.err.Error() }
+func (e *refusal) Error() string { return e.Err.Error() }
 
 // retryLater is what clients are told to wait when there is no worker, in
 // seconds: about as long as one that failed is left alone.
@@ -45,25 +45,25 @@ const retryLater = "2"
 
 // answer answers with the error in the shape that the API's clients expect.
 // Where the server has error routes, these answer instead.
-func (e *ownError) answer(w http.ResponseWriter, r *http.Request) error {
-	if e.status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
+func (e *refusal) answer(w http.ResponseWriter, r *http.Request) error {
+	if e.Status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
 		w.Header().Set("Retry-After", retryLater)
 	}
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if e.api == nil || ok && server.Errors != nil {
-		return caddyhttp.Error(e.status, e.err)
+	if e.API == nil || ok && server.Errors != nil {
+		return caddyhttp.Error(e.Status, e.Err)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(e.status)
-	_, err := w.Write(api.ErrorBody(e.api, e.status, e.code, e.Error(), e.param)) //nolint:gosec // JSON, and said to be
+	w.WriteHeader(e.Status)
+	_, err := w.Write(api.ErrorBody(e.API, e.Status, e.Code, e.Error(), e.Param)) //nolint:gosec // JSON, and said to be
 	return err
 }
 
 // unserved returns the error of a request that no worker has answered.
-func (rt *route) unserved(err error) *ownError {
-	e := &ownError{api: rt.plan.api, status: http.StatusBadGateway, code: codeFailed}
+func (rt *route) unserved(err error) *refusal {
+	e := &refusal{API: rt.plan.api, Status: http.StatusBadGateway, Code: codeFailed}
 	var refused reverseproxy.DialError
-	var own *ownError
+	var own *refusal
 	var he caddyhttp.HandlerError
 	switch {
 	case errors.As(err, &own):
@@ -71,13 +71,13 @@ func (rt *route) unserved(err error) *ownError {
 	case rt.plan.stream != nil && rt.plan.stream.failed.Load():
 		return unreadable(rt.plan.api, err)
 	case rt.failure == nil || errors.As(rt.failure, &refused) && rt.suspects < maxSuspects:
-		e.status, e.code = http.StatusServiceUnavailable, codeNoWorker
-		e.err = rt.errNobody()
+		e.Status, e.Code = http.StatusServiceUnavailable, codeNoWorker
+		e.Err = rt.errNobody()
 	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
-		e.status, e.code = he.StatusCode, codeTimeout
-		e.err = errors.New("the worker did not answer in time")
+		e.Status, e.Code = he.StatusCode, codeTimeout
+		e.Err = errors.New("the worker did not answer in time")
 	default:
-		e.err = errors.New("the worker failed before it answered")
+		e.Err = errors.New("the worker failed before it answered")
 	}
 	return e
 }

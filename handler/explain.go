@@ -74,7 +74,7 @@ type explanation struct {
 	// Unit is that of the candidates' costs, empty if the policy compares none.
 	Unit string `json:"cost_unit,omitempty"`
 	// Refused is what the router itself would answer, if it would.
-	Refused    *refusal        `json:"refused,omitempty"`
+	Refused    *refusalView    `json:"refused,omitempty"`
 	Plan       *planView       `json:"plan,omitempty"`
 	Home       *homeView       `json:"home,omitempty"`
 	Candidates []candidateView `json:"candidates"`
@@ -83,16 +83,16 @@ type explanation struct {
 	// Waits is there if the request would wait, as all workers are full.
 	Waits *waitView `json:"waits,omitempty"`
 
-	refused *ownError
+	refused *refusal
 }
 
 // refuse takes in what the router itself would answer.
-func (e *explanation) refuse(own *ownError) *explanation {
-	e.refused, e.Refused = own, &refusal{own.status, own.code, own.Error()}
+func (e *explanation) refuse(own *refusal) *explanation {
+	e.refused, e.Refused = own, &refusalView{own.Status, own.Code, own.Error()}
 	return e
 }
 
-type refusal struct {
+type refusalView struct {
 	Status  int    `json:"status"`
 	Code    string `json:"code"`
 	Message string `json:"message"`
@@ -168,7 +168,7 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 // served, up to the choice, but leaves nothing behind.
 func (h *Handler) explain(r *http.Request) (*explanation, error) {
 	p, err := h.plan(r)
-	if own, ok := errors.AsType[*ownError](err); ok {
+	if own, ok := errors.AsType[*refusal](err); ok {
 		return h.newExplanation().refuse(own), nil
 	}
 	if err != nil {
@@ -205,9 +205,9 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	defer rt.returnScratch()
 	e.Plan = rt.viewPlan()
 	if p.request != nil && h.nobodyServes(p.model) {
-		return e.refuse(&ownError{p.api, http.StatusNotFound, codeNoModel, "model", errors.New("no worker serves the model")})
+		return e.refuse(&refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: errors.New("no worker serves the model")})
 	}
-	if own, ok := errors.AsType[*ownError](rt.narrow(r)); ok {
+	if own, ok := errors.AsType[*refusal](rt.narrow(r)); ok {
 		return e.refuse(own)
 	}
 	rt.offered = h.upstreams(r)
@@ -225,7 +225,7 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 		return e
 	}
 	if !found {
-		return e.refuse(&ownError{api: p.api, status: http.StatusServiceUnavailable, code: codeNoWorker, err: rt.errNobody()})
+		return e.refuse(&refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: codeNoWorker, Err: rt.errNobody()})
 	}
 	bound := rt.boundPosition()
 	targets := make([]kvscore.Target, 0, len(rt.scratch.targets))

@@ -37,14 +37,14 @@ func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error 
 	p.ext, p.headers = &noExt, headersNeed(r.Header)
 	if raw != nil || p.headers != 0 || p.steers() {
 		if err := h.takeExt(r, p, raw); err != nil {
-			return &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
+			return &refusal{API: a, Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: err}
 		}
 		if err := p.takePin(); err != nil {
-			return &ownError{a, http.StatusBadRequest, codePin, "nvext", err}
+			return &refusal{API: a, Status: http.StatusBadRequest, Code: codePin, Param: "nvext", Err: err}
 		}
 	}
 	if h.Mode == modeDirect && !p.pin.named && (a != nil || infersUnplanned(r)) {
-		return &ownError{orUnplanned(a), http.StatusBadRequest, codePin, "nvext", errDirect}
+		return &refusal{API: orUnplanned(a), Status: http.StatusBadRequest, Code: codePin, Param: "nvext", Err: errDirect}
 	}
 	return nil
 }
@@ -105,14 +105,14 @@ func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
 	if p.unread == "" || p.ext.Tenant == "" && h.CacheSalt != saltEnforce && !h.maySteer(r) {
 		return nil
 	}
-	err := &ownError{orUnplanned(a), http.StatusBadRequest, codeUnreadable, "", fmt.Errorf(
+	err := &refusal{API: orUnplanned(a), Status: http.StatusBadRequest, Code: codeUnreadable, Err: fmt.Errorf(
 		"the body must be JSON that can be read, as what it says to the router is not all granted (%s)", p.unread)}
 	switch p.unread {
 	case fallbackOversized:
-		err.status, err.code = http.StatusRequestEntityTooLarge, codeTooLarge
+		err.Status, err.Code = http.StatusRequestEntityTooLarge, codeTooLarge
 	case fallbackMemory:
-		err.status = http.StatusServiceUnavailable
-		err.err = errors.New("too many bodies are in memory to read this one, which could say what is not granted; try again later")
+		err.Status = http.StatusServiceUnavailable
+		err.Err = errors.New("too many bodies are in memory to read this one, which could say what is not granted; try again later")
 	}
 	return err
 }
@@ -124,7 +124,6 @@ func (h *Handler) maySteer(r *http.Request) bool {
 	if g == nvext.Everything {
 		return false
 	}
-	h.awaitTold(r.Context())
 	return slices.ContainsFunc(h.own(), func(w *worker) bool {
 		kind, told, set := h.pool.engineOf(w)
 		return engine.Heeds(kind, told, set.engineSettings())&^g != 0

@@ -174,7 +174,7 @@ type Handler struct {
 	metrics    *metrics
 	figures    *figures
 	ctx        context.Context // ends with the configuration
-	scout      scout
+	probes     probes
 	notices    notices
 	logger     *zap.Logger
 }
@@ -359,7 +359,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // serves: it may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx = ctx.Logger(), ctx
-	h.scout.first, h.scout.news = make(chan struct{}), make(chan struct{}, 1)
+	h.probes = probes{wanted: make(chan struct{}, 1), first: make(chan struct{})}
 	if err := h.setDefaults(); err != nil {
 		return err
 	}
@@ -503,12 +503,12 @@ func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Ha
 
 // reject answers a request that asks for what cannot be.
 func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
-	var own *ownError
+	var own *refusal
 	if !errors.As(err, &own) {
 		return err
 	}
 	outcome := outcomeRejected
-	if own.code == codeUnreadable || own.code == codeTooLarge {
+	if own.Code == codeUnreadable || own.Code == codeTooLarge {
 		outcome = outcomeUnread
 	}
 	h.figures.requests[outcome].Inc()
@@ -524,7 +524,7 @@ func (h *Handler) adopt() {
 		}
 		h.pool.live.Store(now().Unix())
 		h.pool.lead(h)
-		h.startScout()
+		h.startProbes()
 	}
 }
 

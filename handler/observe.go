@@ -217,9 +217,7 @@ func (o *observer) end() {
 	m := o.rt.h.figures
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))
-		if !o.attempt.foreign {
-			o.counted(req, prompt, completion, cached)
-		}
+		o.counted(req, prompt, completion, cached)
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(prompt))
 			o.attempt.worker.hits.reported(cached, prompt)
@@ -228,9 +226,7 @@ func (o *observer) end() {
 	if completion >= 0 {
 		m.outputTokens.Observe(float64(completion))
 	}
-	if !o.attempt.foreign {
-		o.verify(prompt, cached)
-	}
+	o.verify(prompt, cached)
 	if reported >= 0 {
 		o.rt.cached = reported
 	}

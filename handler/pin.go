@@ -62,7 +62,7 @@ type only struct {
 }
 
 // narrow finds out which workers the request allows, before any is chosen. The
-// error is an *ownError: what the request wants cannot be.
+// error is a *refusal: what the request wants cannot be.
 func (rt *route) narrow(r *http.Request) error {
 	p := rt.plan
 	constrained := p.ext.AllowedWorkerIDs != nil || p.ext.RoutingConstraints.RequiredTaints != nil
@@ -70,7 +70,6 @@ func (rt *route) narrow(r *http.Request) error {
 	if !p.pin.named && !p.pin.rank.Set && !constrained && p.response == "" && !rt.apart {
 		return nil
 	}
-	rt.h.awaitFirstLook(r.Context()) // which tells the ranks
 	ups := rt.h.upstreams(r)
 	if err := rt.errShared(ups); err != nil {
 		return err
@@ -88,7 +87,7 @@ func (rt *route) narrow(r *http.Request) error {
 		return nil
 	}
 	if constrained && !slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.permits(row.worker) }) {
-		return &ownError{p.api, http.StatusServiceUnavailable, codeNoWorker, "nvext", p.errNonePermitted()}
+		return &refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: codeNoWorker, Param: "nvext", Err: p.errNonePermitted()}
 	}
 	return nil
 }
@@ -115,7 +114,7 @@ func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
 }
 
 func (rt *route) badPin(format string, args ...any) error {
-	return &ownError{rt.plan.api, http.StatusBadRequest, codePin, "nvext", fmt.Errorf(format, args...)}
+	return &refusal{API: rt.plan.api, Status: http.StatusBadRequest, Code: codePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
 
 // named returns the worker with an id among upstreams, nil if there is none.

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -57,8 +58,8 @@ type plan struct {
 	malformed []string
 	headers   nvext.Grants // what its routing headers need
 	pin       pin
-	// prompt is which prompt is planned, of a request with token_data.
-	prompt engine.Prompt
+	// given says that the ids of token_data are the prompt.
+	given bool
 	// score is what the scheduler is told; textBlock is the size of its blocks of
 	// text, in bytes.
 	score     kvscore.Request
@@ -266,12 +267,6 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
 	opts := api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed}
 	req, err := api.Parse(a, body, opts)
-	if err == nil && req.Kind == api.Tokens {
-		if set = h.settledBlocks(r.Context()); set.blockSize != opts.BlockSize {
-			opts.BlockSize = set.blockSize
-			req, err = api.Parse(a, body, opts)
-		}
-	}
 	p.body = replayOf(read, body)
 	if err != nil {
 		// the engine will say what is wrong with it
@@ -290,15 +285,13 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		return p, err
 	}
 	if err := p.ext.CheckChoices(req.Answers()); err != nil {
-		return p, &ownError{a, http.StatusBadRequest, codeNVExt, "nvext", err}
-	}
-	if p.ext.TokenCount > 0 && req.Kind != api.Tokens { // else that has happened
-		set = h.settledBlocks(r.Context())
-		opts.BlockSize = set.blockSize
+		return p, &refusal{API: a, Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.model = req.Model
-	h.givePrompt(r, p, req, opts)
+	if p.ext.TokenCount > 0 && h.takesTokenData(a.Name()) {
+		p.given = req.Give(req.NVExt[p.ext.TokenSpan.Start:p.ext.TokenSpan.End], opts)
+	}
 	p.session = h.session(r, req, p.ext)
 	p.answer = h.answerExt(r, req, p.ext, body)
 	p.speaks = req.NVExt != nil || req.NullNVExt
@@ -308,6 +301,19 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 	}
 	p.identify(req, set, &h.pool.ratios)
 	return p, nil
+}
+
+// takesTokenData tells whether the engines of all workers take the ids of
+// nvext.token_data in an API. If one does not, the body's prompt counts for all.
+func (h *Handler) takesTokenData(api string) bool {
+	workers := h.own()
+	if len(workers) == 0 {
+		return engine.TakesTokenData("", api)
+	}
+	return !slices.ContainsFunc(workers, func(w *worker) bool {
+		kind, _, _ := h.pool.engineOf(w)
+		return !engine.TakesTokenData(kind, api)
+	})
 }
 
 // maxKept is the longest text, in bytes, that is kept as long as an answer lasts.
@@ -349,7 +355,6 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 		p.score.Tokens = int64(float64(req.First)/float64(set.textBlock)*p.score.BlockTokens) + p.score.OtherTokens + req.MediaTokens
 	case api.None:
 		p.fallback = fallbackNoPrompt
-		p.score.Tokens = max(p.score.Tokens, int64(p.ext.TokenCount))
 		return
 	}
 	p.score.Past, p.textBlock = req.Past, set.textBlock

@@ -91,10 +91,9 @@ type worker struct {
 	doubts   doubts
 	flow     flow
 	by       atomic.Pointer[Handler] // that last had it from a dynamic source
-	looked   atomic.Bool             // it was asked, and answered or not
-	probed   atomic.Int64            // last looked at, Unix nanoseconds
-	probing  atomic.Bool             // that is under way
-	first    firstLook               // of the configuration that serves
+	probed   chan struct{}           // closed after the first probe
+	probedAt atomic.Int64            // the last probe, Unix nanoseconds
+	probing  atomic.Bool             // a probe is under way
 	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
 	refusals atomic.Int32            // times in a row that it would not say, for want of a key
 	hits     hits
@@ -104,6 +103,9 @@ type worker struct {
 	speculative atomic.Int32 // prefills under way that are the router's own
 
 	misses misses
+
+	probedOnce sync.Once                      // closes probed
+	probedFor  atomic.Pointer[sharedSettings] // the configuration that probed it last for the first time
 }
 
 func newPool(name string, s *poolSettings) (*pool, error) {
@@ -301,7 +303,7 @@ func (p *pool) peek(dial string) *worker {
 }
 
 func newWorker(set Worker) *worker {
-	w := &worker{dial: set.Dial, id: set.ID, slots: new(slots)}
+	w := &worker{dial: set.Dial, id: set.ID, slots: new(slots), probed: make(chan struct{})}
 	w.dp.Store(int32(set.DPSize))
 	w.slots.limit.Store(int64(set.MaxRunning))
 	w.seen.Store(now().Unix())

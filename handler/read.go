@@ -82,15 +82,15 @@ func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
 var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
 
 // unreadable turns a failure to read the client's body into an answer.
-func unreadable(a api.API, err error) *ownError {
+func unreadable(a api.API, err error) *refusal {
 	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return &ownError{a, http.StatusRequestEntityTooLarge, codeTooLarge, "", fmt.Errorf(
+		return &refusal{API: a, Status: http.StatusRequestEntityTooLarge, Code: codeTooLarge, Err: fmt.Errorf(
 			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &ownError{a, http.StatusRequestTimeout, codeUnreadable, "", errSlowUpload}
+		return &refusal{API: a, Status: http.StatusRequestTimeout, Code: codeUnreadable, Err: errSlowUpload}
 	}
-	return &ownError{a, http.StatusBadRequest, codeUnreadable, "", fmt.Errorf("reading request body: %w", err)}
+	return &refusal{API: a, Status: http.StatusBadRequest, Code: codeUnreadable, Err: fmt.Errorf("reading request body: %w", err)}
 }
 
 // compressed tells whether the body behind a header is not to be read as it is.

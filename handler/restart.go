@@ -59,7 +59,7 @@ func (p *pool) away(w *worker, r reach, err error) {
 // unanswered records that a worker did not answer a question of the router's own.
 // A worker that sends tokens may be too busy to answer.
 func (p *pool) unanswered(w *worker, err error) {
-	if last := w.flow.last.Load(); last != 0 && now().Sub(tickTime(last)) < lookEvery {
+	if last := w.flow.last.Load(); last != 0 && now().Sub(tickTime(last)) < probeEvery {
 		return
 	}
 	if w.health.unanswered.Add(1) >= fewUnanswered || w.health.reach().away() {
@@ -78,9 +78,9 @@ func (p *pool) connected(w *worker) {
 func (p *pool) returned(w *worker) {
 	w.engine.askAgain()
 	w.asked.Store(0)
-	w.probed.Store(0)
+	w.probedAt.Store(0)
 	if h := p.handler(); h != nil {
-		h.scout.lookSoon()
+		h.probes.soon()
 	}
 }
 

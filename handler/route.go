@@ -87,9 +87,6 @@ type attempt struct {
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
 	over   bool
-	// foreign says that the worker computes another prompt than was planned, as
-	// its engine has become one of another type: nothing is learned of it.
-	foreign bool
 	awaited
 }
 
@@ -116,10 +113,11 @@ func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices 
 func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
 
 func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
+	start := now()
 	h.adopt()
+	h.awaitProbes(r.Context())
 	h.pool.follow(h)
 	h.noticeServer(r)
-	start := now()
 	p, err := h.plan(r)
 	if err != nil {
 		return nil, err
@@ -131,19 +129,13 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			p.done()
 		}
 	}()
-	if p.speaks {
-		h.awaitTold(r.Context())
-	}
-	if p.model != "" || p.lists {
-		h.awaitFirstLook(r.Context())
-		if p.request != nil && h.nobodyServes(p.model) {
-			return nil, &ownError{p.api, http.StatusNotFound, codeNoModel, "model", fmt.Errorf(
-				"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
-		}
+	if p.request != nil && h.nobodyServes(p.model) {
+		return nil, &refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: fmt.Errorf(
+			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 	}
 	if p.ext.QueryOnly() {
 		if p.request == nil {
-			return nil, &ownError{orUnplanned(p.api), http.StatusBadRequest, codeNVExt, "nvext", errNoQuery}
+			return nil, &refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: errNoQuery}
 		}
 		h.countDropped(p)
 		planned = true
@@ -491,7 +483,6 @@ func (rt *route) endAttempt(computed bool) {
 	a.worker.health.leave(a.mark)
 	a.worker.flow.end(a)
 	var answer []uint64
-	computed = computed && !a.foreign
 	if computed && rt.answer != nil {
 		answer = rt.answer.prediction()
 	}

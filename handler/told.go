@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -112,19 +111,6 @@ func blockSizeFor(told int) int {
 	return n
 }
 
-// settledBlocks returns the settings by which a prompt of token ids is compared.
-// The first such requests wait until the engines were asked for their block size,
-// at most for firstWait: with another one their prompts would not be found again.
-func (h *Handler) settledBlocks(ctx context.Context) *poolSettings {
-	p := h.pool
-	if set := p.settings.Load(); h.hasLooked() || !set.openBlocks || p.blocksFrom() == fromEngine {
-		return set
-	}
-	h.awaitTold(ctx)
-	p.agreeOnBlocks() // those that told in time
-	return p.settings.Load()
-}
-
 // adoptBlockSize fills in the block size that the engines told, if the operator
 // did not say one. The lock is held.
 func (p *pool) adoptBlockSize(s *poolSettings) {
@@ -139,7 +125,7 @@ const maxAdopted = 256
 
 // agreeOnBlocks takes the block size from the engines, where the operator did
 // not say it and all upstreams that tell one come to the same. This normally
-// happens after the first look. The block size changes later only if no engine
+// happens after the first probes. The block size changes later only if no engine
 // answered then, or if all engines changed. Engines that disagree, as while they
 // are replaced one by one, change nothing. Prompts of token ids that were computed
 // before are then not found any more.

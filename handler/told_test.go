@@ -241,7 +241,7 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 	p.used.Store(now().Unix())
 	want("in use", 0)
 	w.refusals.Store(1)
-	want("refused once", 2*lookEvery)
+	want("refused once", 2*probeEvery)
 	w.refusals.Store(1 << 30)
 	want("refused often", askedLess)
 	w.refusals.Store(0)
@@ -255,7 +255,7 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 func TestTheSilentAreAskedLessAndLess(t *testing.T) {
 	var e engineState
 	asked := 0
-	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(lookEvery) {
+	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(probeEvery) {
 		if e.claim(t) {
 			asked++
 			e.answered(t, false)

@@ -28,9 +28,9 @@ func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *htt
 		defer body.HandlerDone()
 		r.Body = body
 		all, _, err := u.read(r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil)), 1<<20, held)
-		var own *ownError
+		var own *refusal
 		if err != nil && errors.As(unreadable(nil, err), &own) {
-			w.WriteHeader(own.status)
+			w.WriteHeader(own.Status)
 			return
 		}
 		all.free()

@@ -20,7 +20,7 @@ type waiting struct {
 	reserved   *worker       // a slot of it was taken for the next attempt
 	worse      bool          // that is a worker which is rated down, for want of a better one
 	waited     time.Duration // in the queue, over all attempts
-	turnedAway *ownError     // why the request is not served
+	turnedAway *refusal      // why the request is not served
 	retryAfter int           // seconds; what a client that is turned away is told
 	left       error         // the client's context ended meanwhile
 }
@@ -104,7 +104,7 @@ func (rt *route) patience() time.Duration {
 func (rt *route) turnAway(status int, code, incident string, err error) {
 	rt.pool.incidents.met(now(), incident, rt.pool.logger)
 	rt.h.figures.turnedAway[code].Inc()
-	rt.wait.turnedAway = &ownError{api: rt.plan.api, status: status, code: code, err: err}
+	rt.wait.turnedAway = &refusal{API: rt.plan.api, Status: status, Code: code, Err: err}
 	rt.wait.retryAfter = rt.pool.queue.retryAfter(rt.pool.settings.Load().maxWait)
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// ownErrors are the errors of the router's own, and how they come about.
-var ownErrors = []struct {
+// refusals are the errors of the router's own, and how they come about.
+var refusals = []struct {
 	code   string
 	status int
 	openAI string // the type that OpenAI's clients know
@@ -58,7 +58,7 @@ var ownErrors = []struct {
 // TestOwnErrorsHaveTheAPIsShape brings each of the router's own errors about in
 // each API, in a server without error routes and in one that has some.
 func TestOwnErrorsHaveTheAPIsShape(t *testing.T) {
-	for _, v := range ownErrors {
+	for _, v := range refusals {
 		for _, routes := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/ErrorRoutes=%v", v.code, routes), func(t *testing.T) {
 				engines := startEngines(t, 2, canned.Pace{})

@@ -29,11 +29,11 @@ func (s *server) explainAt(t testing.TB, path, body string, header ...string) (x
 }
 
 // TestWhichPromptIsPlanned has requests with token_data before workers of several
-// types: the ids are the prompt where all workers that may serve it take them, the
-// body's is where none does, and else nothing is known.
+// types: the ids are the prompt if the engines of all workers take them in the API,
+// else the body's prompt is.
 func TestWhichPromptIsPlanned(t *testing.T) {
 	const chats, completions = "/v1/chat/completions", "/v1/completions"
-	const first, second = `,"backend_instance_id":1`, `,"backend_instance_id":2`
+	const first = `,"backend_instance_id":1`
 	for _, pool := range []struct {
 		types [2]string
 		cases [][4]string // path, what else nvext has, the model, the kind of prompt
@@ -41,19 +41,14 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 		{[2]string{"sglang", "sglang"}, [][4]string{{chats, "", "m", "tokens"}, {completions, "", "m", "tokens"}, {"/generate", "", "m", "tokens"}, {"/v1/messages", "", "m", "text"}}},
 		{[2]string{"vllm", "vllm"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "tokens"}, {"/inference/v1/generate", "", "m", "tokens"}}},
 		{[2]string{"sglang", "vllm"}, [][4]string{
-			{chats, "", "m", "none"},
+			{chats, "", "m", "text"},
 			{completions, "", "m", "tokens"},
-			{chats, first, "m", "tokens"},
-			{chats, second, "m", "text"},
-			{chats, "", "only1", "tokens"},
-			{chats, "", "only2", "text"},
-			{chats, `,"allowed_worker_ids":[1]`, "m", "tokens"},
-			{chats, `,"routing_constraints":{"required_taints":["b"]}`, "m", "text"},
+			{chats, first, "m", "text"},
 		}},
 		{[2]string{"trtllm", "sglang"}, [][4]string{{chats, "", "m", "tokens"}}},
 		{[2]string{"llamacpp", "other"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "tokens"}}},
-		{[2]string{"dynamo", "vllm"}, [][4]string{{chats, "", "m", "none"}, {completions, "", "m", "none"}, {completions, second, "m", "tokens"}}},
-		{[2]string{"auto", "auto"}, [][4]string{{chats, "", "m", "none"}, {completions, "", "m", "tokens"}}},
+		{[2]string{"dynamo", "vllm"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "text"}}},
+		{[2]string{"auto", "auto"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "tokens"}}},
 	} {
 		t.Run(strings.Join(pool.types[:], ","), func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
@@ -66,7 +61,7 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 				if x.Plan.Kind != c[3] {
 					t.Errorf("%v: the prompt is of kind %s", c, x.Plan.Kind)
 				}
-				if n := x.Plan.Tokens; c[3] == "tokens" && (n != 1000 || x.Plan.Blocks != 62) || c[3] == "none" && n < 1000 || c[3] == "text" && n > 100 {
+				if n := x.Plan.Tokens; c[3] == "tokens" && (n != 1000 || x.Plan.Blocks != 62) || c[3] == "text" && n > 100 {
 					t.Errorf("%v: %d tokens and %d blocks are planned", c, n, x.Plan.Blocks)
 				}
 				a := s.post(t.Context(), c[0], []byte(body))
@@ -81,7 +76,7 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 						_ = json.Unmarshal(lastOf(e).Body, &got)
 					}
 				}
-				if c[0] == chats && pool.types[0] == "sglang" && (c[3] == "tokens") != (got.Given != nil) && c[3] != "none" {
+				if c[0] == chats && pool.types[0] == "sglang" && (c[3] == "tokens") != (got.Given != nil) {
 					t.Errorf("%v: the engine got the ids %.40s", c, got.Given)
 				}
 			}
@@ -166,7 +161,7 @@ func TestTokenDataTeachesNothingFalse(t *testing.T) {
 				}
 				s.booksAtZero(t)
 				after := query()
-				takes := path == "/v1/completions" || types[0] != "vllm" || types[1] != "vllm"
+				takes := path == "/v1/completions" || types[0] == "sglang" && types[1] == "sglang"
 				for _, c := range after.Candidates {
 					if c.Overlap > 0 && takes {
 						t.Errorf("worker %d is thought to hold %v blocks of a prompt that it did not compute", c.Worker, c.Overlap)
@@ -180,17 +175,17 @@ func TestTokenDataTeachesNothingFalse(t *testing.T) {
 	}
 }
 
-// TestTokenDataIsBooked has ids beside a short prompt: what the engine is to
-// compute is booked, and where that is not known the larger of both.
+// TestTokenDataIsBooked has ids beside a short prompt: the prompt that the engine
+// computes is booked.
 func TestTokenDataIsBooked(t *testing.T) {
-	for _, kind := range []string{"sglang", "auto"} {
+	for _, kind := range []string{"sglang", "vllm"} {
 		t.Run(kind, func(t *testing.T) {
 			engines := startEngines(t, 1, canned.Pace{})
 			s := startCaddy(t, route(engines, "engine "+kind))
 			g := hold(engines[0])
 			go s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"nvext":{"token_data":`+idsFrom(1, 100_000)+`}}`))
 			eventually(t, 5*time.Second, "it is there", func() bool { return g.running.Load() == 1 })
-			if n := s.scrape(t).value(workerPrefill); kind == "sglang" && n != 100_000 || n < 100_000 {
+			if n := s.scrape(t).value(workerPrefill); kind == "sglang" && n != 100_000 || kind == "vllm" && n > 100 {
 				t.Errorf("%v tokens are booked", n)
 			}
 			g.pass(t, 200)

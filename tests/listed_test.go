@@ -239,9 +239,9 @@ func TestListsAreCompleted(t *testing.T) {
 	})
 }
 
-// TestHangingListsDelayNothing has engines that never tell, where nothing
-// depends on it, and a reload.
-func TestHangingListsDelayNothing(t *testing.T) {
+// TestHangingListsDelayLittle has engines that never list their models: the first
+// request waits for the first probes, but not long.
+func TestHangingListsDelayLittle(t *testing.T) {
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	ln, err := canned.Listen()
 	if err != nil {

@@ -11,15 +11,13 @@ func (p *parse) isBlended() bool {
 	return !ids && hasMembers(p.body, p.ids)
 }
 
-// Give takes in that the engine computes other token ids than the body's prompt:
-// raw, a valid JSON list of them. From then on the request is one whose prompt
-// these are, with the same Blocks and Root as if the client had sent them as
-// that; the Options must be those that it was parsed with. It is not ok, and
-// nothing is known of the prompt any more, if raw has no ids or something else, or
-// if the body has more that the engine would compute. It is for whoever has just
-// parsed the request, before others see it. It keeps no reference to raw.
+// Give replaces the request's prompt by other token ids: raw, a valid JSON list of
+// them. The request then has the same Blocks and Root as if the client had sent
+// these as its prompt; o must be what it was parsed with. Give returns false, and
+// changes nothing, if raw has no ids or something else, or if the engine would
+// compute more of the body than the ids. It must be called before the request is
+// shared, and keeps no reference to raw.
 func (r *Request) Give(raw []byte, o Options) (ok bool) {
-	r.Forget()
 	v := span{0, len(raw)}
 	if r.blended || v.first(raw) != '[' {
 		return false
@@ -27,11 +25,10 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 	p := parse{req: r, opt: o.withDefaults(), body: raw}
 	n, ok := p.tokens(v, true)
 	if !ok {
-		r.Blocks = nil
 		return false
 	}
 	r.Kind, r.Tokens, r.First, r.block = Tokens, n, n, p.opt.BlockSize
-	r.Media, r.MediaTokens, r.prompts, r.ids = 0, 0, 1, span{}
+	r.Bytes, r.Media, r.MediaTokens, r.prompts, r.ids, r.steady = 0, 0, 0, 1, span{}, false
 	r.Root = r.root()
 	return true
 }

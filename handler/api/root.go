@@ -35,13 +35,6 @@ func (r *Request) SetSalt(salt string) {
 	}
 }
 
-// Forget takes in that the engine computes something else than the body's
-// prompt: nothing is known of it, nor of what its answer leads to.
-func (r *Request) Forget() {
-	r.Kind, r.Blocks, r.Bytes, r.Tokens, r.steady = None, nil, 0, 0, false
-	r.Root = r.root()
-}
-
 // Batch is whether the body has several prompts.
 func (r *Request) Batch() bool { return r.First != max(r.Bytes, r.Tokens) }
 

@@ -32,9 +32,9 @@ type Request struct {
 	// Told is what the engine tells of itself, Settings what the operator says.
 	Told     Told
 	Settings Settings
-	// KeepPrompt says that the ids of token_data must not take the place of the
-	// body's prompt.
-	KeepPrompt bool
+	// GiveTokens is whether the ids of token_data take the place of the body's
+	// prompt.
+	GiveTokens bool
 }
 
 // Settings are what an operator says of an engine that it may not tell.
@@ -96,8 +96,6 @@ type Adapted struct {
 	// Lacks are the fields of nvext that this engine, or this API of it, has
 	// nothing for. They are dropped.
 	Lacks Fields
-	// Prompt is which prompt the engine computes, if there is token_data.
-	Prompt Prompt
 	// Dropped are the kinds of trust that members of the engine's own would have
 	// needed, which were cut out.
 	Dropped nvext.Grants

@@ -46,7 +46,7 @@ func adapted(t testing.TB, kind, path, body string, set func(*Request)) outcome 
 			t.Fatal(err)
 		}
 	}
-	r := Request{API: a.Name(), Body: parsed.Editor([]byte(body)), Ext: &ext, Grants: nvext.Everything, Ranks: 1}
+	r := Request{API: a.Name(), Body: parsed.Editor([]byte(body)), Ext: &ext, Grants: nvext.Everything, GiveTokens: true, Ranks: 1}
 	if set != nil {
 		set(&r)
 	}

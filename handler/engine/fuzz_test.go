@@ -74,7 +74,7 @@ func FuzzAdapt(f *testing.F) {
 			}
 		}
 		bit := func(n int) bool { return bits>>n&1 == 1 }
-		r := Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, Rank: 1, Ranks: 1}
+		r := Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, GiveTokens: true, Rank: 1, Ranks: 1}
 		if r.Body == nil {
 			return // it has too many members
 		}

@@ -22,45 +22,21 @@ func memberFor(kind, api string) tokenMember {
 	return tokenMembers[kind][api]
 }
 
-// Prompt is which prompt an engine computes for a request with token_data.
-type Prompt uint8
-
-// The prompts.
-const (
-	// EitherPrompt is one of the two, it is not known which.
-	EitherPrompt Prompt = iota
-	// BodyPrompt is what the body says beside nvext.
-	BodyPrompt
-	// TokenPrompt are the ids of token_data.
-	TokenPrompt
-)
-
-// PromptOf returns the prompt that an engine of a type computes for a request of
-// an API that has token_data: its ids where it takes them. A Dynamo has conditions
-// of its own. Of a type that is not known yet, which is empty, it is said for
-// completions only.
-func PromptOf(kind, api string) Prompt {
-	switch {
-	case kind == Dynamo:
-		return EitherPrompt
-	case memberFor(kind, api).name != "":
-		return TokenPrompt
-	case kind == "":
-		return EitherPrompt
-	}
-	return BodyPrompt
+// TakesTokenData tells whether an engine of a type takes the ids of token_data as
+// the prompt of a request of an API. A Dynamo decides that itself. If the type is
+// unknown, which is empty, only completions are known to take them.
+func TakesTokenData(kind, api string) bool {
+	return kind != Dynamo && memberFor(kind, api).name != ""
 }
 
-// giveTokens gives the engine the ids of token_data as its prompt, where it takes
-// them and the caller does not want the body's own.
+// giveTokens gives the engine the ids of token_data as its prompt, if the caller
+// has planned these and the engine takes them.
 func (f *fit) giveTokens() {
-	f.Prompt = BodyPrompt
 	to := memberFor(f.kind, f.API)
 	at, ok := f.Body.NVExt()
-	if !f.takes(TokenData, ok && to.name != "" && !f.KeepPrompt) {
+	if !f.takes(TokenData, ok && to.name != "" && f.GiveTokens) {
 		return
 	}
-	f.Prompt = TokenPrompt
 	f.Body.Set(to.name, f.part(at, f.Ext.TokenSpan))
 	if to.instead != "" {
 		f.Body.Cut(to.instead)
