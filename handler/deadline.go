@@ -83,15 +83,19 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	return req.WithContext(g.ctx)
 }
 
-// tooLate ends an attempt whose first token has not come in time. Where it is
-// not the operator who says so, the attempt is left alone until it can be made
-// elsewhere.
+// tooLate ends an attempt whose first token has not come within the operator's
+// limit. An attempt that shows whether its worker is still hung goes on until another
+// worker has a free slot.
 func (p *pool) tooLate(a *attempt) {
-	if g := a.guard; g.late == errFirstToken {
+	g := a.guard
+	if g.late == errFirstToken {
 		g.cancel(g.late)
 		return
 	}
-	p.seekRoom(a)
+	p.moveAway(a)
+	if a.worker.flow.mayMove(a) {
+		time.AfterFunc(hungCheck, func() { p.tooLate(a) })
+	}
 }
 
 // movable tells whether the attempt could be made on another worker, as far as
@@ -115,9 +119,8 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 		err = awaitToken(resp, rt.plan.request.NewAnswer(true), &a.worker.flow.last)
 	}
 	var ended *endedError
-	if a.worker.flow.arrived(a, &rt.pool.queue) {
+	if a.worker.flow.arrived(a) {
 		ended = errHangs
-		rt.wait.reserved, rt.wait.worse = a.room, false
 	}
 	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {
 		ended = errFirstToken

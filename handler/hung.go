@@ -1,7 +1,7 @@
 package handler
 
 import (
-	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,11 +89,9 @@ type awaited struct {
 	guard   *guard      // what may end it; nil if nothing may. Set before it is sent
 
 	// guarded by the flow's lock
-	pos     int     // in streams
-	movable bool    // no header has come, and another worker can be tried
-	hope    *waiter // it is in the queue for one
-	moved   bool    // that was decided
-	room    *worker // a slot of it was taken then
+	pos     int  // in streams
+	movable bool // no header has come, and another worker can be tried
+	moved   bool // it was canceled for that
 }
 
 // hangs tells whether the worker was found to hang.
@@ -146,62 +144,14 @@ func (f *flow) guard(a *attempt, g *guard, movable bool) {
 	a.guard, a.movable = g, movable
 }
 
-// arrived takes in that an attempt has its header, or came to none. It tells
-// whether it was decided before that it is made elsewhere.
-func (f *flow) arrived(a *attempt, q *queue) (moved bool) {
+// arrived records that an attempt has its header, or failed before it. It returns
+// whether the attempt was canceled to be made on another worker.
+func (f *flow) arrived(a *attempt) (moved bool) {
 	a.waiting.Store(false)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a.movable = false
-	if a.hope != nil && q.leave(a.hope) {
-		a.hope.verdict <- verdict{}
-	}
 	return a.moved
-}
-
-// seekRoom lets an attempt that is under way wait in the queue for another
-// worker, in its request's place. It is left alone until there is room: its
-// worker may answer yet. Where its worker has given no first token so far, what
-// looks like a hang may be how it answers.
-func (p *pool) seekRoom(a *attempt) {
-	if load, ok := p.scheduler.Load(now(), a.lease.Target()); !ok || load.Predictions == 0 {
-		return
-	}
-	f := &a.worker.flow
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !a.movable || a.hope != nil {
-		return
-	}
-	rt := a.guard.rt
-	tier, arrival := rt.precedence()
-	a.hope = &waiter{tier: tier, arrival: arrival, group: rt.h, reseat: rt.seatsKnown, verdict: make(chan verdict, 1)}
-	p.queue.enter(a.hope, math.MaxInt)
-	go p.move(a, a.hope.verdict)
-}
-
-// move ends an attempt to have it made elsewhere, once there is room. It returns
-// when the attempt does.
-func (p *pool) move(a *attempt, decided <-chan verdict) {
-	w := (<-decided).worker
-	if a.worker.flow.claim(a, w, func() bool { return resort{}.allows(w, now()) && p.mayRetry(now()) }) {
-		a.guard.cancel(errHangs)
-	} else if w != nil {
-		p.freeSlot(w)
-	}
-}
-
-// claim decides that an attempt is made elsewhere, with a slot of that worker, if
-// it still can be. Without a worker, it can look for one again.
-func (f *flow) claim(a *attempt, w *worker, may func() bool) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.hope = nil
-	if w == nil || !a.movable || !may() {
-		return false
-	}
-	a.movable, a.moved, a.room = false, true, w
-	return true
 }
 
 // silence is what a worker was found to be silent on.
@@ -297,7 +247,7 @@ func (p *pool) findHung(t time.Time) {
 			if f.last.Load() > since {
 				p.flows(w, t)
 			} else {
-				p.moveAway(w)
+				p.moveAway(w.flow.movable()...)
 			}
 			continue
 		}
@@ -324,39 +274,75 @@ func (p *pool) findHung(t time.Time) {
 	}
 }
 
-// hangs takes in that a worker hangs. It is rated down until something comes,
-// with one request at a time let in that shows it. Requests whose header has
-// not come are made elsewhere as far as there is room and the retry budget goes:
-// their clients have seen nothing yet, and would wait for nothing. The others are
-// left alone, and so are answers that are not streamed: a worker that computes
-// one looks the same from here.
+// hangs records that a worker is hung. The worker is marked down until something
+// comes, and gets one request at a time that shows it.
 func (p *pool) hangs(w *worker, t time.Time, s silence) {
 	w.flow.hung.Store(ticks(t))
 	w.health.fail(t, t, 0, false)
 	p.logger().Warn("worker hangs, and is rated down until something comes from it", zap.String("upstream", w.dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
-	p.moveAway(w)
+	p.moveAway(w.flow.movable()...)
 }
 
-// moveAway has the requests of a worker that hangs seek room elsewhere.
-func (p *pool) moveAway(w *worker) {
-	for _, a := range w.flow.unheaded() {
-		p.seekRoom(a)
-	}
+// mayMove returns whether an attempt could be made on another worker.
+func (f *flow) mayMove(a *attempt) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return a.movable
 }
 
-// unheaded returns the attempts that could be made elsewhere, but for those that
-// were begun to see whether the worker still hangs.
-func (f *flow) unheaded() []*attempt {
+// movable returns the streams whose header has not come and which another worker
+// could serve, oldest first. Requests that were sent to see whether the worker is
+// still hung are not among them, and neither are answers that are not streamed: a
+// worker that computes one looks the same from here.
+func (f *flow) movable() []*attempt {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var list []*attempt
 	for _, a := range f.streams {
-		if a.movable && a.hope == nil && ticks(a.begun) < f.hung.Load() {
+		if a.movable && ticks(a.begun) < f.hung.Load() {
 			list = append(list, a)
 		}
 	}
+	slices.SortFunc(list, func(a, b *attempt) int { return a.begun.Compare(b.begun) })
 	return list
+}
+
+// moveAway cancels as many attempts on a hung worker as other workers have free slots
+// for, within the retry budget. The ordinary retry then places them.
+func (p *pool) moveAway(attempts ...*attempt) {
+	placed := make(map[*worker]int64)
+	for _, a := range attempts {
+		if p.claim(a, placed) {
+			a.guard.cancel(errHangs)
+		}
+	}
+}
+
+// claim decides whether an attempt is made on another worker, and counts there that
+// it is placed. If its worker has given no first token so far, what looks like a hang
+// may be how that worker answers.
+func (p *pool) claim(a *attempt, placed map[*worker]int64) bool {
+	if load, ok := p.scheduler.Load(now(), a.lease.Target()); !ok || load.Predictions == 0 {
+		return false
+	}
+	f := &a.worker.flow
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !a.movable {
+		return false
+	}
+	t := now()
+	seats := a.guard.rt.seatsKnown(nil)
+	i := slices.IndexFunc(seats, func(s seat) bool {
+		return s.allowed(resort{}, t) && s.worker.slots.room() > placed[s.worker]
+	})
+	if i < 0 || !p.mayRetry(t) {
+		return false
+	}
+	placed[seats[i].worker]++
+	a.movable, a.moved = false, true
+	return true
 }
 
 // flows takes in that a worker that hung makes progress again.

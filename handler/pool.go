@@ -97,7 +97,6 @@ type worker struct {
 	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
 	refusals atomic.Int32            // times in a row that it would not say, for want of a key
 	hits     hits
-	seated   uint64                   // in the list that the queue was given last; under its lock
 	taints   atomic.Pointer[[]string] // as the operator says; nil if there are none
 
 	speculative atomic.Int32 // prefills under way that are the router's own

@@ -24,8 +24,7 @@ type queue struct {
 	classes map[classKey]*class
 	key     []byte // of seat
 	entered uint64
-	reseats uint64 // lists of workers that were made
-	looking bool   // somebody looks after those who wait, every lookAfter
+	looking bool // somebody looks after those who wait, every lookAfter
 	rate    drainRate
 }
 

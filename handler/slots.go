@@ -1,6 +1,9 @@
 package handler
 
-import "sync/atomic"
+import (
+	"math"
+	"sync/atomic"
+)
 
 // slots count the inference attempts that are under way at one dial address,
 // and bound them. They stay the same when the worker there gets another id.
@@ -13,6 +16,15 @@ type slots struct {
 func (s *slots) full() bool {
 	limit := s.limit.Load()
 	return limit > 0 && s.running.Load() >= limit
+}
+
+// room returns how many slots are free.
+func (s *slots) room() int64 {
+	limit := s.limit.Load()
+	if limit == 0 {
+		return math.MaxInt64
+	}
+	return limit - s.running.Load()
 }
 
 // take takes a slot and tells whether there was one.

@@ -148,13 +148,9 @@ func (rt *route) seats(list []seat) []seat {
 // seatsKnown is seats for a request that is under way: it changes nothing of the
 // route.
 func (rt *route) seatsKnown(list []seat) []seat {
-	rt.pool.queue.reseats++
-	rows := rt.table(rt.offered).rows
-	for i, up := range rt.offered {
-		w := rows[i].worker
-		if w.seated != rt.pool.queue.reseats && !slices.Contains(rt.tried, w) && rt.fits(w) {
-			w.seated = rt.pool.queue.reseats
-			list = append(list, seat{up, w})
+	for i, row := range rt.table(rt.offered).rows {
+		if w := row.worker; !row.again && !slices.Contains(rt.tried, w) && rt.fits(w) {
+			list = append(list, seat{rt.offered[i], w})
 		}
 	}
 	return list
