@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // isBlended tells whether an engine that is given token ids in place of the
 // prompt would compute something else than these: media take places among them,
 // embeddings and other ids go before.
@@ -8,7 +10,7 @@ func (p *parse) isBlended() bool {
 		return true
 	}
 	_, ids := p.req.API.(tokensIn) // whose own ids are what is replaced
-	return !ids && hasMembers(p.body, p.ids)
+	return !ids && p.ids.HasContent(p.body)
 }
 
 // Give takes in that the engine computes other token ids than the body's prompt:
@@ -20,8 +22,8 @@ func (p *parse) isBlended() bool {
 // parsed the request, before others see it. It keeps no reference to raw.
 func (r *Request) Give(raw []byte, o Options) (ok bool) {
 	r.Forget()
-	v := span{0, len(raw)}
-	if r.blended || v.first(raw) != '[' {
+	v := rawjson.Span{End: len(raw)}
+	if r.blended || v.First(raw) != '[' {
 		return false
 	}
 	p := parse{req: r, opt: o.withDefaults(), body: raw}
@@ -31,7 +33,7 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 		return false
 	}
 	r.Kind, r.Tokens, r.First, r.block = Tokens, n, n, p.opt.BlockSize
-	r.Media, r.MediaTokens, r.prompts, r.ids = 0, 0, 1, span{}
+	r.Media, r.MediaTokens, r.prompts, r.ids = 0, 0, 1, rawjson.Span{}
 	r.Root = r.root()
 	return true
 }

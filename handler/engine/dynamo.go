@@ -5,8 +5,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // isDynamo tells whether the server is a Dynamo frontend, by its metrics. It is
@@ -77,7 +77,7 @@ func (f *fit) toDynamo() {
 		return
 	}
 	for _, e := range nvext.Edits(nil, f.Body.Text(at), gen, f.Grants&^nvext.Pins, options) {
-		f.Body.Replace(api.Edit{Span: api.Span{Start: at.Start + e.Start, End: at.Start + e.End}, Text: []byte(e.Text)})
+		f.Body.Replace(rawjson.Edit{Span: at.Within(e.Span), Text: e.Text})
 	}
 }
 

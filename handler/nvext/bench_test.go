@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // withTokens returns an nvext with every field and so many token ids.
@@ -54,7 +56,7 @@ func BenchmarkParse(b *testing.B) {
 
 func BenchmarkEdits(b *testing.B) {
 	raw := []byte(every)
-	var edits []Edit
+	var edits []rawjson.Edit
 	b.ReportAllocs()
 	for b.Loop() {
 		edits = Edits(edits[:0], raw, Dynamo13, 0, Options{})

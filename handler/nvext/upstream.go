@@ -1,9 +1,11 @@
 package nvext
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -21,13 +23,6 @@ const (
 	Dynamo13
 )
 
-// Edit is a change of an nvext: Text takes the place of the bytes of Span. An
-// empty one cuts them out.
-type Edit struct {
-	Span
-	Text string
-}
-
 // Edits appends the changes that an nvext needs before it goes on to a Dynamo,
 // in order and without overlaps. What g does not grant is cut out, as Restrict
 // drops it; so are fields that the generation refuses, the router's own
@@ -40,8 +35,8 @@ type Edit struct {
 // The ids of pins are those of this router's workers, not Dynamo's. Whoever
 // can translate them sends headers, which win, and grants no Pins here. The
 // nvext must be one that Parse has accepted.
-func Edits(edits []Edit, raw []byte, gen Generation, g Grants, o Options) []Edit {
-	i := skipSpace(raw, 0)
+func Edits(edits []rawjson.Edit, raw []byte, gen Generation, g Grants, o Options) []rawjson.Edit {
+	i := rawjson.SkipSpace(raw, 0)
 	if i == len(raw) || raw[i] != '{' {
 		return edits
 	}
@@ -56,7 +51,7 @@ type upstream struct {
 	gen    Generation
 	grants Grants
 	opt    Options
-	edits  []Edit
+	edits  []rawjson.Edit
 }
 
 // level is which object of an nvext is being edited.
@@ -82,40 +77,40 @@ var levelNames = [...][]string{
 func (u *upstream) object(i int, l level) {
 	names := levelNames[l]
 	var last [topCount]int // where the last key of each name is
-	w := enter(u.raw, i)
-	for w.next() {
-		if n := index(names, w.name()); n >= 0 {
-			last[n] = w.keyAt
+	c := rawjson.Enter(u.raw, i)
+	for c.Next() {
+		if n := slices.Index(names, c.Name()); n >= 0 {
+			last[n] = c.KeyAt
 		}
-		w.value()
+		c.Value()
 	}
-	c := cutter{u: u, open: -1}
-	w = enter(u.raw, i)
-	for w.next() {
-		n := index(names, w.name())
-		v := w.value()
+	cut := rawjson.Cutter{Edits: &u.edits}
+	c = rawjson.Enter(u.raw, i)
+	for c.Next() {
+		n := slices.Index(names, c.Name())
+		v := c.Value()
 		goes := u.gen == Dynamo13
 		if n >= 0 {
-			goes = w.keyAt != last[n] || string(u.raw[v.Start:v.End]) == "null" || u.refused(l, n, v)
+			goes = c.KeyAt != last[n] || v.IsNull(u.raw) || u.refused(l, n, v)
 		}
 		if goes {
-			c.drop(w.keyAt, v.End, w.comma)
+			cut.Drop(&c, v)
 			continue
 		}
-		c.keep(w.comma)
+		cut.Keep(&c)
 		u.within(l, n, v)
 	}
 }
 
 // refused tells whether field n with value v is not to be sent.
-func (u *upstream) refused(l level, n int, v Span) bool {
+func (u *upstream) refused(l level, n int, v rawjson.Span) bool {
 	switch l {
 	case levelTop:
 		switch n {
 		case fBackendInstanceID, fPrefillWorkerID, fDecodeWorkerID:
 			return u.grants&Pins == 0
 		case fDPRank, fPrefillDPRank:
-			return u.grants&Pins == 0 || string(u.raw[v.Start:v.End]) == "4294967295"
+			return u.grants&Pins == 0 || string(v.Of(u.raw)) == "4294967295"
 		case fRoutingConstraints:
 			return u.grants&Overrides == 0
 		case fRouterConfigOverride, fAllowedWorkerIDs:
@@ -142,7 +137,7 @@ func (u *upstream) refused(l level, n int, v Span) bool {
 }
 
 // within edits the value of a field that stays.
-func (u *upstream) within(l level, n int, v Span) {
+func (u *upstream) within(l level, n int, v rawjson.Span) {
 	switch l {
 	case levelTop:
 		switch n {
@@ -188,38 +183,38 @@ func (u *upstream) annotations(i int) {
 	if u.grants&Explain != 0 {
 		granted = ^annotationOwned
 	}
-	c := cutter{u: u, open: -1}
-	w := enter(u.raw, i)
-	for w.next() {
-		v := w.value()
-		if annotationNamed(gjson.Parse(view(u.raw[v.Start:v.End])).Str)&granted == 0 {
-			c.drop(v.Start, v.End, w.comma)
+	cut := rawjson.Cutter{Edits: &u.edits}
+	c := rawjson.Enter(u.raw, i)
+	for c.Next() {
+		v := c.Value()
+		if annotationNamed(gjson.Parse(rawjson.View(v.Of(u.raw))).Str)&granted == 0 {
+			cut.Drop(&c, v)
 		} else {
-			c.keep(w.comma)
+			cut.Keep(&c)
 		}
 	}
 }
 
 // timeout moves a number of seconds into its bounds.
-func (u *upstream) timeout(v Span) {
-	asked, err := strconv.ParseUint(view(u.raw[v.Start:v.End]), 10, 64)
+func (u *upstream) timeout(v rawjson.Span) {
+	asked, err := strconv.ParseUint(rawjson.View(v.Of(u.raw)), 10, 64)
 	if given := uint64(u.opt.clamp(asked) / time.Second); err == nil && given != asked {
-		u.edits = append(u.edits, Edit{v, strconv.FormatUint(given, 10)})
+		u.edits = append(u.edits, rawjson.Edit{Span: v, Text: strconv.AppendUint(nil, given, 10)})
 	}
 }
 
 // session gives a session its id upstream.
-func (u *upstream) session(v Span) {
-	id := gjson.Parse(view(u.raw[v.Start:v.End])).Str
+func (u *upstream) session(v rawjson.Span) {
+	id := gjson.Parse(rawjson.View(v.Of(u.raw))).Str
 	if u.opt.Session != nil && id != "" {
-		u.edits = append(u.edits, Edit{v, string(AppendString(nil, u.opt.Session(id)))})
+		u.edits = append(u.edits, rawjson.Edit{Span: v, Text: rawjson.AppendString(nil, u.opt.Session(id))})
 	}
 }
 
 // ttl moves the time that a prefix is to be kept below its bound. A text stays
 // one, of seconds.
-func (u *upstream) ttl(v Span) {
-	value := gjson.Parse(view(u.raw[v.Start:v.End]))
+func (u *upstream) ttl(v rawjson.Span) {
+	value := gjson.Parse(rawjson.View(v.Of(u.raw)))
 	digits, unit := value.Raw, uint64(1)
 	if value.Type == gjson.String {
 		digits, unit = cutUnit(value.Str)
@@ -233,37 +228,5 @@ func (u *upstream) ttl(v Span) {
 	if value.Type == gjson.String {
 		text = `"` + text + `"`
 	}
-	u.edits = append(u.edits, Edit{v, text})
-}
-
-// cutter cuts members out of one object or array, each with one comma. It is
-// told of all of them in order, with the comma before each (-1 for the first).
-// One that goes takes the comma before it, once something has stayed; until
-// then the comma behind it.
-type cutter struct {
-	u    *upstream
-	kept bool
-	open int // the edit that takes the next comma, -1 for none
-}
-
-func (c *cutter) keep(comma int) {
-	c.shut(comma)
-	c.kept = true
-}
-
-func (c *cutter) drop(start, end, comma int) {
-	c.shut(comma)
-	if c.kept {
-		start = comma
-	} else {
-		c.open = len(c.u.edits)
-	}
-	c.u.edits = append(c.u.edits, Edit{Span: Span{start, end}})
-}
-
-func (c *cutter) shut(comma int) {
-	if c.open >= 0 {
-		c.u.edits[c.open].End = comma + 1
-		c.open = -1
-	}
+	u.edits = append(u.edits, rawjson.Edit{Span: v, Text: []byte(text)})
 }

@@ -10,10 +10,12 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // edited makes the edits, which must be in order.
-func edited(t testing.TB, raw []byte, edits []Edit) []byte {
+func edited(t testing.TB, raw []byte, edits []rawjson.Edit) []byte {
 	t.Helper()
 	var out []byte
 	at := 0
