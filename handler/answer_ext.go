@@ -7,6 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -61,7 +62,7 @@ func (h *Handler) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
 		ids := nvext.AppendIDs(nil, req.NVExt, ext.TokenSpan)
 		if raw := req.AppendTokens(nil, body); ids == nil && raw != nil {
-			ids = nvext.AppendIDs(nil, raw, nvext.Span{End: len(raw)})
+			ids = nvext.AppendIDs(nil, raw, rawjson.Span{End: len(raw)})
 		}
 		if ids != nil && len(ids) <= maxTold/8 {
 			x.ids = nvext.AppendTokens(nil, ids)
@@ -155,7 +156,7 @@ func (rt *route) annotations() (out []byte) {
 		return nil
 	}
 	if x.annotations&nvext.AnnotationRequestID != 0 && x.id != "" {
-		out = nvext.AppendAnnotation(out, nvext.NameRequestID, nvext.AppendString(nil, x.id))
+		out = nvext.AppendAnnotation(out, nvext.NameRequestID, rawjson.AppendString(nil, x.id))
 	}
 	if x.annotations&nvext.AnnotationFormattedPrompt != 0 && x.prompt != nil {
 		out = nvext.AppendAnnotation(out, nvext.NameFormattedPrompt, x.prompt)

@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
@@ -29,7 +30,7 @@ type plan struct {
 	// asked says that the engine is asked for usage that the client did not ask
 	// for, by the change ask of the body.
 	asked bool
-	ask   api.Edit
+	ask   rawjson.Edit
 	// speaks says that the engine is to be told something of ext, or not to see
 	// the body's nvext.
 	speaks bool

@@ -3,9 +3,8 @@ package handler
 import (
 	"bytes"
 	"io"
-	"slices"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // sending is what one attempt sends of a body: the body as it is, or with
@@ -18,12 +17,17 @@ type sending struct {
 
 // edited returns a body, which is one part, with changes, which are in order and
 // do not overlap. All other bytes stay, and stay where they are.
-func (b *replay) edited(edits []api.Edit) sending {
+func (b *replay) edited(edits []rawjson.Edit) sending {
 	s := sending{of: b, size: b.size}
 	if len(edits) == 0 {
 		return s
 	}
 	whole, at := b.parts[0], 0
+	if b.inMemory() {
+		body := rawjson.Splice(nil, whole, edits)
+		s.parts, s.size = [][]byte{body}, int64(len(body))
+		return s
+	}
 	s.parts, s.size = make([][]byte, 0, 2*len(edits)+1), 0
 	put := func(p []byte) {
 		if len(p) > 0 {
@@ -37,9 +41,6 @@ func (b *replay) edited(edits []api.Edit) sending {
 		at = e.End
 	}
 	put(whole[at:])
-	if b.inMemory() {
-		s.parts = [][]byte{slices.Concat(s.parts...)}
-	}
 	return s
 }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // TestBodyIsSentWithChanges changes short and long bodies, and sends each twice
@@ -20,13 +20,13 @@ func TestBodyIsSentWithChanges(t *testing.T) {
 		}
 		buf := bufferOf(body)
 		b := replayOf(buf, buf.data)
-		var edits []api.Edit
+		var edits []rawjson.Edit
 		var want []byte
 		at := 0
 		for range rng.IntN(4) {
 			start := at + rng.IntN(len(body)-at+1)
 			end := start + rng.IntN(len(body)-start+1)
-			e := api.Edit{Span: api.Span{Start: start, End: end}, Text: noise(rng.IntN(10))}
+			e := rawjson.Edit{Span: rawjson.Span{Start: start, End: end}, Text: noise(rng.IntN(10))}
 			if rng.IntN(4) == 0 {
 				e.Text = buf.data[rng.IntN(len(body)+1):]
 			}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 const (
@@ -159,12 +161,10 @@ func (a *Answer) resultsEnd() {
 	if i < 0 {
 		return
 	}
-	i = skipSpace(a.body, i+len(key))
-	if i < len(a.body) && a.body[i] == '{' {
-		if end, err := skipValue(a.body, i, 0); err == nil {
-			a.usage(a.body, span{i, end})
-			a.first, a.done = true, true
-		}
+	v, ok := rawjson.ValueAt(a.body, rawjson.SkipSpace(a.body, i+len(key)))
+	if ok && v.First(a.body) == '{' {
+		a.usage(a.body, v)
+		a.first, a.done = true, true
 	}
 }
 
@@ -197,7 +197,7 @@ func (a *Answer) PredictionPast() float32 {
 
 // event reads one event's data, or the body of a plain answer.
 func (a *Answer) event(data []byte) {
-	i := skipSpace(data, 0)
+	i := rawjson.SkipSpace(data, 0)
 	if i >= len(data) {
 		return
 	}
@@ -256,69 +256,69 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 		return false
 	}
 	a.repeat.chunk = true
-	c := enter(b, i, 0)
-	for c.next() {
-		switch string(c.key()) {
+	c := rawjson.Enter(b, i)
+	for c.Next() {
+		switch string(c.Key()) {
 		case "choices":
-			if b[c.i] != '[' {
-				c.value()
+			if b[c.At] != '[' {
+				c.Value()
 				continue
 			}
-			c.i = a.choices(b, c.i, read)
-			if c.i < 0 {
-				c.fail(0)
+			c.At = a.choices(b, c.At, read)
+			if c.At < 0 {
+				c.Fail(0)
 			}
 		case "usage":
-			if v := c.value(); v.first(b) == '{' {
+			if v := c.Value(); v.First(b) == '{' {
 				a.usage(b, v)
 			}
 		case "error":
-			a.fault(b, c.value())
+			a.fault(b, c.Value())
 		case "object":
-			a.object(b, c.value())
+			a.object(b, c.Value())
 		default:
-			c.value()
+			c.Value()
 		}
 	}
-	return c.err == nil
+	return c.Err == nil
 }
 
 // fault notes an error member, unless it is null.
-func (a *Answer) fault(b []byte, v span) {
-	if v.end > 0 && !isNull(v.of(b)) {
+func (a *Answer) fault(b []byte, v rawjson.Span) {
+	if v.End > 0 && !v.IsNull(b) {
 		a.failed = true
 	}
 }
 
 // object notes SGLang's form of an error.
-func (a *Answer) object(b []byte, v span) {
-	if raw, ok := v.str(b); ok && string(raw) == "error" {
+func (a *Answer) object(b []byte, v rawjson.Span) {
+	if raw, ok := v.Str(b); ok && string(raw) == "error" {
 		a.failed = true
 	}
 }
 
 // choices reads the array at b[i] and returns the index behind it, or -1.
 func (a *Answer) choices(b []byte, i int, read choice) int {
-	c := enter(b, i, 0)
-	for c.next() {
-		if b[c.i] != '{' {
-			c.value()
+	c := rawjson.Enter(b, i)
+	for c.Next() {
+		if b[c.At] != '{' {
+			c.Value()
 			continue
 		}
-		c.i = read(a, b, c.i)
-		if c.i < 0 {
+		c.At = read(a, b, c.At)
+		if c.At < 0 {
 			return -1
 		}
 	}
-	if c.err != nil {
+	if c.Err != nil {
 		return -1
 	}
-	return c.i
+	return c.At
 }
 
 // select0 gives up the prediction if the choice is not the first one.
-func (a *Answer) select0(b []byte, index span) {
-	if n, ok := integer(index.of(b)); ok && n != 0 {
+func (a *Answer) select0(b []byte, index rawjson.Span) {
+	if n, ok := integer(index.Of(b)); ok && n != 0 {
 		a.unlike()
 	}
 }
@@ -348,8 +348,8 @@ func (a *Answer) bound() {
 	}
 }
 
-func (a *Answer) finishReason(b []byte, v span) {
-	raw, ok := v.str(b)
+func (a *Answer) finishReason(b []byte, v rawjson.Span) {
+	raw, ok := v.Str(b)
 	if !ok || len(raw) == 0 {
 		return
 	}
@@ -361,38 +361,17 @@ func (a *Answer) finishReason(b []byte, v span) {
 
 // usage reads a usage object. Some engines send one with each chunk: a count
 // that a later one leaves out stays.
-func (a *Answer) usage(b []byte, v span) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "prompt_tokens":
-			count(&a.prompt, b, v)
-		case "completion_tokens":
-			count(&a.completion, b, v)
-		case "prompt_tokens_details":
-			a.cachedDetail(b, v)
-		}
-	}
+func (a *Answer) usage(b []byte, v rawjson.Span) {
+	var prompt, completion, details rawjson.Span
+	v.Read(b, rawjson.To("prompt_tokens", &prompt), rawjson.To("completion_tokens", &completion),
+		rawjson.To("prompt_tokens_details", &details))
+	count(&a.prompt, b, prompt)
+	count(&a.completion, b, completion)
+	count(&a.cached, b, details.Get(b, "cached_tokens"))
 }
 
-// cachedDetail reads the cached_tokens of a usage's details.
-func (a *Answer) cachedDetail(b []byte, v span) {
-	if v.first(b) != '{' {
-		return
-	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		same := string(c.key()) == "cached_tokens"
-		if v := c.value(); same {
-			count(&a.cached, b, v)
-		}
-	}
-}
-
-func count(to *int64, b []byte, v span) {
-	if n, ok := integer(v.of(b)); ok && n >= 0 {
+func count(to *int64, b []byte, v rawjson.Span) {
+	if n, ok := integer(v.Of(b)); ok && n >= 0 {
 		*to = n
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/zeebo/xxh3"
 )
 
@@ -34,12 +35,12 @@ func (c *idChain) begin(r *Request) {
 func (c *idChain) whole() bool { return c.on && !c.lost && c.count > 0 }
 
 // add appends a list of ids.
-func (c *idChain) add(b []byte, v span) { c.addBehind(b, v, 0) }
+func (c *idChain) add(b []byte, v rawjson.Span) { c.addBehind(b, v, 0) }
 
 // grow appends an event's ids. The answer has so many tokens by now, or -1 if that
 // is not known; end is whether it ends with this event. Where events repeat the
 // ids, only the last one is read.
-func (c *idChain) grow(b []byte, v span, tokens int64, end bool) {
+func (c *idChain) grow(b []byte, v rawjson.Span, tokens int64, end bool) {
 	if !c.on || c.lost {
 		return
 	}
@@ -56,14 +57,14 @@ func (c *idChain) grow(b []byte, v span, tokens int64, end bool) {
 }
 
 // addBehind appends the ids of a list behind the first ones.
-func (c *idChain) addBehind(b []byte, v span, first int64) {
-	if !c.on || c.lost || v.first(b) != '[' {
+func (c *idChain) addBehind(b []byte, v rawjson.Span, first int64) {
+	if !c.on || c.lost || v.First(b) != '[' {
 		return
 	}
 	n := int64(0)
-	e := enter(b, v.start, 0)
-	for e.next() {
-		id, ok := integer(e.value().of(b))
+	e := rawjson.Enter(b, v.Start)
+	for e.Next() {
+		id, ok := integer(e.Value().Of(b))
 		if !ok || id < 0 || id > math.MaxUint32 {
 			c.lost = true
 			return
@@ -72,7 +73,7 @@ func (c *idChain) addBehind(b []byte, v span, first int64) {
 			c.put(uint32(id))
 		}
 	}
-	c.lost = c.lost || e.err != nil || len(c.blocks)*c.size > maxAnswer
+	c.lost = c.lost || e.Err != nil || len(c.blocks)*c.size > maxAnswer
 }
 
 func (c *idChain) put(id uint32) {
@@ -87,12 +88,9 @@ func (c *idChain) put(id uint32) {
 }
 
 // listLen returns the number of elements of a list.
-func listLen(b []byte, v span) (n int64) {
-	if v.first(b) != '[' {
-		return 0
-	}
-	for e := enter(b, v.start, 0); e.next(); n++ {
-		e.value()
+func listLen(b []byte, v rawjson.Span) (n int64) {
+	for range v.Elements(b) {
+		n++
 	}
 	return n
 }

@@ -1,6 +1,10 @@
 package api
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // Work is what an engine does for a request, and so what is booked for it.
 type Work uint8
@@ -32,7 +36,7 @@ type API interface {
 	shape() shape
 	// field notes where a top-level member is that only this API knows. Of
 	// members of one name the last counts, as in the engines.
-	field(p *parse, key []byte, v span)
+	field(p *parse, key []byte, v rawjson.Span)
 	// prompt reads what field has noted into the request.
 	prompt(p *parse)
 	// begin writes what stands between a prompt and the text that answers it.

@@ -3,6 +3,8 @@ package api
 import (
 	"bytes"
 	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // arguments writes the text of a tool call's arguments, which comes in pieces.
@@ -34,7 +36,7 @@ func (w *arguments) add(h *Hasher, p []byte) {
 	for len(p) > 0 {
 		switch w.mode {
 		case argsBegin:
-			p = p[skipSpace(p, 0):]
+			p = p[rawjson.SkipSpace(p, 0):]
 			if len(p) > 0 && p[0] == '{' {
 				w.mode = argsJSON
 			} else if len(p) > 0 {
@@ -58,8 +60,8 @@ func (w *arguments) add(h *Hasher, p []byte) {
 // addString writes the next piece, given as it stands between the quotes of a
 // JSON string.
 func (w *arguments) addString(h *Hasher, raw []byte) {
-	r := runs{raw: raw}
-	for p := r.next(); p != nil; p = r.next() {
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
 		w.add(h, p)
 	}
 }
@@ -73,7 +75,7 @@ func (w *arguments) outside(h *Hasher, p []byte) []byte {
 			return p[i+1:]
 		case ' ', '\n', '\t', '\r':
 			h.Add(p[:i])
-			return p[skipSpace(p, i):]
+			return p[rawjson.SkipSpace(p, i):]
 		}
 	}
 	h.Add(p)
@@ -105,7 +107,7 @@ func (w *arguments) escape(h *Hasher, p []byte) []byte {
 		esc, n := w.esc, w.n
 		w.n = 0
 		var buf [utf8.UTFMax]byte
-		m, used := unescape(esc[:n], &buf)
+		m, used := rawjson.Unescape(esc[:n], &buf)
 		h.addRune(buf[:m])
 		w.add(h, esc[used:n])
 	}
@@ -129,7 +131,7 @@ func settled(s []byte) bool {
 	if len(s) < 6 {
 		return false
 	}
-	if c, _ := hex4(s); c < 0xD800 || c > 0xDBFF {
+	if c, _ := rawjson.Hex4(s); c < 0xD800 || c > 0xDBFF {
 		return true
 	}
 	for i, c := range s[6:] { // the other half of the pair, or not
@@ -148,11 +150,11 @@ func isHex(c byte) bool {
 // with the escapes in them resolved, so that clients which spell one value
 // differently have one text.
 func (h *Hasher) AddJSON(raw []byte) {
-	at := skipSpace(raw, 0)
+	at := rawjson.SkipSpace(raw, 0)
 	for i := at; i < len(raw); {
 		switch raw[i] {
 		case '"':
-			end, plain := skipShort(raw, i)
+			end, plain := rawjson.SkipString(raw, i)
 			if end < 0 {
 				end = len(raw)
 			}
@@ -164,7 +166,7 @@ func (h *Hasher) AddJSON(raw []byte) {
 			i = end
 		case ' ', '\n', '\t', '\r':
 			h.Add(raw[at:i])
-			i = skipSpace(raw, i)
+			i = rawjson.SkipSpace(raw, i)
 			at = i
 		default:
 			i++

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -106,7 +107,7 @@ func BenchmarkScan(b *testing.B) {
 		})
 		run("gjsonValid", func() { gjson.ValidBytes(body) })
 		run("gjsonForEach", func() {
-			gjson.Parse(view(body)).ForEach(func(k, v gjson.Result) bool {
+			gjson.Parse(rawjson.View(body)).ForEach(func(k, v gjson.Result) bool {
 				if k.Str == "messages" {
 					v.ForEach(func(_, m gjson.Result) bool {
 						m.ForEach(func(_, _ gjson.Result) bool { return true })

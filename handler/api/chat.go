@@ -1,6 +1,10 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // chat is /v1/chat/completions.
 type chat struct{}
@@ -9,7 +13,7 @@ func (chat) Name() string { return "chat" }
 func (chat) Work() Work   { return Generate }
 func (chat) shape() shape { return shapeOpenAI }
 
-func (chat) field(p *parse, key []byte, v span) {
+func (chat) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "messages":
 		p.main = v
@@ -20,36 +24,36 @@ func (chat) field(p *parse, key []byte, v span) {
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
 	case "top_logprobs":
-		p.noTop = isNull(v.of(p.body))
+		p.noTop = v.IsNull(p.body)
 	}
 }
 
 func (chat) prompt(p *parse) {
-	if hasMembers(p.body, p.ids) { // it takes the place of the template's output
+	if p.ids.HasContent(p.body) { // it takes the place of the template's output
 		p.input(p.ids)
 		// what takes the places of images is not in the ids
-		p.unlike = p.unlike || showsMedia(p.main.of(p.body))
+		p.unlike = p.unlike || showsMedia(p.main.Of(p.body))
 		return
 	}
 	p.chat(p.main)
 }
 
 // chat reads a prompt that is a list of messages.
-func (p *parse) chat(list span) {
+func (p *parse) chat(list rawjson.Span) {
 	b := p.body
-	if list.first(b) != '[' {
+	if list.First(b) != '[' {
 		return
 	}
-	t := p.talk(list.end - list.start)
+	t := p.talk(list.End - list.Start)
 	t.tools(p.tools)
 	t.tools(p.functions)
-	c := enter(b, list.start, 2)
-	for c.next() {
-		if b[c.i] != '{' {
-			c.value()
+	c := rawjson.Enter(b, list.Start)
+	for c.Next() {
+		if b[c.At] != '{' {
+			c.Value()
 			continue
 		}
-		if c.i = t.message(c.i); c.i < 0 {
+		if c.At = t.message(c.At); c.At < 0 {
 			break
 		}
 	}
@@ -68,7 +72,7 @@ func showsMedia(messages []byte) bool {
 
 // talk begins a conversation of about size bytes of JSON.
 func (p *parse) talk(size int) conversation {
-	p.begin(size + p.tools.end - p.tools.start)
+	p.begin(size + p.tools.End - p.tools.Start)
 	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed}
 }
 
@@ -89,48 +93,31 @@ func (p *parse) said(t *conversation) {
 // if it is malformed. Its members come in any order, so they are found first.
 func (t *conversation) message(i int) int {
 	b := t.b
-	var role, content, calls, call span
-	c := enter(b, i, 3)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "role":
-			role = v
-		case "content":
-			content = v
-		case "tool_calls":
-			calls = v
-		case "function_call":
-			call = v
-		}
-	}
-	if c.err != nil {
+	var role, content, calls, call rawjson.Span
+	end := rawjson.ReadAt(b, i,
+		rawjson.To("role", &role), rawjson.To("content", &content), rawjson.To("tool_calls", &calls),
+		rawjson.To("function_call", &call),
+	)
+	if end < 0 {
 		return -1
 	}
-	raw, _ := role.str(b)
+	raw, _ := role.Str(b)
 	t.open(raw)
-	if raw, ok := content.str(b); ok {
+	if raw, ok := content.Str(b); ok {
 		t.h.AddString(raw)
 	} else {
 		t.content(content)
 	}
-	if calls.first(b) == '[' {
-		t.calls(calls)
-	}
-	if call.first(b) == '{' {
+	t.calls(calls)
+	if call.First(b) == '{' {
 		t.h.addCall(b, readFunction(b, call), &arguments{})
 	}
-	return c.i
+	return end
 }
 
 // calls writes a message's tool_calls.
-func (t *conversation) calls(v span) {
-	c := enter(t.b, v.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(t.b) == '{' {
-			t.h.addCall(t.b, readCall(t.b, v), &arguments{})
-		}
+func (t *conversation) calls(v rawjson.Span) {
+	for v := range v.Objects(t.b) {
+		t.h.addCall(t.b, readCall(t.b, v), &arguments{})
 	}
 }

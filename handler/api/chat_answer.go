@@ -3,6 +3,8 @@ package api
 import (
 	"bytes"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 func (chat) begin(a *Answer) { a.beginMessage() }
@@ -21,42 +23,30 @@ func (chat) event(a *Answer, b []byte, i int) bool {
 // chatChoice reads the object at b[i], an element of an answer's or chunk's
 // choices, and returns the index behind it, or -1 if it is malformed.
 func chatChoice(a *Answer, b []byte, i int) int {
-	var index, delta, finish span
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "index":
-			index = v
-		case "delta", "message":
-			delta = v
-		case "finish_reason":
-			finish = v
-		case "token_ids":
-			a.ids.add(b, v)
-		}
-	}
-	if c.err != nil {
+	var index, delta, finish, ids rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),
+		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids))
+	if end < 0 {
 		return -1
 	}
+	a.ids.add(b, ids)
 	a.select0(b, index)
-	if delta.first(b) == '{' {
+	if delta.First(b) == '{' {
 		a.delta(b, delta)
 	}
 	a.finishReason(b, finish)
-	return c.i
+	return end
 }
 
 // delta reads what one chunk adds to the message, or the whole message of a
 // plain answer. Text is written before tool calls, in whatever order they
 // stand, as it is in a prompt.
-func (a *Answer) delta(b []byte, v span) {
-	var content, calls, call span
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+func (a *Answer) delta(b []byte, v rawjson.Span) {
+	var content, calls, call rawjson.Span
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		switch string(key) {
 		case "content":
 			content = v
@@ -65,30 +55,28 @@ func (a *Answer) delta(b []byte, v span) {
 		case "function_call":
 			call = v
 		case "role":
-			if raw, ok := v.str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
+			if raw, ok := v.Str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
 				a.unlike()
 			}
 		case "reasoning", "reasoning_content", "reasoning_details", "thinking":
-			if hasMembers(b, v) {
+			if v.HasContent(b) {
 				a.bearing, a.steady = true, false
 			}
 		case "refusal", "audio":
-			if hasMembers(b, v) {
+			if v.HasContent(b) {
 				a.bearing = true
 				a.unlike()
 			}
 		}
 	}
-	if raw, ok := content.str(b); ok {
+	if raw, ok := content.Str(b); ok {
 		a.chatText(raw)
-	} else if hasMembers(b, content) {
+	} else if content.HasContent(b) {
 		a.bearing = true
 		a.unlike() // parts: not sent back as they came
 	}
-	if calls.first(b) == '[' {
-		a.toolCalls(b, calls)
-	}
-	if call.first(b) == '{' {
+	a.toolCalls(b, calls)
+	if call.First(b) == '{' {
 		a.functionCall(b, call)
 	}
 }
@@ -111,22 +99,17 @@ type callState struct {
 
 // toolCalls reads a delta's tool calls. A call's first delta has its name;
 // those that follow add to its arguments.
-func (a *Answer) toolCalls(b []byte, v span) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(b) != '{' {
-			continue
-		}
+func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
+	for v := range v.Objects(b) {
 		t := readCall(b, v)
-		name, _ := t.name.str(b)
-		if len(name) > 0 || hasMembers(b, t.args) || hasMembers(b, t.id) {
+		name, _ := t.name.Str(b)
+		if len(name) > 0 || t.args.HasContent(b) || t.id.HasContent(b) {
 			a.bearing, a.kept.lost = true, true
 		}
 		if !a.steady {
 			continue
 		}
-		index, ok := integer(t.index.of(b))
+		index, ok := integer(t.index.Of(b))
 		if !ok { // a plain answer, or an engine that leaves it out
 			index = a.calls.index
 			if len(name) > 0 && a.calls.open {
@@ -143,10 +126,10 @@ func (a *Answer) toolCalls(b []byte, v span) {
 	}
 }
 
-func (a *Answer) functionCall(b []byte, v span) {
+func (a *Answer) functionCall(b []byte, v rawjson.Span) {
 	t := readFunction(b, v)
-	name, _ := t.name.str(b)
-	if len(name) == 0 && !hasMembers(b, t.args) {
+	name, _ := t.name.Str(b)
+	if len(name) == 0 && !t.args.HasContent(b) {
 		return
 	}
 	a.bearing, a.kept.lost = true, true
@@ -194,8 +177,8 @@ func (w *thinkWatch) saw(raw []byte) bool {
 	if w.past && w.shut == 0 && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '\\') < 0 {
 		return false
 	}
-	r := runs{raw: raw}
-	for p := r.next(); p != nil; p = r.next() {
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
 		if slices.ContainsFunc(p, w.byte) {
 			return true
 		}

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/zeebo/xxh3"
 )
 
@@ -17,19 +18,19 @@ func (completions) Name() string { return "completions" }
 func (completions) Work() Work   { return Generate }
 func (completions) shape() shape { return shapeOpenAI }
 
-func (completions) field(p *parse, key []byte, v span) {
+func (completions) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "prompt":
 		p.main = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
 	case "logprobs":
-		p.logprobs = !isNull(v.of(p.body))
+		p.logprobs = !v.IsNull(p.body)
 	}
 }
 
 func (completions) prompt(p *parse) {
-	if hasMembers(p.body, p.ids) {
+	if p.ids.HasContent(p.body) {
 		p.input(p.ids)
 		return
 	}
@@ -37,13 +38,13 @@ func (completions) prompt(p *parse) {
 }
 
 // input reads a prompt that is a string or token ids, or a list of either.
-func (p *parse) input(v span) {
+func (p *parse) input(v rawjson.Span) {
 	b := p.body
-	switch v.first(b) {
+	switch v.First(b) {
 	case '"':
 		p.texts(v, false)
 	case '[':
-		switch b[skipSpace(b, v.start+1)] {
+		switch b[rawjson.SkipSpace(b, v.Start+1)] {
 		case '"':
 			p.texts(v, true)
 		case '[':
@@ -58,23 +59,22 @@ func (p *parse) input(v span) {
 }
 
 // texts reads a prompt that is a string or a list of strings.
-func (p *parse) texts(v span, list bool) {
+func (p *parse) texts(v rawjson.Span, list bool) {
 	b, r := p.body, p.req
-	p.begin(v.end - v.start)
+	p.begin(v.End - v.Start)
 	t := conversation{h: &p.hash, b: b, seed: p.opt.Seed}
 	p.beside(&t)
 	p.unlike = p.unlike || t.over
 	r.Media, r.MediaTokens, r.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
 	if !list {
-		raw, _ := v.str(b)
+		raw, _ := v.Str(b)
 		p.hash.AddString(raw)
 		r.Kind, r.Bytes, r.given = Text, p.hash.Bytes(), v
 		return
 	}
 	n, size := 0, int64(0)
-	c := enter(b, v.start, 2)
-	for c.next() {
-		raw, ok := c.value().str(b)
+	for v := range v.Elements(b) {
+		raw, ok := v.Str(b)
 		if !ok {
 			return
 		}
@@ -87,20 +87,16 @@ func (p *parse) texts(v span, list bool) {
 		n++
 	}
 	p.unlike = p.unlike || n > 1 && t.media > 0 // which are whose is not read
-	if c.err == nil {
-		r.Kind, r.Bytes, r.prompts = Text, size, n
-	}
+	r.Kind, r.Bytes, r.prompts = Text, size, n
 }
 
 // tokenLists reads a prompt that is a list of lists of token ids.
-func (p *parse) tokenLists(v span) {
+func (p *parse) tokenLists(v rawjson.Span) {
 	b, r := p.body, p.req
 	n, sum := 0, int64(0)
-	c := enter(b, v.start, 2)
-	for c.next() {
-		v := c.value()
+	for v := range v.Elements(b) {
 		k, ok := int64(0), false
-		if v.first(b) == '[' {
+		if v.First(b) == '[' {
 			k, ok = p.tokens(v, n == 0)
 		}
 		if n == 0 {
@@ -113,17 +109,13 @@ func (p *parse) tokenLists(v span) {
 		sum += k
 		n++
 	}
-	if c.err != nil {
-		r.Blocks = nil
-		return
-	}
 	r.Kind, r.Tokens, r.prompts = Tokens, sum, n
 }
 
 // tokens reads one list of token ids, and hashes it into the request's blocks
 // if asked to. It is not ok, and the list has no identity, if it is empty or
 // anything in it is not a u32.
-func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
+func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
 	b, size := p.body, p.opt.BlockSize
 	var stack [1024]byte
 	block := stack[:]
@@ -134,10 +126,10 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 		}
 		block = block[:size*4]
 		// A token takes two bytes of JSON at least.
-		blocks = make([]uint64, 0, min((v.end-v.start)/2/size, 4096))
+		blocks = make([]uint64, 0, min((v.End-v.Start)/2/size, 4096))
 	}
 	fill := 0
-	for i := v.start + 1; ; {
+	for i := v.Start + 1; ; {
 		for hash && i+8 <= len(b) {
 			id, digits := short8(binary.LittleEndian.Uint64(b[i:]))
 			if digits-1 >= 7 || b[i+digits] != ',' {
@@ -152,7 +144,7 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 			}
 		}
 		if b[i] <= ' ' {
-			i = skipSpace(b, i)
+			i = rawjson.SkipSpace(b, i)
 		}
 		at, id := i, uint64(0)
 		// Eleven digits, one more than a u32 has, do not overflow; a number of
@@ -172,7 +164,7 @@ func (p *parse) tokens(v span, hash bool) (n int64, ok bool) {
 			}
 		}
 		if b[i] <= ' ' {
-			i = skipSpace(b, i)
+			i = rawjson.SkipSpace(b, i)
 		}
 		switch b[i] {
 		case ',':
@@ -198,31 +190,19 @@ func (completions) event(a *Answer, b []byte, i int) bool {
 // completionChoice reads the object at b[i], an element of an answer's or
 // chunk's choices, and returns the index behind it, or -1 if it is malformed.
 func completionChoice(a *Answer, b []byte, i int) int {
-	var index, txt, finish span
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "index":
-			index = v
-		case "text":
-			txt = v
-		case "finish_reason":
-			finish = v
-		case "token_ids":
-			a.ids.add(b, v)
-		}
-	}
-	if c.err != nil {
+	var index, txt, finish, ids rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("text", &txt), rawjson.To("finish_reason", &finish),
+		rawjson.To("token_ids", &ids))
+	if end < 0 {
 		return -1
 	}
+	a.ids.add(b, ids)
 	a.select0(b, index)
-	if raw, ok := txt.str(b); ok {
+	if raw, ok := txt.Str(b); ok {
 		a.text(raw)
 	}
 	a.finishReason(b, finish)
-	return c.i
+	return end
 }
 
 // short8 reads the number that eight bytes of text begin with, if it has fewer

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/binary"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
@@ -84,7 +85,7 @@ func (c *conversation) seal() {
 
 // open begins a message; the role is as it stands between its quotes.
 func (c *conversation) open(role []byte) {
-	name := text(role)
+	name := rawjson.Text(role)
 	if !c.sealed && name != "system" && name != "developer" {
 		c.seal()
 	}
@@ -97,18 +98,16 @@ func (c *conversation) open(role []byte) {
 
 // content writes a message's content: a string, or parts one after the other,
 // so that a text is the same in one part, in several, or as a plain string.
-func (c *conversation) content(v span) {
-	switch v.first(c.b) {
+func (c *conversation) content(v rawjson.Span) {
+	switch v.First(c.b) {
 	case '"':
-		raw, _ := v.str(c.b)
+		raw, _ := v.Str(c.b)
 		c.h.AddString(raw)
 	case '[':
-		e := enter(c.b, v.start, 0)
-		for e.next() {
-			v := e.value()
-			switch v.first(c.b) {
+		for v := range v.Elements(c.b) {
+			switch v.First(c.b) {
 			case '"':
-				raw, _ := v.str(c.b)
+				raw, _ := v.Str(c.b)
 				c.h.AddString(raw)
 			case '{':
 				c.part(v)
@@ -117,13 +116,13 @@ func (c *conversation) content(v span) {
 	}
 }
 
-func (c *conversation) part(v span) {
-	var kind, txt span
+func (c *conversation) part(v rawjson.Span) {
+	var kind, txt rawjson.Span
 	var shown []byte // the member that shows something, in a part without a type
-	e := enter(c.b, v.start, 0)
-	for e.next() {
-		key := e.key()
-		v := e.value()
+	e := rawjson.Enter(c.b, v.Start)
+	for e.Next() {
+		key := e.Key()
+		v := e.Value()
 		switch string(key) {
 		case "type":
 			kind = v
@@ -135,13 +134,13 @@ func (c *conversation) part(v span) {
 			}
 		}
 	}
-	name, _ := kind.str(c.b)
+	name, _ := kind.Str(c.b)
 	if len(name) == 0 && shown != nil {
 		name = shown
 	}
 	switch string(name) {
 	case "", "text", "input_text", "output_text", "refusal":
-		if raw, ok := txt.str(c.b); ok {
+		if raw, ok := txt.Str(c.b); ok {
 			c.h.AddString(raw)
 			return
 		}
@@ -155,12 +154,12 @@ func (c *conversation) part(v span) {
 }
 
 // medium writes a part that is not text.
-func (c *conversation) medium(v span, name []byte) {
+func (c *conversation) medium(v rawjson.Span, name []byte) {
 	m := readMedium(c.b, v, name)
 	c.write(&m, v)
 }
 
-func (c *conversation) write(m *medium, v span) {
+func (c *conversation) write(m *medium, v rawjson.Span) {
 	if c.media >= maxParts {
 		c.over = true
 		return
@@ -175,58 +174,44 @@ func (c *conversation) write(m *medium, v span) {
 
 // tools writes a list of tools, each in one form: name, description and
 // parameters, whatever the API wraps them in.
-func (c *conversation) tools(v span) {
-	c.tooled = c.tooled || hasMembers(c.b, v)
-	if v.first(c.b) != '[' {
-		if hasMembers(c.b, v) {
+func (c *conversation) tools(v rawjson.Span) {
+	c.tooled = c.tooled || v.HasContent(c.b)
+	if v.First(c.b) != '[' {
+		if v.HasContent(c.b) {
 			c.h.AddByte(markTool)
-			c.h.AddJSON(v.of(c.b))
+			c.h.AddJSON(v.Of(c.b))
 		}
 		return
 	}
-	e := enter(c.b, v.start, 0)
-	for e.next() {
-		v := e.value()
+	for v := range v.Elements(c.b) {
 		c.h.AddByte(markTool)
-		if v.first(c.b) == '{' {
+		if v.First(c.b) == '{' {
 			c.tool(v)
 		} else {
-			c.h.AddJSON(v.of(c.b))
+			c.h.AddJSON(v.Of(c.b))
 		}
 	}
 }
 
 // tool is where the parts of a tool's definition are.
 type tool struct {
-	kind, name, description, parameters, wrapped span
+	kind, name, description, parameters, wrapped rawjson.Span
 }
 
-func readTool(b []byte, v span) (t tool) {
-	e := enter(b, v.start, 0)
-	for e.next() {
-		key := e.key()
-		v := e.value()
-		switch string(key) {
-		case "type":
-			t.kind = v
-		case "name":
-			t.name = v
-		case "description":
-			t.description = v
-		case "parameters", "input_schema", "format":
-			t.parameters = v
-		case "function", "custom":
-			if v.first(b) == '{' {
-				t.wrapped = v
-			}
-		}
+func readTool(b []byte, v rawjson.Span) (t tool) {
+	var function rawjson.Span
+	v.Read(b, rawjson.To("type", &t.kind), rawjson.To("name", &t.name), rawjson.To("description", &t.description),
+		rawjson.To("parameters", &t.parameters), rawjson.To("input_schema", &t.parameters), rawjson.To("format", &t.parameters),
+		rawjson.To("function", &function), rawjson.To("custom", &function))
+	if function.First(b) == '{' {
+		t.wrapped = function
 	}
 	return t
 }
 
-func (c *conversation) tool(v span) {
+func (c *conversation) tool(v rawjson.Span) {
 	t := readTool(c.b, v)
-	kind, _ := t.kind.str(c.b)
+	kind, _ := t.kind.Str(c.b)
 	switch string(kind) {
 	case "", "function", "custom":
 	default: // the server's own, with members of its own
@@ -235,85 +220,61 @@ func (c *conversation) tool(v span) {
 		c.others(v)
 		return
 	}
-	if t.wrapped.end > 0 {
+	if t.wrapped.End > 0 {
 		t = readTool(c.b, t.wrapped)
 	}
-	name, _ := t.name.str(c.b)
-	description, _ := t.description.str(c.b)
+	name, _ := t.name.Str(c.b)
+	description, _ := t.description.Str(c.b)
 	c.h.AddString(name)
 	c.h.AddByte(markSep)
 	c.h.AddString(description)
 	c.h.AddByte(markSep)
-	if hasMembers(c.b, t.parameters) {
-		c.h.AddJSON(t.parameters.of(c.b))
+	if t.parameters.HasContent(c.b) {
+		c.h.AddJSON(t.parameters.Of(c.b))
 	}
 }
 
 // others writes an object of unknown members. The mark of a cache breakpoint
 // is left out, for clients move it from turn to turn.
-func (c *conversation) others(v span) {
-	e := enter(c.b, v.start, 0)
-	for e.next() {
-		key := e.key()
-		v := e.value()
+func (c *conversation) others(v rawjson.Span) {
+	e := rawjson.Enter(c.b, v.Start)
+	for e.Next() {
+		key := e.Key()
+		v := e.Value()
 		if string(key) == "cache_control" {
 			continue
 		}
 		c.h.Add(key)
 		c.h.AddByte(':')
-		c.h.AddJSON(v.of(c.b))
+		c.h.AddJSON(v.Of(c.b))
 	}
 }
 
 // toolCall is where the parts of a tool call are.
 type toolCall struct {
-	index, id, name, args span
+	index, id, name, args rawjson.Span
 }
 
 // readCall reads an element of tool_calls, whole or a delta of one.
-func readCall(b []byte, v span) (t toolCall) {
-	var index, id, fn span
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "index":
-			index = v
-		case "id":
-			id = v
-		case "function", "custom":
-			if v.first(b) == '{' {
-				fn = v
-			}
-		}
-	}
-	if fn.end > 0 {
-		t = readFunction(b, fn)
-	}
+func readCall(b []byte, v rawjson.Span) (t toolCall) {
+	var index, id, fn rawjson.Span
+	v.Read(b, rawjson.To("index", &index), rawjson.To("id", &id), rawjson.To("function", &fn), rawjson.To("custom", &fn))
+	t = readFunction(b, fn)
 	t.index, t.id = index, id
 	return t
 }
 
-func readFunction(b []byte, v span) (t toolCall) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "name":
-			t.name = v
-		case "arguments", "input":
-			t.args = v
-		}
-	}
+func readFunction(b []byte, v rawjson.Span) (t toolCall) {
+	v.Read(b,
+		rawjson.To("name", &t.name), rawjson.To("arguments", &t.args), rawjson.To("input", &t.args),
+	)
 	return t
 }
 
 // addCall writes a call. Its arguments may go on in w.
 func (h *Hasher) addCall(b []byte, t toolCall, w *arguments) {
 	h.AddByte(markCall)
-	if raw, ok := t.name.str(b); ok {
+	if raw, ok := t.name.Str(b); ok {
 		h.AddString(raw)
 	}
 	h.AddByte(markSep)
@@ -322,23 +283,11 @@ func (h *Hasher) addCall(b []byte, t toolCall, w *arguments) {
 
 // addArgs writes a call's arguments or what is added to them: a string, or the
 // value where an API, a client or an engine has an object in its place.
-func (h *Hasher) addArgs(b []byte, args span, w *arguments) {
-	if raw, ok := args.str(b); ok {
+func (h *Hasher) addArgs(b []byte, args rawjson.Span, w *arguments) {
+	if raw, ok := args.Str(b); ok {
 		w.addString(h, raw)
-	} else if v := args.of(b); len(v) > 0 && !isNull(v) {
-		h.AddJSON(v)
+	} else if args.Len() > 0 && !args.IsNull(b) {
+		h.AddJSON(args.Of(b))
 		w.mode = argsPlain
 	}
-}
-
-// hasMembers is whether a value is neither absent, null nor empty.
-func hasMembers(b []byte, v span) bool {
-	switch v.first(b) {
-	case '[', '{':
-		at := skipSpace(b, v.start+1)
-		return at < v.end-1
-	case '"':
-		return v.end-v.start > 2
-	}
-	return v.end > v.start && !isNull(v.of(b))
 }

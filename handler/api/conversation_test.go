@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 const someTools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  cé", "parameters": {"type": "object", "x": [1, "a b"]}}},
@@ -214,6 +216,6 @@ func TestArgumentsInPieces(t *testing.T) {
 }
 
 func mustScan(raw string) bool {
-	end, err := skipValue([]byte(raw), 0, 0)
-	return err == nil && end == len(raw)
+	v, ok := rawjson.ValueAt([]byte(raw), 0)
+	return ok && v.End == len(raw)
 }

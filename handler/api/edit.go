@@ -1,29 +1,22 @@
 package api
 
 import (
-	"bytes"
 	"cmp"
 	"math"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
-
-// Span is a part of a body: the bytes from Start up to, not including, End.
-type Span struct{ Start, End int }
-
-// Edit is a change of a body: Text takes the place of the bytes of Span, which
-// may be none. Text may be a part of the body itself.
-type Edit struct {
-	Span
-	Text []byte
-}
 
 // keptMembers is how many members of a body Parse remembers. Of larger bodies,
 // which no usual client sends, an Editor looks for them again.
 const keptMembers = 16
 
-// place is where one member of an object is: its key's opening quote, and its
-// value.
-type place struct{ key, start, end int }
+// place is where one member of an object is.
+type place struct {
+	key int // its key's opening quote
+	rawjson.Span
+}
 
 // Editor collects changes of an object's members. All other bytes stay, and
 // what was valid JSON stays so. Of members of one name the last counts, as it
@@ -38,7 +31,7 @@ type Editor struct {
 	members []place
 	changes []change
 	added   []addition
-	raw     []Edit
+	raw     []rawjson.Edit
 	objects []object
 	within  []*Editor
 	room    *int // for members of what is within; see roomWithin
@@ -73,7 +66,7 @@ func (r *Request) Editor(body []byte) *Editor {
 	}
 	e := &Editor{body: body, end: r.closing, members: make([]place, r.memberCount)}
 	for i, m := range r.members[:r.memberCount] {
-		e.members[i] = place{int(m[0]), int(m[1]), int(m[2])}
+		e.members[i] = place{int(m[0]), rawjson.Span{Start: int(m[1]), End: int(m[2])}}
 	}
 	return e
 }
@@ -98,37 +91,33 @@ func (e *Editor) roomWithin() *int {
 // another one take of the room.
 func editObject(body []byte, at int, room *int) *Editor {
 	e := &Editor{body: body, room: room}
-	c := enter(body, at, 0)
-	for c.next() {
-		v := c.value()
+	c := rawjson.Enter(body, at)
+	for c.Next() {
+		v := c.Value()
 		if len(e.members) == maxMembers || room != nil && *room == 0 {
 			return nil
 		}
 		if room != nil {
 			*room--
 		}
-		e.members = append(e.members, place{c.keyAt, v.start, v.end})
+		e.members = append(e.members, place{c.KeyAt, v})
 	}
-	e.end = c.i - 1
+	e.end = c.At - 1
 	return e
 }
 
 // note remembers a member of the body.
-func (r *Request) note(key int, v span) {
+func (r *Request) note(key int, v rawjson.Span) {
 	if r.memberCount < keptMembers {
-		r.members[r.memberCount] = [3]uint32{uint32(key), uint32(v.start), uint32(v.end)}
+		r.members[r.memberCount] = [3]uint32{uint32(key), uint32(v.Start), uint32(v.End)}
 	}
 	r.memberCount++
 }
 
 // is tells whether a member has a name.
 func (e *Editor) is(m place, name string) bool {
-	end := skipString(e.body, m.key)
-	raw := e.body[m.key+1 : end-1]
-	if string(raw) == name {
-		return true
-	}
-	return len(raw) <= 6*maxKey && bytes.IndexByte(raw, '\\') >= 0 && string(unescapeKey(raw)) == name
+	end, _ := rawjson.SkipString(e.body, m.key)
+	return string(rawjson.UnescapeKey(e.body[m.key+1:end-1])) == name
 }
 
 // last returns the position of the last member of a name, -1 if there is none.
@@ -141,7 +130,7 @@ func (e *Editor) last(name string) int {
 	return -1
 }
 
-func (e *Editor) value(i int) []byte { return e.body[e.members[i].start:e.members[i].end] }
+func (e *Editor) value(i int) []byte { return e.body[e.members[i].Start:e.members[i].End] }
 
 // Value returns a member's value as it is written, nil if there is none.
 func (e *Editor) Value(name string) []byte {
@@ -183,10 +172,10 @@ func (e *Editor) Changed(name string) bool {
 
 // NVExt returns where the value of the nvext is that counts: that of the last
 // member that is not null. It is not ok if there is none.
-func (e *Editor) NVExt() (at Span, ok bool) {
+func (e *Editor) NVExt() (at rawjson.Span, ok bool) {
 	for i, m := range slices.Backward(e.members) {
-		if !isNull(e.value(i)) && e.is(m, nameNVExt) {
-			return Span{m.start, m.end}, true
+		if !e.members[i].IsNull(e.body) && e.is(m, nameNVExt) {
+			return m.Span, true
 		}
 	}
 	return at, false
@@ -208,7 +197,7 @@ func (e *Editor) OnlyNVExt() {
 		return
 	}
 	for i, m := range e.members {
-		if m.start != at.Start && e.is(m, nameNVExt) {
+		if m.Start != at.Start && e.is(m, nameNVExt) {
 			e.changes = append(e.changes, change{member: i, drop: true})
 		}
 	}
@@ -228,10 +217,10 @@ func (e *Editor) Object(name string) (in *Editor, ok bool) {
 	}
 	i := e.last(name)
 	switch {
-	case i < 0 || isNull(e.value(i)):
+	case i < 0 || e.members[i].IsNull(e.body):
 		in = &Editor{body: e.body, room: e.roomWithin()}
 	case e.value(i)[0] == '{':
-		if in = editObject(e.body, e.members[i].start, e.roomWithin()); in == nil {
+		if in = editObject(e.body, e.members[i].Start, e.roomWithin()); in == nil {
 			return nil, false
 		}
 		e.dropBefore(name, i)
@@ -250,13 +239,11 @@ func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 	if i < 0 || e.value(i)[0] != '[' {
 		return nil, false
 	}
-	c := enter(e.body, e.members[i].start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(e.body) != '{' {
+	for v := range e.members[i].Elements(e.body) {
+		if v.First(e.body) != '{' {
 			return nil, false
 		}
-		one := editObject(e.body, v.start, e.roomWithin())
+		one := editObject(e.body, v.Start, e.roomWithin())
 		if one == nil || len(in) == maxElements {
 			return nil, false
 		}
@@ -269,22 +256,22 @@ func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 
 // Replace makes a change within a value that is not changed otherwise, or
 // between members.
-func (e *Editor) Replace(edit Edit) { e.raw = append(e.raw, edit) }
+func (e *Editor) Replace(edit rawjson.Edit) { e.raw = append(e.raw, edit) }
 
 // Text returns a part of the body.
-func (e *Editor) Text(s Span) []byte { return e.body[s.Start:s.End] }
+func (e *Editor) Text(s rawjson.Span) []byte { return e.body[s.Start:s.End] }
 
 // Edits returns the changes in order, without overlaps. Nothing may be changed
 // after it.
-func (e *Editor) Edits() []Edit {
+func (e *Editor) Edits() []rawjson.Edit {
 	edits := e.appendTo(nil)
-	slices.SortStableFunc(edits, func(a, b Edit) int {
+	slices.SortStableFunc(edits, func(a, b rawjson.Edit) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End))
 	})
 	return edits
 }
 
-func (e *Editor) appendTo(edits []Edit) []Edit {
+func (e *Editor) appendTo(edits []rawjson.Edit) []rawjson.Edit {
 	e.makeObjects()
 	edits = append(edits, e.raw...)
 	for _, in := range e.within {
@@ -295,20 +282,18 @@ func (e *Editor) appendTo(edits []Edit) []Edit {
 	for _, c := range e.changes {
 		m := e.members[c.member]
 		if !c.drop {
-			edits = append(edits, Edit{Span{m.start, m.end}, c.text})
+			edits = append(edits, rawjson.Edit{Span: m.Span, Text: c.text})
 			continue
 		}
-		edits = append(edits, Edit{Span: e.withComma(m, c.member > dropped)})
+		edits = append(edits, rawjson.Edit{Span: e.withComma(m, c.member > dropped)})
 		dropped++
 	}
-	comma := `,"`
-	if dropped == len(e.members) {
-		comma = `"`
-	}
-	at := Span{e.end, e.end}
+	at := rawjson.Span{Start: e.end, End: e.end}
+	w := rawjson.Object{More: dropped < len(e.members)}
 	for _, a := range e.added {
-		edits = append(edits, Edit{at, []byte(comma + a.name + `":`)}, Edit{at, a.text})
-		comma = `,"`
+		w.Buf = nil
+		w.Name(a.name)
+		edits = append(edits, rawjson.Edit{Span: at, Text: w.Buf}, rawjson.Edit{Span: at, Text: a.text})
 	}
 	return edits
 }
@@ -323,15 +308,13 @@ func (e *Editor) makeObjects() {
 		if len(o.added) == 0 {
 			continue
 		}
-		text := []byte{'{'}
-		for i, a := range o.added {
-			if i > 0 {
-				text = append(text, ',')
-			}
-			text = append(append(append(text, '"'), a.name...), `":`...)
-			text = append(text, a.text...)
+		var w rawjson.Object
+		w.Open()
+		for _, a := range o.added {
+			w.Raw(a.name, a.text)
 		}
-		e.Set(o.name, append(text, '}'))
+		w.Close()
+		e.Set(o.name, w.Buf)
 	}
 	e.objects = nil
 }
@@ -339,14 +322,14 @@ func (e *Editor) makeObjects() {
 // withComma returns what is cut out for a member: behind one that stays the
 // comma before it goes, too, and where nothing stays before it the one behind
 // it. So each takes exactly one, except where the object is left empty.
-func (e *Editor) withComma(m place, behind bool) Span {
-	s := Span{m.key, m.end}
+func (e *Editor) withComma(m place, behind bool) rawjson.Span {
+	s := rawjson.Span{Start: m.key, End: m.End}
 	if behind {
 		for s.Start--; e.body[s.Start] != ','; s.Start-- { // white space
 		}
 		return s
 	}
-	if i := skipSpace(e.body, m.end); e.body[i] == ',' {
+	if i := rawjson.SkipSpace(e.body, m.End); e.body[i] == ',' {
 		s.End = i + 1
 	}
 	return s

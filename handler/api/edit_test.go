@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // spliced makes the edits, which must be in order and within the body.
-func spliced(t testing.TB, body []byte, edits []Edit) []byte {
+func spliced(t testing.TB, body []byte, edits []rawjson.Edit) []byte {
 	t.Helper()
 	var out []byte
 	at := 0
@@ -165,7 +167,7 @@ func FuzzEditor(f *testing.F) {
 	f.Add([]byte(` { } `), "x", "y", "z")
 	f.Add([]byte(`{`+many+`"b":{"t":0,"t":1}}`), "m3", "b", "m7")
 	f.Fuzz(func(t *testing.T, body []byte, set, within, cut string) {
-		if set == within || within == cut || set == cut || !utf8.ValidString(set) || len(set)+len(within)+len(cut) > maxKey || strings.ContainsAny(set+within+cut, "\\\"") {
+		if set == within || within == cut || set == cut || !utf8.ValidString(set) || len(set)+len(within)+len(cut) > 32 || strings.ContainsAny(set+within+cut, "\\\"") {
 			return
 		}
 		for _, name := range []string{set, within, cut} {

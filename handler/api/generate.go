@@ -1,6 +1,10 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // generate is SGLang's own /generate. vLLM's first server had one, too, with
 // the prompt in a member of that name.
@@ -10,7 +14,7 @@ func (generate) Name() string { return "generate" }
 func (generate) Work() Work   { return Generate }
 func (generate) shape() shape { return shapeSGLang }
 
-func (generate) field(p *parse, key []byte, v span) {
+func (generate) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "text", "prompt":
 		p.main = v
@@ -25,7 +29,7 @@ func (generate) field(p *parse, key []byte, v span) {
 	case "sampling_params":
 		p.sampling(v)
 	case "return_logprob":
-		p.returnLogprob = isTrue(v.of(p.body))
+		p.returnLogprob = isTrue(v.Of(p.body))
 	case "logprob_start_len":
 		p.logprobStart = p.start(v)
 	}
@@ -33,7 +37,7 @@ func (generate) field(p *parse, key []byte, v span) {
 
 func (generate) prompt(p *parse) {
 	b := p.body
-	if hasMembers(b, p.ids) {
+	if p.ids.HasContent(b) {
 		p.input(p.ids)
 	} else {
 		p.input(p.main)
@@ -46,33 +50,35 @@ func (generate) prompt(p *parse) {
 
 // sampling reads sampling_params; of a list, which has one for each prompt,
 // the first.
-func (p *parse) sampling(v span) {
+func (p *parse) sampling(v rawjson.Span) {
 	b := p.body
-	if v.first(b) == '[' {
-		c := enter(b, v.start, 0)
-		if !c.next() {
-			return
-		}
-		v = c.value()
-	}
-	if v.first(b) != '{' {
+	v = firstOf(b, v)
+	if v.First(b) != '{' {
 		return
 	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		switch string(key) {
 		case "n":
 			p.choices(v, true)
 		case "prompt_logprobs":
-			p.req.SkipsCache = p.req.SkipsCache || !isNull(v.of(b))
+			p.req.SkipsCache = p.req.SkipsCache || !v.IsNull(b)
 		case "max_new_tokens", "max_tokens":
-			if n, ok := integer(v.of(b)); ok && n > 0 {
+			if n, ok := integer(v.Of(b)); ok && n > 0 {
 				p.req.MaxTokens = n
 			}
 		}
 	}
+}
+
+// firstOf returns the first element of a list, the value itself if it is none.
+func firstOf(b []byte, v rawjson.Span) rawjson.Span {
+	for first := range v.Elements(b) {
+		return first
+	}
+	return v
 }
 
 // beside reads the media that stand beside a prompt, each a string or a list
@@ -85,13 +91,12 @@ func (p *parse) beside(t *conversation) (n int) {
 	return n
 }
 
-func (p *parse) listed(t *conversation, class mediaClass, v span, depth int) (n int) {
+func (p *parse) listed(t *conversation, class mediaClass, v rawjson.Span, depth int) (n int) {
 	b := p.body
-	switch v.first(b) {
+	switch v.First(b) {
 	case '[':
-		c := enter(b, v.start, 0)
-		for c.next() {
-			if v := c.value(); depth < 2 {
+		for v := range v.Elements(b) {
+			if depth < 2 {
 				n += p.listed(t, class, v, depth+1)
 			}
 		}
@@ -104,7 +109,7 @@ func (p *parse) listed(t *conversation, class mediaClass, v span, depth int) (n 
 		return 1
 	}
 	m := medium{class: class}
-	if raw, ok := v.str(b); ok {
+	if raw, ok := v.Str(b); ok {
 		m.set(raw, loose(raw))
 	} else {
 		m.read(b, v, []byte("data"))
@@ -128,12 +133,12 @@ func (tokensIn) Name() string { return "tokens" }
 func (tokensIn) Work() Work   { return Generate }
 func (tokensIn) shape() shape { return shapeOpenAI }
 
-func (tokensIn) field(p *parse, key []byte, v span) {
+func (tokensIn) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "token_ids":
 		p.ids = v
 	case "features": // of images, whose places in the ids look alike
-		p.unlike = p.unlike || hasMembers(p.body, v)
+		p.unlike = p.unlike || v.HasContent(p.body)
 	case "sampling_params":
 		p.sampling(v)
 	}
@@ -147,20 +152,13 @@ func (tokensIn) event(a *Answer, b []byte, i int) bool {
 }
 
 func tokensChoice(a *Answer, b []byte, i int) int {
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "token_ids":
-			a.bearing = a.bearing || hasMembers(b, v)
-			a.ids.add(b, v)
-		case "finish_reason":
-			a.finishReason(b, v)
-		}
-	}
-	if c.err != nil {
+	var ids, finish rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("token_ids", &ids), rawjson.To("finish_reason", &finish))
+	if end < 0 {
 		return -1
 	}
-	return c.i
+	a.bearing = a.bearing || ids.HasContent(b)
+	a.ids.add(b, ids)
+	a.finishReason(b, finish)
+	return end
 }

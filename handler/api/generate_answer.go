@@ -1,6 +1,10 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 func (generate) begin(*Answer) {}
 
@@ -18,78 +22,48 @@ func (generate) event(a *Answer, b []byte, i int) bool {
 	if b[i] == '{' {
 		return a.output(b, i, true) >= 0
 	}
-	c := enter(b, i, 0)
-	for n := 0; c.next(); n++ {
-		if b[c.i] != '{' {
-			c.value()
+	c := rawjson.Enter(b, i)
+	for n := 0; c.Next(); n++ {
+		if b[c.At] != '{' {
+			c.Value()
 			continue
 		}
 		// the outputs to one prompt all say its length
-		c.i = a.output(b, c.i, n%a.req.answers == 0)
-		if c.i < 0 {
+		c.At = a.output(b, c.At, n%a.req.answers == 0)
+		if c.At < 0 {
 			return false
 		}
 	}
-	return c.err == nil
+	return c.Err == nil
 }
 
 // output reads the object at b[i] and returns the index behind it, or -1 if it
 // is malformed. With prompt it is the one whose prompt counts.
 func (a *Answer) output(b []byte, i int, prompt bool) int {
-	var txt, ids, meta, object span
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "text":
-			txt = v
-		case "output_ids":
-			ids = v
-		case "meta_info":
-			meta = v
-		case "object":
-			object = v
-		case "error":
-			a.fault(b, v)
-		}
-	}
-	if c.err != nil {
+	var txt, ids, meta, object, fail rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("text", &txt), rawjson.To("output_ids", &ids), rawjson.To("meta_info", &meta),
+		rawjson.To("object", &object), rawjson.To("error", &fail))
+	if end < 0 {
 		return -1
 	}
+	a.fault(b, fail)
 	a.object(b, object)
 	m := readMeta(b, meta)
 	a.generateUsage(b, m, prompt)
 	a.outputText(b, txt, ids, m)
-	return c.i
+	return end
 }
 
 // metaInfo is where the parts of a meta_info are.
 type metaInfo struct {
-	prompt, completion, cached, finish span
+	prompt, completion, cached, finish rawjson.Span
 }
 
-func readMeta(b []byte, v span) (m metaInfo) {
-	if v.first(b) != '{' {
-		return m
-	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "prompt_tokens":
-			m.prompt = v
-		case "completion_tokens":
-			m.completion = v
-		case "cached_tokens":
-			m.cached = v
-		case "finish_reason":
-			m.finish = v
-			if v.first(b) == '{' {
-				m.finish = member(b, v, "type")
-			}
-		}
+func readMeta(b []byte, v rawjson.Span) (m metaInfo) {
+	v.Read(b, rawjson.To("prompt_tokens", &m.prompt), rawjson.To("completion_tokens", &m.completion),
+		rawjson.To("cached_tokens", &m.cached), rawjson.To("finish_reason", &m.finish))
+	if m.finish.First(b) == '{' {
+		m.finish = m.finish.Get(b, "type")
 	}
 	return m
 }
@@ -113,7 +87,7 @@ func (a *Answer) generateUsage(b []byte, m metaInfo, prompt bool) {
 	}
 }
 
-func add(to *int64, b []byte, v span) {
+func add(to *int64, b []byte, v rawjson.Span) {
 	n := int64(unknown)
 	if count(&n, b, v); n >= 0 {
 		*to = max(*to, 0) + n
@@ -124,18 +98,18 @@ func add(to *int64, b []byte, v span) {
 // its beginning, so the last one's is all of it; a text that does not begin as
 // the first one did comes in pieces (an option of the engine), and is not put
 // together.
-func (a *Answer) outputText(b []byte, txt, ids span, m metaInfo) {
-	raw, ok := txt.str(b)
+func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
+	raw, ok := txt.Str(b)
 	g := &a.grown
 	tokens := int64(unknown)
 	count(&tokens, b, m.completion)
-	if ids.end > 0 {
-		a.ids.grow(b, ids, tokens, !a.stream || hasMembers(b, m.finish))
+	if ids.End > 0 {
+		a.ids.grow(b, ids, tokens, !a.stream || m.finish.HasContent(b))
 	}
 	switch {
 	case !ok: // vLLM's list of texts, each with its prompt
 		a.steady = false
-		a.bearing = a.bearing || hasMembers(b, txt) || hasMembers(b, ids)
+		a.bearing = a.bearing || txt.HasContent(b) || ids.HasContent(b)
 	case a.req.prompts*a.req.answers > 1: // the outputs come mixed
 		a.bearing = a.bearing || len(raw) > 0
 	case tokens < 0:
@@ -144,7 +118,7 @@ func (a *Answer) outputText(b []byte, txt, ids span, m metaInfo) {
 		a.bearing = a.bearing || tokens > g.tokens
 	}
 	a.finishReason(b, m.finish)
-	if txt.first(b) == '[' && !a.stream {
+	if txt.First(b) == '[' && !a.stream {
 		a.done = true
 	}
 	if !a.steady {
@@ -159,7 +133,7 @@ func (a *Answer) outputText(b []byte, txt, ids span, m metaInfo) {
 		return
 	}
 	g.tokens, g.size = tokens, len(raw)
-	if hasMembers(b, m.finish) {
+	if m.finish.HasContent(b) {
 		a.hash.AddString(raw)
 		a.bound()
 	}

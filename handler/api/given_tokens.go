@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // isBlended tells whether an engine that is given token ids in place of the
 // prompt would compute something else than these: media take places among them,
 // embeddings and other ids go before.
@@ -8,7 +10,7 @@ func (p *parse) isBlended() bool {
 		return true
 	}
 	_, ids := p.req.API.(tokensIn) // whose own ids are what is replaced
-	return !ids && hasMembers(p.body, p.ids)
+	return !ids && p.ids.HasContent(p.body)
 }
 
 // Give replaces the request's prompt by other token ids: raw, a valid JSON list of
@@ -18,8 +20,8 @@ func (p *parse) isBlended() bool {
 // compute more of the body than the ids. It must be called before the request is
 // shared, and keeps no reference to raw.
 func (r *Request) Give(raw []byte, o Options) (ok bool) {
-	v := span{0, len(raw)}
-	if r.blended || v.first(raw) != '[' {
+	v := rawjson.Span{End: len(raw)}
+	if r.blended || v.First(raw) != '[' {
 		return false
 	}
 	p := parse{req: r, opt: o.withDefaults(), body: raw}
@@ -28,7 +30,7 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 		return false
 	}
 	r.Kind, r.Tokens, r.First, r.block = Tokens, n, n, p.opt.BlockSize
-	r.Bytes, r.Media, r.MediaTokens, r.prompts, r.ids, r.steady = 0, 0, 0, 1, span{}, false
+	r.Bytes, r.Media, r.MediaTokens, r.prompts, r.ids, r.steady = 0, 0, 0, 1, rawjson.Span{}, false
 	r.Root = r.root()
 	return true
 }

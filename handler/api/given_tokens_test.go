@@ -137,7 +137,7 @@ func FuzzGive(f *testing.F) {
 		}
 		r := mustParse(t, completions{}, `{"prompt":"a text of more than one block"}`)
 		ok := r.Give(ids, testOptions)
-		if one := want.Kind == Tokens && want.ids.end > 0; ok != one {
+		if one := want.Kind == Tokens && want.ids.End > 0; ok != one {
 			t.Fatalf("%s: taken %v, as a prompt it is of kind %d", ids, ok, want.Kind)
 		}
 		if ok && (r.Tokens != want.Tokens || r.Root != want.Root || !slices.Equal(r.Blocks, want.Blocks)) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
@@ -94,7 +95,7 @@ func (h *Hasher) addEscapes(raw []byte) (used int) {
 	var buf [utf8.UTFMax]byte
 	n := 0
 	for used < len(raw) && raw[used] == '\\' && (used+1 == len(raw) || !short[raw[used+1]]) {
-		m, k := unescape(raw[used:], &buf)
+		m, k := rawjson.Unescape(raw[used:], &buf)
 		used += k
 		n += len(spell(out[n:n], buf[:m]))
 		if n > len(out)-8 {
@@ -180,8 +181,8 @@ func (d *digest) add(p []byte) {
 
 // addString is Hasher.AddString for a digest.
 func (d *digest) addString(raw []byte) {
-	r := runs{raw: raw}
-	for p := r.next(); p != nil; p = r.next() {
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
 		d.add(p)
 	}
 }

@@ -3,6 +3,8 @@ package api
 import (
 	"bytes"
 	"encoding/binary"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // mediaClass is what kind of thing a part shows.
@@ -54,7 +56,7 @@ func classOf(name []byte) mediaClass {
 // in chat, where the object may also be the string in it; {"type":
 // "input_image","image_url"} in Responses; {"type":"image","source":{"data"}}
 // in Messages.
-func readMedium(b []byte, v span, kind []byte) medium {
+func readMedium(b []byte, v rawjson.Span, kind []byte) medium {
 	m := medium{class: classOf(kind)}
 	if len(kind) > 0 {
 		m.read(b, v, kind)
@@ -64,11 +66,11 @@ func readMedium(b []byte, v span, kind []byte) medium {
 
 // read looks for what stands for the part in an object, and in the objects
 // that its type names. Of several the most telling counts.
-func (m *medium) read(b []byte, v span, kind []byte) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		form, rank := mediaURL, 4
 		switch string(key) {
 		case "url", "image_url", "file_url", "video_url", "audio_url":
@@ -79,7 +81,7 @@ func (m *medium) read(b []byte, v span, kind []byte) {
 		case "file_id":
 			form, rank = mediaID, 1
 		case "detail":
-			raw, _ := v.str(b)
+			raw, _ := v.Str(b)
 			m.low = m.low || string(raw) == "low"
 			continue
 		case "source", "file":
@@ -89,9 +91,9 @@ func (m *medium) read(b []byte, v span, kind []byte) {
 				continue
 			}
 		}
-		if v.first(b) == '{' && len(kind) > 0 {
+		if v.First(b) == '{' && len(kind) > 0 {
 			m.read(b, v, nil)
-		} else if raw, ok := v.str(b); ok && len(raw) > 0 && rank > 0 && rank >= m.rank {
+		} else if raw, ok := v.Str(b); ok && len(raw) > 0 && rank > 0 && rank >= m.rank {
 			m.set(raw, form)
 			m.rank = rank
 		}
@@ -115,7 +117,7 @@ func (m *medium) set(raw []byte, form mediaForm) {
 // matter, nor which API it came through: the same base64 has one digest as a
 // data URL and as Anthropic's source. Of a part in an unknown form all members
 // count.
-func (m *medium) digest(b []byte, v span, seed uint64) [16]byte {
+func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	var d digest
 	var head [10]byte
 	binary.LittleEndian.PutUint64(head[:], seed)
@@ -125,20 +127,20 @@ func (m *medium) digest(b []byte, v span, seed uint64) [16]byte {
 		d.addString(m.raw)
 		return d.sum()
 	}
-	if v.first(b) != '{' {
-		d.addJSON(v.of(b))
+	if v.First(b) != '{' {
+		d.addJSON(v.Of(b))
 		return d.sum()
 	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		if string(key) == "cache_control" { // moved from turn to turn
 			continue
 		}
 		d.add(key)
 		d.add([]byte{markSep})
-		d.addJSON(v.of(b))
+		d.addJSON(v.Of(b))
 	}
 	return d.sum()
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/binary"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // What a part takes in tokens, by the rules of thumb of the models that the
@@ -37,13 +39,13 @@ const (
 
 // tokens estimates what the part takes in the prompt, in tokens. v is the
 // whole part, which counts where nothing is known of it.
-func (m *medium) tokens(v span) int64 {
+func (m *medium) tokens(v rawjson.Span) int64 {
 	size := int64(len(m.raw)) * 3 / 4
 	switch {
 	case m.class == mediaImage && m.low:
 		return lowDetail
 	case m.form == mediaNone:
-		return min(int64(v.end-v.start)/fileBytes, maxMedia)
+		return min(int64(v.End-v.Start)/fileBytes, maxMedia)
 	case m.form != mediaData:
 		return unknownMedia
 	case m.class == mediaImage:
@@ -71,8 +73,8 @@ func textOf(raw []byte) base64Text {
 		return raw
 	}
 	out := make([]byte, 0, head)
-	r := runs{raw: raw[:min(len(raw), 2*head)]}
-	for p := r.next(); p != nil && len(out)+len(p) <= head; p = r.next() {
+	r := rawjson.Runs{Raw: raw[:min(len(raw), 2*head)]}
+	for p := r.Next(); p != nil && len(out)+len(p) <= head; p = r.Next() {
 		out = append(out, p...)
 	}
 	return out

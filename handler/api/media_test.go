@@ -10,6 +10,8 @@ import (
 	"image/png"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 func encode(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
@@ -130,7 +132,7 @@ func FuzzMedia(f *testing.F) {
 		for class := mediaOther; class <= mediaFile; class++ {
 			m := medium{class: class}
 			m.set(raw, mediaData)
-			if n := m.tokens(span{0, len(raw)}); n < 0 || n > maxMedia {
+			if n := m.tokens(rawjson.Span{End: len(raw)}); n < 0 || n > maxMedia {
 				t.Fatalf("%d tokens", n)
 			}
 		}

@@ -1,6 +1,10 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // messages is Anthropic's /v1/messages.
 type messages struct{}
@@ -9,7 +13,7 @@ func (messages) Name() string { return "messages" }
 func (messages) Work() Work   { return Generate }
 func (messages) shape() shape { return shapeAnthropic }
 
-func (messages) field(p *parse, key []byte, v span) {
+func (messages) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "messages":
 		p.main = v
@@ -18,25 +22,24 @@ func (messages) field(p *parse, key []byte, v span) {
 	case "tools":
 		p.tools = v
 	case "metadata":
-		if v.first(p.body) == '{' {
-			p.req.UserID = memberString(p.body, v, "user_id")
+		if v.First(p.body) == '{' {
+			p.req.UserID = v.Get(p.body, "user_id").Text(p.body)
 		}
 	}
 }
 
 func (messages) prompt(p *parse) {
 	b := p.body
-	if p.main.first(b) != '[' {
+	if p.main.First(b) != '[' {
 		return
 	}
-	t := p.talk(p.main.end - p.main.start + p.system.end - p.system.start)
+	t := p.talk(p.main.End - p.main.Start + p.system.End - p.system.Start)
 	t.tools(p.tools)
-	hoisted := bytes.Contains(p.main.of(b), []byte(`"system"`)) // or a text of that name
+	hoisted := bytes.Contains(p.main.Of(b), []byte(`"system"`)) // or a text of that name
 	t.systemOf(p.system, p.main, hoisted)
 	before := t.messages
-	c := enter(b, p.main.start, 2)
-	for c.next() {
-		if v := c.value(); v.first(b) == '{' && (!hoisted || !isSystem(b, v)) {
+	for v := range p.main.Objects(b) {
+		if !hoisted || !isSystem(b, v) {
 			t.turn(v)
 		}
 	}
@@ -50,33 +53,31 @@ func (messages) prompt(p *parse) {
 // systemOf writes the system prompt. Messages of the role system, wherever they
 // stand, belong to it: engines move them there (vLLM, entrypoints/anthropic/
 // serving.py).
-func (t *conversation) systemOf(system, messages span, hoisted bool) {
+func (t *conversation) systemOf(system, messages rawjson.Span, hoisted bool) {
 	b := t.b
 	open := func() {
 		if t.messages == 0 {
 			t.open(roleSystem)
 		}
 	}
-	if hasMembers(b, system) {
+	if system.HasContent(b) {
 		open()
 		t.told(system)
 	}
 	if !hoisted {
 		return
 	}
-	c := enter(b, messages.start, 0)
-	for c.next() {
-		if v := c.value(); v.first(b) == '{' && isSystem(b, v) {
+	for v := range messages.Objects(b) {
+		if isSystem(b, v) {
 			open()
-			t.told(member(b, v, "content"))
+			t.told(v.Get(b, "content"))
 		}
 	}
 }
 
 // isSystem tells whether a message has the role system.
-func isSystem(b []byte, v span) bool {
-	role, _ := member(b, v, "role").str(b)
-	return text(role) == "system"
+func isSystem(b []byte, v rawjson.Span) bool {
+	return v.Get(b, "role").Text(b) == "system"
 }
 
 // billing is what a block of a system prompt begins with that Claude Code
@@ -84,20 +85,18 @@ func isSystem(b []byte, v span) bool {
 const billing = "x-anthropic-billing-header"
 
 // told writes the content of a system prompt but for such blocks.
-func (t *conversation) told(v span) {
+func (t *conversation) told(v rawjson.Span) {
 	b := t.b
-	if v.first(b) != '[' {
+	if v.First(b) != '[' {
 		t.content(v)
 		return
 	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		v := c.value()
-		if raw, ok := v.str(b); ok {
+	for v := range v.Elements(b) {
+		if raw, ok := v.Str(b); ok {
 			t.h.AddString(raw)
 			continue
 		}
-		if v.first(b) != '{' {
+		if v.First(b) != '{' {
 			continue
 		}
 		if _, txt := kindAndText(b, v); !bytes.HasPrefix(txt, []byte(billing)) {
@@ -108,22 +107,12 @@ func (t *conversation) told(v span) {
 
 // turn writes a message. An engine makes a chat of it: results of tools come
 // first, as messages of their own; an assistant's calls come after its text.
-func (t *conversation) turn(v span) {
+func (t *conversation) turn(v rawjson.Span) {
 	b := t.b
-	var role, content span
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "role":
-			role = v
-		case "content":
-			content = v
-		}
-	}
-	raw, _ := role.str(b)
-	if content.first(b) != '[' {
+	var role, content rawjson.Span
+	v.Read(b, rawjson.To("role", &role), rawjson.To("content", &content))
+	raw, _ := role.Str(b)
+	if content.First(b) != '[' {
 		t.open(raw)
 		t.content(content)
 		return
@@ -140,13 +129,8 @@ func (t *conversation) turn(v span) {
 
 // blocks writes a content's blocks but those of one type. With a role their
 // message is opened for the first of them.
-func (t *conversation) blocks(content span, role []byte, but string) {
-	c := enter(t.b, content.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(t.b) != '{' {
-			continue
-		}
+func (t *conversation) blocks(content rawjson.Span, role []byte, but string) {
+	for v := range content.Objects(t.b) {
 		kind, txt := kindAndText(t.b, v)
 		if string(kind) == but || string(kind) == "text" && len(txt) == 0 {
 			continue
@@ -160,13 +144,8 @@ func (t *conversation) blocks(content span, role []byte, but string) {
 }
 
 // toolUses writes the calls among an assistant's blocks.
-func (t *conversation) toolUses(content span) {
-	c := enter(t.b, content.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(t.b) != '{' {
-			continue
-		}
+func (t *conversation) toolUses(content rawjson.Span) {
+	for v := range content.Objects(t.b) {
 		if kind, _ := kindAndText(t.b, v); string(kind) == "tool_use" {
 			t.h.addCall(t.b, readFunction(t.b, v), &arguments{})
 		}
@@ -175,41 +154,24 @@ func (t *conversation) toolUses(content span) {
 
 // toolResults writes the results among a user's blocks: a message of the role
 // tool with the text of each, and one of the user's with its images.
-func (t *conversation) toolResults(content span) {
-	c := enter(t.b, content.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(t.b) != '{' {
-			continue
-		}
+func (t *conversation) toolResults(content rawjson.Span) {
+	for v := range content.Objects(t.b) {
 		if kind, _ := kindAndText(t.b, v); string(kind) == "tool_result" {
 			t.toolResult(v)
 		}
 	}
 }
 
-func (t *conversation) toolResult(v span) {
+func (t *conversation) toolResult(v rawjson.Span) {
 	b := t.b
-	var content span
-	c := enter(b, v.start, 0)
-	for c.next() {
-		same := string(c.key()) == "content"
-		if v := c.value(); same {
-			content = v
-		}
-	}
+	content := v.Get(b, "content")
 	t.open(roleTool)
-	if content.first(b) != '[' {
+	if content.First(b) != '[' {
 		t.content(content)
 		return
 	}
 	others, texts := false, 0
-	c = enter(b, content.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(b) != '{' {
-			continue
-		}
+	for v := range content.Objects(b) {
 		if kind, txt := kindAndText(b, v); string(kind) == "text" {
 			if texts++; texts > 1 {
 				t.h.Add([]byte(`\n`)) // as engines join them
@@ -234,19 +196,11 @@ func (countTokens) Work() Work   { return Count }
 func (countTokens) prompt(*parse) {}
 
 func (countTokens) event(a *Answer, b []byte, i int) bool {
-	if b[i] != '{' {
+	var tokens, fail rawjson.Span
+	if b[i] != '{' || rawjson.ReadAt(b, i, rawjson.To("input_tokens", &tokens), rawjson.To("error", &fail)) < 0 {
 		return false
 	}
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "input_tokens":
-			a.done = true
-		case "error":
-			a.fault(b, v)
-		}
-	}
-	return c.err == nil
+	a.done = a.done || tokens.Len() > 0
+	a.fault(b, fail)
+	return true
 }

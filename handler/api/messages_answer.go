@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 func (messages) begin(a *Answer) { a.beginMessage() }
 
 // event reads an event, which has its type in it as well as before it, or a
@@ -8,36 +10,18 @@ func (messages) event(a *Answer, b []byte, i int) bool {
 	if b[i] != '{' {
 		return false
 	}
-	var kind, message, block, delta, usage, content, stop, fail span
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "type":
-			kind = v
-		case "message":
-			message = v
-		case "content_block":
-			block = v
-		case "delta":
-			delta = v
-		case "usage":
-			usage = v
-		case "content":
-			content = v
-		case "stop_reason":
-			stop = v
-		case "error":
-			fail = v
-		}
-	}
-	if c.err != nil {
+	var kind, message, block, delta, usage, content, stop, fail rawjson.Span
+	end := rawjson.ReadAt(b, i,
+		rawjson.To("type", &kind), rawjson.To("message", &message), rawjson.To("content_block", &block),
+		rawjson.To("delta", &delta), rawjson.To("usage", &usage), rawjson.To("content", &content),
+		rawjson.To("stop_reason", &stop), rawjson.To("error", &fail),
+	)
+	if end < 0 {
 		return false
 	}
 	a.fault(b, fail)
 	a.messageUsage(b, usage)
-	switch name, _ := kind.str(b); string(name) {
+	switch name, _ := kind.Str(b); string(name) {
 	case "content_block_delta":
 		a.blockDelta(b, delta)
 	case "content_block_start":
@@ -45,9 +29,9 @@ func (messages) event(a *Answer, b []byte, i int) bool {
 	case "content_block_stop":
 		a.blockStop()
 	case "message_start":
-		a.messageUsage(b, member(b, message, "usage"))
+		a.messageUsage(b, message.Get(b, "usage"))
 	case "message_delta":
-		a.finishReason(b, member(b, delta, "stop_reason"))
+		a.finishReason(b, delta.Get(b, "stop_reason"))
 	case "message_stop":
 		a.done = true
 	case "message":
@@ -59,60 +43,27 @@ func (messages) event(a *Answer, b []byte, i int) bool {
 	return true
 }
 
-// member returns where an object's member is, the zero span if there is none
-// or no object.
-func member(b []byte, v span, name string) (m span) {
-	if v.first(b) != '{' {
-		return m
-	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		same := string(c.key()) == name
-		if v := c.value(); same {
-			m = v
-		}
-	}
-	return m
-}
-
 // contentBlock is where the parts of a block or of its delta are.
 type contentBlock struct {
 	kind           []byte
 	text           []byte
 	partial        []byte // partial_json
-	thinking, data span
+	thinking, data rawjson.Span
 	call           toolCall
 }
 
-func readBlock(b []byte, v span) (t contentBlock) {
-	if v.first(b) != '{' {
-		return t
-	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "type":
-			t.kind, _ = v.str(b)
-		case "text":
-			t.text, _ = v.str(b)
-		case "partial_json":
-			t.partial, _ = v.str(b)
-		case "thinking":
-			t.thinking = v
-		case "data":
-			t.data = v
-		case "name":
-			t.call.name = v
-		case "input":
-			t.call.args = v
-		}
-	}
+func readBlock(b []byte, v rawjson.Span) (t contentBlock) {
+	var kind, text, partial rawjson.Span
+	v.Read(b, rawjson.To("type", &kind), rawjson.To("text", &text), rawjson.To("partial_json", &partial),
+		rawjson.To("thinking", &t.thinking), rawjson.To("data", &t.data),
+		rawjson.To("name", &t.call.name), rawjson.To("input", &t.call.args))
+	t.kind, _ = kind.Str(b)
+	t.text, _ = text.Str(b)
+	t.partial, _ = partial.Str(b)
 	return t
 }
 
-func (a *Answer) blockStart(b []byte, v span) {
+func (a *Answer) blockStart(b []byte, v rawjson.Span) {
 	t := readBlock(b, v)
 	switch string(t.kind) {
 	case "text":
@@ -122,8 +73,8 @@ func (a *Answer) blockStart(b []byte, v span) {
 	case "tool_use":
 		a.bearing, a.kept.lost = true, true
 		a.calls.open = true
-		if !hasMembers(b, t.call.args) {
-			t.call.args = span{} // it follows in deltas
+		if !t.call.args.HasContent(b) {
+			t.call.args = rawjson.Span{} // it follows in deltas
 		}
 		if a.steady {
 			a.calls.args = arguments{}
@@ -132,14 +83,14 @@ func (a *Answer) blockStart(b []byte, v span) {
 		}
 	case "thinking", "redacted_thinking":
 		a.steady = false
-		a.bearing = hasMembers(b, t.thinking) || hasMembers(b, t.data)
+		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
 	default: // the server's own tools: not sent back as they are
 		a.unlike()
-		a.bearing = hasMembers(b, t.thinking) || hasMembers(b, t.data)
+		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
 	}
 }
 
-func (a *Answer) blockDelta(b []byte, v span) {
+func (a *Answer) blockDelta(b []byte, v rawjson.Span) {
 	t := readBlock(b, v)
 	switch string(t.kind) {
 	case "text_delta":
@@ -158,7 +109,7 @@ func (a *Answer) blockDelta(b []byte, v span) {
 		}
 	case "thinking_delta":
 		a.steady = false
-		a.bearing = hasMembers(b, t.thinking)
+		a.bearing = t.thinking.HasContent(b)
 	}
 }
 
@@ -171,15 +122,14 @@ func (a *Answer) blockStop() {
 }
 
 // blocks reads a plain answer's content.
-func (a *Answer) blocks(b []byte, content span) {
-	if content.first(b) != '[' {
+func (a *Answer) blocks(b []byte, content rawjson.Span) {
+	if content.First(b) != '[' {
 		return
 	}
 	bearing := false
-	c := enter(b, content.start, 0)
-	for c.next() {
+	for v := range content.Elements(b) {
 		a.bearing = false
-		a.blockStart(b, c.value())
+		a.blockStart(b, v)
 		a.blockStop()
 		bearing = bearing || a.bearing
 	}
@@ -190,25 +140,14 @@ func (a *Answer) blocks(b []byte, content span) {
 // from the cache or written to it. A stream's first event has one, and its
 // last corrects it: vLLM gives the whole prompt first and splits it then. So
 // the last word on each counts.
-func (a *Answer) messageUsage(b []byte, v span) {
-	if v.first(b) != '{' {
-		return
-	}
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "input_tokens":
-			count(&a.fresh, b, v)
-		case "cache_read_input_tokens":
-			count(&a.cached, b, v)
-		case "cache_creation_input_tokens":
-			count(&a.created, b, v)
-		case "output_tokens":
-			count(&a.completion, b, v)
-		}
-	}
+func (a *Answer) messageUsage(b []byte, v rawjson.Span) {
+	var fresh, cached, created, completion rawjson.Span
+	v.Read(b, rawjson.To("input_tokens", &fresh), rawjson.To("cache_read_input_tokens", &cached),
+		rawjson.To("cache_creation_input_tokens", &created), rawjson.To("output_tokens", &completion))
+	count(&a.fresh, b, fresh)
+	count(&a.cached, b, cached)
+	count(&a.created, b, created)
+	count(&a.completion, b, completion)
 	if a.fresh >= 0 {
 		a.prompt = a.fresh + max(a.cached, 0) + max(a.created, 0)
 	}

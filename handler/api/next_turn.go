@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // kept is the text of an answer, for the turn that follows it.
@@ -54,7 +56,7 @@ func withoutThinking(raw []byte) []byte {
 	if !bytes.Contains(raw, []byte("think")) && bytes.IndexByte(raw, '\\') < 0 {
 		return raw
 	}
-	said := []byte(text(raw))
+	said := []byte(rawjson.Text(raw))
 	i := bytes.LastIndex(said, []byte(thinkShut))
 	switch {
 	case i >= 0:
@@ -95,10 +97,10 @@ func (r *Request) BlocksWith(answer []byte) (blocks []uint64, past float32) {
 // the body: a JSON string. It is nil for a conversation, which the engine makes a
 // prompt of, and for a batch. The body must be the one that was parsed.
 func (r *Request) PromptText(body []byte) []byte {
-	if r.Kind != Text || r.given.end == 0 || len(body) != r.size {
+	if r.Kind != Text || r.given.End == 0 || len(body) != r.size {
 		return nil
 	}
-	return r.given.of(body)
+	return r.given.Of(body)
 }
 
 // next is the message behind the answer. Templates write the last turn in another
@@ -114,35 +116,35 @@ const next = `{"role":"user","content":"."}`
 // malformed or has no messages, or if the engine keeps state for it: a session,
 // or a transfer of KV blocks.
 func NextTurn(dst, body, answer []byte) (out []byte, ok bool) {
-	i := skipSpace(body, 0)
+	i := rawjson.SkipSpace(body, 0)
 	if i >= len(body) || body[i] != '{' {
 		return dst, false
 	}
 	out = append(dst, '{')
-	c := enter(body, i, 1)
-	for c.next() {
-		at, key := c.keyAt, string(c.key())
-		v := c.value()
+	c := rawjson.Enter(body, i)
+	for c.Next() {
+		at, key := c.KeyAt, string(c.Key())
+		v := c.Value()
 		switch {
-		case c.err != nil:
+		case c.Err != nil:
 			return dst, false
 		case ofTheTurn(key):
 			continue
 		case key == "messages":
-			if ok = v.first(body) == '[' && hasMembers(body, v); ok {
-				out = append(out, body[at:v.end-1]...)
+			if ok = v.First(body) == '[' && v.HasContent(body); ok {
+				out = append(out, body[at:v.End-1]...)
 				out = append(out, `,{"role":"assistant","content":"`...)
 				out = append(out, answer...)
 				out = append(out, `"},`+next+`],`...)
 			}
 			continue
-		case ofTheEngine(key) && !isNull(v.of(body)):
+		case ofTheEngine(key) && !v.IsNull(body):
 			return dst, false
 		}
-		out = append(out, body[at:v.end]...)
+		out = append(out, body[at:v.End]...)
 		out = append(out, ',')
 	}
-	if c.err != nil || skipSpace(body, c.i) != len(body) || !ok {
+	if c.Err != nil || rawjson.SkipSpace(body, c.At) != len(body) || !ok {
 		return dst, false
 	}
 	return append(out, `"max_tokens":1,"stream":false}`...), true

@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // pooled is an API that ends with the prompt: /v1/embeddings, and vLLM's and
 // SGLang's /classify and /pooling. Its input is text or token ids, one or
 // many, or a list of messages.
@@ -9,7 +11,7 @@ func (a pooled) Name() string { return a.name }
 func (pooled) Work() Work     { return Prefill }
 func (pooled) shape() shape   { return shapeOpenAI }
 
-func (pooled) field(p *parse, key []byte, v span) {
+func (pooled) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "input", "text": // SGLang's /classify says text
 		p.main = v
@@ -23,9 +25,9 @@ func (pooled) field(p *parse, key []byte, v span) {
 func (pooled) prompt(p *parse) {
 	b := p.body
 	switch {
-	case hasMembers(b, p.ids):
+	case p.ids.HasContent(b):
 		p.input(p.ids)
-	case hasMembers(b, p.main):
+	case p.main.HasContent(b):
 		p.input(p.main)
 	default:
 		p.chat(p.other)
@@ -43,17 +45,17 @@ func (a *Answer) result(b []byte, i int) bool {
 		a.bearing, a.done = true, true
 		return true
 	}
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+	c := rawjson.Enter(b, i)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		switch string(key) {
 		case "data", "results", "scores", "embedding":
-			if v.first(b) == '[' {
+			if v.First(b) == '[' {
 				a.bearing, a.done = true, true
 			}
 		case "usage":
-			if v.first(b) == '{' {
+			if v.First(b) == '{' {
 				a.usage(b, v)
 			}
 		case "meta_info":
@@ -64,5 +66,5 @@ func (a *Answer) result(b []byte, i int) bool {
 			a.object(b, v)
 		}
 	}
-	return c.err == nil
+	return c.Err == nil
 }

@@ -2,6 +2,10 @@ package api
 
 import (
 	"encoding/binary"
+	"errors"
+	"strconv"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Options are what a request is read with. They must be the same for all
@@ -136,15 +140,15 @@ type Request struct {
 	// `instances` and `parameters` say to the engine is not read.
 	Vertex bool
 
-	size    int  // of the body
-	brace   int  // where the body's object opens
-	closing int  // where its closing bracket is
-	options span // stream_options
-	given   span // the prompt, where the client gave it as one text
-	prompts int  // in the batch
-	answers int  // to each prompt that are sent back: n
-	ids     span // the prompt's token ids, if Kind is Tokens and it is one prompt
-	block   int  // what Root says of these three
+	size    int          // of the body
+	brace   int          // where the body's object opens
+	closing int          // where its closing bracket is
+	options rawjson.Span // stream_options
+	given   rawjson.Span // the prompt, where the client gave it as one text
+	prompts int          // in the batch
+	answers int          // to each prompt that are sent back: n
+	ids     rawjson.Span // the prompt's token ids, if Kind is Tokens and it is one prompt
+	block   int          // what Root says of these three
 	seed    uint64
 	variant uint64 // of what changes the prompt as a whole, or the part of the cache that it is in
 	written uint64 // of what changes how text becomes the prompt's tokens
@@ -165,9 +169,9 @@ type parse struct {
 	// main is the member that holds the prompt; system, tools and functions
 	// may stand before it in the text; ids take its place; other is what it
 	// is compared with, or may stand for it.
-	main, system, tools, functions, ids, other span
-	media                                      [3]span // beside the prompt: images, videos, audio
-	template                                   bool    // the prompt is kept by the server
+	main, system, tools, functions, ids, other rawjson.Span
+	media                                      [3]rawjson.Span // beside the prompt: images, videos, audio
+	template                                   bool            // the prompt is kept by the server
 	echo, resume                               bool
 	logprobs                                   bool  // completions: of the answer's tokens
 	noTop                                      bool  // chat: top_logprobs is null
@@ -177,6 +181,23 @@ type parse struct {
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       Hasher
 }
+
+// ErrMembers says that a body has more than 4096 members.
+var ErrMembers = errors.New("too many members")
+
+// ScanError is what Parse returns for a body that it cannot read. It wraps
+// rawjson.ErrMalformed, rawjson.ErrDepth or ErrMembers.
+type ScanError struct {
+	// Offset is the byte of the body at which reading stopped.
+	Offset int
+	err    error
+}
+
+// Error names the reason and the offset.
+func (e *ScanError) Error() string { return e.err.Error() + " at byte " + strconv.Itoa(e.Offset) }
+
+// Unwrap returns the reason.
+func (e *ScanError) Unwrap() error { return e.err }
 
 // Parse reads a request body. Members that are absent, or of a type they
 // should not be, are unknown and never an error: judging a request is the
@@ -217,105 +238,100 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 // what comes after it reads the prompt's spans only.
 func (p *parse) scan() error {
 	b := p.body
-	i := skipSpace(b, 0)
-	if i >= len(b) || b[i] != '{' {
-		return &ScanError{i, ErrMalformed}
+	c, ok := rawjson.Open(b)
+	if !ok {
+		return &ScanError{c.At, c.Err}
 	}
-	p.req.brace = i
-	c := enter(b, i, 1)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		if c.err != nil {
+	p.req.brace = c.At - 1
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
+		if c.Err != nil {
 			break
 		}
-		if p.req.note(c.keyAt, v); p.req.memberCount > maxMembers {
-			return &ScanError{c.i, ErrMembers}
+		if p.req.note(c.KeyAt, v); p.req.memberCount > maxMembers {
+			return &ScanError{c.At, ErrMembers}
 		}
 		if string(key) == nameNVExt {
-			if isNull(v.of(b)) {
+			if v.IsNull(b) {
 				p.req.NullNVExt = true
 			} else {
-				p.req.NVExt = v.of(b)
+				p.req.NVExt = v.Of(b)
 			}
 			continue
 		}
 		p.field(key, v)
 	}
-	if c.err != nil {
-		return &ScanError{c.i, c.err}
+	if c.Err != nil {
+		return &ScanError{c.At, c.Err}
 	}
-	p.req.closing = c.i - 1
-	if i = skipSpace(b, c.i); i < len(b) {
-		return &ScanError{i, ErrMalformed}
+	p.req.closing = c.At - 1
+	if !c.Alone() {
+		return &ScanError{rawjson.SkipSpace(b, c.At), rawjson.ErrMalformed}
 	}
 	return nil
 }
 
 // Model returns the model that a body names, which may be of any API, or "".
 func Model(body []byte) string {
-	i := skipSpace(body, 0)
-	if i >= len(body) || body[i] != '{' {
-		return ""
-	}
-	c := enter(body, i, 1)
-	for c.next() {
-		is := string(c.key()) == "model"
-		if v := c.value(); is && c.err == nil {
-			return stringOr(body, v)
+	c, _ := rawjson.Open(body)
+	for c.Next() {
+		is := string(c.Key()) == "model"
+		if v := c.Value(); is {
+			return v.Text(body)
 		}
 	}
 	return ""
 }
 
 // field reads a member that all APIs share, and passes on the others.
-func (p *parse) field(key []byte, v span) {
+func (p *parse) field(key []byte, v rawjson.Span) {
 	r, b := p.req, p.body
 	switch string(key) {
 	case "model":
-		r.Model = stringOr(b, v)
+		r.Model = v.Text(b)
 	case "lora_path":
-		if r.LoRA = stringOr(b, v); r.LoRA == "" {
+		if r.LoRA = v.Text(b); r.LoRA == "" {
 			p.vary(key, v) // a list, for a batch
 		}
 	case "cache_salt":
 		r.OddSalt = ""
-		if r.Salt = stringOr(b, v); r.Salt == "" {
+		if r.Salt = v.Text(b); r.Salt == "" {
 			p.vary(key, v)
-			if raw := v.of(b); raw[0] != '"' && !isNull(raw) {
+			if raw := v.Of(b); raw[0] != '"' && !v.IsNull(b) {
 				r.OddSalt = string(raw[:min(len(raw), 64)])
 			}
 		}
 	case "stream":
-		r.Stream = isTrue(v.of(b))
+		r.Stream = isTrue(v.Of(b))
 	case "stream_options":
 		r.options = v
 	case "prompt_cache_key":
-		r.CacheKey = stringOr(b, v)
+		r.CacheKey = v.Text(b)
 	case "session_id":
-		r.SessionID = stringOr(b, v)
+		r.SessionID = v.Text(b)
 	case "session_params":
 		p.session(v)
 	case "echo":
-		p.echo = isTrue(v.of(b))
+		p.echo = isTrue(v.Of(b))
 	case "cache_prompt":
-		r.SkipsCache = r.SkipsCache || string(v.of(b)) == "false"
+		r.SkipsCache = r.SkipsCache || string(v.Of(b)) == "false"
 	case "prompt_logprobs":
-		r.SkipsCache = r.SkipsCache || !isNull(v.of(b))
+		r.SkipsCache = r.SkipsCache || !v.IsNull(b)
 	case "continue_final_message":
-		p.resume = isTrue(v.of(b))
+		p.resume = isTrue(v.Of(b))
 	case "n", "best_of":
 		p.choices(v, len(key) == 1)
 	case "max_completion_tokens", "max_output_tokens":
-		if n, ok := integer(v.of(b)); ok && n > 0 {
+		if n, ok := integer(v.Of(b)); ok && n > 0 {
 			r.MaxTokens = n
 		}
 	case "max_tokens":
-		if n, ok := integer(v.of(b)); ok && n > 0 {
+		if n, ok := integer(v.Of(b)); ok && n > 0 {
 			p.maxTokens = n
 		}
 	case "truncate_prompt_tokens":
-		r.Truncated = !isNull(v.of(b))
+		r.Truncated = !v.IsNull(b)
 		p.vary(key, v)
 	case "lora_request", "lora", "extra_key", "suffix":
 		p.vary(key, v)
@@ -324,7 +340,7 @@ func (p *parse) field(key []byte, v span) {
 	case "chat_template_kwargs", "reasoning", "output_config":
 		p.writingMembers(key, v)
 	case "prompt_embeds", "input_embeds":
-		p.unlike = p.unlike || hasMembers(b, v)
+		p.unlike = p.unlike || v.HasContent(b)
 	default:
 		if steers(key) {
 			r.Steers = true
@@ -345,25 +361,25 @@ func steers(key []byte) bool {
 
 // vary takes in a member that changes the prompt as a whole, or the part of
 // the cache that it is looked for in.
-func (p *parse) vary(key []byte, v span) {
+func (p *parse) vary(key []byte, v rawjson.Span) {
 	p.req.variant ^= p.digestOf(key, v) // in any order
 }
 
 // writing takes in a member that changes how text becomes the prompt's tokens:
 // to a prompt of token ids it makes no difference.
-func (p *parse) writing(key []byte, v span) {
+func (p *parse) writing(key []byte, v rawjson.Span) {
 	p.req.written ^= p.digestOf(key, v)
 }
 
 // digestOf returns a hash of a member, 0 if it has no value.
-func (p *parse) digestOf(key []byte, v span) uint64 {
-	if !hasMembers(p.body, v) {
+func (p *parse) digestOf(key []byte, v rawjson.Span) uint64 {
+	if !v.HasContent(p.body) {
 		return 0
 	}
 	var d digest
 	d.add(key)
 	d.add([]byte{markSep})
-	d.addJSON(v.of(p.body))
+	d.addJSON(v.Of(p.body))
 	sum := d.sum()
 	return binary.LittleEndian.Uint64(sum[:])
 }
@@ -371,15 +387,15 @@ func (p *parse) digestOf(key []byte, v span) uint64 {
 // writingMembers takes in an object of such members. Whether to think is left
 // out: templates say that at the prompt's end, and clients change it from turn
 // to turn. An effort is the same under all of its names.
-func (p *parse) writingMembers(key []byte, v span) {
-	if v.first(p.body) != '{' {
+func (p *parse) writingMembers(key []byte, v rawjson.Span) {
+	if v.First(p.body) != '{' {
 		p.writing(key, v)
 		return
 	}
-	c := enter(p.body, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+	c := rawjson.Enter(p.body, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		switch string(key) {
 		case "enable_thinking", "thinking", "summary", "generate_summary", "format":
 		case "effort":
@@ -391,8 +407,8 @@ func (p *parse) writingMembers(key []byte, v span) {
 }
 
 // choices reads a number of answers; sent is whether all of them are sent back.
-func (p *parse) choices(v span, sent bool) {
-	n, ok := integer(v.of(p.body))
+func (p *parse) choices(v rawjson.Span, sent bool) {
+	n, ok := integer(v.Of(p.body))
 	if !ok || n <= 0 {
 		return
 	}
@@ -404,19 +420,19 @@ func (p *parse) choices(v span, sent bool) {
 }
 
 // session reads session_params, in which SGLang's clients name a session.
-func (p *parse) session(v span) {
-	if v.first(p.body) != '{' {
+func (p *parse) session(v rawjson.Span) {
+	if v.First(p.body) != '{' {
 		return
 	}
 	known := p.req.SessionID != ""
-	c := enter(p.body, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
+	c := rawjson.Enter(p.body, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
 		if k := string(key); k != "id" && k != "session_id" {
 			continue
 		}
-		id := stringOr(p.body, v)
+		id := v.Text(p.body)
 		p.req.SessionHeld = id != ""
 		if !known {
 			p.req.SessionID = id
@@ -433,14 +449,5 @@ func (p *parse) begin(size int) {
 	p.hash.blocks = make([]uint64, 0, min(size/p.opt.TextBlock+1, most))
 }
 
-func isNull(b []byte) bool { return string(b) == "null" }
 func isTrue(b []byte) bool { return string(b) == "true" }
-func isNo(b []byte) bool   { return string(b) == "false" || isNull(b) }
-
-func stringOr(b []byte, v span) string {
-	raw, ok := v.str(b)
-	if !ok {
-		return ""
-	}
-	return text(raw)
-}
+func isNo(b []byte) bool   { return string(b) == "false" || string(b) == "null" }

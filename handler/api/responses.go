@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // responses is OpenAI's /v1/responses.
 type responses struct{}
 
@@ -7,7 +9,7 @@ func (responses) Name() string { return "responses" }
 func (responses) Work() Work   { return Generate }
 func (responses) shape() shape { return shapeResponses }
 
-func (responses) field(p *parse, key []byte, v span) {
+func (responses) field(p *parse, key []byte, v rawjson.Span) {
 	r, b := p.req, p.body
 	switch string(key) {
 	case "input":
@@ -19,16 +21,15 @@ func (responses) field(p *parse, key []byte, v span) {
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
 	case "store":
-		r.Unstored = string(v.of(b)) == "false"
+		r.Unstored = string(v.Of(b)) == "false"
 	case "previous_response_id":
-		r.PreviousResponse = stringOr(b, v)
+		r.PreviousResponse = v.Text(b)
 	case "conversation":
-		r.Conversation = stringOr(b, v)
-		if v.first(b) == '{' {
-			r.Conversation = memberString(b, v, "id")
+		if r.Conversation = v.Text(b); v.First(b) == '{' {
+			r.Conversation = v.Get(b, "id").Text(b)
 		}
 	case "prompt": // one that is kept by the server
-		p.template = v.first(b) == '{'
+		p.template = v.First(b) == '{'
 	}
 }
 
@@ -37,26 +38,24 @@ func (responses) prompt(p *parse) {
 	if r.PreviousResponse != "" || r.Conversation != "" || p.template {
 		return
 	}
-	if hasMembers(b, p.ids) {
+	if p.ids.HasContent(b) {
 		p.input(p.ids)
 		return
 	}
-	if f := p.main.first(b); f != '"' && f != '[' {
+	if f := p.main.First(b); f != '"' && f != '[' {
 		return
 	}
-	t := p.talk(p.main.end - p.main.start + p.system.end - p.system.start)
+	t := p.talk(p.main.End - p.main.Start + p.system.End - p.system.Start)
 	t.tools(p.tools)
 	t.system(p.system)
-	if raw, ok := p.main.str(b); ok {
+	if raw, ok := p.main.Str(b); ok {
 		t.open(roleUser)
 		t.h.AddString(raw)
 		p.said(&t)
 		return
 	}
-	c := enter(b, p.main.start, 2)
-	for c.next() {
-		v := c.value()
-		if v.first(b) == '{' && !t.item(v) {
+	for v := range p.main.Objects(b) {
+		if !t.item(v) {
 			return // a part of the prompt is kept by the server
 		}
 	}
@@ -65,8 +64,8 @@ func (responses) prompt(p *parse) {
 }
 
 // system writes a system prompt that stands apart from the messages.
-func (t *conversation) system(v span) {
-	if hasMembers(t.b, v) {
+func (t *conversation) system(v rawjson.Span) {
+	if v.HasContent(t.b) {
 		t.open(roleSystem)
 		t.content(v)
 	}
@@ -74,39 +73,25 @@ func (t *conversation) system(v span) {
 
 // item is where the parts of an item of a response's input or output are.
 type item struct {
-	kind, role, content, output span
+	kind, role, content, output rawjson.Span
 	call                        toolCall
 }
 
-func readItem(b []byte, v span) (t item) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "type":
-			t.kind = v
-		case "role":
-			t.role = v
-		case "content":
-			t.content = v
-		case "output":
-			t.output = v
-		case "name":
-			t.call.name = v
-		case "arguments", "input":
-			t.call.args = v
-		}
-	}
+func readItem(b []byte, v rawjson.Span) (t item) {
+	v.Read(b,
+		rawjson.To("type", &t.kind), rawjson.To("role", &t.role), rawjson.To("content", &t.content),
+		rawjson.To("output", &t.output), rawjson.To("name", &t.call.name),
+		rawjson.To("arguments", &t.call.args), rawjson.To("input", &t.call.args),
+	)
 	return t
 }
 
 // item writes one. A call belongs to the assistant's message before it, where
 // there is one. It returns false for a reference to what the server keeps.
-func (t *conversation) item(v span) bool {
+func (t *conversation) item(v rawjson.Span) bool {
 	it := readItem(t.b, v)
-	kind, _ := it.kind.str(t.b)
-	role, said := it.role.str(t.b)
+	kind, _ := it.kind.Str(t.b)
+	role, said := it.role.Str(t.b)
 	switch string(kind) {
 	case "", "message":
 		if !said {
@@ -130,16 +115,4 @@ func (t *conversation) item(v span) bool {
 		t.others(v)
 	}
 	return true
-}
-
-// memberString returns the string that an object's member is, or "".
-func memberString(b []byte, v span, name string) (s string) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		same := string(c.key()) == name
-		if v := c.value(); same {
-			s = stringOr(b, v)
-		}
-	}
-	return s
 }

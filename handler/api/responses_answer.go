@@ -3,6 +3,8 @@ package api
 import (
 	"bytes"
 	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // begin writes nothing: the answer's items bring their own messages.
@@ -15,53 +17,36 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 	if b[i] != '{' {
 		return false
 	}
-	var kind, object, response, delta, item, fail span
-	c := enter(b, i, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "type":
-			kind = v
-		case "object":
-			object = v
-		case "response":
-			response = v
-		case "delta":
-			delta = v
-		case "item":
-			item = v
-		case "error":
-			fail = v
-		}
-	}
-	if c.err != nil {
+	var kind, object, response, delta, item, fail rawjson.Span
+	end := rawjson.ReadAt(b, i,
+		rawjson.To("type", &kind), rawjson.To("object", &object), rawjson.To("response", &response),
+		rawjson.To("delta", &delta), rawjson.To("item", &item), rawjson.To("error", &fail),
+	)
+	if end < 0 {
 		return false
 	}
 	a.fault(b, fail)
 	a.object(b, object)
-	name, _ := kind.str(b)
+	name, _ := kind.Str(b)
 	switch string(name) {
 	case "": // a plain answer
-		a.response(b, span{i, c.i})
+		a.response(b, rawjson.Span{Start: i, End: end})
 	case "response.completed", "response.incomplete", "response.failed":
-		if response.first(b) == '{' {
+		if response.First(b) == '{' {
 			a.response(b, response)
 		}
 		a.failed = a.failed || string(name) == "response.failed"
 	case "response.created", "response.queued", "response.in_progress":
-		if a.responseID == "" && response.first(b) == '{' {
-			a.named(memberString(b, response, "id"))
+		if a.responseID == "" {
+			a.named(response.Get(b, "id").Text(b))
 		}
 	case "response.output_item.added":
-		if item.first(b) == '{' {
-			a.bearing = hasMembers(b, readItem(b, item).call.name)
-		}
+		a.bearing = item.Get(b, "name").HasContent(b)
 	case "error":
 		a.failed = true
 	default:
 		if bytes.HasSuffix(name, []byte(".delta")) {
-			a.bearing = hasMembers(b, delta)
+			a.bearing = delta.HasContent(b)
 			if bytes.HasPrefix(name, []byte("response.reasoning")) {
 				a.steady = false
 			}
@@ -71,30 +56,14 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 }
 
 // response reads a whole response.
-func (a *Answer) response(b []byte, v span) {
-	var id, status, output, usage span
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "id":
-			id = v
-		case "status":
-			status = v
-		case "output":
-			output = v
-		case "usage":
-			usage = v
-		case "error":
-			a.fault(b, v)
-		}
-	}
-	a.named(stringOr(b, id))
-	if usage.first(b) == '{' {
-		a.responseUsage(b, usage)
-	}
-	switch raw, _ := status.str(b); string(raw) {
+func (a *Answer) response(b []byte, v rawjson.Span) {
+	var id, status, output, usage, fail rawjson.Span
+	v.Read(b, rawjson.To("id", &id), rawjson.To("status", &status), rawjson.To("output", &output),
+		rawjson.To("usage", &usage), rawjson.To("error", &fail))
+	a.fault(b, fail)
+	a.named(id.Text(b))
+	a.responseUsage(b, usage)
+	switch raw, _ := status.Str(b); string(raw) {
 	case "completed", "incomplete":
 		a.finished++
 		a.done = true
@@ -103,7 +72,7 @@ func (a *Answer) response(b []byte, v span) {
 	default: // it is computed in the background
 		return
 	}
-	if output.first(b) != '[' || !hasMembers(b, output) {
+	if output.First(b) != '[' || !output.HasContent(b) {
 		a.steady = false // the engine has not said it again
 		return
 	}
@@ -127,12 +96,10 @@ func (a *Answer) named(id string) {
 }
 
 // items writes a response's output.
-func (a *Answer) items(b []byte, output span) {
+func (a *Answer) items(b []byte, output rawjson.Span) {
 	t := conversation{h: &a.hash, b: b}
-	c := enter(b, output.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(b) != '{' || !a.comesBack(b, v) || !t.item(v) {
+	for v := range output.Elements(b) {
+		if v.First(b) != '{' || !a.comesBack(b, v) || !t.item(v) {
 			a.steady = false
 			return
 		}
@@ -143,9 +110,9 @@ func (a *Answer) items(b []byte, output span) {
 // comesBack is whether an item of the output will be in the next prompt as it
 // is: reasoning is dropped by templates, and of built-in tools' items it is
 // the server that knows what they become.
-func (a *Answer) comesBack(b []byte, v span) bool {
+func (a *Answer) comesBack(b []byte, v rawjson.Span) bool {
 	it := readItem(b, v)
-	switch kind, _ := it.kind.str(b); string(kind) {
+	switch kind, _ := it.kind.Str(b); string(kind) {
 	case "function_call", "custom_tool_call":
 		return true
 	case "message":
@@ -155,14 +122,12 @@ func (a *Answer) comesBack(b []byte, v span) bool {
 }
 
 // spoken is whether a message is text alone, without reasoning in it.
-func (a *Answer) spoken(b []byte, content span) bool {
-	if content.first(b) != '[' {
+func (a *Answer) spoken(b []byte, content rawjson.Span) bool {
+	if content.First(b) != '[' {
 		return false
 	}
-	c := enter(b, content.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(b) != '{' {
+	for v := range content.Elements(b) {
+		if v.First(b) != '{' {
 			return false
 		}
 		kind, txt := kindAndText(b, v)
@@ -175,33 +140,19 @@ func (a *Answer) spoken(b []byte, content span) bool {
 
 // kindAndText returns an object's members type and text, as they stand between
 // their quotes.
-func kindAndText(b []byte, v span) (kind, txt []byte) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "type":
-			kind, _ = v.str(b)
-		case "text":
-			txt, _ = v.str(b)
-		}
-	}
+func kindAndText(b []byte, v rawjson.Span) (kind, txt []byte) {
+	var k, t rawjson.Span
+	v.Read(b, rawjson.To("type", &k), rawjson.To("text", &t))
+	kind, _ = k.Str(b)
+	txt, _ = t.Str(b)
 	return kind, txt
 }
 
-func (a *Answer) responseUsage(b []byte, v span) {
-	c := enter(b, v.start, 0)
-	for c.next() {
-		key := c.key()
-		v := c.value()
-		switch string(key) {
-		case "input_tokens":
-			count(&a.prompt, b, v)
-		case "output_tokens":
-			count(&a.completion, b, v)
-		case "input_tokens_details":
-			a.cachedDetail(b, v)
-		}
-	}
+func (a *Answer) responseUsage(b []byte, v rawjson.Span) {
+	var prompt, completion, details rawjson.Span
+	v.Read(b, rawjson.To("input_tokens", &prompt), rawjson.To("output_tokens", &completion),
+		rawjson.To("input_tokens_details", &details))
+	count(&a.prompt, b, prompt)
+	count(&a.completion, b, completion)
+	count(&a.cached, b, details.Get(b, "cached_tokens"))
 }

@@ -45,10 +45,10 @@ func (r *Request) Answers() int { return r.answers * r.prompts }
 // the body, but for white space. It returns dst as it was if the body has none,
 // or has several prompts. The body must be the one that was parsed.
 func (r *Request) AppendTokens(dst, body []byte) []byte {
-	if r.Kind != Tokens || r.ids.end == 0 || len(body) != r.size {
+	if r.Kind != Tokens || r.ids.End == 0 || len(body) != r.size {
 		return dst
 	}
-	for part := range bytes.FieldsSeq(r.ids.of(body)) {
+	for part := range bytes.FieldsSeq(r.ids.Of(body)) {
 		dst = append(dst, part...)
 	}
 	return dst

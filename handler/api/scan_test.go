@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 func TestMalformedBodies(t *testing.T) {
@@ -21,26 +23,26 @@ func TestMalformedBodies(t *testing.T) {
 		err    error
 		offset int
 	}{
-		{``, ErrMalformed, 0},
-		{`  `, ErrMalformed, 2},
-		{`[]`, ErrMalformed, 0},
-		{`"x"`, ErrMalformed, 0},
-		{`{`, ErrMalformed, 1},
-		{`{"a":1`, ErrMalformed, 6},
-		{`{"a":1]`, ErrMalformed, 6},
-		{`{"a":[}`, ErrMalformed, 6},
-		{`{"a":"b}`, ErrMalformed, 5},
-		{`{"a":"b\"}`, ErrMalformed, 5},
-		{`{"a" 1}`, ErrMalformed, 5},
-		{`{"a":}`, ErrMalformed, 5},
-		{`{"a":1,}`, ErrMalformed, 7},
-		{`{,"a":1}`, ErrMalformed, 1},
-		{`{a:1}`, ErrMalformed, 1},
-		{`{"a":1 "b":2}`, ErrMalformed, 7},
-		{`{"a":tr"u}`, ErrMalformed, 7},
-		{`{} {}`, ErrMalformed, 3},
-		{`{"a":` + strings.Repeat("[", MaxDepth) + strings.Repeat("]", MaxDepth) + `}`, ErrDepth, 5 + MaxDepth - 1},
-		{`{"a":` + strings.Repeat(`{"a":`, 1<<20), ErrDepth, 5 * MaxDepth},
+		{``, rawjson.ErrMalformed, 0},
+		{`  `, rawjson.ErrMalformed, 2},
+		{`[]`, rawjson.ErrMalformed, 0},
+		{`"x"`, rawjson.ErrMalformed, 0},
+		{`{`, rawjson.ErrMalformed, 1},
+		{`{"a":1`, rawjson.ErrMalformed, 6},
+		{`{"a":1]`, rawjson.ErrMalformed, 6},
+		{`{"a":[}`, rawjson.ErrMalformed, 6},
+		{`{"a":"b}`, rawjson.ErrMalformed, 5},
+		{`{"a":"b\"}`, rawjson.ErrMalformed, 5},
+		{`{"a" 1}`, rawjson.ErrMalformed, 5},
+		{`{"a":}`, rawjson.ErrMalformed, 5},
+		{`{"a":1,}`, rawjson.ErrMalformed, 7},
+		{`{,"a":1}`, rawjson.ErrMalformed, 1},
+		{`{a:1}`, rawjson.ErrMalformed, 1},
+		{`{"a":1 "b":2}`, rawjson.ErrMalformed, 7},
+		{`{"a":tr"u}`, rawjson.ErrMalformed, 7},
+		{`{} {}`, rawjson.ErrMalformed, 3},
+		{`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, rawjson.ErrDepth, 5 + rawjson.MaxDepth - 1},
+		{`{"a":` + strings.Repeat(`{"a":`, 1<<20), rawjson.ErrDepth, 5 * rawjson.MaxDepth},
 	} {
 		_, err := Parse(chat{}, []byte(c.body), Options{})
 		var e *ScanError
@@ -50,7 +52,7 @@ func TestMalformedBodies(t *testing.T) {
 	}
 	for _, body := range []string{
 		"{}", " {\r\n} \t", `{"a":"\\"}`, `{"a":"\\\""}`, `{"a" : -1.5e+3 , "b":[{"c":"]}"}]}`,
-		`{"a":` + strings.Repeat("[", MaxDepth-1) + strings.Repeat("]", MaxDepth-1) + `}`,
+		`{"a":` + strings.Repeat("[", rawjson.MaxDepth-1) + strings.Repeat("]", rawjson.MaxDepth-1) + `}`,
 	} {
 		if _, err := Parse(chat{}, []byte(body), Options{}); err != nil {
 			t.Errorf("%.40s: %v", body, err)
@@ -140,7 +142,7 @@ func TestUnescapeAsEncodingJSON(t *testing.T) {
 		if err := json.Unmarshal([]byte(`"`+raw+`"`), &want); err != nil {
 			t.Fatal(err)
 		}
-		if got := text([]byte(raw)); got != want || textLen([]byte(raw)) != int64(len(want)) {
+		if got := rawjson.Text([]byte(raw)); got != want || textLen([]byte(raw)) != int64(len(want)) {
 			t.Fatalf("%s: %q, want %q", raw, got, want)
 		}
 	}
@@ -169,7 +171,7 @@ func FuzzParse(f *testing.F) {
 		var want map[string]json.RawMessage
 		valid := json.Unmarshal(body, &want) == nil && want != nil
 		if err != nil {
-			if valid && !errors.Is(err, ErrDepth) {
+			if valid && !errors.Is(err, rawjson.ErrDepth) {
 				t.Fatalf("a valid body is refused: %v", err)
 			}
 			return
@@ -233,7 +235,7 @@ func FuzzHasher(f *testing.F) {
 				continue
 			}
 			var buf [utf8.UTFMax]byte
-			n, used := unescape(raw[i:], &buf)
+			n, used := rawjson.Unescape(raw[i:], &buf)
 			for _, c := range spelled(string(buf[:n])) {
 				want.AddByte(c)
 			}

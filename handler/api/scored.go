@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // scored is an API that compares texts: /rerank (one query, many documents)
 // and /score (as many on both sides, or one on the first). Each pair is a
 // prompt of its own, which begins with the first text, so that it is what they
@@ -12,7 +14,7 @@ func (scored) shape() shape   { return shapeOpenAI }
 
 // field knows vLLM's four names for each side (entrypoints/pooling/scoring/
 // protocol.py) and SGLang's, which are among them.
-func (scored) field(p *parse, key []byte, v span) {
+func (scored) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "query", "queries", "text_1", "data_1":
 		p.main = v
@@ -23,14 +25,14 @@ func (scored) field(p *parse, key []byte, v span) {
 
 func (scored) prompt(p *parse) {
 	b, r := p.body, p.req
-	if p.main.first(b) == '[' && b[skipSpace(b, p.main.start+1)]-'0' <= 9 {
+	if p.main.First(b) == '[' && b[rawjson.SkipSpace(b, p.main.Start+1)]-'0' <= 9 {
 		p.scoredTokens()
 		return
 	}
-	if !hasMembers(b, p.main) || !hasMembers(b, p.other) {
+	if !p.main.HasContent(b) || !p.other.HasContent(b) {
 		return
 	}
-	p.begin(p.main.end - p.main.start + p.other.end - p.other.start)
+	p.begin(p.main.End - p.main.Start + p.other.End - p.other.Start)
 	t := conversation{h: &p.hash, b: b, seed: p.opt.Seed}
 	n1, size1 := t.passages(p.main)
 	t.h.AddByte(markSep)
@@ -44,23 +46,21 @@ func (scored) prompt(p *parse) {
 
 // passages writes the first of one side's texts, and returns how many there
 // are and their length in bytes.
-func (t *conversation) passages(v span) (n int, size int64) {
-	if v.first(t.b) != '[' {
+func (t *conversation) passages(v rawjson.Span) (n int, size int64) {
+	if v.First(t.b) != '[' {
 		before := t.h.Bytes()
 		t.passage(v)
 		return 1, t.h.Bytes() - before
 	}
-	c := enter(t.b, v.start, 0)
-	for c.next() {
-		v := c.value()
+	for v := range v.Elements(t.b) {
 		if n == 0 {
 			before := t.h.Bytes()
 			t.passage(v)
 			size = t.h.Bytes() - before
-		} else if raw, ok := v.str(t.b); ok {
+		} else if raw, ok := v.Str(t.b); ok {
 			size += textLen(raw)
 		} else {
-			size += int64(v.end - v.start)
+			size += int64(v.End - v.Start)
 		}
 		n++
 	}
@@ -68,16 +68,16 @@ func (t *conversation) passages(v span) (n int, size int64) {
 }
 
 // passage writes a text: a string, {"text"}, or {"content":[parts]}.
-func (t *conversation) passage(v span) {
-	if v.first(t.b) != '{' {
+func (t *conversation) passage(v rawjson.Span) {
+	if v.First(t.b) != '{' {
 		t.content(v)
 		return
 	}
-	if content := member(t.b, v, "content"); hasMembers(t.b, content) {
+	if content := v.Get(t.b, "content"); content.HasContent(t.b) {
 		t.content(content)
 		return
 	}
-	t.content(member(t.b, v, "text"))
+	t.content(v.Get(t.b, "text"))
 }
 
 // scoredTokens reads SGLang's form of a query and items that are token ids.
@@ -85,16 +85,14 @@ func (t *conversation) passage(v span) {
 func (p *parse) scoredTokens() {
 	r, b := p.req, p.body
 	n, ok := p.tokens(p.main, true)
-	if !ok || p.other.first(b) != '[' {
+	if !ok || p.other.First(b) != '[' {
 		r.Blocks = nil
 		return
 	}
 	sum := int64(0)
 	items := 0
-	c := enter(b, p.other.start, 0)
-	for c.next() {
-		v := c.value()
-		if v.first(b) == '[' {
+	for v := range p.other.Elements(b) {
+		if v.First(b) == '[' {
 			if k, ok := p.tokens(v, false); ok {
 				sum += k
 			}

@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // skipsCache tells whether the request asks for log probabilities of the prompt's
 // own tokens. Then vLLM reuses nothing. With echo, vLLM sets prompt_logprobs from
 // top_logprobs in chats (default 0), and from logprobs in completions (protocol.py
@@ -18,15 +20,8 @@ func (p *parse) skipsCache() bool {
 
 // start returns the value of logprob_start_len, or the first of a list; -1 if there
 // is none.
-func (p *parse) start(v span) int64 {
-	if v.first(p.body) == '[' {
-		c := enter(p.body, v.start, 0)
-		if !c.next() {
-			return -1
-		}
-		v = c.value()
-	}
-	if n, ok := integer(v.of(p.body)); ok {
+func (p *parse) start(v rawjson.Span) int64 {
+	if n, ok := integer(firstOf(p.body, v).Of(p.body)); ok {
 		return n
 	}
 	return -1

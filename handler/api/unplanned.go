@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // Unplanned reads bodies of requests that belong to no API of For: their model,
 // what they say to a router, and no prompt. Its errors have OpenAI's shape.
 var Unplanned API = unplanned{}
@@ -14,6 +16,6 @@ func (unplanned) begin(*Answer)                   {}
 func (unplanned) event(*Answer, []byte, int) bool { return true }
 
 // field recognizes Vertex AI's form, as SGLang's /vertex_generate takes it.
-func (unplanned) field(p *parse, key []byte, _ span) {
+func (unplanned) field(p *parse, key []byte, _ rawjson.Span) {
 	p.req.Vertex = p.req.Vertex || string(key) == "instances"
 }

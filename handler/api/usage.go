@@ -1,5 +1,7 @@
 package api
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // AskUsage returns the change of a body by which the engine is asked to report
 // usage at the end of its stream: "include_usage":true is put into
 // stream_options, which is made if the body has none or null. It is not ok if
@@ -9,38 +11,29 @@ package api
 // or asks for usage in each chunk. Otherwise the answer has one chunk that the
 // client did not ask for: take it out with a UsageFilter. The body must be the
 // one that was parsed.
-func (r *Request) AskUsage(body []byte) (e Edit, ok bool) {
-	at, text := r.usageEdit(body)
-	return Edit{Span{at.start, at.end}, []byte(text)}, text != ""
-}
-
-// usageEdit returns what AskUsage puts in the place of what; nothing for
-// nothing.
-func (r *Request) usageEdit(b []byte) (at span, text string) {
+func (r *Request) AskUsage(body []byte) (e rawjson.Edit, ok bool) {
 	const ask = `"include_usage":true`
 	switch r.API.(type) {
 	case chat, completions:
 	default:
-		return at, ""
+		return e, false
 	}
-	if !r.Stream || len(b) != r.size {
-		return at, ""
+	if !r.Stream || len(body) != r.size {
+		return e, false
 	}
 	v := r.options
-	switch {
-	case v.end == 0:
+	switch v.First(body) {
+	case 0:
 		// There is another member, stream, for the comma.
-		return span{r.brace + 1, r.brace + 1}, `"stream_options":{` + ask + `},`
-	case isNull(v.of(b)):
-		return v, `{` + ask + `}`
-	case v.first(b) != '{':
-		return at, "" // the engine will say what is wrong with it
+		at := rawjson.Span{Start: r.brace + 1, End: r.brace + 1}
+		return rawjson.Edit{Span: at, Text: []byte(`"stream_options":{` + ask + `},`)}, true
+	case '{':
+	default: // null, or something that the engine will refuse
+		return rawjson.Edit{Span: v, Text: []byte(`{` + ask + `}`)}, v.IsNull(body)
 	}
-	if each := member(b, v, "continuous_usage_stats"); each.end > 0 && !isNo(each.of(b)) {
-		return at, ""
+	if each := v.Get(body, "continuous_usage_stats"); each.Len() > 0 && !isNo(each.Of(body)) {
+		return e, false
 	}
-	if had := member(b, v, "include_usage"); had.end > 0 && isNo(had.of(b)) {
-		return had, "true"
-	}
-	return at, ""
+	had := v.Get(body, "include_usage")
+	return rawjson.Edit{Span: had, Text: []byte("true")}, isNo(had.Of(body))
 }

@@ -1,6 +1,10 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // maxHeld is the longest event that is held back until it is whole, in bytes.
 // A usage chunk is far shorter.
@@ -54,7 +58,7 @@ func (f *UsageFilter) End() []byte {
 	case isUsage:
 		return nil
 	case isMixed:
-		return append(b[:cut.start], b[cut.end:]...)
+		return append(b[:cut.Start], b[cut.End:]...)
 	case undecided, isOther:
 	}
 	return b
@@ -84,8 +88,8 @@ func (f *UsageFilter) filter(b []byte, i int) []byte {
 			from = next
 			f.cr, f.drop = next == len(b) && b[next-1] == '\r', true
 		case is == isMixed:
-			kept += copy(b[kept:], b[from:cut.start])
-			from = cut.end
+			kept += copy(b[kept:], b[from:cut.Start])
+			from = cut.End
 			f.cr, f.drop = next == len(b) && b[next-1] == '\r', false
 		case next == i: // not whole yet
 			f.passing = true
@@ -147,15 +151,15 @@ const (
 // judge reads the event at b[i] and returns the index behind it and what it
 // is; the index is i if it is not whole. Of a mixed one it says what of b is to
 // be cut. With over nothing more will come.
-func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict, cut span) {
+func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict, cut rawjson.Span) {
 	var data []byte
 	lines, dataAt := 0, 0
-	whole := func() (verdict, span) {
+	whole := func() (verdict, rawjson.Span) {
 		is, cut := judgeData(data, true)
 		if is == isMixed && lines > 1 {
-			return isOther, span{} // no engine does that
+			return isOther, rawjson.Span{} // no engine does that
 		}
-		return is, span{cut.start + dataAt, cut.end + dataAt}
+		return is, rawjson.Span{Start: cut.Start + dataAt, End: cut.End + dataAt}
 	}
 	for at := i; at < len(b); {
 		end := lineEnd(b, at)
@@ -178,7 +182,7 @@ func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict, c
 		at = lineNext(b, end)
 		if len(line) == 0 {
 			if at-i > maxHeld {
-				return at, isOther, span{}
+				return at, isOther, rawjson.Span{}
 			}
 			is, cut = whole()
 			return at, is, cut
@@ -189,74 +193,74 @@ func (f *UsageFilter) judge(b []byte, i int, over bool) (next int, is verdict, c
 		is, cut = whole()
 		return len(b), is, cut
 	case len(b)-i > maxHeld:
-		return i, isOther, span{}
+		return i, isOther, rawjson.Span{}
 	case lines == 1:
 		if is, _ = judgeData(data, false); is == isOther {
-			return i, isOther, span{}
+			return i, isOther, rawjson.Span{}
 		}
 	}
-	return i, undecided, span{}
+	return i, undecided, rawjson.Span{}
 }
 
 // judgeData tells by an event's data, of which there may be more to come
 // unless it is whole. Of a mixed one it says where the usage is.
-func judgeData(data []byte, whole bool) (is verdict, usage span) {
+func judgeData(data []byte, whole bool) (is verdict, usage rawjson.Span) {
 	none := undecided
 	if whole {
 		none = isOther
 	}
-	i := skipSpace(data, 0)
+	i := rawjson.SkipSpace(data, 0)
 	if i == len(data) {
-		return none, span{}
+		return none, rawjson.Span{}
 	}
 	if data[i] != '{' {
-		return isOther, span{}
+		return isOther, rawjson.Span{}
 	}
 	empty, mixed := false, false
-	c := enter(data, i, 0)
-	for c.next() {
-		key, from := c.key(), c.keyAt
-		if c.comma >= 0 {
-			from = c.comma
+	c := rawjson.Enter(data, i)
+	for c.Next() {
+		key, from := c.Key(), c.KeyAt
+		if c.Comma >= 0 {
+			from = c.Comma
 		}
 		switch string(key) {
 		case "choices":
-			at := skipSpace(data, c.i+1)
-			if data[c.i] != '[' || at < len(data) && data[at] != ']' {
-				return isOther, span{}
+			at := rawjson.SkipSpace(data, c.At+1)
+			if data[c.At] != '[' || at < len(data) && data[at] != ']' {
+				return isOther, rawjson.Span{}
 			}
 			empty = true
-			c.value()
+			c.Value()
 		case "usage":
-			if data[c.i] != '{' {
-				return isOther, span{}
+			if data[c.At] != '{' {
+				return isOther, rawjson.Span{}
 			}
-			usage = span{from, c.value().end}
+			usage = rawjson.Span{Start: from, End: c.Value().End}
 		case "id", "object", "created", "model", "system_fingerprint", "service_tier":
-			c.value()
+			c.Value()
 		case "error":
-			v := c.value()
-			if v.end == len(data) {
-				return none, span{} // it may be cut
+			v := c.Value()
+			if v.End == len(data) {
+				return none, rawjson.Span{} // it may be cut
 			}
-			if v.end > 0 && !isNull(v.of(data)) {
-				return isOther, span{}
+			if v.End > 0 && !v.IsNull(data) {
+				return isOther, rawjson.Span{}
 			}
 		default:
-			v := c.value()
-			mixed = mixed || v.end > 0 && !isNull(v.of(data))
+			v := c.Value()
+			mixed = mixed || v.End > 0 && !v.IsNull(data)
 		}
 	}
 	switch {
-	case !c.finished || !whole:
-		return none, span{}
-	case !empty || usage == (span{}) || skipSpace(data, c.i) != len(data):
-		return isOther, span{}
+	case !c.Done || !whole:
+		return none, rawjson.Span{}
+	case !empty || usage == (rawjson.Span{}) || rawjson.SkipSpace(data, c.At) != len(data):
+		return isOther, rawjson.Span{}
 	case !mixed:
 		return isUsage, usage
 	}
-	if data[usage.start] != ',' { // the first member: the comma behind it goes
-		usage.end = 1 + bytes.IndexByte(data[usage.end:], ',') + usage.end
+	if data[usage.Start] != ',' { // the first member: the comma behind it goes
+		usage.End = 1 + bytes.IndexByte(data[usage.End:], ',') + usage.End
 	}
 	return isMixed, usage
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Request is what is known of a request, and of the worker that it goes to,
@@ -282,8 +283,8 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 }
 
 // part returns a part of the nvext at a place of the body.
-func (f *fit) part(at api.Span, s nvext.Span) []byte {
-	return f.Body.Text(api.Span{Start: at.Start + s.Start, End: at.Start + s.End})
+func (f *fit) part(at, s rawjson.Span) []byte {
+	return f.Body.Text(at.Within(s))
 }
 
 // integer sets a member of the body to a number, or replaces the client's.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // paths are those of the clients' APIs.
@@ -57,7 +58,7 @@ func adapted(t testing.TB, kind, path, body string, set func(*Request)) outcome 
 }
 
 // spliced makes the edits, which must be in order and within the body.
-func spliced(t testing.TB, body []byte, edits []api.Edit) (out []byte) {
+func spliced(t testing.TB, body []byte, edits []rawjson.Edit) (out []byte) {
 	t.Helper()
 	at := 0
 	for _, e := range edits {

@@ -5,8 +5,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // isDynamo tells whether the server is a Dynamo frontend, by its metrics. It is
@@ -56,7 +56,7 @@ func (f *fit) toDynamo() {
 		return
 	}
 	for _, c := range nvext.Cuts(nil, f.Body.Text(at), f.Grants&^nvext.Pins, f.Ext.Tenant != "") {
-		f.Body.Replace(api.Edit{Span: api.Span{Start: at.Start + c.Start, End: at.Start + c.End}})
+		f.Body.Replace(rawjson.Edit{Span: at.Within(c.Span)})
 	}
 }
 

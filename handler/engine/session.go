@@ -7,8 +7,7 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // ScopedSession returns what a session of a request with a salt is called in an
@@ -106,7 +105,7 @@ func (f *fit) scopeParams() {
 
 // scopeAll returns the changes that scope the ids at places of the body. It is not
 // ok if one of them is no text, or they were not found.
-func (f *fit) scopeAll(at []api.Span, found bool) (edits []api.Edit, ok bool) {
+func (f *fit) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok bool) {
 	if !found {
 		return nil, false
 	}
@@ -119,7 +118,7 @@ func (f *fit) scopeAll(at []api.Span, found bool) (edits []api.Edit, ok bool) {
 		if !ok {
 			return nil, false
 		}
-		edits = append(edits, api.Edit{Span: s, Text: text})
+		edits = append(edits, rawjson.Edit{Span: s, Text: text})
 	}
 	return edits, true
 }
@@ -144,14 +143,18 @@ func (f *fit) sessionParams() {
 // scopedParams returns the session_params of the nvext at a place of the body with
 // their session scoped. It is not ok if they are too long, of white space or of
 // what is there twice.
-func (f *fit) scopedParams(nv api.Span, part nvext.Span) (text []byte, ok bool) {
-	all := api.Span{Start: nv.Start + part.Start, End: nv.Start + part.End}
+func (f *fit) scopedParams(nv, part rawjson.Span) (text []byte, ok bool) {
+	all := nv.Within(part)
 	if all.End-all.Start > maxParams {
 		return nil, false
 	}
 	at, ok := f.Body.InnerAt(all, "id")
 	edits, ok := f.scopeAll(at, ok)
-	return f.Body.Spliced(all, edits), ok
+	for i := range edits {
+		edits[i].Start -= all.Start
+		edits[i].End -= all.Start
+	}
+	return rawjson.Splice(nil, f.Body.Text(all), edits), ok
 }
 
 // behind returns a JSON text with something before it that needs no escapes. The
@@ -161,7 +164,4 @@ func behind(prefix string, raw []byte) []byte {
 }
 
 // quoted returns a text as JSON.
-func quoted(s string) []byte {
-	q, _ := json.Marshal(s) // there is no text that it refuses
-	return q
-}
+func quoted(s string) []byte { return rawjson.AppendString(nil, s) }

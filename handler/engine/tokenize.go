@@ -5,6 +5,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -136,7 +137,7 @@ func tokensIn(status int, answer []byte, member string) []byte {
 		return nil
 	}
 	raw := []byte(list.Raw)
-	ids := nvext.AppendIDs(nil, raw, nvext.Span{End: len(raw)})
+	ids := nvext.AppendIDs(nil, raw, rawjson.Span{End: len(raw)})
 	if len(ids) == 0 {
 		return nil
 	}

@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // withTokens returns an nvext with every field and so many token ids.
@@ -54,7 +56,7 @@ func BenchmarkParse(b *testing.B) {
 
 func BenchmarkCuts(b *testing.B) {
 	raw := []byte(every)
-	var cuts []Span
+	var cuts []rawjson.Edit
 	b.ReportAllocs()
 	for b.Loop() {
 		cuts = Cuts(cuts[:0], raw, 0, false)

@@ -8,7 +8,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// ErrMalformed says that an nvext is not valid JSON, or nests deeper than 256.
+// ErrMalformed says that an nvext is not valid JSON, or nests deeper than
+// rawjson.MaxDepth.
 var ErrMalformed = errors.New("nvext: malformed JSON")
 
 // FieldError says which field of an nvext is not what it should be.

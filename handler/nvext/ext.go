@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Bounds of what a request may say. What is above them is a wrong value.
@@ -96,10 +98,6 @@ func (o Opt[T]) Or(d T) T {
 	return d
 }
 
-// Span is a part of the nvext that was parsed: its bytes from Start up to, not
-// including, End. The zero Span stands for what is absent.
-type Span struct{ Start, End int }
-
 // Ext is what a request says to the router. The zero value says nothing. No
 // part of it points into the body. Nil lists and empty texts are absent.
 type Ext struct {
@@ -120,7 +118,7 @@ type Ext struct {
 	TokenCount int
 	// TokenSpan is where the list is: valid JSON that may be spliced into a
 	// body as it stands.
-	TokenSpan Span
+	TokenSpan rawjson.Span
 
 	Annotations Annotations // the events that the client asks for
 	ExtraFields Fields      // the members of the answer's nvext that it asks for
@@ -215,7 +213,7 @@ type SessionParams struct {
 	DropPreviousOutput Opt[bool]
 	// Span is where the object is: valid JSON that may be spliced into a body
 	// as it stands. It is the zero Span if there is none.
-	Span Span
+	Span rawjson.Span
 }
 
 // RoutingConstraints choose workers by their taints.

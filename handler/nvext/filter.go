@@ -1,6 +1,10 @@
 package nvext
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // Bounds of what the filters hold back, in bytes.
 const (
@@ -24,11 +28,11 @@ type StreamFilter struct {
 	held []byte // the beginning of an event that is not whole
 	out  []byte // what Write returns, where a chunk was changed
 	// The event that b[i] begins, as far as it was read: offsets from i.
-	line    int  // the line that is not whole begins here
-	seen    int  // and has no end before this
-	fields  int  // lines that are no comments
-	lines   int  // lines of data
-	data    Span // the last of these, what is behind the colon
+	line    int          // the line that is not whole begins here
+	seen    int          // and has no end before this
+	fields  int          // lines that are no comments
+	lines   int          // lines of data
+	data    rawjson.Span // the last of these, what is behind the colon
 	named   bool
 	passing bool // in an event that is too long
 	comment bool // which is but a comment
@@ -71,7 +75,7 @@ func (f *StreamFilter) Write(p []byte) []byte {
 		case n > MaxEvent:
 			f.skipped++
 		case f.lines == 1 && !f.named:
-			data := Span{i + f.data.Start, i + f.data.End}
+			data := rawjson.Span{Start: i + f.data.Start, End: i + f.data.End}
 			from = f.change(b, from, data)
 		}
 		f.begin()
@@ -102,15 +106,12 @@ func (f *StreamFilter) behindCR(b []byte) int {
 
 // change writes b[from:] up to the end of the data, with the additions in it,
 // and returns that end; or from, if the data stays as it is.
-func (f *StreamFilter) change(b []byte, from int, data Span) int {
-	was := len(f.out)
-	f.out = append(f.out, b[from:data.Start]...)
-	out, ok := f.splice(f.out, b[data.Start:data.End], true)
-	if !ok {
-		f.out = f.out[:was]
+func (f *StreamFilter) change(b []byte, from int, data rawjson.Span) int {
+	edits := f.Edits(data.Of(b), true)
+	if len(edits) == 0 {
 		return from
 	}
-	f.out = out
+	f.out = rawjson.Splice(append(f.out, b[from:data.Start]...), data.Of(b), edits)
 	return data.End
 }
 
@@ -171,7 +172,7 @@ func (f *StreamFilter) field(b []byte, start, end int) {
 	switch string(b[start:name]) {
 	case "data":
 		f.lines++
-		f.data = Span{at, end}
+		f.data = rawjson.Span{Start: at, End: end}
 	case "event":
 		f.named = true
 	}
@@ -252,8 +253,8 @@ func (f *AnswerFilter) Write(p []byte) []byte {
 func (f *AnswerFilter) End() []byte {
 	b := f.held
 	f.held = nil
-	if out, ok := f.splice(make([]byte, 0, len(b)+1<<10), b, false); ok {
-		return out
+	if edits := f.Edits(b, false); len(edits) > 0 {
+		return rawjson.Splice(make([]byte, 0, len(b)+1<<10), b, edits)
 	}
 	return b
 }

@@ -2,11 +2,14 @@ package nvext
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // marks are what the tests put in: members that nothing else has.
@@ -57,14 +60,14 @@ func TestSplice(t *testing.T) {
 		{"TooDeep", `{"choices":` + strings.Repeat("[", 9999) + strings.Repeat("]", 9999) + `}`, ``, ``},
 	} {
 		for i, want := range []string{c.chunk, c.plain} {
-			out, ok := marks.splice([]byte("x"), []byte(c.in), i == 0)
-			if ok != (want != "") || string(out) != "x"+want {
-				t.Errorf("%s: %s, %v; want %s", c.name, out, ok, want)
+			edits := marks.Edits([]byte(c.in), i == 0)
+			if out := rawjson.Splice(nil, []byte(c.in), edits); len(edits) > 0 != (want != "") || string(out) != cmp.Or(want, c.in) {
+				t.Errorf("%s: %s, %v; want %s", c.name, out, edits, want)
 			}
 		}
 	}
-	if out, ok := (&Additions{}).splice(nil, []byte(`{"choices":[]}`), true); ok || len(out) > 0 {
-		t.Errorf("with nothing to add: %s", out)
+	if edits := (&Additions{}).Edits([]byte(`{"choices":[]}`), true); len(edits) > 0 {
+		t.Errorf("with nothing to add: %v", edits)
 	}
 }
 

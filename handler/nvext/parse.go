@@ -1,6 +1,11 @@
 package nvext
 
-import "github.com/tidwall/gjson"
+import (
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/tidwall/gjson"
+)
 
 // The fields of nvext, by their index in topNames.
 const (
@@ -72,36 +77,35 @@ func Parse(raw []byte, o Options) (Ext, error) {
 
 // top reads the whole nvext. It returns false if that is no JSON.
 func (p *parser) top() bool {
-	i := skipSpace(p.raw, 0)
-	if i == len(p.raw) || p.raw[i] != '{' {
-		return p.noObject(i)
+	c, ok := rawjson.Open(p.raw)
+	if !ok {
+		return p.noObject(c.At)
 	}
-	var at [topCount]Span
+	var at [topCount]rawjson.Span
 	o := object{p: p, path: "nvext", names: topNames[:], at: at[:]}
-	w := enter(p.raw, i)
-	for w.next() {
-		n := o.find(&w)
+	for c.Next() {
+		n := o.find(&c)
 		read := false
 		if n == fTokenData {
 			old := at[n]
-			if at[n], read = p.tokens(&w); old.End > 0 && !p.valid(old) {
+			if at[n], read = p.tokens(&c); old.End > 0 && !p.valid(old) {
 				return false
 			}
 		}
 		if !read {
-			v := w.value()
-			if w.bad || !p.valid(v) {
+			v := c.Value()
+			if c.Err != nil || !p.valid(v) {
 				return false
 			}
 			if n >= 0 {
 				at[n] = v
 			}
 		}
-		if !p.valid(Span{w.keyAt, w.keyEnd}) {
+		if !p.valid(rawjson.Span{Start: c.KeyAt, End: c.KeyEnd}) {
 			return false
 		}
 	}
-	if w.bad || skipSpace(p.raw, w.i) < len(p.raw) {
+	if !c.Alone() {
 		return false
 	}
 	p.fields(&o)
@@ -111,11 +115,11 @@ func (p *parser) top() bool {
 
 // noObject reads an nvext that is something else.
 func (p *parser) noObject(i int) bool {
-	end, ok := skipValue(p.raw, i)
-	if !ok || skipSpace(p.raw, end) < len(p.raw) || !p.valid(Span{i, end}) {
+	at, ok := rawjson.ValueAt(p.raw, i)
+	if !ok || rawjson.SkipSpace(p.raw, at.End) < len(p.raw) || !p.valid(at) {
 		return false
 	}
-	if v := gjson.Parse(view(p.raw[i:end])); v.Type != gjson.Null {
+	if v := gjson.Parse(rawjson.View(at.Of(p.raw))); v.Type != gjson.Null {
 		p.fail(&FieldError{Field: "nvext", Want: wantObject, Got: describe(v)})
 	}
 	return true
@@ -123,7 +127,7 @@ func (p *parser) noObject(i int) bool {
 
 // valid tells whether a value is valid JSON. Its nesting has been bounded by
 // passing it, for this recurses.
-func (p *parser) valid(s Span) bool { return gjson.Valid(view(p.raw[s.Start:s.End])) }
+func (p *parser) valid(s rawjson.Span) bool { return gjson.Valid(rawjson.View(s.Of(p.raw))) }
 
 // fields reads the fields that are not objects.
 func (p *parser) fields(o *object) {
@@ -169,14 +173,14 @@ type object struct {
 	p     *parser
 	path  string
 	names []string
-	at    []Span // by the index in names; the last of each
+	at    []rawjson.Span // by the index in names; the last of each
 }
 
-// find returns the index of the walk's member, -1 if it is not known, which is
+// find returns the index of the cursor's member, -1 if it is not known, which is
 // noted where that is an error.
-func (o *object) find(w *walk) int {
-	name := w.name()
-	n := index(o.names, name)
+func (o *object) find(c *rawjson.Cursor) int {
+	name := c.Name()
+	n := slices.Index(o.names, name)
 	if n < 0 && o.p.opt.Strict {
 		u := &o.p.unknown
 		if len(u.Fields) < maxUnknown {
@@ -190,7 +194,7 @@ func (o *object) find(w *walk) int {
 
 // enter returns the object that is field i of this one, with its members in
 // at. It is not ok if there is none.
-func (o *object) enter(i int, path string, names []string, at []Span) (in object, ok bool) {
+func (o *object) enter(i int, path string, names []string, at []rawjson.Span) (in object, ok bool) {
 	v, ok := o.value(i)
 	if !ok {
 		return in, false
@@ -199,14 +203,14 @@ func (o *object) enter(i int, path string, names []string, at []Span) (in object
 	if !v.IsObject() {
 		return in, o.wrong(i, wantObject, v)
 	}
-	w := enter(o.p.raw, o.at[i].Start)
-	for w.next() {
-		n := in.find(&w)
-		if s := w.value(); n >= 0 {
+	c := rawjson.Enter(o.p.raw, o.at[i].Start)
+	for c.Next() {
+		n := in.find(&c)
+		if s := c.Value(); n >= 0 {
 			at[n] = s
 		}
 	}
-	return in, !w.bad
+	return in, c.Err == nil
 }
 
 // value returns the value of field i. It is not ok if the field is absent.
@@ -215,7 +219,7 @@ func (o *object) value(i int) (v gjson.Result, ok bool) {
 	if s.End == 0 {
 		return v, false
 	}
-	v = gjson.Parse(view(o.p.raw[s.Start:s.End]))
+	v = gjson.Parse(rawjson.View(s.Of(o.p.raw)))
 	return v, v.Type != gjson.Null
 }
 

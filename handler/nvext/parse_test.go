@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // every has each field of both generations, with what its values can be at the
@@ -34,7 +36,7 @@ func TestParseReadsEveryField(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for s, want := range map[Span]string{got.TokenSpan: "[0,1,4294967295]", got.SessionParams.Span: `{"id":"i","rid":"r","offset":-1,"replace":true,"drop_previous_output":false}`} {
+	for s, want := range map[rawjson.Span]string{got.TokenSpan: "[0,1,4294967295]", got.SessionParams.Span: `{"id":"i","rid":"r","offset":-1,"replace":true,"drop_previous_output":false}`} {
 		if string(raw[s.Start:s.End]) != want {
 			t.Errorf("the span of %s is %s", want, raw[s.Start:s.End])
 		}
@@ -84,7 +86,7 @@ func TestParseTakesNullForAbsent(t *testing.T) {
 	}
 	for _, raw := range append(nulls, "", strings.Join(nulls, " , ")) {
 		got, err := Parse([]byte("{"+raw+"}"), Options{Strict: true, Tokens: true})
-		got.SessionParams.Span = Span{}
+		got.SessionParams.Span = rawjson.Span{}
 		if err != nil || !reflect.DeepEqual(got, Ext{}) {
 			t.Errorf("%s: %+v, %v", raw, got, err)
 		}
@@ -285,7 +287,7 @@ func TestWrongValuesAreErrorsWhereTrusted(t *testing.T) {
 		}
 		again := ext
 		dropped, err := ext.Restrict(Everything &^ c.g)
-		ext.SessionParams.Span = Span{}
+		ext.SessionParams.Span = rawjson.Span{}
 		if ext.bad = [grantCount]*FieldError{}; err != nil || dropped != c.g || !reflect.DeepEqual(ext, Ext{}) {
 			t.Errorf("%.80s untrusted: dropped %v, error %v, left %+v", raw, dropped, err, ext)
 		}
@@ -336,14 +338,14 @@ func TestParseDuplicates(t *testing.T) {
 		`{"backend_instance_id":1,"b\u0061ckend_instance_id":null}`:          {},
 		`{"backend_instance_id":"x","backend_instance_id":2}`:                {BackendInstanceID: Some[uint64](2)},
 		`{"agent_hints":{"osl":1},"agent_hints":{}}`:                         {},
-		`{"token_data":["x"],"token_data":[7]}`:                              {TokenData: []uint32{7}, TokenCount: 1, TokenSpan: Span{33, 36}},
+		`{"token_data":["x"],"token_data":[7]}`:                              {TokenData: []uint32{7}, TokenCount: 1, TokenSpan: rawjson.Span{Start: 33, End: 36}},
 		`{"token_data":[7],"token_data":null}`:                               {},
 		`{"dp_rank":4294967295,"prefill_dp_rank":4294967295}`:                {},
 		`{"routing_constraints":{"preferred_taints":{"a":1,"b":2,"a":3}}}`:   {RoutingConstraints: RoutingConstraints{PreferredTaints: []Taint{{"a", 3}, {"b", 2}}}},
 		`{"annotations":["query_instance_id"]}`:                              {Annotations: AnnotationQueryOnly},
 		`{"annotations":["query_instance_id:x"]}`:                            {Annotations: AnnotationQueryOnly},
 		`{"annotations":["query_instance_ids","query_instance_id_extra:x"]}`: {Annotations: annotationOther},
-		`{"token_data":[ ]}`:                                                 {TokenData: []uint32{}, TokenSpan: Span{14, 17}},
+		`{"token_data":[ ]}`:                                                 {TokenData: []uint32{}, TokenSpan: rawjson.Span{Start: 14, End: 17}},
 	} {
 		if got, err := Parse([]byte(raw), Options{Tokens: true}); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v", raw, got, err)
@@ -382,13 +384,13 @@ func TestParseRefusesMalformed(t *testing.T) {
 	for _, raw := range []string{
 		``, ` `, `{`, `{} {}`, `{},`, `{"a":1,}`, `{"a" "b"}`, `{"session_control":{"session_id" "s"}}`, `{"a":01}`, `{"a":tru}`, `{"token_data":[01]}`,
 		`{"token_data":[1,]}`, `{"token_data":[1 2]}`, `{"token_data":[1`, `{"token_data":[1,,2],"token_data":[1]}`, `{"\x":1}`, "{\"\n\":1}", `{"a":"\u12"}`, `{a:1}`, `[1`, `nul`,
-		`{"a":` + strings.Repeat("[", maxDepth+1) + strings.Repeat("]", maxDepth+1) + `}`, strings.Repeat("[", 1<<20),
+		`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, strings.Repeat("[", 1<<20),
 	} {
 		if _, err := Parse([]byte(raw), Options{}); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%.60s: %v", raw, err)
 		}
 	}
-	deep := `{"a":` + strings.Repeat("[", maxDepth) + strings.Repeat("]", maxDepth) + `}`
+	deep := `{"a":` + strings.Repeat("[", rawjson.MaxDepth-1) + strings.Repeat("]", rawjson.MaxDepth-1) + `}`
 	if _, err := Parse([]byte(deep), Options{}); err != nil {
 		t.Errorf("at the bound: %v", err)
 	}
@@ -432,7 +434,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil && !errors.Is(err, ErrMalformed) && !errors.As(err, &field) {
 			t.Fatalf("%+v with error %v", ext, err)
 		}
-		if errors.Is(err, ErrMalformed) == json.Valid(raw) && bytes.Count(raw, []byte("["))+bytes.Count(raw, []byte("{")) <= maxDepth {
+		if errors.Is(err, ErrMalformed) == json.Valid(raw) && bytes.Count(raw, []byte("["))+bytes.Count(raw, []byte("{")) < rawjson.MaxDepth {
 			t.Fatalf("%v, but valid is %v", err, json.Valid(raw))
 		}
 		if err != nil {
@@ -465,7 +467,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%s: %v", anew, err)
 		}
 		for _, e := range []*Ext{&ext, &again} {
-			e.TokenSpan, e.SessionParams.Span = Span{}, Span{}
+			e.TokenSpan, e.SessionParams.Span = rawjson.Span{}, rawjson.Span{}
 			sortTaints(e)
 		}
 		if !reflect.DeepEqual(ext, again) {

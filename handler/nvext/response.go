@@ -2,10 +2,9 @@ package nvext
 
 import (
 	"bytes"
-	"math"
 	"strconv"
 
-	"github.com/tidwall/gjson"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Names of an answer's members and annotations that the router makes itself.
@@ -36,12 +35,14 @@ type WorkerID struct {
 
 // Append appends the member's value.
 func (w WorkerID) Append(dst []byte) []byte {
-	o := members{dst: append(dst, '{')}
-	o.integer("prefill_worker_id", w.PrefillWorkerID)
-	o.integer("prefill_dp_rank", wide(w.PrefillDPRank))
-	o.integer("decode_worker_id", w.DecodeWorkerID)
-	o.integer("decode_dp_rank", wide(w.DecodeDPRank))
-	return append(o.dst, '}')
+	o := rawjson.Object{Buf: dst}
+	o.Open()
+	appendUint(&o, "prefill_worker_id", w.PrefillWorkerID)
+	appendUint(&o, "prefill_dp_rank", wide(w.PrefillDPRank))
+	appendUint(&o, "decode_worker_id", w.DecodeWorkerID)
+	appendUint(&o, "decode_dp_rank", wide(w.DecodeDPRank))
+	o.Close()
+	return o.Buf
 }
 
 // Timing says how long an answer took: the member timing of the chunk that
@@ -59,16 +60,18 @@ type Timing struct {
 
 // Append appends the member's value.
 func (t Timing) Append(dst []byte) []byte {
-	o := members{dst: append(dst, '{')}
-	o.integer("request_received_ms", Some(t.RequestReceivedMS))
-	o.number("prefill_wait_time_ms", t.PrefillWaitTimeMS)
-	o.number("prefill_time_ms", t.PrefillTimeMS)
-	o.number("ttft_ms", t.TTFTMS)
-	o.number("total_time_ms", t.TotalTimeMS)
-	o.number("kv_hit_rate", t.KVHitRate)
-	o.integer("router_queue_depth", t.RouterQueueDepth)
-	o.number("kv_transfer_estimated_latency_ms", t.KVTransferEstimatedLatencyMS)
-	return append(o.dst, '}')
+	o := rawjson.Object{Buf: dst}
+	o.Open()
+	o.Uint("request_received_ms", t.RequestReceivedMS)
+	appendFloat(&o, "prefill_wait_time_ms", t.PrefillWaitTimeMS)
+	appendFloat(&o, "prefill_time_ms", t.PrefillTimeMS)
+	appendFloat(&o, "ttft_ms", t.TTFTMS)
+	appendFloat(&o, "total_time_ms", t.TotalTimeMS)
+	appendFloat(&o, "kv_hit_rate", t.KVHitRate)
+	appendUint(&o, "router_queue_depth", t.RouterQueueDepth)
+	appendFloat(&o, "kv_transfer_estimated_latency_ms", t.KVTransferEstimatedLatencyMS)
+	o.Close()
+	return o.Buf
 }
 
 // AppendTokens appends token ids as JSON: the value of the member and the
@@ -84,15 +87,13 @@ func AppendTokens(dst []byte, ids []uint32) []byte {
 	return append(dst, ']')
 }
 
-// AppendString appends a text as JSON: the payload of the annotations
-// request_id and formatted_prompt.
-func AppendString(dst []byte, s string) []byte { return gjson.AppendJSONString(dst, s) }
-
 // AppendObject appends an nvext of these members.
 func AppendObject(dst []byte, all []Member) []byte {
-	o := members{dst: append(dst, '{')}
-	o.all(all, 0)
-	return append(o.dst, '}')
+	o := rawjson.Object{Buf: dst}
+	o.Open()
+	appendMembers(&o, all, 0)
+	o.Close()
+	return o.Buf
 }
 
 // AppendAnnotation appends an annotation as Dynamo frames it: an event with a
@@ -120,43 +121,24 @@ func appendLine(dst, line []byte) []byte {
 
 func wide(n Opt[uint32]) Opt[uint64] { return Opt[uint64]{uint64(n.Value), n.Set} }
 
-// members writes the members of an object.
-type members struct {
-	dst  []byte
-	more bool
-}
-
-// name writes what comes before a value.
-func (m *members) name(name string) {
-	if m.more {
-		m.dst = append(m.dst, ',')
-	}
-	m.more = true
-	m.dst = append(m.dst, '"')
-	m.dst = append(m.dst, name...)
-	m.dst = append(m.dst, '"', ':')
-}
-
-func (m *members) integer(name string, n Opt[uint64]) {
+// appendUint and appendFloat append a member if it is set.
+func appendUint(o *rawjson.Object, name string, n Opt[uint64]) {
 	if n.Set {
-		m.name(name)
-		m.dst = strconv.AppendUint(m.dst, n.Value, 10)
+		o.Uint(name, n.Value)
 	}
 }
 
-func (m *members) number(name string, n Opt[float64]) {
-	if n.Set && !math.IsNaN(n.Value) && !math.IsInf(n.Value, 0) {
-		m.name(name)
-		m.dst = strconv.AppendFloat(m.dst, n.Value, 'f', -1, 64)
+func appendFloat(o *rawjson.Object, name string, n Opt[float64]) {
+	if n.Set {
+		o.Float(name, n.Value)
 	}
 }
 
-// all writes members, but for those whose bit is set in has.
-func (m *members) all(all []Member, has uint64) {
+// appendMembers appends members, but for those whose bit is set in but.
+func appendMembers(o *rawjson.Object, all []Member, but uint64) {
 	for i, one := range all {
-		if has>>i&1 == 0 {
-			m.name(one.Name)
-			m.dst = append(m.dst, one.Value...)
+		if but>>i&1 == 0 {
+			o.Raw(one.Name, one.Value)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package nvext
 import (
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -89,11 +90,11 @@ func (p *parser) sections(top *object) {
 	p.cache(top)
 	p.override(top)
 	p.upload(top)
-	var at [constraintCount]Span
+	var at [constraintCount]rawjson.Span
 	if o, ok := top.enter(fRoutingConstraints, "nvext.routing_constraints", constraintNames[:], at[:]); ok {
 		p.ext.RoutingConstraints = RoutingConstraints{o.taints(fRequiredTaints), o.weights(fPreferredTaints)}
 	}
-	var to [routerCount]Span
+	var to [routerCount]rawjson.Span
 	if o, ok := top.enter(fRouter, "nvext.router", routerNames[:], to[:]); ok {
 		p.ext.Router.TTFTTarget = o.number(fTTFTTarget, 0, unbounded, wantNumber)
 		p.ext.Router.ITLTarget = o.number(fITLTarget, 0, unbounded, wantNumber)
@@ -101,7 +102,7 @@ func (p *parser) sections(top *object) {
 }
 
 func (p *parser) hints(top *object) {
-	var at [hintCount]Span
+	var at [hintCount]rawjson.Span
 	o, ok := top.enter(fAgentHints, "nvext.agent_hints", hintNames[:], at[:])
 	if !ok {
 		return
@@ -119,7 +120,7 @@ func (p *parser) hints(top *object) {
 // control reads session_control, which must have a session's id. An empty one
 // is none, and then there is nothing to do with it.
 func (p *parser) control(top *object) {
-	var at [controlCount]Span
+	var at [controlCount]rawjson.Span
 	o, ok := top.enter(fSessionControl, "nvext.session_control", controlNames[:], at[:])
 	if !ok {
 		return
@@ -161,7 +162,7 @@ func (o *object) action() Action {
 }
 
 func (p *parser) params(top *object) {
-	var at [paramCount]Span
+	var at [paramCount]rawjson.Span
 	o, ok := top.enter(fSessionParams, "nvext.session_params", paramNames[:], at[:])
 	if !ok {
 		return
@@ -175,7 +176,7 @@ func (p *parser) params(top *object) {
 }
 
 func (p *parser) cache(top *object) {
-	var at [cacheCount]Span
+	var at [cacheCount]rawjson.Span
 	o, ok := top.enter(fCacheControl, "nvext.cache_control", cacheNames[:], at[:])
 	if !ok {
 		return
@@ -193,7 +194,7 @@ func (p *parser) cache(top *object) {
 // override reads router_config_override. overlap_score_weight is what
 // prefill_load_scale was called before; at 0 it turned the credit off, too.
 func (p *parser) override(top *object) {
-	var at [overrideCount]Span
+	var at [overrideCount]rawjson.Span
 	o, ok := top.enter(fRouterConfigOverride, "nvext.router_config_override", overrideNames[:], at[:])
 	if !ok {
 		return
@@ -220,7 +221,7 @@ func (p *parser) override(top *object) {
 }
 
 func (p *parser) upload(top *object) {
-	var at [uploadCount]Span
+	var at [uploadCount]rawjson.Span
 	o, ok := top.enter(fMetadataUpload, "nvext.metadata_upload", uploadNames[:], at[:])
 	if !ok {
 		return

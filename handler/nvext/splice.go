@@ -1,5 +1,7 @@
 package nvext
 
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
 // Additions are what a filter puts into the nvext of an answer. A member that
 // the engine's nvext has, too, gets the value of these, for its workers are
 // not those that the client knows; its other members stay.
@@ -10,148 +12,123 @@ type Additions struct {
 	// Final makes what is put besides into each chunk that has a finish
 	// reason, and into a plain answer. Nil makes nothing.
 	Final func() []Member
+
+	edits []rawjson.Edit
+	text  []byte
 }
 
 // maxMembers is how many members are merged with the engine's, of Each and of
 // Final: more than the protocol has.
 const maxMembers = 64
 
-// splice appends an object of an answer with the additions in its nvext. It
-// returns false, and dst as it was, if the object is not to be changed: it is
-// malformed, an error, or has an nvext that is no object; or it is a chunk
-// without choices, which only chat and completions have.
-func (a *Additions) splice(dst, b []byte, chunk bool) ([]byte, bool) {
+// Edits returns the changes that put the additions into the nvext of an answer's
+// object. They are good until the next call. There are none if the object is
+// malformed, an error, or has an nvext that is no object, or if it is a stream's
+// chunk without choices, which only chat and completions have.
+func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	o, ok := lookAt(b)
 	if !ok || chunk && !o.choices {
-		return dst, false
+		return nil
 	}
 	lists := [2][]Member{a.Each}
 	if a.Final != nil && (o.finished || !chunk) {
 		lists[1] = a.Final()
 	}
 	if len(lists[0])+len(lists[1]) == 0 {
-		return dst, false
+		return nil
 	}
-	m := members{dst: dst}
+	a.edits = a.edits[:0]
+	w := rawjson.Object{Buf: a.text[:0], More: !o.empty}
+	at := rawjson.Span{Start: o.brace, End: o.brace}
 	switch v := o.nvext; {
 	case v.End == 0:
-		m.dst, m.more = append(m.dst, b[:o.brace]...), !o.empty
-		m.name("nvext")
-		m.object(lists)
-		m.dst = append(m.dst, b[o.brace:]...)
-	case string(b[v.Start:v.End]) == "null":
-		m.dst = append(m.dst, b[:v.Start]...)
-		m.object(lists)
-		m.dst = append(m.dst, b[v.End:]...)
-	case b[v.Start] == '{':
-		m.merge(b, v.Start, lists)
+		w.Name("nvext")
+		appendObject(&w, lists)
+	case v.IsNull(b):
+		at = v
+		appendObject(&w, lists)
+	case v.First(b) == '{':
+		at = a.merge(&w, b, v.Start, lists)
 	default:
-		return dst, false
+		return nil
 	}
-	return m.dst, true
+	a.text = w.Buf
+	a.edits = append(a.edits, rawjson.Edit{Span: at, Text: w.Buf})
+	return a.edits
 }
 
-// object writes an nvext of the members.
-func (m *members) object(lists [2][]Member) {
-	m.dst = append(m.dst, '{')
-	m.more = false
+// appendObject appends an nvext of the members.
+func appendObject(w *rawjson.Object, lists [2][]Member) {
+	w.Open()
 	for _, all := range lists {
-		m.all(all, 0)
+		appendMembers(w, all, 0)
 	}
-	m.dst = append(m.dst, '}')
+	w.Close()
 }
 
-// merge writes b, with the members in the nvext that opens at b[i].
-func (m *members) merge(b []byte, i int, lists [2][]Member) {
+// merge replaces members of the nvext that opens at b[i], and appends those that
+// the nvext lacks. It returns where these belong.
+func (a *Additions) merge(w *rawjson.Object, b []byte, i int, lists [2][]Member) rawjson.Span {
 	var has [2]uint64
-	at := 0
-	w := enter(b, i)
-	for w.next() {
-		name := w.name()
-		v := w.value()
+	c := rawjson.Enter(b, i)
+	for c.Next() {
+		name := c.Name()
+		v := c.Value()
 		for l, all := range lists {
 			for n, one := range all {
 				if one.Name == name && n < maxMembers {
 					has[l] |= 1 << n
-					m.dst = append(append(m.dst, b[at:v.Start]...), one.Value...)
-					at = v.End
+					a.edits = append(a.edits, rawjson.Edit{Span: v, Text: one.Value})
 				}
 			}
 		}
 	}
-	m.dst = append(m.dst, b[at:w.i-1]...)
-	m.more = w.begun
+	w.More = !c.Empty
 	for l, all := range lists {
-		m.all(all, has[l])
+		appendMembers(w, all, has[l])
 	}
-	m.dst = append(m.dst, b[w.i-1:]...)
+	return rawjson.Span{Start: c.At - 1, End: c.At - 1}
 }
 
 // looked is what is seen of an answer's object.
 type looked struct {
-	nvext    Span // the last, the zero Span if there is none
-	brace    int  // where the closing bracket is
-	empty    bool // it has no members
-	choices  bool // it has a list of choices
-	finished bool // one of them has a finish reason
+	nvext    rawjson.Span // the last, the zero Span if there is none
+	brace    int          // where the closing bracket is
+	empty    bool         // it has no members
+	choices  bool         // it has a list of choices
+	finished bool         // one of them has a finish reason
 }
 
 // lookAt looks at an object. It is not ok if it is something else, malformed
 // or an error.
 func lookAt(b []byte) (o looked, ok bool) {
-	i := skipSpace(b, 0)
-	if i == len(b) || b[i] != '{' {
-		return o, false
-	}
-	w := enter(b, i)
-	for w.next() {
-		name := w.name()
-		v := w.value()
-		if w.bad {
-			break
-		}
-		raw := b[v.Start:v.End]
+	c, ok := rawjson.Open(b)
+	for ok && c.Next() {
+		name := c.Name()
+		v := c.Value()
 		switch name {
 		case "nvext":
 			o.nvext = v
 		case "error":
-			if string(raw) != "null" {
-				return o, false
-			}
+			ok = v.IsNull(b)
 		case "object":
-			if string(raw) == `"error"` {
-				return o, false
-			}
+			ok = string(v.Of(b)) != `"error"`
 		case "choices":
-			if o.choices = raw[0] == '['; o.choices {
-				o.finished = finished(b, v.Start)
-			}
+			o.choices = v.First(b) == '['
+			o.finished = finished(b, v)
 		}
 	}
-	o.brace, o.empty = w.i-1, !w.begun
-	return o, w.done && skipSpace(b, w.i) == len(b)
+	o.brace, o.empty = c.At-1, c.Empty
+	return o, ok && c.Alone()
 }
 
-// finished tells whether one of the choices at b[i] has a finish reason.
-func finished(b []byte, i int) bool {
-	w := enter(b, i)
-	for w.next() {
-		choice := w.value()
-		if w.bad || b[choice.Start] != '{' {
-			continue
-		}
-		in := enter(b, choice.Start)
-		for in.next() {
-			name := in.name()
-			v := in.value()
-			if name != "finish_reason" || in.bad {
-				continue
-			}
-			switch string(b[v.Start:v.End]) {
-			case "null", `""`:
-			default:
-				return true
-			}
+// finished tells whether one of the choices has a finish reason.
+func finished(b []byte, choices rawjson.Span) bool {
+	for choice := range choices.Objects(b) {
+		switch string(choice.Get(b, "finish_reason").Of(b)) {
+		case "", "null", `""`:
+		default:
+			return true
 		}
 	}
 	return false

@@ -4,26 +4,27 @@ import (
 	"bytes"
 	"strconv"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
-// tokens reads the value of token_data where the walk stands, if it is a list
+// tokens reads the value of token_data where the cursor stands, if it is a list
 // of ids, and passes it: it may be most of a body, and is looked at once. What
 // is not read stands there for the caller.
-func (p *parser) tokens(w *walk) (at Span, read bool) {
-	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = nil, 0, Span{}
+func (p *parser) tokens(c *rawjson.Cursor) (at rawjson.Span, read bool) {
+	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = nil, 0, rawjson.Span{}
 	var keep []uint32
 	if p.opt.Tokens {
-		n := bytes.IndexByte(p.raw[w.i:], ']')
-		keep = make([]uint32, 0, min(MaxTokens, bytes.Count(p.raw[w.i:w.i+max(n, 0)], []byte{','})+1))
+		n := bytes.IndexByte(p.raw[c.At:], ']')
+		keep = make([]uint32, 0, min(MaxTokens, bytes.Count(p.raw[c.At:c.At+max(n, 0)], []byte{','})+1))
 	}
-	ids, count, end := scanTokens(p.raw, w.i, keep)
+	ids, count, end := scanTokens(p.raw, c.At, keep)
 	p.counted = end > 0
 	if !p.counted {
 		return at, false
 	}
-	at = Span{w.i, end}
-	w.i = end
+	at = rawjson.Span{Start: c.At, End: end}
+	c.At = end
 	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = ids, count, at
 	return at, true
 }
@@ -35,10 +36,10 @@ func scanTokens(b []byte, i int, keep []uint32) (ids []uint32, count, end int) {
 	if b[i] != '[' {
 		return nil, 0, 0
 	}
-	if i = skipSpace(b, i+1); i < len(b) && b[i] == ']' {
+	if i = rawjson.SkipSpace(b, i+1); i < len(b) && b[i] == ']' {
 		return keep, 0, i + 1
 	}
-	for ; i < len(b); i = skipSpace(b, i+1) {
+	for ; i < len(b); i = rawjson.SkipSpace(b, i+1) {
 		n, first := uint64(0), i
 		for ; i < len(b) && b[i]-'0' <= 9 && n < 1<<32; i++ {
 			n = n*10 + uint64(b[i]-'0')
@@ -50,7 +51,7 @@ func scanTokens(b []byte, i int, keep []uint32) (ids []uint32, count, end int) {
 			keep = append(keep, uint32(n))
 		}
 		count++
-		if i = skipSpace(b, i); i == len(b) || b[i] != ',' {
+		if i = rawjson.SkipSpace(b, i); i == len(b) || b[i] != ',' {
 			break
 		}
 	}
@@ -82,7 +83,7 @@ func (p *parser) tokensLeft(o *object) {
 // AppendIDs appends the token ids of a list as JSON, which is in raw at s, to
 // ids: those of a TokenSpan that were not asked for. It returns ids as they
 // were if there is no such list.
-func AppendIDs(ids []uint32, raw []byte, s Span) []uint32 {
+func AppendIDs(ids []uint32, raw []byte, s rawjson.Span) []uint32 {
 	if s.End == 0 {
 		return ids
 	}

@@ -43,7 +43,7 @@ func GrantNames() []string { return slices.Clone(grantNames[:]) }
 
 // ParseGrant returns the kind of a name. It is not ok if there is none.
 func ParseGrant(name string) (g Grants, ok bool) {
-	if n := index(grantNames[:], name); n >= 0 {
+	if n := slices.Index(grantNames[:], name); n >= 0 {
 		return 1 << n, true
 	}
 	return 0, false

@@ -1,6 +1,10 @@
 package nvext
 
-import "github.com/tidwall/gjson"
+import (
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // Cuts appends the parts of an nvext that a Dynamo frontend must not get, in
 // order and without overlaps. These are cut out, each with its comma:
@@ -15,8 +19,8 @@ import "github.com/tidwall/gjson"
 // All other bytes stay, and the result is valid JSON. The ids of pins are those
 // of this router's workers, not Dynamo's: a caller that can translate them sends
 // headers, which win, and grants no Pins here. Parse must have accepted the nvext.
-func Cuts(cuts []Span, raw []byte, g Grants, noSalt bool) []Span {
-	i := skipSpace(raw, 0)
+func Cuts(cuts []rawjson.Edit, raw []byte, g Grants, noSalt bool) []rawjson.Edit {
+	i := rawjson.SkipSpace(raw, 0)
 	if i == len(raw) || raw[i] != '{' {
 		return cuts
 	}
@@ -30,7 +34,7 @@ type upstream struct {
 	raw    []byte
 	grants Grants
 	noSalt bool
-	cuts   []Span
+	cuts   []rawjson.Edit
 }
 
 // level is which object of an nvext is being read.
@@ -53,29 +57,29 @@ var levelNames = [...][]string{
 func (u *upstream) object(i int, l level) {
 	names := levelNames[l]
 	var last [topCount]int // where the last key of each name is
-	w := enter(u.raw, i)
-	for w.next() {
-		if n := index(names, w.name()); n >= 0 {
-			last[n] = w.keyAt
+	c := rawjson.Enter(u.raw, i)
+	for c.Next() {
+		if n := slices.Index(names, c.Name()); n >= 0 {
+			last[n] = c.KeyAt
 		}
-		w.value()
+		c.Value()
 	}
-	c := cutter{u: u, open: -1}
-	w = enter(u.raw, i)
-	for w.next() {
-		n := index(names, w.name())
-		v := w.value()
-		if n < 0 || w.keyAt != last[n] || string(u.raw[v.Start:v.End]) == "null" || u.refused(l, n, v) {
-			c.drop(w.keyAt, v.End, w.comma)
+	cut := rawjson.Cutter{Edits: &u.cuts}
+	c = rawjson.Enter(u.raw, i)
+	for c.Next() {
+		n := slices.Index(names, c.Name())
+		v := c.Value()
+		if n < 0 || c.KeyAt != last[n] || v.IsNull(u.raw) || u.refused(l, n, v) {
+			cut.Drop(&c, v)
 			continue
 		}
-		c.keep(w.comma)
+		cut.Keep(&c)
 		u.within(l, n, v)
 	}
 }
 
 // refused tells whether field n with value v is not to be sent.
-func (u *upstream) refused(l level, n int, v Span) bool {
+func (u *upstream) refused(l level, n int, v rawjson.Span) bool {
 	if l == levelHints {
 		return u.grants&Priorities == 0 && (n == fPriority || n == fStrictPriority || n == fLatencySensitivity)
 	}
@@ -86,7 +90,7 @@ func (u *upstream) refused(l level, n int, v Span) bool {
 	case fBackendInstanceID, fPrefillWorkerID, fDecodeWorkerID:
 		return u.grants&Pins == 0
 	case fDPRank, fPrefillDPRank:
-		return u.grants&Pins == 0 || string(u.raw[v.Start:v.End]) == "4294967295"
+		return u.grants&Pins == 0 || string(v.Of(u.raw)) == "4294967295"
 	case fRoutingConstraints:
 		return u.grants&Overrides == 0
 	case fMetadataUpload:
@@ -102,7 +106,7 @@ func (u *upstream) refused(l level, n int, v Span) bool {
 }
 
 // within collects the cuts in the value of a field that stays.
-func (u *upstream) within(l level, n int, v Span) {
+func (u *upstream) within(l level, n int, v rawjson.Span) {
 	if l != levelTop {
 		return
 	}
@@ -126,45 +130,14 @@ func (u *upstream) annotations(i int) {
 	if u.grants&Explain != 0 {
 		granted = ^annotationOwned
 	}
-	c := cutter{u: u, open: -1}
-	w := enter(u.raw, i)
-	for w.next() {
-		v := w.value()
-		if annotationNamed(gjson.Parse(view(u.raw[v.Start:v.End])).Str)&granted == 0 {
-			c.drop(v.Start, v.End, w.comma)
+	cut := rawjson.Cutter{Edits: &u.cuts}
+	c := rawjson.Enter(u.raw, i)
+	for c.Next() {
+		v := c.Value()
+		if annotationNamed(v.Text(u.raw))&granted == 0 {
+			cut.Drop(&c, v)
 		} else {
-			c.keep(w.comma)
+			cut.Keep(&c)
 		}
-	}
-}
-
-// cutter cuts members out of one object or array. It is called for all members
-// in order, with the comma before each (-1 for the first). A member that is cut
-// takes the comma before it once a member was kept, until then the comma behind it.
-type cutter struct {
-	u    *upstream
-	kept bool
-	open int // the cut that takes the next comma, -1 for none
-}
-
-func (c *cutter) keep(comma int) {
-	c.shut(comma)
-	c.kept = true
-}
-
-func (c *cutter) drop(start, end, comma int) {
-	c.shut(comma)
-	if c.kept {
-		start = comma
-	} else {
-		c.open = len(c.u.cuts)
-	}
-	c.u.cuts = append(c.u.cuts, Span{start, end})
-}
-
-func (c *cutter) shut(comma int) {
-	if c.open >= 0 {
-		c.u.cuts[c.open].End = comma + 1
-		c.open = -1
 	}
 }

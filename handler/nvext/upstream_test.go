@@ -8,10 +8,12 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // without cuts, in order.
-func without(t testing.TB, raw []byte, cuts []Span) []byte {
+func without(t testing.TB, raw []byte, cuts []rawjson.Edit) []byte {
 	t.Helper()
 	var out []byte
 	at := 0

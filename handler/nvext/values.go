@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -155,15 +156,15 @@ func (o *object) list(i int, g Grants, most int, want string, each func(n int, v
 		o.wrong(i, want, v)
 		return
 	}
-	w := enter(o.p.raw, o.at[i].Start)
-	for n := 0; w.next(); n++ {
-		s := w.value()
+	n := 0
+	for s := range o.at[i].Elements(o.p.raw) {
 		if n == most {
 			o.invalid(i, g, want, "more")
 		}
-		if !each(n, gjson.Parse(view(o.p.raw[s.Start:s.End]))) {
+		if !each(n, gjson.Parse(rawjson.View(s.Of(o.p.raw)))) {
 			return
 		}
+		n++
 	}
 }
 
@@ -226,10 +227,10 @@ func (o *object) weights(i int) (taints []Taint) {
 		o.wrong(i, wantWeights, v)
 		return nil
 	}
-	w := enter(o.p.raw, o.at[i].Start)
-	for n := 0; w.next(); n++ {
-		name := w.name()
-		s := w.value()
+	c := rawjson.Enter(o.p.raw, o.at[i].Start)
+	for n := 0; c.Next(); n++ {
+		name := c.Name()
+		s := c.Value()
 		if n == MaxList {
 			o.invalid(i, Overrides, wantWeights, "more")
 			break
@@ -238,7 +239,7 @@ func (o *object) weights(i int) (taints []Taint) {
 			o.invalid(i, Overrides, "names of at most 256 bytes", lengthOf(name))
 			continue
 		}
-		taints = o.weight(i, taints, name, gjson.Parse(view(o.p.raw[s.Start:s.End])))
+		taints = o.weight(i, taints, name, gjson.Parse(rawjson.View(s.Of(o.p.raw))))
 	}
 	return taints
 }

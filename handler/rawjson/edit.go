@@ -1,0 +1,60 @@
+package rawjson
+
+// Edit is a change of some bytes: Text takes the place of the bytes of Span,
+// which may be none. Text may be a part of these bytes itself.
+type Edit struct {
+	Span
+	Text []byte
+}
+
+// Splice appends b to dst with edits made, which must be in order, within b and
+// without overlaps.
+func Splice(dst, b []byte, edits []Edit) []byte {
+	at := 0
+	for _, e := range edits {
+		dst = append(append(dst, b[at:e.Start]...), e.Text...)
+		at = e.End
+	}
+	return append(dst, b[at:]...)
+}
+
+// Cutter makes the edits that cut members out of one object, or elements out of
+// one list, each with one comma. It is told of all of them in order. One that
+// goes takes the comma before it, once something has stayed; until then the
+// comma behind it.
+type Cutter struct {
+	Edits *[]Edit // where the changes are appended
+
+	kept bool
+	open int // 1 + the edit that takes the next comma, 0 for none
+}
+
+// Keep says that the member that a Cursor has passed stays.
+func (k *Cutter) Keep(c *Cursor) {
+	k.shut(c.Comma)
+	k.kept = true
+}
+
+// Drop cuts out the member or element that a Cursor has passed, whose value is
+// v.
+func (k *Cutter) Drop(c *Cursor, v Span) {
+	k.shut(c.Comma)
+	start := v.Start
+	switch {
+	case k.kept:
+		start = c.Comma
+	case c.shut == '}':
+		start = c.KeyAt
+		fallthrough
+	default:
+		k.open = len(*k.Edits) + 1
+	}
+	*k.Edits = append(*k.Edits, Edit{Span: Span{start, v.End}})
+}
+
+func (k *Cutter) shut(comma int) {
+	if k.open > 0 {
+		(*k.Edits)[k.open-1].End = comma + 1
+		k.open = 0
+	}
+}

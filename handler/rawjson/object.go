@@ -1,0 +1,56 @@
+package rawjson
+
+import (
+	"math"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+)
+
+// Object appends an object, or members of one, to Buf.
+type Object struct {
+	Buf  []byte
+	More bool // a member stands before the next one
+}
+
+// Open appends the opening bracket.
+func (o *Object) Open() { o.Buf, o.More = append(o.Buf, '{'), false }
+
+// Close appends the closing bracket.
+func (o *Object) Close() { o.Buf, o.More = append(o.Buf, '}'), true }
+
+// Name appends what comes before a member's value. The name has no characters
+// that JSON escapes.
+func (o *Object) Name(name string) {
+	if o.More {
+		o.Buf = append(o.Buf, ',')
+	}
+	o.More = true
+	o.Buf = append(o.Buf, '"')
+	o.Buf = append(o.Buf, name...)
+	o.Buf = append(o.Buf, '"', ':')
+}
+
+// Raw appends a member whose value is JSON.
+func (o *Object) Raw(name string, value []byte) {
+	o.Name(name)
+	o.Buf = append(o.Buf, value...)
+}
+
+// Uint appends a member that is a whole number.
+func (o *Object) Uint(name string, n uint64) {
+	o.Name(name)
+	o.Buf = strconv.AppendUint(o.Buf, n, 10)
+}
+
+// Float appends a member that is a number. It appends nothing for NaN and
+// infinities, which JSON lacks.
+func (o *Object) Float(name string, n float64) {
+	if !math.IsNaN(n) && !math.IsInf(n, 0) {
+		o.Name(name)
+		o.Buf = strconv.AppendFloat(o.Buf, n, 'f', -1, 64)
+	}
+}
+
+// AppendString appends a text as a JSON string.
+func AppendString(dst []byte, s string) []byte { return gjson.AppendJSONString(dst, s) }

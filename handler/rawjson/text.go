@@ -1,0 +1,116 @@
+package rawjson
+
+import (
+	"bytes"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// Runs yields the text of a JSON string, given as Raw between its quotes, in
+// pieces and without a copy: the stretches between escapes as they are, and
+// each escape unescaped. A lone surrogate and a broken \u become U+FFFD, another
+// unknown escape becomes the character behind its backslash.
+type Runs struct {
+	Raw []byte // what is left of it
+	buf [utf8.UTFMax]byte
+}
+
+// Next returns the next piece, never an empty one, or nil at the end. A piece
+// is good until the next call.
+func (r *Runs) Next() []byte {
+	if len(r.Raw) == 0 {
+		return nil
+	}
+	if r.Raw[0] != '\\' {
+		j := bytes.IndexByte(r.Raw, '\\')
+		if j < 0 {
+			j = len(r.Raw)
+		}
+		p := r.Raw[:j]
+		r.Raw = r.Raw[j:]
+		return p
+	}
+	n, used := Unescape(r.Raw, &r.buf)
+	r.Raw = r.Raw[used:]
+	return r.buf[:n]
+}
+
+// Unescape decodes the escape that s begins with into buf and returns how
+// many bytes it wrote and how many of s it used.
+func Unescape(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
+	if len(s) < 2 {
+		buf[0] = '\\'
+		return 1, len(s)
+	}
+	if s[1] == 'u' {
+		return unescapeUnicode(s, buf)
+	}
+	buf[0] = unescaped[s[1]]
+	return 1, 2
+}
+
+// unescaped is what a backslash before a byte makes of it.
+var unescaped = func() (t [256]byte) {
+	for i := range t {
+		t[i] = byte(i)
+	}
+	t['n'], t['t'], t['r'], t['b'], t['f'] = '\n', '\t', '\r', '\b', '\f'
+	return t
+}()
+
+func unescapeUnicode(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
+	c, ok := Hex4(s)
+	if !ok {
+		return utf8.EncodeRune(buf[:], utf8.RuneError), 2
+	}
+	if c < 0xD800 || c > 0xDFFF {
+		return utf8.EncodeRune(buf[:], c), 6
+	}
+	if c < 0xDC00 && len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
+		if low, ok := Hex4(s[6:]); ok && low >= 0xDC00 && low <= 0xDFFF {
+			return utf8.EncodeRune(buf[:], 0x10000+(c-0xD800)<<10+(low-0xDC00)), 12
+		}
+	}
+	return utf8.EncodeRune(buf[:], utf8.RuneError), 6
+}
+
+// Hex4 reads the four digits of the \uXXXX that s begins with.
+func Hex4(s []byte) (r rune, ok bool) {
+	if len(s) < 6 {
+		return 0, false
+	}
+	for _, c := range s[2:6] {
+		switch {
+		case c >= '0' && c <= '9':
+			c -= '0'
+		case c >= 'a' && c <= 'f':
+			c -= 'a' - 10
+		case c >= 'A' && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return 0, false
+		}
+		r = r<<4 | rune(c)
+	}
+	return r, true
+}
+
+// Text returns a JSON string's text, given between its quotes. The text points
+// into raw if that has no escapes.
+func Text(raw []byte) string {
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return View(raw)
+	}
+	out := make([]byte, 0, len(raw))
+	r := Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
+		out = append(out, p...)
+	}
+	return View(out)
+}
+
+// View returns b as a string without a copy, which is good while b does not
+// change.
+func View(b []byte) string {
+	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // see above
+}
