@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -52,14 +51,14 @@ func (rt *route) keepsApart(w *worker) bool {
 	if !rt.apart {
 		return true
 	}
-	kind, told, set := rt.pool.engineOf(w)
-	return engine.KeepsApart(kind, told, set.engineSettings(), rt.plan.name)
+	e := rt.pool.engineOf(w)
+	return e.KeepsApart(rt.plan.name)
 }
 
 // mayKeepApart tells whether a worker may turn out to, once it has told more.
 func (rt *route) mayKeepApart(w *worker) bool {
-	kind, told, set := rt.pool.engineOf(w)
-	return engine.MayKeepApart(kind, told, set.engineSettings(), rt.plan.name)
+	e := rt.pool.engineOf(w)
+	return e.MayKeepApart(rt.plan.name)
 }
 
 // errShared returns the error of a request whose cache no worker keeps apart, nil

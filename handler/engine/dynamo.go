@@ -25,7 +25,7 @@ func (s *server) isDynamo() bool {
 
 // tellDynamo takes the version from its health, if that has one: it decides on
 // what nvext may have.
-func (s *server) tellDynamo(told *Told) {
+func (s *server) tellDynamo(told *Info) {
 	_, body := s.ask("/health")
 	told.Version = readVersion(readObject(body))
 }
@@ -50,7 +50,7 @@ func generation(version string) nvext.Generation {
 // Its workers are not ours: a pin names one of its instances only if the
 // operator says which.
 func (f *fit) toDynamo() {
-	gen := generation(f.Told.Version)
+	gen := generation(f.Info.Version)
 	if f.pinned() && f.Settings.DynamoInstance != 0 {
 		f.pin(gen)
 	}

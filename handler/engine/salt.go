@@ -45,37 +45,39 @@ const maxVLLMSalt = 1024
 // KeepsApart tells whether an engine is known to keep the caches of requests with
 // different salts apart, in an API: whether it is given the salt there, and heeds
 // it, or the operator says so.
-func KeepsApart(kind string, told Told, set Settings, api string) bool {
+func (e *Engine) KeepsApart(api string) bool {
+	set, version := e.Settings, e.Info.Version
 	if set.CacheSalt == Off {
 		return false
 	}
-	if kind == Dynamo {
-		known := told.Version != "" && generation(told.Version) == nvext.Dynamo13
+	if e.Type == Dynamo {
+		known := version != "" && generation(version) == nvext.Dynamo13
 		return set.CacheSalt.or(known && slices.Contains([]string{apiChat, apiCompletions}, api))
 	}
-	s := salts[kind]
+	s := salts[e.Type]
 	sure := slices.Contains(s.sure, api)
-	known := s.since == nil || told.Version != "" && !before(told.Version, s.since...)
+	known := s.since == nil || version != "" && !before(version, s.since...)
 	return set.CacheSalt.or(sure && known) && (sure || slices.Contains(s.also, api))
 }
 
 // MayKeepApart tells whether an engine may turn out to, which has not told yet
 // what it is, or of which version.
-func MayKeepApart(kind string, told Told, set Settings, api string) bool {
-	if kind == "" {
+func (e *Engine) MayKeepApart(api string) bool {
+	if e.Type == "" {
 		return true
 	}
-	if told.Version != "" {
+	if e.Info.Version != "" {
 		return false
 	}
-	told.Version = "99"
-	return KeepsApart(kind, told, set, api)
+	latest := *e
+	latest.Info.Version = "99"
+	return latest.KeepsApart(api)
 }
 
 // cacheSalt gives the engine the salt, or where it takes none at least not the
 // one that the client wrote beside it, which would be another one's.
 func (f *fit) cacheSalt() {
-	s := salts[f.kind]
+	s := salts[f.Type]
 	switch {
 	case f.said&CacheSalt == 0:
 	case f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)):
@@ -94,7 +96,7 @@ const nameSalt, nameExtraKey = "cache_salt", "extra_key"
 // into another's by what it writes there; and its own /generate had this one only
 // for long.
 func (f *fit) extraKeys() {
-	if f.kind != SGLang {
+	if f.Type != SGLang {
 		return
 	}
 	f.extraKey(f.Body, f.on(apiGenerate))
