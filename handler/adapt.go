@@ -26,20 +26,19 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 	if read := p.read(); read != nil && body != nil {
 		edit = read.Editor(body.parts[0])
 	}
-	kind, told, set := rt.pool.engineOf(a.worker)
+	e := rt.pool.engineOf(a.worker)
 	say := engine.Request{
 		Body: edit, Ext: p.ext, Grants: p.grants, Salt: p.salt(), Sent: req.Header,
-		Rank: a.target.Rank, Ranks: ranks, Told: told, Settings: set.engineSettings(),
-		GiveTokens: p.given,
+		Rank: a.target.Rank, Ranks: ranks, GiveTokens: p.given,
 	}
 	if p.api != nil {
 		say.API = p.api.Name()
 	} else {
 		say.API = engine.PostTo(req.URL.Path)
 	}
-	said := engine.Adapt(kind, &say)
+	said := e.Adapt(&say)
 	if p.computes {
-		rt.lacks(kind, said.Lacks)
+		rt.lacks(e.Type, said.Lacks)
 	}
 	rt.noticeCut(said.Dropped)
 	if edit != nil {

@@ -246,6 +246,5 @@ func (e *extended) missed(o *observer, some bool) {
 
 // isDynamo tells whether a worker is a Dynamo, which has an nvext of its own.
 func (w *worker) isDynamo(p *pool) bool {
-	kind, _, _ := p.engineOf(w)
-	return kind == engine.Dynamo
+	return p.engineOf(w).Type == engine.Dynamo
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -52,8 +51,8 @@ func (rt *route) keepsApart(w *worker) bool {
 	if !rt.apart {
 		return true
 	}
-	kind, told, set := rt.pool.engineOf(w)
-	return engine.KeepsApart(kind, told, set.engineSettings(), rt.plan.name)
+	e := rt.pool.engineOf(w)
+	return e.KeepsApart(rt.plan.name)
 }
 
 // errShared returns the error of a request whose cache no worker is known to keep

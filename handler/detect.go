@@ -32,7 +32,7 @@ const (
 // engineState is what is known of the engine behind a worker's address, as it
 // tells itself.
 type engineState struct {
-	told atomic.Pointer[engine.Told] // nil: nothing so far
+	told atomic.Pointer[engine.Info] // nil: nothing so far
 
 	mu      sync.Mutex
 	next    time.Time         // when it is asked again
@@ -43,11 +43,11 @@ type engineState struct {
 }
 
 // last returns what the engine told last, nothing if it told nothing.
-func (e *engineState) last() engine.Told {
+func (e *engineState) last() engine.Info {
 	if t := e.told.Load(); t != nil {
 		return *t
 	}
-	return engine.Told{}
+	return engine.Info{}
 }
 
 // askAgain lets the engine be asked with the next look at its worker.
@@ -107,20 +107,20 @@ func (e *engineState) restarted(t time.Time, start string) (changed, shared bool
 	return changed, shared
 }
 
-// kindOf returns the type of an engine, as the operator says or else as it told;
-// empty if neither did.
-func kindOf(set Worker, told engine.Told) string {
-	if set.Engine != engineAuto {
-		return set.Engine
-	}
-	return told.Type
+// engineOf returns what is known of a worker's engine.
+func (p *pool) engineOf(w *worker) engine.Engine {
+	set := p.settings.Load().worker(w.dial)
+	return set.describe(w.engine.last())
 }
 
-// engineOf returns the type of a worker's engine, empty if it is not known, what it
-// tells, and what the operator says of it.
-func (p *pool) engineOf(w *worker) (kind string, told engine.Told, set Worker) {
-	told, set = w.engine.last(), p.settings.Load().worker(w.dial)
-	return kindOf(set, told), told, set
+// describe returns what is known of an engine: its type is the configured one, or
+// else the one that it shows.
+func (w *Worker) describe(info engine.Info) engine.Engine {
+	e := engine.Engine{Type: info.Type, Info: info, Settings: w.engineSettings()}
+	if w.Engine != engineAuto {
+		e.Type = w.Engine
+	}
+	return e
 }
 
 // detect finds out what a worker is and what it tells of itself, if it is time
@@ -138,7 +138,7 @@ func (h *Handler) detect(ctx context.Context, w *worker) bool {
 		}
 		return h.getBody(ctx, w, path)
 	}
-	kind := kindOf(set, w.engine.last())
+	kind := h.pool.engineOf(w).Type
 	if kind == "" || kind == engine.Other || set.Engine == engineAuto && w.engine.isSilent() {
 		h.pool.learn(w, engine.Ask(get))
 	} else {
@@ -163,7 +163,7 @@ func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []b
 }
 
 // learn takes in what a worker tells of itself.
-func (p *pool) learn(w *worker, told engine.Told) {
+func (p *pool) learn(w *worker, told engine.Info) {
 	before := w.engine.last()
 	w.engine.answered(now(), told.Type != "" && told.Type != engine.Other)
 	if (told.Type == "" || told.Unsure) && before.Type != "" {
@@ -188,7 +188,7 @@ func (p *pool) learn(w *worker, told engine.Told) {
 
 // takeIn makes what a worker tells what is known of it, and tells whether the
 // worker is still one of the pool's.
-func (p *pool) takeIn(w *worker, told engine.Told) bool {
+func (p *pool) takeIn(w *worker, told engine.Info) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.workers[w.dial] != w {

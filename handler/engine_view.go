@@ -42,7 +42,7 @@ func (p *pool) engineView(w *worker) engineView {
 	s, told := p.settings.Load(), w.engine.last()
 	set := s.worker(w.dial)
 	v := engineView{
-		Type: known(kindOf(set, told)), Source: fromConfig, Version: known(told.Version),
+		Type: known(p.engineOf(w).Type), Source: fromConfig, Version: known(told.Version),
 		Told: toldView{
 			Type: known(told.Type), KVTokens: known(told.KVTokens), BlockSize: known(told.BlockSize), DPSize: known(told.DPSize),
 			ContextTokens: known(told.ContextTokens), MaxRunning: known(told.MaxRunning),

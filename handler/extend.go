@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -125,8 +124,8 @@ func (h *Handler) maySteer(r *http.Request) bool {
 		return false
 	}
 	return slices.ContainsFunc(h.own(), func(w *worker) bool {
-		kind, told, set := h.pool.engineOf(w)
-		return engine.Heeds(kind, told, set.engineSettings())&^g != 0
+		e := h.pool.engineOf(w)
+		return e.Heeds()&^g != 0
 	})
 }
 

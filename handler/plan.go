@@ -307,13 +307,13 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 // takesTokenData tells whether the engines of all workers take the ids of
 // nvext.token_data in an API. If one does not, the body's prompt counts for all.
 func (h *Handler) takesTokenData(api string) bool {
-	workers := h.own()
+	workers, unknown := h.own(), engine.Engine{}
 	if len(workers) == 0 {
-		return engine.TakesTokenData("", api)
+		return unknown.TakesTokenData(api)
 	}
 	return !slices.ContainsFunc(workers, func(w *worker) bool {
-		kind, _, _ := h.pool.engineOf(w)
-		return !engine.TakesTokenData(kind, api)
+		e := h.pool.engineOf(w)
+		return !e.TakesTokenData(api)
 	})
 }
 

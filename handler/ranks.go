@@ -3,7 +3,6 @@ package handler
 import (
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -24,7 +23,7 @@ func (p *pool) declareRanks(w *worker, set Worker) {
 	told := w.engine.last()
 	capacity := orDefault(set.KVTokens, told.KVTokens)
 	size := 1
-	if engine.TakesRank(kindOf(set, told), told.Version) { // ranks that cannot be chosen are no targets
+	if e := set.describe(told); e.TakesRank() { // ranks that cannot be chosen are no targets
 		size = max(1, orDefault(set.DPSize, told.DPSize))
 	}
 	before := w.ranks()

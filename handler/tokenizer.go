@@ -47,8 +47,8 @@ func (rt *route) askTokens(r *http.Request, c *chosenView) (ids []byte) {
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
 	w := rt.pool.peek(c.Dial)
-	kind, _, _ := rt.pool.engineOf(w)
-	ids = engine.Tokenize(kind, q, func(path string, body []byte) (int, []byte) {
+	e := rt.pool.engineOf(w)
+	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		return rt.h.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
 	})
 	if ids == nil {

@@ -13,14 +13,14 @@ import (
 
 // shown returns of what an engine tells what the operator is told when it
 // changes: that it has restarted has a line of its own.
-func shown(t engine.Told) engine.Told {
+func shown(t engine.Info) engine.Info {
 	t.Started, t.Life = time.Time{}, ""
 	return t
 }
 
 // toldFields are what the log says of an engine: what it does not tell is left
 // out.
-type toldFields engine.Told
+type toldFields engine.Info
 
 // MarshalLogObject implements zapcore.ObjectMarshaler.
 func (f toldFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
@@ -50,7 +50,7 @@ func (f toldFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 
 // contradictions returns what an engine tells otherwise than the operator says,
 // by what it is about, in words.
-func (s *poolSettings) contradictions(set Worker, told engine.Told) map[string]string {
+func (s *poolSettings) contradictions(set Worker, told engine.Info) map[string]string {
 	list := make(map[string]string)
 	differ := func(what string, configured, tells int64) {
 		if configured > 0 && tells > 0 && configured != tells {
@@ -70,8 +70,8 @@ func (s *poolSettings) contradictions(set Worker, told engine.Told) map[string]s
 	if set.Engine != engineAuto && set.Engine != engine.Other && told.Type != "" && told.Type != engine.Other && told.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, told.Type)
 	}
-	if kind := kindOf(set, told); set.DPSize > 1 && !engine.TakesRank(kind, told.Version) {
-		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(kind+" "+told.Version))
+	if e := set.describe(told); set.DPSize > 1 && !e.TakesRank() {
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+told.Version))
 	}
 	if told.NoPrefixCache {
 		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"

@@ -16,7 +16,7 @@ import (
 )
 
 // tell lets a worker tell something.
-func (p *pool) tell(dial string, told engine.Told) *worker {
+func (p *pool) tell(dial string, told engine.Info) *worker {
 	w := p.worker(dial)
 	p.learn(w, told)
 	p.agreeOnBlocks()
@@ -33,11 +33,11 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 		}
 	}
 	want(16, "default")
-	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 32})
+	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
 	want(32, fromEngine)
-	p.tell("b:1", engine.Told{Type: engine.VLLM})
+	p.tell("b:1", engine.Info{Type: engine.VLLM})
 	want(32, fromEngine)
-	p.tell("b:1", engine.Told{Type: engine.VLLM, BlockSize: 64})
+	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
 	want(32, fromEngine) // they disagree
 	if in := p.view(now()).Incidents; len(in) != 1 || !strings.Contains(in[0].What, "size of their KV blocks") {
 		t.Errorf("incidents %+v", in)
@@ -46,27 +46,27 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 		t.Error("the same settings are said to differ")
 	}
 	want(32, fromEngine)
-	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 64})
+	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
 	want(64, fromEngine)
 	for _, dial := range []string{"a:1", "b:1"} {
-		p.tell(dial, engine.Told{Type: engine.SGLang, BlockSize: 1})
+		p.tell(dial, engine.Info{Type: engine.SGLang, BlockSize: 1})
 	}
 	want(16, fromEngine) // one token each is for no index
-	p.tell("a:1", engine.Told{Type: engine.VLLM, BlockSize: 16})
+	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 16})
 	want(16, fromEngine)
 	p.incidents.open = nil
-	p.tell("b:1", engine.Told{Type: engine.SGLang, BlockSize: 1})
+	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
 	if in := p.view(now()).Incidents; len(in) > 0 {
 		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
 	}
-	p.tell("b:1", engine.Told{Type: engine.VLLM, BlockSize: 4096})
+	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 4096})
 	want(16, fromEngine) // such blocks are for no index
 	if list := p.engineView(p.worker("b:1")).Contradictions; len(list) != 1 || !strings.Contains(list[0], "too large") {
 		t.Errorf("it is said of them: %v", list)
 	}
 	p.apply(wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}).withDefaults())
-	p.learn(p.worker("c:1"), engine.Told{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
-	p.tell("b:1", engine.Told{Type: engine.SGLang, BlockSize: 1})
+	p.learn(p.worker("c:1"), engine.Info{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
+	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
 	if in := p.view(now()).Incidents; len(in) > 0 {
 		t.Errorf("a worker that was removed does not agree: %+v", in)
 	}
@@ -74,7 +74,7 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	own.blockSize = 48
 	p.apply(own.withDefaults())
 	want(48, fromConfig)
-	p.tell("c:1", engine.Told{Type: engine.VLLM, BlockSize: 128})
+	p.tell("c:1", engine.Info{Type: engine.VLLM, BlockSize: 128})
 	want(48, fromConfig)
 }
 
@@ -106,17 +106,17 @@ func TestToldRanksAreTargets(t *testing.T) {
 		}
 	}
 	want("at first", 262144)
-	w := p.tell("a:1", engine.Told{Type: engine.VLLM, DPSize: 3, KVTokens: 5000, Life: "1"})
+	w := p.tell("a:1", engine.Info{Type: engine.VLLM, DPSize: 3, KVTokens: 5000, Life: "1"})
 	want("told", 5000, 5000, 5000)
-	p.tell("a:1", engine.Told{Type: engine.VLLM, Life: "1"})
+	p.tell("a:1", engine.Info{Type: engine.VLLM, Life: "1"})
 	want("told less", 5000, 5000, 5000)
-	p.tell("a:1", engine.Told{})
+	p.tell("a:1", engine.Info{})
 	want("told nothing", 5000, 5000, 5000)
 	p.apply(wanted(Worker{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).withDefaults())
 	want("configured", 7000, 7000)
 	p.apply(wanted(Worker{Dial: "a:1", ID: 10, KVTokens: 7000}).withDefaults())
 	want("configured in part", 7000, 7000, 7000)
-	p.tell("a:1", engine.Told{Type: engine.VLLM, DPSize: 1, Life: "2"})
+	p.tell("a:1", engine.Info{Type: engine.VLLM, DPSize: 1, Life: "2"})
 	want("restarted with one", 7000)
 	p.apply(wanted(Worker{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).withDefaults())
 	want("of an engine that chooses itself", 262144)
@@ -132,21 +132,21 @@ func TestContradictions(t *testing.T) {
 	for _, c := range []struct {
 		s    *poolSettings
 		set  Worker
-		told engine.Told
+		told engine.Info
 		want []string
 	}{
-		{s, Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
-		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{}, nil},
-		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Told{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
-		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Told{KVTokens: 399984}, nil},
-		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Told{KVTokens: 370000}, []string{"kv_tokens"}},
-		{s, Worker{Engine: engineAuto}, engine.Told{BlockSize: 1056}, []string{"block_size"}},
-		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
-		{s, Worker{Engine: engine.Other}, engine.Told{Type: engine.SGLang}, nil},
-		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Told{Type: engine.LlamaCpp}, []string{"dp_size"}},
-		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Told{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
-		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Told{Type: engine.SGLang, BlockSize: 1}, nil},
-		{s, Worker{Engine: engineAuto}, engine.Told{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
+		{s, Worker{Engine: engineAuto}, engine.Info{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
+		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{}, nil},
+		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Info{KVTokens: 399984}, nil},
+		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Info{KVTokens: 370000}, []string{"kv_tokens"}},
+		{s, Worker{Engine: engineAuto}, engine.Info{BlockSize: 1056}, []string{"block_size"}},
+		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
+		{s, Worker{Engine: engine.Other}, engine.Info{Type: engine.SGLang}, nil},
+		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
+		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
+		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
+		{s, Worker{Engine: engineAuto}, engine.Info{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
 	} {
 		var got []string
 		for what := range c.s.contradictions(c.set, c.told) {
@@ -187,7 +187,7 @@ func TestRestartsThatAreTold(t *testing.T) {
 // TestRefusedIsLost has connections be refused: whatever the engine is, and
 // whatever it tells when it is back, its cache is gone.
 func TestRefusedIsLost(t *testing.T) {
-	for _, before := range []engine.Told{{}, {Type: engine.VLLM}, {Type: engine.VLLM, Life: "a"}, {Type: engine.LlamaCpp}} {
+	for _, before := range []engine.Info{{}, {Type: engine.VLLM}, {Type: engine.VLLM, Life: "a"}, {Type: engine.LlamaCpp}} {
 		p := testPool(t, wanted(Worker{Dial: "a:1"}))
 		w := p.tell("a:1", before)
 		p.serve(w).End(true, nil)
@@ -206,7 +206,7 @@ func TestRefusedIsLost(t *testing.T) {
 // little.
 func TestUnknownIsNotInTheLog(t *testing.T) {
 	e := zapcore.NewMapObjectEncoder()
-	if err := toldFields(engine.Told{Type: engine.VLLM, BlockSize: 16}).MarshalLogObject(e); err != nil {
+	if err := toldFields(engine.Info{Type: engine.VLLM, BlockSize: 16}).MarshalLogObject(e); err != nil {
 		t.Fatal(err)
 	}
 	if want := map[string]any{"type": "vllm", "block_size": int64(16)}; !maps.Equal(e.Fields, want) {
@@ -217,11 +217,11 @@ func TestUnknownIsNotInTheLog(t *testing.T) {
 // TestUnsureAnswerChangesNothing has an engine fall silent while it is asked.
 func TestUnsureAnswerChangesNothing(t *testing.T) {
 	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}))
-	unsure := engine.Told{Type: engine.Other, Unsure: true}
-	if w := p.tell("a:1", unsure); w.engine.last() != (engine.Told{Type: engine.Other}) {
+	unsure := engine.Info{Type: engine.Other, Unsure: true}
+	if w := p.tell("a:1", unsure); w.engine.last() != (engine.Info{Type: engine.Other}) {
 		t.Errorf("it is taken for %+v", w.engine.last())
 	}
-	p.tell("b:1", engine.Told{Type: engine.SGLang})
+	p.tell("b:1", engine.Info{Type: engine.SGLang})
 	if w := p.tell("b:1", unsure); w.engine.last().Type != engine.SGLang {
 		t.Errorf("an SGLang is now taken for %+v", w.engine.last())
 	}

@@ -30,9 +30,6 @@ type Request struct {
 	// Rank is the data-parallel rank that was chosen, of so many Ranks.
 	Rank  uint32
 	Ranks int
-	// Told is what the engine tells of itself, Settings what the operator says.
-	Told     Told
-	Settings Settings
 	// GiveTokens is whether the ids of token_data take the place of the body's
 	// prompt.
 	GiveTokens bool
@@ -153,25 +150,25 @@ func Speaks(e *nvext.Ext) bool {
 	return said(e) != 0 || e.Session() != "" || e.BackendInstanceID.Set || e.DecodeWorkerID.Set
 }
 
-// Adapt puts a request into the words of an engine of a type, of which the
-// empty one is not known yet. The changes of the body are in r.Body.
-func Adapt(kind string, r *Request) Adapted {
-	f := fit{Request: r, kind: kind, said: said(r.Ext)}
-	if kind == Dynamo {
+// Adapt puts a request into the engine's words. The changes of the body are in
+// r.Body.
+func (e *Engine) Adapt(r *Request) Adapted {
+	f := fit{Request: r, Engine: e, said: said(r.Ext)}
+	if e.Type == Dynamo {
 		f.toDynamo()
 		return f.Adapted
 	}
-	if TakesRank(kind, f.Told.Version) {
+	if e.TakesRank() {
 		f.rankByHeader()
 	}
-	if kind == SGLang {
+	if e.Type == SGLang {
 		f.sglangRank()
 		f.sglangSessions()
 	}
 	if f.plain() {
 		f.greedy()
 		f.giveTokens()
-		switch kind {
+		switch e.Type {
 		case VLLM:
 			f.toVLLM()
 		case SGLang:
@@ -192,8 +189,8 @@ func Adapt(kind string, r *Request) Adapted {
 // fit is one request being put into the words of an engine.
 type fit struct {
 	*Request
+	*Engine
 	Adapted
-	kind      string
 	said      Fields        // and not dealt with yet
 	samplings []*api.Editor // see sampling
 	scope     string        // of the salt, see sglangSessions
@@ -219,7 +216,7 @@ func (f *fit) plain() bool {
 	if f.Body == nil {
 		return false
 	}
-	if f.kind == TRTLLM {
+	if f.Type == TRTLLM {
 		f.Body.Cut("nvext")
 	} else {
 		f.Body.CutNVExt()

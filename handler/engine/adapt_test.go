@@ -32,9 +32,14 @@ type outcome struct {
 	lacks   []string
 }
 
-// adapted puts a request into the words of an engine. set may change what is
-// known beside.
-func adapted(t testing.TB, kind, path, body string, set func(*Request)) outcome {
+// asked is a request and the engine that gets it.
+type asked struct {
+	Request
+	Engine
+}
+
+// adapted puts a request into the words of an engine. set may change both.
+func adapted(t testing.TB, kind, path, body string, set func(*asked)) outcome {
 	t.Helper()
 	a := apiOf(path)
 	parsed, err := api.Parse(a, []byte(body), api.Options{})
@@ -47,11 +52,14 @@ func adapted(t testing.TB, kind, path, body string, set func(*Request)) outcome 
 			t.Fatal(err)
 		}
 	}
-	r := Request{API: a.Name(), Body: parsed.Editor([]byte(body)), Ext: &ext, Grants: nvext.Everything, GiveTokens: true, Ranks: 1}
+	r := asked{
+		Request{API: a.Name(), Body: parsed.Editor([]byte(body)), Ext: &ext, Grants: nvext.Everything, GiveTokens: true, Ranks: 1},
+		Engine{Type: kind},
+	}
 	if set != nil {
 		set(&r)
 	}
-	got := Adapt(kind, &r)
+	got := r.Adapt(&r.Request)
 	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Lacks.Names)}
 	o.body = string(spliced(t, []byte(body), r.Body.Edits()))
 	return o
@@ -71,18 +79,18 @@ func spliced(t testing.TB, body []byte, edits []rawjson.Edit) (out []byte) {
 	return append(out, body[at:]...)
 }
 
-func on(r *Request) { r.Settings.Priority, r.Settings.ThinkingBudget = On, On }
+func on(r *asked) { r.Settings.Priority, r.Settings.ThinkingBudget = On, On }
 
-func off(r *Request) { r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off }
+func off(r *asked) { r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off }
 
 func TestAdapt(t *testing.T) {
 	const chat, completions, generate, tokens = "/v1/chat/completions", "/v1/completions", "/generate", "/inference/v1/generate"
 	long := strings.Repeat("s", 1025)
-	told := func(told Told) func(*Request) { return func(r *Request) { r.Told = told } }
-	salt := func(salt string) func(*Request) { return func(r *Request) { r.Salt = salt } }
+	told := func(told Info) func(*asked) { return func(r *asked) { r.Info = told } }
+	salt := func(salt string) func(*asked) { return func(r *asked) { r.Salt = salt } }
 	for _, c := range []struct {
 		name, kind, path, body, want string
-		set                          func(*Request)
+		set                          func(*asked)
 		lacks                        string
 	}{
 		{"nothing", VLLM, chat, `{"messages":[]}`, `{"messages":[]}`, nil, ""},
@@ -100,23 +108,23 @@ func TestAdapt(t *testing.T) {
 		{"priority", VLLM, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, on, ""},
 		{"priority that is in the body", VLLM, chat, `{"priority":9,"nvext":{"agent_hints":{"priority":-2147483648}}}`, `{"priority":2147483648}`, on, ""},
 		{"priority that is off", VLLM, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{}`, nil, "agent_hints.priority"},
-		{"priority of SGLang", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, told(Told{Priority: true}), ""},
+		{"priority of SGLang", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, told(Info{Priority: true}), ""},
 		{"priority of SGLang as configured", SGLang, completions, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, on, ""},
-		{"priority of SGLang, low first", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, told(Told{Priority: true, LowFirst: true}), ""},
+		{"priority of SGLang, low first", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, told(Info{Priority: true, LowFirst: true}), ""},
 		{"priority of SGLang that is off", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{}`, nil, "agent_hints.priority"},
 		{"priority of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{"priority":0.75}`, on, ""},
 		{"priority of TensorRT-LLM, lowest", TRTLLM, completions, `{"nvext":{"agent_hints":{"priority":-1}}}`, `{"priority":0.25}`, on, ""},
 		{"priority of TensorRT-LLM that is off", TRTLLM, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{}`, nil, "agent_hints.priority"},
 		{"priority of llama.cpp", LlamaCpp, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{}`, on, "agent_hints.priority"},
-		{"retention", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"},"agent_hints":{"priority":5}}}`, `{"priority":5,"retention_seconds":300}`, told(Told{PriorityEviction: true}), ""},
-		{"retention that is unknown", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, told(Told{Priority: true}), "cache_control"},
+		{"retention", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"},"agent_hints":{"priority":5}}}`, `{"priority":5,"retention_seconds":300}`, told(Info{PriorityEviction: true}), ""},
+		{"retention that is unknown", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, told(Info{Priority: true}), "cache_control"},
 		{"retention of vLLM", VLLM, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, on, "cache_control"},
 		{"thinking", VLLM, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_token_budget":9}`, on, ""},
 		{"thinking that is off", VLLM, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, nil, "max_thinking_tokens"},
 		{"thinking of tokens", VLLM, tokens, `{"token_ids":[1],"sampling_params":{"n":1},"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"token_ids":[1],"sampling_params":{"n":1,"temperature":0,"thinking_token_budget":9}}`, on, ""},
-		{"thinking of SGLang", SGLang, chat, `{"custom_params":{"x":1},"nvext":{"max_thinking_tokens":9}}`, `{"custom_params":{"x":1,"thinking_budget":9}}`, told(Told{StrictThinking: true}), ""},
-		{"thinking of SGLang's generate", SGLang, generate, `{"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"sampling_params":{"temperature":0,"custom_params":{"thinking_budget":9}}}`, told(Told{StrictThinking: true}), ""},
-		{"thinking of SGLang that is off", SGLang, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, func(r *Request) { r.Told.StrictThinking = true; off(r) }, "max_thinking_tokens"},
+		{"thinking of SGLang", SGLang, chat, `{"custom_params":{"x":1},"nvext":{"max_thinking_tokens":9}}`, `{"custom_params":{"x":1,"thinking_budget":9}}`, told(Info{StrictThinking: true}), ""},
+		{"thinking of SGLang's generate", SGLang, generate, `{"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"sampling_params":{"temperature":0,"custom_params":{"thinking_budget":9}}}`, told(Info{StrictThinking: true}), ""},
+		{"thinking of SGLang that is off", SGLang, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, func(r *asked) { r.Info.StrictThinking = true; off(r) }, "max_thinking_tokens"},
 		{"thinking of TensorRT-LLM", TRTLLM, completions, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_token_budget":9}`, on, ""},
 		{"thinking of llama.cpp", LlamaCpp, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_budget_tokens":9}`, nil, ""},
 		{"thinking of llama.cpp that is off", LlamaCpp, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, off, "max_thinking_tokens"},
@@ -133,7 +141,7 @@ func TestAdapt(t *testing.T) {
 		{"session in completions", SGLang, completions, `{"nvext":{"session_params":{"id":"b"}}}`, `{"session_params":{"id":"b"}}`, nil, ""},
 		{"session of vLLM", VLLM, chat, `{"nvext":{"session_params":{"id":"b"}}}`, `{}`, nil, "session_params"},
 		{"salt", VLLM, chat, `{"cache_salt":"top","nvext":{"cache_salt":"\u00e9\""}}`, `{"cache_salt":"é\""}`, nil, ""},
-		{"tenant", VLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"tenant"}`, func(r *Request) { r.Ext.Tenant = "tenant" }, ""},
+		{"tenant", VLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"tenant"}`, func(r *asked) { r.Ext.Tenant = "tenant" }, ""},
 		{"salt that is long", VLLM, chat, `{"nvext":{"cache_salt":"` + long + `"}}`, `{"cache_salt":"` + short(long, 1024) + `"}`, nil, ""},
 		{"salt that is long, of SGLang", SGLang, chat, `{"nvext":{"cache_salt":"` + long + `"}}`, `{"cache_salt":"` + long + `"}`, nil, ""},
 		{"salt beside, of llama.cpp", LlamaCpp, chat, `{"a":1,"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{"a":1}`, nil, "cache_salt"},
@@ -149,31 +157,31 @@ func TestAdapt(t *testing.T) {
 		{"session of a salt beside", SGLang, chat, `{"cache_salt":"t","session_id":"s","session_params":{"id":"s","rid":"r"}}`, `{"cache_salt":"t","session_id":"` + ScopedSession("t", "s") + `","session_params":{"id":"` + ScopedSession("t", "s") + `","rid":"r"}}`, salt("t"), ""},
 		{"session that is scoped already", SGLang, chat, `{"session_id":"` + ScopedSession("t", "s") + `"}`, `{"session_id":"` + ScopedSession("t", "s") + `"}`, salt("t"), ""},
 		{"session of another one's scope", SGLang, chat, `{"session_id":"` + ScopedSession("u", "s") + `"}`, `{"session_id":"` + ScopedSession("t", ScopedSession("u", "s")) + `"}`, salt("t"), ""},
-		{"own priority", VLLM, chat, `{"priority":-9}`, `{}`, func(r *Request) { on(r); r.Grants = 0 }, ""},
+		{"own priority", VLLM, chat, `{"priority":-9}`, `{}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
 		{"own priority that is granted", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, on, ""},
-		{"own priority where nobody orders", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, func(r *Request) { r.Grants = 0 }, ""},
-		{"own priority in place of which the router's is", VLLM, chat, `{"priority":-9,"nvext":{"agent_hints":{"priority":-5}}}`, `{"priority":5}`, func(r *Request) { on(r); r.Grants = 0 }, ""},
-		{"own priority of SGLang's embeddings", SGLang, "/v1/embeddings", `{"priority":9,"input":"x"}`, `{"input":"x"}`, func(r *Request) { r.Told.Priority, r.Grants = true, 0 }, ""},
-		{"own rank where one is known", SGLang, chat, `{"routed_dp_rank":3,"a":1,"data_parallel_rank":null}`, `{"a":1,"data_parallel_rank":null}`, func(r *Request) { r.Grants = 0 }, ""},
+		{"own priority where nobody orders", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"own priority in place of which the router's is", VLLM, chat, `{"priority":-9,"nvext":{"agent_hints":{"priority":-5}}}`, `{"priority":5}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
+		{"own priority of SGLang's embeddings", SGLang, "/v1/embeddings", `{"priority":9,"input":"x"}`, `{"input":"x"}`, func(r *asked) { r.Info.Priority, r.Grants = true, 0 }, ""},
+		{"own rank where one is known", SGLang, chat, `{"routed_dp_rank":3,"a":1,"data_parallel_rank":null}`, `{"a":1,"data_parallel_rank":null}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own rank that is granted", SGLang, chat, `{"routed_dp_rank":3}`, `{"routed_dp_rank":3}`, nil, ""},
-		{"own slot", LlamaCpp, chat, `{"id_slot":0,"messages":[]}`, `{"messages":[]}`, func(r *Request) { r.Grants = 0 }, ""},
-		{"own retention", SGLang, chat, `{"retention_seconds":9,"priority":1}`, `{}`, func(r *Request) { r.Told.PriorityEviction, r.Grants = true, 0 }, ""},
+		{"own slot", LlamaCpp, chat, `{"id_slot":0,"messages":[]}`, `{"messages":[]}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"own retention", SGLang, chat, `{"retention_seconds":9,"priority":1}`, `{}`, func(r *asked) { r.Info.PriorityEviction, r.Grants = true, 0 }, ""},
 		{"salt of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
 		{"salt of TensorRT-LLM's completions", TRTLLM, completions, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of llama.cpp", LlamaCpp, chat, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of an unknown one", "", chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
 		{"what nobody takes", VLLM, chat, `{"nvext":{"use_raw_prompt":true,"metadata_upload":{"url":"u"},"router":{"ttft_target":1},"agent_hints":{"osl":5,"speculative_prefill":true}}}`, `{}`, on, "use_raw_prompt metadata_upload"},
-		{"rank of SGLang", SGLang, chat, `{"routed_dp_rank":7,"a":1,"data_parallel_rank":7}`, `{"routed_dp_rank":1,"a":1}`, func(r *Request) {
-			r.Rank, r.Ranks, r.Told.Version = 1, 2, "0.5.10"
+		{"rank of SGLang", SGLang, chat, `{"routed_dp_rank":7,"a":1,"data_parallel_rank":7}`, `{"routed_dp_rank":1,"a":1}`, func(r *asked) {
+			r.Rank, r.Ranks, r.Info.Version = 1, 2, "0.5.10"
 		}, ""},
-		{"rank of an old SGLang", SGLang, chat, `{"data_parallel_rank":7,"a":1}`, `{"data_parallel_rank":1,"a":1,"routed_dp_rank":1}`, func(r *Request) {
-			r.Rank, r.Ranks, r.Told.Version = 1, 2, "0.5.9"
+		{"rank of an old SGLang", SGLang, chat, `{"data_parallel_rank":7,"a":1}`, `{"data_parallel_rank":1,"a":1,"routed_dp_rank":1}`, func(r *asked) {
+			r.Rank, r.Ranks, r.Info.Version = 1, 2, "0.5.9"
 		}, ""},
 		{
 			"Dynamo", Dynamo, chat, `{"nvext":{"a":1},"temperature":1,"nvext":{"greed_sampling":true,"cache_control":{},"dp_rank":1}}`,
 			`{"temperature":1,"nvext":{"greed_sampling":true}}`, nil, "",
 		},
-		{"Dynamo that trusts nobody", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *Request) { r.Grants = 0 }, ""},
+		{"Dynamo that trusts nobody", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *asked) { r.Grants = 0 }, ""},
 	} {
 		got := adapted(t, c.kind, c.path, c.body, c.set)
 		if got.body != c.want || strings.Join(got.lacks, " ") != c.lacks {
@@ -183,11 +191,11 @@ func TestAdapt(t *testing.T) {
 }
 
 func TestAdaptHeaders(t *testing.T) {
-	two := func(r *Request) { r.Rank, r.Ranks = 1, 2 }
-	pinned := func(r *Request) { r.Settings.DynamoInstance = 9 }
-	salted := func(r *Request) { r.Salt = "t" }
-	sent := func(headers ...string) func(*Request) {
-		return func(r *Request) {
+	two := func(r *asked) { r.Rank, r.Ranks = 1, 2 }
+	pinned := func(r *asked) { r.Settings.DynamoInstance = 9 }
+	salted := func(r *asked) { r.Salt = "t" }
+	sent := func(headers ...string) func(*asked) {
+		return func(r *asked) {
 			salted(r)
 			r.Sent = make(map[string][]string)
 			for i := 0; i < len(headers); i += 2 {
@@ -199,7 +207,7 @@ func TestAdaptHeaders(t *testing.T) {
 	session := func(value string) []Header { return []Header{{nvext.HeaderSession, value, true}} }
 	for _, c := range []struct {
 		kind, ext string
-		set       func(*Request)
+		set       func(*asked)
 		want      []Header
 	}{
 		{VLLM, `{}`, nil, nil},
@@ -220,7 +228,7 @@ func TestAdaptHeaders(t *testing.T) {
 		{Dynamo, `{}`, sent(nvext.HeaderSession, " s ", "X-Dynamo-Parent-Session-Id", "p", "X-Session-Id", "s", "Authorization", "s"), []Header{
 			{Name: nvext.HeaderSession, Value: scoped("s")}, {Name: "X-Dynamo-Parent-Session-Id", Value: scoped("p")}, {Name: "X-Session-Id", Value: scoped("s")},
 		}},
-		{Dynamo, `{}`, func(r *Request) { sent("X-Session-Id", "s")(r); r.Salt = "" }, nil},
+		{Dynamo, `{}`, func(r *asked) { sent("X-Session-Id", "s")(r); r.Salt = "" }, nil},
 		{Dynamo, `{}`, sent("X-Session-Id", " "), nil},
 		{VLLM, `{}`, sent("X-Session-Id", "s"), nil},
 	} {
@@ -235,11 +243,12 @@ func TestAdaptHeaders(t *testing.T) {
 func TestBodyThatWasNotRead(t *testing.T) {
 	for _, kind := range append(slices.Clone(Names), "") {
 		ext := nvext.Ext{Tenant: "t"}
-		got := Adapt(kind, &Request{API: "chat", Ext: &ext, Rank: 1, Ranks: 2})
+		e := Engine{Type: kind}
+		got := e.Adapt(&Request{API: "chat", Ext: &ext, Rank: 1, Ranks: 2})
 		if lacks := slices.Collect(got.Lacks.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
 			t.Errorf("%s lacks %v", kind, lacks)
 		}
-		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != TakesRank(kind, "") {
+		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != e.TakesRank() {
 			t.Errorf("%s has the headers %v", kind, got.Headers)
 		}
 	}
@@ -275,9 +284,10 @@ func BenchmarkAdapt(b *testing.B) {
 				b.Fatal(err)
 			}
 			b.ReportAllocs()
+			e := Engine{Type: kind, Settings: Settings{Priority: On, ThinkingBudget: On, DynamoInstance: 1}}
 			for b.Loop() {
-				r := Request{API: "chat", Body: parsed.Editor(body), Ext: &ext, Ranks: 2, Settings: Settings{Priority: On, ThinkingBudget: On, DynamoInstance: 1}}
-				Adapt(kind, &r)
+				r := Request{API: "chat", Body: parsed.Editor(body), Ext: &ext, Ranks: 2}
+				e.Adapt(&r)
 				if len(r.Body.Edits()) == 0 {
 					b.Fatal(fmt.Sprint("no change for ", kind))
 				}

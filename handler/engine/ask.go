@@ -15,8 +15,8 @@ const MaxBody = 4 << 20
 // the body up to MaxBody. The status is 0 if there was no answer.
 type Get func(path string) (status int, body []byte)
 
-// Told is what a server tells of itself. What it does not tell is zero.
-type Told struct {
+// Info is what a server tells of itself. What it does not tell is zero.
+type Info struct {
 	// Type is what it shows itself to be; Other if it answers and is none that
 	// is known.
 	Type    string
@@ -55,7 +55,7 @@ type Told struct {
 // Or returns what is told, with what was told before in place of what is
 // missing: a server that is busy may leave out a part. What another server, or
 // another life of it, told before does not count.
-func (t Told) Or(before Told) Told {
+func (t Info) Or(before Info) Info {
 	if t.Type != before.Type || t.Life != before.Life && t.Life != "" && before.Life != "" {
 		return t
 	}
@@ -82,7 +82,7 @@ func orDefault[T comparable](v *T, def T) {
 
 // Ask finds out what a server is, and what it tells. The answer's Type is empty
 // if nothing was learned.
-func Ask(get Get) Told {
+func Ask(get Get) Info {
 	s := newServer(get)
 	kind := s.owner()
 	for i := 0; kind == "" && i < len(shapes); i++ {
@@ -92,12 +92,12 @@ func Ask(get Get) Told {
 	}
 	if kind == "" {
 		if status, _ := s.ask(pathModels); status == 200 {
-			return Told{Type: Other, Unsure: s.gone}
+			return Info{Type: Other, Unsure: s.gone}
 		}
-		return Told{}
+		return Info{}
 	}
 	if s.gone {
-		return Told{}
+		return Info{}
 	}
 	return s.figures(kind)
 }
@@ -105,7 +105,7 @@ func Ask(get Get) Told {
 // AskAs asks a server that is said to be of a type for what it tells. The
 // answer's Type is what it shows itself to be, which may be another one; empty
 // if it shows nothing.
-func AskAs(kind string, get Get) Told {
+func AskAs(kind string, get Get) Info {
 	s := newServer(get)
 	if shows := s.owner(); shows != "" {
 		kind = shows
@@ -118,7 +118,7 @@ func AskAs(kind string, get Get) Told {
 		}
 	}
 	if s.gone {
-		return Told{}
+		return Info{}
 	}
 	return told
 }
@@ -138,8 +138,8 @@ var shapes = []struct {
 }
 
 // figures asks for what servers of a type tell.
-func (s *server) figures(kind string) Told {
-	told := Told{Type: kind}
+func (s *server) figures(kind string) Info {
+	told := Info{Type: kind}
 	switch kind {
 	case VLLM:
 		s.tellVLLM(&told)

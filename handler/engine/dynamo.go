@@ -25,7 +25,7 @@ func (s *server) isDynamo() bool {
 
 // tellDynamo reads the version from /health, if that tells one. It decides
 // whether the frontend keeps caches apart.
-func (s *server) tellDynamo(told *Told) {
+func (s *server) tellDynamo(told *Info) {
 	_, body := s.ask("/health")
 	told.Version = readVersion(readObject(body))
 }

@@ -27,13 +27,22 @@ var Names = []string{VLLM, SGLang, TRTLLM, LlamaCpp, Dynamo, Other}
 // Known tells whether there is such an engine type.
 func Known(name string) bool { return slices.Contains(Names, name) }
 
-// TakesRank tells whether servers of a type and a version, empty where it is not
-// known, are told which of their data-parallel ranks is to compute a request.
-// Others choose it themselves.
-func TakesRank(kind, version string) bool {
-	switch kind {
+// Engine is what is known of one engine.
+type Engine struct {
+	// Type is one of Names, as the operator says or else as the engine shows; empty
+	// if it is not known.
+	Type string
+	// Info is what the engine answered, Settings what the operator says.
+	Info     Info
+	Settings Settings
+}
+
+// TakesRank tells whether the engine can be told which of its data-parallel ranks
+// is to compute a request. Others choose it themselves.
+func (e *Engine) TakesRank() bool {
+	switch e.Type {
 	case VLLM:
-		return !before(version, 0, 11, 0) // it ignores the header
+		return !before(e.Info.Version, 0, 11, 0) // it ignores the header
 	case TRTLLM, LlamaCpp, Dynamo:
 		return false
 	}

@@ -36,36 +36,36 @@ vllm:num_requests_running{engine="0",model_name="m"} 3.0
 var sites = []struct {
 	name string
 	site site
-	want Told
+	want Info
 }{
 	{"vLLM with two ranks", site{
 		pathModels:  `{"object":"list","data":[{"id":"m","owned_by":"vllm","max_model_len":8192},{"id":"lora","owned_by":"vllm","max_model_len":null}]}`,
 		pathVersion: `{"version":"0.32.0+cpu"}`, pathMetrics: vllmPage,
-	}, Told{
+	}, Info{
 		Type: VLLM, Version: "0.32.0+cpu", KVTokens: 9568, BlockSize: 32, DPSize: 2, ContextTokens: 8192,
 		Started: time.UnixMilli(1763725630250), Life: "1763725630250",
 	}},
 	{"vLLM that is older, and behind a key", site{
 		pathModels: "!401", pathVersion: `{"version":"0.8.5"}`,
 		pathMetrics: "# HELP x\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"573\",enable_prefix_caching=\"False\"} 1.0\n",
-	}, Told{Type: VLLM, Version: "0.8.5", KVTokens: 573 * 16, BlockSize: 16, DPSize: 1, NoPrefixCache: true}},
+	}, Info{Type: VLLM, Version: "0.8.5", KVTokens: 573 * 16, BlockSize: 16, DPSize: 1, NoPrefixCache: true}},
 	{"vLLM with a cache that cannot be", site{
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm","max_model_len":8192}]}`,
 		pathMetrics: "\nvllm:cache_config_info{block_size=\"16\",kv_cache_size_tokens=\"1\",engine=\"0\"} 1\n",
-	}, Told{Type: VLLM, BlockSize: 16, DPSize: 1, ContextTokens: 8192}},
+	}, Info{Type: VLLM, BlockSize: 16, DPSize: 1, ContextTokens: 8192}},
 	{"vLLM with a cache that holds no context", site{
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm","max_model_len":8192}]}`,
 		pathMetrics: "\nvllm:cache_config_info{block_size=\"16\",kv_cache_size_tokens=\"1000\",engine=\"0\"} 1\n",
-	}, Told{Type: VLLM, BlockSize: 16, DPSize: 1, ContextTokens: 8192}},
+	}, Info{Type: VLLM, BlockSize: 16, DPSize: 1, ContextTokens: 8192}},
 	{"vLLM with a part of the ranks", site{
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm"}]}`,
 		pathMetrics: "vllm:cache_config_info{engine=\"4\",block_size=\"16\",num_gpu_blocks=\"None\"} 1\nvllm:cache_config_info{engine=\"5\",block_size=\"16\"} 1\n",
-	}, Told{Type: VLLM, BlockSize: 16}},
+	}, Info{Type: VLLM, BlockSize: 16}},
 	{"SGLang", site{
 		pathModels: `{"data":[{"id":"m","owned_by":"sglang","max_model_len":131072}]}`,
 		pathServerInfo: `{"page_size":64,"dp_size":4,"max_running_requests":null,"disable_radix_cache":false,"random_seed":42,"max_total_num_tokens":20480,` +
 			`"internal_states":[{"memory_usage":{"token_capacity":20480},"effective_max_running_requests_per_dp":128}],"version":"0.5.21"}`,
-	}, Told{
+	}, Info{
 		Type: SGLang, Version: "0.5.21", KVTokens: 20480, BlockSize: 64, DPSize: 4, ContextTokens: 131072, MaxRunning: 128,
 		Life: "42/20480",
 	}},
@@ -73,40 +73,40 @@ var sites = []struct {
 		pathModels: `{"data":[{"id":"m","owned_by":"sglang"}]}`,
 		pathServerInfo: `{"page_size":64,"enable_priority_scheduling":true,"schedule_low_priority_values_first":true,"max_total_num_tokens":1,` +
 			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":"qwen3"}`,
-	}, Told{Type: SGLang, KVTokens: 1, BlockSize: 64, Priority: true, LowFirst: true, PriorityEviction: true, StrictThinking: true}},
+	}, Info{Type: SGLang, KVTokens: 1, BlockSize: 64, Priority: true, LowFirst: true, PriorityEviction: true, StrictThinking: true}},
 	{"SGLang that refuses priorities", site{
 		pathModels: `{"data":[{"id":"m","owned_by":"sglang"}]}`,
 		pathServerInfo: `{"page_size":64,"enable_priority_scheduling":false,"schedule_low_priority_values_first":true,"max_total_num_tokens":1,` +
 			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":null}`,
-	}, Told{Type: SGLang, KVTokens: 1, BlockSize: 64}},
+	}, Info{Type: SGLang, KVTokens: 1, BlockSize: 64}},
 	{"Dynamo that tells its version", site{
 		pathModels:  `{"object":"list","data":[]}`,
 		pathMetrics: "\ndynamo_frontend_inflight_requests 0\n",
 		"/health":   `{"status":"healthy","endpoints":[],"instances":[],"version":"1.2.1"}`,
-	}, Told{Type: Dynamo, Version: "1.2.1"}},
+	}, Info{Type: Dynamo, Version: "1.2.1"}},
 	{"SGLang that is older, and lists no owner", site{
 		pathModels:         `{"data":[{"id":"m","owned_by":"us"}]}`,
 		"/get_server_info": `{"page_size":1,"dp_size":1,"context_length":4096,"max_running_requests":7,"max_total_num_tokens":1000,"disable_radix_cache":true,"version":"0.4.6"}`,
-	}, Told{Type: SGLang, Version: "0.4.6", KVTokens: 1000, BlockSize: 1, DPSize: 1, ContextTokens: 4096, MaxRunning: 7, NoPrefixCache: true}},
+	}, Info{Type: SGLang, Version: "0.4.6", KVTokens: 1000, BlockSize: 1, DPSize: 1, ContextTokens: 4096, MaxRunning: 7, NoPrefixCache: true}},
 	{"TensorRT-LLM", site{
 		pathModels:  `{"object":"list","data":[{"id":"m","object":"model","owned_by":"tensorrt_llm"}]}`,
 		pathVersion: `{"version":"1.4.0rc2"}`, pathServerInfo: `{"disaggregated_params":null}`, pathMetrics: "taken away",
-	}, Told{Type: TRTLLM, Version: "1.4.0rc2"}},
+	}, Info{Type: TRTLLM, Version: "1.4.0rc2"}},
 	{"TensorRT-LLM by another owner", site{
 		pathModels:  `{"data":[]}`,
 		pathVersion: `{"version":"1.0"}`, pathServerInfo: `{"disaggregated_params":{}}`, pathMetrics: "taken away",
-	}, Told{Type: TRTLLM, Version: "1.0"}},
+	}, Info{Type: TRTLLM, Version: "1.0"}},
 	{"llama.cpp", site{
 		pathModels: `{"models":[],"object":"list","data":[{"id":"m","object":"model","owned_by":"llamacpp"}]}`,
 		"/props":   `{"default_generation_settings":{"id":0,"n_ctx":16384},"total_slots":4,"build_info":"b6000-abc"}`,
-	}, Told{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 16384, ContextTokens: 16384, MaxRunning: 4}},
+	}, Info{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 16384, ContextTokens: 16384, MaxRunning: 4}},
 	{"Dynamo", site{
 		pathModels:  `{"object":"list","data":[{"id":"m","object":"object","owned_by":"nvidia"}]}`,
 		pathMetrics: "# TYPE dynamo_frontend_inflight_requests gauge\ndynamo_frontend_inflight_requests{model=\"m\"} 0\n",
-	}, Told{Type: Dynamo}},
-	{"something else", site{pathModels: `{"data":[{"id":"m","owned_by":"me"}]}`, "/health": `{"status":"ok"}`, pathVersion: `{"version":"3"}`}, Told{Type: Other}},
-	{"nothing", site{}, Told{}},
-	{"down", site{"*": "down"}, Told{}},
+	}, Info{Type: Dynamo}},
+	{"something else", site{pathModels: `{"data":[{"id":"m","owned_by":"me"}]}`, "/health": `{"status":"ok"}`, pathVersion: `{"version":"3"}`}, Info{Type: Other}},
+	{"nothing", site{}, Info{}},
+	{"down", site{"*": "down"}, Info{}},
 }
 
 func TestAskFindsOut(t *testing.T) {
@@ -157,7 +157,7 @@ func TestAskAsAnother(t *testing.T) {
 
 // TestServerThatFallsSilent answers with its list of models, and to nothing else.
 func TestServerThatFallsSilent(t *testing.T) {
-	for owner, want := range map[string]Told{"openai": {Type: Other, Unsure: true}, "vllm": {Type: VLLM}} {
+	for owner, want := range map[string]Info{"openai": {Type: Other, Unsure: true}, "vllm": {Type: VLLM}} {
 		got := Ask(func(path string) (int, []byte) {
 			if path == pathModels {
 				return 200, []byte(`{"data":[{"id":"m","owned_by":"` + owner + `"}]}`)
@@ -187,23 +187,24 @@ func TestWhoTakesRanks(t *testing.T) {
 		{LlamaCpp, "b6000", false},
 		{Other, "3", true},
 	} {
-		if got := TakesRank(c.kind, c.version); got != c.want {
+		e := Engine{Type: c.kind, Info: Info{Version: c.version}}
+		if got := e.TakesRank(); got != c.want {
 			t.Errorf("%s %s: %v, want %v", c.kind, c.version, got, c.want)
 		}
 	}
 }
 
 func TestWhatIsMissingWasTold(t *testing.T) {
-	before := Told{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}
+	before := Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}
 	for _, c := range []struct {
-		now  Told
-		want Told
+		now  Info
+		want Info
 	}{
-		{Told{Type: VLLM, Version: "1"}, Told{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
-		{Told{Type: VLLM, DPSize: 1, Life: "a"}, Told{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
-		{Told{Type: VLLM, Life: "b"}, Told{Type: VLLM, Life: "b"}},
-		{Told{Type: SGLang}, Told{Type: SGLang}},
-		{Told{Type: VLLM, KVTokens: 5}, Told{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
+		{Info{Type: VLLM, Version: "1"}, Info{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
+		{Info{Type: VLLM, DPSize: 1, Life: "a"}, Info{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
+		{Info{Type: VLLM, Life: "b"}, Info{Type: VLLM, Life: "b"}},
+		{Info{Type: SGLang}, Info{Type: SGLang}},
+		{Info{Type: VLLM, KVTokens: 5}, Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
 	} {
 		if got := c.now.Or(before); got != c.want {
 			t.Errorf("%+v becomes %+v, want %+v", c.now, got, c.want)
@@ -212,7 +213,7 @@ func TestWhatIsMissingWasTold(t *testing.T) {
 }
 
 // checkTold fails where something is told that cannot be.
-func checkTold(t *testing.T, told Told) {
+func checkTold(t *testing.T, told Info) {
 	t.Helper()
 	switch {
 	case told.Type != "" && !Known(told.Type), len(told.Version) > maxVersion, len(told.Life) > maxVersion,
@@ -228,7 +229,7 @@ func FuzzMetrics(f *testing.F) {
 	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"))
 	f.Add([]byte("process_start_time_seconds{ 1e300"))
 	f.Fuzz(func(t *testing.T, page []byte) {
-		var told Told
+		var told Info
 		readVLLMMetrics(page, &told)
 		checkTold(t, told)
 	})
@@ -256,7 +257,7 @@ func BenchmarkMetrics(b *testing.B) {
 	}
 	b.SetBytes(int64(len(page)))
 	for b.Loop() {
-		var told Told
+		var told Info
 		readVLLMMetrics(page, &told)
 	}
 }

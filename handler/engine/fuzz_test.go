@@ -74,7 +74,10 @@ func FuzzAdapt(f *testing.F) {
 			}
 		}
 		bit := func(n int) bool { return bits>>n&1 == 1 }
-		r := Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, GiveTokens: true, Rank: 1, Ranks: 1}
+		r := asked{
+			Request{API: a.Name(), Body: parsed.Editor(body), Ext: &ext, Grants: nvext.Grants(bits) & nvext.Everything, GiveTokens: true, Rank: 1, Ranks: 1},
+			Engine{Type: kind},
+		}
 		if r.Body == nil {
 			return // it has too many members
 		}
@@ -92,11 +95,11 @@ func FuzzAdapt(f *testing.F) {
 		if bit(15) {
 			r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off
 		}
-		r.Told = Told{PriorityEviction: bit(11), StrictThinking: bit(12), Priority: bit(13), LowFirst: bit(14)}
+		r.Info = Info{PriorityEviction: bit(11), StrictThinking: bit(12), Priority: bit(13), LowFirst: bit(14)}
 		if bit(10) {
-			r.Told.Version = map[string]string{SGLang: "0.5.10"}[kind]
+			r.Info.Version = map[string]string{SGLang: "0.5.10"}[kind]
 		}
-		o.kind, o.api, o.tenant, o.rank, o.ranks, o.told, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Told, r.Settings
+		o.kind, o.api, o.tenant, o.rank, o.ranks, o.told, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Info, r.Settings
 		o.pins, o.priorities, o.uploads = r.Grants&nvext.Pins != 0, r.Grants&nvext.Priorities != 0, r.Grants&nvext.Uploads != 0
 		o.expect()
 		compare(t, &o, &r, body)
@@ -104,9 +107,9 @@ func FuzzAdapt(f *testing.F) {
 }
 
 // compare has the engine's request made, and compares it with the oracle's.
-func compare(t *testing.T, o *oracle, r *Request, body []byte) {
+func compare(t *testing.T, o *oracle, r *asked, body []byte) {
 	t.Helper()
-	got := Adapt(o.kind, r)
+	got := r.Adapt(&r.Request)
 	for _, h := range got.Headers {
 		if strings.ContainsAny(h.Name+h.Value, "\r\n\x00") {
 			t.Fatalf("%s has the header %s: %q", body, h.Name, h.Value)

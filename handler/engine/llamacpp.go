@@ -7,13 +7,13 @@ func (s *server) isLlamaCpp() bool {
 	return props.Get("total_slots").Exists() && props.Get("default_generation_settings").Exists()
 }
 
-func (s *server) tellLlamaCpp(told *Told) { readProps(s.json("/props"), told) }
+func (s *server) tellLlamaCpp(told *Info) { readProps(s.json("/props"), told) }
 
 // readProps reads /props of llama.cpp's server. Its cache has no blocks: each
 // slot keeps the latest prompt that it served. The slots share one cache, of the
 // size that each of them tells, unless it was split among them; that it does not
 // tell, and the smaller of both is what is certain.
-func readProps(props gjson.Result, told *Told) {
+func readProps(props gjson.Result, told *Info) {
 	told.Version = cleaned(props.Get("build_info").Str)
 	told.MaxRunning = within(count(props.Get("total_slots")), 1<<16)
 	told.ContextTokens = count(props.Get("default_generation_settings.n_ctx"))

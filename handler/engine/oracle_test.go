@@ -27,7 +27,7 @@ type oracle struct {
 	pins, priorities, uploads bool // granted
 	tenant, top               string
 	rank, ranks               int
-	told                      Told
+	told                      Info
 	set                       Settings
 
 	want    doc

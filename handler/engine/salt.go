@@ -43,24 +43,25 @@ const maxVLLMSalt = 1024
 // KeepsApart tells whether an engine is known to keep the caches of requests with
 // different salts apart, in an API: whether it is given the salt there, and heeds
 // it, or the operator says so.
-func KeepsApart(kind string, told Told, set Settings, api string) bool {
+func (e *Engine) KeepsApart(api string) bool {
+	set, version := e.Settings, e.Info.Version
 	if set.CacheSalt == Off {
 		return false
 	}
-	if kind == Dynamo {
-		known := told.Version != "" && !before(strings.TrimPrefix(told.Version, "v"), 1, 3)
+	if e.Type == Dynamo {
+		known := version != "" && !before(strings.TrimPrefix(version, "v"), 1, 3)
 		return set.CacheSalt.or(known && slices.Contains([]string{apiChat, apiCompletions}, api))
 	}
-	s := salts[kind]
+	s := salts[e.Type]
 	sure := slices.Contains(s.sure, api)
-	known := s.since == nil || told.Version != "" && !before(told.Version, s.since...)
+	known := s.since == nil || version != "" && !before(version, s.since...)
 	return set.CacheSalt.or(sure && known) && (sure || slices.Contains(s.also, api))
 }
 
 // cacheSalt gives the engine the salt, or where it takes none at least not the
 // one that the client wrote beside it, which would be another one's.
 func (f *fit) cacheSalt() {
-	s := salts[f.kind]
+	s := salts[f.Type]
 	switch {
 	case f.said&CacheSalt == 0:
 	case f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)):
@@ -78,7 +79,7 @@ const nameSalt, nameExtraKey = "cache_salt", "extra_key"
 // SGLang joins the two, so that a client could otherwise turn its tenant's salt
 // into another's. /generate had only this member for long: there it is always set.
 func (f *fit) extraKey() {
-	if f.kind != SGLang {
+	if f.Type != SGLang {
 		return
 	}
 	own := f.Body.Value(nameExtraKey)

@@ -50,7 +50,8 @@ func TestKeepsApart(t *testing.T) {
 		{Dynamo, "1.3.0", apiMessages, Settings{}, false},
 		{Dynamo, "", apiMessages, on, true},
 	} {
-		if got := KeepsApart(c.kind, Told{Version: c.version}, c.set, c.api); got != c.want {
+		e := Engine{Type: c.kind, Info: Info{Version: c.version}, Settings: c.set}
+		if got := e.KeepsApart(c.api); got != c.want {
 			t.Errorf("%s %s, %s, %v: %v", c.kind, c.version, c.api, c.set.CacheSalt, got)
 		}
 	}
@@ -61,7 +62,8 @@ func TestKeepsApart(t *testing.T) {
 			if kind != Dynamo && strings.Contains(got.body, "victim") {
 				t.Errorf("%s, %s got %s", kind, path, got.body)
 			}
-			if KeepsApart(kind, Told{Version: "99.0"}, Settings{}, a.Name()) && !strings.Contains(got.body, `"mine"`) {
+			e := Engine{Type: kind, Info: Info{Version: "99.0"}}
+			if e.KeepsApart(a.Name()) && !strings.Contains(got.body, `"mine"`) {
 				t.Errorf("%s, %s keeps apart what it is not told: %s", kind, path, got.body)
 			}
 		}
@@ -78,7 +80,7 @@ func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := parsed.Editor([]byte(body))
-		Adapt(SGLang, &Request{API: PostTo(path), Body: e, Ext: &nvext.Ext{Tenant: "t"}, Salt: "t", Ranks: 1})
+		(&Engine{Type: SGLang}).Adapt(&Request{API: PostTo(path), Body: e, Ext: &nvext.Ext{Tenant: "t"}, Salt: "t", Ranks: 1})
 		var out []byte
 		at := 0
 		for _, edit := range e.Edits() {

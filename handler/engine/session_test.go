@@ -40,7 +40,7 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 				want = c.before + c.after
 			}
 			body := c.before + `,"session_params":` + v.params + c.after
-			got := adapted(t, SGLang, c.path, body, func(r *Request) { r.Salt = "t" })
+			got := adapted(t, SGLang, c.path, body, func(r *asked) { r.Salt = "t" })
 			if lacks := strings.Join(got.lacks, " "); got.body != want || lacks != map[bool]string{true: "session_params"}[v.want == ""] {
 				t.Errorf("%s, %s became %.300s without %q", c.path, v.name, got.body, lacks)
 			}
@@ -51,7 +51,7 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 	}
 	// what stands for nothing in the place of nvext's own takes nothing over
 	pad := strings.Repeat(" ", maxParams)
-	got := adapted(t, SGLang, "/generate", `{"session_params":`+id+`,"nvext":{"session_params":{"id":"s"`+pad+`}}}`, func(r *Request) { r.Salt = "t" })
+	got := adapted(t, SGLang, "/generate", `{"session_params":`+id+`,"nvext":{"session_params":{"id":"s"`+pad+`}}}`, func(r *asked) { r.Salt = "t" })
 	if got.body != `{}` || strings.Join(got.lacks, " ") != "session_params" {
 		t.Errorf("became %.300s without %q", got.body, got.lacks)
 	}
@@ -81,10 +81,10 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 			}
 			ext.Tenant = "t"
 		}
-		r := Request{API: apiOf(path).Name(), Body: parsed.Editor(body), Ext: &ext, Salt: "t", Ranks: 1, Settings: Settings{ThinkingBudget: On}}
+		r := Request{API: apiOf(path).Name(), Body: parsed.Editor(body), Ext: &ext, Salt: "t", Ranks: 1}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		Adapt(SGLang, &r)
+		(&Engine{Type: SGLang, Settings: Settings{ThinkingBudget: On}}).Adapt(&r)
 		edits := r.Body.Edits()
 		runtime.ReadMemStats(&after)
 		made := 0
@@ -103,7 +103,7 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	Adapt(SGLang, &Request{API: apiGenerate, Body: parsed.Editor(body), Ext: new(nvext.Ext), Salt: salt, Ranks: 1})
+	(&Engine{Type: SGLang}).Adapt(&Request{API: apiGenerate, Body: parsed.Editor(body), Ext: new(nvext.Ext), Salt: salt, Ranks: 1})
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -113,7 +113,7 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 func TestLongNamesStayApart(t *testing.T) {
 	session := func(salt, id string) string {
 		t.Helper()
-		body := adapted(t, SGLang, "/generate", `{"session_params":{"id":"`+id+`"}}`, func(r *Request) { r.Salt = salt }).body
+		body := adapted(t, SGLang, "/generate", `{"session_params":{"id":"`+id+`"}}`, func(r *asked) { r.Salt = salt }).body
 		var got struct {
 			Params struct{ ID string } `json:"session_params"`
 		}

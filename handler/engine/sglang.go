@@ -28,14 +28,14 @@ func showsSGLang(info gjson.Result) bool {
 	return info.Get("max_total_num_tokens").Exists() || info.Get("internal_states").IsArray()
 }
 
-func (s *server) tellSGLang(told *Told) {
+func (s *server) tellSGLang(told *Info) {
 	told.ContextTokens = s.contextTokens()
 	readSGLang(s.sglangInfo(), told)
 }
 
 // readSGLang reads /server_info. Figures are of one rank, and of the first where
 // each has its own.
-func readSGLang(info gjson.Result, told *Told) {
+func readSGLang(info gjson.Result, told *Info) {
 	first := info.Get("internal_states.0")
 	told.Version = readVersion(info)
 	told.KVTokens = count(info.Get("max_total_num_tokens"))
@@ -81,7 +81,7 @@ func (f *fit) sglangRank() {
 		return
 	}
 	switch {
-	case f.Told.Version == "" || before(f.Told.Version, 0, 5, 10):
+	case f.Info.Version == "" || before(f.Info.Version, 0, 5, 10):
 		f.integer(nameOldRank, int64(f.Rank))
 	default:
 		f.Body.Cut(nameOldRank)
@@ -90,13 +90,13 @@ func (f *fit) sglangRank() {
 }
 
 // evicts tells whether SGLang's cache keeps what has a higher priority.
-func (f *fit) evicts() bool { return f.Told.PriorityEviction && f.Settings.Priority != Off }
+func (f *fit) evicts() bool { return f.Info.PriorityEviction && f.Settings.Priority != Off }
 
 func (f *fit) sglangPriority(own bool) {
 	evicts := f.evicts()
-	if f.takes(Priority, own && (evicts || f.Settings.Priority.or(f.Told.Priority))) {
+	if f.takes(Priority, own && (evicts || f.Settings.Priority.or(f.Info.Priority))) {
 		n := int64(f.Ext.AgentHints.Priority.Value)
-		if f.Told.LowFirst {
+		if f.Info.LowFirst {
 			n = -n
 		}
 		f.integer(namePriority, n)
@@ -107,7 +107,7 @@ func (f *fit) sglangPriority(own bool) {
 }
 
 func (f *fit) sglangThinking(own bool) {
-	if !own || f.said&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Told.StrictThinking) {
+	if !own || f.said&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Info.StrictThinking) {
 		return
 	}
 	all, ok := []*api.Editor{f.Body}, true

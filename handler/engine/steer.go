@@ -35,12 +35,12 @@ func (f *fit) guard() {
 // engine that does not tell how many it has, too, and of one that is not known.
 func (f *fit) steerings() []steering {
 	ordered := f.Settings.Priority == On
-	unknown := f.kind == "" || f.kind == Other
-	switch f.kind {
+	unknown := f.Type == "" || f.Type == Other
+	switch f.Type {
 	case SGLang:
 		evicts := f.evicts()
 		return append(ranks(true),
-			steering{namePriority, nvext.Priorities, evicts || f.Settings.Priority.or(f.Told.Priority)},
+			steering{namePriority, nvext.Priorities, evicts || f.Settings.Priority.or(f.Info.Priority)},
 			steering{nameRetention, nvext.Priorities, evicts})
 	case LlamaCpp:
 		return []steering{{"id_slot", nvext.Pins, true}}
@@ -53,11 +53,11 @@ func (f *fit) steerings() []steering {
 // engine orders by them. That it names a rank or a slot is no reason to refuse it,
 // for the engine can serve it there as well. What is not known of an engine it is
 // not taken to heed.
-func Heeds(kind string, told Told, set Settings) (g nvext.Grants) {
-	if kind == Dynamo {
+func (e *Engine) Heeds() (g nvext.Grants) {
+	if e.Type == Dynamo {
 		return nvext.Everything
 	}
-	f := fit{Request: &Request{Told: told, Settings: set}, kind: kind}
+	f := fit{Request: new(Request), Engine: e}
 	for _, s := range f.steerings() {
 		if s.heeded {
 			g |= s.grant

@@ -27,11 +27,10 @@ type Question struct {
 	Raw bool
 }
 
-// Tokenize asks an engine of a type for the token ids that it would compute for
-// a request, and returns them as a JSON list without spaces. It returns nil if the
+// Tokenize asks the engine for the token ids that it would compute for a request, and returns them as a JSON list without spaces. It returns nil if the
 // engine has no tokenizer to be asked, does not answer as one, or would be asked
 // for something else than it computes. Nothing is computed for it.
-func Tokenize(kind string, q *Question, post Post) []byte {
+func (e *Engine) Tokenize(q *Question, post Post) []byte {
 	switch q.API {
 	case apiChat:
 		if q.Text != nil {
@@ -42,13 +41,13 @@ func Tokenize(kind string, q *Question, post Post) []byte {
 			return nil
 		}
 	case apiGenerate:
-		if q.Text == nil || kind != SGLang {
+		if q.Text == nil || e.Type != SGLang {
 			return nil
 		}
 	default:
 		return nil
 	}
-	switch kind {
+	switch e.Type {
 	case VLLM:
 		return q.askVLLM(post)
 	case SGLang:

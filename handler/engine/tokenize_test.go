@@ -57,7 +57,7 @@ func TestTokenizersAreAskedForWhatIsComputed(t *testing.T) {
 		{"", completions, `{"prompt":"x"}`, nil, ``, ""},
 	} {
 		var asked []string
-		got := Tokenize(v.kind, questionOf(t, v.path, v.body), func(path string, body []byte) (int, []byte) {
+		got := (&Engine{Type: v.kind}).Tokenize(questionOf(t, v.path, v.body), func(path string, body []byte) (int, []byte) {
 			if len(asked) == len(v.statuses) {
 				t.Fatalf("%s %s: asked for %s once more", v.kind, v.body, path)
 			}
@@ -71,7 +71,7 @@ func TestTokenizersAreAskedForWhatIsComputed(t *testing.T) {
 	}
 	raw := questionOf(t, chat, `{`+hi+`}`)
 	raw.Raw = true
-	if Tokenize(Dynamo, raw, func(string, []byte) (int, []byte) { return 200, []byte(`{"tokens":[1]}`) }) != nil {
+	if (&Engine{Type: Dynamo}).Tokenize(raw, func(string, []byte) (int, []byte) { return 200, []byte(`{"tokens":[1]}`) }) != nil {
 		t.Error("a Dynamo is asked to apply a template that the client does not want")
 	}
 }
@@ -95,7 +95,7 @@ func FuzzTokenize(f *testing.F) {
 			}
 			q := &Question{API: r.API.Name(), Body: r.Editor(body), Text: r.PromptText(body)}
 			asked := 0
-			got := Tokenize(Names[int(kind)%len(Names)], q, func(path string, body []byte) (int, []byte) {
+			got := (&Engine{Type: Names[int(kind)%len(Names)]}).Tokenize(q, func(path string, body []byte) (int, []byte) {
 				if asked++; !json.Valid(body) {
 					t.Fatalf("%s is asked for %s", path, body)
 				}

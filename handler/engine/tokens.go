@@ -22,17 +22,17 @@ func memberFor(kind, api string) tokenMember {
 	return tokenMembers[kind][api]
 }
 
-// TakesTokenData tells whether an engine of a type takes the ids of token_data as
-// the prompt of a request of an API. A Dynamo decides that itself. If the type is
-// unknown, which is empty, only completions are known to take them.
-func TakesTokenData(kind, api string) bool {
-	return kind != Dynamo && memberFor(kind, api).name != ""
+// TakesTokenData tells whether the engine takes the ids of token_data as the prompt
+// of a request of an API. A Dynamo decides that itself. If the type is unknown,
+// only completions are known to take them.
+func (e *Engine) TakesTokenData(api string) bool {
+	return e.Type != Dynamo && memberFor(e.Type, api).name != ""
 }
 
 // giveTokens gives the engine the ids of token_data as its prompt, if the caller
 // has planned these and the engine takes them.
 func (f *fit) giveTokens() {
-	to := memberFor(f.kind, f.API)
+	to := memberFor(f.Type, f.API)
 	at, ok := f.Body.NVExt()
 	if !f.takes(TokenData, ok && to.name != "" && f.GiveTokens) {
 		return

@@ -26,10 +26,11 @@ func TestTokenDataIsGivenWhereItIsTaken(t *testing.T) {
 					t.Fatal(err)
 				}
 				r := Request{API: parsed.API.Name(), Body: parsed.Editor([]byte(body)), Ext: &ext, GiveTokens: give, Ranks: 1}
-				got := Adapt(kind, &r)
+				e := Engine{Type: kind}
+				got := e.Adapt(&r)
 				out := r.Body.Apply()
 				has := bytes.Contains(out, []byte("4242"))
-				want := give && TakesTokenData(kind, r.API) || kind == Dynamo
+				want := give && e.TakesTokenData(r.API) || kind == Dynamo
 				if has != want || kind != Dynamo && (got.Lacks&TokenData == 0) != has {
 					t.Errorf("%q: %s, the ids planned %v: the engine gets %s, and lacks %b", kind, path, give, out, got.Lacks)
 				}

@@ -11,7 +11,7 @@ func (s *server) isTRTLLM() bool { return s.json(pathServerInfo).Get("disaggrega
 
 // tellTRTLLM asks for the version. Its capacity it tells nowhere: /metrics has
 // what happened since it was last asked, and must be left to whoever reads it.
-func (s *server) tellTRTLLM(told *Told) {
+func (s *server) tellTRTLLM(told *Info) {
 	told.Version = s.version()
 	told.ContextTokens = s.contextTokens()
 }

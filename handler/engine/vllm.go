@@ -18,7 +18,7 @@ func (s *server) isVLLM() bool {
 
 // tellVLLM asks for what a vLLM tells: /version, the list of models, and the
 // metrics, in which each data-parallel rank is an engine.
-func (s *server) tellVLLM(told *Told) {
+func (s *server) tellVLLM(told *Info) {
 	told.ContextTokens = s.contextTokens()
 	told.Version = s.version()
 	if status, page := s.ask(pathMetrics); status == 200 {
@@ -36,7 +36,7 @@ const leastBlocks, leastContexts = 16, 8
 // readVLLMMetrics reads vllm:cache_config_info, once for each rank, and
 // process_start_time_seconds. Where several API servers share one page, the
 // latter is missing.
-func readVLLMMetrics(page []byte, told *Told) {
+func readVLLMMetrics(page []byte, told *Info) {
 	ranks := make(map[string]bool)
 	samples(page, func(name []byte, l labels, value float64) {
 		switch string(name) {
@@ -56,7 +56,7 @@ func readVLLMMetrics(page []byte, told *Told) {
 }
 
 // vllmCache takes in the cache of one rank.
-func (t *Told) vllmCache(l labels) {
+func (t *Info) vllmCache(l labels) {
 	size := l.count("block_size")
 	tokens := l.count("kv_cache_size_tokens")
 	if tokens == 0 { // older ones tell the blocks only
