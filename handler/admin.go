@@ -241,9 +241,8 @@ func getSessions(r *http.Request, p *pool) (any, error) {
 // sessionsAfter returns the first sessions after a hash.
 func (p *pool) sessionsAfter(after string, limit int) []sessionView {
 	type hashed struct {
-		hash     string
-		b        affinity.Binding
-		response bool
+		hash string
+		b    affinity.Binding
 	}
 	var first []hashed
 	p.sessions.Range(func(e affinity.Entry) bool {
@@ -258,14 +257,12 @@ func (p *pool) sessionsAfter(after string, limit int) []sessionView {
 		if len(first) == limit {
 			first = first[:limit-1]
 		}
-		first = slices.Insert(first, i, hashed{h, e.Binding, keepsResponse(e.Session)})
+		first = slices.Insert(first, i, hashed{h, e.Binding})
 		return true
 	})
 	t, dials, views := now(), p.dials(), make([]sessionView, 0, len(first))
 	for _, f := range first {
-		v := viewSession(f.hash, f.b, dials, t)
-		v.Response = f.response
-		views = append(views, v)
+		views = append(views, viewSession(f.hash, f.b, dials, t))
 	}
 	return views
 }

@@ -14,11 +14,10 @@ const maxSessionKey = 256
 // own and a letter. No client's key does, or else one could take another's
 // place.
 const (
-	own         = "\x00"
-	ownTenant   = own + "t" // a session of a tenant
-	ownResponse = own + "r" // a response that an engine keeps
-	ownDigest   = own + "d" // one of these that is too long
-	digestMark  = "sha256:"
+	own        = "\x00"
+	ownTenant  = own + "t" // a session of a tenant
+	ownDigest  = own + "d" // one of these that is too long
+	digestMark = "sha256:"
 )
 
 // keptKey returns what a session's key is kept as.
@@ -46,12 +45,6 @@ func modelKey(session, model string) string {
 	}
 	return keptKey(key)
 }
-
-// responseKey returns what a response's worker is kept under.
-func responseKey(id string) string { return bounded(ownResponse + id) }
-
-// keepsResponse tells whether a key is that of a response.
-func keepsResponse(key string) bool { return strings.HasPrefix(key, ownResponse) }
 
 // bounded returns a key of ours, or its digest, if it is too long.
 func bounded(key string) string {

@@ -38,6 +38,7 @@ type pool struct {
 	name      string
 	scheduler *kvscore.Scheduler
 	sessions  affinity.Store
+	responses responses
 	limit     func(maxSessions int)
 	used      atomic.Int64 // last request, Unix seconds
 	live      atomic.Int64 // a configuration began to serve last, Unix seconds
@@ -121,6 +122,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 		stop:      make(chan struct{}),
 		workers:   make(map[string]*worker),
 	}
+	p.responses.seed = p.seed
 	p.settings.Store(s)
 	p.unnamed = p.nameless()
 	p.declareAll(s)

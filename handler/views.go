@@ -38,6 +38,7 @@ type poolView struct {
 	Waiting         int            `json:"waiting_requests"`
 	Sessions        int            `json:"sessions"`
 	SessionBytes    int64          `json:"session_bytes"`
+	Responses       int            `json:"responses"`
 	IndexBytes      int64          `json:"index_bytes"`
 	IndexBlocks     int64          `json:"index_blocks"`
 	BodyBytes       int64          `json:"request_body_bytes"`
@@ -77,7 +78,7 @@ type incidentView struct {
 func (p *pool) view(t time.Time) poolView {
 	s, set := p.scheduler.Stats(), p.settings.Load()
 	v := poolView{
-		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(),
+		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(), Responses: p.responses.count(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.bodies.Load(), Speculative: p.speculations.count(),
 		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
 		Latency:   viewLatency(&s),
@@ -296,16 +297,14 @@ func ratio(part, whole int64) *float64 {
 
 // sessionView is a session without its key, which is a secret to somebody.
 type sessionView struct {
-	KeyHash string `json:"key_hash"`
-	// Response is whether it is no session, but a response that the worker keeps.
-	Response bool    `json:"response,omitempty"`
-	Bound    bool    `json:"bound"`
-	Worker   uint64  `json:"worker,omitempty"`
-	Dial     string  `json:"dial,omitempty"`
-	Rank     uint32  `json:"dp_rank"`
-	Kind     string  `json:"kind,omitempty"`
-	TTL      float64 `json:"ttl_seconds,omitempty"`
-	Expires  float64 `json:"expires_in_seconds,omitempty"`
+	KeyHash string  `json:"key_hash"`
+	Bound   bool    `json:"bound"`
+	Worker  uint64  `json:"worker,omitempty"`
+	Dial    string  `json:"dial,omitempty"`
+	Rank    uint32  `json:"dp_rank"`
+	Kind    string  `json:"kind,omitempty"`
+	TTL     float64 `json:"ttl_seconds,omitempty"`
+	Expires float64 `json:"expires_in_seconds,omitempty"`
 }
 
 // dials returns the workers' addresses by target.

@@ -54,12 +54,13 @@ func (s *server) api(t testing.TB, method, path string, body []byte, v any, head
 // The parts of the admin API's answers that the tests look at.
 type (
 	adminPool struct {
-		Name     string `json:"name"`
-		Workers  int    `json:"workers"`
-		Draining int    `json:"draining_workers"`
-		Leases   int    `json:"leases"`
-		Sessions int    `json:"sessions"`
-		Settings struct {
+		Name      string `json:"name"`
+		Workers   int    `json:"workers"`
+		Draining  int    `json:"draining_workers"`
+		Leases    int    `json:"leases"`
+		Sessions  int    `json:"sessions"`
+		Responses int    `json:"responses"`
+		Settings  struct {
 			TextBlock int     `json:"text_block_bytes"`
 			TTL       float64 `json:"session_ttl_seconds"`
 		} `json:"settings"`

@@ -335,27 +335,15 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 	if len(homes) != 3 {
 		t.Errorf("only %v made responses", homes)
 	}
-	var page struct {
-		Sessions []struct {
-			Response bool `json:"response"`
-		} `json:"sessions"`
-	}
-	s.api(t, "GET", defaultPool+"/sessions", nil, &page)
-	responses := 0
-	for _, e := range page.Sessions {
-		if e.Response {
-			responses++
-		}
-	}
-	if responses == 0 {
-		t.Errorf("no response among the sessions: %+v", page)
+	if p := s.pool(t); p.Responses != 6 || p.Sessions != 1 {
+		t.Errorf("%d responses and %d sessions are remembered", p.Responses, p.Sessions)
 	}
 	if a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"m","input":"x","previous_response_id":"resp_unknown"}`)); a.status != 200 || a.header.Get("X-KV-Reason") == "response" {
 		t.Errorf("goes on from an unknown one: status %d, reason %s", a.status, a.header.Get("X-KV-Reason"))
 	}
-	before := s.pool(t).Sessions
+	before := s.pool(t).Responses
 	first("something else", `,"store":false`)
-	if n := s.pool(t).Sessions; n != before {
+	if n := s.pool(t).Responses; n != before {
 		t.Errorf("what is not stored was remembered: %d entries, then %d", before, n)
 	}
 	s.booksAtZero(t)
@@ -388,7 +376,7 @@ func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 	}
 	q := s.start(t, "/v1/responses", `{"model":"m","input":"x","stream":true}`)
 	defer q.leave()
-	eventually(t, 5*time.Second, "its response is known", func() bool { return s.pool(t).Sessions == 1 })
+	eventually(t, 5*time.Second, "its response is known", func() bool { return s.pool(t).Responses == 1 })
 	for range 4 {
 		req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url+"/v1/responses/resp_slow", http.NoBody)
 		if a := s.do(req); a.engine() != home.Load() {
