@@ -75,7 +75,7 @@ func (rt *route) lacks(kind string, fields engine.Fields) {
 		kind = engine.Other
 	}
 	for name := range fields.Names {
-		rt.h.metrics.unsupported.WithLabelValues(rt.pool.name, kind, name).Inc()
+		rt.metrics.unsupported.WithLabelValues(rt.pool.name, kind, name).Inc()
 	}
 	rt.pool.incidents.met(now(), "nvext that the engine does not take", rt.pool.logger)
 }

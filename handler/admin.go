@@ -336,7 +336,7 @@ func explain(r *http.Request, p *pool) (any, error) {
 	if h == nil {
 		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s at this moment", p.name)
 	}
-	return h.explain(client)
+	return h.explainer.explain(client)
 }
 
 // Interface guards

@@ -36,6 +36,8 @@ func benchHandler(b testing.TB) *Handler {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { h.pool.Destruct() })
+	h.prober = newProber(ended(), h)
+	testDispatcher(h)
 	return h
 }
 

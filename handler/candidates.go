@@ -141,8 +141,8 @@ func (rt *route) meet(w *worker, second int64) {
 	if w.seen.Load() != second { // what is only read is shared by all processors
 		w.seen.Store(second)
 	}
-	if rt.h.ReverseProxy.DynamicUpstreams != nil {
-		rt.h.met(w)
+	if rt.proxy.DynamicUpstreams != nil {
+		rt.probes.met(w)
 	}
 }
 

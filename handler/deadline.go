@@ -56,7 +56,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	}
 	late := errFirstToken
 	var limit, pause time.Duration
-	if t := rt.h.Timeouts; t != nil && a.work == workStream {
+	if t := rt.timeouts; a.work == workStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	movable := rt.movable()
@@ -102,7 +102,7 @@ func (p *pool) tooLate(a *attempt) {
 // is known before it is made.
 func (rt *route) movable() bool {
 	return rt.plan.request != nil && rt.repeatable(true) && !rt.pinned() && len(rt.offered) > 1 && !rt.lastSuspect() &&
-		(!rt.h.limits.set() || rt.anotherRound())
+		(!rt.limits.set() || rt.anotherRound())
 }
 
 // arrived takes in what the round trip of an attempt came to. The header of a

@@ -125,8 +125,8 @@ func (w *Worker) describe(info engine.Info) engine.Engine {
 
 // detect finds out what a worker is and what it tells of itself, if it is time
 // to. It returns whether it was.
-func (h *Handler) detect(ctx context.Context, w *worker) bool {
-	set := h.pool.settings.Load().worker(w.dial)
+func (p *prober) detect(ctx context.Context, w *worker) bool {
+	set := p.pool.settings.Load().worker(w.dial)
 	if set.Engine == engine.Other || !w.engine.claim(now()) {
 		return false
 	}
@@ -136,25 +136,25 @@ func (h *Handler) detect(ctx context.Context, w *worker) bool {
 		if path == pathModels && w.refusals.Load() > 0 {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
-		return h.getBody(ctx, w, path)
+		return p.getBody(ctx, w, path)
 	}
-	kind := h.pool.engineOf(w).Type
+	kind := p.pool.engineOf(w).Type
 	if kind == "" || kind == engine.Other || set.Engine == engineAuto && w.engine.isSilent() {
-		h.pool.learn(w, engine.Ask(get))
+		p.pool.learn(w, engine.Ask(get))
 	} else {
-		h.pool.learn(w, engine.AskAs(kind, get))
+		p.pool.learn(w, engine.AskAs(kind, get))
 	}
 	return true
 }
 
 // getBody returns the status and the body of an answer of a worker, status 0 if
 // there is none.
-func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
-	status, body, err := h.client.Fetch(ctx, w.dial, http.MethodGet, path, nil, nil, engine.MaxBody)
+func (p *prober) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
+	status, body, err := p.client.Fetch(ctx, w.dial, http.MethodGet, path, nil, nil, engine.MaxBody)
 	if status != 0 {
-		h.pool.saw(ctx, w, nil)
+		p.pool.saw(ctx, w, nil)
 	} else {
-		h.pool.saw(ctx, w, err)
+		p.pool.saw(ctx, w, err)
 	}
 	if err != nil && !errors.Is(err, upstream.ErrTooLong) {
 		return 0, nil

@@ -42,17 +42,17 @@ func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
 	if !bytes.Contains(bytes.ToLower(head), []byte("model")) {
 		return false // it is the path that is not there
 	}
-	rt.h.askAgain(a.worker)
+	rt.probes.askAgain(a.worker)
 	return true
 }
 
 // askAgain asks a worker soon which models it serves, for what is known of it
 // is not true any more.
-func (h *Handler) askAgain(w *worker) {
+func (p *prober) askAgain(w *worker) {
 	if now().UnixNano()-w.asked.Load() < int64(soonest) {
 		return
 	}
 	w.asked.Store(0)
 	w.probedAt.Store(0)
-	h.probes.soon()
+	p.soon()
 }

@@ -164,23 +164,29 @@ type chosenView struct {
 
 var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
 
+// explainer tells where the requests of one configuration would go.
+type explainer struct {
+	*dispatcher
+	plan func(*http.Request) (*plan, error)
+}
+
 // explain tells what would become of a request. It goes the way of one that is
 // served, up to the choice, but leaves nothing behind.
-func (h *Handler) explain(r *http.Request) (*explanation, error) {
-	p, err := h.plan(r)
+func (x *explainer) explain(r *http.Request) (*explanation, error) {
+	p, err := x.plan(r)
 	if own, ok := errors.AsType[*refusal](err); ok {
-		return h.newExplanation().refuse(own), nil
+		return x.newExplanation().refuse(own), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer p.done()
-	return h.explainPlan(r, p), nil
+	return x.explainPlan(r, p), nil
 }
 
-func (h *Handler) newExplanation() *explanation {
-	e := &explanation{Pool: h.pool.name, Candidates: []candidateView{}, LeftOut: []leftOut{}}
-	if m, ok := h.policy.(caddy.Module); ok {
+func (x *explainer) newExplanation() *explanation {
+	e := &explanation{Pool: x.pool.name, Candidates: []candidateView{}, LeftOut: []leftOut{}}
+	if m, ok := x.active.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
 	}
 	return e
@@ -188,8 +194,8 @@ func (h *Handler) newExplanation() *explanation {
 
 // dryRoute returns the route of a request of which only is asked what would become
 // of it.
-func (h *Handler) dryRoute(r *http.Request, p *plan) *route {
-	rt := &route{h: h, pool: h.pool, plan: p, cached: -1, dry: true}
+func (d *dispatcher) dryRoute(r *http.Request, p *plan) *route {
+	rt := &route{dispatcher: d, plan: p, cached: -1, dry: true}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	return rt
 }
@@ -197,20 +203,20 @@ func (h *Handler) dryRoute(r *http.Request, p *plan) *route {
 // explainPlan tells what would become of a request that was planned. A client
 // that only asks is told of a worker though all are full: it will wait for that
 // one, then.
-func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
-	e, t := h.newExplanation(), now()
-	rt := h.dryRoute(r, p)
+func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
+	e, t := x.newExplanation(), now()
+	rt := x.dryRoute(r, p)
 	rt.start = t
 	rt.takeScratch()
 	defer rt.returnScratch()
 	e.Plan = rt.viewPlan()
-	if p.request != nil && h.nobodyServes(p.model) {
+	if p.request != nil && x.nobodyServes(p.model) {
 		return e.refuse(&refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: errors.New("no worker serves the model")})
 	}
 	if own, ok := errors.AsType[*refusal](rt.narrow(r)); ok {
 		return e.refuse(own)
 	}
-	rt.offered = h.upstreams(r)
+	rt.offered = x.upstreams(r)
 	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
 	if !found && len(rt.scratch.full) > 0 {
@@ -233,8 +239,8 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 		targets = append(targets, ref.Target)
 	}
 	e.Unit = costUnit(rt.policy())
-	x := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.scratch.sel)
-	e.fill(rt, x, bound, used)
+	chosen := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.scratch.sel)
+	e.fill(rt, chosen, bound, used)
 	return e
 }
 
@@ -359,13 +365,13 @@ func (rt *route) leftOut(list []leftOut) []leftOut {
 }
 
 // upstreams returns those that the proxy would offer for a request.
-func (h *Handler) upstreams(r *http.Request) reverseproxy.UpstreamPool {
-	if source := h.ReverseProxy.DynamicUpstreams; source != nil {
+func (d *dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
+	if source := d.proxy.DynamicUpstreams; source != nil {
 		if ups, err := source.GetUpstreams(r); err == nil {
 			return ups
 		}
 	}
-	return h.ReverseProxy.Upstreams
+	return d.proxy.Upstreams
 }
 
 // asClient makes of a request to the admin endpoint the one that a client would

@@ -123,7 +123,7 @@ func (h *Handler) maySteer(r *http.Request) bool {
 	if g == nvext.Everything {
 		return false
 	}
-	return slices.ContainsFunc(h.own(), func(w *worker) bool {
+	return slices.ContainsFunc(h.prober.own(), func(w *worker) bool {
 		e := h.pool.engineOf(w)
 		return e.Heeds()&^g != 0
 	})
@@ -199,7 +199,7 @@ func (rt *route) noticeIneffective() {
 	if p.score.Override == nil && p.ext.RoutingConstraints.PreferredTaints == nil {
 		return
 	}
-	switch rt.h.policy.(type) {
+	switch rt.active.(type) {
 	case *PredictedLatency, *Dynamo:
 	default:
 		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under this policy", rt.pool.logger)

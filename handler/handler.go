@@ -156,25 +156,22 @@ type Handler struct {
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
-	shadow     *shadow // nil if none is configured
 	keys       []sessionKey
-	soft       bool // leaving a session's worker has a price
 	settings   *poolSettings
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
-	served     atomic.Bool           // it had a request
-	table      atomic.Pointer[table] // of the upstreams last offered
+	served     atomic.Bool // it had a request
 	holdsPool  bool
 	proxyReady bool
-	keepBody   bool   // other handlers may read it after the answer's header
-	limits     limits // of the operator on attempts
+	dispatcher *dispatcher
+	explainer  *explainer
+	prober     *prober
 	transport  *upstream.Transport
 	client     *upstream.Client
 	metrics    *metrics
 	figures    *figures
 	ctx        context.Context // ends with the configuration
-	probes     probes
 	notices    notices
 	logger     *zap.Logger
 }
@@ -359,7 +356,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // serves: it may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx = ctx.Logger(), ctx
-	h.probes = probes{wanted: make(chan struct{}, 1), first: make(chan struct{})}
+	h.dispatcher = new(dispatcher)
 	if err := h.setDefaults(); err != nil {
 		return err
 	}
@@ -395,6 +392,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.wireRetries(ctx); err != nil {
 		return err
 	}
+	h.prober = newProber(ctx, h)
+	h.wireDispatcher()
 	h.pool.join(h)
 	go h.adoptWhenLive(ctx, registry)
 	return nil
@@ -409,12 +408,7 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 	}
 	rp.LoadBalancing.SelectionPolicy = selector{}
 	var err error
-	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return bodyConn{c} }, func(ctx context.Context) http.RoundTripper {
-		if rt, ok := ctx.Value(routeKey{}).(*route); ok {
-			return rt
-		}
-		return nil
-	})
+	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return bodyConn{c} }, attemptOf)
 	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.settings.Load().worker(dial).APIKey })
 	return err
 }
@@ -423,11 +417,11 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 // provisioned. What the operator has limited stays limited.
 func (h *Handler) wireRetries(ctx caddy.Context) error {
 	lb := h.ReverseProxy.LoadBalancing
-	h.keepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
-	h.limits = limits{
+	h.dispatcher.keepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
+	h.dispatcher.limits = limits{
 		duration: time.Duration(lb.TryDuration), interval: time.Duration(lb.TryInterval), retries: lb.Retries,
 	}
-	if !h.limits.set() {
+	if !h.dispatcher.limits.set() {
 		lb.Retries = math.MaxInt16 // each worker is tried once, which ends of itself
 	}
 	lb.TryInterval = 0 // waiting for another worker than the one that failed helps nobody
@@ -440,6 +434,18 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 	}
 	lb.RetryMatch = ours
 	return nil
+}
+
+// wireDispatcher completes the dispatcher.
+func (h *Handler) wireDispatcher() {
+	d := h.dispatcher
+	d.pool, d.proxy, d.transport, d.client, d.active = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
+	d.metrics, d.figures, d.logger, d.ctx = h.metrics, h.figures, h.logger, h.ctx
+	d.labels, d.speculative, d.probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
+	if h.Timeouts != nil {
+		d.timeouts = *h.Timeouts
+	}
+	h.explainer = &explainer{d, h.plan}
 }
 
 // Cleanup lets go of the pool. Requests may still be under way.
@@ -468,7 +474,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	if rt.dry {
 		defer rt.plan.done()
-		if err = rt.tell(w, r); err != nil {
+		if err = h.explainer.tell(w, r, rt.plan); err != nil {
 			rt.plan.giveBack(r)
 		}
 		return err
@@ -483,8 +489,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // serve has the proxy make the attempts. An error is for the server's error
 // routes.
 func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	h := rt.h
-	rt.err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
+	rt.err = rt.proxy.ServeHTTP(w, rt.request(r), next)
 	rt.returned = true
 	rt.noticeEncoding(w)
 	if rt.err == nil || rt.writeHeld(w) {
@@ -497,7 +502,7 @@ func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Ha
 	if rt.wait.turnedAway != nil {
 		return rt.sayTurnedAway(w, r)
 	}
-	h.logger.Error("no worker answered", zap.String("pool", h.Pool), zap.Error(rt.err))
+	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.name), zap.Error(rt.err))
 	return rt.unserved(rt.err).answer(w, r)
 }
 
@@ -524,7 +529,7 @@ func (h *Handler) adopt() {
 		}
 		h.pool.live.Store(now().Unix())
 		h.pool.lead(h)
-		h.startProbes()
+		h.prober.start()
 	}
 }
 

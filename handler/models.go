@@ -65,7 +65,7 @@ func (l *modelList) has(model string) bool {
 // lists them.
 func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
 	model := rt.plan.model
-	if model == "" || len(pool) < 2 && rt.h.ReverseProxy.DynamicUpstreams == nil {
+	if model == "" || len(pool) < 2 && rt.proxy.DynamicUpstreams == nil {
 		return ""
 	}
 	if rt.somebodyServes(pool, model) {
@@ -104,15 +104,15 @@ func (rt *route) servesModel(w *worker) bool {
 
 // nobodyServes tells whether the operator has said of all workers which models
 // they serve, and no worker serves this one.
-func (h *Handler) nobodyServes(model string) bool {
-	if model == "" || h.ReverseProxy.DynamicUpstreams != nil || len(h.ReverseProxy.Upstreams) == 0 {
+func (d *dispatcher) nobodyServes(model string) bool {
+	if model == "" || d.proxy.DynamicUpstreams != nil || len(d.proxy.Upstreams) == 0 {
 		return false
 	}
-	for _, up := range h.ReverseProxy.Upstreams {
+	for _, up := range d.proxy.Upstreams {
 		if strings.Contains(up.Dial, "{") {
 			return false
 		}
-		set := h.pool.peek(up.Dial).configured.Load()
+		set := d.pool.peek(up.Dial).configured.Load()
 		if set == nil || (*set)[model] {
 			return false
 		}
@@ -138,11 +138,11 @@ func listsModels(r *http.Request) bool {
 
 // ask takes in which models a worker serves. A worker that does not answer
 // serves what it served before, and is not to be asked more.
-func (h *Handler) ask(ctx context.Context, w *worker) (answers bool) {
-	status, body, err := h.client.Fetch(ctx, w.dial, http.MethodGet, pathModels, nil, nil, maxModelList)
+func (p *prober) ask(ctx context.Context, w *worker) (answers bool) {
+	status, body, err := p.client.Fetch(ctx, w.dial, http.MethodGet, pathModels, nil, nil, maxModelList)
 	if status != 0 {
-		h.pool.saw(ctx, w, nil)
-	} else if !h.pool.saw(ctx, w, err) {
+		p.pool.saw(ctx, w, nil)
+	} else if !p.pool.saw(ctx, w, err) {
 		return false
 	}
 	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
@@ -152,11 +152,11 @@ func (h *Handler) ask(ctx context.Context, w *worker) (answers bool) {
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
-		w.learn(readModels(body), h.logger)
+		w.learn(readModels(body), p.logger)
 	case tellsNothing(status):
 		w.models.Store(nil)
 	case closed && w.refusals.Add(1) == 1:
-		h.logger.Warn("worker tells its models to nobody without its api_key, and is asked less and less", zap.String("upstream", w.dial))
+		p.logger.Warn("worker tells its models to nobody without its api_key, and is asked less and less", zap.String("upstream", w.dial))
 	}
 	return true
 }

@@ -187,7 +187,7 @@ func (o *observer) feed(p []byte) {
 		} else {
 			o.attempt.lease.FirstToken(t)
 		}
-		o.rt.h.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
+		o.rt.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
 		o.vouch()
 	}
 	o.last = t
@@ -214,7 +214,7 @@ func (o *observer) end() {
 	o.keep()
 	prompt, completion, reported := o.usage()
 	cached := o.cachedTokens(reported)
-	m := o.rt.h.figures
+	m := o.rt.figures
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))
 		o.counted(req, prompt, completion, cached)

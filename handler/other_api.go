@@ -107,9 +107,9 @@ func (rt *route) noticeCut(grants nvext.Grants) {
 	}
 	rt.cut |= grants
 	for name := range grants.Names {
-		rt.h.metrics.dropped.WithLabelValues(rt.pool.name, name).Inc()
+		rt.metrics.dropped.WithLabelValues(rt.pool.name, name).Inc()
 	}
-	if c := rt.h.logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
+	if c := rt.logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
 		c.Write(zap.Stringer("not_granted", grants))
 	}
 }

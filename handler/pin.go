@@ -66,11 +66,11 @@ type only struct {
 func (rt *route) narrow(r *http.Request) error {
 	p := rt.plan
 	constrained := p.ext.AllowedWorkerIDs != nil || p.ext.RoutingConstraints.RequiredTaints != nil
-	rt.apart = rt.h.mustKeepApart(r, p)
+	rt.apart = p.apart
 	if !p.pin.named && !p.pin.rank.Set && !constrained && p.response == "" && !rt.apart {
 		return nil
 	}
-	ups := rt.h.upstreams(r)
+	ups := rt.upstreams(r)
 	if err := rt.errShared(ups); err != nil {
 		return err
 	}

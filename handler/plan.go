@@ -59,6 +59,7 @@ type plan struct {
 	malformed []string
 	headers   nvext.Grants // what its routing headers need
 	pin       pin
+	apart     bool // it goes only where its cache is kept apart
 	// given says that the ids of token_data are the prompt.
 	given bool
 	// score is what the scheduler is told; textBlock is the size of its blocks of
@@ -145,6 +146,7 @@ func (h *Handler) makePlan(r *http.Request) (*plan, error) {
 	if err := h.saltIsText(r, p); err != nil {
 		return p, err
 	}
+	p.apart = h.mustKeepApart(r, p)
 	switch {
 	case p.request != nil:
 		p.model, p.response = p.request.Model, p.request.PreviousResponse
@@ -307,7 +309,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 // takesTokenData tells whether the engines of all workers take the ids of
 // nvext.token_data in an API. If one does not, the body's prompt counts for all.
 func (h *Handler) takesTokenData(api string) bool {
-	workers, unknown := h.own(), engine.Engine{}
+	workers, unknown := h.prober.own(), engine.Engine{}
 	if len(workers) == 0 {
 		return unknown.TakesTokenData(api)
 	}

@@ -91,12 +91,12 @@ type worker struct {
 	engine   engineState
 	doubts   doubts
 	flow     flow
-	by       atomic.Pointer[Handler] // that last had it from a dynamic source
-	probed   chan struct{}           // closed after the first probe
-	probedAt atomic.Int64            // the last probe, Unix nanoseconds
-	probing  atomic.Bool             // a probe is under way
-	asked    atomic.Int64            // last asked what it serves, Unix nanoseconds
-	refusals atomic.Int32            // times in a row that it would not say, for want of a key
+	by       atomic.Pointer[prober] // that last had it from a dynamic source
+	probed   chan struct{}          // closed after the first probe
+	probedAt atomic.Int64           // the last probe, Unix nanoseconds
+	probing  atomic.Bool            // a probe is under way
+	asked    atomic.Int64           // last asked what it serves, Unix nanoseconds
+	refusals atomic.Int32           // times in a row that it would not say, for want of a key
 	hits     hits
 	taints   atomic.Pointer[[]string] // as the operator says; nil if there are none
 

@@ -60,12 +60,12 @@ func (o *observer) verify(prompt, cached int64) {
 	if a.prompt.tokens == 0 || prompt <= 0 || cached < 0 || o.rt.plan.score.SkipsCache {
 		return
 	}
-	m, predicted := o.rt.h.figures, a.terms.OverlapTokens
+	m, predicted := o.rt.figures, a.terms.OverlapTokens
 	m.comparedPrompt.Add(float64(prompt))
 	m.comparedPredicted.Add(float64(predicted))
 	m.comparedReported.Add(float64(cached))
 	if off := max(predicted-cached, cached-predicted); predicted > 0 || cached > 0 { // else there was nothing to predict
-		o.rt.h.metrics.predictionError.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
+		o.rt.metrics.predictionError.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
 		a.worker.misses.note(off, off <= o.rt.pool.page(a.worker))
 	}
 	// What is being computed for others may or may not be found, by the engine.

@@ -7,9 +7,12 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 const (
@@ -30,9 +33,15 @@ const (
 	idleAfter = 10 * time.Minute
 )
 
-// probes are a handler's probes of its workers, from when its configuration serves
-// until that ends.
-type probes struct {
+// prober probes the workers of a configuration, from when that serves until it ends.
+type prober struct {
+	pool   *pool
+	proxy  *reverseproxy.Handler // whose upstreams it probes
+	client *upstream.Client
+	config *sharedSettings // identifies the configuration
+	logger *zap.Logger
+	ctx    context.Context // ends with the configuration
+
 	wanted chan struct{} // a worker is to be probed at once
 	first  chan struct{} // closed after the first probes, or after firstWait
 }
@@ -58,15 +67,23 @@ func (h *Handler) adoptWhenLive(ctx context.Context, registry *prometheus.Regist
 	}
 }
 
-// startProbes begins to probe the workers, until the configuration ends.
-func (h *Handler) startProbes() {
-	ctx := h.ctx
-	if ctx == nil {
-		return // never provisioned, as in tests
+// start begins to probe the workers, until the configuration ends.
+func (p *prober) start() {
+	ctx := p.ctx
+	if ctx.Err() != nil { // the last requests of a configuration that has ended
+		close(p.first)
+		return
 	}
 	go func() {
-		h.firstProbes(ctx)
-		close(h.probes.first)
+		// After a reload the pool knows its workers, and nobody has to wait.
+		known := !slices.ContainsFunc(p.own(), func(w *worker) bool { return !w.wasProbed() })
+		if known {
+			close(p.first)
+		}
+		p.firstProbes(ctx)
+		if !known {
+			close(p.first)
+		}
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
 		for {
@@ -74,34 +91,34 @@ func (h *Handler) startProbes() {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-			case <-h.probes.wanted:
+			case <-p.wanted:
 			}
-			h.probeDue(ctx)
+			p.probeDue(ctx)
 		}
 	}()
 }
 
 // firstProbes probes all workers. It returns after firstWait at the latest.
-func (h *Handler) firstProbes(ctx context.Context) {
+func (p *prober) firstProbes(ctx context.Context) {
 	over := make(chan struct{})
 	go func() {
 		var under sync.WaitGroup
-		for _, w := range h.own() {
-			if w.probedFor.Swap(h.config) == h.config {
+		for _, w := range p.own() {
+			if w.probedFor.Swap(p.config) == p.config {
 				under.Go(func() { <-w.probed }) // another handler of the pool probes it
 				continue
 			}
 			w.probedAt.Store(now().UnixNano())
 			began := w.probing.CompareAndSwap(false, true)
 			under.Go(func() {
-				h.probe(ctx, w, true)
+				p.probe(ctx, w, true)
 				if began {
 					w.probing.Store(false)
 				}
 			})
 		}
 		under.Wait()
-		h.pool.agreeOnBlocks()
+		p.pool.agreeOnBlocks()
 		close(over)
 	}()
 	timer := time.NewTimer(firstWait)
@@ -109,19 +126,16 @@ func (h *Handler) firstProbes(ctx context.Context) {
 	select {
 	case <-over:
 	case <-timer.C:
-		h.pool.agreeOnBlocks() // among those that answered in time
+		p.pool.agreeOnBlocks() // among those that answered in time
 	case <-ctx.Done():
 	}
 }
 
-// awaitProbes lets a request that comes right after the start wait for the first
+// await lets a request that comes right after the start wait for the first
 // probes. A plan then uses what is known.
-func (h *Handler) awaitProbes(ctx context.Context) {
-	if h.ctx == nil {
-		return
-	}
+func (p *prober) await(ctx context.Context) {
 	select {
-	case <-h.probes.first:
+	case <-p.first:
 	case <-ctx.Done():
 	}
 }
@@ -129,16 +143,16 @@ func (h *Handler) awaitProbes(ctx context.Context) {
 // own returns the workers that this handler probes: its upstreams, and of a
 // dynamic source those that it returned lately. Other workers of the pool may be
 // reached in another way, or have an address that a client chose.
-func (h *Handler) own() []*worker {
-	if h.ReverseProxy.DynamicUpstreams != nil {
-		list := h.pool.all()
+func (p *prober) own() []*worker {
+	if p.proxy.DynamicUpstreams != nil {
+		list := p.pool.all()
 		return slices.DeleteFunc(list, func(w *worker) bool {
-			return w.by.Load() != h || h.pool.used.Load()-w.seen.Load() > int64(workerGrace/time.Second)
+			return w.by.Load() != p || p.pool.used.Load()-w.seen.Load() > int64(workerGrace/time.Second)
 		})
 	}
-	list := make([]*worker, 0, len(h.ReverseProxy.Upstreams))
-	for _, up := range h.ReverseProxy.Upstreams {
-		if w := h.pool.known(up.Dial); w != nil {
+	list := make([]*worker, 0, len(p.proxy.Upstreams))
+	for _, up := range p.proxy.Upstreams {
+		if w := p.pool.known(up.Dial); w != nil {
 			list = append(list, w)
 		}
 	}
@@ -147,18 +161,18 @@ func (h *Handler) own() []*worker {
 
 // met records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (h *Handler) met(w *worker) {
-	if h.ReverseProxy.DynamicUpstreams == nil || w.by.Load() == h {
+func (p *prober) met(w *worker) {
+	if p.proxy.DynamicUpstreams == nil || w.by.Load() == p {
 		return
 	}
-	w.by.Store(h)
+	w.by.Store(p)
 	if !w.wasProbed() {
-		h.probes.soon()
+		p.soon()
 	}
 }
 
 // soon has the workers that are due probed at once.
-func (p *probes) soon() {
+func (p *prober) soon() {
 	select {
 	case p.wanted <- struct{}{}:
 	default: // it is about to be done
@@ -166,19 +180,19 @@ func (p *probes) soon() {
 }
 
 // probeDue starts a probe of each worker that is due.
-func (h *Handler) probeDue(ctx context.Context) {
-	for _, w := range h.own() {
+func (p *prober) probeDue(ctx context.Context) {
+	for _, w := range p.own() {
 		t, last := now().UnixNano(), w.probedAt.Load()
 		if w.probing.Load() || t-last < int64(pauseOf(w)) || !w.probedAt.CompareAndSwap(last, t) {
 			continue // another handler of the pool probes it, or has just done so
 		}
 		w.probing.Store(true)
-		ask := t-w.asked.Load() >= int64(h.pool.restOf(w))
+		ask := t-w.asked.Load() >= int64(p.pool.restOf(w))
 		go func() {
-			told := h.probe(ctx, w, ask)
+			told := p.probe(ctx, w, ask)
 			w.probing.Store(false)
 			if told {
-				h.pool.agreeOnBlocks()
+				p.pool.agreeOnBlocks()
 			}
 		}()
 	}
@@ -186,20 +200,20 @@ func (h *Handler) probeDue(ctx context.Context) {
 
 // probe finds out whether a worker can be reached. If ask is set, it asks what the
 // worker serves and, if that is due, what it is: told is whether it did the latter.
-func (h *Handler) probe(whole context.Context, w *worker, ask bool) (told bool) {
+func (p *prober) probe(whole context.Context, w *worker, ask bool) (told bool) {
 	defer w.markProbed()
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
 		w.asked.Store(now().UnixNano())
-		if h.asksModels(w) {
-			return h.ask(ctx, w) && h.detect(whole, w)
+		if p.asksModels(w) {
+			return p.ask(ctx, w) && p.detect(whole, w)
 		}
-		if h.detect(whole, w) {
+		if p.detect(whole, w) {
 			return true
 		}
 	}
-	h.connect(ctx, w)
+	p.connect(ctx, w)
 	return false
 }
 
@@ -218,20 +232,20 @@ func (w *worker) wasProbed() bool {
 
 // asksModels tells whether a worker is asked which models it serves. If the
 // operator lists them, it is asked only to end an absence.
-func (h *Handler) asksModels(w *worker) bool {
+func (p *prober) asksModels(w *worker) bool {
 	return w.configured.Load() == nil ||
-		w.health.reach() == unresponsive && h.pool.settings.Load().worker(w.dial).Engine != engine.Other
+		w.health.reach() == unresponsive && p.pool.settings.Load().worker(w.dial).Engine != engine.Other
 }
 
 // connect makes a connection to a worker that is not asked anything now.
-func (h *Handler) connect(ctx context.Context, w *worker) {
-	tried, err := h.client.Connect(ctx, w.dial)
+func (p *prober) connect(ctx context.Context, w *worker) {
+	tried, err := p.client.Connect(ctx, w.dial)
 	switch {
 	case !tried:
 	case err == nil:
-		h.pool.connected(w)
+		p.pool.connected(w)
 	default:
-		h.pool.saw(ctx, w, err)
+		p.pool.saw(ctx, w, err)
 	}
 }
 
@@ -258,4 +272,11 @@ func (p *pool) restOf(w *worker) time.Duration {
 // isIdle tells whether the pool has had no request for idleAfter.
 func (p *pool) isIdle(t time.Time) bool {
 	return t.Unix()-max(p.used.Load(), p.live.Load()) > int64(idleAfter/time.Second)
+}
+
+func newProber(ctx context.Context, h *Handler) *prober {
+	return &prober{
+		pool: h.pool, proxy: h.ReverseProxy, client: h.client, config: h.config, logger: h.logger, ctx: ctx,
+		wanted: make(chan struct{}, 1), first: make(chan struct{}),
+	}
 }

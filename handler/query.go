@@ -16,11 +16,10 @@ import (
 // is the first of two stages; in the second the client names the worker.
 // Nothing is booked or remembered, and nothing computed by an engine: of the one
 // that is told, the prompt's token ids are asked for, if the request has none.
-func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
-	p := rt.plan
-	e := rt.h.explainPlan(r, p)
+func (x *explainer) tell(w http.ResponseWriter, r *http.Request, p *plan) error {
+	e := x.explainPlan(r, p)
 	if e.refused != nil {
-		rt.h.figures.requests[outcomeRejected].Inc()
+		x.figures.requests[outcomeRejected].Inc()
 		return e.refused.answer(w, r)
 	}
 	if e.Chosen == nil {
@@ -28,14 +27,14 @@ func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	}
 	ids := p.tokenIDs()
 	if ids == nil {
-		ids = rt.askTokens(r, e.Chosen)
-		e = rt.explainTokens(r, e, ids)
+		ids = x.askTokens(r, p, e.Chosen)
+		e = x.explainTokens(r, p, e, ids)
 	}
-	answer, err := rt.toldOf(e, ids)
+	answer, err := toldOf(p, e, ids)
 	if err != nil {
 		return err
 	}
-	rt.h.figures.requests[outcomeQuery].Inc()
+	x.figures.requests[outcomeQuery].Inc()
 	stream := p.request.Stream
 	p.done() // the client may take its time to read
 	kind := "application/json"
@@ -45,8 +44,8 @@ func (rt *route) tell(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	rt.pool.bodies.Add(int64(len(answer)))
-	defer rt.pool.bodies.Add(-int64(len(answer)))
+	x.pool.bodies.Add(int64(len(answer)))
+	defer x.pool.bodies.Add(-int64(len(answer)))
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
 }
@@ -66,8 +65,8 @@ type told struct {
 
 // toldOf returns the answer as JSON. The ids are the prompt's, nil if they are
 // not known.
-func (rt *route) toldOf(e *explanation, ids []byte) ([]byte, error) {
-	p, c := rt.plan, e.Chosen
+func toldOf(p *plan, e *explanation, ids []byte) ([]byte, error) {
+	c := e.Chosen
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: bothPhases(c.Worker, c.Rank).Append(nil)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})

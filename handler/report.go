@@ -149,7 +149,7 @@ func (rt *route) finish() {
 	}
 	rt.speculate(report.Outcome)
 	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
-		rt.h.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
+		rt.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
 			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
@@ -159,7 +159,7 @@ func (rt *route) finish() {
 
 // deliver counts the request, and adds it to the access log and its span.
 func (rt *route) deliver(r *Report) {
-	rt.h.figures.requests[r.Outcome].Inc()
+	rt.figures.requests[r.Outcome].Inc()
 	rt.trace.end(r)
 	if rt.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
 		rt.extra.Set(zap.Object("kv_router", r))

@@ -74,14 +74,11 @@ func (p *pool) connected(w *worker) {
 	}
 }
 
-// returned has a worker asked at once that was away: it may be another engine.
+// returned has a worker asked with the next probe that was away: it may be another engine.
 func (p *pool) returned(w *worker) {
 	w.engine.askAgain()
 	w.asked.Store(0)
 	w.probedAt.Store(0)
-	if h := p.handler(); h != nil {
-		h.probes.soon()
-	}
 }
 
 // found records that a worker answered. It removes the mark that missed and

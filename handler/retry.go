@@ -103,18 +103,18 @@ func (rt *route) repeatable(reached bool) bool {
 // anotherRound tells whether the operator wants workers to be tried again that
 // were tried.
 func (rt *route) anotherRound() bool {
-	return !rt.pinned() && rt.h.limits.set() && rt.h.limits.allow(rt.start, rt.attempts)
+	return !rt.pinned() && rt.limits.set() && rt.limits.allow(rt.start, rt.attempts)
 }
 
 // anotherTry tells whether a further attempt may find a worker, and the
 // operator's limits allow it.
 func (rt *route) anotherTry() bool {
-	return rt.anotherRound() || !rt.h.limits.set() && rt.suspects < maxSuspects && rt.otherLeft()
+	return rt.anotherRound() || !rt.limits.set() && rt.suspects < maxSuspects && rt.otherLeft()
 }
 
 // lastSuspect tells whether the attempt under way is the last one if it breaks.
 func (rt *route) lastSuspect() bool {
-	return !rt.h.limits.set() && rt.suspects+1 >= maxSuspects
+	return !rt.limits.set() && rt.suspects+1 >= maxSuspects
 }
 
 // failed deals with an attempt that came to no answer. resent says that net/http
@@ -190,7 +190,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		rt.didWell(a) // where there is an answer to read, that tells
 	}
 	rt.release()
-	if rt.foresee(resp); !rt.h.keepBody && rt.next == nil {
+	if rt.foresee(resp); !rt.keepBody && rt.next == nil {
 		rt.dropBody()
 	}
 	rt.label(resp.Header, a)
@@ -277,7 +277,7 @@ func (rt *route) release() {
 }
 
 func (rt *route) countRetry(a *attempt, reason string) {
-	rt.h.metrics.retries.WithLabelValues(rt.pool.name, a.worker.dial, reason).Inc()
+	rt.metrics.retries.WithLabelValues(rt.pool.name, a.worker.dial, reason).Inc()
 	rt.trace.retried(a, reason)
 }
 
@@ -285,7 +285,7 @@ func (rt *route) countRetry(a *attempt, reason string) {
 // well before. wait is how long the worker asked to be left alone.
 func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) {
 	if a.worker.health.fail(now(), a.begun, wait, busy) {
-		rt.h.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
+		rt.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
 			zap.String("upstream", a.worker.dial), zap.String("why", why))
 	}
 }

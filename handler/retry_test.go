@@ -34,6 +34,8 @@ func testHandler(t testing.TB, dials ...string) *Handler {
 	h.pool = testPool(t, h.settings)
 	h.config = &sharedSettings{all: h.settings}
 	h.policy = &passThroughPolicy
+	h.prober = newProber(ended(), h)
+	testDispatcher(h)
 	return h
 }
 

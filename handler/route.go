@@ -27,8 +27,7 @@ type routeKey struct{}
 // route is one request on its way, over all its attempts. Only the goroutine
 // that serves the request touches it, but for what is atomic.
 type route struct {
-	h     *Handler
-	pool  *pool
+	*dispatcher
 	plan  *plan
 	start time.Time
 	ready time.Time // its body was read
@@ -115,7 +114,7 @@ func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choi
 func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	start := now()
 	h.adopt()
-	h.awaitProbes(r.Context())
+	h.prober.await(r.Context())
 	h.pool.follow(h)
 	h.noticeServer(r)
 	p, err := h.plan(r)
@@ -129,7 +128,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			p.done()
 		}
 	}()
-	if p.request != nil && h.nobodyServes(p.model) {
+	if p.request != nil && h.dispatcher.nobodyServes(p.model) {
 		return nil, &refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: fmt.Errorf(
 			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 	}
@@ -139,9 +138,9 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 		}
 		h.countDropped(p)
 		planned = true
-		return &route{h: h, pool: h.pool, plan: p, start: start, dry: true}, nil
+		return &route{dispatcher: h.dispatcher, plan: p, start: start, dry: true}, nil
 	}
-	rt = &route{h: h, pool: h.pool, plan: p, start: start, ready: now(), body: p.body, cached: -1}
+	rt = &route{dispatcher: h.dispatcher, plan: p, start: start, ready: now(), body: p.body, cached: -1}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := rt.narrow(r); err != nil {
 		return nil, err
@@ -164,9 +163,9 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
 
 // fallBack takes in that the request is routed with less than full knowledge.
-func (rt *route) fallBack(reason string) {
-	rt.h.metrics.fallbacks.WithLabelValues(rt.pool.name, reason).Inc()
-	rt.pool.incidents.met(rt.start, "fallback "+reason, rt.pool.logger)
+func (d *dispatcher) fallBack(reason string) {
+	d.metrics.fallbacks.WithLabelValues(d.pool.name, reason).Inc()
+	d.pool.incidents.met(now(), "fallback "+reason, d.pool.logger)
 }
 
 // request returns the request as the proxy gets it.
@@ -247,7 +246,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 // pause waits for the operator's lb_try_interval. It returns false if the client
 // left meanwhile.
 func (rt *route) pause(ctx context.Context) bool {
-	timer := time.NewTimer(max(rt.h.limits.interval, leastInterval))
+	timer := time.NewTimer(max(rt.limits.interval, leastInterval))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -304,8 +303,8 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	rt.tried = append(rt.tried, a.worker)
 	rt.show(a)
 	rt.trace.selected(rt, a, t)
-	if rt.h.shadow != nil && bound < 0 && rt.plan.request != nil {
-		rt.h.shadow.compare(rt, i)
+	if rt.shadow != nil && bound < 0 && rt.plan.request != nil {
+		rt.shadow.compare(rt, i)
 	}
 	return rt.last
 }
@@ -339,7 +338,7 @@ func (rt *route) policy() kvscore.Policy {
 	if rt.plan.request == nil {
 		return &passThroughPolicy
 	}
-	return rt.h.policy
+	return rt.active
 }
 
 // reasonOf says why a candidate was chosen.
@@ -454,7 +453,7 @@ func (rt *route) shown() *attempt {
 
 // show tells the operator of the choice.
 func (rt *route) show(a *attempt) {
-	if c := rt.h.logger.Check(zap.DebugLevel, ""); c != nil {
+	if c := rt.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
 		fields := []zap.Field{
 			zap.String("upstream", a.worker.dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),

@@ -42,7 +42,7 @@ func (h *Handler) checkAffinity() error {
 // priceLeaving notes, once the policy is loaded, whether it may send the turns of a
 // session elsewhere: only one whose costs are times knows the price.
 func (h *Handler) priceLeaving() {
-	h.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
+	h.dispatcher.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
 }
 
 // sessionMode returns the configured mode, or the default.
@@ -121,7 +121,7 @@ func (rt *route) homeTarget() (none kvscore.Target) {
 // session's worker. Where the prompt is not known, the key is all there is to go by.
 func (rt *route) mayLeave() bool {
 	r := rt.plan.request
-	return rt.h.soft && !rt.plan.session.held && r != nil && r.Kind != api.None
+	return rt.soft && !rt.plan.session.held && r != nil && r.Kind != api.None
 }
 
 // servesOthers tells whether a target is an upstream that serves other models

@@ -26,7 +26,7 @@ func (h *Handler) loadShadow(ctx caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("shadow: %w", err)
 	}
-	h.shadow = &shadow{
+	h.dispatcher.shadow = &shadow{
 		policy:   p,
 		agreed:   h.metrics.shadow.WithLabelValues(h.Pool, "true"),
 		differed: h.metrics.shadow.WithLabelValues(h.Pool, "false"),
@@ -49,14 +49,14 @@ func (s *shadow) compare(rt *route, chosen int) {
 	case panicked != nil || i < 0 || i >= len(rt.scratch.targets) || !slices.EqualFunc(sel.Candidates, rt.scratch.targets, isOf):
 		s.fault.Inc()
 		rt.pool.incidents.met(rt.start, "shadow policy that makes no choice", rt.pool.logger)
-		if c := rt.h.logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
+		if c := rt.logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
 			c.Write(zap.Int("position", i), zap.Any("panic", panicked))
 		}
 	case i == chosen:
 		s.agreed.Inc()
 	default:
 		s.differed.Inc()
-		if c := rt.h.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
+		if c := rt.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
 			a, b := &rt.scratch.sel.Candidates[chosen], &sel.Candidates[i]
 			c.Write(zap.Stringer("target", rt.scratch.targets[chosen]), zap.String("upstream", rt.scratch.workers[chosen].dial),
 				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", predictedTTFT(a)),

@@ -44,7 +44,7 @@ const incidentSpeculative = "speculative prefill without success"
 // begins with. That is a request of the router's own, with one token for an
 // answer.
 type speculation struct {
-	h        *Handler
+	d        *dispatcher
 	pool     *pool
 	session  string // of the turn, empty if it has none
 	turn     *kvscore.Request
@@ -98,11 +98,11 @@ func (rt *route) foresee(resp *http.Response) {
 	}
 	a := rt.attempt
 	s := &speculation{
-		h: rt.h, pool: rt.pool, session: p.session.key, turn: &p.score, worker: a.worker, target: a.target, upstream: rt.last,
+		d: rt.dispatcher, pool: rt.pool, session: p.session.key, turn: &p.score, worker: a.worker, target: a.target, upstream: rt.last,
 		size: maxKeptText,
 	}
 	switch {
-	case !rt.h.SpeculativePrefill:
+	case !rt.speculative:
 		s.count(speculativeOff)
 		return
 	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || compressed(resp.Header) || rt.body == nil:
@@ -134,7 +134,7 @@ func (rt *route) speculate(outcome string) {
 	s.plan, s.sent = rt.plan, rt.sent
 	s.blocks, s.past, s.behind = s.chain()
 	s.tokens = s.plan.score.Tokens + s.behind
-	s.ctx, s.cancel = context.WithTimeout(s.h.ctx, longestSpeculative)
+	s.ctx, s.cancel = context.WithTimeout(s.d.ctx, longestSpeculative)
 	if why := rt.pool.speculations.start(s); why != "" {
 		s.cancel()
 		s.end(why)
@@ -174,7 +174,7 @@ func (s *speculation) end(outcome string) {
 }
 
 func (s *speculation) count(outcome string) {
-	s.h.metrics.speculative.WithLabelValues(s.pool.name, outcome).Inc()
+	s.d.metrics.speculative.WithLabelValues(s.pool.name, outcome).Inc()
 }
 
 // stop ends it early. What it has booked is free when stop returns, so that the
@@ -193,7 +193,7 @@ func (s *speculation) stop() {
 func (s *speculation) prefill() (outcome string) {
 	t := now()
 	switch {
-	case s.h.ctx.Err() != nil:
+	case s.d.ctx.Err() != nil:
 		return speculativeStopped
 	case s.isBusy(t):
 		return speculativeBusy
@@ -209,7 +209,7 @@ func (s *speculation) prefill() (outcome string) {
 	switch {
 	case err == nil:
 		return speculativeOK
-	case s.h.ctx.Err() != nil:
+	case s.d.ctx.Err() != nil:
 		return speculativeStopped
 	case errors.Is(s.ctx.Err(), context.DeadlineExceeded):
 		return speculativeTimeout
@@ -287,11 +287,11 @@ func (s *speculation) book(t time.Time, p *plan) bool {
 // send makes the request, on a connection of its own, and only once. It returns
 // nil if the worker has computed it.
 func (s *speculation) send(p *plan) error {
-	rt := &route{h: s.h, pool: s.pool, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
+	rt := &route{dispatcher: s.d, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
 	rt.cut = nvext.Everything // what is cut out of the turn's body was counted with the turn
 	req := rt.outgoing(ownRequest(s.ctx, s.sent), new(atomic.Int32))
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.h.client.Forward(req, s.worker.dial)
+	resp, err := s.d.client.Forward(req, s.worker.dial)
 	if err != nil {
 		return err
 	}

@@ -33,11 +33,11 @@ func (rt *route) table(list reverseproxy.UpstreamPool) *table {
 	if rt.dryTable != nil && rt.dryTable.isOf(list) {
 		return rt.dryTable
 	}
-	t := rt.h.table.Load()
+	t := rt.lastTable.Load()
 	if t == nil || t.layout != rt.pool.layout.Load() || !t.isOf(list) {
 		var lasting bool
 		if t, lasting = rt.newTable(list); lasting && !rt.dry {
-			rt.h.table.Store(t)
+			rt.lastTable.Store(t)
 		}
 	}
 	if rt.dry {
@@ -63,7 +63,7 @@ func (t *table) isOf(list reverseproxy.UpstreamPool) bool {
 // meets tells whether the workers are to be met: a request of the same second has
 // met those of a static list.
 func (t *table) meets(rt *route, second int64) bool {
-	return !rt.dry && (rt.h.ReverseProxy.DynamicUpstreams != nil || t.met.Swap(second) != second)
+	return !rt.dry && (rt.proxy.DynamicUpstreams != nil || t.met.Swap(second) != second)
 }
 
 // newTable makes a table. lasting is false if the table must not be reused: an

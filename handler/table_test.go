@@ -113,7 +113,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		}
 	}
 	want("x", "abc") // nobody tells
-	tab := h.table.Load()
+	tab := h.dispatcher.lastTable.Load()
 	serve("a:1", "x", "y")
 	serve("b:1", "x")
 	want("x", "ab")
@@ -127,7 +127,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("x", "ab")
 	h.pool.worker("b:1").models.Store(nil)
 	want("x", "a")
-	if h.table.Load() != tab {
+	if h.dispatcher.lastTable.Load() != tab {
 		t.Error("other models made another table")
 	}
 }
@@ -213,7 +213,7 @@ func TestExplanationOfAnUnknownUpstream(t *testing.T) {
 			if name == "pinned" {
 				p.pin = pin{named: true, worker: derivedID("new:1"), field: "x"}
 			}
-			e := h.explainPlan(r, p)
+			e := (&explainer{testDispatcher(h), nil}).explainPlan(r, p)
 			if e.Refused != nil {
 				t.Fatalf("refused: %+v", e.Refused)
 			}
@@ -330,7 +330,7 @@ func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
 			h.pool.worker("a:1").slots.take()
 		},
 		"for lb_try_interval": func(h *Handler, rt *route) {
-			h.limits.retries, h.limits.interval = 3, time.Hour
+			testDispatcher(h).limits.retries, h.dispatcher.limits.interval = 3, time.Hour
 			rt.tried = []*worker{h.pool.worker("a:1")}
 		},
 	} {

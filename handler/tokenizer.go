@@ -26,41 +26,39 @@ const (
 // returns them as JSON; nil if it does not tell them, which is counted. That is a
 // question of the router's own: it is not booked, takes no slot, and marks nobody
 // who does not answer.
-func (rt *route) askTokens(r *http.Request, c *chosenView) (ids []byte) {
-	p := rt.plan
-	q := rt.question()
+func (x *explainer) askTokens(r *http.Request, p *plan, c *chosenView) (ids []byte) {
+	q := p.question()
 	if q == nil {
-		rt.fallBack(fallbackUntokenized)
+		x.fallBack(fallbackUntokenized)
 		return nil
 	}
 	size := p.body.size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is told
-	held := rt.pool.bodies.Add(room)
-	defer rt.pool.bodies.Add(-room)
-	asking := rt.pool.asking.Add(1)
-	defer rt.pool.asking.Add(-1)
+	held := x.pool.bodies.Add(room)
+	defer x.pool.bodies.Add(-room)
+	asking := x.pool.asking.Add(1)
+	defer x.pool.asking.Add(-1)
 	if held > maxBodies || asking > maxAsking {
-		rt.fallBack(fallbackUntokenized)
+		x.fallBack(fallbackUntokenized)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
-	w := rt.pool.peek(c.Dial)
-	e := rt.pool.engineOf(w)
+	w := x.pool.peek(c.Dial)
+	e := x.pool.engineOf(w)
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
-		return rt.h.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
+		return x.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
 	})
 	if ids == nil {
-		rt.fallBack(fallbackUntokenized)
+		x.fallBack(fallbackUntokenized)
 	}
 	return ids
 }
 
 // question returns what an engine is to be asked, nil if the prompt is none that
 // an engine can tell the ids of.
-func (rt *route) question() *engine.Question {
-	p := rt.plan
+func (p *plan) question() *engine.Question {
 	if p.request.Kind != api.Text || p.request.Media > 0 || p.body.buffer == nil {
 		return nil
 	}
@@ -77,9 +75,9 @@ func (rt *route) question() *engine.Question {
 // postOwn makes a POST request of the router's own to a worker, for a client with
 // that authorization, and returns the status and the body of the answer. The
 // status is 0 if there is no answer, or if it is longer than most bytes.
-func (h *Handler) postOwn(ctx context.Context, w *worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
-	status, answer, err := h.client.Fetch(ctx, w.dial, http.MethodPost, path, body, authorization, most)
-	if c := h.logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
+func (x *explainer) postOwn(ctx context.Context, w *worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
+	status, answer, err := x.client.Fetch(ctx, w.dial, http.MethodPost, path, body, authorization, most)
+	if c := x.logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
 		c.Write(zap.String("upstream", w.dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 	}
 	if err != nil {
@@ -91,18 +89,18 @@ func (h *Handler) postOwn(ctx context.Context, w *worker, path string, body []by
 // explainTokens explains a query anew whose prompt's token ids an engine has
 // told. Who has sent these before, in a second stage, is known by them and not by
 // the text: what counts is the prompt of which more is cached.
-func (rt *route) explainTokens(r *http.Request, e *explanation, ids []byte) *explanation {
+func (x *explainer) explainTokens(r *http.Request, planned *plan, e *explanation, ids []byte) *explanation {
 	if ids == nil {
 		return e
 	}
-	set := rt.pool.settings.Load()
-	p, req := *rt.plan, *rt.plan.request
-	if !req.Give(ids, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: rt.pool.seed}) {
+	set := x.pool.settings.Load()
+	p, req := *planned, *planned.request
+	if !req.Give(ids, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: x.pool.seed}) {
 		return e
 	}
 	p.request, p.body = &req, nil
-	p.identify(&req, set, &rt.pool.ratios)
-	if by := rt.h.explainPlan(r, &p); by.Chosen != nil && by.overlap() > e.overlap() {
+	p.identify(&req, set, &x.pool.ratios)
+	if by := x.explainPlan(r, &p); by.Chosen != nil && by.overlap() > e.overlap() {
 		return by
 	}
 	return e

@@ -44,11 +44,9 @@ func TestQuestionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rt := newTestRoute(h, p)
-		rt.dry = true
 		h.pool.asking.Store(v.asking)
 		h.pool.bodies.Add(v.bodies)
-		ids := rt.askTokens(r, &chosenView{Dial: "127.0.0.1:1"})
+		ids := (&explainer{testDispatcher(h), nil}).askTokens(r, p, &chosenView{Dial: "127.0.0.1:1"})
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}

@@ -16,12 +16,12 @@ func (rt *route) RoundTrip(req *http.Request) (*http.Response, error) {
 		return rt.giveUp()
 	}
 	sent := rt.guarded(req)
-	resp, resent, err := rt.send(rt.h.transport.Send, sent)
+	resp, resent, err := rt.send(rt.transport.Send, sent)
 	if err != nil && resent && rt.plan.api != nil && sent.Context().Err() == nil && rt.stays() {
 		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
-		resp, _, err = rt.send(rt.h.transport.SendFresh, sent)
+		resp, _, err = rt.send(rt.transport.SendFresh, sent)
 	}
 	if err = rt.arrived(resp, err); err != nil {
 		return rt.failed(req, err, resent)
@@ -40,7 +40,7 @@ func (rt *route) send(roundTrip func(*http.Request) (*http.Response, error), req
 	}
 	n := resends.Load()
 	if n > 0 {
-		rt.h.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
+		rt.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
 	}
 	return resp, n > 0, err
 }
@@ -114,7 +114,7 @@ func (rt *route) takeBody() *replay {
 
 // label adds the response headers that say how the request was routed.
 func (rt *route) label(h http.Header, a *attempt) {
-	prefix := rt.h.ResponseHeaders
+	prefix := rt.labels
 	if prefix == "" {
 		return
 	}

@@ -65,7 +65,7 @@ func (rt *route) didWell(a *attempt) {
 		return // what comes from it shows when it does no more
 	}
 	if a.worker.health.succeed(now(), a.begun) {
-		rt.h.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
+		rt.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
 	}
 }
 

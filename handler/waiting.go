@@ -57,7 +57,7 @@ func (rt *route) mustWait(found bool) bool {
 func (rt *route) await(ctx context.Context) bool {
 	q, set := &rt.pool.queue, rt.pool.settings.Load()
 	tier, arrival := rt.precedence()
-	me := &waiter{tier: tier, arrival: arrival, group: rt.h, reseat: rt.seats, verdict: make(chan verdict, 1)}
+	me := &waiter{tier: tier, arrival: arrival, group: rt.dispatcher, reseat: rt.seats, verdict: make(chan verdict, 1)}
 	q.enter(me, set.maxWaiting)
 	var v verdict
 	decided := true
@@ -103,7 +103,7 @@ func (rt *route) patience() time.Duration {
 // want it.
 func (rt *route) turnAway(status int, code, incident string, err error) {
 	rt.pool.incidents.met(now(), incident, rt.pool.logger)
-	rt.h.figures.turnedAway[code].Inc()
+	rt.figures.turnedAway[code].Inc()
 	rt.wait.turnedAway = &refusal{API: rt.plan.api, Status: status, Code: code, Err: err}
 	rt.wait.retryAfter = rt.pool.queue.retryAfter(rt.pool.settings.Load().maxWait)
 }
@@ -166,7 +166,7 @@ func (rt *route) isAway(t kvscore.Target) bool {
 func (rt *route) endWaiting() {
 	rt.giveBackReserved()
 	if rt.wait.waited > 0 {
-		rt.h.figures.queueWait.Observe(rt.wait.waited.Seconds())
+		rt.figures.queueWait.Observe(rt.wait.waited.Seconds())
 	}
 }
 
