@@ -1,15 +1,12 @@
 package handler
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -98,37 +95,22 @@ func oneValue(values []string) string {
 	return values[0]
 }
 
-// mustKnow refuses a body that was not read, where that would let its client have
-// what it is not trusted with, in place of its tenant's salt or in the engines'
-// own words, or where the operator insists on it that salts are heeded.
-func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
-	if p.unread == "" || p.ext.Tenant == "" && h.CacheSalt != saltEnforce && !h.maySteer(r) {
+// mustRead refuses a request whose body the router could not read, if the request
+// is a tenant's or cache_salt is enforced: the body could name another tenant's
+// cache or session. All other unread bodies pass, whatever they say.
+func (h *Handler) mustRead(a api.API, p *plan) error {
+	if p.unread == "" || p.ext.Tenant == "" && h.CacheSalt != saltEnforce {
 		return nil
 	}
-	err := &ownError{orUnplanned(a), http.StatusBadRequest, codeUnreadable, "", fmt.Errorf(
-		"the body must be JSON that can be read, as what it says to the router is not all granted (%s)", p.unread)}
+	status := http.StatusBadRequest
 	switch p.unread {
 	case fallbackOversized:
-		err.status, err.code = http.StatusRequestEntityTooLarge, codeTooLarge
+		status = http.StatusRequestEntityTooLarge
 	case fallbackMemory:
-		err.status = http.StatusServiceUnavailable
-		err.err = errors.New("too many bodies are in memory to read this one, which could say what is not granted; try again later")
+		status = http.StatusServiceUnavailable
 	}
-	return err
-}
-
-// maySteer tells whether a body that is not read may say to some worker what its
-// client is not trusted with.
-func (h *Handler) maySteer(r *http.Request) bool {
-	g := h.grants(r)
-	if g == nvext.Everything {
-		return false
-	}
-	h.awaitTold(r.Context())
-	return slices.ContainsFunc(h.own(), func(w *worker) bool {
-		kind, told, set := h.pool.engineOf(w)
-		return engine.Heeds(kind, told, set.engineSettings())&^g != 0
-	})
+	return &ownError{orUnplanned(a), status, codeUnreadable, "", fmt.Errorf(
+		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
 }
 
 // honour takes in what the scheduler is to know of the client's wishes.
