@@ -1,10 +1,8 @@
 package handler
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -97,36 +95,22 @@ func oneValue(values []string) string {
 	return values[0]
 }
 
-// mustKnow refuses a body that was not read, where that would let its client have
-// what it is not trusted with, in place of its tenant's salt or in the engines'
-// own words, or where the operator insists on it that salts are heeded.
-func (h *Handler) mustKnow(r *http.Request, a api.API, p *plan) error {
-	if p.unread == "" || p.ext.Tenant == "" && h.CacheSalt != saltEnforce && !h.maySteer(r) {
+// mustRead refuses a request whose body the router could not read, if the request
+// is a tenant's or cache_salt is enforced: the body could name another tenant's
+// cache or session. All other unread bodies pass, whatever they say.
+func (h *Handler) mustRead(a api.API, p *plan) error {
+	if p.unread == "" || p.ext.Tenant == "" && h.CacheSalt != saltEnforce {
 		return nil
 	}
-	err := &refusal{API: orUnplanned(a), Status: http.StatusBadRequest, Code: codeUnreadable, Err: fmt.Errorf(
-		"the body must be JSON that can be read, as what it says to the router is not all granted (%s)", p.unread)}
+	status := http.StatusBadRequest
 	switch p.unread {
 	case fallbackOversized:
-		err.Status, err.Code = http.StatusRequestEntityTooLarge, codeTooLarge
+		status = http.StatusRequestEntityTooLarge
 	case fallbackMemory:
-		err.Status = http.StatusServiceUnavailable
-		err.Err = errors.New("too many bodies are in memory to read this one, which could say what is not granted; try again later")
+		status = http.StatusServiceUnavailable
 	}
-	return err
-}
-
-// maySteer tells whether a body that is not read may say to some worker what its
-// client is not trusted with.
-func (h *Handler) maySteer(r *http.Request) bool {
-	g := h.grants(r)
-	if g == nvext.Everything {
-		return false
-	}
-	return slices.ContainsFunc(h.prober.own(), func(w *worker) bool {
-		e := h.pool.engineOf(w)
-		return e.Heeds()&^g != 0
-	})
+	return &refusal{API: orUnplanned(a), Status: status, Code: codeUnreadable, Err: fmt.Errorf(
+		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
 }
 
 // honour takes in what the scheduler is to know of the client's wishes.

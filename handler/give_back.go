@@ -15,7 +15,6 @@ import (
 //	state     | the memory's holder            | who closes it
 //	----------|--------------------------------|---------------------------------
 //	unread    | nobody: it is in the connection| the server
-//	peeked    | peeked.begin, uncounted        | the server, with the rest
 //	in memory | the route's replay (rt.body)   | dropBody, finish or the plan's
 //	          |                                | done; each reader closes its own
 //	          |                                | share, lazyBody.letGo the proxy's

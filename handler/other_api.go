@@ -10,56 +10,27 @@ import (
 	"go.uber.org/zap"
 )
 
-// maxOther is the longest body of a request for no known API that is looked
-// into where no engine is known to compute anything, in bytes.
-const maxOther = 1 << 20
+// saysJSON tells whether a header says that its body is JSON.
+func saysJSON(h http.Header) bool {
+	kind := mediaType(h.Get("Content-Type"))
+	return kind == "application/json" || strings.HasSuffix(kind, "+json")
+}
 
-// otherAPI plans such a request: by load, among the workers with its model. It may
-// name one, or say something to the router, as those of /tokenize and
-// /v1/images/generations do. Engines read JSON whatever its Content-Encoding says,
-// and where they compute, some whatever its Content-Type. What is not read is
-// streamed through, if it may be.
-func (h *Handler) otherAPI(r *http.Request) (*plan, error) {
-	limit, said, reads := int64(maxOther), saysJSON(r.Header), engine.Reads(r.URL.Path)
-	switch {
-	case reads:
-		limit = h.MaxBody
-	case !said || r.ContentLength < 0 && !h.maySteer(r):
-		return h.passThrough(r, ""), nil // it may be a conversation, of which the next word has to wait for an answer
-	}
-	if p, err := h.notJSON(r, ""); err != nil {
-		return nil, unreadable(nil, err)
-	} else if p != nil {
-		return p, nil
-	}
-	body, rest, why, err := h.take(r, limit)
-	if err != nil {
-		return nil, unreadable(nil, err)
-	}
-	if body == nil {
-		p := h.passThrough(r, "")
-		if reads {
-			p.unread = why
-		}
-		if rest != nil {
-			p.stream = rest
-		}
-		return p, nil
-	}
+// otherAPI plans a request for no known API whose body was read: by load, among
+// the workers with its model.
+func otherAPI(r *http.Request, body *buffer) *plan {
 	p := &plan{body: replayOf(body, body.data), repeatable: idempotent(r.Method)}
 	p.score.Streamed = true
 	req, err := api.Parse(api.Unplanned, body.data, api.Options{})
 	if err != nil || req.Vertex {
-		if mayBeJSON(r.Header, body.data) {
-			p.unread = fallbackMalformed
-		}
+		p.cannotRead(fallbackMalformed)
 		p.model = strings.Clone(api.Model(body.data))
-		return p, nil
+		return p
 	}
 	detach(req)
 	p.model, p.other = req.Model, req
 	p.speaks = req.NVExt != nil || req.NullNVExt
-	return p, nil
+	return p
 }
 
 // takeOther returns the nvext of a request for no known API, and lets go of it.

@@ -73,8 +73,8 @@ type plan struct {
 	answer *answerExt
 	// fallback says why an inference request goes by load alone.
 	fallback string
-	// unread says, in the words of fallback, why a body was not read in which an
-	// engine may read something; empty if it was, or there is none.
+	// unread says why the router could not read the body, in most cases in the
+	// words of fallback; empty if it could, or there is none.
 	unread string
 }
 
@@ -130,15 +130,14 @@ func (h *Handler) makePlan(r *http.Request) (*plan, error) {
 	if p.api, p.name = a, engine.PostTo(r.URL.Path); a != nil {
 		p.name = a.Name()
 	}
-	// What is streamed through takes no slot: how long its upload takes is up to
-	// the client, and the engine computes nothing meanwhile. What may be JSON takes
-	// one all the same: else its Content-Type would get around max_running.
-	p.computes = a != nil && a.Work() != api.Count && (p.stream == nil || p.mayCompute())
+	// A body that is streamed through takes no slot: how long its upload takes is
+	// up to the client, and the engine computes nothing meanwhile.
+	p.computes = a != nil && a.Work() != api.Count && p.stream == nil
 	if p.request == nil { // else that has happened
 		if err := h.extend(r, a, p, p.takeOther()); err != nil {
 			return p, err
 		}
-		if err := h.mustKnow(r, a, p); err != nil {
+		if err := h.mustRead(a, p); err != nil {
 			return p, err
 		}
 	}
@@ -160,50 +159,46 @@ func (h *Handler) makePlan(r *http.Request) (*plan, error) {
 	return p, nil
 }
 
-// read begins the plan with what the body says. With an error, a plan that is not
-// nil has what was read.
+// read begins the plan with what the body says. It reads the body of a request
+// for a known API, and any other body that says that it is JSON. With an error, a
+// plan that is not nil has what was read.
 func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 	switch {
-	case a == nil && (r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect): // which has no end
-		return h.passThrough(r, ""), nil
-	case a == nil:
-		return h.otherAPI(r)
-	case r.Body == nil || r.Body == http.NoBody:
-		p := h.passThrough(r, fallbackMalformed)
-		p.unread = "" // it says nothing
-		return p, nil
+	case r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect:
+		return h.passThrough(r, a, fallbackMalformed), nil
+	case a == nil && !saysJSON(r.Header):
+		return h.passThrough(r, nil, "its Content-Type is not JSON"), nil
 	}
-	if p, err := h.notJSON(r, fallbackMalformed); err != nil {
-		return nil, unreadable(a, err)
-	} else if p != nil {
-		return p, nil
-	}
-	body, rest, why, err := h.take(r, h.MaxBody)
+	body, rest, why, err := h.take(r)
 	switch {
 	case err != nil:
 		return nil, unreadable(a, err)
+	case body != nil && a == nil:
+		return otherAPI(r, body), nil
 	case body != nil:
 		return h.inference(r, a, body)
 	}
-	p := h.passThrough(r, why)
+	p := h.passThrough(r, a, why)
 	if rest != nil {
 		p.stream = rest
+	}
+	if rest != nil && a != nil {
 		p.score.Tokens = max(p.score.Tokens, int64(float64(h.MaxBody)/kvscore.DefaultBytesPerToken)) // and more
 	}
 	return p, nil
 }
 
-// take reads a request's body of at most limit bytes into memory. If that cannot
-// be, why says so in the words of fallback, and rest is the body if some of it was
+// take reads a request's body of at most max_body into memory. If that cannot be,
+// why says so in the words of fallback, and rest is the body if some of it was
 // read.
-func (h *Handler) take(r *http.Request, limit int64) (body *buffer, rest *once, why string, err error) {
+func (h *Handler) take(r *http.Request) (body *buffer, rest *once, why string, err error) {
 	switch {
-	case r.ContentLength > limit:
+	case r.ContentLength > h.MaxBody:
 		return nil, nil, fallbackOversized, nil
 	case !h.hasRoom(r.ContentLength):
 		return nil, nil, fallbackMemory, nil
 	}
-	body, rest, err = h.pool.uploads.read(r, limit, &h.pool.bodies)
+	body, rest, err = h.pool.uploads.read(r, h.MaxBody, &h.pool.bodies)
 	if rest != nil {
 		why = fallbackOversized
 		if rest.noRoom {
@@ -231,23 +226,34 @@ func (p *plan) done() {
 	p.stream.done()
 }
 
-// passThrough plans a request whose body is not read: by load alone.
-func (h *Handler) passThrough(r *http.Request, fallback string) *plan {
-	p := &plan{fallback: fallback, unread: fallback, repeatable: idempotent(r.Method) || fallback != ""}
+// passThrough plans a request whose body is not read, for the reason why: by load
+// alone.
+func (h *Handler) passThrough(r *http.Request, a api.API, why string) *plan {
+	p := &plan{repeatable: a != nil || idempotent(r.Method)}
 	p.score.Streamed = true
+	if a != nil {
+		p.fallback = why
+	}
 	if r.Body == nil || r.ContentLength == 0 {
 		p.body = replayOf(nil)
 		return p
 	}
 	p.stream = &once{ReadCloser: r.Body}
-	if b, ok := r.Body.(*peeked); ok {
-		r.Body, p.stream = b.rest, restOf(&buffer{data: b.begin}, b.rest, false)
+	if r.Method != http.MethodConnect { // a tunnel has no body
+		p.unread = why
 	}
-	if fallback != "" && r.ContentLength > 0 {
+	if a != nil && r.ContentLength > 0 {
 		// it will have to be computed, whatever it is
 		p.score.Tokens = int64(float64(r.ContentLength) / kvscore.DefaultBytesPerToken)
 	}
 	return p
+}
+
+// cannotRead records that the router read the body but could not parse it.
+func (p *plan) cannotRead(why string) {
+	if p.body.size > 0 {
+		p.unread = why
+	}
 }
 
 // posts tells whether a method is one by which engines are sent what they are to
@@ -277,9 +283,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		if compressed(r.Header) { // which not all say that are read as JSON
 			p.fallback = fallbackCompressed
 		}
-		if mayBeJSON(r.Header, body) {
-			p.unread = p.fallback
-		}
+		p.cannotRead(p.fallback)
 		return p, nil
 	}
 	detach(req)

@@ -16,7 +16,9 @@ import (
 
 // Trust says whose wishes are honoured that a client utters in `nvext`, the
 // member of a request's body, and in routing headers. What nobody is trusted
-// with is dropped before the engine sees it, and counted.
+// with is dropped before the engine sees it, and counted. A body that the router
+// cannot read passes with all that it says, unless the request is a tenant's or
+// `cache_salt` is enforced: then it is refused.
 type Trust struct {
 	// What is granted, one or more of: `pins` (which worker and rank serves the
 	// request), `priorities` (its place among those who wait, here and in the

@@ -144,7 +144,7 @@ func converse(t *testing.T, c *http.Client, url, kind string, messages []string)
 }
 
 // TestConversations has an upstream that answers each message of a body as it
-// comes. The path is that of an inference, the type is not.
+// comes. Its path is that of no known API, and its type is not JSON.
 func TestConversations(t *testing.T) {
 	var both http.Protocols
 	both.SetHTTP1(true)
@@ -162,7 +162,7 @@ func TestConversations(t *testing.T) {
 	})
 	s, fronts := startFronts(t, places([]pair{proxies("h2c", engine, "transport http {\nversions h2c\n}")}, freeAddr(t)))
 	for _, f := range fronts[1:] {
-		for _, path := range []string{"/v1/chat/completions", "/invocations", "/v1/audio/transcriptions"} {
+		for _, path := range []string{"/invocations", "/v1/audio/transcriptions"} {
 			for kind, messages := range map[string][]string{
 				"text/plain":       {"one", "two", "three"},
 				"application/grpc": {"\x00\x00\x00\x00\x03one", "\x00\x00\x00\x00\x03two"},
@@ -176,45 +176,4 @@ func TestConversations(t *testing.T) {
 		}
 	}
 	s.booksAtZero(t)
-}
-
-// TestUnreadMessagesAreRefusedAtOnce has messages in which some engine could read
-// what the client may not say. They are refused before the body ends.
-func TestUnreadMessagesAreRefusedAtOnce(t *testing.T) {
-	seen := &arrivals{list: make(map[string][]arrival)}
-	_, fronts := startFronts(t, "kv_router "+seen.upstream(t, "primary", nil)+" {\ntrust tenants\n}")
-	for _, v := range []struct {
-		begin, coding string
-		status        int
-	}{
-		{"\x00{\x00}", "", 400},
-		{"\xff\xfe{\x00", "", 400},
-		{"\xef\xbb\xbf{", "", 400},
-		{"words", "gzip", 400},
-		{"words", "", 200},
-	} {
-		in, out := io.Pipe()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fronts[2].url+"/v1/chat/completions", in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, value := range map[string]string{"Content-Type": "text/plain", "Content-Encoding": v.coding, "X-Tenant-Id": "mine"} {
-			req.Header.Set(name, value)
-		}
-		go func() {
-			io.WriteString(out, v.begin)
-			if v.status == http.StatusOK {
-				out.Close()
-			}
-		}()
-		resp, err := fronts[2].client.Do(req) // HTTP/1.1 would read on before it answers
-		if err != nil {
-			t.Errorf("%q: %v", v.begin, err)
-			continue
-		}
-		resp.Body.Close()
-		if resp.StatusCode != v.status {
-			t.Errorf("%q: status %d, want %d", v.begin, resp.StatusCode, v.status)
-		}
-	}
 }

@@ -143,8 +143,8 @@ func TestTrailersDoNotPass(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestFirstRequestsAreHeldToTheSame has an SGLang that orders by priority, and a
-// Dynamo, which nobody has asked yet what they are.
+// TestFirstRequestsAreHeldToTheSame has an SGLang that orders by priority, and that
+// the router has not asked yet what it is.
 func TestFirstRequestsAreHeldToTheSame(t *testing.T) {
 	for i := range 3 {
 		e := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"enable_priority_scheduling": true}})
@@ -154,11 +154,6 @@ func TestFirstRequestsAreHeldToTheSame(t *testing.T) {
 		if strings.Contains(string(got.Body), "priority") {
 			t.Errorf("the engine got %s", got.Body)
 		}
-
-		d := startSimulated(t, engine.Config{Flavour: engine.Dynamo, KeepBodies: true})
-		s = startCaddy(t, simulated([]*engine.Engine{d}, fmt.Sprintf("pool second%d", i)))
-		deep := `{"model":"sim-8b","x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + `,"nvext":{"backend_instance_id":7}}`
-		wantError(t, "to a Dynamo", s.post(t.Context(), path, []byte(deep)), 400, "body_unreadable")
 	}
 	// who has told nothing by then is served as by any proxy
 	e := startEngines(t, 1, canned.Pace{})[0]

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestTrustDoesNotEndWhereBodiesAreNotRead has clients that would have a body
-// passed unread, in which they ask for what they are not trusted with.
+// TestTrustDoesNotEndWhereBodiesAreNotRead has a tenant that would have a body
+// passed unread, in which it asks for what it is not trusted with.
 func TestTrustDoesNotEndWhereBodiesAreNotRead(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	const wishes = `"cache_salt":"victim","nvext":{"metadata_upload":{"url":"http://169.254.169.254/"},"backend_instance_id":7,"agent_hints":{"strict_priority":9}}`
@@ -59,7 +59,7 @@ func TestTrustDoesNotEndWhereBodiesAreNotRead(t *testing.T) {
 		}
 		s.booksAtZero(t)
 	}
-	// without a tenant and a Dynamo nothing is lost, and the engine judges
+	// without a tenant the engine judges
 	s := startCaddy(t, route(engines, "max_body 8KiB"))
 	for _, b := range []string{deep, long} {
 		if a := s.post(t.Context(), "/v1/chat/completions", []byte(b)); a.status != http.StatusOK {

@@ -24,10 +24,6 @@ func PostTo(path string) string {
 	return ""
 }
 
-// Reads tells whether some engine reads in what is sent to a path that belongs to
-// no client's API what it is to compute of a model, or which session to keep.
-func Reads(path string) bool { return PostTo(path) != "" || Infers(path) }
-
 // inferences are how the paths end, beside those of the clients' APIs, at which
 // some engine computes something of a model: vLLM, SGLang, TensorRT-LLM,
 // llama.cpp, Dynamo.

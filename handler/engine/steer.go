@@ -48,24 +48,6 @@ func (f *fit) steerings() []steering {
 	return append(ranks(unknown), steering{namePriority, nvext.Priorities, ordered})
 }
 
-// Heeds returns the kinds of trust that a body needs which nobody has read, as an
-// engine would heed what it may say: all with a Dynamo, and priorities where the
-// engine orders by them. That it names a rank or a slot is no reason to refuse it,
-// for the engine can serve it there as well. What is not known of an engine it is
-// not taken to heed.
-func (e *Engine) Heeds() (g nvext.Grants) {
-	if e.Type == Dynamo {
-		return nvext.Everything
-	}
-	f := fit{Request: new(Request), Engine: e}
-	for _, s := range f.steerings() {
-		if s.heeded {
-			g |= s.grant
-		}
-	}
-	return g &^ nvext.Pins
-}
-
 const namePriority, nameRetention, nameRank, nameOldRank = "priority", "retention_seconds", "routed_dp_rank", "data_parallel_rank"
 
 func ranks(heeded bool) []steering {
