@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -65,15 +66,30 @@ func (h *Handler) ownConnection(t *reverseproxy.HTTPTransport) bool {
 	return !t.TLSEnabled() && !slices.Contains(t.Versions, "h2c")
 }
 
-// get makes a GET request of the router's own to a worker.
-func (h *Handler) get(ctx context.Context, w *worker, path string) (*http.Response, error) {
-	return h.askOwn(ctx, w, http.MethodGet, path, nil, nil)
+// call makes a request of the router's own to a worker, GET if body is nil, else
+// POST. It returns the answer's status, 0 if there is none, and at most limit bytes
+// of its body. The request has the worker's key, unless authorization is that of a
+// client.
+func (h *Handler) call(ctx context.Context, w *worker, path string, body []byte, authorization []string, limit int64) (status int, answer []byte, err error) {
+	req, err := h.ownCall(ctx, w, path, body, authorization)
+	if err != nil {
+		return 0, nil, err
+	}
+	resp, err := h.ReverseProxy.Transport.(*transport).HTTPTransport.RoundTrip(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err = io.ReadAll(io.LimitReader(resp.Body, limit))
+	return resp.StatusCode, answer, err
 }
 
-// askOwn makes a request of the router's own to a worker, over the worker's own
-// transport. Its key is the worker's, unless the request is made for a client
-// that has one.
-func (h *Handler) askOwn(ctx context.Context, w *worker, method, path string, body []byte, authorization []string) (*http.Response, error) {
+// ownCall returns the request that call makes.
+func (h *Handler) ownCall(ctx context.Context, w *worker, path string, body []byte, authorization []string) (*http.Request, error) {
+	method := http.MethodGet
+	if body != nil {
+		method = http.MethodPost
+	}
 	ctx, host, repl, err := h.toWorker(ctx, w)
 	if err != nil {
 		return nil, err
@@ -106,5 +122,5 @@ func (h *Handler) askOwn(ctx context.Context, w *worker, method, path string, bo
 	if ops := t.RequestHeaderOps(); ops != nil {
 		ops.ApplyToRequest(req)
 	}
-	return t.RoundTrip(req)
+	return req, nil
 }

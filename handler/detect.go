@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -155,16 +154,11 @@ func (h *Handler) detect(ctx context.Context, w *worker) bool {
 // getBody returns the status and the body of an answer of a worker, status 0 if
 // there is none.
 func (h *Handler) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
-	resp, err := h.get(ctx, w, path)
-	if !h.pool.saw(ctx, w, err) {
+	status, body, err := h.call(ctx, w, path, nil, nil, engine.MaxBody)
+	if !h.pool.saw(ctx, w, status, err) || err != nil {
 		return 0, nil
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, engine.MaxBody))
-	if err != nil {
-		return 0, nil
-	}
-	return resp.StatusCode, body
+	return status, body
 }
 
 // learn takes in what a worker tells of itself.

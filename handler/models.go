@@ -139,21 +139,19 @@ func listsModels(r *http.Request) bool {
 // ask takes in which models a worker serves. A worker that does not answer
 // serves what it served before, and is not to be asked more.
 func (h *Handler) ask(ctx context.Context, w *worker) (answers bool) {
-	resp, err := h.get(ctx, w, pathModels)
-	if !h.pool.saw(ctx, w, err) {
+	status, body, err := h.call(ctx, w, pathModels, nil, nil, maxModelList)
+	if !h.pool.saw(ctx, w, status, err) {
 		return false
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList))
-	closed := resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden
+	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
 	if !closed {
 		w.refusals.Store(0)
 	}
 	switch {
 	case err != nil:
-	case resp.StatusCode == http.StatusOK:
+	case status == http.StatusOK:
 		w.learn(readModels(body), h.logger)
-	case tellsNothing(resp.StatusCode):
+	case tellsNothing(status):
 		w.models.Store(nil)
 	case closed && w.refusals.Add(1) == 1:
 		h.logger.Warn("worker tells its models to nobody without its api_key, and is asked less and less", zap.String("upstream", w.dial))

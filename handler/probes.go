@@ -255,7 +255,7 @@ func (h *Handler) connect(ctx context.Context, w *worker) {
 		h.pool.connected(w)
 		return
 	}
-	h.pool.saw(ctx, w, err)
+	h.pool.saw(ctx, w, 0, err)
 }
 
 // pauseOf returns for how long a worker is not probed again.

@@ -104,12 +104,12 @@ func (p *pool) found(w *worker) {
 	}
 }
 
-// saw records how a request of the router's own ended, and tells whether the
-// worker may be asked another one.
-func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
+// saw records how a request of the router's own ended, with a status if there was an
+// answer, and tells whether there was.
+func (p *pool) saw(ctx context.Context, w *worker, status int, err error) bool {
 	var dial reverseproxy.DialError
 	switch {
-	case err == nil:
+	case status != 0:
 		p.found(w)
 	case errors.Is(err, errNoDial), errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case errors.As(err, &dial), refused(err):
@@ -118,5 +118,5 @@ func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
 		w.engine.askAgain()
 		p.unanswered(w, err)
 	}
-	return err == nil
+	return status != 0
 }

@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"time"
 
@@ -79,12 +78,7 @@ func (rt *route) question() *engine.Question {
 // that authorization, and returns the status and the body of the answer. The
 // status is 0 if there is no answer, or if it is longer than most bytes.
 func (h *Handler) postOwn(ctx context.Context, w *worker, path string, body []byte, authorization []string, most int64) (status int, answer []byte) {
-	resp, err := h.askOwn(ctx, w, http.MethodPost, path, body, authorization)
-	if err == nil {
-		defer resp.Body.Close()
-		status = resp.StatusCode
-		answer, err = io.ReadAll(io.LimitReader(resp.Body, most+1))
-	}
+	status, answer, err := h.call(ctx, w, path, body, authorization, most+1)
 	if c := h.logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
 		c.Write(zap.String("upstream", w.dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 	}
