@@ -216,7 +216,7 @@ func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	if !found && len(rt.scratch.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
 		if p.ext.QueryOnly() {
-			rt.roomy = true
+			rt.ignoreSlots = true
 			used, found = rt.gather(rt.offered, t)
 		}
 	}

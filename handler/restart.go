@@ -25,7 +25,7 @@ func (p *pool) clear(w *worker, why string) {
 	for rank := range w.ranks() {
 		p.scheduler.Clear(w.target(rank))
 	}
-	w.doubts.reset(t)
+	w.cacheCheck.reset(t)
 	if held == 0 {
 		return // there was nothing to lose
 	}
