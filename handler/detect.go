@@ -151,12 +151,7 @@ func (p *prober) detect(ctx context.Context, w *worker) bool {
 // there is none.
 func (p *prober) getBody(ctx context.Context, w *worker, path string) (int, []byte) {
 	status, body, err := p.client.Fetch(ctx, w.dial, http.MethodGet, path, nil, nil, engine.MaxBody)
-	if status != 0 {
-		p.pool.saw(ctx, w, nil)
-	} else {
-		p.pool.saw(ctx, w, err)
-	}
-	if err != nil && !errors.Is(err, upstream.ErrTooLong) {
+	if !p.pool.saw(ctx, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
 		return 0, nil
 	}
 	return status, body

@@ -222,7 +222,7 @@ func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
 	if !found && len(rt.scratch.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
 		if p.ext.QueryOnly() {
-			rt.roomy = true
+			rt.ignoreSlots = true
 			used, found = rt.gather(rt.offered, t)
 		}
 	}

@@ -140,9 +140,7 @@ func listsModels(r *http.Request) bool {
 // serves what it served before, and is not to be asked more.
 func (p *prober) ask(ctx context.Context, w *worker) (answers bool) {
 	status, body, err := p.client.Fetch(ctx, w.dial, http.MethodGet, pathModels, nil, nil, maxModelList)
-	if status != 0 {
-		p.pool.saw(ctx, w, nil)
-	} else if !p.pool.saw(ctx, w, err) {
+	if !p.pool.saw(ctx, w, status, err) {
 		return false
 	}
 	closed := status == http.StatusUnauthorized || status == http.StatusForbidden

@@ -85,20 +85,20 @@ type worker struct {
 	drain      atomic.Uint32
 	health     health
 
-	dial     string
-	id       uint64
-	dp       atomic.Int32 // data-parallel ranks
-	engine   engineState
-	doubts   doubts
-	flow     flow
-	by       atomic.Pointer[prober] // that last had it from a dynamic source
-	probed   chan struct{}          // closed after the first probe
-	probedAt atomic.Int64           // the last probe, Unix nanoseconds
-	probing  atomic.Bool            // a probe is under way
-	asked    atomic.Int64           // last asked what it serves, Unix nanoseconds
-	refusals atomic.Int32           // times in a row that it would not say, for want of a key
-	hits     hits
-	taints   atomic.Pointer[[]string] // as the operator says; nil if there are none
+	dial       string
+	id         uint64
+	dp         atomic.Int32 // data-parallel ranks
+	engine     engineState
+	cacheCheck cacheCheck
+	flow       flow
+	by         atomic.Pointer[prober] // that last had it from a dynamic source
+	probed     chan struct{}          // closed after the first probe
+	probedAt   atomic.Int64           // the last probe, Unix nanoseconds
+	probing    atomic.Bool            // a probe is under way
+	asked      atomic.Int64           // last asked what it serves, Unix nanoseconds
+	refusals   atomic.Int32           // times in a row that it would not say, for want of a key
+	hits       hits
+	taints     atomic.Pointer[[]string] // as the operator says; nil if there are none
 
 	speculative atomic.Int32 // prefills under way that are the router's own
 

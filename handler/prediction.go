@@ -72,7 +72,7 @@ func (o *observer) verify(prompt, cached int64) {
 	if cached*4 < predicted*3 {
 		predicted -= int64(a.terms.SharedBlocks * float64(o.rt.pool.settings.Load().blockSize))
 	}
-	if a.worker.doubts.compare(now(), a.begun, o.rt.promptKey(), predicted, cached) {
+	if a.worker.cacheCheck.compare(now(), a.begun, o.rt.promptKey(), predicted, cached) {
 		o.rt.pool.clear(a.worker, clearedMismatch)
 		a.worker.engine.askAgain()
 	}

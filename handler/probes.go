@@ -245,7 +245,7 @@ func (p *prober) connect(ctx context.Context, w *worker) {
 	case err == nil:
 		p.pool.connected(w)
 	default:
-		p.pool.saw(ctx, w, err)
+		p.pool.saw(ctx, w, 0, err)
 	}
 }
 

@@ -25,7 +25,7 @@ func (p *pool) clear(w *worker, why string) {
 	for rank := range w.ranks() {
 		p.scheduler.Clear(w.target(rank))
 	}
-	w.doubts.reset(t)
+	w.cacheCheck.reset(t)
 	if held == 0 {
 		return // there was nothing to lose
 	}
@@ -96,12 +96,12 @@ func (p *pool) found(w *worker) {
 	}
 }
 
-// saw records how a request of the router's own ended, and tells whether the
-// worker may be asked another one.
-func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
+// saw records how a request of the router's own ended, with a status if there was an
+// answer, and tells whether there was.
+func (p *pool) saw(ctx context.Context, w *worker, status int, err error) bool {
 	var dial reverseproxy.DialError
 	switch {
-	case err == nil:
+	case status != 0:
 		p.found(w)
 	case errors.Is(err, upstream.ErrNoDial), errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case errors.As(err, &dial), refused(err):
@@ -110,5 +110,5 @@ func (p *pool) saw(ctx context.Context, w *worker, err error) bool {
 		w.engine.askAgain()
 		p.unanswered(w, err)
 	}
-	return err == nil
+	return status != 0
 }

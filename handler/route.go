@@ -56,21 +56,21 @@ type route struct {
 	lazy *lazyBody     // what the proxy has of it
 	sent *http.Request // of the last attempt
 
-	answer   *observer // of the attempt that answers the client
-	bound    uint64    // version of the session's binding as last seen; 0 = none
-	home     uint64    // the same of plan.session.key, which may be another key
-	seenAt   kvscore.Target
-	keptFor  time.Duration // its time to live
-	cached   int64         // tokens, as the engine reported them; -1 is unknown
-	err      error
-	returned bool // false in finish: the proxy panicked, as it does to abort
-	trace    *routeTrace
-	dry      bool         // it explains what would be chosen, and changes nothing
-	dryTable *table       // the one that it explains by
-	roomy    bool         // it does so as if no worker were full
-	only     only         // the worker that it never leaves, if there is one
-	cut      nvext.Grants // what of its engines' own members was cut out
-	apart    bool         // it goes only where its cache is kept apart
+	answer      *observer // of the attempt that answers the client
+	bound       uint64    // version of the session's binding as last seen; 0 = none
+	home        uint64    // the same of plan.session.key, which may be another key
+	seenAt      kvscore.Target
+	keptFor     time.Duration // its time to live
+	cached      int64         // tokens, as the engine reported them; -1 is unknown
+	err         error
+	returned    bool // false in finish: the proxy panicked, as it does to abort
+	trace       *routeTrace
+	dry         bool         // it explains what would be chosen, and changes nothing
+	dryTable    *table       // the one that it explains by
+	ignoreSlots bool         // explain as if no worker were full
+	only        only         // the worker that it never leaves, if there is one
+	cut         nvext.Grants // what of its engines' own members was cut out
+	apart       bool         // it goes only where its cache is kept apart
 }
 
 // attempt is one try on one worker.

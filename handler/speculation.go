@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,10 +38,9 @@ const (
 
 const incidentSpeculative = "speculative prefill without success"
 
-// speculation is what a client asked for with speculative_prefill: once its turn
-// has ended well, the worker that answered computes what the next turn certainly
-// begins with. That is a request of the router's own, with one token for an
-// answer.
+// speculation is a speculative prefill that a client asked for: once its turn has
+// ended well, the worker that answered computes what the next turn certainly begins
+// with. That is a request of the router's own, for one token.
 type speculation struct {
 	d        *dispatcher
 	pool     *pool
@@ -64,29 +62,13 @@ type speculation struct {
 	behind int64 // of them the answer's, which may have to be computed
 	ctx    context.Context
 	cancel context.CancelFunc
+	done   chan struct{} // closed when nothing is booked any more
 
-	// guarded by the lock of speculations
-	over    string // what became of it, empty while it goes on
-	booking *booking
+	over string // its outcome, empty while it goes on; under the lock of speculations
 }
 
-// booking is what one takes of its worker.
-type booking struct {
-	once  sync.Once
-	lease *kvscore.Lease
-	slot  func() // gives it back
-}
-
-// end gives it back, once.
-func (b *booking) end(computed bool) {
-	b.once.Do(func() {
-		b.lease.End(computed, nil)
-		b.slot()
-	})
-}
-
-// foresee keeps what a speculative prefill needs, if the client asked for one and
-// an answer begins that it may follow.
+// foresee keeps what a speculative prefill needs when an answer begins, if the client
+// asked for one.
 func (rt *route) foresee(resp *http.Response) {
 	p := rt.plan
 	if !p.ext.AgentHints.SpeculativePrefill.Value || rt.attempt.worker.isDynamo(rt.pool) {
@@ -116,8 +98,8 @@ func (rt *route) foresee(resp *http.Response) {
 	rt.next = s
 }
 
-// speculate begins the speculative prefill that was foreseen, if the turn has
-// ended well.
+// speculate starts the speculative prefill that was foreseen, if the turn has ended
+// well.
 func (rt *route) speculate(outcome string) {
 	s := rt.next
 	if s == nil {
@@ -135,6 +117,7 @@ func (rt *route) speculate(outcome string) {
 	s.blocks, s.past, s.behind = s.chain()
 	s.tokens = s.plan.score.Tokens + s.behind
 	s.ctx, s.cancel = context.WithTimeout(s.d.ctx, longestSpeculative)
+	s.done = make(chan struct{})
 	if why := rt.pool.speculations.start(s); why != "" {
 		s.cancel()
 		s.end(why)
@@ -155,16 +138,14 @@ func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
 
 // run computes the prefix.
 func (s *speculation) run() {
+	defer close(s.done)
 	defer s.cancel()
 	outcome := s.prefill()
-	if b := s.booking; b != nil { // nobody else sets it
-		b.end(outcome == speculativeOK)
-	}
 	s.body.done()
 	s.end(outcome)
 }
 
-// end takes in that nothing more comes of it.
+// end records the outcome.
 func (s *speculation) end(outcome string) {
 	outcome = s.pool.speculations.end(s, outcome)
 	s.count(outcome)
@@ -177,19 +158,7 @@ func (s *speculation) count(outcome string) {
 	s.d.metrics.speculative.WithLabelValues(s.pool.name, outcome).Inc()
 }
 
-// stop ends it early. What it has booked is free when stop returns, so that the
-// request for whose sake it ends finds the worker as it is without it.
-func (s *speculation) stop() {
-	s.cancel()
-	s.pool.speculations.mu.Lock()
-	b := s.booking
-	s.pool.speculations.mu.Unlock()
-	if b != nil {
-		b.end(false)
-	}
-}
-
-// prefill has the worker compute the prefix, and returns what became of that.
+// prefill has the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
 	t := now()
 	switch {
@@ -202,10 +171,14 @@ func (s *speculation) prefill() (outcome string) {
 	if p == nil {
 		return speculativeUnfit
 	}
-	if !s.book(t, p) {
-		return speculativeBusy // or it was called off, which end knows
+	if !s.worker.slots.take() {
+		return speculativeBusy
 	}
+	var sel kvscore.Selection
+	_, lease := s.pool.scheduler.Select(t, &p.score, []kvscore.Target{s.target}, 0, nil, &sel)
 	err := s.send(p)
+	lease.End(err == nil, nil)
+	s.pool.freeSlot(s.worker)
 	switch {
 	case err == nil:
 		return speculativeOK
@@ -217,8 +190,8 @@ func (s *speculation) prefill() (outcome string) {
 	return speculativeFailed
 }
 
-// isBusy tells whether the target has so much to do that this would cost others
-// something, or should get nothing at all.
+// isBusy tells whether the prefill would delay other requests on the target, or
+// whether the target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
 	w := s.worker
 	load, known := s.pool.scheduler.Load(t, s.target)
@@ -230,7 +203,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 }
 
 // next returns the plan of the request that computes the prefix, nil if there can
-// be none. Its body takes the place of the turn's, which is let go of.
+// be none. Its body replaces the turn's.
 func (s *speculation) next() *plan {
 	turn := s.body
 	whole := turn.parts[0]
@@ -251,16 +224,15 @@ func (s *speculation) next() *plan {
 	if err != nil {
 		return nil
 	}
-	// It does not compute in a client's name: what an engine lacks for it is
-	// nothing that a client misses.
+	// computes is not set: what the engine does not support is not counted.
 	p := &plan{api: s.plan.api, request: req, model: s.plan.model, ext: ownExt(s.plan.ext), speaks: true, grants: s.plan.grants}
 	p.score = s.plan.score
 	p.score.Blocks, p.score.Past, p.score.Tokens, p.score.Streamed = s.blocks, s.past, s.tokens, false
 	return p
 }
 
-// ownExt returns what of a turn's nvext holds for the request that follows it:
-// what decides which cache it is for. It is the least important of all.
+// ownExt returns the fields of a turn's nvext that decide which cache a prompt is for,
+// with the lowest priority.
 func ownExt(e *nvext.Ext) *nvext.Ext {
 	return &nvext.Ext{
 		UseRawPrompt: e.UseRawPrompt, CacheSalt: e.CacheSalt, Tenant: e.Tenant, CacheTTL: e.CacheTTL,
@@ -268,24 +240,8 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 	}
 }
 
-// book books it on its target, as a request that was sent there. It returns
-// false if there is no room, or it was called off.
-func (s *speculation) book(t time.Time, p *plan) bool {
-	if !s.worker.slots.take() {
-		return false
-	}
-	var sel kvscore.Selection
-	_, lease := s.pool.scheduler.Select(t, &p.score, []kvscore.Target{s.target}, 0, nil, &sel)
-	b := &booking{lease: lease, slot: func() { s.pool.freeSlot(s.worker) }}
-	if !s.pool.speculations.hold(s, b) {
-		b.end(false)
-		return false
-	}
-	return true
-}
-
-// send makes the request, on a connection of its own, and only once. It returns
-// nil if the worker has computed it.
+// send makes the request once, on a connection of its own. It returns nil if the
+// worker has computed the prefix.
 func (s *speculation) send(p *plan) error {
 	rt := &route{dispatcher: s.d, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
 	rt.cut = nvext.Everything // what is cut out of the turn's body was counted with the turn
@@ -310,7 +266,7 @@ func (s *speculation) send(p *plan) error {
 	return nil
 }
 
-// answerWriter is an observer of an answer as a writer.
+// answerWriter makes an api.Answer an io.Writer.
 type answerWriter struct{ *api.Answer }
 
 // Write implements io.Writer.
@@ -319,8 +275,8 @@ func (w answerWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ownRequest returns a request of the router's own that goes where a client's
-// went, with what that said of who asks.
+// ownRequest returns a request of the router's own that goes where a client's went,
+// with the headers that say who asks.
 func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req := of.WithContext(ctx)
 	u := *of.URL

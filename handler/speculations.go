@@ -6,8 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Bounds of what speculative prefills may take. They are the router's own
-// requests: a client asks for them, and nobody waits for them.
+// Bounds of speculative prefills.
 const (
 	// maxSpeculative and maxSpeculativeWorker are how many there are at a time,
 	// in a pool and on one worker.
@@ -20,8 +19,7 @@ const (
 	maxKeptText = 256 << 10
 )
 
-// What becomes of a turn whose client asked for the next one's prefix to be
-// computed.
+// The outcomes of speculative prefills.
 const (
 	speculativeOK       = "ok"        // it was computed
 	speculativeFailed   = "failed"    // the worker did not answer, or with an error
@@ -36,10 +34,10 @@ const (
 	speculativeOff      = "off"       // the operator does not allow it
 )
 
-// speculations are those of a pool, from when an answer begins that may have one
-// to its end.
+// speculations are the speculative prefills of a pool, from when the turn's answer
+// begins.
 type speculations struct {
-	open atomic.Int32 // who comes looks at it before the lock is taken
+	open atomic.Int32 // how many there are; read without the lock
 
 	mu       sync.Mutex
 	bytes    int64                   // kept
@@ -47,8 +45,8 @@ type speculations struct {
 	running  []*speculation
 }
 
-// expect takes in a turn that may have one. It returns false if there is no
-// memory for it.
+// expect records one whose turn has not ended. It returns false if there is no memory
+// for it.
 func (l *speculations) expect(s *speculation) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,8 +64,8 @@ func (l *speculations) expect(s *speculation) bool {
 	return true
 }
 
-// start takes in that the turn has ended well. It returns why nothing comes of
-// it, empty if it may begin.
+// start records that the turn has ended well. It returns the outcome if the prefill
+// must not begin, else nothing.
 func (l *speculations) start(s *speculation) (outcome string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,7 +86,7 @@ func (l *speculations) start(s *speculation) (outcome string) {
 	return ""
 }
 
-// end takes in that nothing more comes of one, and returns what became of it.
+// end removes one, and returns its outcome, which may have been set before.
 func (l *speculations) end(s *speculation, outcome string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,19 +105,8 @@ func (l *speculations) end(s *speculation, outcome string) string {
 	return s.over
 }
 
-// hold gives one what is to be released at its end. It returns false if that has
-// come.
-func (l *speculations) hold(s *speculation, b *booking) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s.over != "" {
-		return false
-	}
-	s.booking = b
-	return true
-}
-
-// callOff ends those that are meant, which need not have begun.
+// callOff ends those that are meant. Their workers have their slots back when it
+// returns.
 func (l *speculations) callOff(outcome string, meant func(*speculation) bool) (ended bool) {
 	l.mu.Lock()
 	var list []*speculation
@@ -131,20 +118,20 @@ func (l *speculations) callOff(outcome string, meant func(*speculation) bool) (e
 	}
 	l.mu.Unlock()
 	for _, s := range list {
-		s.stop()
+		s.cancel()
+		<-s.done
 	}
 	return len(list) > 0
 }
 
-// count returns how many are being computed.
+// count returns how many run.
 func (l *speculations) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.running)
 }
 
-// nextTurn takes in that a request came: what was to be computed beforehand for
-// it is not computed beside it.
+// nextTurn ends the speculative prefill for a request that has come.
 func (p *pool) nextTurn(plan *plan) {
 	l := &p.speculations
 	if l.open.Load() == 0 || !plan.computes || plan.request == nil {
@@ -160,10 +147,9 @@ func (p *pool) nextTurn(plan *plan) {
 	l.callOff(speculativeNextTurn, func(s *speculation) bool { return s.precedes(plan) })
 }
 
-// precedes tells whether the plan is that of the turn which the prefix is
-// computed for. In a session it goes on from the turn's own prompt, for clients
-// make other requests in a session's name, too: to count tokens, or to have it
-// named. Elsewhere it begins with the turn's answer as well.
+// precedes tells whether the plan is that of the next turn. In a session, the next
+// turn begins with this turn's prompt: clients make other requests in a session, too,
+// such as one for its title. Without a session it also begins with the answer.
 func (s *speculation) precedes(p *plan) bool {
 	if s.session != "" && s.session == p.session.key {
 		return len(s.turn.Blocks) == 0 || p.score.Root == s.turn.Root && beginsWith(p.score.Blocks, s.turn.Blocks)
@@ -171,15 +157,14 @@ func (s *speculation) precedes(p *plan) bool {
 	return len(s.blocks) > 0 && p.score.Root == s.turn.Root && beginsWith(p.score.Blocks, s.blocks)
 }
 
-// beginsWith tells whether a prompt begins with another: of long ones, the last
-// block tells.
+// beginsWith tells whether a prompt begins with another. It compares the last block
+// only.
 func beginsWith(prompt, start []uint64) bool {
 	n := len(start)
 	return len(prompt) >= n && prompt[n-1] == start[n-1]
 }
 
-// yield ends those on a worker that is full, and tells whether there were any:
-// it has room then.
+// yield ends those on a worker, and tells whether there were any.
 func (p *pool) yield(w *worker) bool {
 	return w.speculative.Load() > 0 &&
 		p.speculations.callOff(speculativeYielded, func(s *speculation) bool { return s.worker == w })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"syscall"
@@ -296,7 +297,13 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 	p := testPool(t, wanted(Worker{Dial: "a:1"}))
 	w := p.worker("a:1")
 	p.serve(w).End(true, nil)
-	ask := func(err error) { p.saw(t.Context(), w, err) }
+	ask := func(err error) {
+		status := http.StatusOK
+		if err != nil {
+			status = 0
+		}
+		p.saw(t.Context(), w, status, err)
+	}
 	w.flow.last.Store(ticks(now()))
 	for range 3 {
 		ask(io.EOF)

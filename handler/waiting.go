@@ -35,7 +35,7 @@ const (
 // isFull tells whether the worker has no room for the request. What the router
 // has it compute beforehand makes room.
 func (rt *route) isFull(w *worker) bool {
-	return rt.plan.computes && w != rt.wait.reserved && w.slots.full() && !rt.roomy &&
+	return rt.plan.computes && w != rt.wait.reserved && w.slots.full() && !rt.ignoreSlots &&
 		(rt.dry || !rt.pool.yield(w) || w.slots.full())
 }
 

@@ -51,7 +51,7 @@ func TestDoubts(t *testing.T) {
 		}, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var d doubts
+			var d cacheCheck
 			at, cleared := time.Unix(1e9, 0), 0
 			for _, list := range c.reports {
 				for _, r := range list {
@@ -72,7 +72,7 @@ func TestDoubts(t *testing.T) {
 // TestDoubtsOfBefore has answers come in whose predictions are older than the
 // last clearing.
 func TestDoubtsOfBefore(t *testing.T) {
-	var d doubts
+	var d cacheCheck
 	at := time.Unix(1e9, 0)
 	for _, r := range times(3, 5000, 5000) {
 		d.compare(at, at, r.prompt, r.predicted, r.reported)
@@ -90,7 +90,7 @@ func TestDoubtsOfBefore(t *testing.T) {
 
 // TestReportsAreOfTheirKind has one kind of answer report what was cached.
 func TestReportsAreOfTheirKind(t *testing.T) {
-	var d doubts
+	var d cacheCheck
 	plain, stream := reportKind{"chat", false}, reportKind{"chat", true}
 	if d.reported(plain, false) {
 		t.Error("something is said to be reported before it was")
