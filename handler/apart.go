@@ -41,7 +41,7 @@ func (h *Handler) saltIsText(r *http.Request, p *plan) error {
 	if h.CacheSalt != saltEnforce || read == nil || read.OddSalt == "" || p.ext.Salt("") != "" || !leavesCache(r, p) {
 		return nil
 	}
-	return &refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: codeShared, Param: "cache_salt", Err: fmt.Errorf(
+	return &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
 		"cache_salt: must be a string, got %s", read.OddSalt)}
 }
 
@@ -70,6 +70,6 @@ func (rt *route) shared(format string, args ...any) error {
 	if a := rt.plan.api; a != nil {
 		where = "the API " + a.Name()
 	}
-	return &refusal{API: orUnplanned(rt.plan.api), Status: http.StatusBadRequest, Code: codeShared, Param: "cache_salt", Err: fmt.Errorf(
+	return &api.Refusal{API: orUnplanned(rt.plan.api), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
 		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
 }

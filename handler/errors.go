@@ -2,7 +2,9 @@ package handler
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"time"
 
@@ -12,41 +14,17 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Codes of the errors that are our own, and no engine's. They are stable.
-const (
-	codeNVExt      = "invalid_nvext"
-	codePin        = "invalid_pin"
-	codeTooLarge   = "body_too_large"
-	codeUnreadable = "body_unreadable"
-	codeNoModel    = "model_not_found"
-	codeShared     = "cache_salt_unsupported"
-	codeNoWorker   = "no_worker"
-	codeFailed     = "worker_failed"
-	codeTimeout    = "worker_timeout"
-
-	codeQueueFull    = "queue_full"
-	codeQueueTimeout = "queue_timeout"
-)
-
-// refusal is an error of the router's own, with which it answers a request.
-type refusal struct {
-	API    api.API // of the request; nil if it is for no known API
-	Status int
-	Code   string
-	Param  string // the parameter that is wrong, if one is
-	Err    error
-}
-
-func (e *refusal) Error() string { return e.Err.Error() }
-
 // retryLater is what clients are told to wait when there is no worker, in
 // seconds: about as long as one that failed is left alone.
 const retryLater = "2"
 
-// answer answers with the error in the shape that the API's clients expect.
-// Where the server has error routes, these answer instead.
-func (e *refusal) answer(w http.ResponseWriter, r *http.Request) error {
-	if e.Status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
+// answer answers with a refusal in the shape that the API's clients expect. Where the
+// server has error routes, these answer instead.
+func answer(e *api.Refusal, w http.ResponseWriter, r *http.Request) error {
+	switch {
+	case e.RetryAfter > 0:
+		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	case e.Status == http.StatusServiceUnavailable:
 		w.Header().Set("Retry-After", retryLater)
 	}
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
@@ -55,15 +33,15 @@ func (e *refusal) answer(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)
-	_, err := w.Write(api.ErrorBody(e.API, e.Status, e.Code, e.Error(), e.Param)) //nolint:gosec // JSON, and said to be
+	_, err := w.Write(e.Body()) //nolint:gosec // JSON, and said to be
 	return err
 }
 
 // unserved returns the error of a request that no worker has answered.
-func (rt *route) unserved(err error) *refusal {
-	e := &refusal{API: rt.plan.api, Status: http.StatusBadGateway, Code: codeFailed}
+func (rt *route) unserved(err error) *api.Refusal {
+	e := &api.Refusal{API: rt.plan.api, Status: http.StatusBadGateway, Code: api.CodeFailed}
 	var refused reverseproxy.DialError
-	var own *refusal
+	var own *api.Refusal
 	var he caddyhttp.HandlerError
 	switch {
 	case errors.As(err, &own):
@@ -71,10 +49,10 @@ func (rt *route) unserved(err error) *refusal {
 	case rt.plan.stream != nil && rt.plan.stream.failed.Load():
 		return unreadable(rt.plan.api, err)
 	case rt.failure == nil || errors.As(rt.failure, &refused) && rt.suspects < maxSuspects:
-		e.Status, e.Code = http.StatusServiceUnavailable, codeNoWorker
+		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker
 		e.Err = rt.errNobody()
 	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
-		e.Status, e.Code = he.StatusCode, codeTimeout
+		e.Status, e.Code = he.StatusCode, api.CodeTimeout
 		e.Err = errors.New("the worker did not answer in time")
 	default:
 		e.Err = errors.New("the worker failed before it answered")
@@ -129,4 +107,18 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 		return 0
 	}
 	return wait
+}
+
+var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
+
+// unreadable turns a failure to read the client's body into an answer.
+func unreadable(a api.API, err error) *api.Refusal {
+	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		return &api.Refusal{API: a, Status: http.StatusRequestEntityTooLarge, Code: api.CodeTooLarge, Err: fmt.Errorf(
+			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return &api.Refusal{API: a, Status: http.StatusRequestTimeout, Code: api.CodeUnreadable, Err: errSlowUpload}
+	}
+	return &api.Refusal{API: a, Status: http.StatusBadRequest, Code: api.CodeUnreadable, Err: fmt.Errorf("reading request body: %w", err)}
 }

@@ -83,11 +83,11 @@ type explanation struct {
 	// Waits is there if the request would wait, as all workers are full.
 	Waits *waitView `json:"waits,omitempty"`
 
-	refused *refusal
+	refused *api.Refusal
 }
 
 // refuse takes in what the router itself would answer.
-func (e *explanation) refuse(own *refusal) *explanation {
+func (e *explanation) refuse(own *api.Refusal) *explanation {
 	e.refused, e.Refused = own, &refusalView{own.Status, own.Code, own.Error()}
 	return e
 }
@@ -174,7 +174,7 @@ type explainer struct {
 // served, up to the choice, but leaves nothing behind.
 func (x *explainer) explain(r *http.Request) (*explanation, error) {
 	p, err := x.plan(r)
-	if own, ok := errors.AsType[*refusal](err); ok {
+	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return x.newExplanation().refuse(own), nil
 	}
 	if err != nil {
@@ -211,9 +211,9 @@ func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
 	defer rt.returnScratch()
 	e.Plan = rt.viewPlan()
 	if p.request != nil && x.nobodyServes(p.model) {
-		return e.refuse(&refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: errors.New("no worker serves the model")})
+		return e.refuse(&api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: errors.New("no worker serves the model")})
 	}
-	if own, ok := errors.AsType[*refusal](rt.narrow(r)); ok {
+	if own, ok := errors.AsType[*api.Refusal](rt.narrow(r)); ok {
 		return e.refuse(own)
 	}
 	rt.offered = x.upstreams(r)
@@ -231,7 +231,7 @@ func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
 		return e
 	}
 	if !found {
-		return e.refuse(&refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: codeNoWorker, Err: rt.errNobody()})
+		return e.refuse(&api.Refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()})
 	}
 	bound := rt.boundPosition()
 	targets := make([]kvscore.Target, 0, len(rt.scratch.targets))

@@ -34,14 +34,14 @@ func (h *Handler) extend(r *http.Request, a api.API, p *plan, raw []byte) error 
 	p.ext, p.headers = &noExt, headersNeed(r.Header)
 	if raw != nil || p.headers != 0 || p.steers() {
 		if err := h.takeExt(r, p, raw); err != nil {
-			return &refusal{API: a, Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: err}
+			return &api.Refusal{API: a, Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: err}
 		}
 		if err := p.takePin(); err != nil {
-			return &refusal{API: a, Status: http.StatusBadRequest, Code: codePin, Param: "nvext", Err: err}
+			return &api.Refusal{API: a, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: err}
 		}
 	}
 	if h.Mode == modeDirect && !p.pin.named && (a != nil || infersUnplanned(r)) {
-		return &refusal{API: orUnplanned(a), Status: http.StatusBadRequest, Code: codePin, Param: "nvext", Err: errDirect}
+		return &api.Refusal{API: orUnplanned(a), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (h *Handler) mustRead(a api.API, p *plan) error {
 	case fallbackMemory:
 		status = http.StatusServiceUnavailable
 	}
-	return &refusal{API: orUnplanned(a), Status: status, Code: codeUnreadable, Err: fmt.Errorf(
+	return &api.Refusal{API: orUnplanned(a), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
 		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
 }
 

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -500,24 +501,24 @@ func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Ha
 		return rt.err
 	}
 	if rt.wait.turnedAway != nil {
-		return rt.sayTurnedAway(w, r)
+		return answer(rt.wait.turnedAway, w, r)
 	}
 	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.name), zap.Error(rt.err))
-	return rt.unserved(rt.err).answer(w, r)
+	return answer(rt.unserved(rt.err), w, r)
 }
 
 // reject answers a request that asks for what cannot be.
 func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
-	var own *refusal
+	var own *api.Refusal
 	if !errors.As(err, &own) {
 		return err
 	}
 	outcome := outcomeRejected
-	if own.Code == codeUnreadable || own.Code == codeTooLarge {
+	if own.Code == api.CodeUnreadable || own.Code == api.CodeTooLarge {
 		outcome = outcomeUnread
 	}
 	h.figures.requests[outcome].Inc()
-	return own.answer(w, r)
+	return answer(own, w, r)
 }
 
 // adopt lets the pool take on this handler's settings, once: when the

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -66,8 +67,8 @@ func (m *metrics) of(pool string) *figures {
 		comparedReported: m.compared.WithLabelValues(pool, "reported"),
 		queueWait:        m.queueWait.WithLabelValues(pool),
 		turnedAway: map[string]prometheus.Counter{
-			codeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
-			codeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
+			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
+			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
 	m.denied.WithLabelValues(pool) // 0 is there to be seen

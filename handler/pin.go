@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -62,7 +63,7 @@ type only struct {
 }
 
 // narrow finds out which workers the request allows, before any is chosen. The
-// error is a *refusal: what the request wants cannot be.
+// error is a *api.Refusal: what the request wants cannot be.
 func (rt *route) narrow(r *http.Request) error {
 	p := rt.plan
 	constrained := p.ext.AllowedWorkerIDs != nil || p.ext.RoutingConstraints.RequiredTaints != nil
@@ -87,7 +88,7 @@ func (rt *route) narrow(r *http.Request) error {
 		return nil
 	}
 	if constrained && !slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return rt.permits(row.worker) }) {
-		return &refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: codeNoWorker, Param: "nvext", Err: p.errNonePermitted()}
+		return &api.Refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "nvext", Err: p.errNonePermitted()}
 	}
 	return nil
 }
@@ -114,7 +115,7 @@ func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
 }
 
 func (rt *route) badPin(format string, args ...any) error {
-	return &refusal{API: rt.plan.api, Status: http.StatusBadRequest, Code: codePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
+	return &api.Refusal{API: rt.plan.api, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
 
 // named returns the worker with an id among upstreams, nil if there is none.

@@ -292,7 +292,7 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		return p, err
 	}
 	if err := p.ext.CheckChoices(req.Answers()); err != nil {
-		return p, &refusal{API: a, Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: err}
+		return p, &api.Refusal{API: a, Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: err}
 	}
 	req.SetSalt(p.ext.Salt(req.Salt))
 	p.model = req.Model

@@ -20,7 +20,7 @@ func (x *explainer) tell(w http.ResponseWriter, r *http.Request, p *plan) error 
 	e := x.explainPlan(r, p)
 	if e.refused != nil {
 		x.figures.requests[outcomeRejected].Inc()
-		return e.refused.answer(w, r)
+		return answer(e.refused, w, r)
 	}
 	if e.Chosen == nil {
 		return errNoChoice

@@ -2,15 +2,11 @@ package handler
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
 
 const (
@@ -77,20 +73,6 @@ func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
 	o := &once{ReadCloser: body, left: b.data, began: true, noRoom: noRoom}
 	o.begun.Store(b)
 	return o
-}
-
-var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
-
-// unreadable turns a failure to read the client's body into an answer.
-func unreadable(a api.API, err error) *refusal {
-	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return &refusal{API: a, Status: http.StatusRequestEntityTooLarge, Code: codeTooLarge, Err: fmt.Errorf(
-			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &refusal{API: a, Status: http.StatusRequestTimeout, Code: codeUnreadable, Err: errSlowUpload}
-	}
-	return &refusal{API: a, Status: http.StatusBadRequest, Code: codeUnreadable, Err: fmt.Errorf("reading request body: %w", err)}
 }
 
 // compressed tells whether the body behind a header is not to be read as it is.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -129,12 +130,12 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 		}
 	}()
 	if p.request != nil && h.dispatcher.nobodyServes(p.model) {
-		return nil, &refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: fmt.Errorf(
+		return nil, &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
 			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
 	}
 	if p.ext.QueryOnly() {
 		if p.request == nil {
-			return nil, &refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: codeNVExt, Param: "nvext", Err: errNoQuery}
+			return nil, &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
 		}
 		h.countDropped(p)
 		planned = true

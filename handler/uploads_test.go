@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -28,7 +29,7 @@ func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *htt
 		defer body.HandlerDone()
 		r.Body = body
 		all, _, err := u.read(r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil)), 1<<20, held)
-		var own *refusal
+		var own *api.Refusal
 		if err != nil && errors.As(unreadable(nil, err), &own) {
 			w.WriteHeader(own.Status)
 			return

@@ -6,9 +6,9 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -20,8 +20,7 @@ type waiting struct {
 	reserved   *worker       // a slot of it was taken for the next attempt
 	worse      bool          // that is a worker which is rated down, for want of a better one
 	waited     time.Duration // in the queue, over all attempts
-	turnedAway *refusal      // why the request is not served
-	retryAfter int           // seconds; what a client that is turned away is told
+	turnedAway *api.Refusal  // why the request is not served
 	left       error         // the client's context ended meanwhile
 }
 
@@ -75,13 +74,13 @@ func (rt *route) await(ctx context.Context) bool {
 	case rt.wait.left != nil:
 		return false
 	case v.full:
-		rt.turnAway(http.StatusTooManyRequests, codeQueueFull, incidentOverflow, fmt.Errorf(
+		rt.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, incidentOverflow, fmt.Errorf(
 			"all workers are full, and %d requests wait, which is as many as may; try again later", set.maxWaiting))
 		return false
 	case !decided && rt.held.resp != nil:
 		return false
 	case !decided:
-		rt.turnAway(http.StatusServiceUnavailable, codeQueueTimeout, incidentLate, fmt.Errorf(
+		rt.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, incidentLate, fmt.Errorf(
 			"all workers are full, and none had room within %s; try again later", set.maxWait))
 		return false
 	}
@@ -104,14 +103,10 @@ func (rt *route) patience() time.Duration {
 func (rt *route) turnAway(status int, code, incident string, err error) {
 	rt.pool.incidents.met(now(), incident, rt.pool.logger)
 	rt.figures.turnedAway[code].Inc()
-	rt.wait.turnedAway = &refusal{API: rt.plan.api, Status: status, Code: code, Err: err}
-	rt.wait.retryAfter = rt.pool.queue.retryAfter(rt.pool.settings.Load().maxWait)
-}
-
-// sayTurnedAway answers a request that was turned away.
-func (rt *route) sayTurnedAway(w http.ResponseWriter, r *http.Request) error {
-	w.Header().Set("Retry-After", strconv.Itoa(rt.wait.retryAfter))
-	return rt.wait.turnedAway.answer(w, r)
+	rt.wait.turnedAway = &api.Refusal{
+		API: rt.plan.api, Status: status, Code: code, Err: err,
+		RetryAfter: rt.pool.queue.retryAfter(rt.pool.settings.Load().maxWait),
+	}
 }
 
 // leave returns the upstream of a request that waits no more and has no worker:
