@@ -6,16 +6,17 @@ import (
 	"net/http"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
 // adapted returns the request of an attempt, and what is sent of its body, in
 // the words of the engine that it goes to: another attempt may go to one of
 // another type. Where nothing is to be said, both are as they are.
-func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sending) {
-	var as sending
-	if body != nil {
-		as = sending{of: body, size: body.size}
+func (rt *route) adapted(req *http.Request, whole *body.Replay) (*http.Request, body.Edited) {
+	var as body.Edited
+	if whole != nil {
+		as = body.Edited{Of: whole, Size: whole.Size}
 	}
 	a, p := rt.attempt, rt.plan
 	ranks := a.worker.ranks()
@@ -23,8 +24,8 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 		return req, as
 	}
 	var edit *api.Editor
-	if read := p.read(); read != nil && body != nil {
-		edit = read.Editor(body.parts[0])
+	if read := p.read(); read != nil && whole != nil {
+		edit = read.Editor(whole.Parts[0])
 	}
 	e := rt.pool.engineOf(a.worker)
 	say := engine.Request{
@@ -45,7 +46,7 @@ func (rt *route) adapted(req *http.Request, body *replay) (*http.Request, sendin
 		if p.asked {
 			edit.Replace(p.ask)
 		}
-		as = body.edited(edit.Edits())
+		as = whole.Edit(edit.Edits())
 	}
 	return withHeaders(req, said.Headers), as
 }

@@ -86,7 +86,7 @@ func BenchmarkPlan(b *testing.B) {
 				if err != nil || len(p.score.Blocks) == 0 {
 					b.Fatal(p, err)
 				}
-				p.body.done()
+				p.body.Done()
 			}
 		})
 	}
@@ -244,7 +244,7 @@ func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
 	rt := newTestAttempt(h, p, w)
 	out := rt.outgoing(r, new(atomic.Int32))
 	out.Body.Close()
-	rt.body.done()
+	rt.body.Done()
 	return out
 }
 

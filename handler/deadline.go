@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
 
 // endedError says why the router itself has ended an attempt.
@@ -140,7 +141,7 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 
 // readable tells whether an answer is a stream in which tokens can be seen.
 func (rt *route) readable(resp *http.Response) bool {
-	return resp.StatusCode < 300 && eventStream(resp.Header) && !compressed(resp.Header)
+	return resp.StatusCode < 300 && eventStream(resp.Header) && !body.Compressed(resp.Header)
 }
 
 func eventStream(h http.Header) bool { return mediaType(h.Get("Content-Type")) == typeEvents }

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
 
 // maxRefusal is how much is looked at of an answer that may say that a worker
@@ -21,7 +23,7 @@ const soonest = 500 * time.Millisecond
 // and before they were asked for. Nothing was computed then, so that the request
 // may be made again whatever it is.
 func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
-	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || rt.pinned() || compressed(resp.Header) {
+	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || rt.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
 	_, told := a.worker.serves(rt.plan.model)

@@ -46,7 +46,7 @@ func (rt *route) unserved(err error) *api.Refusal {
 	switch {
 	case errors.As(err, &own):
 		return own
-	case rt.plan.stream != nil && rt.plan.stream.failed.Load():
+	case rt.plan.stream != nil && rt.plan.stream.Failed.Load():
 		return unreadable(rt.plan.api, err)
 	case rt.failure == nil || errors.As(rt.failure, &refused) && rt.suspects < maxSuspects:
 		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker

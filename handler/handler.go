@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -409,7 +410,7 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 	}
 	rp.LoadBalancing.SelectionPolicy = selector{}
 	var err error
-	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return bodyConn{c} }, attemptOf)
+	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return body.Conn{Conn: c} }, attemptOf)
 	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.settings.Load().worker(dial).APIKey })
 	return err
 }
@@ -482,7 +483,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	defer rt.finish()
 	if err = rt.serve(w, r, next); err != nil {
-		giveBack(r, rt.body, rt.plan.stream)
+		body.GiveBack(r, rt.body, rt.plan.stream)
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/tidwall/gjson"
 	"go.uber.org/zap"
 
@@ -211,7 +212,7 @@ func (rt *route) mergeModels(a *attempt, resp *http.Response) {
 	if resp.StatusCode != http.StatusOK {
 		return
 	}
-	if compressed(resp.Header) { // though it was asked not to be
+	if body.Compressed(resp.Header) { // though it was asked not to be
 		rt.fallBack(fallbackUnmerged)
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
 
 // observer is the body of an answer on its way to the client. It changes no
@@ -56,7 +57,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	if good {
 		o.stream = eventStream(resp.Header)
 		o.refreshed = t
-		if compressed(resp.Header) { // though it was asked not to be
+		if body.Compressed(resp.Header) { // though it was asked not to be
 			rt.fallBack(fallbackUnreadable)
 		} else {
 			o.reader = rt.plan.request.NewAnswer(o.stream)

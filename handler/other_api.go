@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"go.uber.org/zap"
@@ -18,13 +19,13 @@ func saysJSON(h http.Header) bool {
 
 // otherAPI plans a request for no known API whose body was read: by load, among
 // the workers with its model.
-func otherAPI(r *http.Request, body *buffer) *plan {
-	p := &plan{body: replayOf(body, body.data), repeatable: idempotent(r.Method)}
+func otherAPI(r *http.Request, read *body.Buffer) *plan {
+	p := &plan{body: body.NewReplay(read, read.Data), repeatable: idempotent(r.Method)}
 	p.score.Streamed = true
-	req, err := api.Parse(api.Unplanned, body.data, api.Options{})
+	req, err := api.Parse(api.Unplanned, read.Data, api.Options{})
 	if err != nil || req.Vertex {
 		p.cannotRead(fallbackMalformed)
-		p.model = strings.Clone(api.Model(body.data))
+		p.model = strings.Clone(api.Model(read.Data))
 		return p
 	}
 	detach(req)

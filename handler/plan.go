@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -42,9 +43,9 @@ type plan struct {
 	other *api.Request
 	// body can be sent on each attempt; nil if the client's body is streamed
 	// through, which works once. The route takes it over.
-	body *replay
+	body *body.Replay
 	// stream is the client's body where it is streamed through.
-	stream  *once
+	stream  *body.Stream
 	session session
 	// response is the id of the response that the request goes on from, or that
 	// it wants; empty if there is none.
@@ -96,13 +97,6 @@ const (
 	fallbackUntold = "nvext_untold"
 	// a query's answer has no token ids, as no engine tells them
 	fallbackUntokenized = "untokenized"
-)
-
-const (
-	// maxBodies bounds the bytes of request bodies that a pool keeps in memory.
-	maxBodies = 2 << 30
-	// alwaysRoom is the longest body, in bytes, that is read whatever others take.
-	alwaysRoom = 512 << 10
 )
 
 // plan reads the request and makes the plan.
@@ -191,27 +185,21 @@ func (h *Handler) read(r *http.Request, a api.API) (*plan, error) {
 // take reads a request's body of at most max_body into memory. If that cannot be,
 // why says so in the words of fallback, and rest is the body if some of it was
 // read.
-func (h *Handler) take(r *http.Request) (body *buffer, rest *once, why string, err error) {
+func (h *Handler) take(r *http.Request) (body *body.Buffer, rest *body.Stream, why string, err error) {
 	switch {
 	case r.ContentLength > h.MaxBody:
 		return nil, nil, fallbackOversized, nil
-	case !h.hasRoom(r.ContentLength):
+	case !h.pool.memory.HasRoom(r.ContentLength):
 		return nil, nil, fallbackMemory, nil
 	}
-	body, rest, err = h.pool.uploads.read(r, h.MaxBody, &h.pool.bodies)
+	body, rest, err = h.pool.memory.Read(r, h.MaxBody)
 	if rest != nil {
 		why = fallbackOversized
-		if rest.noRoom {
+		if rest.NoRoom {
 			why = fallbackMemory
 		}
 	}
 	return body, rest, why, err
-}
-
-// hasRoom tells whether a body of a length may be read into memory. Short ones
-// always may.
-func (h *Handler) hasRoom(length int64) bool {
-	return length <= alwaysRoom || h.pool.bodies.Load()+length <= maxBodies
 }
 
 // done lets go of what was read of the request's body.
@@ -220,10 +208,10 @@ func (p *plan) done() {
 		return
 	}
 	if p.body != nil {
-		p.body.done()
+		p.body.Done()
 		p.body = nil
 	}
-	p.stream.done()
+	p.stream.Done()
 }
 
 // passThrough plans a request whose body is not read, for the reason why: by load
@@ -235,10 +223,10 @@ func (h *Handler) passThrough(r *http.Request, a api.API, why string) *plan {
 		p.fallback = why
 	}
 	if r.Body == nil || r.ContentLength == 0 {
-		p.body = replayOf(nil)
+		p.body = body.NewReplay(nil)
 		return p
 	}
-	p.stream = &once{ReadCloser: r.Body}
+	p.stream = &body.Stream{ReadCloser: r.Body}
 	if r.Method != http.MethodConnect { // a tunnel has no body
 		p.unread = why
 	}
@@ -251,7 +239,7 @@ func (h *Handler) passThrough(r *http.Request, a api.API, why string) *plan {
 
 // cannotRead records that the router read the body but could not parse it.
 func (p *plan) cannotRead(why string) {
-	if p.body.size > 0 {
+	if p.body.Size > 0 {
 		p.unread = why
 	}
 }
@@ -270,17 +258,17 @@ func idempotent(method string) bool {
 }
 
 // inference plans a request whose body was read.
-func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, error) {
-	set, body := h.pool.settings.Load(), read.data
+func (h *Handler) inference(r *http.Request, a api.API, read *body.Buffer) (*plan, error) {
+	set, data := h.pool.settings.Load(), read.Data
 	p := &plan{api: a, repeatable: true}
-	p.score.Tokens = int64(float64(len(body)) / kvscore.DefaultBytesPerToken)
+	p.score.Tokens = int64(float64(len(data)) / kvscore.DefaultBytesPerToken)
 	opts := api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: h.pool.seed}
-	req, err := api.Parse(a, body, opts)
-	p.body = replayOf(read, body)
+	req, err := api.Parse(a, data, opts)
+	p.body = body.NewReplay(read, data)
 	if err != nil {
 		// the engine will say what is wrong with it
 		p.fallback = fallbackMalformed
-		if compressed(r.Header) { // which not all say that are read as JSON
+		if body.Compressed(r.Header) { // which not all say that are read as JSON
 			p.fallback = fallbackCompressed
 		}
 		p.cannotRead(p.fallback)
@@ -300,11 +288,11 @@ func (h *Handler) inference(r *http.Request, a api.API, read *buffer) (*plan, er
 		p.given = req.Give(req.NVExt[p.ext.TokenSpan.Start:p.ext.TokenSpan.End], opts)
 	}
 	p.session = h.session(r, req, p.ext)
-	p.answer = h.answerExt(r, req, p.ext, body)
+	p.answer = h.answerExt(r, req, p.ext, data)
 	p.speaks = req.NVExt != nil || req.NullNVExt
 	req.NVExt = nil
 	if h.Usage == usageInject {
-		p.ask, p.asked = req.AskUsage(body)
+		p.ask, p.asked = req.AskUsage(data)
 	}
 	p.identify(req, set, &h.pool.ratios)
 	return p, nil
@@ -366,4 +354,11 @@ func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Rat
 	}
 	p.score.Past, p.textBlock = req.Past, set.textBlock
 	p.score.Root, p.score.Blocks = req.Root, req.Blocks
+}
+
+// giveBack puts what the plan has read of the request's body back.
+func (p *plan) giveBack(r *http.Request) {
+	if p != nil && (p.body != nil || p.stream != nil) {
+		body.GiveBack(r, p.body, p.stream)
+	}
 }

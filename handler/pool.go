@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/zeebo/xxh3"
@@ -42,8 +43,7 @@ type pool struct {
 	limit     func(maxSessions int)
 	used      atomic.Int64 // last request, Unix seconds
 	live      atomic.Int64 // a configuration began to serve last, Unix seconds
-	bodies    atomic.Int64 // bytes of request bodies in memory
-	uploads   uploads      // that are read into memory
+	memory    body.Memory  // of request bodies
 	asking    atomic.Int32 // questions for token ids under way
 	ratios    kvscore.Ratios
 	seed      uint64 // of content hashes: nobody outside can choose collisions
@@ -365,11 +365,8 @@ func (p *pool) maintain() {
 				p.incidents.met(t, "no room in the mirror for some prompts", p.logger)
 			}
 			p.forget(t)
-			if p.uploads.endSlow(p.bodies.Load() > maxBodies/2) > 0 {
+			if p.memory.Upkeep(t) > 0 {
 				p.incidents.met(t, "slow uploads ended", p.logger)
-			}
-			if bodyMemory.fell(t) {
-				returnMemory()
 			}
 			p.incidents.settle(t, p.logger())
 		}

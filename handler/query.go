@@ -44,8 +44,8 @@ func (x *explainer) tell(w http.ResponseWriter, r *http.Request, p *plan) error 
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	x.pool.bodies.Add(int64(len(answer)))
-	defer x.pool.bodies.Add(-int64(len(answer)))
+	_, release := x.pool.memory.Reserve(int64(len(answer)))
+	defer release()
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
 }
@@ -97,8 +97,8 @@ func (p *plan) tokenIDs() []byte {
 	if p.ext.TokenCount > 0 {
 		return nvext.AppendTokens(nil, p.ext.TokenData)
 	}
-	if p.body.buffer == nil {
+	if p.body.Buffer == nil {
 		return nil
 	}
-	return p.request.AppendTokens(nil, p.body.buffer.data)
+	return p.request.AppendTokens(nil, p.body.Buffer.Data)
 }

@@ -133,7 +133,7 @@ func (r *Report) fault() (why string, bad bool) {
 // when the proxy aborts with a panic.
 func (rt *route) finish() {
 	defer rt.dropBody()
-	defer rt.plan.stream.done()
+	defer rt.plan.stream.Done()
 	rt.endWaiting()
 	if rt.attempt == nil {
 		rt.deliver(rt.report())

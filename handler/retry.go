@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/zeebo/xxh3"
 	"go.uber.org/zap"
 
@@ -94,7 +95,7 @@ type heldAnswer struct {
 // repeatable tells whether the request can be made again, after it may have
 // reached a worker.
 func (rt *route) repeatable(reached bool) bool {
-	if rt.plan.stream != nil && rt.plan.stream.touched.Load() {
+	if rt.plan.stream != nil && rt.plan.stream.Touched.Load() {
 		return false
 	}
 	return !reached || rt.plan.repeatable
@@ -126,7 +127,7 @@ func (rt *route) failed(req *http.Request, err error, resent bool) (*http.Respon
 		return nil, err // the client is gone
 	}
 	rt.failure = err
-	if rt.plan.stream != nil && rt.plan.stream.failed.Load() {
+	if rt.plan.stream != nil && rt.plan.stream.Failed.Load() {
 		return nil, err // the client's body broke off: no worker's fault
 	}
 	if refused(err) {
@@ -186,7 +187,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		return rt.hold(req, resp), nil
 	case workersFault(resp.StatusCode):
 		rt.erred(a, resp.Status, resp.StatusCode >= 500)
-	case rt.plan.request == nil || resp.StatusCode >= 300 || compressed(resp.Header):
+	case rt.plan.request == nil || resp.StatusCode >= 300 || body.Compressed(resp.Header):
 		rt.didWell(a) // where there is an answer to read, that tells
 	}
 	rt.release()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -160,7 +161,7 @@ func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	if rt.body == nil {
 		return rt, 0
 	}
-	return rt, int64(cap(rt.body.buffer.data))
+	return rt, int64(cap(rt.body.Buffer.Data))
 }
 
 // TestBodiesAreOnTheBooksWhileTheyAreKept counts the pool's bytes.
@@ -168,20 +169,20 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 	h := testHandler(t, "a:1")
 	one, n := plannedRoute(t, h, 1000)
 	two, m := plannedRoute(t, h, 5000)
-	if got := h.pool.bodies.Load(); got != n+m {
+	if got := h.pool.memory.Held.Load(); got != n+m {
 		t.Errorf("%d bytes are booked, want %d", got, n+m)
 	}
 	one.dropBody()
-	if got := h.pool.bodies.Load(); got != m || one.body != nil {
+	if got := h.pool.memory.Held.Load(); got != m || one.body != nil {
 		t.Errorf("%d bytes are booked after one was let go, want %d", got, m)
 	}
 	one.dropBody() // again
 	one.finish()
-	if got := h.pool.bodies.Load(); got != m {
+	if got := h.pool.memory.Held.Load(); got != m {
 		t.Errorf("%d bytes are booked after that one's end, want %d", got, m)
 	}
 	two.finish() // never let go before
-	if got := h.pool.bodies.Load(); got != 0 {
+	if got := h.pool.memory.Held.Load(); got != 0 {
 		t.Errorf("%d bytes are booked after both have ended", got)
 	}
 }
@@ -189,13 +190,13 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 // TestTooManyBodiesAreStreamedThrough fills the bound on bodies in memory.
 func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
-	h.pool.bodies.Store(maxBodies)
+	h.pool.memory.Held.Store(body.MaxBytes)
 	rt, _ := plannedRoute(t, h, 1<<20)
 	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
 		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
 	}
 	rt.finish()
-	if got := h.pool.bodies.Load(); got != maxBodies {
+	if got := h.pool.memory.Held.Load(); got != body.MaxBytes {
 		t.Errorf("%d bytes are booked, want as many as before", got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -52,9 +53,9 @@ type route struct {
 
 	wait waiting // while all workers are full
 
-	body *replay       // until an answer is forwarded
+	body *body.Replay  // until an answer is forwarded
 	next *speculation  // keeps it longer; nil if nothing is foreseen
-	lazy *lazyBody     // what the proxy has of it
+	lazy *body.Lazy    // what the proxy has of it
 	sent *http.Request // of the last attempt
 
 	answer      *observer // of the attempt that answers the client
@@ -179,14 +180,14 @@ func (rt *route) request(r *http.Request) *http.Request {
 		return out
 	}
 	out.Body, out.TransferEncoding = http.NoBody, nil
-	if rt.body.size > 0 || r.ContentLength < 0 {
-		rt.lazy = &lazyBody{of: rt.body}
+	if rt.body.Size > 0 || r.ContentLength < 0 {
+		rt.lazy = &body.Lazy{Of: rt.body}
 		out.Body = rt.lazy
 	}
 	if r.ContentLength < 0 {
 		return out // it is sent in chunks, as it came
 	}
-	out.ContentLength = rt.body.size
+	out.ContentLength = rt.body.Size
 	if r.ContentLength != out.ContentLength && r.Header.Get("Content-Length") != "" {
 		out.Header = maps.Clone(out.Header) // the server's own is shared
 		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))

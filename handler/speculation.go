@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -53,7 +54,7 @@ type speculation struct {
 
 	// set when it begins
 	plan   *plan // of the turn
-	body   *replay
+	body   *body.Replay
 	sent   *http.Request // the turn's
 	text   []byte        // of its answer, as JSON
 	blocks []uint64      // of prompt and answer
@@ -87,11 +88,11 @@ func (rt *route) foresee(resp *http.Response) {
 	case !rt.speculative:
 		s.count(speculativeOff)
 		return
-	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || compressed(resp.Header) || rt.body == nil:
+	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || rt.body == nil:
 		s.count(speculativeUnfit)
 		return
 	}
-	if s.size += rt.body.size; !rt.pool.speculations.expect(s) {
+	if s.size += rt.body.Size; !rt.pool.speculations.expect(s) {
 		s.count(speculativeMemory)
 		return
 	}
@@ -141,7 +142,7 @@ func (s *speculation) run() {
 	defer close(s.done)
 	defer s.cancel()
 	outcome := s.prefill()
-	s.body.done()
+	s.body.Done()
 	s.end(outcome)
 }
 
@@ -206,21 +207,21 @@ func (s *speculation) isBusy(t time.Time) bool {
 // be none. Its body replaces the turn's.
 func (s *speculation) next() *plan {
 	turn := s.body
-	whole := turn.parts[0]
-	if len(turn.parts) > 1 {
-		whole = slices.Concat(turn.parts...)
+	whole := turn.Parts[0]
+	if len(turn.Parts) > 1 {
+		whole = slices.Concat(turn.Parts...)
 	}
-	b := newBuffer(turn.size + int64(len(s.text)) + 256)
-	body, ok := api.NextTurn(b.data[:0], whole, s.text)
-	b.data = body
-	b.count(&s.pool.bodies)
-	s.body = replayOf(b, body)
-	turn.done()
+	b := body.NewBuffer(turn.Size + int64(len(s.text)) + 256)
+	data, ok := api.NextTurn(b.Data[:0], whole, s.text)
+	b.Data = data
+	s.pool.memory.Count(b)
+	s.body = body.NewReplay(b, data)
+	turn.Done()
 	if !ok {
 		return nil
 	}
 	set := s.pool.settings.Load()
-	req, err := api.Parse(s.plan.api, body, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: s.pool.seed})
+	req, err := api.Parse(s.plan.api, data, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: s.pool.seed})
 	if err != nil {
 		return nil
 	}

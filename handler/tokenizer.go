@@ -32,14 +32,14 @@ func (x *explainer) askTokens(r *http.Request, p *plan, c *chosenView) (ids []by
 		x.fallBack(fallbackUntokenized)
 		return nil
 	}
-	size := p.body.size
+	size := p.body.Size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is told
-	held := x.pool.bodies.Add(room)
-	defer x.pool.bodies.Add(-room)
+	within, release := x.pool.memory.Reserve(room)
+	defer release()
 	asking := x.pool.asking.Add(1)
 	defer x.pool.asking.Add(-1)
-	if held > maxBodies || asking > maxAsking {
+	if !within || asking > maxAsking {
 		x.fallBack(fallbackUntokenized)
 		return nil
 	}
@@ -59,10 +59,10 @@ func (x *explainer) askTokens(r *http.Request, p *plan, c *chosenView) (ids []by
 // question returns what an engine is to be asked, nil if the prompt is none that
 // an engine can tell the ids of.
 func (p *plan) question() *engine.Question {
-	if p.request.Kind != api.Text || p.request.Media > 0 || p.body.buffer == nil {
+	if p.request.Kind != api.Text || p.request.Media > 0 || p.body.Buffer == nil {
 		return nil
 	}
-	body := p.body.buffer.data
+	body := p.body.Buffer.Data
 	q := &engine.Question{
 		API: p.api.Name(), Body: p.request.Editor(body), Text: p.request.PromptText(body), Raw: p.ext.UseRawPrompt.Value,
 	}

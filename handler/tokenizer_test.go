@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 
@@ -33,27 +34,27 @@ func TestQuestionsAreBounded(t *testing.T) {
 	s := *h.pool.settings.Load()
 	s.engine = engine.SGLang
 	h.pool.settings.Store(&s)
-	body := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
+	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {
 		asking int32
 		bodies int64
-	}{{maxAsking, 0}, {0, maxBodies - 1000}, {0, 0}} {
-		h.pool.bodies.Store(0)
-		r := httptest.NewRequest(http.MethodPost, "/v1/completions", bytes.NewReader([]byte(body)))
+	}{{maxAsking, 0}, {0, body.MaxBytes - 1000}, {0, 0}} {
+		h.pool.memory.Held.Store(0)
+		r := httptest.NewRequest(http.MethodPost, "/v1/completions", bytes.NewReader([]byte(prompt)))
 		p, err := h.plan(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		h.pool.asking.Store(v.asking)
-		h.pool.bodies.Add(v.bodies)
+		h.pool.memory.Held.Add(v.bodies)
 		ids := (&explainer{testDispatcher(h), nil}).askTokens(r, p, &chosenView{Dial: "127.0.0.1:1"})
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}
 		p.done()
-		if n, held := h.pool.asking.Load(), h.pool.bodies.Load(); n != v.asking || held != v.bodies {
+		if n, held := h.pool.asking.Load(), h.pool.memory.Held.Load(); n != v.asking || held != v.bodies {
 			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
 		}
-		h.pool.bodies.Add(-v.bodies)
+		h.pool.memory.Held.Add(-v.bodies)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strconv"
 	"sync/atomic"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
 
 // RoundTrip makes the attempt that was selected. What becomes of a failed attempt is
@@ -67,10 +69,10 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	if rt.readsAnswer() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
-	if body.size == 0 || req.Body == nil { // the proxy takes it away with `method GET`
+	if body.Size == 0 || req.Body == nil { // the proxy takes it away with `method GET`
 		return &out
 	}
-	out.Body, out.ContentLength = send.open(), send.size
+	out.Body, out.ContentLength = send.Open(), send.Size
 	if req.ContentLength < 0 {
 		out.ContentLength = -1 // it came in chunks
 	}
@@ -86,7 +88,7 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 			resends.Add(-1)
 			return nil, errResent
 		}
-		return send.open(), nil
+		return send.Open(), nil
 	}
 	return &out
 }
@@ -95,16 +97,16 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 // body is not sent again.
 func (rt *route) dropBody() {
 	if rt.body != nil {
-		rt.takeBody().done()
+		rt.takeBody().Done()
 	}
 }
 
 // takeBody takes the request's body from whoever might send it again.
-func (rt *route) takeBody() *replay {
+func (rt *route) takeBody() *body.Replay {
 	body := rt.body
 	rt.body = nil
 	if rt.lazy != nil {
-		rt.lazy.letGo()
+		rt.lazy.Release()
 	}
 	if rt.sent != nil {
 		rt.sent.GetBody = nil

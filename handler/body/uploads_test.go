@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"bytes"
@@ -11,14 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // uploadServer reads bodies by u, as Caddy's server with its read_idle_timeout
-// does, and answers with what unreadable says, or with 200.
+// does, and answers with 408 if that fails, else with 200.
 func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *httptest.Server {
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := &caddyhttp.IdleTimeoutReader{
@@ -29,9 +28,8 @@ func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *htt
 		defer body.HandlerDone()
 		r.Body = body
 		all, _, err := u.read(r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil)), 1<<20, held)
-		var own *api.Refusal
-		if err != nil && errors.As(unreadable(nil, err), &own) {
-			w.WriteHeader(own.Status)
+		if err != nil {
+			w.WriteHeader(http.StatusRequestTimeout)
 			return
 		}
 		all.free()
@@ -134,7 +132,7 @@ func TestUploadEndedAtItsLastByte(t *testing.T) {
 		r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(bytes.NewReader(noise(50_000)), endsAll{&u}))
 		all, rest, err := u.read(r, limit, &held)
 		if limit == 1000 && rest != nil { // it was not read to where it ends
-			rest.done()
+			rest.Done()
 		} else if all != nil || rest != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
 		}

@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"bytes"
@@ -17,10 +17,10 @@ import (
 // bodyConn sends without a copy.
 const small = 3 << 10
 
-// buffer is memory for one body. That of long ones is used again: the garbage
+// Buffer is memory for one body. That of long ones is used again: the garbage
 // collector would otherwise be the largest part of what they cost.
-type buffer struct {
-	data []byte
+type Buffer struct {
+	Data []byte
 	pool *sync.Pool    // where it goes back to; nil if it does not
 	held *atomic.Int64 // counts what it takes, in bytes; nil if nobody does
 	size int64         // that is counted there
@@ -35,28 +35,28 @@ const (
 
 var buffers [classes]sync.Pool
 
-// newBuffer returns an empty buffer with room for size bytes.
-func newBuffer(size int64) *buffer {
+// NewBuffer returns an empty buffer with room for size bytes.
+func NewBuffer(size int64) *Buffer {
 	class := bits.Len64(uint64(max(size-1, 0) / leastPooled))
 	if size <= small || class >= classes {
-		return &buffer{data: make([]byte, 0, size)}
+		return &Buffer{Data: make([]byte, 0, size)}
 	}
 	pool := &buffers[class]
-	if b, ok := pool.Get().(*buffer); ok {
+	if b, ok := pool.Get().(*Buffer); ok {
 		return b
 	}
-	return &buffer{data: make([]byte, 0, leastPooled<<class), pool: pool}
+	return &Buffer{Data: make([]byte, 0, leastPooled<<class), pool: pool}
 }
 
 // count has the memory counted until it is given back.
-func (b *buffer) count(held *atomic.Int64) {
-	b.held, b.size = held, int64(cap(b.data))
+func (b *Buffer) count(held *atomic.Int64) {
+	b.held, b.size = held, int64(cap(b.Data))
 	held.Add(b.size)
 	bodyMemory.add(b.size)
 }
 
 // uncount has it counted no longer.
-func (b *buffer) uncount() {
+func (b *Buffer) uncount() {
 	if b.held != nil {
 		b.held.Add(-b.size)
 		bodyMemory.add(-b.size)
@@ -65,49 +65,49 @@ func (b *buffer) uncount() {
 }
 
 // free gives the memory back. Nobody may use it any more.
-func (b *buffer) free() {
+func (b *Buffer) free() {
 	b.uncount()
 	if b.pool != nil {
-		b.data = b.data[:0]
+		b.Data = b.Data[:0]
 		b.pool.Put(b)
 	}
 }
 
-// replay is a body in memory, or none, that can be sent again and again. Its
+// Replay is a body in memory, or none, that can be sent again and again. Its
 // memory is used for another one when whoever made it has let go of it and all
 // its readers were closed.
-type replay struct {
-	parts  [][]byte
-	size   int64
-	buffer *buffer
+type Replay struct {
+	Parts  [][]byte
+	Size   int64
+	Buffer *Buffer
 	users  atomic.Int32
 }
 
-// replayOf returns the body that consists of parts of the buffer, which may be
+// NewReplay returns the body that consists of parts of the buffer, which may be
 // nil.
-func replayOf(b *buffer, parts ...[]byte) *replay {
-	r := &replay{buffer: b}
+func NewReplay(b *Buffer, parts ...[]byte) *Replay {
+	r := &Replay{Buffer: b}
 	r.users.Store(1)
 	for _, p := range parts {
-		r.size += int64(len(p))
+		r.Size += int64(len(p))
 	}
 	switch {
-	case len(parts) == 1 || r.size > small:
-		r.parts = parts
-	case r.size > 0:
-		r.parts = [][]byte{slices.Concat(parts...)}
+	case len(parts) == 1 || r.Size > small:
+		r.Parts = parts
+	case r.Size > 0:
+		r.Parts = [][]byte{slices.Concat(parts...)}
 	}
 	return r
 }
 
-// done lets go of the body: its maker, or one of its readers, needs it no more.
-func (b *replay) done() {
+// Done lets go of the body: its maker, or one of its readers, needs it no more.
+func (b *Replay) Done() {
 	if b.users.Add(-1) != 0 {
 		return
 	}
 	// net/http keeps the request, and that this body, as long as the answer
-	memory := b.buffer
-	b.parts, b.buffer = nil, nil
+	memory := b.Buffer
+	b.Parts, b.Buffer = nil, nil
 	if memory != nil {
 		memory.free()
 	}
@@ -115,28 +115,28 @@ func (b *replay) done() {
 
 // inMemory tells whether the body is sent by a reader that net/http knows: it is
 // short, and its memory is not used again.
-func (b *replay) inMemory() bool {
-	return b.size <= small && len(b.parts) == 1 && (b.buffer == nil || b.buffer.pool == nil)
+func (b *Replay) inMemory() bool {
+	return b.Size <= small && len(b.Parts) == 1 && (b.Buffer == nil || b.Buffer.pool == nil)
 }
 
 // open returns the body from its first byte. It must not be called by others
 // than the maker, and not after done.
-func (b *replay) open() io.ReadCloser {
+func (b *Replay) open() io.ReadCloser {
 	switch {
-	case b.size == 0:
+	case b.Size == 0:
 		return http.NoBody
 	case b.inMemory():
-		return io.NopCloser(bytes.NewReader(b.parts[0]))
+		return io.NopCloser(bytes.NewReader(b.Parts[0]))
 	}
 	b.users.Add(1)
-	return &replayReader{of: b, parts: b.parts}
+	return &replayReader{of: b, parts: b.Parts}
 }
 
 // replayReader reads a body. net/http may close it while it reads, and closes
 // it for certain.
 type replayReader struct {
 	mu    sync.Mutex
-	of    *replay // nil once closed
+	of    *Replay // nil once closed
 	parts [][]byte
 	at    int // in parts[0]
 }
@@ -177,16 +177,16 @@ func (r *replayReader) sendTo(conn net.Conn) (int64, error) {
 	}
 	r.parts = nil
 	r.mu.Unlock()
-	defer body.done()
+	defer body.Done()
 	return parts.WriteTo(conn)
 }
 
-// bodyConn is a connection to a worker that bodies are sent over from where they
+// Conn is a connection to a worker that bodies are sent over from where they
 // are: net/http would copy them through a buffer that it allocates.
-type bodyConn struct{ net.Conn }
+type Conn struct{ net.Conn }
 
 // ReadFrom implements io.ReaderFrom.
-func (c bodyConn) ReadFrom(r io.Reader) (int64, error) {
+func (c Conn) ReadFrom(r io.Reader) (int64, error) {
 	if limited, ok := r.(*io.LimitedReader); ok {
 		if body, ok := limited.R.(*replayReader); ok && limited.N >= body.left() {
 			n, err := body.sendTo(c.Conn)
@@ -216,7 +216,7 @@ func (r *replayReader) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.of != nil {
-		r.of.done()
+		r.of.Done()
 		r.of, r.parts = nil, nil
 	}
 	return nil

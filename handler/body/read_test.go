@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"bytes"
@@ -42,7 +42,7 @@ func TestReadBodyWithinItsLimit(t *testing.T) {
 				buf, rest, err := readBody(io.NopCloser(reader), length, limit, &held)
 				var all []byte
 				if buf != nil {
-					all = buf.data
+					all = buf.Data
 				}
 				switch {
 				case err != nil:
@@ -57,15 +57,15 @@ func TestReadBodyWithinItsLimit(t *testing.T) {
 					t.Errorf("%d bytes, length %d, %s: got %d, a rest: %v", size, length, name, len(all), rest != nil)
 				}
 				if buf != nil {
-					if most := 2*int64(limit) + 1; int64(cap(buf.data)) > most {
-						t.Errorf("%d bytes, length %d, %s: room for %d was made", size, length, name, cap(buf.data))
+					if most := 2*int64(limit) + 1; int64(cap(buf.Data)) > most {
+						t.Errorf("%d bytes, length %d, %s: room for %d was made", size, length, name, cap(buf.Data))
 					}
-					if n := held.Load(); n != int64(cap(buf.data)) {
-						t.Errorf("%d bytes, length %d, %s: %d bytes are counted, of %d", size, length, name, n, cap(buf.data))
+					if n := held.Load(); n != int64(cap(buf.Data)) {
+						t.Errorf("%d bytes, length %d, %s: %d bytes are counted, of %d", size, length, name, n, cap(buf.Data))
 					}
 					buf.free() // so that later ones have memory that was used
 				}
-				if rest.done(); held.Load() != 0 {
+				if rest.Done(); held.Load() != 0 {
 					t.Errorf("%d bytes, length %d, %s: %d bytes stay counted", size, length, name, held.Load())
 				}
 			}
@@ -132,12 +132,12 @@ func FuzzReadBody(f *testing.F) {
 		}
 		var got []byte
 		if all != nil {
-			got = bytes.Clone(all.data)
+			got = bytes.Clone(all.Data)
 			all.free()
 		} else if got, err = io.ReadAll(rest); err != nil {
 			t.Error(err)
 		}
-		if rest.done(); !bytes.Equal(got, want) || held.Load() != 0 {
+		if rest.Done(); !bytes.Equal(got, want) || held.Load() != 0 {
 			t.Errorf("%d bytes of %d came out, or others; %d stay counted", len(got), len(want), held.Load())
 		}
 	})
@@ -167,21 +167,21 @@ func TestReadBodyFails(t *testing.T) {
 // all the same, the rest streamed.
 func TestNoRoomForBody(t *testing.T) {
 	var held atomic.Int64
-	held.Store(maxBodies)
+	held.Store(MaxBytes)
 	if buf, _, err := readBody(io.NopCloser(bytes.NewReader(noise(1000))), 1000, 1<<20, &held); err != nil || buf == nil {
 		t.Errorf("a short one: read: %v, error %v", buf != nil, err)
 	}
-	held.Store(maxBodies)
+	held.Store(MaxBytes)
 	body := noise(alwaysRoom * 3)
 	buf, rest, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, &held)
-	if err != nil || buf != nil || !rest.noRoom {
+	if err != nil || buf != nil || !rest.NoRoom {
 		t.Fatalf("a long one: read: %v, error %v", buf != nil, err)
 	}
 	if all, err := io.ReadAll(rest); err != nil || !bytes.Equal(all, body) {
 		t.Errorf("%d of %d bytes are streamed, error %v", len(all), len(body), err)
 	}
-	if rest.done(); held.Load() != maxBodies {
-		t.Errorf("%d bytes stay counted", held.Load()-maxBodies)
+	if rest.Done(); held.Load() != MaxBytes {
+		t.Errorf("%d bytes stay counted", held.Load()-MaxBytes)
 	}
 }
 
@@ -189,11 +189,11 @@ func TestNoRoomForBody(t *testing.T) {
 // after.
 func TestLazyBodyIsLetGo(t *testing.T) {
 	want := noise(100)
-	l := &lazyBody{of: replayOf(nil, want)}
+	l := &Lazy{Of: NewReplay(nil, want)}
 	if got, err := io.ReadAll(l); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%d bytes, error %v", len(got), err)
 	}
-	if n, err := (&lazyBody{}).Read(make([]byte, 1)); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
+	if n, err := (&Lazy{}).Read(make([]byte, 1)); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
 		t.Errorf("%d bytes of nothing, error %v", n, err)
 	}
 }
@@ -213,12 +213,12 @@ func TestOnceKnowsWhatBecameOfIt(t *testing.T) {
 		{"Broken", iotest.ErrReader(broken), true, true, true},
 		{"BrokenLater", io.MultiReader(bytes.NewReader(noise(10)), iotest.ErrReader(broken)), true, true, true},
 	} {
-		o := &once{ReadCloser: io.NopCloser(v.body)}
+		o := &Stream{ReadCloser: io.NopCloser(v.body)}
 		if v.read {
 			io.Copy(io.Discard, o)
 		}
-		if o.touched.Load() != v.touched || o.failed.Load() != v.failed {
-			t.Errorf("%s: touched %v, failed %v", v.name, o.touched.Load(), o.failed.Load())
+		if o.Touched.Load() != v.touched || o.Failed.Load() != v.failed {
+			t.Errorf("%s: touched %v, failed %v", v.name, o.Touched.Load(), o.Failed.Load())
 		}
 	}
 }

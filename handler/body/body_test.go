@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"bytes"
@@ -12,9 +12,9 @@ import (
 )
 
 // bufferOf returns a buffer with a copy of the bytes in it.
-func bufferOf(p []byte) *buffer {
-	b := newBuffer(int64(len(p)))
-	b.data = append(b.data, p...)
+func bufferOf(p []byte) *Buffer {
+	b := NewBuffer(int64(len(p)))
+	b.Data = append(b.Data, p...)
 	return b
 }
 
@@ -33,11 +33,11 @@ func cutUp(p []byte, rng *rand.Rand) [][]byte {
 func TestBufferHasTheRoomAskedFor(t *testing.T) {
 	for range 3 {
 		for _, size := range []int64{0, 1, small - 1, small, small + 1, 2*small - 1, 2 * small, 2*small + 1, small << (classes - 1), small<<(classes-1) + 1, small << classes} {
-			b := newBuffer(size)
-			if len(b.data) != 0 || int64(cap(b.data)) < size || int64(cap(b.data)) > max(size, small, 2*size) {
-				t.Errorf("asked for %d bytes, got %d of %d", size, len(b.data), cap(b.data))
+			b := NewBuffer(size)
+			if len(b.Data) != 0 || int64(cap(b.Data)) < size || int64(cap(b.Data)) > max(size, small, 2*size) {
+				t.Errorf("asked for %d bytes, got %d of %d", size, len(b.Data), cap(b.Data))
 			}
-			b.data = append(b.data, 1, 2, 3)
+			b.Data = append(b.Data, 1, 2, 3)
 			b.free()
 		}
 	}
@@ -53,9 +53,9 @@ func TestReplayIsTheSameEachTime(t *testing.T) {
 			want = noise(small + rng.IntN(3*small))
 		}
 		buf := bufferOf(want)
-		b := replayOf(buf, cutUp(buf.data, rng)...)
-		if b.size != int64(len(want)) {
-			t.Fatalf("size %d, want %d", b.size, len(want))
+		b := NewReplay(buf, cutUp(buf.Data, rng)...)
+		if b.Size != int64(len(want)) {
+			t.Fatalf("size %d, want %d", b.Size, len(want))
 		}
 		for range 4 {
 			r, stop := b.open(), rng.IntN(len(want)+20)
@@ -72,9 +72,9 @@ func TestReplayIsTheSameEachTime(t *testing.T) {
 			}
 			r.Close()
 		}
-		b.done()
+		b.Done()
 	}
-	if r := replayOf(nil).open(); r != http.NoBody {
+	if r := NewReplay(nil).open(); r != http.NoBody {
 		t.Errorf("no bytes open as %T", r)
 	}
 }
@@ -89,9 +89,9 @@ func TestMemoryIsKeptWhileItIsRead(t *testing.T) {
 			for range 30 {
 				want := bytes.Repeat([]byte{byte(rng.Uint32())}, small+1+rng.IntN(small))
 				buf := bufferOf(want)
-				b := replayOf(buf, cutUp(buf.data, rng)...)
+				b := NewReplay(buf, cutUp(buf.Data, rng)...)
 				readers := []io.ReadCloser{b.open(), b.open(), b.open()}
-				b.done()
+				b.Done()
 				for _, r := range readers {
 					if got, err := io.ReadAll(io.LimitReader(r, int64(rng.IntN(3*small)))); err != nil || !bytes.HasPrefix(want, got) {
 						t.Errorf("%d bytes that are not the body's, or error %v", len(got), err)
@@ -110,7 +110,7 @@ func TestMemoryIsKeptWhileItIsRead(t *testing.T) {
 func TestReplayIsClosedWhileItIsRead(t *testing.T) {
 	want := noise(2 * small)
 	buf := bufferOf(want)
-	b := replayOf(buf, buf.data[:1000], buf.data[1000:])
+	b := NewReplay(buf, buf.Data[:1000], buf.Data[1000:])
 	var all sync.WaitGroup
 	for range 20 {
 		r := b.open()
@@ -123,13 +123,13 @@ func TestReplayIsClosedWhileItIsRead(t *testing.T) {
 		all.Go(func() { r.Close() })
 	}
 	last := b.open()
-	b.done()
+	b.Done()
 	all.Wait()
 	if got, err := io.ReadAll(last); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%d bytes, error %v", len(got), err)
 	}
 	last.Close()
-	if b.parts != nil {
+	if b.Parts != nil {
 		t.Error("the body is kept when all have let go of it")
 	}
 	if n, err := last.Read(make([]byte, 10)); n != 0 || err == nil {

@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"io"
@@ -19,7 +19,7 @@ func TestBodyIsSentWithChanges(t *testing.T) {
 			body = noise(small + rng.IntN(2*small))
 		}
 		buf := bufferOf(body)
-		b := replayOf(buf, buf.data)
+		b := NewReplay(buf, buf.Data)
 		var edits []rawjson.Edit
 		var want []byte
 		at := 0
@@ -28,25 +28,25 @@ func TestBodyIsSentWithChanges(t *testing.T) {
 			end := start + rng.IntN(len(body)-start+1)
 			e := rawjson.Edit{Span: rawjson.Span{Start: start, End: end}, Text: noise(rng.IntN(10))}
 			if rng.IntN(4) == 0 {
-				e.Text = buf.data[rng.IntN(len(body)+1):]
+				e.Text = buf.Data[rng.IntN(len(body)+1):]
 			}
 			want = append(append(want, body[at:start]...), e.Text...)
 			edits, at = append(edits, e), end
 		}
 		want = append(want, body[at:]...)
-		s, plain := b.edited(edits), b.edited(nil)
+		s, plain := b.Edit(edits), b.Edit(nil)
 		for _, v := range []struct {
-			s    sending
+			s    Edited
 			want string
 		}{{s, string(want)}, {plain, string(body)}, {s, string(want)}} {
-			r := v.s.open()
+			r := v.s.Open()
 			got, err := io.ReadAll(r)
-			if err != nil || string(got) != v.want || v.s.size != int64(len(got)) {
+			if err != nil || string(got) != v.want || v.s.Size != int64(len(got)) {
 				t.Fatalf("sent %.80q, error %v, want %.80q", got, err, v.want)
 			}
 			r.Close()
 		}
-		b.done()
+		b.Done()
 		if n := b.users.Load(); n != 0 {
 			t.Fatalf("%d users are left", n)
 		}
@@ -55,9 +55,9 @@ func TestBodyIsSentWithChanges(t *testing.T) {
 
 // TestNoChangeCostsNothing has the fast path of most requests.
 func TestNoChangeCostsNothing(t *testing.T) {
-	b := replayOf(nil, []byte(strings.Repeat("x", 2*small)))
+	b := NewReplay(nil, []byte(strings.Repeat("x", 2*small)))
 	if n := testing.AllocsPerRun(20, func() {
-		if s := b.edited(nil); s.parts != nil || s.size != b.size {
+		if s := b.Edit(nil); s.parts != nil || s.Size != b.Size {
 			t.Fatal("something was changed")
 		}
 	}); n > 0 {

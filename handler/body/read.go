@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"errors"
@@ -22,16 +22,16 @@ const (
 // in held, which is at most four times the bytes that arrived, or firstRead. It
 // returns a longer body as a stream, and so a body for which held has no room
 // below maxBodies. length is the Content-Length, negative if unknown.
-func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *buffer, rest *once, err error) {
+func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *Buffer, rest *Stream, err error) {
 	size := int64(firstRead)
 	if length >= 0 {
 		size = min(length+1, firstRead) // with one byte more, EOF is read without growing
 	}
-	b := newBuffer(size)
+	b := NewBuffer(size)
 	b.count(held)
 	for {
-		n, err := body.Read(b.data[len(b.data):cap(b.data)])
-		b.data = b.data[:len(b.data)+n]
+		n, err := body.Read(b.Data[len(b.Data):cap(b.Data)])
+		b.Data = b.Data[:len(b.Data)+n]
 		if errors.Is(err, io.EOF) {
 			return b, nil, nil
 		}
@@ -39,17 +39,17 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 			b.free()
 			return nil, nil, err
 		}
-		if int64(len(b.data)) > limit {
+		if int64(len(b.Data)) > limit {
 			return nil, restOf(b, body, false), nil
 		}
-		if len(b.data) == cap(b.data) {
-			grown := grow(int64(cap(b.data)), length, limit)
-			if grown > alwaysRoom && held.Load()+grown > maxBodies {
+		if len(b.Data) == cap(b.Data) {
+			grown := grow(int64(cap(b.Data)), length, limit)
+			if grown > alwaysRoom && held.Load()+grown > MaxBytes {
 				return nil, restOf(b, body, true), nil
 			}
-			larger := newBuffer(grown)
+			larger := NewBuffer(grown)
 			larger.count(held)
-			larger.data = append(larger.data, b.data...)
+			larger.Data = append(larger.Data, b.Data...)
 			b.free()
 			b = larger
 		}
@@ -69,67 +69,67 @@ func grow(size, length, limit int64) int64 {
 }
 
 // restOf returns a body of which the beginning was read into b.
-func restOf(b *buffer, body io.ReadCloser, noRoom bool) *once {
-	o := &once{ReadCloser: body, left: b.data, began: true, noRoom: noRoom}
+func restOf(b *Buffer, body io.ReadCloser, noRoom bool) *Stream {
+	o := &Stream{ReadCloser: body, left: b.Data, began: true, NoRoom: noRoom}
 	o.begun.Store(b)
 	return o
 }
 
-// compressed tells whether the body behind a header is not to be read as it is.
-func compressed(h http.Header) bool {
+// Compressed tells whether the body behind a header is not to be read as it is.
+func Compressed(h http.Header) bool {
 	coding := strings.TrimSpace(h.Get("Content-Encoding"))
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
-// lazyBody is the body that the proxy has of a request: the transport gives
+// Lazy is the body that the proxy has of a request: the transport gives
 // each attempt its own, so that this one is opened only if somebody else reads
 // it.
-type lazyBody struct {
+type Lazy struct {
 	mu   sync.Mutex // the proxy may still read when the route lets go
-	of   *replay
+	Of   *Replay
 	open io.ReadCloser
 }
 
-// letGo closes the reader that Read opened. Further reads return an error.
-func (l *lazyBody) letGo() {
+// Release closes the reader that Read opened. Further reads return an error.
+func (l *Lazy) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.of = nil
+	l.Of = nil
 	if l.open != nil {
 		_ = l.open.Close()
 	}
 }
 
 // Read implements io.Reader.
-func (l *lazyBody) Read(p []byte) (int, error) {
+func (l *Lazy) Read(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open == nil {
-		if l.of == nil {
+		if l.Of == nil {
 			return 0, http.ErrBodyReadAfterClose
 		}
-		l.open = l.of.open()
+		l.open = l.Of.open()
 	}
 	return l.open.Read(p) // it is in memory
 }
 
 // Close implements io.Closer.
-func (l *lazyBody) Close() error { return nil }
+func (l *Lazy) Close() error { return nil }
 
-// once is a body that can be sent only once.
-type once struct {
+// Stream is a body that can be sent only once.
+type Stream struct {
 	io.ReadCloser
-	begun   atomic.Pointer[buffer] // was read beforehand; nil if nothing was, or it is not needed any more
+	begun   atomic.Pointer[Buffer] // was read beforehand; nil if nothing was, or it is not needed any more
 	left    []byte                 // of that, is not sent yet
 	began   bool                   // something was
-	noRoom  bool                   // there was no room for more
-	touched atomic.Bool            // some of it was asked for
-	failed  atomic.Bool            // it could not be read
+	NoRoom  bool                   // there was no room for more
+	Touched atomic.Bool            // some of it was asked for
+	Failed  atomic.Bool            // it could not be read
 }
 
-// done takes in that what was read beforehand was sent, or will not be. Who still
+// Done takes in that what was read beforehand was sent, or will not be. Who still
 // reads it has it to himself.
-func (o *once) done() {
+func (o *Stream) Done() {
 	if o == nil {
 		return
 	}
@@ -139,19 +139,19 @@ func (o *once) done() {
 }
 
 // Read implements io.Reader.
-func (o *once) Read(p []byte) (int, error) {
-	o.touched.Store(true)
+func (o *Stream) Read(p []byte) (int, error) {
+	o.Touched.Store(true)
 	if len(o.left) > 0 {
 		n := copy(p, o.left)
 		if o.left = o.left[n:]; len(o.left) == 0 {
 			o.left = nil
-			o.done()
+			o.Done()
 		}
 		return n, nil
 	}
 	n, err := o.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		o.failed.Store(true)
+		o.Failed.Store(true)
 	}
 	return n, err
 }

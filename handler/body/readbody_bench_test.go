@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ func BenchmarkReadBody(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				all, _, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, held)
-				if err != nil || len(all.data) != len(body) {
+				if err != nil || len(all.Data) != len(body) {
 					b.Fatal(err)
 				}
 				all.free()

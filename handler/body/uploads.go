@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"io"
@@ -43,7 +43,7 @@ type upload struct {
 
 // read reads the request's body by readBody. A slow upload that was ended returns
 // os.ErrDeadlineExceeded.
-func (u *uploads) read(r *http.Request, limit int64, held *atomic.Int64) (all *buffer, rest *once, err error) {
+func (u *uploads) read(r *http.Request, limit int64, held *atomic.Int64) (all *Buffer, rest *Stream, err error) {
 	if r.ContentLength >= 0 && r.ContentLength < firstRead {
 		return readBody(r.Body, r.ContentLength, limit, held) // whose memory is less than its connection's
 	}
@@ -54,7 +54,7 @@ func (u *uploads) read(r *http.Request, limit int64, held *atomic.Int64) (all *b
 		if all != nil {
 			all.free()
 		}
-		rest.done()
+		rest.Done()
 		return nil, nil, os.ErrDeadlineExceeded
 	}
 	if rest != nil {

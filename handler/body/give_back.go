@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"context"
@@ -25,17 +25,17 @@ import (
 // into a body that the error routes read: returned holds that memory until it was
 // read or the request ends.
 
-// giveBack puts what was read of a request's body back in front of the rest.
+// GiveBack puts what was read of a request's body back in front of the rest.
 // Caddy's error routes get that request and may send it elsewhere. The body is
 // body, or else stream; both are nil if the body is gone.
-func giveBack(r *http.Request, body *replay, stream *once) {
+func GiveBack(r *http.Request, body *Replay, stream *Stream) {
 	switch {
 	case r.Context().Err() != nil: // no error route can serve the client
 	case body != nil:
-		if body.size > 0 {
+		if body.Size > 0 {
 			returnTo(r, body.open())
 		}
-	case stream == nil || stream.began && stream.touched.Load():
+	case stream == nil || stream.began && stream.Touched.Load():
 		// An attempt has some of it. The rest alone would be another request.
 		r.Body = struct {
 			goneBody
@@ -43,17 +43,10 @@ func giveBack(r *http.Request, body *replay, stream *once) {
 		}{Closer: r.Body}
 	case stream.began:
 		if b := stream.begun.Swap(nil); b != nil {
-			begin := replayOf(b, stream.left)
+			begin := NewReplay(b, stream.left)
 			returnTo(r, begin.open())
-			begin.done()
+			begin.Done()
 		}
-	}
-}
-
-// giveBack puts what the plan has read of the request's body back.
-func (p *plan) giveBack(r *http.Request) {
-	if p != nil && (p.body != nil || p.stream != nil) {
-		giveBack(r, p.body, p.stream)
 	}
 }
 

@@ -1,4 +1,4 @@
-package handler
+package body
 
 import (
 	"testing"
@@ -28,7 +28,7 @@ func TestBurstIsReportedOnceItIsOver(t *testing.T) {
 		for i, peak := range v.peaks {
 			u.add(peak * mib)
 			u.add(-peak * mib)
-			at = at.Add(upkeep)
+			at = at.Add(10 * time.Second)
 			want := next < len(v.fell) && v.fell[next] == i
 			if want {
 				next++
@@ -36,7 +36,7 @@ func TestBurstIsReportedOnceItIsOver(t *testing.T) {
 			if got := u.fell(at); got != want {
 				t.Errorf("%s: look %d: %v", name, i, got)
 			}
-			if u.fell(at.Add(upkeep / 2)) {
+			if u.fell(at.Add(10 * time.Second / 2)) {
 				t.Errorf("%s: look %d: another pool looked too", name, i)
 			}
 		}
@@ -44,7 +44,7 @@ func TestBurstIsReportedOnceItIsOver(t *testing.T) {
 	var held usage
 	held.add(500 * mib)
 	for i := range 5 {
-		if held.fell(time.Now().Add(time.Duration(i) * upkeep)) {
+		if held.fell(time.Now().Add(time.Duration(i) * 10 * time.Second)) {
 			t.Error("what is held all the time is taken for a burst")
 		}
 	}
