@@ -68,59 +68,65 @@ func (rt *route) withoutScratch(ctx context.Context, wait func(context.Context) 
 	return wait(ctx)
 }
 
+// gather fills in the targets that the request's next attempt can be made on.
+func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
+	tab, second := rt.table(pool), t.Unix()
+	if tab.meets(rt, second) {
+		for i := range tab.rows {
+			rt.meet(tab.rows[i].worker, second)
+		}
+	}
+	want := rt.wants()
+	rt.model = modelAmong(tab.rows, want.Model)
+	return rt.pool.gather(rt.scratch, &want, rt.model, offers{pool, tab}, rt.wait.granted, t)
+}
+
 // gather fills in the targets to choose from: workers that are available and
 // were not tried; of these, those that are not draining and did well lately, if
-// there are any; of these, those that are not full. It tells what it had to
-// resort to.
-func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
-	tab := rt.table(pool)
+// there are any; of these, those that are not full. It returns what it had to
+// resort to. If the queue has granted a slot of a worker, the others count as full.
+func (p *pool) gather(s *scratch, want *Wants, model string, o offers, granted *worker, t time.Time) (used resort, found bool) {
 	for _, used = range resorts {
-		rt.seat(pool, tab, used, t)
-		if len(rt.scratch.targets) > 0 {
+		p.gatherAt(s, want, model, o, granted, used, t)
+		if len(s.targets) > 0 {
 			return used, true
 		}
-		if len(rt.scratch.full) > 0 {
+		if len(s.full) > 0 {
 			break // they are waited for: what is left is worse
 		}
 	}
 	return resort{}, false
 }
 
-// seat is gather with one resort. It evaluates once, not per worker, whether the
+// gatherAt is gather with one resort. It evaluates once, not per worker, whether the
 // request has wishes that few requests have.
-func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t time.Time) {
-	s := rt.scratch
+func (p *pool) gatherAt(s *scratch, want *Wants, model string, o offers, granted *worker, used resort, t time.Time) {
 	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
 	s.full = s.full[:0]
-	choosy, anyRank, second := rt.choosy(), rt.anyRank(), t.Unix()
-	meets := tab.meets(rt, second)
-	byModel := rt.model != "" && !rt.pinned()
-	for i, up := range pool {
+	choosy := want.isChoosy()
+	for i, up := range o.ups {
 		if !available(up) {
 			continue
 		}
-		row := &tab.rows[i]
+		row := &o.table.rows[i]
 		w := row.worker
-		if meets {
-			rt.meet(w, second)
-		}
-		if row.again && slices.Contains(workers, w) || slices.Contains(rt.tried, w) || choosy && !rt.fits(w) {
+		if row.again && slices.Contains(workers, w) || slices.Contains(want.Tried, w) {
 			continue
 		}
-		if byModel {
-			if yes, _ := w.serves(rt.model); !yes {
+		if choosy && !p.fits(want, model, w) || !choosy && model != "" && !w.isKnownToServe(model) {
+			continue
+		}
+		if w != granted {
+			if !used.allows(w, t) {
+				continue
+			}
+			if granted != nil || w.slots.full() && p.isFull(want, w) {
+				s.full = append(s.full, w)
 				continue
 			}
 		}
-		if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
-			continue
-		}
-		if w.slots.full() && rt.isFull(w) {
-			s.full = append(s.full, w)
-			continue
-		}
 		for rank, target := range row.targets {
-			if anyRank || rt.mayUse(rank) {
+			if want.Rank == anyRank || want.Rank == int64(rank) {
 				targets, upstreams, workers = append(targets, target), append(upstreams, up), append(workers, w)
 			}
 		}
@@ -128,12 +134,10 @@ func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t
 	s.targets, s.upstreams, s.workers = targets, upstreams, workers
 }
 
-// choosy tells whether there may be workers that do not fit the request for
-// another reason than its model.
-func (rt *route) choosy() bool {
-	e := rt.plan.ext
-	return rt.pinned() || rt.apart || rt.plan.pin.rank.Set ||
-		e.AllowedWorkerIDs != nil || len(e.RoutingConstraints.RequiredTaints) > 0
+// isFull returns whether a worker has no room for the request. A speculative prefill
+// makes room.
+func (p *pool) isFull(want *Wants, w *worker) bool {
+	return want.Slot && w.slots.full() && (want.Dry || !p.yield(w) || w.slots.full())
 }
 
 // meet notes that a worker is an upstream of a request, in a second of Unix time.

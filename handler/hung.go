@@ -333,14 +333,14 @@ func (p *pool) claim(a *attempt, placed map[*worker]int64) bool {
 		return false
 	}
 	t := now()
-	seats := a.guard.rt.seatsKnown(nil)
-	i := slices.IndexFunc(seats, func(s seat) bool {
-		return s.allowed(resort{}, t) && s.worker.slots.room() > placed[s.worker]
+	others := p.eligible(nil, &a.guard.want, a.guard.offers)
+	i := slices.IndexFunc(others, func(o offer) bool {
+		return o.allowed(resort{}, t) && o.worker.slots.room() > placed[o.worker]
 	})
 	if i < 0 || !p.mayRetry(t) {
 		return false
 	}
-	placed[seats[i].worker]++
+	placed[others[i].worker]++
 	a.movable, a.moved = false, true
 	return true
 }

@@ -120,6 +120,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 		workers:   make(map[string]*worker),
 	}
 	p.settings.Store(s)
+	p.queue.pool = p
 	p.unnamed = p.nameless()
 	p.declareAll(s)
 	go p.maintain()

@@ -18,11 +18,12 @@ import (
 // needs to be looked at: so what a free slot costs depends on the number of
 // classes, not of waiters.
 type queue struct {
+	pool   *pool
 	length atomic.Int32 // those who come look at it before they take the lock
 
 	mu      sync.Mutex
 	classes map[classKey]*class
-	key     []byte // of seat
+	key     []byte // of classify
 	entered uint64
 	looking bool // somebody looks after those who wait, every lookAfter
 	rate    drainRate
@@ -32,6 +33,9 @@ type queue struct {
 // workers recover, are drained no more, or learn models without a slot
 // becoming free.
 const lookAfter = 250 * time.Millisecond
+
+// incidentFull is a condition that lasts, as the log and the admin API say it.
+const incidentFull = "all workers are full, requests wait"
 
 // enter takes in a request that needs a worker with room. If it need not wait,
 // its verdict is there at once. If more than most wait then, the last of them
@@ -44,17 +48,14 @@ func (q *queue) enter(m *waiter, most int) {
 	q.entered++
 	m.number = q.entered
 	q.count(t, 1)
-	q.seat(m)
+	q.classify(m)
 	if m.class.first == m { // else one before it, who could use the same, waits as well
 		q.place(m, t)
 	}
 	if int(q.length.Load()) > most {
 		last := q.lastOne()
-		if w := last.takeWorse(); w != nil {
-			q.decide(last, verdict{worker: w, worse: true}, t)
-		} else {
-			q.decide(last, verdict{full: true}, t)
-		}
+		w := last.takeWorse()
+		q.decide(last, verdict{worker: w, full: w == nil}, t)
 	}
 	m.waits = m.class != nil
 	if m.waits && !q.looking {
@@ -65,21 +66,14 @@ func (q *queue) enter(m *waiter, most int) {
 
 // atLast takes a waiter out whose time is up. It may still have room on a worker
 // that is rated down.
-func (q *queue) atLast(m *waiter) (v verdict, decided bool) {
+func (q *queue) atLast(m *waiter) verdict {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if m.class == nil {
-		return <-m.verdict, true
+	if m.class != nil {
+		w := m.takeWorse()
+		q.decide(m, verdict{worker: w, late: w == nil}, now())
 	}
-	t := now()
-	q.remove(m)
-	q.count(t, -1)
-	if v.worker = m.takeWorse(); v.worker == nil {
-		return v, false
-	}
-	q.rate.served++
-	v.worse = true
-	return v, true
+	return <-m.verdict
 }
 
 // leave takes a waiter out. It returns false if its verdict is there.
@@ -105,8 +99,8 @@ func (q *queue) freed(w *worker) {
 	q.give(w, now())
 }
 
-// takeBeside takes a slot of a worker that nobody who waits wants.
-func (q *queue) takeBeside(w *worker) bool {
+// takeUnclaimed takes a slot of a worker unless a queued request has first claim.
+func (q *queue) takeUnclaimed(w *worker) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -161,7 +155,7 @@ func (q *queue) review(t time.Time) {
 	slices.SortFunc(all, (*waiter).compare)
 	clear(q.classes)
 	for _, m := range all {
-		q.seat(m)
+		q.classify(m)
 	}
 	for _, m := range all {
 		if c := m.class; !c.stuck {
@@ -173,19 +167,19 @@ func (q *queue) review(t time.Time) {
 	}
 }
 
-// seat puts a waiter into its class. The lock is held.
-func (q *queue) seat(m *waiter) {
-	m.seats = m.reseat(m.seats[:0])
+// classify puts a waiter into its class. The lock is held.
+func (q *queue) classify(m *waiter) {
+	m.eligible = q.pool.eligible(m.eligible[:0], &m.want, m.offers)
 	q.key = q.key[:0]
-	for _, s := range m.seats {
+	for _, s := range m.eligible {
 		q.key = binary.LittleEndian.AppendUint64(q.key, s.worker.id)
 	}
-	c := q.classes[classKey{m.group, string(q.key)}]
+	c := q.classes[classKey{m.config, string(q.key)}]
 	if c == nil {
 		if q.classes == nil {
 			q.classes = make(map[classKey]*class)
 		}
-		c = &class{key: classKey{m.group, string(q.key)}}
+		c = &class{key: classKey{m.config, string(q.key)}}
 		q.classes[c.key] = c
 	}
 	c.insert(m)
@@ -278,20 +272,33 @@ func (q *queue) count(t time.Time, more int32) {
 	q.length.Add(more)
 }
 
-// outcome waits for what becomes of a waiter. It returns false if time was up or
-// the context ended first.
-func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) (verdict, bool) {
+// wait queues a request until it is granted a slot of a worker. It returns how long that
+// took. config is the configuration that the offers are of.
+func (p *pool) wait(ctx context.Context, want Wants, o offers, config any, most time.Duration) (v verdict, waited time.Duration) {
+	m := &waiter{want: want, offers: o, config: config, verdict: make(chan verdict, 1)}
+	p.queue.enter(m, p.settings.Load().maxWaiting)
+	if !m.waits {
+		return <-m.verdict, 0
+	}
+	began := now()
+	p.incidents.met(began, incidentFull, p.logger)
+	v = p.queue.outcome(ctx, m, most)
+	return v, now().Sub(began)
+}
+
+// outcome waits for what becomes of a waiter.
+func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) verdict {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
 	case v := <-m.verdict:
-		return v, true
+		return v
 	case <-timer.C:
 		return q.atLast(m)
 	case <-ctx.Done():
 		if q.leave(m) {
-			return verdict{}, false
+			return verdict{late: true}
 		}
-		return <-m.verdict, true
+		return <-m.verdict
 	}
 }

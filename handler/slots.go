@@ -47,47 +47,22 @@ func (p *pool) freeSlot(w *worker) {
 }
 
 // takeSlot takes a slot of the chosen worker for an attempt. It returns false
-// if the choice must be made anew: the worker filled up meanwhile, or its room
-// is that of a request that came first.
+// if the worker filled up meanwhile, or a queued request has first claim to its room.
 func (rt *route) takeSlot(w *worker) bool {
-	reserved := rt.wait.reserved
 	switch {
 	case !rt.plan.computes:
 		return true
-	case reserved == nil:
-		return w.slots.take()
-	case w == reserved:
-		rt.wait.reserved = nil
-		return true
-	case rt.pool.queue.takeBeside(w):
-		rt.giveBackReserved()
+	case w == rt.wait.granted:
+		rt.wait.granted = nil
 		return true
 	}
-	return false
+	return rt.pool.queue.takeUnclaimed(w)
 }
 
-// giveBackReserved gives back the slot that was reserved for the request, if
-// there is one.
-func (rt *route) giveBackReserved() {
-	if w := rt.wait.reserved; w != nil {
-		rt.wait.reserved = nil
+// giveBackGranted frees the slot that the queue has granted, if it was not used.
+func (rt *route) giveBackGranted() {
+	if w := rt.wait.granted; w != nil {
+		rt.wait.granted = nil
 		rt.pool.freeSlot(w)
 	}
-}
-
-// onlyReserved leaves no candidates but those of the worker that has a slot
-// reserved for the request. It returns false if there is no such slot.
-func (rt *route) onlyReserved() bool {
-	reserved, n := rt.wait.reserved, 0
-	if reserved == nil {
-		return false
-	}
-	for i, w := range rt.scratch.workers {
-		if w == reserved {
-			rt.scratch.targets[n], rt.scratch.upstreams[n], rt.scratch.workers[n] = rt.scratch.targets[i], rt.scratch.upstreams[i], w
-			n++
-		}
-	}
-	rt.scratch.targets, rt.scratch.upstreams, rt.scratch.workers = rt.scratch.targets[:n], rt.scratch.upstreams[:n], rt.scratch.workers[:n]
-	return n > 0
 }

@@ -4,55 +4,44 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // waiter is one request in the queue.
 type waiter struct {
-	tier    int       // lower ones go first
-	arrival time.Time // with the head start that its priority gives
-	number  uint64    // in the order of entering
-	// group is what waiters of one class have in common beside their seats.
-	group any
-	// reseat returns the workers that may serve the request, appended to a list.
-	// It is called with the queue's lock, while its request waits.
-	reseat func([]seat) []seat
-	seats  []seat
-	// verdict gets what becomes of the waiter, once it is out of the queue.
-	verdict chan verdict
-	waits   bool // it was not served at once
+	want   Wants
+	offers offers
+	// config is the configuration that the offers are of: Caddy's health checks of one
+	// say nothing of another.
+	config any
+	number uint64 // in the order of entering
+
+	eligible []offer      // may serve the request now
+	verdict  chan verdict // gets what becomes of the waiter, once it is out of the queue
+	waits    bool         // it was not served at once
 
 	class      *class // nil when it is out of the queue
 	prev, next *waiter
 }
 
-// seat is a worker that may serve a request, with the upstream that it has in
-// the request's configuration.
-type seat struct {
-	up     *reverseproxy.Upstream
-	worker *worker
-}
-
-// verdict is the worker that a slot was taken of; without one, the request is
-// to look for itself: no worker is there to be waited for, or the queue is full.
+// verdict says what becomes of a waiter. Without a worker the request is to look for
+// itself: no worker is there to be waited for, or one of the other fields says why not.
 type verdict struct {
-	worker *worker
-	worse  bool // it is rated down, and better ones are full
-	full   bool
+	worker *worker // a slot of it was taken for the request
+	full   bool    // too many requests wait
+	late   bool    // the time to wait is over, or the client left
 }
 
 func (m *waiter) before(o *waiter) bool { return m.compare(o) < 0 }
 
 func (m *waiter) compare(o *waiter) int {
-	return cmp.Or(cmp.Compare(m.tier, o.tier), m.arrival.Compare(o.arrival), cmp.Compare(m.number, o.number))
+	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
 }
 
 // resort returns what the waiter has to resort to, as gather does; false if no
 // worker is there, full or not.
 func (m *waiter) resort(t time.Time) (resort, bool) {
 	for _, r := range resorts {
-		for _, s := range m.seats {
+		for _, s := range m.eligible {
 			if s.allowed(r, t) {
 				return r, true
 			}
@@ -61,13 +50,13 @@ func (m *waiter) resort(t time.Time) (resort, bool) {
 	return resort{}, false
 }
 
-func (s seat) allowed(r resort, t time.Time) bool { return available(s.up) && r.allows(s.worker, t) }
+func (s offer) allowed(r resort, t time.Time) bool { return available(s.up) && r.allows(s.worker, t) }
 
 // best returns the least busy worker with room, nil if there is none. There is
 // nobody to wait for if hopeless.
 func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 	r, some := m.resort(t)
-	for _, s := range m.seats {
+	for _, s := range m.eligible {
 		if some && s.allowed(r, t) && !s.worker.slots.full() &&
 			(best == nil || s.worker.slots.running.Load() < best.slots.running.Load()) {
 			best = s.worker
@@ -80,7 +69,7 @@ func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 // be turned away otherwise; nil if there is none. A worker that hangs would not
 // serve it, and one that drains is the operator's affair.
 func (m *waiter) takeWorse() (worse *worker) {
-	for _, s := range m.seats {
+	for _, s := range m.eligible {
 		if available(s.up) && !s.worker.draining() && !s.worker.flow.hangs() && !s.worker.slots.full() &&
 			(worse == nil || s.worker.slots.running.Load() < worse.slots.running.Load()) {
 			worse = s.worker
@@ -94,18 +83,18 @@ func (m *waiter) takeWorse() (worse *worker) {
 
 // wants tells whether the waiter would take a slot of the worker.
 func (m *waiter) wants(w *worker, t time.Time) bool {
-	i := slices.IndexFunc(m.seats, func(s seat) bool { return s.worker == w })
+	i := slices.IndexFunc(m.eligible, func(s offer) bool { return s.worker == w })
 	if i < 0 {
 		return false
 	}
 	r, some := m.resort(t)
-	return some && m.seats[i].allowed(r, t)
+	return some && m.eligible[i].allowed(r, t)
 }
 
-// classKey is what waiters of a class have in common: where they come from, and
+// classKey is what waiters of a class have in common: their configuration, and
 // the ids of the workers that may serve them.
 type classKey struct {
-	group   any
+	config  any
 	workers string
 }
 
