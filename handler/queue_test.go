@@ -118,7 +118,6 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						}
 					}
 					m = newWaiter(arrival, allowed...)
-					m.config = rng.IntN(2)
 					m.want.Tier = -(rng.IntN(4) / 3) // most are of one tier
 					q.enter(m, most)
 					p.allowed[m] = allowed
@@ -182,9 +181,6 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 			}
 			for _, m := range p.waiting {
 				q.leave(m)
-			}
-			if len(q.classes) != 0 {
-				t.Errorf("%d classes are left of nobody", len(q.classes))
 			}
 			time.Sleep(2 * lookAfter) // then nobody looks any more
 			synctest.Wait()
@@ -285,8 +281,8 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 			t.Errorf("worker %d has %d slots taken at the end", i, n)
 		}
 	}
-	if q.length.Load() != 0 || len(q.classes) != 0 {
-		t.Errorf("%d wait in %d classes at the end", q.length.Load(), len(q.classes))
+	if q.length.Load() != 0 || len(q.waiting) != 0 {
+		t.Errorf("%d wait at the end, %d are counted", len(q.waiting), q.length.Load())
 	}
 }
 
@@ -345,35 +341,30 @@ func TestRetryAfterFollowsTheQueue(t *testing.T) {
 	})
 }
 
-// BenchmarkFreedSlot frees a slot while many wait: all for the same workers, or
-// each for other ones.
+// BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
+// the last for another worker.
 func BenchmarkFreedSlot(b *testing.B) {
 	for _, n := range []int{10, 1000} {
-		for _, classes := range []int{1, n} {
-			b.Run(fmt.Sprintf("waiting=%d/classes=%d", n, classes), func(b *testing.B) {
-				limits := make([]int, 16)
-				for i := range limits {
-					limits[i] = 1
-				}
-				q, workers := queueRoom(limits...)
+		for _, unfit := range []int{0, n - 1} {
+			b.Run(fmt.Sprintf("waiting=%d/unfit=%d", n, unfit), func(b *testing.B) {
+				q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
 				for _, w := range workers {
 					w.slots.take()
 				}
-				enter := func(i int) {
-					m := newWaiter(now(), workers...)
-					m.config = i % classes
-					q.enter(m, n+1)
-				}
 				for i := range n {
-					enter(i)
+					if i < unfit {
+						q.enter(newWaiter(now(), workers[8:]...), n+1)
+					} else {
+						q.enter(newWaiter(now(), workers[:8]...), n+1)
+					}
 				}
 				b.ReportAllocs()
 				i := 0
 				for b.Loop() {
-					w := workers[i%16]
+					w := workers[i%8]
 					w.slots.running.Add(-1)
 					q.freed(w)
-					enter(i)
+					q.enter(newWaiter(now(), workers[:8]...), n+1)
 					i++
 				}
 			})

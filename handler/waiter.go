@@ -10,17 +10,12 @@ import (
 type waiter struct {
 	want   Wants
 	offers offers
-	// config is the configuration that the offers are of: Caddy's health checks of one
-	// say nothing of another.
-	config any
 	number uint64 // in the order of entering
 
 	eligible []offer      // may serve the request now
 	verdict  chan verdict // gets what becomes of the waiter, once it is out of the queue
 	waits    bool         // it was not served at once
-
-	class      *class // nil when it is out of the queue
-	prev, next *waiter
+	out      bool         // of the queue
 }
 
 // verdict says what becomes of a waiter. Without a worker the request is to look for
@@ -30,8 +25,6 @@ type verdict struct {
 	full   bool    // too many requests wait
 	late   bool    // the time to wait is over, or the client left
 }
-
-func (m *waiter) before(o *waiter) bool { return m.compare(o) < 0 }
 
 func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
@@ -89,37 +82,4 @@ func (m *waiter) wants(w *worker, t time.Time) bool {
 	}
 	r, some := m.resort(t)
 	return some && m.eligible[i].allowed(r, t)
-}
-
-// classKey is what waiters of a class have in common: their configuration, and
-// the ids of the workers that may serve them.
-type classKey struct {
-	config  any
-	workers string
-}
-
-// class is the waiters with one key, in order.
-type class struct {
-	key         classKey
-	first, last *waiter
-	stuck       bool // there is no room, in a review
-}
-
-// insert adds a waiter. Most come last.
-func (c *class) insert(m *waiter) {
-	after := c.last
-	for after != nil && m.before(after) {
-		after = after.prev
-	}
-	m.class, m.prev = c, after
-	if after == nil {
-		m.next, c.first = c.first, m
-	} else {
-		m.next, after.next = after.next, m
-	}
-	if m.next == nil {
-		c.last = m
-	} else {
-		m.next.prev = m
-	}
 }

@@ -37,7 +37,7 @@ const (
 // was turned away, or its client left.
 func (rt *route) await(ctx context.Context) bool {
 	set := rt.pool.settings.Load()
-	g, waited := rt.pool.wait(ctx, rt.wants(), rt.offers(), rt.h, min(set.maxWait-rt.wait.waited, rt.patience()))
+	g, waited := rt.pool.wait(ctx, rt.wants(), rt.offers(), min(set.maxWait-rt.wait.waited, rt.patience()))
 	rt.wait.waited += waited
 	rt.wait.granted, rt.wait.left = g.worker, ctx.Err()
 	switch {
