@@ -12,7 +12,7 @@ type slots struct {
 	limit   atomic.Int64 // 0 = none
 }
 
-// full tells whether the worker has as many attempts as it may have.
+// full returns whether the worker has as many attempts as it may have.
 func (s *slots) full() bool {
 	limit := s.limit.Load()
 	return limit > 0 && s.running.Load() >= limit
@@ -27,7 +27,7 @@ func (s *slots) room() int64 {
 	return limit - s.running.Load()
 }
 
-// take takes a slot and tells whether there was one.
+// take takes a slot. It returns false if none is free.
 func (s *slots) take() bool {
 	for {
 		n := s.running.Load()
@@ -40,29 +40,8 @@ func (s *slots) take() bool {
 	}
 }
 
-// freeSlot gives a slot of the worker back, to whoever waits for it.
+// freeSlot frees a slot of the worker for the queue.
 func (p *pool) freeSlot(w *worker) {
 	w.slots.running.Add(-1)
 	p.queue.freed(w)
-}
-
-// takeSlot takes a slot of the chosen worker for an attempt. It returns false
-// if the worker filled up meanwhile, or a queued request has first claim to its room.
-func (rt *route) takeSlot(w *worker) bool {
-	switch {
-	case !rt.plan.computes:
-		return true
-	case w == rt.wait.granted:
-		rt.wait.granted = nil
-		return true
-	}
-	return rt.pool.queue.takeUnclaimed(w)
-}
-
-// giveBackGranted frees the slot that the queue has granted, if it was not used.
-func (rt *route) giveBackGranted() {
-	if w := rt.wait.granted; w != nil {
-		rt.wait.granted = nil
-		rt.pool.freeSlot(w)
-	}
 }

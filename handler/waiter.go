@@ -30,8 +30,8 @@ func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// resort returns what the waiter has to resort to, as gather does; false if no
-// worker is there, full or not.
+// resort returns what the waiter has to resort to, as gather does. It returns false if
+// there is no worker, full or not.
 func (m *waiter) resort(t time.Time) (resort, bool) {
 	for _, r := range resorts {
 		for _, s := range m.eligible {
@@ -45,8 +45,8 @@ func (m *waiter) resort(t time.Time) (resort, bool) {
 
 func (s offer) allowed(r resort, t time.Time) bool { return available(s.up) && r.allows(s.worker, t) }
 
-// best returns the least busy worker with room, nil if there is none. There is
-// nobody to wait for if hopeless.
+// best returns the least busy worker with room, nil if there is none. hopeless says that
+// there is no worker to wait for.
 func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 	r, some := m.resort(t)
 	for _, s := range m.eligible {
@@ -58,9 +58,9 @@ func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 	return best, !some
 }
 
-// takeWorse takes a slot of a worker that is rated down, for a waiter that is to
-// be turned away otherwise; nil if there is none. A worker that hangs would not
-// serve it, and one that drains is the operator's affair.
+// takeWorse takes a slot of a worker that is marked down, for a waiter that would
+// otherwise be refused. It returns nil if there is none. Hung and draining workers are
+// left out.
 func (m *waiter) takeWorse() (worse *worker) {
 	for _, s := range m.eligible {
 		if available(s.up) && !s.worker.draining() && !s.worker.flow.hangs() && !s.worker.slots.full() &&
@@ -74,7 +74,7 @@ func (m *waiter) takeWorse() (worse *worker) {
 	return worse
 }
 
-// wants tells whether the waiter would take a slot of the worker.
+// wants returns whether the waiter would take a slot of the worker.
 func (m *waiter) wants(w *worker, t time.Time) bool {
 	i := slices.IndexFunc(m.eligible, func(s offer) bool { return s.worker == w })
 	if i < 0 {

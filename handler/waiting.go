@@ -68,8 +68,7 @@ func (rt *route) patience() time.Duration {
 	return math.MaxInt64
 }
 
-// turnAway takes in that the request is not served, as the operator's limits
-// want it.
+// turnAway records that the operator's limits refuse the request.
 func (rt *route) turnAway(status int, code, incident string, err error) {
 	rt.pool.incidents.met(now(), incident, rt.pool.logger)
 	rt.h.figures.turnedAway[code].Inc()
@@ -144,4 +143,25 @@ func (f unservedFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 // waitView says that a request would wait, and behind how many.
 type waitView struct {
 	Before int `json:"waiting_requests"`
+}
+
+// takeSlot takes a slot of the chosen worker for an attempt. It returns false
+// if the worker filled up meanwhile, or a queued request has first claim to its room.
+func (rt *route) takeSlot(w *worker) bool {
+	switch {
+	case !rt.plan.computes:
+		return true
+	case w == rt.wait.granted:
+		rt.wait.granted = nil
+		return true
+	}
+	return rt.pool.queue.takeUnclaimed(w)
+}
+
+// giveBackGranted frees the slot that the queue has granted, if it was not used.
+func (rt *route) giveBackGranted() {
+	if w := rt.wait.granted; w != nil {
+		rt.wait.granted = nil
+		rt.pool.freeSlot(w)
+	}
 }
