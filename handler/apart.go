@@ -45,14 +45,11 @@ func (h *Handler) saltIsText(r *http.Request, p *plan) error {
 		"cache_salt: must be a string, got %s", read.OddSalt)}
 }
 
-// keepsApart tells whether the request may go to a worker for what the engine
-// does with its salt.
+// keepsApart returns whether the worker's engine isolates the request's cache, if that
+// is needed.
 func (rt *route) keepsApart(w *worker) bool {
-	if !rt.apart {
-		return true
-	}
-	e := rt.pool.engineOf(w)
-	return e.KeepsApart(rt.plan.name)
+	want := rt.wants()
+	return rt.pool.isolates(&want, w)
 }
 
 // errShared returns the error of a request whose cache no worker is known to keep

@@ -1,11 +1,8 @@
 package handler
 
 import (
-	"errors"
 	"sync"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // budgetWindow is the time over which retries are compared with requests, in
@@ -89,19 +86,4 @@ func (p *pool) mayRetry(t time.Time) bool {
 	theMetrics().denied.WithLabelValues(p.name).Inc()
 	p.incidents.met(t, budgetSpent, p.logger)
 	return false
-}
-
-// stays tells whether a request cannot be made on another worker: none is left,
-// it has broken on one already, or the budget is spent.
-func (rt *route) stays() bool {
-	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.spending.spent(now(), rt.pool.settings.Load().retries)
-}
-
-// affordable tells whether the budget allows that an attempt is made again that
-// ended with err, nil after an answer. A connection that could not be made is
-// not charged: it has cost no worker anything. Nor is what was paid for when the
-// worker was found to hang.
-func (rt *route) affordable(a *attempt, err error) bool {
-	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.moved || rt.pool.mayRetry(now())
 }

@@ -2,34 +2,12 @@ package handler
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
-
-// Who drains a worker, as bits of worker.drain.
-const (
-	drainConfigured uint32 = 1 << iota
-	drainAsked             // by the admin API
-)
-
-// draining tells whether the worker is to get no new requests.
-func (w *worker) draining() bool { return w.drain.Load() != 0 }
-
-// resort says which workers are made use of for want of better ones.
-type resort struct{ draining, marked bool }
-
-// resorts are in the order of preference. A mark is over soon, and a drain is
-// the operator's wish: it goes before.
-var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true, marked: true}}
-
-// allows tells whether a worker may be used, at that resort.
-func (r resort) allows(w *worker, t time.Time) bool {
-	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
-}
 
 // scratch holds the buffers of one choice. They grow with the pool, so they are
 // reused; a request owns them only inside choose.
@@ -68,72 +46,17 @@ func (rt *route) withoutScratch(ctx context.Context, wait func(context.Context) 
 	return wait(ctx)
 }
 
-// gather fills in the targets to choose from: workers that are available and
-// were not tried; of these, those that are not draining and did well lately, if
-// there are any; of these, those that are not full. It tells what it had to
-// resort to.
+// gather fills in the targets that the request's next attempt can be made on.
 func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
-	tab := rt.table(pool)
-	for _, used = range resorts {
-		rt.seat(pool, tab, used, t)
-		if len(rt.scratch.targets) > 0 {
-			return used, true
-		}
-		if len(rt.scratch.full) > 0 {
-			break // they are waited for: what is left is worse
+	tab, second := rt.table(pool), t.Unix()
+	if tab.meets(rt, second) {
+		for i := range tab.rows {
+			rt.meet(tab.rows[i].worker, second)
 		}
 	}
-	return resort{}, false
-}
-
-// seat is gather with one resort. It evaluates once, not per worker, whether the
-// request has wishes that few requests have.
-func (rt *route) seat(pool reverseproxy.UpstreamPool, tab *table, used resort, t time.Time) {
-	s := rt.scratch
-	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
-	s.full = s.full[:0]
-	choosy, anyRank, second := rt.choosy(), rt.anyRank(), t.Unix()
-	meets := tab.meets(rt, second)
-	byModel := rt.model != "" && !rt.pinned()
-	for i, up := range pool {
-		if !available(up) {
-			continue
-		}
-		row := &tab.rows[i]
-		w := row.worker
-		if meets {
-			rt.meet(w, second)
-		}
-		if row.again && slices.Contains(workers, w) || slices.Contains(rt.tried, w) || choosy && !rt.fits(w) {
-			continue
-		}
-		if byModel {
-			if yes, _ := w.serves(rt.model); !yes {
-				continue
-			}
-		}
-		if !used.allows(w, t) && (w != rt.wait.reserved || !rt.wait.worse) {
-			continue
-		}
-		if w.slots.full() && rt.isFull(w) {
-			s.full = append(s.full, w)
-			continue
-		}
-		for rank, target := range row.targets {
-			if anyRank || rt.mayUse(rank) {
-				targets, upstreams, workers = append(targets, target), append(upstreams, up), append(workers, w)
-			}
-		}
-	}
-	s.targets, s.upstreams, s.workers = targets, upstreams, workers
-}
-
-// choosy tells whether there may be workers that do not fit the request for
-// another reason than its model.
-func (rt *route) choosy() bool {
-	e := rt.plan.ext
-	return rt.pinned() || rt.apart || rt.plan.pin.rank.Set ||
-		e.AllowedWorkerIDs != nil || len(e.RoutingConstraints.RequiredTaints) > 0
+	want := rt.wants()
+	rt.model = modelAmong(tab.rows, want.Model)
+	return rt.pool.gather(rt.scratch, &want, rt.model, offers{pool, tab}, rt.wait.granted, t)
 }
 
 // meet notes that a worker is an upstream of a request, in a second of Unix time.
@@ -146,8 +69,41 @@ func (rt *route) meet(w *worker, second int64) {
 	}
 }
 
-// available tells whether the proxy takes an upstream to be. Those of a dynamic
-// source that the proxy has not seen yet have no host, and nothing against them.
-func available(up *reverseproxy.Upstream) bool {
-	return up.Host == nil || up.Available()
+// wants returns what the request needs of the next attempt's worker.
+func (rt *route) wants() Wants {
+	e := rt.plan.ext
+	tier, arrival := rt.precedence()
+	want := Wants{
+		Model: rt.plan.model, Only: rt.only.worker, Rank: anyRank, Workers: e.AllowedWorkerIDs,
+		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.name,
+		Tried: rt.tried, Slot: rt.plan.computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
+	}
+	if len(rt.proxy.Upstreams) < 2 && rt.proxy.DynamicUpstreams == nil {
+		want.Model = "" // there is no choice
+	}
+	rank := rt.plan.pin.rank
+	if rt.only.worker != nil {
+		rank = rt.only.rank
+	}
+	if rank.Set {
+		want.Rank = int64(rank.Value)
+	}
+	return want
+}
+
+// offers returns what the proxy offers for the next attempt.
+func (rt *route) offers() offers { return offers{rt.offered, rt.table(rt.offered)} }
+
+// longestHeadStart bounds what a priority is worth, in seconds: more than
+// anybody waits.
+const longestHeadStart = 1e9
+
+// precedence returns the request's place among those who wait, as Dynamo's
+// queue orders them (lib/kv-router/src/scheduling/queue.rs): strict priorities
+// are tiers, the higher ones first; in a tier the time of arrival counts, with a
+// head start of as many seconds as the priority says.
+func (rt *route) precedence() (tier int, arrival time.Time) {
+	hints := &rt.plan.ext.AgentHints
+	jump := min(hints.PriorityJump(), longestHeadStart)
+	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
 }

@@ -18,18 +18,10 @@ func (w *worker) tainted() []string {
 	return nil
 }
 
-// permits tells whether the client allows a worker.
+// permits returns whether the client's constraints allow a worker.
 func (rt *route) permits(w *worker) bool {
-	e := rt.plan.ext
-	if e.AllowedWorkerIDs != nil && !slices.Contains(e.AllowedWorkerIDs, w.id) || !rt.hasRank(w) || !rt.keepsApart(w) {
-		return false
-	}
-	for _, taint := range e.RoutingConstraints.RequiredTaints {
-		if !slices.Contains(w.tainted(), taint) {
-			return false
-		}
-	}
-	return true
+	want := rt.wants()
+	return rt.pool.permits(&want, w)
 }
 
 // errNonePermitted says what no worker meets.

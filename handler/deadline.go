@@ -37,7 +37,8 @@ func (*endedError) Temporary() bool { return false }
 // guard is what may end an attempt at a streamed answer before its worker or
 // its client does.
 type guard struct {
-	rt     *route
+	want   Wants // of another worker
+	offers offers
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  *time.Timer   // nil if the first token may take as long as it likes
@@ -74,7 +75,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
-	g := &guard{rt: rt, late: late, pause: pause}
+	g := &guard{want: rt.wants(), offers: rt.offers(), late: late, pause: pause}
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
 	a.worker.flow.guard(a, g, movable)
 	if limit > 0 {

@@ -217,13 +217,13 @@ func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
 		return e.refuse(own)
 	}
 	rt.offered = x.upstreams(r)
-	rt.model = rt.modelFor(rt.offered)
 	used, found := rt.gather(rt.offered, t)
 	if !found && len(rt.scratch.full) > 0 {
 		e.Waits = &waitView{int(rt.pool.queue.length.Load())}
 		if p.ext.QueryOnly() {
-			rt.ignoreSlots = true
-			used, found = rt.gather(rt.offered, t)
+			want := rt.wants()
+			want.Slot = false
+			used, found = rt.pool.gather(rt.scratch, &want, rt.model, rt.offers(), nil, t)
 		}
 	}
 	e.LeftOut = rt.leftOut(e.LeftOut)

@@ -11,13 +11,12 @@ import (
 )
 
 const (
-	// hungCheck is how often it is looked for workers that hang.
+	// hungCheck is how often the pool looks for hung workers.
 	hungCheck = time.Second
-	// hungChecks is at how many of these in a row one must be found to: what
-	// the last one saw may have been on its way.
+	// hungChecks is how many checks in a row must find a worker hung: a byte may be
+	// on its way at the last one.
 	hungChecks = 3
-	// hungAfter is how long a worker must be silent at least to be found to
-	// hang.
+	// hungAfter is the least silence of a hung worker.
 	hungAfter = 15 * time.Second
 	// hungPrefills is how many times the predicted time it may take until the
 	// first token.
@@ -94,10 +93,10 @@ type awaited struct {
 	moved   bool // it was canceled for that
 }
 
-// hangs tells whether the worker was found to hang.
+// hangs returns whether the worker was found hung.
 func (f *flow) hangs() bool { return f.hung.Load() != 0 }
 
-// begin takes in that an attempt begins.
+// begin records that an attempt begins.
 func (f *flow) begin(a *attempt) {
 	if a.work == workNone {
 		return
@@ -116,7 +115,7 @@ func (f *flow) begin(a *attempt) {
 	f.streams = append(f.streams, a)
 }
 
-// end takes in that an attempt has ended.
+// end records that an attempt has ended.
 func (f *flow) end(a *attempt) {
 	if a.work == workNone {
 		return
@@ -137,7 +136,7 @@ func (f *flow) end(a *attempt) {
 	f.streams = f.streams[:last]
 }
 
-// guard takes in what may end an attempt that is about to be sent.
+// guard records what may end an attempt that is about to be sent.
 func (f *flow) guard(a *attempt, g *guard, movable bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,9 +223,8 @@ func (p *pool) patience(t kvscore.Target, ahead int64, silent int) time.Duration
 	return d
 }
 
-// findHung looks for workers that hang: nothing comes of all the streams that
-// are under way on them, for longer than prefills explain, while others make
-// progress. It is called by the upkeep alone.
+// findHung looks for hung workers: none of their active streams has produced output for
+// longer than prefills explain, while other workers make progress. Only the upkeep calls it.
 func (p *pool) findHung(t time.Time) {
 	workers := p.all()
 	var first, second int64 // the latest that something came of any worker, and of another one
@@ -333,19 +331,19 @@ func (p *pool) claim(a *attempt, placed map[*worker]int64) bool {
 		return false
 	}
 	t := now()
-	seats := a.guard.rt.seatsKnown(nil)
-	i := slices.IndexFunc(seats, func(s seat) bool {
-		return s.allowed(resort{}, t) && s.worker.slots.room() > placed[s.worker]
+	others := p.eligible(nil, &a.guard.want, a.guard.offers)
+	i := slices.IndexFunc(others, func(o offer) bool {
+		return o.allowed(resort{}, t) && o.worker.slots.room() > placed[o.worker]
 	})
 	if i < 0 || !p.mayRetry(t) {
 		return false
 	}
-	placed[seats[i].worker]++
+	placed[others[i].worker]++
 	a.movable, a.moved = false, true
 	return true
 }
 
-// flows takes in that a worker that hung makes progress again.
+// flows records that a hung worker makes progress again.
 func (p *pool) flows(w *worker, t time.Time) {
 	since := tickTime(w.flow.hung.Swap(0))
 	w.health.succeed(t, t)

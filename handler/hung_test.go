@@ -28,7 +28,8 @@ func newFlowTest(t *testing.T) *flowTest {
 	// without the upkeep, which has a clock of its own
 	p := &pool{name: "test", scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker)}
 	p.settings.Store(wanted().withDefaults())
-	return &flowTest{&Handler{pool: p}, p, p.worker("a:1"), p.worker("b:1"), epoch}
+	p.queue.pool = p
+	return &flowTest{&Handler{pool: p, ReverseProxy: new(reverseproxy.Handler)}, p, p.worker("a:1"), p.worker("b:1"), epoch}
 }
 
 // begin books an attempt on the worker.
@@ -90,7 +91,8 @@ func (f *flowTest) moved(t *testing.T, all []*guard, want int) (moved []bool) {
 
 // guard makes an attempt one that can be made elsewhere.
 func (f *flowTest) guard(a *attempt) *guard {
-	g := &guard{rt: f.route(), late: errFirstToken}
+	rt := f.route()
+	g := &guard{want: rt.wants(), offers: rt.offers(), late: errFirstToken}
 	g.ctx, g.cancel = context.WithCancelCause(context.Background())
 	a.worker.flow.guard(a, g, true)
 	return g

@@ -59,48 +59,16 @@ func (l *modelList) has(model string) bool {
 	return false
 }
 
-// modelFor returns the model that limits a request's candidates among the
-// upstreams to those that are known to serve it. It is empty if none is:
-// engines often serve models by other names than they list, and then all may.
-// SGLang's names of adapters, base:adapter, stand for their base where nobody
-// lists them.
+// modelFor returns the model that limits a request's candidates among the upstreams,
+// see modelAmong.
 func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
-	model := rt.plan.model
-	if model == "" || len(pool) < 2 && rt.proxy.DynamicUpstreams == nil {
-		return ""
-	}
-	if rt.somebodyServes(pool, model) {
-		return model
-	}
-	if base, _, ok := strings.Cut(model, ":"); ok && rt.somebodyServes(pool, base) {
-		return base
-	}
-	return ""
+	return modelAmong(rt.table(pool).rows, rt.wants().Model)
 }
 
-func (rt *route) somebodyServes(pool reverseproxy.UpstreamPool, model string) bool {
-	return slices.ContainsFunc(rt.table(pool).rows, func(row tableRow) bool {
-		yes, _ := row.worker.serves(model)
-		return yes
-	})
-}
-
-// fits tells whether a worker may serve the request: by its model, and by what
-// the client wants. One that the request names serves whatever it is asked for.
+// fits returns whether a worker may serve the request.
 func (rt *route) fits(w *worker) bool {
-	if rt.pinned() {
-		return w == rt.only.worker
-	}
-	return rt.servesModel(w) && rt.permits(w)
-}
-
-// servesModel tells whether a worker may serve the request by its model.
-func (rt *route) servesModel(w *worker) bool {
-	if rt.model == "" {
-		return true
-	}
-	yes, _ := w.serves(rt.model)
-	return yes
+	want := rt.wants()
+	return rt.pool.fits(&want, rt.model, w)
 }
 
 // nobodyServes tells whether the operator has said of all workers which models

@@ -135,22 +135,6 @@ func (rt *route) hasRank(w *worker) bool {
 	return !rank.Set || int64(rank.Value) < int64(w.ranks())
 }
 
-// mayUse tells whether a rank of a candidate may serve the request.
-func (rt *route) mayUse(rank int) bool {
-	want := rt.rankWanted()
-	return !want.Set || int(want.Value) == rank
-}
-
-// anyRank tells whether all ranks of a candidate may serve the request.
-func (rt *route) anyRank() bool { return !rt.rankWanted().Set }
-
-func (rt *route) rankWanted() nvext.Opt[uint32] {
-	if rt.only.worker != nil {
-		return rt.only.rank
-	}
-	return rt.plan.pin.rank
-}
-
 // pinned tells whether the request is of one worker.
 func (rt *route) pinned() bool { return rt.only.worker != nil }
 

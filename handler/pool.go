@@ -124,6 +124,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 	}
 	p.responses.seed = p.seed
 	p.settings.Store(s)
+	p.queue.pool = p
 	p.unnamed = p.nameless()
 	p.declareAll(s)
 	go p.maintain()

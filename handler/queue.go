@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"encoding/binary"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,102 +10,121 @@ import (
 
 // queue holds the requests that wait until a worker has room, in the order in
 // which they arrived. A slot that becomes free goes to the first that can use
-// it: it is taken in that request's name before anybody else sees it. One that
-// cannot use it stops nobody behind it.
-//
-// Waiters that can use the same workers form a class, of which only the first
-// needs to be looked at: so what a free slot costs depends on the number of
-// classes, not of waiters.
+// it: it is taken for that request before any other sees it. A request that cannot
+// use the slot stops none behind it.
 type queue struct {
-	length atomic.Int32 // those who come look at it before they take the lock
+	pool   *pool
+	length atomic.Int32 // requests read it before they take the lock
 
 	mu      sync.Mutex
-	classes map[classKey]*class
-	key     []byte // of seat
+	waiting []*waiter // in order
 	entered uint64
-	looking bool // somebody looks after those who wait, every lookAfter
+	looking bool // lookAfterThem runs
 	rate    drainRate
 }
 
-// lookAfter is how often the waiters are looked at, whatever happens:
-// workers recover, are drained no more, or learn models without a slot
-// becoming free.
+// lookAfter is how often all waiters are looked at: workers recover, are undrained,
+// or learn models without a slot becoming free.
 const lookAfter = 250 * time.Millisecond
 
-// enter takes in a request that needs a worker with room. If it need not wait,
-// its verdict is there at once. If more than most wait then, the last of them
-// is sent away, which may be another one: one that is tried again keeps its
-// arrival.
-func (q *queue) enter(m *waiter, most int) {
+// incidentFull is a condition that lasts, as the log and the admin API say it.
+const incidentFull = "all workers are full, requests wait"
+
+// wait queues a request until it is granted a slot of a worker. It returns how long that
+// took.
+func (p *pool) wait(ctx context.Context, want Wants, o offers, most time.Duration) (v verdict, waited time.Duration) {
+	m := &waiter{want: want, offers: o, verdict: make(chan verdict, 1)}
+	if !p.queue.enter(m, p.settings.Load().maxWaiting) {
+		return <-m.verdict, 0
+	}
+	began := now()
+	p.incidents.met(began, incidentFull, p.logger)
+	v = p.queue.outcome(ctx, m, most)
+	return v, now().Sub(began)
+}
+
+// outcome waits for what becomes of a waiter.
+func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) verdict {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case v := <-m.verdict:
+		return v
+	case <-timer.C:
+		return q.atLast(m)
+	case <-ctx.Done():
+		if q.leave(m) {
+			return verdict{late: true}
+		}
+		return <-m.verdict
+	}
+}
+
+// enter queues a request and returns whether it has to wait. If more than most wait
+// then, the last of them gets its verdict: not always the new one, for a request that is
+// retried keeps its place.
+func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := now()
 	q.entered++
 	m.number = q.entered
+	q.refresh(m)
+	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
+	q.waiting = slices.Insert(q.waiting, i, m)
 	q.count(t, 1)
-	q.seat(m)
-	if m.class.first == m { // else one before it, who could use the same, waits as well
-		q.place(m, t)
+	q.place(m, t)
+	if len(q.waiting) > most {
+		last := q.waiting[len(q.waiting)-1]
+		w := last.takeWorse()
+		q.decide(last, verdict{worker: w, full: w == nil}, t)
 	}
-	if int(q.length.Load()) > most {
-		last := q.lastOne()
-		if w := last.takeWorse(); w != nil {
-			q.decide(last, verdict{worker: w, worse: true}, t)
-		} else {
-			q.decide(last, verdict{full: true}, t)
-		}
-	}
-	m.waits = m.class != nil
+	m.waits = !m.out
 	if m.waits && !q.looking {
 		q.looking = true
 		go q.lookAfterThem()
 	}
+	return m.waits
 }
 
-// atLast takes a waiter out whose time is up. It may still have room on a worker
-// that is rated down.
-func (q *queue) atLast(m *waiter) (v verdict, decided bool) {
+// atLast removes a waiter whose time is up. It may still have room on a worker that is
+// marked down.
+func (q *queue) atLast(m *waiter) verdict {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if m.class == nil {
-		return <-m.verdict, true
+	if !m.out {
+		w := m.takeWorse()
+		q.decide(m, verdict{worker: w, late: w == nil}, now())
 	}
-	t := now()
-	q.remove(m)
-	q.count(t, -1)
-	if v.worker = m.takeWorse(); v.worker == nil {
-		return v, false
-	}
-	q.rate.served++
-	v.worse = true
-	return v, true
+	return <-m.verdict
 }
 
-// leave takes a waiter out. It returns false if its verdict is there.
+// leave removes a waiter. It returns false if the waiter has its verdict.
 func (q *queue) leave(m *waiter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if m.class == nil {
+	if m.out {
 		return false
 	}
-	q.remove(m)
-	q.count(now(), -1)
+	q.remove(m, now())
 	return true
 }
 
-// freed takes in that a slot of a worker has become free. It takes no lock if
-// nobody waits: whoever enters looks at the slots after it is seen to wait.
+// freed hands on a slot of a worker that has become free. It takes no lock if the queue
+// is empty: a request looks at the slots after it is counted in length.
 func (q *queue) freed(w *worker) {
 	if q.length.Load() == 0 {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.give(w, now())
+	for t := now(); q.give(w, t); {
+		continue // further slots may have become free
+	}
 }
 
-// takeBeside takes a slot of a worker that nobody who waits wants.
-func (q *queue) takeBeside(w *worker) bool {
+// takeUnclaimed takes a slot of a worker unless a queued request has first claim.
+func (q *queue) takeUnclaimed(w *worker) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -117,7 +135,7 @@ func (q *queue) takeBeside(w *worker) bool {
 	return w.slots.take()
 }
 
-// look looks at the workers anew, after settings have changed.
+// look looks at all waiters, after settings have changed.
 func (q *queue) look() {
 	if q.length.Load() == 0 {
 		return
@@ -127,7 +145,7 @@ func (q *queue) look() {
 	q.review(now())
 }
 
-// lookAfterThem looks after the waiters until there are none.
+// lookAfterThem looks at all waiters every lookAfter until there are none.
 func (q *queue) lookAfterThem() {
 	ticker := time.NewTicker(lookAfter)
 	defer ticker.Stop()
@@ -141,7 +159,7 @@ func (q *queue) lookAfterThem() {
 func (q *queue) lookAgain() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.length.Load() == 0 {
+	if len(q.waiting) == 0 {
 		q.looking = false
 		return false
 	}
@@ -149,149 +167,79 @@ func (q *queue) lookAgain() bool {
 	return true
 }
 
-// review finds out anew which workers may serve those who wait, and gives each
-// its room, in their order. The lock is held.
+// review finds out anew which workers may serve each waiter, and gives each its room, in
+// their order. The lock is held.
 func (q *queue) review(t time.Time) {
-	var all []*waiter
-	for _, c := range q.classes {
-		for m := c.first; m != nil; m = m.next {
-			all = append(all, m)
-		}
+	for _, m := range q.waiting {
+		q.refresh(m)
 	}
-	slices.SortFunc(all, (*waiter).compare)
-	clear(q.classes)
-	for _, m := range all {
-		q.seat(m)
-	}
-	for _, m := range all {
-		if c := m.class; !c.stuck {
-			w, hopeless := m.best(t)
-			if c.stuck = w == nil && !hopeless || w != nil && !w.slots.take(); !c.stuck {
-				q.decide(m, verdict{worker: w}, t)
-			}
-		}
+	for _, m := range slices.Clone(q.waiting) {
+		q.place(m, t)
 	}
 }
 
-// seat puts a waiter into its class. The lock is held.
-func (q *queue) seat(m *waiter) {
-	m.seats = m.reseat(m.seats[:0])
-	q.key = q.key[:0]
-	for _, s := range m.seats {
-		q.key = binary.LittleEndian.AppendUint64(q.key, s.worker.id)
-	}
-	c := q.classes[classKey{m.group, string(q.key)}]
-	if c == nil {
-		if q.classes == nil {
-			q.classes = make(map[classKey]*class)
-		}
-		c = &class{key: classKey{m.group, string(q.key)}}
-		q.classes[c.key] = c
-	}
-	c.insert(m)
+// refresh finds out which workers may serve a waiter. The lock is held.
+func (q *queue) refresh(m *waiter) {
+	m.eligible = q.pool.eligible(m.eligible[:0], &m.want, m.offers)
 }
 
-// place gives a waiter room, if there is some that nobody before it wants. The
+// place gives a waiter room, if there is some that no earlier waiter wants. The
 // lock is held.
 func (q *queue) place(m *waiter, t time.Time) {
-	for m.class != nil {
+	for !m.out {
 		w, hopeless := m.best(t)
-		switch {
-		case hopeless:
+		if hopeless {
 			q.decide(m, verdict{}, t)
-		case w == nil:
+		} else if w == nil || !q.give(w, t) {
 			return
-		default:
-			q.give(w, t)
 		}
 	}
 }
 
-// give gives the room that a worker has to the first who want it. The lock is
-// held.
-func (q *queue) give(w *worker, t time.Time) {
-	for !w.slots.full() {
-		m := q.firstFor(w, t)
-		if m == nil || !w.slots.take() {
-			return
-		}
-		q.decide(m, verdict{worker: w}, t)
+// give gives a free slot of a worker to the first waiter that wants it. It returns false
+// if there is no slot, or none wants it. The lock is held.
+func (q *queue) give(w *worker, t time.Time) bool {
+	if w.slots.full() {
+		return false
 	}
+	m := q.firstFor(w, t)
+	if m == nil || !w.slots.take() {
+		return false
+	}
+	q.decide(m, verdict{worker: w}, t)
+	return true
 }
 
-// firstFor returns the first who wants room of a worker, nil if nobody does.
+// firstFor returns the first waiter that wants room of a worker, nil if none does.
 // The lock is held.
 func (q *queue) firstFor(w *worker, t time.Time) *waiter {
-	var first *waiter
-	for _, c := range q.classes {
-		if (first == nil || c.first.before(first)) && c.first.wants(w, t) {
-			first = c.first
+	for _, m := range q.waiting {
+		if m.wants(w, t) {
+			return m
 		}
 	}
-	return first
+	return nil
 }
 
-// decide takes a waiter out and tells it why. The lock is held.
+// decide removes a waiter and sends its verdict. The lock is held.
 func (q *queue) decide(m *waiter, v verdict, t time.Time) {
-	q.remove(m)
-	q.count(t, -1)
+	q.remove(m, t)
 	if m.waits && v.worker != nil {
 		q.rate.served++
 	}
 	m.verdict <- v
 }
 
-// remove takes a waiter out of its class. The lock is held.
-func (q *queue) remove(m *waiter) {
-	c := m.class
-	if m.prev == nil {
-		c.first = m.next
-	} else {
-		m.prev.next = m.next
-	}
-	if m.next == nil {
-		c.last = m.prev
-	} else {
-		m.next.prev = m.prev
-	}
-	m.class, m.prev, m.next = nil, nil, nil
-	if c.first == nil {
-		delete(q.classes, c.key)
-	}
+// remove removes a waiter. The lock is held.
+func (q *queue) remove(m *waiter, t time.Time) {
+	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
+	q.waiting = slices.Delete(q.waiting, i, i+1)
+	m.out = true
+	q.count(t, -1)
 }
 
-// lastOne returns the last of all who wait. The lock is held.
-func (q *queue) lastOne() *waiter {
-	var last *waiter
-	for _, c := range q.classes {
-		if last == nil || last.before(c.last) {
-			last = c.last
-		}
-	}
-	return last
-}
-
-// count counts those who wait, and for how long there were some. The lock is
-// held.
+// count counts the waiters, and for how long there were some. The lock is held.
 func (q *queue) count(t time.Time, more int32) {
 	q.rate.pass(t, q.length.Load() > 0)
 	q.length.Add(more)
-}
-
-// outcome waits for what becomes of a waiter. It returns false if time was up or
-// the context ended first.
-func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) (verdict, bool) {
-	timer := time.NewTimer(most)
-	defer timer.Stop()
-	select {
-	case v := <-m.verdict:
-		return v, true
-	case <-timer.C:
-		return q.atLast(m)
-	case <-ctx.Done():
-		if q.leave(m) {
-			return verdict{}, false
-		}
-		return <-m.verdict, true
-	}
 }

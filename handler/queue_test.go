@@ -16,24 +16,25 @@ import (
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*worker) {
+	p := &pool{workers: make(map[string]*worker)}
+	p.settings.Store(wanted().withDefaults())
+	p.queue.pool = p
 	workers := make([]*worker, len(limits))
 	for i, n := range limits {
 		workers[i] = newWorker(Worker{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: n})
+		p.workers[workers[i].dial] = workers[i]
 	}
-	return new(queue), workers
+	return &p.queue, workers
 }
 
 // newWaiter is one that any of the workers may serve.
 func newWaiter(arrival time.Time, workers ...*worker) *waiter {
-	return &waiter{
-		arrival: arrival, verdict: make(chan verdict, 1),
-		reseat: func(list []seat) []seat {
-			for _, w := range workers {
-				list = append(list, seat{new(reverseproxy.Upstream), w})
-			}
-			return list
-		},
+	o := offers{table: new(table)}
+	for _, w := range workers {
+		o.ups = append(o.ups, new(reverseproxy.Upstream))
+		o.table.rows = append(o.table.rows, tableRow{worker: w})
 	}
+	return &waiter{want: Wants{Rank: anyRank, Slot: true, Arrival: arrival}, offers: o, verdict: make(chan verdict, 1)}
 }
 
 // decided returns the verdict, if there is one.
@@ -117,8 +118,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						}
 					}
 					m = newWaiter(arrival, allowed...)
-					m.group = rng.IntN(2)
-					m.tier = -(rng.IntN(4) / 3) // most are of one tier
+					m.want.Tier = -(rng.IntN(4) / 3) // most are of one tier
 					q.enter(m, most)
 					p.allowed[m] = allowed
 					p.waiting = append(p.waiting, m)
@@ -182,9 +182,6 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 			for _, m := range p.waiting {
 				q.leave(m)
 			}
-			if len(q.classes) != 0 {
-				t.Errorf("%d classes are left of nobody", len(q.classes))
-			}
 			time.Sleep(2 * lookAfter) // then nobody looks any more
 			synctest.Wait()
 			if q.looking {
@@ -211,7 +208,11 @@ func TestWaitEndsInTime(t *testing.T) {
 		{"ClientLeaves", func(_ *queue, _ *worker, leave func()) { leave() }, 5 * time.Second, false},
 		{"SlotIsFree", func(q *queue, w *worker, _ func()) { w.slots.running.Add(-1); q.freed(w) }, 5 * time.Second, true},
 		{"LimitIsRaised", func(_ *queue, w *worker, _ func()) { w.slots.limit.Store(2) }, 5*time.Second + lookAfter, true},
-		{"WorkerIsGone", func(q *queue, w *worker, _ func()) { w.asked.Store(1); q.look() }, 5 * time.Second, true},
+		{"WorkerIsGone", func(q *queue, w *worker, _ func()) {
+			delete(q.pool.workers, w.dial) // the pool has forgotten it
+			q.pool.layout.Add(1)
+			q.look()
+		}, 5 * time.Second, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,20 +222,13 @@ func TestWaitEndsInTime(t *testing.T) {
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				m := newWaiter(now(), w)
-				all := m.reseat
-				m.reseat = func(list []seat) []seat {
-					if w.asked.Load() == 1 { // whatever takes it off the list
-						return list
-					}
-					return all(list)
-				}
 				q.enter(m, 10)
 				begun := now()
 				if v.happens != nil {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
-				got, decided := q.outcome(ctx, m, most)
-				if decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
+				got := q.outcome(ctx, m, most)
+				if decided := !got.late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
 				if d := now().Sub(begun); d < v.after-lookAfter || d > v.after+lookAfter {
@@ -261,7 +255,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
 				m := newWaiter(now(), workers[i%3/2:]...)
 				q.enter(m, 20)
-				v, _ := q.outcome(ctx, m, time.Minute)
+				v := q.outcome(ctx, m, time.Minute)
 				if w := v.worker; w != nil {
 					if running, limit := w.slots.running.Load(), w.slots.limit.Load(); running > limit {
 						t.Errorf("%d are running, %d may", running, limit)
@@ -287,22 +281,22 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 			t.Errorf("worker %d has %d slots taken at the end", i, n)
 		}
 	}
-	if q.length.Load() != 0 || len(q.classes) != 0 {
-		t.Errorf("%d wait in %d classes at the end", q.length.Load(), len(q.classes))
+	if q.length.Load() != 0 || len(q.waiting) != 0 {
+		t.Errorf("%d wait at the end, %d are counted", len(q.waiting), q.length.Load())
 	}
 }
 
-// TestOnlyUnwantedSlotsAreTakenBeside has one that waits for the first worker.
-func TestOnlyUnwantedSlotsAreTakenBeside(t *testing.T) {
+// TestOnlyUnclaimedSlotsAreTaken has one that waits for the first worker.
+func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
 	q, workers := queueRoom(1, 1)
 	workers[0].slots.take()
 	m := newWaiter(now(), workers[0])
 	q.enter(m, 10)
 	workers[0].slots.running.Add(-1) // and is not said to be free yet
-	if q.takeBeside(workers[0]) {
+	if q.takeUnclaimed(workers[0]) {
 		t.Error("a slot was taken that another one waits for")
 	}
-	if !q.takeBeside(workers[1]) || q.takeBeside(workers[1]) {
+	if !q.takeUnclaimed(workers[1]) || q.takeUnclaimed(workers[1]) {
 		t.Error("the other worker has one slot to take")
 	}
 	q.freed(workers[0])
@@ -347,35 +341,30 @@ func TestRetryAfterFollowsTheQueue(t *testing.T) {
 	})
 }
 
-// BenchmarkFreedSlot frees a slot while many wait: all for the same workers, or
-// each for other ones.
+// BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
+// the last for another worker.
 func BenchmarkFreedSlot(b *testing.B) {
 	for _, n := range []int{10, 1000} {
-		for _, classes := range []int{1, n} {
-			b.Run(fmt.Sprintf("waiting=%d/classes=%d", n, classes), func(b *testing.B) {
-				limits := make([]int, 16)
-				for i := range limits {
-					limits[i] = 1
-				}
-				q, workers := queueRoom(limits...)
+		for _, unfit := range []int{0, n - 1} {
+			b.Run(fmt.Sprintf("waiting=%d/unfit=%d", n, unfit), func(b *testing.B) {
+				q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
 				for _, w := range workers {
 					w.slots.take()
 				}
-				enter := func(i int) {
-					m := newWaiter(now(), workers...)
-					m.group = i % classes
-					q.enter(m, n+1)
-				}
 				for i := range n {
-					enter(i)
+					if i < unfit {
+						q.enter(newWaiter(now(), workers[8:]...), n+1)
+					} else {
+						q.enter(newWaiter(now(), workers[:8]...), n+1)
+					}
 				}
 				b.ReportAllocs()
 				i := 0
 				for b.Loop() {
-					w := workers[i%16]
+					w := workers[i%8]
 					w.slots.running.Add(-1)
 					q.freed(w)
-					enter(i)
+					q.enter(newWaiter(now(), workers[:8]...), n+1)
 					i++
 				}
 			})

@@ -340,3 +340,18 @@ func workersFault(status int) bool {
 	}
 	return status >= 500
 }
+
+// stays tells whether a request cannot be made on another worker: none is left,
+// it has broken on one already, or the budget is spent.
+func (rt *route) stays() bool {
+	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.spending.spent(now(), rt.pool.settings.Load().retries)
+}
+
+// affordable tells whether the budget allows that an attempt is made again that
+// ended with err, nil after an answer. A connection that could not be made is
+// not charged: it has cost no worker anything. Nor is what was paid for when the
+// worker was found to hang.
+func (rt *route) affordable(a *attempt, err error) bool {
+	_, unconnected := errors.AsType[reverseproxy.DialError](err)
+	return unconnected || a.moved || rt.pool.mayRetry(now())
+}

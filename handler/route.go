@@ -58,21 +58,20 @@ type route struct {
 	lazy *body.Lazy    // what the proxy has of it
 	sent *http.Request // of the last attempt
 
-	answer      *observer // of the attempt that answers the client
-	bound       uint64    // version of the session's binding as last seen; 0 = none
-	home        uint64    // the same of plan.session.key, which may be another key
-	seenAt      kvscore.Target
-	keptFor     time.Duration // its time to live
-	cached      int64         // tokens, as the engine reported them; -1 is unknown
-	err         error
-	returned    bool // false in finish: the proxy panicked, as it does to abort
-	trace       *routeTrace
-	dry         bool         // it explains what would be chosen, and changes nothing
-	dryTable    *table       // the one that it explains by
-	ignoreSlots bool         // explain as if no worker were full
-	only        only         // the worker that it never leaves, if there is one
-	cut         nvext.Grants // what of its engines' own members was cut out
-	apart       bool         // it goes only where its cache is kept apart
+	answer   *observer // of the attempt that answers the client
+	bound    uint64    // version of the session's binding as last seen; 0 = none
+	home     uint64    // the same of plan.session.key, which may be another key
+	seenAt   kvscore.Target
+	keptFor  time.Duration // its time to live
+	cached   int64         // tokens, as the engine reported them; -1 is unknown
+	err      error
+	returned bool // false in finish: the proxy panicked, as it does to abort
+	trace    *routeTrace
+	dry      bool         // it explains what would be chosen, and changes nothing
+	dryTable *table       // the one that it explains by
+	only     only         // the worker that it never leaves, if there is one
+	cut      nvext.Grants // what of its engines' own members was cut out
+	apart    bool         // it goes only where its cache is kept apart
 }
 
 // attempt is one try on one worker.
@@ -215,11 +214,13 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 	defer rt.returnScratch()
 	rt.offered, rt.again, rt.answer = pool, false, nil
 	for {
-		rt.model = rt.modelFor(rt.offered)
 		t := now()
 		found := rt.candidates(rt.offered, t)
+		if !found && rt.wait.granted != nil {
+			rt.giveBackGranted() // its worker cannot be used any more
+			continue
+		}
 		if !found && len(rt.scratch.full) == 0 {
-			rt.giveBackReserved()
 			if rt.anotherRound() {
 				if !rt.withoutScratch(ctx, rt.pause) {
 					rt.wait.left = ctx.Err()
@@ -233,14 +234,16 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 				return rt.nobody()
 			}
 		}
-		if rt.mustWait(found) {
-			if !rt.withoutScratch(ctx, rt.await) {
-				return rt.leave()
+		if found {
+			if up := rt.book(t); up != nil {
+				return up
 			}
-			continue
+			if rt.pool.queue.length.Load() == 0 {
+				continue // the worker has just filled up
+			}
 		}
-		if up := rt.book(t); up != nil {
-			return up
+		if !rt.withoutScratch(ctx, rt.await) {
+			return rt.leave()
 		}
 	}
 }
@@ -277,7 +280,7 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 
 // book lets the policy choose among the candidates, unless the session is
 // bound to one, and books the choice. It returns nil if the worker filled up
-// meanwhile.
+// meanwhile, or a queued request has first claim to its room.
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
 	request := rt.score()
@@ -286,9 +289,6 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	rt.noticeLeaving(bound, i)
 	if !rt.takeSlot(rt.scratch.workers[i]) {
 		lease.End(false, nil)
-		if rt.onlyReserved() {
-			return rt.book(t)
-		}
 		return nil
 	}
 	a := &attempt{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, lease: lease, terms: rt.scratch.sel.Candidates[i], begun: t, slot: rt.plan.computes, bound: bound >= 0}
@@ -384,12 +384,9 @@ func (rt *route) workersOffered() []*worker {
 
 // otherLeft tells whether a worker is available that was not tried.
 func (rt *route) otherLeft() bool {
-	rows := rt.table(rt.offered).rows
+	want, rows := rt.wants(), rt.table(rt.offered).rows
 	for i, up := range rt.offered {
-		if !up.Available() {
-			continue
-		}
-		if w := rows[i].worker; !slices.Contains(rt.tried, w) && rt.fits(w) {
+		if w := rows[i].worker; up.Available() && !slices.Contains(rt.tried, w) && rt.pool.fits(&want, rt.model, w) {
 			return true
 		}
 	}

@@ -132,7 +132,7 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 	}
 	for _, row := range rt.table(rt.offered).rows {
 		if w := row.worker; w.id == t.Worker {
-			return !rt.servesModel(w)
+			return !w.isKnownToServe(rt.model)
 		}
 	}
 	return false

@@ -75,9 +75,9 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	}
 }
 
-// TestReservedSlotIsReturned has a slot reserved for a request that then cannot
+// TestGrantedSlotIsReturned has a slot granted to a request that then cannot
 // or need not use it.
-func TestReservedSlotIsReturned(t *testing.T) {
+func TestGrantedSlotIsReturned(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1")
 	workers := setLimits(h, 1, 1)
 	ups := h.ReverseProxy.Upstreams
@@ -87,13 +87,14 @@ func TestReservedSlotIsReturned(t *testing.T) {
 		want    int // position of the worker, -1 if none
 	}{
 		{"Used", func(*route) { workers[1].slots.take() }, 0},
-		{"RatedDown", func(*route) { workers[0].health.fail(now(), now(), 0, false) }, 1},
+		{"RatedDown", func(*route) { workers[0].health.fail(now(), now(), 0, false) }, 0},
+		{"Tried", func(rt *route) { rt.tried = append(rt.tried, workers[0]) }, 1},
 		{"NeverAsked", nil, -1},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			rt, _ := plannedRoute(t, h, 10)
 			workers[0].slots.take()
-			rt.wait.reserved = workers[0]
+			rt.wait.granted = workers[0]
 			if v.prepare != nil {
 				v.prepare(rt)
 				if up := rt.choose(context.Background(), ups); up != ups[v.want] {

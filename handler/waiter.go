@@ -4,55 +4,37 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // waiter is one request in the queue.
 type waiter struct {
-	tier    int       // lower ones go first
-	arrival time.Time // with the head start that its priority gives
-	number  uint64    // in the order of entering
-	// group is what waiters of one class have in common beside their seats.
-	group any
-	// reseat returns the workers that may serve the request, appended to a list.
-	// It is called with the queue's lock, while its request waits.
-	reseat func([]seat) []seat
-	seats  []seat
-	// verdict gets what becomes of the waiter, once it is out of the queue.
-	verdict chan verdict
-	waits   bool // it was not served at once
+	want   Wants
+	offers offers
+	number uint64 // in the order of entering
 
-	class      *class // nil when it is out of the queue
-	prev, next *waiter
+	eligible []offer      // may serve the request now
+	verdict  chan verdict // gets what becomes of the waiter, once it is out of the queue
+	waits    bool         // it was not served at once
+	out      bool         // of the queue
 }
 
-// seat is a worker that may serve a request, with the upstream that it has in
-// the request's configuration.
-type seat struct {
-	up     *reverseproxy.Upstream
-	worker *worker
-}
-
-// verdict is the worker that a slot was taken of; without one, the request is
-// to look for itself: no worker is there to be waited for, or the queue is full.
+// verdict says what becomes of a waiter. Without a worker the request is to look for
+// itself: no worker is there to be waited for, or one of the other fields says why not.
 type verdict struct {
-	worker *worker
-	worse  bool // it is rated down, and better ones are full
-	full   bool
+	worker *worker // a slot of it was taken for the request
+	full   bool    // too many requests wait
+	late   bool    // the time to wait is over, or the client left
 }
-
-func (m *waiter) before(o *waiter) bool { return m.compare(o) < 0 }
 
 func (m *waiter) compare(o *waiter) int {
-	return cmp.Or(cmp.Compare(m.tier, o.tier), m.arrival.Compare(o.arrival), cmp.Compare(m.number, o.number))
+	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// resort returns what the waiter has to resort to, as gather does; false if no
-// worker is there, full or not.
+// resort returns what the waiter has to resort to, as gather does. It returns false if
+// there is no worker, full or not.
 func (m *waiter) resort(t time.Time) (resort, bool) {
 	for _, r := range resorts {
-		for _, s := range m.seats {
+		for _, s := range m.eligible {
 			if s.allowed(r, t) {
 				return r, true
 			}
@@ -61,13 +43,13 @@ func (m *waiter) resort(t time.Time) (resort, bool) {
 	return resort{}, false
 }
 
-func (s seat) allowed(r resort, t time.Time) bool { return available(s.up) && r.allows(s.worker, t) }
+func (s offer) allowed(r resort, t time.Time) bool { return available(s.up) && r.allows(s.worker, t) }
 
-// best returns the least busy worker with room, nil if there is none. There is
-// nobody to wait for if hopeless.
+// best returns the least busy worker with room, nil if there is none. hopeless says that
+// there is no worker to wait for.
 func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 	r, some := m.resort(t)
-	for _, s := range m.seats {
+	for _, s := range m.eligible {
 		if some && s.allowed(r, t) && !s.worker.slots.full() &&
 			(best == nil || s.worker.slots.running.Load() < best.slots.running.Load()) {
 			best = s.worker
@@ -76,11 +58,11 @@ func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 	return best, !some
 }
 
-// takeWorse takes a slot of a worker that is rated down, for a waiter that is to
-// be turned away otherwise; nil if there is none. A worker that hangs would not
-// serve it, and one that drains is the operator's affair.
+// takeWorse takes a slot of a worker that is marked down, for a waiter that would
+// otherwise be refused. It returns nil if there is none. Hung and draining workers are
+// left out.
 func (m *waiter) takeWorse() (worse *worker) {
-	for _, s := range m.seats {
+	for _, s := range m.eligible {
 		if available(s.up) && !s.worker.draining() && !s.worker.flow.hangs() && !s.worker.slots.full() &&
 			(worse == nil || s.worker.slots.running.Load() < worse.slots.running.Load()) {
 			worse = s.worker
@@ -92,45 +74,12 @@ func (m *waiter) takeWorse() (worse *worker) {
 	return worse
 }
 
-// wants tells whether the waiter would take a slot of the worker.
+// wants returns whether the waiter would take a slot of the worker.
 func (m *waiter) wants(w *worker, t time.Time) bool {
-	i := slices.IndexFunc(m.seats, func(s seat) bool { return s.worker == w })
+	i := slices.IndexFunc(m.eligible, func(s offer) bool { return s.worker == w })
 	if i < 0 {
 		return false
 	}
 	r, some := m.resort(t)
-	return some && m.seats[i].allowed(r, t)
-}
-
-// classKey is what waiters of a class have in common: where they come from, and
-// the ids of the workers that may serve them.
-type classKey struct {
-	group   any
-	workers string
-}
-
-// class is the waiters with one key, in order.
-type class struct {
-	key         classKey
-	first, last *waiter
-	stuck       bool // there is no room, in a review
-}
-
-// insert adds a waiter. Most come last.
-func (c *class) insert(m *waiter) {
-	after := c.last
-	for after != nil && m.before(after) {
-		after = after.prev
-	}
-	m.class, m.prev = c, after
-	if after == nil {
-		m.next, c.first = c.first, m
-	} else {
-		m.next, after.next = after.next, m
-	}
-	if m.next == nil {
-		c.last = m
-	} else {
-		m.next.prev = m
-	}
+	return some && m.eligible[i].allowed(r, t)
 }

@@ -17,8 +17,7 @@ import (
 // waiting is what a request has to do with full workers.
 type waiting struct {
 	away       bool          // this turn is not at the session's worker, which stays bound
-	reserved   *worker       // a slot of it was taken for the next attempt
-	worse      bool          // that is a worker which is rated down, for want of a better one
+	granted    *worker       // the queue has taken a slot of it for the next attempt
 	waited     time.Duration // in the queue, over all attempts
 	turnedAway *api.Refusal  // why the request is not served
 	left       error         // the client's context ended meanwhile
@@ -26,60 +25,28 @@ type waiting struct {
 
 // Conditions that last, as the log and the admin API say them.
 const (
-	incidentFull     = "all workers are full, requests wait"
 	incidentOverflow = "too many requests wait, further ones are turned away"
 	incidentLate     = "requests that waited too long are turned away"
 )
 
-// isFull tells whether the worker has no room for the request. What the router
-// has it compute beforehand makes room.
-func (rt *route) isFull(w *worker) bool {
-	return rt.plan.computes && w != rt.wait.reserved && w.slots.full() && !rt.ignoreSlots &&
-		(rt.dry || !rt.pool.yield(w) || w.slots.full())
-}
-
-// mustWait tells whether the request has to go through the queue: there is no
-// room, or others wait and came first. A slot that is of no use now, as its
-// worker has just been rated down, is given back.
-func (rt *route) mustWait(found bool) bool {
-	if w := rt.wait.reserved; w != nil {
-		if slices.Contains(rt.scratch.workers, w) {
-			return false
-		}
-		rt.giveBackReserved()
-	}
-	return !found || rt.plan.computes && rt.pool.queue.length.Load() > 0
-}
-
-// await waits until the request can go on, with a slot reserved or without. It
-// returns false if it cannot: it was turned away, or the client left.
+// await waits in the queue until the request can go on: with a slot that was granted,
+// or without one, if there is no worker to be waited for. It returns false if the request
+// was turned away, or its client left.
 func (rt *route) await(ctx context.Context) bool {
-	q, set := &rt.pool.queue, rt.pool.settings.Load()
-	tier, arrival := rt.precedence()
-	me := &waiter{tier: tier, arrival: arrival, group: rt.dispatcher, reseat: rt.seats, verdict: make(chan verdict, 1)}
-	q.enter(me, set.maxWaiting)
-	var v verdict
-	decided := true
-	if me.waits {
-		began := now()
-		rt.pool.incidents.met(began, incidentFull, rt.pool.logger)
-		v, decided = q.outcome(ctx, me, min(set.maxWait-rt.wait.waited, rt.patience()))
-		rt.wait.waited += now().Sub(began)
-	} else {
-		v = <-me.verdict
-	}
-	rt.wait.reserved, rt.wait.worse = v.worker, v.worse
-	rt.wait.left = ctx.Err()
+	set := rt.pool.settings.Load()
+	g, waited := rt.pool.wait(ctx, rt.wants(), rt.offers(), min(set.maxWait-rt.wait.waited, rt.patience()))
+	rt.wait.waited += waited
+	rt.wait.granted, rt.wait.left = g.worker, ctx.Err()
 	switch {
 	case rt.wait.left != nil:
 		return false
-	case v.full:
+	case g.full:
 		rt.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, incidentOverflow, fmt.Errorf(
 			"all workers are full, and %d requests wait, which is as many as may; try again later", set.maxWaiting))
 		return false
-	case !decided && rt.held.resp != nil:
+	case g.late && rt.held.resp != nil:
 		return false
-	case !decided:
+	case g.late:
 		rt.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, incidentLate, fmt.Errorf(
 			"all workers are full, and none had room within %s; try again later", set.maxWait))
 		return false
@@ -98,8 +65,7 @@ func (rt *route) patience() time.Duration {
 	return math.MaxInt64
 }
 
-// turnAway takes in that the request is not served, as the operator's limits
-// want it.
+// turnAway records that the operator's limits refuse the request.
 func (rt *route) turnAway(status int, code, incident string, err error) {
 	rt.pool.incidents.met(now(), incident, rt.pool.logger)
 	rt.figures.turnedAway[code].Inc()
@@ -113,7 +79,7 @@ func (rt *route) turnAway(status int, code, incident string, err error) {
 // the transport answers it with what there is. It is no worker's upstream where
 // the answer is an error, for Caddy counts errors against upstreams.
 func (rt *route) leave() *reverseproxy.Upstream {
-	rt.giveBackReserved()
+	rt.giveBackGranted()
 	rt.spent = true
 	if rt.held.resp != nil {
 		return rt.last
@@ -133,24 +99,6 @@ func (rt *route) errWaiting() error {
 	return nil
 }
 
-// seats appends the workers that may serve the request and were not tried. It
-// is called while the request waits, by whoever looks after the queue.
-func (rt *route) seats(list []seat) []seat {
-	rt.model = rt.modelFor(rt.offered)
-	return rt.seatsKnown(list)
-}
-
-// seatsKnown is seats for a request that is under way: it changes nothing of the
-// route.
-func (rt *route) seatsKnown(list []seat) []seat {
-	for i, row := range rt.table(rt.offered).rows {
-		if w := row.worker; !row.again && !slices.Contains(rt.tried, w) && rt.fits(w) {
-			list = append(list, seat{rt.offered[i], w})
-		}
-	}
-	return list
-}
-
 // isAway tells whether a session's worker was left out only because it is full:
 // the session is elsewhere for one turn, and stays bound.
 func (rt *route) isAway(t kvscore.Target) bool {
@@ -159,7 +107,7 @@ func (rt *route) isAway(t kvscore.Target) bool {
 
 // endWaiting ends what the request has to do with full workers.
 func (rt *route) endWaiting() {
-	rt.giveBackReserved()
+	rt.giveBackGranted()
 	if rt.wait.waited > 0 {
 		rt.figures.queueWait.Observe(rt.wait.waited.Seconds())
 	}
@@ -168,4 +116,25 @@ func (rt *route) endWaiting() {
 // waitView says that a request would wait, and behind how many.
 type waitView struct {
 	Before int `json:"waiting_requests"`
+}
+
+// takeSlot takes a slot of the chosen worker for an attempt. It returns false
+// if the worker filled up meanwhile, or a queued request has first claim to its room.
+func (rt *route) takeSlot(w *worker) bool {
+	switch {
+	case !rt.plan.computes:
+		return true
+	case w == rt.wait.granted:
+		rt.wait.granted = nil
+		return true
+	}
+	return rt.pool.queue.takeUnclaimed(w)
+}
+
+// giveBackGranted frees the slot that the queue has granted, if it was not used.
+func (rt *route) giveBackGranted() {
+	if w := rt.wait.granted; w != nil {
+		rt.wait.granted = nil
+		rt.pool.freeSlot(w)
+	}
 }

@@ -21,7 +21,7 @@ var waiting = []string{
 	"TestRestartWithinAPoll",
 	"TestHungEnginesAreFound",
 	"TestWorkersAreKnownWithoutRequests",
-	"TestHungRequestsGetRoomFirst",
+	"TestHungRequestsMoveWhenThereIsRoom",
 	"TestReloadEverySecond",
 	"TestUnknownServerIsNotAskedForItsHealth",
 	"TestWorkerThatWantsAKeyIsNoIncident",
