@@ -484,7 +484,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	if rt.dry {
 		defer rt.plan.done()
-		if err = rt.tell(w, r); err != nil {
+		if err = rt.answerQuery(w, r); err != nil {
 			rt.plan.giveBack(r)
 		}
 		return err

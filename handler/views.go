@@ -136,7 +136,7 @@ type workerView struct {
 
 type modelsView struct {
 	Configured []string `json:"configured"`
-	Told       []string `json:"told"`
+	Listed     []string `json:"listed"`
 }
 
 type healthView struct {
@@ -280,8 +280,8 @@ func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) 
 	if set := w.configured.Load(); set != nil {
 		v.Models.Configured = slices.Sorted(maps.Keys(*set))
 	}
-	if told := w.models.Load(); told != nil {
-		v.Models.Told = slices.Sorted(maps.Keys(told.ids))
+	if list := w.models.Load(); list != nil {
+		v.Models.Listed = slices.Sorted(maps.Keys(list.ids))
 	}
 	return v
 }
