@@ -86,7 +86,7 @@ type explanation struct {
 	refused *refusal
 }
 
-// refuse takes in what the router itself would answer.
+// refuse records that the router itself would answer.
 func (e *explanation) refuse(own *refusal) *explanation {
 	e.refused, e.Refused = own, &refusalView{own.Status, own.Code, own.Error()}
 	return e
@@ -111,8 +111,7 @@ type planView struct {
 	BlockTokens     float64 `json:"block_tokens"`
 	// Fallback says why nothing is compared.
 	Fallback string `json:"fallback,omitempty"`
-	// Trusted and Dropped are what the client is trusted with, as far as it asks
-	// for something, and what was dropped of its wishes.
+	// Trusted and Dropped are the kinds of wishes that were granted and dropped.
 	Trusted []string     `json:"trusted_with,omitempty"`
 	Dropped []string     `json:"dropped,omitempty"`
 	Session *sessionView `json:"session"`
@@ -164,8 +163,8 @@ type chosenView struct {
 
 var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
 
-// explain tells what would become of a request. It goes the way of one that is
-// served, up to the choice, but leaves nothing behind.
+// explain returns what would become of a request. It plans the request and chooses a
+// worker as for one that is served, but books and remembers nothing.
 func (h *Handler) explain(r *http.Request) (*explanation, error) {
 	p, err := h.plan(r)
 	if own, ok := errors.AsType[*refusal](err); ok {
@@ -186,26 +185,17 @@ func (h *Handler) newExplanation() *explanation {
 	return e
 }
 
-// dryRoute returns the route of a request of which only is asked what would become
-// of it.
-func (h *Handler) dryRoute(r *http.Request, p *plan) *route {
-	rt := &route{h: h, pool: h.pool, plan: p, cached: -1, dry: true}
-	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	return rt
-}
-
-// explainPlan tells what would become of a request that was planned. A client
-// that only asks is told of a worker though all are full: it will wait for that
-// one, then.
+// explainPlan returns what would become of a request that was planned. The answer to
+// a query names a worker even if all are full: the client will wait for that one.
 func (h *Handler) explainPlan(r *http.Request, p *plan) *explanation {
 	e, t := h.newExplanation(), now()
-	rt := h.dryRoute(r, p)
-	rt.start = t
+	rt := &route{h: h, pool: h.pool, plan: p, start: t, cached: -1, dry: true}
+	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	rt.takeScratch()
 	defer rt.returnScratch()
 	e.Plan = rt.viewPlan()
-	if p.request != nil && h.nobodyServes(p.model) {
-		return e.refuse(&refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: errors.New("no worker serves the model")})
+	if own := h.checkModel(p); own != nil {
+		return e.refuse(own)
 	}
 	if own, ok := errors.AsType[*refusal](rt.narrow(r)); ok {
 		return e.refuse(own)
@@ -282,7 +272,7 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 	}
 }
 
-// why says in words what decided.
+// why returns in words what decided the choice.
 func why(x kvscore.Explanation, bound, candidates int, passesThrough bool) string {
 	switch {
 	case bound >= 0:
@@ -328,7 +318,7 @@ func (rt *route) viewPlan() *planView {
 	return v
 }
 
-// leftOut adds the workers that are offered and no candidates, and why.
+// leftOut adds the workers that are offered but are not candidates, with the reason.
 func (rt *route) leftOut(list []leftOut) []leftOut {
 	rows := rt.table(rt.offered).rows // which gather has used
 	for i, up := range rt.offered {
@@ -368,7 +358,7 @@ func (h *Handler) upstreams(r *http.Request) reverseproxy.UpstreamPool {
 	return h.ReverseProxy.Upstreams
 }
 
-// asClient makes of a request to the admin endpoint the one that a client would
+// asClient turns a request to the admin endpoint into the request that a client would
 // send to the path.
 func asClient(r *http.Request, path string) (*http.Request, error) {
 	u, err := url.ParseRequestURI(path)

@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -102,8 +103,18 @@ func (rt *route) servesModel(w *worker) bool {
 	return yes
 }
 
-// nobodyServes tells whether the operator has said of all workers which models
-// they serve, and no worker serves this one.
+// checkModel refuses an inference request for a model that no worker serves. It
+// returns nil otherwise.
+func (h *Handler) checkModel(p *plan) *refusal {
+	if p.request == nil || !h.nobodyServes(p.model) {
+		return nil
+	}
+	return &refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: fmt.Errorf(
+		"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+}
+
+// nobodyServes tells whether the models of all workers are configured and do not
+// include this one.
 func (h *Handler) nobodyServes(model string) bool {
 	if model == "" || h.ReverseProxy.DynamicUpstreams != nil || len(h.ReverseProxy.Upstreams) == 0 {
 		return false

@@ -3,7 +3,6 @@ package handler
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -130,9 +129,8 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			p.done()
 		}
 	}()
-	if p.request != nil && h.nobodyServes(p.model) {
-		return nil, &refusal{API: p.api, Status: http.StatusNotFound, Code: codeNoModel, Param: "model", Err: fmt.Errorf(
-			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+	if own := h.checkModel(p); own != nil {
+		return nil, own
 	}
 	if p.ext.QueryOnly() {
 		if p.request == nil {
@@ -164,7 +162,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 
 var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
 
-// fallBack takes in that the request is routed with less than full knowledge.
+// fallBack records that the request is routed with less than full knowledge.
 func (rt *route) fallBack(reason string) {
 	rt.h.metrics.fallbacks.WithLabelValues(rt.pool.name, reason).Inc()
 	rt.pool.incidents.met(rt.start, "fallback "+reason, rt.pool.logger)
@@ -262,9 +260,9 @@ func (rt *route) pause(ctx context.Context) bool {
 	}
 }
 
-// nobody returns the upstream of a request that no worker is there for: the
-// transport answers it with what there is. It is nil while the operator wants
-// the proxy to ask again.
+// nobody returns the upstream of a request that has no worker left: the transport
+// answers with the last failure. It is nil if the operator's retries make the proxy
+// ask again.
 func (rt *route) nobody() *reverseproxy.Upstream {
 	switch {
 	case rt.anotherRound():
@@ -323,7 +321,7 @@ func (rt *route) noticeLeaving(bound, chosen int) {
 	}
 }
 
-// noticeChoice tells the log of what degraded the choice.
+// noticeChoice logs what degraded the choice.
 func (rt *route) noticeChoice(t time.Time) {
 	if rt.scratch.sel.Fault {
 		rt.pool.incidents.met(t, incidentFault, rt.pool.logger)
@@ -339,7 +337,7 @@ const (
 	incidentUnknown = "unknown load of some workers (the median of the others is assumed)"
 )
 
-// policy returns who chooses for this request.
+// policy returns the policy that chooses for this request.
 func (rt *route) policy() kvscore.Policy {
 	if rt.plan.request == nil {
 		return &passThroughPolicy
@@ -347,7 +345,7 @@ func (rt *route) policy() kvscore.Policy {
 	return rt.h.policy
 }
 
-// reasonOf says why a candidate was chosen.
+// reasonOf returns why a candidate was chosen.
 func (rt *route) reasonOf(bound int, c *kvscore.Candidate) string {
 	switch {
 	case rt.pinned():
@@ -457,7 +455,7 @@ func (rt *route) shown() *attempt {
 	return rt.attempt
 }
 
-// show tells the operator of the choice.
+// show logs the choice.
 func (rt *route) show(a *attempt) {
 	if c := rt.h.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
