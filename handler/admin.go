@@ -66,7 +66,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 	}
 }
 
-// answerer returns what is to be answered as JSON.
+// answerer returns the value that is the answer, as JSON.
 type answerer func(*http.Request) (any, error)
 
 // methods are the methods that a path has.
@@ -120,7 +120,7 @@ func thePools() []*pool {
 	return list
 }
 
-// ofPool answers with what concerns the pool that the path names.
+// ofPool calls f with the pool that the path names.
 func ofPool(f func(*http.Request, *pool) (any, error)) answerer {
 	return func(r *http.Request) (any, error) {
 		name := r.PathValue("pool")

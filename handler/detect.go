@@ -169,8 +169,8 @@ func (p *pool) learn(w *worker, told engine.Info) {
 	if !p.takeIn(w, told) {
 		return // a new configuration made another one of it
 	}
-	if shown(told) != shown(before) {
-		p.logger().Info("worker tells what it is", zap.String("upstream", w.dial), zap.Object("engine", toldFields(told)))
+	if logged(told) != logged(before) {
+		p.logger().Info("worker tells what it is", zap.String("upstream", w.dial), zap.Object("engine", infoFields(told)))
 	}
 	switch changed, shared := w.engine.restarted(now(), told.Life); {
 	case shared:

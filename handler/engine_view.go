@@ -18,14 +18,14 @@ type engineView struct {
 	Type    *string  `json:"type"`
 	Source  string   `json:"source"`
 	Version *string  `json:"version"`
-	Told    toldView `json:"told"`
-	// Contradictions are between Told and the configuration, which counts; null
-	// if nothing is told.
+	Info    infoView `json:"info"`
+	// Contradictions are between Info and the configuration, which counts; null if
+	// the engine has told nothing.
 	Contradictions []string `json:"contradictions"`
 }
 
-// toldView is what the engine tells of itself; null is what it does not.
-type toldView struct {
+// infoView is what the engine tells of itself, null what it does not.
+type infoView struct {
 	Type          *string    `json:"type"`
 	KVTokens      *int64     `json:"kv_tokens_per_rank"`
 	BlockSize     *int       `json:"block_size_tokens"`
@@ -39,18 +39,18 @@ type toldView struct {
 }
 
 func (p *pool) engineView(w *worker) engineView {
-	s, told := p.settings.Load(), w.engine.last()
+	s, info := p.settings.Load(), w.engine.last()
 	set := s.worker(w.dial)
 	v := engineView{
-		Type: known(p.engineOf(w).Type), Source: fromConfig, Version: known(told.Version),
-		Told: toldView{
-			Type: known(told.Type), KVTokens: known(told.KVTokens), BlockSize: known(told.BlockSize), DPSize: known(told.DPSize),
-			ContextTokens: known(told.ContextTokens), MaxRunning: known(told.MaxRunning),
-			Priority: known(told.Priority), Eviction: known(told.PriorityEviction), Thinking: known(told.StrictThinking),
+		Type: known(p.engineOf(w).Type), Source: fromConfig, Version: known(info.Version),
+		Info: infoView{
+			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
+			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
+			Priority: known(info.Priority), Eviction: known(info.PriorityEviction), Thinking: known(info.StrictThinking),
 		},
 	}
-	v.Contradictions = slices.Sorted(maps.Values(s.contradictions(set, told)))
-	if v.Contradictions == nil && told.Type != "" {
+	v.Contradictions = slices.Sorted(maps.Values(s.contradictions(set, info)))
+	if v.Contradictions == nil && info.Type != "" {
 		v.Contradictions = []string{}
 	}
 	switch {
@@ -60,9 +60,9 @@ func (p *pool) engineView(w *worker) engineView {
 	default:
 		v.Source = fromNowhere
 	}
-	if !told.Started.IsZero() {
-		started := told.Started.UTC()
-		v.Told.Started = &started
+	if !info.Started.IsZero() {
+		started := info.Started.UTC()
+		v.Info.Started = &started
 	}
 	return v
 }

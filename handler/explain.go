@@ -111,8 +111,7 @@ type planView struct {
 	BlockTokens     float64 `json:"block_tokens"`
 	// Fallback says why nothing is compared.
 	Fallback string `json:"fallback,omitempty"`
-	// Trusted and Dropped are what the client is trusted with, as far as it asks
-	// for something, and what was dropped of its wishes.
+	// Trusted and Dropped are the kinds of wishes that were granted and dropped.
 	Trusted []string     `json:"trusted_with,omitempty"`
 	Dropped []string     `json:"dropped,omitempty"`
 	Session *sessionView `json:"session"`
@@ -210,8 +209,8 @@ func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
 	rt.takeScratch()
 	defer rt.returnScratch()
 	e.Plan = rt.viewPlan()
-	if p.request != nil && x.nobodyServes(p.model) {
-		return e.refuse(&api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: errors.New("no worker serves the model")})
+	if own := x.checkModel(p); own != nil {
+		return e.refuse(own)
 	}
 	if own, ok := errors.AsType[*api.Refusal](rt.narrow(r)); ok {
 		return e.refuse(own)
@@ -288,7 +287,7 @@ func (e *explanation) fill(rt *route, x kvscore.Explanation, bound int, used res
 	}
 }
 
-// why says in words what decided.
+// why returns in words what decided the choice.
 func why(x kvscore.Explanation, bound, candidates int, passesThrough bool) string {
 	switch {
 	case bound >= 0:
@@ -334,7 +333,7 @@ func (rt *route) viewPlan() *planView {
 	return v
 }
 
-// leftOut adds the workers that are offered and no candidates, and why.
+// leftOut adds the workers that are offered but are not candidates, with the reason.
 func (rt *route) leftOut(list []leftOut) []leftOut {
 	rows := rt.table(rt.offered).rows // which gather has used
 	for i, up := range rt.offered {
@@ -374,7 +373,7 @@ func (d *dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
 	return d.proxy.Upstreams
 }
 
-// asClient makes of a request to the admin endpoint the one that a client would
+// asClient turns a request to the admin endpoint into the request that a client would
 // send to the path.
 func asClient(r *http.Request, path string) (*http.Request, error) {
 	u, err := url.ParseRequestURI(path)

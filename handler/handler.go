@@ -476,7 +476,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	if rt.dry {
 		defer rt.plan.done()
-		if err = h.explainer.tell(w, r, rt.plan); err != nil {
+		if err = h.explainer.answerQuery(w, r, rt.plan); err != nil {
 			rt.plan.giveBack(r)
 		}
 		return err

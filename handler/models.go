@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/tidwall/gjson"
 	"go.uber.org/zap"
@@ -71,8 +73,18 @@ func (rt *route) fits(w *worker) bool {
 	return rt.pool.fits(&want, rt.model, w)
 }
 
-// nobodyServes tells whether the operator has said of all workers which models
-// they serve, and no worker serves this one.
+// checkModel refuses an inference request for a model that no worker serves. It
+// returns nil otherwise.
+func (d *dispatcher) checkModel(p *plan) *api.Refusal {
+	if p.request == nil || !d.nobodyServes(p.model) {
+		return nil
+	}
+	return &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
+		"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+}
+
+// nobodyServes tells whether the models of all workers are configured and do not
+// include this one.
 func (d *dispatcher) nobodyServes(model string) bool {
 	if model == "" || d.proxy.DynamicUpstreams != nil || len(d.proxy.Upstreams) == 0 {
 		return false

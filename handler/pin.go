@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// pin is what a request names: a worker, a rank, or both.
+// pin is the worker, the rank, or both that a request names.
 type pin struct {
 	named  bool   // a worker
 	worker uint64 // its id
@@ -26,8 +26,8 @@ type pin struct {
 var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " + //nolint:staticcheck // as Dynamo writes it
 	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
 
-// takePin takes in which worker the request names. All workers do both phases
-// themselves, so that what names a worker for the prefill alone cannot be done.
+// takePin records which worker the request names. All workers do both phases: a
+// request that names another worker for the prefill is refused.
 func (p *plan) takePin() error {
 	e := p.ext
 	switch {
@@ -45,8 +45,8 @@ func (p *plan) takePin() error {
 	return nil
 }
 
-// samePhases tells whether the request names one worker, and rank, for both
-// phases: as its client is told who would serve it, or has served it.
+// samePhases tells whether the request names the same worker and rank for both
+// phases, as the router's own answers do.
 func samePhases(e *nvext.Ext) bool {
 	decode := e.DecodeWorkerID
 	if !decode.Set {
@@ -55,7 +55,7 @@ func samePhases(e *nvext.Ext) bool {
 	return decode.Set && e.PrefillWorkerID == decode && (!e.PrefillDPRank.Set || e.PrefillDPRank == e.DPRank)
 }
 
-// only is the one worker that may serve a request, which never leaves it.
+// only is the one worker that may serve a request.
 type only struct {
 	worker *worker // nil if others may, too
 	rank   nvext.Opt[uint32]
@@ -138,9 +138,9 @@ func (rt *route) hasRank(w *worker) bool {
 // pinned tells whether the request is of one worker.
 func (rt *route) pinned() bool { return rt.only.worker != nil }
 
-// pinnedPosition returns the position of the one target that may serve the
-// request, -1 if a policy is to choose among several ranks. A session that is
-// bound elsewhere stays bound there.
+// pinnedPosition returns the position of the one target that may serve the request,
+// -1 if the policy must choose among several ranks. A session that is bound to another
+// target stays bound there.
 func (rt *route) pinnedPosition(session kvscore.Target) int {
 	if len(rt.scratch.targets) != 1 {
 		return -1

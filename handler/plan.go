@@ -19,17 +19,17 @@ import (
 type plan struct {
 	// api is the client's API by the path; nil if the request passes through.
 	api api.API
-	// name is what engines know the API by, or the path if it has a name there;
-	// else empty.
+	// name is the API's name, or that of the path in package engine; empty if it has
+	// none.
 	name string
-	// computes says that it is an inference, which takes a slot of its worker.
+	// computes is whether the request takes a slot of its worker.
 	computes bool
-	// model is the one that the worker must serve, if it is known who does.
+	// model is the model that the request names, empty if it names none.
 	model string
-	// lists says that the answer is the list of models, to be completed.
+	// lists is whether the answer is the list of models, to be completed.
 	lists bool
-	// asked says that the engine is asked for usage that the client did not ask
-	// for, by the change ask of the body.
+	// asked is whether ask is made in the body: the engine is asked for usage that the
+	// client did not ask for.
 	asked bool
 	ask   rawjson.Edit
 	// speaks says that the engine is to be told something of ext, or not to see
@@ -47,8 +47,8 @@ type plan struct {
 	// stream is the client's body where it is streamed through.
 	stream  *body.Stream
 	session session
-	// response is the id of the response that the request goes on from, or that
-	// it wants; empty if there is none.
+	// response is the id of the response that the request names; empty if it names
+	// none.
 	response string
 	// ext is what the client says to the router, as far as it is trusted with
 	// that, never nil; grants is what it is trusted with, of what it asks for.
@@ -70,9 +70,9 @@ type plan struct {
 	// repeatable says that an attempt that reached a worker may be made again
 	// on another one.
 	repeatable bool
-	// answer is what it asks its answer to carry, nil if it is nothing.
+	// answer is what the answer must carry for the client, nil if nothing.
 	answer *answerExt
-	// fallback says why an inference request goes by load alone.
+	// fallback is why an inference request is routed by load alone.
 	fallback string
 	// unread says why the router could not read the body, in most cases in the
 	// words of fallback; empty if it could, or there is none.
@@ -329,7 +329,7 @@ func detach(req *api.Request) {
 	}
 }
 
-// identify fills in what the scheduler is told of the prompt.
+// identify fills in the scheduler's view of the prompt.
 func (p *plan) identify(req *api.Request, set *poolSettings, ratios *kvscore.Ratios) {
 	p.score.Streamed, p.score.SkipsCache = req.Stream, req.SkipsCache
 	p.score.Weights, p.score.MediaTokens, p.score.OtherTokens, p.score.MediaEnd = index.Weights{}, 0, 0, 0 // of another prompt

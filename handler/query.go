@@ -11,12 +11,11 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// tell answers a client that only wants to know where its request would go:
-// with the worker and the prompt's token ids under nvext, and nothing else. It
-// is the first of two stages; in the second the client names the worker.
-// Nothing is booked or remembered, and nothing computed by an engine: of the one
-// that is told, the prompt's token ids are asked for, if the request has none.
-func (x *explainer) tell(w http.ResponseWriter, r *http.Request, p *plan) error {
+// answerQuery answers a client that asks where its request would go, with the worker
+// and the prompt's token ids under nvext. It is the first of two stages; in the second
+// the client names the worker. Nothing is booked, remembered or computed. If the
+// request has no token ids, the chosen worker's engine is asked for them.
+func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) error {
 	e := x.explainPlan(r, p)
 	if e.refused != nil {
 		x.figures.requests[outcomeRejected].Inc()
@@ -30,7 +29,7 @@ func (x *explainer) tell(w http.ResponseWriter, r *http.Request, p *plan) error 
 		ids = x.askTokens(r, p, e.Chosen)
 		e = x.explainTokens(r, p, e, ids)
 	}
-	answer, err := toldOf(p, e, ids)
+	answer, err := encodeQuery(p, e, ids)
 	if err != nil {
 		return err
 	}
@@ -52,9 +51,9 @@ func (x *explainer) tell(w http.ResponseWriter, r *http.Request, p *plan) error 
 
 var errNoChoice = errors.New("no worker was chosen")
 
-// told is the answer to a query. What only chat and completions have is left
-// out for others.
-type told struct {
+// queryAnswer is the answer to a query. Fields that only chat and completions have
+// are left out in other APIs.
+type queryAnswer struct {
 	ID      string          `json:"id"`
 	Object  string          `json:"object,omitempty"`
 	Created int64           `json:"created"`
@@ -63,9 +62,8 @@ type told struct {
 	NVExt   json.RawMessage `json:"nvext"`
 }
 
-// toldOf returns the answer as JSON. The ids are the prompt's, nil if they are
-// not known.
-func toldOf(p *plan, e *explanation, ids []byte) ([]byte, error) {
+// encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
+func encodeQuery(p *plan, e *explanation, ids []byte) ([]byte, error) {
 	c := e.Chosen
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: bothPhases(c.Worker, c.Rank).Append(nil)}}
 	if ids != nil {
@@ -78,7 +76,7 @@ func toldOf(p *plan, e *explanation, ids []byte) ([]byte, error) {
 		}
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
-	answer := told{ID: "query-" + rand.Text(), Created: now().Unix(), Model: p.model, NVExt: nvext.AppendObject(nil, members)}
+	answer := queryAnswer{ID: "query-" + rand.Text(), Created: now().Unix(), Model: p.model, NVExt: nvext.AppendObject(nil, members)}
 	switch p.api.Name() {
 	case "chat":
 		answer.Object, answer.Choices = "chat.completion", new([0]int)
@@ -91,8 +89,8 @@ func toldOf(p *plan, e *explanation, ids []byte) ([]byte, error) {
 	return json.Marshal(answer)
 }
 
-// tokenIDs returns the prompt's token ids as JSON, as far as the request itself
-// says them: nil if it does not.
+// tokenIDs returns the prompt's token ids as JSON, nil if the request does not have
+// them.
 func (p *plan) tokenIDs() []byte {
 	if p.ext.TokenCount > 0 {
 		return nvext.AppendTokens(nil, p.ext.TokenData)

@@ -20,16 +20,16 @@ func (w *worker) target(rank int) kvscore.Target {
 // operator says or else the engine. The pool's lock is held, or nobody has the
 // pool yet.
 func (p *pool) declareRanks(w *worker, set Worker) {
-	told := w.engine.last()
-	capacity := orDefault(set.KVTokens, told.KVTokens)
+	info := w.engine.last()
+	capacity := orDefault(set.KVTokens, info.KVTokens)
 	size := 1
-	if e := set.describe(told); e.TakesRank() { // ranks that cannot be chosen are no targets
-		size = max(1, orDefault(set.DPSize, told.DPSize))
+	if e := set.describe(info); e.TakesRank() { // ranks that cannot be chosen are no targets
+		size = max(1, orDefault(set.DPSize, info.DPSize))
 	}
 	before := w.ranks()
 	for rank := range size {
 		p.scheduler.Declare(w.target(rank), capacity)
-		p.scheduler.SetPage(w.target(rank), int64(told.BlockSize))
+		p.scheduler.SetPage(w.target(rank), int64(info.BlockSize))
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)

@@ -3,7 +3,6 @@ package handler
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -129,9 +128,8 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 			p.done()
 		}
 	}()
-	if p.request != nil && h.dispatcher.nobodyServes(p.model) {
-		return nil, &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-			"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+	if refused := h.dispatcher.checkModel(p); refused != nil {
+		return nil, refused
 	}
 	if p.ext.QueryOnly() {
 		if p.request == nil {
@@ -261,9 +259,9 @@ func (rt *route) pause(ctx context.Context) bool {
 	}
 }
 
-// nobody returns the upstream of a request that no worker is there for: the
-// transport answers it with what there is. It is nil while the operator wants
-// the proxy to ask again.
+// nobody returns the upstream of a request that has no worker left: the transport
+// answers with the last failure. It is nil if the operator's retries make the proxy
+// ask again.
 func (rt *route) nobody() *reverseproxy.Upstream {
 	switch {
 	case rt.anotherRound():
@@ -319,7 +317,7 @@ func (rt *route) noticeLeaving(bound, chosen int) {
 	}
 }
 
-// noticeChoice tells the log of what degraded the choice.
+// noticeChoice logs what degraded the choice.
 func (rt *route) noticeChoice(t time.Time) {
 	if rt.scratch.sel.Fault {
 		rt.pool.incidents.met(t, incidentFault, rt.pool.logger)
@@ -335,7 +333,7 @@ const (
 	incidentUnknown = "unknown load of some workers (the median of the others is assumed)"
 )
 
-// policy returns who chooses for this request.
+// policy returns the policy that chooses for this request.
 func (rt *route) policy() kvscore.Policy {
 	if rt.plan.request == nil {
 		return &passThroughPolicy
@@ -343,7 +341,7 @@ func (rt *route) policy() kvscore.Policy {
 	return rt.active
 }
 
-// reasonOf says why a candidate was chosen.
+// reasonOf returns why a candidate was chosen.
 func (rt *route) reasonOf(bound int, c *kvscore.Candidate) string {
 	switch {
 	case rt.pinned():
@@ -450,7 +448,7 @@ func (rt *route) shown() *attempt {
 	return rt.attempt
 }
 
-// show tells the operator of the choice.
+// show logs the choice.
 func (rt *route) show(a *attempt) {
 	if c := rt.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)

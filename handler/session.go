@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// session is what a request says of the session that it is a turn of.
+// session is the session of which the request is a turn, by what the request says.
 type session struct {
 	key string // what its worker is remembered by; empty if there is no session
 	// idle is how long it is remembered after this turn, if the client says.
@@ -39,8 +39,8 @@ func (h *Handler) checkAffinity() error {
 	}
 }
 
-// priceLeaving notes, once the policy is loaded, whether it may send the turns of a
-// session elsewhere: only one whose costs are times knows the price.
+// priceLeaving records whether the policy may send the turns of a session elsewhere:
+// only a policy whose costs are times knows the price.
 func (h *Handler) priceLeaving() {
 	h.dispatcher.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
 }
@@ -87,8 +87,8 @@ func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) ses
 	return session{}
 }
 
-// boundTo looks up what the session is bound to, and returns that, the zero
-// Target if there is nothing.
+// boundTo looks up and returns the target that the session is bound to, the zero
+// Target if there is none.
 func (rt *route) boundTo() (none kvscore.Target) {
 	rt.session, rt.wait.away, rt.bound, rt.home = rt.plan.session.key, false, 0, 0
 	if rt.session == "" {
@@ -175,10 +175,10 @@ func (rt *route) commit() {
 	rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL
 }
 
-// endTurn ends the session's turn: the binding's time to live starts anew, or the
-// client's last turn ends the bindings that the router saw when it chose. A
-// binding that another turn has made since then stays. A request that reached no
-// worker ends nothing, for its client will repeat it.
+// endTurn ends the session's turn. The binding's time to live starts anew, or the
+// client's last turn removes the bindings that the router saw when it chose. A newer
+// binding stays. A request that reached no worker removes nothing: its client will
+// repeat it.
 func (rt *route) endTurn(computed bool) {
 	switch {
 	case rt.session == "":

@@ -136,7 +136,7 @@ type workerView struct {
 
 type modelsView struct {
 	Configured []string `json:"configured"`
-	Told       []string `json:"told"`
+	Listed     []string `json:"listed"`
 }
 
 type healthView struct {
@@ -219,8 +219,8 @@ func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView 
 	return list
 }
 
-// proxyAvailable returns by address what Caddy's proxy says of its static
-// upstreams.
+// proxyAvailable returns, by address, whether Caddy's proxy has its static upstreams
+// available.
 func (p *pool) proxyAvailable() map[string]*bool {
 	said := make(map[string]*bool)
 	if h := p.handler(); h != nil {
@@ -232,8 +232,8 @@ func (p *pool) proxyAvailable() map[string]*bool {
 	return said
 }
 
-// proxyHealthy returns by address what Caddy's health checks say of the static
-// upstreams.
+// proxyHealthy returns, by address, whether Caddy's health checks find the static
+// upstreams healthy.
 func (p *pool) proxyHealthy() map[string]bool {
 	said := make(map[string]bool)
 	if h := p.handler(); h != nil {
@@ -280,13 +280,13 @@ func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) 
 	if set := w.configured.Load(); set != nil {
 		v.Models.Configured = slices.Sorted(maps.Keys(*set))
 	}
-	if told := w.models.Load(); told != nil {
-		v.Models.Told = slices.Sorted(maps.Keys(told.ids))
+	if list := w.models.Load(); list != nil {
+		v.Models.Listed = slices.Sorted(maps.Keys(list.ids))
 	}
 	return v
 }
 
-// ratio is nil where there is nothing to compare.
+// ratio returns part/whole, nil if whole is 0.
 func ratio(part, whole int64) *float64 {
 	if whole == 0 {
 		return nil

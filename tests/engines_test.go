@@ -54,7 +54,7 @@ type toldWorker struct {
 			Context   int64      `json:"context_tokens"`
 			Running   int        `json:"max_running_requests_per_rank"`
 			Started   *time.Time `json:"started"`
-		} `json:"told"`
+		} `json:"info"`
 		Contradictions []string `json:"contradictions"`
 	} `json:"engine"`
 	Cache struct {

@@ -145,7 +145,7 @@ type fakeWorker struct {
 		Cached   int64 `json:"cached_tokens"`
 	} `json:"cache"`
 	Models struct {
-		Told []string `json:"told"`
+		Told []string `json:"listed"`
 	} `json:"models"`
 	Health struct {
 		Refusing bool `json:"refuses_connections"`

@@ -207,7 +207,7 @@ func TestRefusedIsLost(t *testing.T) {
 // little.
 func TestUnknownIsNotInTheLog(t *testing.T) {
 	e := zapcore.NewMapObjectEncoder()
-	if err := toldFields(engine.Info{Type: engine.VLLM, BlockSize: 16}).MarshalLogObject(e); err != nil {
+	if err := infoFields(engine.Info{Type: engine.VLLM, BlockSize: 16}).MarshalLogObject(e); err != nil {
 		t.Fatal(err)
 	}
 	if want := map[string]any{"type": "vllm", "block_size": int64(16)}; !maps.Equal(e.Fields, want) {

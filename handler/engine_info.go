@@ -1,0 +1,157 @@
+package handler
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// logged returns the parts of an engine's info that are logged when they change. A
+// restart has a log line of its own.
+func logged(info engine.Info) engine.Info {
+	info.Started, info.Life = time.Time{}, ""
+	return info
+}
+
+// infoFields are an engine's info in the log, without what is unknown.
+type infoFields engine.Info
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (f infoFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddString("type", f.Type)
+	if f.Version != "" {
+		e.AddString("version", f.Version)
+	}
+	for _, figure := range []struct {
+		name string
+		n    int64
+	}{
+		{"kv_tokens", f.KVTokens},
+		{"block_size", int64(f.BlockSize)},
+		{"dp_size", int64(f.DPSize)},
+		{"context_tokens", f.ContextTokens},
+		{"max_running", int64(f.MaxRunning)},
+	} {
+		if figure.n != 0 {
+			e.AddInt64(figure.name, figure.n)
+		}
+	}
+	if f.Priority {
+		e.AddBool("priority_scheduling", true)
+	}
+	return nil
+}
+
+// contradictions returns, by option and in words, where an engine's info contradicts
+// the configuration.
+func (s *poolSettings) contradictions(set Worker, info engine.Info) map[string]string {
+	list := make(map[string]string)
+	differ := func(what string, configured, actual int64) {
+		if configured > 0 && actual > 0 && configured != actual {
+			list[what] = fmt.Sprintf("%s: configured %d, the engine tells %d", what, configured, actual)
+		}
+	}
+	if off := set.KVTokens - info.KVTokens; off*20 > info.KVTokens || -off*20 > info.KVTokens { // blocks and ranks round it
+		differ("kv_tokens", set.KVTokens, info.KVTokens)
+	}
+	differ("dp_size", int64(set.DPSize), int64(info.DPSize))
+	if !s.openBlocks && info.BlockSize > 0 && s.blockSize%info.BlockSize != 0 {
+		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine tells %d", s.blockSize, info.BlockSize)
+	}
+	if s.openBlocks && info.BlockSize > maxAdopted {
+		list["block_size"] = fmt.Sprintf("index block_size: %d, for the engine's blocks of %d tokens are too large to be compared", s.blockSize, info.BlockSize)
+	}
+	if set.Engine != engineAuto && set.Engine != engine.Other && info.Type != "" && info.Type != engine.Other && info.Type != set.Engine {
+		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, info.Type)
+	}
+	if e := set.describe(info); set.DPSize > 1 && !e.TakesRank() {
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
+	}
+	if info.NoPrefixCache {
+		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"
+	}
+	return list
+}
+
+// contradict warns of each contradiction between a worker's engine and the
+// configuration once. The configuration counts.
+func (p *pool) contradict(w *worker) {
+	s := p.settings.Load()
+	list := s.contradictions(s.worker(w.dial), w.engine.last())
+	w.engine.mu.Lock()
+	before := w.engine.warned
+	w.engine.warned = list
+	w.engine.mu.Unlock()
+	for what, text := range list {
+		if before[what] != text {
+			p.logger().Warn("worker contradicts its configuration, which counts: "+text, zap.String("upstream", w.dial))
+		}
+	}
+	for what, text := range before {
+		if list[what] == "" {
+			p.logger().Info("worker does not contradict its configuration any more: "+text, zap.String("upstream", w.dial))
+		}
+	}
+}
+
+// blockSizeFor returns the size of the blocks that are compared, in tokens, for the
+// size of an engine's blocks: the smallest multiple that is not below the default.
+func blockSizeFor(size int) int {
+	n := size
+	for n < kvscore.DefaultBlockSize {
+		n += size
+	}
+	return n
+}
+
+// adoptBlockSize fills in the block size of the engines, if none is configured. The
+// lock is held.
+func (p *pool) adoptBlockSize(s *poolSettings) {
+	if s.openBlocks && p.blockSize > 0 {
+		s.blockSize = p.blockSize
+	}
+}
+
+// maxAdopted is the largest block size that is taken from the engines, in tokens.
+// Prompts that are shorter than a block cannot be compared.
+const maxAdopted = 256
+
+// agreeOnBlocks takes the block size from the engines, if none is configured and all
+// upstreams that have one agree. This normally happens after the first probes. The
+// block size changes later only if no engine answered then, or if all engines changed:
+// prompts of token ids that were computed before are then not recognized. Engines that
+// disagree, as while they are replaced one by one, change nothing.
+func (p *pool) agreeOnBlocks() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := p.settings.Load()
+	size := 0
+	for _, w := range p.workers {
+		n := w.engine.last().BlockSize
+		if n == 0 || n > maxAdopted || !p.isCurrent(old, w) {
+			continue
+		}
+		switch n = blockSizeFor(n); {
+		case n == size:
+		case size == 0:
+			size = n
+		case old.openBlocks:
+			p.incidents.met(now(), "disagreement among the engines about the size of their KV blocks", p.logger)
+			return
+		}
+	}
+	if size == 0 || !old.openBlocks || old.blockSize == size {
+		return
+	}
+	p.blockSize = size
+	s := *old
+	p.adoptBlockSize(&s)
+	p.settings.Store(&s)
+	p.scheduler.Apply(s.scheduler())
+	p.logger().Info("block size taken from the engines", zap.Int("tokens", s.blockSize), zap.Int("before", old.blockSize))
+}
