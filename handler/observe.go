@@ -2,6 +2,7 @@ package handler
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"go.uber.org/zap"
 )
 
@@ -39,42 +41,59 @@ type observer struct {
 	refreshed time.Time // the session's binding was
 	ended     bool      // the answer came to its end
 	broken    error     // it broke off
-	filter    *api.UsageFilter
+	frames    rawjson.Framer
+	cutsUsage bool      // usage is taken out that the client did not ask for
 	ext       *extended // what it carries of nvext, nil if nothing
-	tail      [4]byte   // the last that the client got; 0 where there is none
-	rest      []byte    // still to be sent to the client
-	over      error     // and what comes then
+	edits     []rawjson.Edit
+	tail      [4]byte // the last that the client got; 0 where there is none
+	rest      []byte  // still to be sent to the client
+	over      error   // and what comes then
+	awaited   error   // what came of the worker behind the head that await has read
 }
 
-// observe puts an observer between an answer and the client.
-func (rt *route) observe(req *http.Request, resp *http.Response) {
+// observer returns an observer of an answer, which shall be its body.
+func (rt *route) observer(resp *http.Response) *observer {
 	o := &observer{rt: rt, attempt: rt.attempt, body: resp.Body, status: resp.StatusCode}
+	if resp.StatusCode >= 300 {
+		return o
+	}
+	if rt.attempt.work != workNone {
+		o.flow = &rt.attempt.worker.flow
+	}
+	if rt.plan.request == nil {
+		return o
+	}
+	o.stream = eventStream(resp.Header)
+	o.refreshed = now()
+	if compressed(resp.Header) { // though it was asked not to be
+		rt.fallBack(fallbackUnreadable)
+	} else {
+		o.reader = rt.plan.request.NewAnswer(o.stream)
+		if rt.next != nil {
+			o.reader.KeepText(maxKeptText)
+		}
+		o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
+	}
+	if rt.plan.asked && o.stream && o.reader != nil {
+		o.cutsUsage = true
+		resp.Header.Del("Content-Length") // it will be shorter
+		resp.ContentLength = -1
+	}
+	o.extend(resp)
+	o.frames.Edits = o.cutsUsage || o.ext != nil && o.ext.stream != nil
+	o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
+	return o
+}
+
+// observe puts an observer between an answer and the client, if there is none.
+func (rt *route) observe(req *http.Request, resp *http.Response) {
+	o, ok := resp.Body.(*observer) // its first token was awaited
+	if !ok {
+		o = rt.observer(resp)
+	}
 	rt.answer = o
 	t := now()
 	good := rt.plan.request != nil && resp.StatusCode < 300
-	if rt.attempt.work != workNone && resp.StatusCode < 300 {
-		o.flow = &rt.attempt.worker.flow
-	}
-	if good {
-		o.stream = eventStream(resp.Header)
-		o.refreshed = t
-		if compressed(resp.Header) { // though it was asked not to be
-			rt.fallBack(fallbackUnreadable)
-		} else {
-			o.reader = rt.plan.request.NewAnswer(o.stream)
-			if rt.next != nil {
-				o.reader.KeepText(maxKeptText)
-			}
-			o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
-		}
-		if rt.plan.asked && o.stream && o.reader != nil {
-			o.filter = new(api.UsageFilter)
-			resp.Header.Del("Content-Length") // it will be shorter
-			resp.ContentLength = -1
-		}
-		o.extend(resp)
-		o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
-	}
 	switch {
 	case o.stream && o.reader != nil: // its first token is seen when it comes
 	case good && !o.stream && o.reader != nil:
@@ -106,30 +125,34 @@ func (o *observer) Read(p []byte) (int, error) {
 		return n, o.over
 	}
 	n, err := o.receive(p)
-	if n > 0 {
-		o.feed(p[:n])
+	out := o.pass(p[:n], err)
+	m := copy(p, out)
+	o.over = err
+	if m < len(out) {
+		o.rest = slices.Clone(out[m:]) // it may be the framer's
+		return m, nil
 	}
-	out := p[:n]
-	if o.filter != nil {
-		out = o.filter.Write(out)
-		if err != nil {
-			out = append(slices.Clip(out), o.filter.End()...)
-		}
+	return m, err
+}
+
+// pass reads what came of the answer, and returns what the client gets of it.
+func (o *observer) pass(p []byte, err error) []byte {
+	t := now()
+	if len(p) > 0 {
+		o.markAlive(t)
 	}
-	if o.ext != nil { // behind the other, which would not know its own chunk again
-		out = o.ext.write(o, out, err != nil)
+	out := p
+	if o.reader != nil {
+		out = o.feed(t, p, err != nil)
+	}
+	if o.ext != nil {
+		out = o.ext.pass(o, out, len(p) > 0, err != nil)
 	}
 	o.keepTail(out)
 	if err != nil {
 		out = o.stop(out, err)
 	}
-	m := copy(p, out)
-	o.over = err
-	if m < len(out) {
-		o.rest = slices.Clone(out[m:]) // it may be the filter's
-		return m, nil
-	}
-	return m, err
+	return out
 }
 
 // keepTail keeps the last bytes that the client gets.
@@ -162,9 +185,8 @@ func (o *observer) stop(out []byte, err error) []byte {
 // Close implements io.Closer.
 func (o *observer) Close() error { return o.body.Close() }
 
-// feed reads along.
-func (o *observer) feed(p []byte) {
-	t := now()
+// markAlive tells the lease and the worker that something came.
+func (o *observer) markAlive(t time.Time) {
 	if t.Sub(o.alive) > time.Second {
 		o.alive = t
 		o.attempt.lease.Alive(t)
@@ -172,28 +194,79 @@ func (o *observer) feed(p []byte) {
 	if o.flow != nil {
 		o.flow.last.Store(ticks(t))
 	}
-	if o.reader == nil {
-		return
+}
+
+// feed shows the reader what came, and returns it with the edits of events made.
+func (o *observer) feed(t time.Time, p []byte, over bool) []byte {
+	if !o.stream {
+		o.reader.Write(p)
+		o.keep()
+		return p
 	}
 	before := o.reader.Chunks()
-	o.reader.Write(p)
-	o.keep()
-	chunks := o.reader.Chunks()
-	if !o.stream || chunks == before {
-		return
-	}
-	if o.first.IsZero() {
-		o.first = t
-		if o.attempt.worker.flow.hangs() { // which is no measure of its prefills
-			o.attempt.lease.Prefilled(t)
-		} else {
-			o.attempt.lease.FirstToken(t)
+	o.frames.Write(p, over)
+	for f, ok := o.frames.Next(); ok; f, ok = o.frames.Next() {
+		o.reader.Event(f)
+		if o.first.IsZero() && o.reader.FirstToken() {
+			o.firstToken(t)
 		}
-		o.rt.h.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
-		o.vouch()
+		if o.frames.Edits {
+			o.edit(f)
+		}
 	}
+	o.keep()
+	if o.reader.Chunks() != before {
+		o.tokens(t)
+	}
+	if o.frames.Edits {
+		return o.frames.Forward()
+	}
+	return p
+}
+
+// edit takes usage out of an event that the client did not ask for, and puts the
+// nvext in that it did ask for.
+func (o *observer) edit(f rawjson.Frame) {
+	o.edits = o.edits[:0]
+	if o.cutsUsage {
+		cut, all := api.UsageIn(f.Data)
+		if all {
+			o.frames.Drop()
+			return
+		}
+		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
+			o.edits = append(o.edits, rawjson.Edit{Span: cut})
+		}
+	}
+	if o.ext != nil && o.ext.stream != nil {
+		o.edits = append(o.edits, o.ext.stream.EditChunk(f)...)
+		if f.Long && !o.ext.long {
+			o.ext.long = true
+			o.rt.fallBack(fallbackUntold)
+		}
+	}
+	if len(o.edits) > 0 {
+		slices.SortStableFunc(o.edits, func(a, b rawjson.Edit) int { return cmp.Compare(a.Start, b.Start) })
+		o.frames.Edit(o.edits)
+	}
+}
+
+// firstToken records that the stream has brought its first token.
+func (o *observer) firstToken(t time.Time) {
+	o.first = t
+	if o.attempt.worker.flow.hangs() { // which is no measure of its prefills
+		o.attempt.lease.Prefilled(t)
+	} else {
+		o.attempt.lease.FirstToken(t)
+	}
+	o.rt.h.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
+	o.vouch()
+}
+
+// tokens records that the stream has brought tokens.
+func (o *observer) tokens(t time.Time) {
 	o.last = t
-	o.attempt.lease.Output(t, int64(chunks))
+	o.attempt.lease.Output(t, int64(o.reader.Chunks()))
 	if o.rt.session != "" && t.Sub(o.refreshed) > o.rt.sessionTTL()/4 {
 		o.refreshed = t
 		o.rt.pool.sessions.Get(o.rt.session) // a long answer keeps its session alive
