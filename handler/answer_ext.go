@@ -94,9 +94,10 @@ func requestID(r *http.Request) string {
 // extended is what makes an answer carry it.
 type extended struct {
 	before []byte // annotations; nil once the client has them
-	stream *nvext.StreamFilter
+	stream *nvext.Additions
 	plain  *nvext.AnswerFilter
 	told   bool // the token ids
+	long   bool // an event was too long to carry anything
 }
 
 // extend lets the answer carry what its client asked for. An answer that cannot
@@ -122,7 +123,7 @@ func (o *observer) extend(resp *http.Response) {
 	case o.stream:
 		e.before = o.rt.annotations()
 		if x.fields != 0 {
-			e.stream = &nvext.StreamFilter{Additions: add}
+			e.stream = &add
 		}
 	case x.fields != 0:
 		e.plain = &nvext.AnswerFilter{Additions: add}
@@ -214,34 +215,24 @@ func (o *observer) timing() nvext.Timing {
 	return t
 }
 
-// write passes on the next bytes of the answer, the last ones if over.
-func (e *extended) write(o *observer, p []byte, over bool) []byte {
+// pass returns what the client gets: annotations, as soon as something came, and
+// a plain answer once it is over.
+func (e *extended) pass(o *observer, p []byte, came, over bool) []byte {
 	out := p
-	switch {
-	case e.stream != nil:
-		if out = e.stream.Write(p); over {
-			out = append(slices.Clip(out), e.stream.End()...)
-			e.missed(o, e.stream.Skipped() > 0)
-		}
-	case e.plain != nil:
+	if e.plain != nil {
 		if out = e.plain.Write(p); over {
-			e.missed(o, e.plain.Skipped())
+			if e.plain.Skipped() {
+				o.rt.fallBack(fallbackUntold)
+			}
 			out = append(slices.Clip(out), e.plain.End()...)
 		}
 	}
-	if len(e.before) > 0 && len(p) > 0 {
+	if len(e.before) > 0 && came {
 		out = slices.Concat(e.before, out)
 		e.before = nil
 		o.rt.plan.answer.wrote()
 	}
 	return out
-}
-
-// missed takes in whether some of the answer was too long to carry anything.
-func (e *extended) missed(o *observer, some bool) {
-	if some {
-		o.rt.fallBack(fallbackUntold)
-	}
 }
 
 // isDynamo tells whether a worker is a Dynamo, which has an nvext of its own.

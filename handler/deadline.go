@@ -5,11 +5,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
-	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
 
@@ -118,7 +115,9 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 		return err
 	}
 	if err == nil && g.first != nil && rt.readable(resp) {
-		err = awaitToken(resp, rt.plan.request.NewAnswer(true), &a.worker.flow.last)
+		o := rt.observer(resp)
+		resp.Body = o
+		err = o.await()
 	}
 	var ended *endedError
 	if a.worker.flow.arrived(a) {
@@ -155,56 +154,31 @@ const maxHeld = 64 << 10
 // in which tokens can be seen.
 const maxUnread = 8
 
-// awaitToken reads an answer up to its first token, or its end or an error in
-// its place, and puts what was read in front of the rest. An error says that it
-// broke off before.
-func awaitToken(resp *http.Response, reader *api.Answer, heard *atomic.Int64) error {
-	held := make([]byte, 0, 4<<10)
+// await reads a stream up to its first token, or its end or an error in its
+// place, and holds it back for Read. An error says that it broke off before.
+func (o *observer) await() error {
+	p := make([]byte, 4<<10)
 	for {
-		held = slices.Grow(held, 1<<10)
-		n, err := resp.Body.Read(held[len(held):cap(held)])
-		reader.Write(held[len(held) : len(held)+n])
-		held = held[:len(held)+n]
-		if n > 0 {
-			heard.Store(ticks(now()))
-		}
-		begun := reader.FirstToken() || reader.Failed() || reader.Done() || reader.Others() > maxUnread
+		n, err := o.body.Read(p)
+		o.rest = append(o.rest, o.pass(p[:n], nil)...)
+		begun := o.reader.FirstToken() || o.reader.Failed() || o.reader.Done() || o.reader.Others() > maxUnread
 		if err != nil && !begun && !errors.Is(err, io.EOF) {
-			_ = resp.Body.Close()
+			_ = o.Close()
 			return err
 		}
-		if begun || err != nil || len(held) >= maxHeld {
-			resp.Body = &replayed{ReadCloser: resp.Body, held: held, err: err}
+		if begun || err != nil || len(o.rest) >= maxHeld {
+			o.awaited = err
 			return nil
 		}
 	}
 }
 
-// replayed is an answer's body of which a part was read already.
-type replayed struct {
-	io.ReadCloser
-	held []byte
-	err  error // that came with it
-}
-
-// Read implements io.Reader.
-func (r *replayed) Read(p []byte) (int, error) {
-	if len(r.held) > 0 {
-		n := copy(p, r.held)
-		if r.held = r.held[n:]; len(r.held) == 0 {
-			r.held = nil
-		}
-		return n, nil
-	}
-	if r.err != nil {
-		return 0, r.err
-	}
-	return r.ReadCloser.Read(p)
-}
-
 // receive reads from the worker. Only in here it is waited for: time that a
 // client takes is not its own.
 func (o *observer) receive(p []byte) (int, error) {
+	if o.awaited != nil {
+		return 0, o.awaited
+	}
 	if !o.stream {
 		return o.body.Read(p)
 	}

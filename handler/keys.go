@@ -1,10 +1,10 @@
 package handler
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"strconv"
 	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
 // maxSessionKey is the longest session key that is kept as it is.
@@ -23,7 +23,7 @@ const (
 // keptKey returns what a session's key is kept as.
 func keptKey(key string) string {
 	if len(key) > maxSessionKey || strings.HasPrefix(key, own) {
-		return digest(digestMark, key)
+		return digestMark + nvext.Digest([]byte(key))
 	}
 	return strings.Clone(key) // it may point into the body
 }
@@ -49,12 +49,7 @@ func modelKey(session, model string) string {
 // bounded returns a key of ours, or its digest, if it is too long.
 func bounded(key string) string {
 	if len(key) > maxSessionKey {
-		return digest(ownDigest, key)
+		return ownDigest + nvext.Digest([]byte(key))
 	}
 	return key
-}
-
-func digest(prefix, key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return prefix + hex.EncodeToString(sum[:])
 }

@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 	"go.uber.org/zap"
 
@@ -269,7 +269,7 @@ func (w *worker) listed() []modelEntry {
 			list = append(list, told.entries[i])
 			continue
 		}
-		name, _ := json.Marshal(id) // it is a string
+		name := rawjson.AppendString(nil, id)
 		list = append(list, modelEntry{id, `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`})
 	}
 	return list

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // observer is the body of an answer on its way to the client. It changes no
@@ -38,42 +39,59 @@ type observer struct {
 	refreshed time.Time // the session's binding was
 	ended     bool      // the answer came to its end
 	broken    error     // it broke off
-	filter    *api.UsageFilter
+	frames    rawjson.Framer
+	cutsUsage bool      // usage is taken out that the client did not ask for
 	ext       *extended // what it carries of nvext, nil if nothing
-	tail      [4]byte   // the last that the client got; 0 where there is none
-	rest      []byte    // still to be sent to the client
-	over      error     // and what comes then
+	edits     []rawjson.Edit
+	tail      [4]byte // the last that the client got; 0 where there is none
+	rest      []byte  // still to be sent to the client
+	over      error   // and what comes then
+	awaited   error   // what came of the worker behind the head that await has read
 }
 
-// observe puts an observer between an answer and the client.
-func (rt *route) observe(req *http.Request, resp *http.Response) {
+// observer returns an observer of an answer, which shall be its body.
+func (rt *route) observer(resp *http.Response) *observer {
 	o := &observer{rt: rt, attempt: rt.attempt, body: resp.Body, status: resp.StatusCode}
+	if resp.StatusCode >= 300 {
+		return o
+	}
+	if rt.attempt.work != workNone {
+		o.flow = &rt.attempt.worker.flow
+	}
+	if rt.plan.request == nil {
+		return o
+	}
+	o.stream = eventStream(resp.Header)
+	o.refreshed = now()
+	if body.Compressed(resp.Header) { // though it was asked not to be
+		rt.fallBack(fallbackUnreadable)
+	} else {
+		o.reader = rt.plan.request.NewAnswer(o.stream)
+		if rt.speculative && rt.plan.ext.AgentHints.SpeculativePrefill.Value {
+			o.reader.KeepText(maxKeptText)
+		}
+		o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
+	}
+	if rt.plan.asked && o.stream && o.reader != nil {
+		o.cutsUsage = true
+		resp.Header.Del("Content-Length") // it will be shorter
+		resp.ContentLength = -1
+	}
+	o.extend(resp)
+	o.frames.Edits = o.cutsUsage || o.ext != nil && o.ext.stream != nil
+	o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
+	return o
+}
+
+// observe puts an observer between an answer and the client, if there is none.
+func (rt *route) observe(req *http.Request, resp *http.Response) {
+	o, ok := resp.Body.(*observer) // its first token was awaited
+	if !ok {
+		o = rt.observer(resp)
+	}
 	rt.answer = o
 	t := now()
 	good := rt.plan.request != nil && resp.StatusCode < 300
-	if rt.attempt.work != workNone && resp.StatusCode < 300 {
-		o.flow = &rt.attempt.worker.flow
-	}
-	if good {
-		o.stream = eventStream(resp.Header)
-		o.refreshed = t
-		if body.Compressed(resp.Header) { // though it was asked not to be
-			rt.fallBack(fallbackUnreadable)
-		} else {
-			o.reader = rt.plan.request.NewAnswer(o.stream)
-			if rt.next != nil {
-				o.reader.KeepText(maxKeptText)
-			}
-			o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
-		}
-		if rt.plan.asked && o.stream && o.reader != nil {
-			o.filter = new(api.UsageFilter)
-			resp.Header.Del("Content-Length") // it will be shorter
-			resp.ContentLength = -1
-		}
-		o.extend(resp)
-		o.extensible = o.stream && o.reader != nil && resp.ContentLength < 0
-	}
 	switch {
 	case o.stream && o.reader != nil: // its first token is seen when it comes
 	case good && !o.stream && o.reader != nil:
@@ -105,30 +123,34 @@ func (o *observer) Read(p []byte) (int, error) {
 		return n, o.over
 	}
 	n, err := o.receive(p)
-	if n > 0 {
-		o.feed(p[:n])
+	out := o.pass(p[:n], err)
+	m := copy(p, out)
+	o.over = err
+	if m < len(out) {
+		o.rest = slices.Clone(out[m:]) // it may be the framer's
+		return m, nil
 	}
-	out := p[:n]
-	if o.filter != nil {
-		out = o.filter.Write(out)
-		if err != nil {
-			out = append(slices.Clip(out), o.filter.End()...)
-		}
+	return m, err
+}
+
+// pass reads what came of the answer, and returns what the client gets of it.
+func (o *observer) pass(p []byte, err error) []byte {
+	t := now()
+	if len(p) > 0 {
+		o.markAlive(t)
 	}
-	if o.ext != nil { // behind the other, which would not know its own chunk again
-		out = o.ext.write(o, out, err != nil)
+	out := p
+	if o.reader != nil {
+		out = o.feed(t, p, err != nil)
+	}
+	if o.ext != nil {
+		out = o.ext.pass(o, out, len(p) > 0, err != nil)
 	}
 	o.keepTail(out)
 	if err != nil {
 		out = o.stop(out, err)
 	}
-	m := copy(p, out)
-	o.over = err
-	if m < len(out) {
-		o.rest = slices.Clone(out[m:]) // it may be the filter's
-		return m, nil
-	}
-	return m, err
+	return out
 }
 
 // keepTail keeps the last bytes that the client gets.
@@ -160,44 +182,6 @@ func (o *observer) stop(out []byte, err error) []byte {
 
 // Close implements io.Closer.
 func (o *observer) Close() error { return o.body.Close() }
-
-// feed reads along.
-func (o *observer) feed(p []byte) {
-	t := now()
-	if t.Sub(o.alive) > time.Second {
-		o.alive = t
-		o.attempt.lease.Alive(t)
-	}
-	if o.flow != nil {
-		o.flow.last.Store(ticks(t))
-	}
-	if o.reader == nil {
-		return
-	}
-	before := o.reader.Chunks()
-	o.reader.Write(p)
-	o.keep()
-	chunks := o.reader.Chunks()
-	if !o.stream || chunks == before {
-		return
-	}
-	if o.first.IsZero() {
-		o.first = t
-		if o.attempt.worker.flow.hangs() { // which is no measure of its prefills
-			o.attempt.lease.Prefilled(t)
-		} else {
-			o.attempt.lease.FirstToken(t)
-		}
-		o.rt.figures.ttft.Observe(t.Sub(o.rt.start).Seconds())
-		o.vouch()
-	}
-	o.last = t
-	o.attempt.lease.Output(t, int64(chunks))
-	if o.rt.session != "" && t.Sub(o.refreshed) > o.rt.sessionTTL()/4 {
-		o.refreshed = t
-		o.rt.pool.sessions.Get(o.rt.session) // a long answer keeps its session alive
-	}
-}
 
 // end takes in that the answer has come whole.
 func (o *observer) end() {

@@ -322,7 +322,7 @@ func detach(req *api.Request) {
 		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse, &req.Conversation, &req.CacheKey, &req.SessionID, &req.UserID,
 	} {
 		if len(*s) > maxKept {
-			*s = digest(digestMark, *s)
+			*s = digestMark + nvext.Digest([]byte(*s))
 		} else {
 			*s = strings.Clone(*s)
 		}

@@ -2,14 +2,13 @@ package handler
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -325,11 +324,8 @@ func viewSession(hash string, b affinity.Binding, dials map[kvscore.Target]strin
 	}
 }
 
-// keyHashBytes is how much of a key's SHA-256 is shown.
+// keyHashBytes is how much of a key's digest is shown.
 const keyHashBytes = 8
 
 // keyHash returns what a session's key is shown as.
-func keyHash(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(sum[:keyHashBytes])
-}
+func keyHash(key string) string { return nvext.Digest([]byte(key))[:2*keyHashBytes] }

@@ -17,16 +17,16 @@ const (
 	unknown = -1
 )
 
-// Answer observes the answer to one attempt at a request: the bytes are shown
-// to Write as they pass, in pieces of any size, then Finish is called. It
-// keeps no reference to them, never fails, and what it cannot read leaves it
-// ignorant and nothing else. It is not safe for concurrent use.
+// Answer observes the answer to one attempt at a request. A plain answer is
+// shown to Write, in pieces of any size, and a stream's events to Event; then
+// Finish is called. An Answer keeps no reference to what it is shown and never
+// fails: what it cannot read leaves it ignorant and nothing else. It is not safe
+// for concurrent use.
 type Answer struct {
 	req    *Request
 	stream bool
 	ended  bool
 
-	sse  sse
 	body []byte // of a plain answer
 	lost bool   // the plain answer was too long to keep
 
@@ -70,12 +70,22 @@ func (r *Request) NewAnswer(stream bool) *Answer {
 	return a
 }
 
-// Write shows the next bytes of the answer.
+// Event shows the next event of a stream.
+func (a *Answer) Event(f rawjson.Frame) {
+	if f.Failed {
+		a.failed, a.legible = true, true
+	}
+	if f.Long {
+		a.unlike()
+		a.legible = true
+	}
+	a.event(f.Data)
+}
+
+// Write shows the next bytes of a plain answer.
 func (a *Answer) Write(p []byte) {
 	switch {
 	case a.ended:
-	case a.stream:
-		a.sse.feed(p, a)
 	case a.req.API.Work() == Prefill && len(a.body)+len(p) > 2*maxResult:
 		a.lost, a.legible = true, true
 		a.body = append(a.body, p[max(0, len(p)-maxResult):]...)
@@ -96,15 +106,16 @@ func (a *Answer) Finish() {
 	}
 	a.ended = true
 	if a.stream {
-		a.sse.end(a)
-	} else if !a.lost {
-		a.body = bytes.TrimPrefix(a.body, bom)
+		return
+	}
+	if !a.lost {
+		a.body = bytes.TrimPrefix(a.body, []byte("\xEF\xBB\xBF"))
 		a.event(a.body)
 		a.legible = a.legible || json.Valid(a.body) // JSON, though none of this API
 	} else {
 		a.resultsEnd()
 	}
-	a.body, a.sse = nil, sse{}
+	a.body = nil
 }
 
 // FirstToken is whether the answer has begun: something that the engine

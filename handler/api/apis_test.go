@@ -21,9 +21,9 @@ const (
 	askGenerate  = `{"text":"say hello, "}`
 )
 
-func answerOf(t *testing.T, a API, request string, stream bool, events ...string) *Answer {
+func answerOf(t *testing.T, a API, request string, stream bool, events ...string) *observed {
 	t.Helper()
-	n := mustParse(t, a, request).NewAnswer(stream)
+	n := observe(mustParse(t, a, request), stream)
 	for _, e := range events {
 		if stream {
 			e = "data: " + e + "\n\n"
@@ -101,7 +101,7 @@ func TestAnswersOfOtherAPIs(t *testing.T) {
 
 func TestUsageOfOtherAPIs(t *testing.T) {
 	for name, c := range map[string]struct {
-		answer *Answer
+		answer *observed
 		want   [3]int64
 	}{
 		"messages without a cache": {answerOf(t, messages{}, askMessages, true, `{"type":"message_start","message":{"usage":{"input_tokens":538,"cache_read_input_tokens":null,"output_tokens":0}}}`, `{"type":"message_delta","usage":{"output_tokens":7}}`), [3]int64{538, 7, -1}},
@@ -247,7 +247,7 @@ func TestBrokenEvents(t *testing.T) {
 		if a == nil || a.Work() == Count {
 			continue
 		}
-		n := mustParse(t, a, `{}`).NewAnswer(true)
+		n := observe(mustParse(t, a, `{}`), true)
 		n.Write([]byte("data: {\"cut" + e))
 		n.Finish()
 		if !n.Failed() || n.Done() {

@@ -133,7 +133,7 @@ func BenchmarkAnswer(b *testing.B) {
 	b.Run("100chunks", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			a := r.NewAnswer(true)
+			a := observe(r, true)
 			for _, c := range chunks {
 				a.Write(c)
 			}

@@ -29,7 +29,7 @@ func TestNextTurnExtendsPromptAndAnswer(t *testing.T) {
 				answer.calls = append(answer.calls, s.call(true))
 			}
 			stream := s.IntN(3) > 0
-			a := r.NewAnswer(stream)
+			a := observe(r, stream)
 			reads := s.plain(answer)
 			if stream {
 				reads = s.stream(answer)

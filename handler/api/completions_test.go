@@ -101,13 +101,13 @@ func TestTokenBlockSizes(t *testing.T) {
 
 func TestCompletionContinuesPrompt(t *testing.T) {
 	r := mustParse(t, completions{}, `{"prompt":"once upon a time th"}`)
-	a := r.NewAnswer(true)
+	a := observe(r, true)
 	a.Write([]byte("data: {\"choices\":[{\"index\":0,\"text\":\"ere was\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" a \\\"king\\\"\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"))
 	a.Finish()
 	if want := blocksOf(spelled(`once upon a time there was a "king"`)); !slices.Equal(a.Prediction(), want) {
 		t.Errorf("%x, want %x", a.Prediction(), want)
 	}
-	a = mustParse(t, completions{}, `{"prompt":"once upon a time th","echo":true}`).NewAnswer(false)
+	a = observe(mustParse(t, completions{}, `{"prompt":"once upon a time th","echo":true}`), false)
 	a.Write([]byte(`{"choices":[{"index":0,"text":"once","finish_reason":"length"}]}`))
 	a.Finish()
 	if a.Prediction() != nil || !a.Done() || !a.FirstToken() {

@@ -60,7 +60,7 @@ func TestOneConversationThroughAllAPIs(t *testing.T) {
 			if stream {
 				reads = via.stream
 			}
-			a := r.NewAnswer(stream)
+			a := observe(r, stream)
 			var all []byte
 			for _, p := range reads(s, answer) {
 				p = slices.Clone(p)

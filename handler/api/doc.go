@@ -10,8 +10,8 @@
 //
 // A request body is scanned once, in place, and becomes a [Request]: model,
 // limits, the prompt's identity as a chain of block hashes, and where the
-// router's own member (nvext) can be cut out of the original bytes. The bytes
-// of an answer are shown to an [Answer] as they pass; it finds the first
+// router's own member (nvext) can be cut out of the original bytes. An answer is
+// shown to an [Answer] as it passes; that finds the first
 // token, the usage, the end, and the chain that prompt and answer will have
 // together when the client sends them back in its next turn.
 //
@@ -20,6 +20,6 @@
 // engine would have served. It is not for tokenizing, chooses nothing, and
 // never decodes or rewrites JSON. What it writes is its own: errors
 // ([ErrorBody], [BrokenEvent]), and the wish for usage that [Request.AskUsage]
-// splices into a body and [UsageFilter] takes out of the answer again. It
+// splices into a body and [UsageIn] finds in the answer. It
 // imports neither Caddy nor net/http.
 package api

@@ -2,7 +2,8 @@ package api
 
 import (
 	"bytes"
-	"encoding/json"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // shape is how an API's clients expect errors.
@@ -22,14 +23,6 @@ func shapeOf(a API) shape {
 	return a.shape()
 }
 
-// fault is the inner object of an error.
-type fault struct {
-	Message string  `json:"message"`
-	Type    string  `json:"type"`
-	Param   *string `json:"param"`
-	Code    string  `json:"code"`
-}
-
 // ErrorBody returns the body of an error of our own, in the shape that the
 // API's clients expect: OpenAI's {"error":{"message","type","param","code"}},
 // Anthropic's {"type":"error","error":{"type","message","code","param"}}, or
@@ -38,28 +31,26 @@ type fault struct {
 // programs to test, message for people; param names the member or header at
 // fault, and is null if it is empty. A nil API gives OpenAI's shape.
 func ErrorBody(a API, status int, code, message, param string) []byte {
-	f := fault{Message: message, Code: code}
-	if param != "" {
-		f.Param = &param
-	}
-	var whole any
+	kind := openAIType(status)
+	var w rawjson.Object
+	w.Open()
 	if shapeOf(a) == shapeAnthropic {
-		f.Type = anthropicType(status)
-		whole = struct {
-			Type  string `json:"type"`
-			Error fault  `json:"error"`
-		}{"error", f}
+		kind = anthropicType(status)
+		w.Text("type", "error")
+	}
+	w.Name("error")
+	w.Open()
+	w.Text("message", message)
+	w.Text("type", kind)
+	if param == "" {
+		w.Raw("param", []byte("null"))
 	} else {
-		f.Type = openAIType(status)
-		whole = struct {
-			Error fault `json:"error"`
-		}{f}
+		w.Text("param", param)
 	}
-	body, err := json.Marshal(whole)
-	if err != nil { // strings and structs always can be
-		return []byte(`{"error":{}}`)
-	}
-	return body
+	w.Text("code", code)
+	w.Close()
+	w.Close()
+	return w.Buf
 }
 
 func openAIType(status int) string {

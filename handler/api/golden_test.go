@@ -56,7 +56,7 @@ func TestGolden(t *testing.T) {
 					continue
 				}
 				stream := name == "stream.txt"
-				n := r.NewAnswer(stream)
+				n := observe(r, stream)
 				n.Write(body)
 				n.Finish()
 				prompt, completion, cached := n.Usage()

@@ -146,7 +146,7 @@ func TestErrorsInStreams(t *testing.T) {
 		"data: {\"error\":{\"message\":\"m\"}}\n\n",
 	} {
 		for _, size := range []int{1, 7, 1000} {
-			n := mustParse(t, chat{}, askHello).NewAnswer(true)
+			n := observe(mustParse(t, chat{}, askHello), true)
 			for p := range slices.Chunk([]byte(begin+end), size) {
 				n.Write(p)
 			}
@@ -160,7 +160,7 @@ func TestErrorsInStreams(t *testing.T) {
 
 // A stream is over when it says so, not when the last choice has its reason.
 func TestStreamsSayThatTheyAreOver(t *testing.T) {
-	n := mustParse(t, chat{}, askHello).NewAnswer(true)
+	n := observe(mustParse(t, chat{}, askHello), true)
 	n.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\n"))
 	if n.Closed() {
 		t.Error("closed before [DONE]")
@@ -189,11 +189,11 @@ func TestMixedUsageChunks(t *testing.T) {
 				expect = before + after
 			}
 			for _, size := range []int{1, 5, 1000} {
-				if got := filtered(t, slices.Collect(slices.Chunk([]byte(stream), size))); string(got) != expect {
+				if got := filtered(slices.Collect(slices.Chunk([]byte(stream), size))); string(got) != expect {
 					t.Errorf("in reads of %d:\n%q, want\n%q", size, got, expect)
 				}
 			}
-			if got := filtered(t, [][]byte{[]byte(before + "data: " + in)}); want != "" && string(got) != before+"data: "+want {
+			if got := filtered([][]byte{[]byte(before + "data: " + in)}); want != "" && string(got) != before+"data: "+want {
 				t.Errorf("at the end: %q", got)
 			}
 		}
@@ -205,7 +205,7 @@ func TestUsageOfLongResults(t *testing.T) {
 	embedding := `{"embedding":[` + strings.Repeat("0.123456,", 20000) + `0]},`
 	answer := []byte(`{"object":"list","data":[` + strings.Repeat(embedding, 60) + `{}],"model":"m","usage":{"prompt_tokens":77,"total_tokens":77}}`)
 	for _, size := range []int{4096, 100_000, len(answer)} {
-		n := mustParse(t, pooled{}, `{"input":"hello"}`).NewAnswer(false)
+		n := observe(mustParse(t, pooled{}, `{"input":"hello"}`), false)
 		for p := range slices.Chunk(answer, size) {
 			n.Write(p)
 			if len(n.body) > 2*maxResult {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"unicode/utf16"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 	"github.com/zeebo/xxh3"
@@ -409,4 +410,30 @@ func (s speller) plainMessage(m message) string {
 			"function", s.object("name", s.str(c.name), "arguments", s.str(s.args(c)))))
 	}
 	return s.object(append(kv, "tool_calls", s.array(calls))...)
+}
+
+// observed is an Answer that is shown the bytes of a stream, too.
+type observed struct {
+	*Answer
+	frames rawjson.Framer
+}
+
+func observe(r *Request, stream bool) *observed { return &observed{Answer: r.NewAnswer(stream)} }
+
+func (o *observed) Write(p []byte) { o.show(p, false) }
+
+func (o *observed) show(p []byte, over bool) {
+	if !o.stream {
+		o.Answer.Write(p)
+		return
+	}
+	o.frames.Write(p, over)
+	for f, ok := o.frames.Next(); ok; f, ok = o.frames.Next() {
+		o.Event(f)
+	}
+}
+
+func (o *observed) Finish() {
+	o.show(nil, true)
+	o.Answer.Finish()
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // answered returns the observer of an answer that has come whole.
-func answered(r *Request, stream bool, most int, reads ...string) *Answer {
-	a := r.NewAnswer(stream)
+func answered(r *Request, stream bool, most int, reads ...string) *observed {
+	a := observe(r, stream)
 	a.KeepText(most)
 	for _, p := range reads {
 		a.Write([]byte(p))
@@ -99,7 +99,7 @@ func TestBlocksWithAnswerBeginTheNextTurn(t *testing.T) {
 		if n := len(blocks); n <= len(r.Blocks) || !slices.Equal(next.Blocks[:n], blocks) || next.Root != r.Root {
 			t.Errorf("%d blocks of prompt and answer %x, the next turn has %x", n, blocks, next.Blocks)
 		}
-		a := r.NewAnswer(false)
+		a := observe(r, false)
 		a.Write([]byte(`{"choices":[{"index":0,"message":{"role":"assistant","content":"` + answer + `"},"finish_reason":"stop"}]}`))
 		a.Finish()
 		if !slices.Equal(a.Prediction(), blocks) || a.PredictionPast() != past || past <= 0 || past >= 1 {

@@ -71,7 +71,7 @@ func TestResponseIDs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := r.NewAnswer(v.stream)
+		a := observe(r, v.stream)
 		text := []byte(v.answer)
 		a.Write(text)
 		for i := range text { // the memory is used again

@@ -58,7 +58,7 @@ func BenchmarkRepeatedIDs(b *testing.B) {
 			b.SetBytes(int64(size))
 			for b.Loop() {
 				r := mustParse(b, generate{}, body)
-				a := r.NewAnswer(true)
+				a := observe(r, true)
 				for _, e := range events {
 					a.Write([]byte(e))
 				}

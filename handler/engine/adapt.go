@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"slices"
 	"strconv"
 
@@ -300,7 +298,4 @@ func short(s string, most int) string {
 }
 
 // digest returns a digest of a text.
-func digest(s []byte) string {
-	sum := sha256.Sum256(s)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
+func digest(s []byte) string { return "sha256:" + nvext.Digest(s) }

@@ -2,11 +2,10 @@ package engine
 
 import (
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
@@ -26,10 +25,7 @@ func ScopedSession(salt, id string) string {
 }
 
 // scopeOf returns what stands before the sessions' ids of requests with a salt.
-func scopeOf(salt string) string {
-	sum := sha256.Sum256([]byte(salt))
-	return hex.EncodeToString(sum[:16]) + ":"
-}
+func scopeOf(salt string) string { return nvext.Digest([]byte(salt))[:32] + ":" }
 
 const nameSession, nameParams = "session_id", "session_params"
 

@@ -63,12 +63,12 @@ func BenchmarkCuts(b *testing.B) {
 	}
 }
 
-func BenchmarkStreamFilter(b *testing.B) {
+func BenchmarkEditChunk(b *testing.B) {
 	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
-	f := StreamFilter{Additions: marks}
+	f, a := rawjson.Framer{Edits: true}, marks
 	b.SetBytes(int64(len(chunk)))
 	b.ReportAllocs()
 	for b.Loop() {
-		f.Write(chunk)
+		chunked(&f, &a, chunk, false)
 	}
 }

@@ -9,9 +9,8 @@
 // go on to a Dynamo, and takes out what its generation refuses.
 //
 // An answer's nvext has the members that extra_fields asks for. They are made
-// with [WorkerID.Append], [Timing.Append] and [AppendTokens], and put into a
-// stream's chunks by a [StreamFilter] and into a plain answer by an
-// [AnswerFilter]. Annotations, which are events of their own, are made with
+// with [WorkerID.Append], [Timing.Append] and [AppendTokens], and put into the
+// answer by [Additions], with an [AnswerFilter] if that is no stream. Annotations, which are events of their own, are made with
 // [AppendAnnotation].
 //
 // Both generations of the protocol are read: that of Dynamo 1.0 to 1.2, which

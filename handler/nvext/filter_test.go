@@ -71,17 +71,24 @@ func TestSplice(t *testing.T) {
 	}
 }
 
-// filtered passes a stream through a filter in reads of these lengths.
-func filtered(t testing.TB, f *StreamFilter, reads [][]byte) []byte {
-	t.Helper()
-	var out []byte
-	for _, p := range reads {
-		out = append(out, f.Write(slices.Clone(p))...)
-		if len(f.held) > MaxEvent+len(p) {
-			t.Fatalf("%d bytes held", len(f.held))
+// chunked puts the marks into what is written to a framer.
+func chunked(f *rawjson.Framer, a *Additions, p []byte, over bool) []byte {
+	f.Write(p, over)
+	for e, ok := f.Next(); ok; e, ok = f.Next() {
+		if edits := a.EditChunk(e); len(edits) > 0 {
+			f.Edit(edits)
 		}
 	}
-	return append(out, f.End()...)
+	return f.Forward()
+}
+
+// filtered passes a stream in the given reads.
+func filtered(reads [][]byte) (out []byte) {
+	f, a := rawjson.Framer{Edits: true}, marks
+	for _, p := range reads {
+		out = append(out, chunked(&f, &a, slices.Clone(p), false)...)
+	}
+	return append(out, chunked(&f, &a, nil, true)...)
 }
 
 // cut splits a stream at random.
@@ -96,7 +103,7 @@ func cut(r *rand.Rand, b []byte) (reads [][]byte) {
 
 // However the stream is written and cut, chunks have their members, and all
 // else is as it came.
-func TestStreamFilterChangesChunksOnly(t *testing.T) {
+func TestEditChunkChangesChunksOnly(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		eol := []string{"\n", "\r\n", "\r"}[r.IntN(3)]
@@ -131,66 +138,24 @@ func TestStreamFilterChangesChunksOnly(t *testing.T) {
 			want.WriteString(`data: {"choices":[`)
 		}
 		reads := cut(r, []byte(in.String()))
-		if got := filtered(t, &StreamFilter{Additions: marks}, reads); string(got) != want.String() {
+		if got := filtered(reads); string(got) != want.String() {
 			t.Fatalf("seed %d: %q\nbecame %q\nwant   %q", seed, reads, got, want.String())
 		}
 	}
 }
 
-func TestStreamFilterForwardsAtOnce(t *testing.T) {
-	const chunk = `data: {"choices":[]}` + "\n\n"
-	for _, c := range []struct{ in, out string }{
-		{"data: [DONE]\n\n", "data: [DONE]\n\n"},
-		{"\n", "\n"},
-		{": x\n\ndata: {\"id\":", ": x\n\n"},
-		{": ping\n", ": ping\n"},
-		{": ping\r", ""},
-		{chunk[:len(chunk)-1], ""},
-		{chunk + chunk[:9], `data: {"choices":[],"nvext":{` + markEach + "}}\n\n"},
-		{"data: {\"choices\":[]}\r\n\r", `data: {"choices":[],"nvext":{` + markEach + "}}\r\n\r"},
-	} {
-		f := StreamFilter{Additions: marks}
-		if got := string(f.Write([]byte(c.in))); got != c.out {
-			t.Errorf("%q: %q at once", c.in, got)
-		}
-	}
-	f := StreamFilter{Additions: marks}
-	p := []byte("data: [DONE]\n\n: x\n\n")
-	if got := f.Write(p); len(got) != len(p) || &got[0] != &p[0] {
-		t.Error("events that stay are copied")
-	}
-}
-
-func TestStreamFilterDoesNotAllocate(t *testing.T) {
+func TestEditChunkDoesNotAllocate(t *testing.T) {
 	chunk := []byte(`data: {"id":"c","choices":[{"index":0,"text":"a \"b\"\n","logprobs":null,"finish_reason":null}]}` + "\n\n")
-	f := StreamFilter{Additions: marks}
-	if n := testing.AllocsPerRun(100, func() { f.Write(chunk) }); n > 0 {
+	f, a := rawjson.Framer{Edits: true}, marks
+	if n := testing.AllocsPerRun(100, func() { chunked(&f, &a, chunk, false) }); n > 0 {
 		t.Errorf("%v allocations for a chunk", n)
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		for i := 0; i < len(chunk); i += 10 {
-			f.Write(chunk[i:min(i+10, len(chunk))])
+			chunked(&f, &a, chunk[i:min(i+10, len(chunk))], false)
 		}
 	}); n > 0 {
 		t.Errorf("%v allocations for a chunk in pieces", n)
-	}
-}
-
-func TestStreamFilterIsBounded(t *testing.T) {
-	const chunk, after = `data: {"choices":[]}` + "\r\n\r\n", `data: {"choices":[],"nvext":{` + markEach + "}}\r\n\r\n"
-	for _, long := range []string{
-		`data: {"choices":[],"x":"` + strings.Repeat("x", 2*MaxEvent) + `"}` + "\r\n\r\n",
-		strings.Repeat("id: 12345678901234567890123456789\r\n", MaxEvent/30) + "\r\n",
-		": " + strings.Repeat("x", 2*MaxEvent) + "\r\n",
-	} {
-		in := []byte(chunk + long + chunk)
-		for _, size := range []int{1000, 1 << 16, len(in)} {
-			f := StreamFilter{Additions: marks}
-			got := filtered(t, &f, slices.Collect(slices.Chunk(in, size)))
-			if string(got) != after+long+after || f.Skipped() != 1 {
-				t.Errorf("in reads of %d: %d bytes of %d, %d skipped", size, len(got), len(in), f.Skipped())
-			}
-		}
 	}
 }
 
@@ -228,9 +193,9 @@ func TestAnswerFilter(t *testing.T) {
 	}
 }
 
-// FuzzStreamFilter checks that the split does not matter, that nothing but the
+// FuzzEditChunk checks that the split does not matter, that nothing but the
 // members is put in, and that chunks stay JSON.
-func FuzzStreamFilter(f *testing.F) {
+func FuzzEditChunk(f *testing.F) {
 	f.Add(uint64(1), []byte("data: {\"choices\":[{}]}\r\n\r\ndata: {\"choices\":[],\"nvext\":{\"a\":1}}\r\n\r\ndata: [DONE]\r\n\r\n"))
 	f.Add(uint64(2), []byte(": x\n\ndata: {\ndata: \"choices\":[]}\r\rdata"))
 	f.Add(uint64(3), []byte("data: {\"nvext\":{ },\"choices\":[{\"finish_reason\":\"stop\"}]}\n\nevent: error\ndata: {}\n\ndata:{\"choices\":[]}\r\r\n\n"))
@@ -238,8 +203,8 @@ func FuzzStreamFilter(f *testing.F) {
 		if bytes.Contains(stream, []byte("zz_")) {
 			return
 		}
-		one := filtered(t, &StreamFilter{Additions: marks}, [][]byte{stream})
-		many := filtered(t, &StreamFilter{Additions: marks}, cut(rand.New(rand.NewPCG(seed, 9)), stream))
+		one := filtered([][]byte{stream})
+		many := filtered(cut(rand.New(rand.NewPCG(seed, 9)), stream))
 		if !bytes.Equal(one, many) {
 			t.Fatalf("the split matters: %q %q", one, many)
 		}

@@ -125,10 +125,16 @@ func (e *Ext) setHeader(set int, value string) bool {
 		e.AgentHints.Priority = Some(int32(n))
 	case setTenant:
 		if len(value) > MaxText { // which is a tenant of its own all the same
-			sum := sha256.Sum256([]byte(value))
-			value = "sha256:" + hex.EncodeToString(sum[:])
+			value = "sha256:" + Digest([]byte(value))
 		}
 		e.Tenant = value // an empty one is none
 	}
 	return true
+}
+
+// Digest returns what stands for a text that is too long to be kept, or that must
+// not be shown: its SHA-256 in hexadecimal.
+func Digest(s []byte) string {
+	sum := sha256.Sum256(s)
+	return hex.EncodeToString(sum[:])
 }

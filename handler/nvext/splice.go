@@ -2,7 +2,7 @@ package nvext
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// Additions are what a filter puts into the nvext of an answer. A member that
+// Additions are what is put into the nvext of an answer. A member that
 // the engine's nvext has, too, gets the value of these, for its workers are
 // not those that the client knows; its other members stay.
 type Additions struct {
@@ -20,6 +20,15 @@ type Additions struct {
 // maxMembers is how many members are merged with the engine's, of Each and of
 // Final: more than the protocol has.
 const maxMembers = 64
+
+// EditChunk returns the changes that put the additions into an event of a stream.
+// There are none if the event has a name, several lines of data, or no end.
+func (a *Additions) EditChunk(f rawjson.Frame) []rawjson.Edit {
+	if f.Named || f.Lines != 1 || f.Cut {
+		return nil
+	}
+	return a.Edits(f.Data, true)
+}
 
 // Edits returns the changes that put the additions into the nvext of an answer's
 // object. They are good until the next call. There are none if the object is

@@ -37,6 +37,12 @@ func (o *Object) Raw(name string, value []byte) {
 	o.Buf = append(o.Buf, value...)
 }
 
+// Text appends a member that is a text.
+func (o *Object) Text(name, s string) {
+	o.Name(name)
+	o.Buf = AppendString(o.Buf, s)
+}
+
 // Uint appends a member that is a whole number.
 func (o *Object) Uint(name string, n uint64) {
 	o.Name(name)

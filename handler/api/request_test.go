@@ -207,7 +207,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("token ids %s of %d: %v", ids, r.Tokens, err)
 			}
 		}
-		n := r.NewAnswer(true)
+		n := observe(r, true)
 		n.Write([]byte("data: [DONE]\n\n"))
 		n.Finish()
 		if p := n.Prediction(); p != nil && len(p) < len(r.Blocks) {

@@ -8,27 +8,37 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 const usageChunk = `{"id":"c","choices":[],"usage":{"prompt_tokens":20,"completion_tokens":5}}`
 
-// filtered passes a stream through a filter in the given reads.
-func filtered(t testing.TB, reads [][]byte) []byte {
-	t.Helper()
-	var f UsageFilter
-	var out []byte
-	for _, p := range reads {
-		out = append(out, f.Write(slices.Clone(p))...)
-		if len(f.held) > maxHeld+len(p) {
-			t.Fatalf("%d bytes held", len(f.held))
+// withoutUsage takes the usage out of what is written to a framer.
+func withoutUsage(f *rawjson.Framer, p []byte, over bool) []byte {
+	f.Write(p, over)
+	for e, ok := f.Next(); ok; e, ok = f.Next() {
+		if cut, all := UsageIn(e.Data); all {
+			f.Drop()
+		} else if cut.Len() > 0 && e.Lines == 1 {
+			f.Edit([]rawjson.Edit{{Span: cut}})
 		}
 	}
-	return append(out, f.End()...)
+	return f.Forward()
+}
+
+// filtered passes a stream in the given reads.
+func filtered(reads [][]byte) (out []byte) {
+	f := rawjson.Framer{Edits: true}
+	for _, p := range reads {
+		out = append(out, withoutUsage(&f, slices.Clone(p), false)...)
+	}
+	return append(out, withoutUsage(&f, nil, true)...)
 }
 
 // However the stream is written and cut, what comes out is what came in
 // without the chunk.
-func TestUsageFilterTakesTheChunkOnly(t *testing.T) {
+func TestUsageInFindsTheChunkOnly(t *testing.T) {
 	for seed := range uint64(3000) {
 		s := speller{rand.New(rand.NewPCG(seed, 31))}
 		eol := []string{"\n", "\r\n", "\r"}[s.IntN(3)]
@@ -61,55 +71,19 @@ func TestUsageFilterTakesTheChunkOnly(t *testing.T) {
 			want.WriteString(`data: {"id"`)
 		}
 		reads := s.reads([]byte(in.String()))
-		if got := filtered(t, reads); string(got) != want.String() {
+		if got := filtered(reads); string(got) != want.String() {
 			t.Fatalf("seed %d: %q\nbecame %q", seed, reads, got)
 		}
 	}
 }
 
-func TestUsageFilterForwardsAtOnce(t *testing.T) {
-	for _, c := range []struct{ in, out string }{
-		{"data: [DONE]\n\n", "data: [DONE]\n\n"},
-		{": pi", ": pi"},
-		{"\n", "\n"},
-		{"data: {\"id\":\"c\",\"choices\":[{", "data: {\"id\":\"c\",\"choices\":[{"},
-		{"data: [DO", "data: [DO"},
-		{": x\n\ndata: {\"id\":", ": x\n\n"},
-		{"data: " + usageChunk + "\n\n", ""},
-		{"data: " + usageChunk + "\n\ndata: [DONE]\n\n", "data: [DONE]\n\n"},
-	} {
-		var f UsageFilter
-		if got := string(f.Write([]byte(c.in))); got != c.out {
-			t.Errorf("%q: %q at once", c.in, got)
-		}
-	}
-	var f UsageFilter
-	p := []byte("data: {\"choices\":[{}]}\n\n: x\n\n")
-	if got := f.Write(p); len(got) != len(p) || &got[0] != &p[0] {
-		t.Error("whole events are copied")
-	}
-	if n := testing.AllocsPerRun(10, func() { f.Write(p) }); n > 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
-func TestUsageFilterIsBounded(t *testing.T) {
-	in := "data: {\"id\":\"" + strings.Repeat("x", 3*maxHeld) + "\",\"choices\":[],\"usage\":{}}\n\ndata: " + usageChunk + "\n\n"
-	want := strings.TrimSuffix(in, "data: "+usageChunk+"\n\n")
-	for _, size := range []int{1000, len(in)} {
-		if got := filtered(t, slices.Collect(slices.Chunk([]byte(in), size))); string(got) != want {
-			t.Errorf("in reads of %d: %d bytes of %d", size, len(got), len(want))
-		}
-	}
-}
-
-func FuzzUsageFilter(f *testing.F) {
+func FuzzUsageIn(f *testing.F) {
 	f.Add(uint64(1), []byte("data: {\"choices\":[{}]}\r\n\r\ndata: "+usageChunk+"\r\n\r\ndata: [DONE]\r\n\r\n"))
 	f.Add(uint64(2), []byte(": x\n\ndata: {\ndata: \"choices\":[],\"usage\":{}}\r\rdata"))
 	f.Add(uint64(3), []byte(vllmStream))
 	f.Fuzz(func(t *testing.T, seed uint64, stream []byte) {
-		one := filtered(t, [][]byte{stream})
-		many := filtered(t, (speller{rand.New(rand.NewPCG(seed, 9))}).reads(stream))
+		one := filtered([][]byte{stream})
+		many := filtered((speller{rand.New(rand.NewPCG(seed, 9))}).reads(stream))
 		if !bytes.Equal(one, many) {
 			t.Fatalf("the split matters: %q %q", one, many)
 		}
@@ -117,7 +91,7 @@ func FuzzUsageFilter(f *testing.F) {
 			t.Fatalf("%q became %q", stream, one)
 		}
 		// what the observer sees is the same but for the usage
-		a, b := mustParse(t, chat{}, askHello).NewAnswer(true), mustParse(t, chat{}, askHello).NewAnswer(true)
+		a, b := observe(mustParse(t, chat{}, askHello), true), observe(mustParse(t, chat{}, askHello), true)
 		a.Write(stream)
 		b.Write(one)
 		a.Finish()
@@ -198,12 +172,12 @@ func checkAsked(t *testing.T, out []byte, want map[string]json.RawMessage) {
 	}
 }
 
-func BenchmarkUsageFilter(b *testing.B) {
+func BenchmarkUsageIn(b *testing.B) {
 	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
-	var f UsageFilter
+	f := rawjson.Framer{Edits: true}
 	b.SetBytes(int64(len(chunk)))
 	b.ReportAllocs()
 	for b.Loop() {
-		f.Write(chunk)
+		withoutUsage(&f, chunk, false)
 	}
 }

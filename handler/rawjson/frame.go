@@ -1,0 +1,250 @@
+package rawjson
+
+import "bytes"
+
+// MaxFrame is the length of the longest event that is read or changed, in bytes.
+const MaxFrame = 1 << 20
+
+// Frame is one event of a stream of server-sent events. It is good until the
+// next call of its Framer.
+type Frame struct {
+	Data   []byte // the values of its data lines, with a line feed between two
+	Lines  int    // how many data lines it has
+	Named  bool   // it has a name
+	Failed bool   // its name is error, or it has a field error, as in old llama.cpp
+	Long   bool   // it is longer than MaxFrame; nothing else is known of it
+	Cut    bool   // the stream ended before the empty line that ends an event
+}
+
+// Framer cuts a stream of server-sent events (WHATWG HTML, 9.2) into frames.
+// Lines end in LF, CRLF or CR, and reads may cut them anywhere. Comments and
+// empty lines between events are in no frame. An event that lies in one read is
+// not copied, unless it has several lines of data. The zero value is ready for
+// use, for one stream.
+//
+// Give each read to Write, and call Next until it returns false. A Framer with
+// Edits set also tells what to forward (Forward): it holds an event back until
+// the event is whole, and Edit and Drop change the frame that Next returned
+// last.
+type Framer struct {
+	Edits bool
+
+	held []byte // the beginning of an event that is not whole
+	data []byte // the data of an event that has several lines of it
+	out  []byte // memory for what Forward returns, where something was changed
+	done []byte // what Forward returns
+	b    []byte // what is being read: the last read, behind held
+	from int    // b[:from] is in out, or was dropped
+	lf   int    // the first LF in b from seen on, if it is not before seen
+	now  event  // being read
+	last event  // the frame that was returned
+	stream
+}
+
+// event is what is known of an event so far. The indices are into b; they are
+// negative for what was forwarded before the event was whole.
+type event struct {
+	Frame
+	begin  int
+	end    int
+	line   int  // where its last line begins
+	seen   int  // that line has no end before this
+	at     Span // of the only line of data
+	fields int  // lines that are no comments
+}
+
+// stream is what is known of the stream.
+type stream struct {
+	late bool // the first line, which may begin with a BOM, was read
+	over bool // no more comes
+	cr   bool // the last read ended in the CR that ends an event: an LF now belongs to it
+	drop bool // and is dropped with it
+}
+
+// Write takes the next bytes of the stream, with over the last ones. They must
+// not change before Next has returned false, and what Forward returns is used.
+func (f *Framer) Write(p []byte, over bool) {
+	f.over = over
+	if f.cr && len(p) > 0 {
+		f.cr = false
+		switch {
+		case p[0] != '\n':
+		case f.drop:
+			p = p[1:]
+		default:
+			f.now.begin, f.now.line, f.now.seen = 1, 1, 1
+		}
+	}
+	f.b, f.from, f.lf, f.out = p, 0, -1, f.out[:0]
+	if len(f.held) > 0 {
+		f.held = append(f.held, p...)
+		f.b = f.held
+	}
+}
+
+// Next returns the next frame of what was written.
+func (f *Framer) Next() (Frame, bool) {
+	for f.now.begin < len(f.b) {
+		whole := f.quick() || f.read()
+		if !whole && !f.over {
+			break
+		}
+		f.now.Cut = !whole
+		if f.now.end-f.now.begin > MaxFrame {
+			f.now.Frame = Frame{Long: true}
+		} else if f.now.Lines == 1 {
+			f.now.Data = f.now.at.Of(f.b)
+		} else if f.now.Lines > 1 {
+			f.now.Data = f.data
+		}
+		f.last = f.now
+		f.now = event{begin: f.last.end, line: f.last.end, seen: f.last.end}
+		f.cr, f.drop = f.last.end > 0 && f.last.end == len(f.b) && f.b[f.last.end-1] == '\r', false
+		if f.last.fields > 0 {
+			return f.last.Frame, true
+		}
+	}
+	f.hold()
+	return Frame{}, false
+}
+
+// quick reads an event that is one line of data and two LF, as most are.
+func (f *Framer) quick() bool {
+	if f.now.seen != f.now.begin || !f.late || !bytes.HasPrefix(f.b[f.now.begin:], quickStart) {
+		return false
+	}
+	at := f.now.begin + len(quickStart)
+	n := bytes.IndexByte(f.b[at:], '\n')
+	if end := at + n + 2; n < 0 || end > len(f.b) || f.b[end-1] != '\n' || bytes.IndexByte(f.b[at:at+n], '\r') >= 0 {
+		return false
+	}
+	f.now.at, f.now.end = Span{at, at + n}, at+n+2
+	f.now.Lines, f.now.fields = 1, 1
+	return true
+}
+
+var quickStart = []byte("data: ")
+
+// read reads on in an event up to its end, and returns false if that has not
+// come yet. A comment before the first field is an event of its own, for it may
+// be there to keep a connection alive; so is an empty line.
+func (f *Framer) read() (whole bool) {
+	for f.now.seen < len(f.b) {
+		end := f.lineEnd()
+		blank := end == f.now.line
+		f.now.seen, f.now.end = end, len(f.b)
+		if end == len(f.b) || f.b[end] == '\r' && end+1 == len(f.b) && !blank {
+			break
+		}
+		f.now.end = end + 1
+		if f.b[end] == '\r' && f.now.end < len(f.b) && f.b[f.now.end] == '\n' {
+			f.now.end++
+		}
+		if blank {
+			return true
+		}
+		f.field(end)
+		f.now.line, f.now.seen = f.now.end, f.now.end
+		if f.now.fields == 0 {
+			return true
+		}
+	}
+	if f.over && f.now.seen > f.now.line {
+		f.field(f.now.seen)
+	} else if !f.over && !f.now.Long && len(f.b)-f.now.begin > MaxFrame {
+		f.field(f.now.seen) // to know a comment
+		f.now.Long = true
+	}
+	f.now.end = len(f.b)
+	return false
+}
+
+// lineEnd returns where the event's last line ends, len(b) if it does not.
+func (f *Framer) lineEnd() int {
+	if f.lf < f.now.seen {
+		f.lf = len(f.b)
+		if n := bytes.IndexByte(f.b[f.now.seen:], '\n'); n >= 0 {
+			f.lf = f.now.seen + n
+		}
+	}
+	if n := bytes.IndexByte(f.b[f.now.seen:f.lf], '\r'); n >= 0 {
+		return f.now.seen + n
+	}
+	return f.lf
+}
+
+var bom = []byte("\xEF\xBB\xBF")
+
+// field reads the event's last line, which ends at b[end].
+func (f *Framer) field(end int) {
+	if f.now.Long {
+		return
+	}
+	line := f.b[f.now.line:end]
+	if !f.late {
+		f.late = true
+		line = bytes.TrimPrefix(line, bom)
+	}
+	name, value, colon := bytes.Cut(line, []byte{':'})
+	if len(name) == 0 {
+		return // a comment
+	}
+	f.now.fields++
+	value = bytes.TrimPrefix(value, []byte{' '})
+	switch string(name) {
+	case "data":
+		switch f.now.Lines++; f.now.Lines {
+		case 1:
+			f.now.at = Span{end - len(value), end}
+		case 2:
+			f.data = append(f.data[:0], f.now.at.Of(f.b)...)
+			fallthrough
+		default:
+			f.data = append(append(f.data, '\n'), value...)
+		}
+	case "event":
+		f.now.Named = true
+		f.now.Failed = f.now.Failed || string(value) == "error"
+	case "error":
+		f.now.Failed = f.now.Failed || colon
+	}
+}
+
+// hold keeps what is not whole for the next Write.
+func (f *Framer) hold() {
+	keep := min(f.now.begin, len(f.b))
+	if f.now.Long {
+		keep = f.now.seen // it is forwarded as it comes
+	}
+	if f.Edits {
+		if f.done = f.b[:keep]; f.from > 0 || len(f.held) > 0 {
+			f.out = append(f.out, f.b[f.from:keep]...)
+			f.done = f.out
+		}
+	}
+	f.held = append(f.held[:0], f.b[keep:]...)
+	f.now.begin -= keep
+	f.now.line -= keep
+	f.now.seen -= keep
+	f.now.at.Start -= keep
+	f.now.at.End -= keep
+	f.b = nil
+}
+
+// Forward returns what is to be forwarded of the last Write, once Next has
+// returned false. It is good until the next Write.
+func (f *Framer) Forward() []byte { return f.done }
+
+// Edit changes the data of the frame that Next has returned, which must be one
+// line. The edits are in order.
+func (f *Framer) Edit(edits []Edit) {
+	data := f.last.at
+	f.out = Splice(append(f.out, f.b[f.from:data.Start]...), data.Of(f.b), edits)
+	f.from = data.End
+}
+
+// Drop takes out the frame that Next has returned.
+func (f *Framer) Drop() {
+	f.out = append(f.out, f.b[f.from:f.last.begin]...)
+	f.from, f.drop = f.last.end, true
+}
