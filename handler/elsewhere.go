@@ -22,7 +22,8 @@ const soonest = 500 * time.Millisecond
 // as nobody knows what it serves. It happens when a worker changes its models,
 // and before they were asked for. Nothing was computed then, so that the request
 // may be made again whatever it is.
-func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
+func (rt *route) servedElsewhere(resp *http.Response) bool {
+	a := rt.attempt
 	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || rt.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
@@ -41,11 +42,7 @@ func (rt *route) servedElsewhere(a *attempt, resp *http.Response) bool {
 	}
 	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
 	resp.Body = &replayed{ReadCloser: resp.Body, held: head, err: err}
-	if !bytes.Contains(bytes.ToLower(head), []byte("model")) {
-		return false // it is the path that is not there
-	}
-	rt.probes.askAgain(a.worker)
-	return true
+	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }
 
 // askAgain asks a worker soon which models it serves, for what is known of it

@@ -136,7 +136,7 @@ func (rt *route) finish() {
 	defer rt.plan.stream.Done()
 	rt.endWaiting()
 	if rt.attempt == nil {
-		rt.deliver(rt.report())
+		rt.publish(rt.report())
 		return
 	}
 	rt.release()
@@ -154,11 +154,11 @@ func (rt *route) finish() {
 			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
 	}
-	rt.deliver(report)
+	rt.publish(report)
 }
 
-// deliver counts the request, and adds it to the access log and its span.
-func (rt *route) deliver(r *Report) {
+// publish counts the request, and adds it to the access log and its span.
+func (rt *route) publish(r *Report) {
 	rt.figures.requests[r.Outcome].Inc()
 	rt.trace.end(r)
 	if rt.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {

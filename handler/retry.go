@@ -6,12 +6,10 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/zeebo/xxh3"
 	"go.uber.org/zap"
 
@@ -63,7 +61,7 @@ type anotherMatcher struct{}
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (anotherMatcher) MatchWithError(r *http.Request) (bool, error) {
 	rt, ok := r.Context().Value(routeKey{}).(*route)
-	return ok && !rt.spent && r.Context().Err() == nil && rt.anotherTry(), nil
+	return ok && !rt.spent && r.Context().Err() == nil && rt.anotherTry(rt.suspects), nil
 }
 
 // retryMatchers returns what makes the proxy ask retryMatcher, about failures
@@ -109,8 +107,8 @@ func (rt *route) anotherRound() bool {
 
 // anotherTry tells whether a further attempt may find a worker, and the
 // operator's limits allow it.
-func (rt *route) anotherTry() bool {
-	return rt.anotherRound() || !rt.limits.set() && rt.suspects < maxSuspects && rt.otherLeft()
+func (rt *route) anotherTry(suspects int) bool {
+	return rt.anotherRound() || !rt.limits.set() && suspects < maxSuspects && rt.otherLeft()
 }
 
 // lastSuspect tells whether the attempt under way is the last one if it breaks.
@@ -118,35 +116,17 @@ func (rt *route) lastSuspect() bool {
 	return !rt.limits.set() && rt.suspects+1 >= maxSuspects
 }
 
-// failed deals with an attempt that came to no answer. resent says that net/http
-// sent it twice, of which only the second one came to err.
-func (rt *route) failed(req *http.Request, err error, resent bool) (*http.Response, error) {
-	a := rt.attempt
-	rt.endAttempt(false)
-	if req.Context().Err() != nil {
-		return nil, err // the client is gone
-	}
-	rt.failure = err
-	if rt.plan.stream != nil && rt.plan.stream.Failed.Load() {
-		return nil, err // the client's body broke off: no worker's fault
-	}
-	if refused(err) {
-		rt.pool.missed(a.worker, err)
-	} else {
-		rt.rateDown(a, err.Error(), 0, false)
-	}
-	a.worker.engine.askAgain() // it may have restarted
-	var dial reverseproxy.DialError
-	reached := !errors.As(err, &dial)
-	if reached || resent {
-		rt.suspects++
-	}
-	if !rt.repeatable(reached) || !rt.anotherTry() || !rt.affordable(a, err) {
-		return rt.giveUp()
-	}
-	rt.countRetry(a, retryReason(err, reached))
+// retry has the proxy make another attempt. It returns what the proxy sees of this one.
+func (rt *route) retry(req *http.Request, resp *http.Response, v *judgment, err error) (*http.Response, error) {
+	rt.countRetry(rt.attempt, v.reason)
 	rt.again = true
-	return nil, err
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		rt.probes.askAgain(rt.attempt.worker) // its list of models is out of date
+	}
+	return rt.hold(req, resp), nil
 }
 
 // refused tells whether nobody listens at the worker's address. Caddy's dial
@@ -173,23 +153,9 @@ func (rt *route) giveUp() (*http.Response, error) {
 	return nil, lastError{rt.failure}
 }
 
-// answered deals with an attempt that came to an answer.
-func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Response, error) {
+// deliver prepares an answer for the client.
+func (rt *route) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := rt.attempt
-	rt.pool.found(a.worker)
-	switch {
-	case retryable(resp.StatusCode):
-		rt.rateDown(a, "status "+resp.Status, retryAfter(resp.Header, now()), true)
-		if rt.repeatable(true) && rt.anotherTry() && rt.affordable(a, nil) {
-			return rt.hold(req, resp), nil
-		}
-	case rt.servedElsewhere(a, resp) && rt.anotherTry() && rt.affordable(a, nil):
-		return rt.hold(req, resp), nil
-	case workersFault(resp.StatusCode):
-		rt.erred(a, resp.Status, resp.StatusCode >= 500)
-	case rt.plan.request == nil || resp.StatusCode >= 300 || body.Compressed(resp.Header):
-		rt.didWell(a) // where there is an answer to read, that tells
-	}
 	rt.release()
 	if rt.foresee(resp); !rt.keepBody && rt.next == nil {
 		rt.dropBody()
@@ -198,7 +164,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.lease.Prefilled(now())
 		a.lease.Alive(now().AddDate(100, 0, 0)) // it lives as long as the connection
-		return resp, nil
+		return resp
 	}
 	if resp.StatusCode < 300 {
 		rt.commit()
@@ -207,7 +173,7 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 		rt.mergeModels(a, resp)
 	}
 	rt.observe(req, resp)
-	return resp, nil
+	return resp
 }
 
 // hold keeps an answer back while another worker is asked, and returns what
@@ -217,8 +183,6 @@ func (rt *route) hold(req *http.Request, resp *http.Response) *http.Response {
 	rt.endAttempt(false)
 	rt.release()
 	rt.held = heldAnswer{resp, a}
-	rt.countRetry(a, strconv.Itoa(resp.StatusCode))
-	rt.again = true
 	shown := *resp
 	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
 	return &shown
@@ -328,17 +292,6 @@ func (rt *route) blameKey() uint64 {
 		key = key*0x9e3779b97f4a7c15 ^ b
 	}
 	return key
-}
-
-// workersFault tells whether a status may say that the worker is ill or set up
-// differently: what clients do wrong has other statuses, or comes from all
-// workers alike.
-func workersFault(status int) bool {
-	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
-		return true
-	}
-	return status >= 500
 }
 
 // stays tells whether a request cannot be made on another worker: none is left,

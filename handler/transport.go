@@ -11,29 +11,61 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
 
-// RoundTrip makes the attempt that was selected. What becomes of a failed attempt is
-// decided here, and made by the proxy.
+// RoundTrip makes the attempt that was selected.
 func (rt *route) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rt.spent {
 		return rt.giveUp()
 	}
+	a := rt.attempt
+	resp, resent, err := rt.send(req)
+	v := rt.judge(req.Context(), resp, resent, err)
+	if v.do == retry && !rt.affordable(a, err) {
+		v.do = fail
+		if resp != nil {
+			v.do = deliver
+		}
+	}
+	if v.do != deliver {
+		rt.endAttempt(false)
+	}
+	rt.reportOutcome(a, &v, err)
+	if v.suspect {
+		rt.suspects++
+	}
+	if err != nil && req.Context().Err() == nil {
+		rt.failure = err
+	}
+	switch v.do {
+	case deliver:
+		return rt.deliver(req, resp), nil
+	case retry:
+		return rt.retry(req, resp, &v, err)
+	case abandon:
+		return nil, err
+	}
+	return rt.giveUp()
+}
+
+// send sends the request to the attempt's worker. resent tells whether net/http sent
+// it twice.
+func (rt *route) send(req *http.Request) (resp *http.Response, resent bool, err error) {
 	sent := rt.guarded(req)
-	resp, resent, err := rt.send(rt.transport.Send, sent)
+	resp, resent, err = rt.sendOver(rt.transport.Send, sent)
 	if err != nil && resent && rt.plan.api != nil && sent.Context().Err() == nil && rt.stays() {
 		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
-		resp, _, err = rt.send(rt.transport.SendFresh, sent)
+		resp, _, err = rt.sendOver(rt.transport.SendFresh, sent)
 	}
 	if err = rt.arrived(resp, err); err != nil {
-		return rt.failed(req, err, resent)
+		return nil, resent, err
 	}
-	return rt.answered(req, resp)
+	return resp, resent, nil
 }
 
-// send makes one round trip and tells whether net/http sent the request again
+// sendOver makes one round trip and returns whether net/http sent the request again
 // in it, as it does after a connection that was kept alive turned out closed.
-func (rt *route) send(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
+func (rt *route) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
 	rt.sent = rt.trace.carry(rt.outgoing(req, resends))
 	resp, err := roundTrip(rt.sent)

@@ -1,0 +1,120 @@
+package handler
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// action is what follows from an attempt.
+type action uint8
+
+const (
+	deliver action = iota // the client gets the answer
+	retry                 // the proxy makes another attempt
+	fail                  // the client gets a held answer, or an error
+	abandon               // the client has gone, or its body broke off
+)
+
+// effect is what an attempt shows of its worker's health.
+type effect uint8
+
+const (
+	showsNothing effect = iota
+	showsWell           // a good answer
+	showsAbsent         // the worker refuses connections
+	showsFailed         // the worker broke the connection, or sends requests away
+	showsError          // an error that may be the worker's fault
+)
+
+// judgment is what is decided of an attempt that has come to an answer or an error.
+type judgment struct {
+	do     action
+	reason string // of a retry, as metrics name it
+
+	effect  effect
+	why     string        // for the log
+	wait    time.Duration // for which the worker asks to get no requests
+	busy    bool          // the worker is not ill, but full
+	own     bool          // the error is hardly the client's fault
+	suspect bool          // the attempt may have reached the engine's computing
+}
+
+// judge decides what follows from an attempt, and changes nothing. err is why there
+// is no answer. resent says that net/http sent the request twice, of which only the
+// second one came to err.
+func (rt *route) judge(ctx context.Context, resp *http.Response, resent bool, err error) judgment {
+	if err != nil {
+		return rt.judgeFailure(ctx, resent, err)
+	}
+	v, status := judgment{do: deliver}, resp.StatusCode
+	switch {
+	case retryable(status):
+		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, now()), true
+		if rt.repeatable(true) && rt.anotherTry(rt.suspects) {
+			v.do, v.reason = retry, strconv.Itoa(status)
+		}
+	case rt.servedElsewhere(resp) && rt.anotherTry(rt.suspects):
+		v.do, v.reason = retry, strconv.Itoa(status)
+	case workersFault(status):
+		v.effect, v.why, v.own = showsError, resp.Status, status >= 500
+	case rt.plan.request == nil || status >= 300 || body.Compressed(resp.Header):
+		v.effect = showsWell // an answer that is read shows more
+	}
+	return v
+}
+
+// judgeFailure judges an attempt without an answer.
+func (rt *route) judgeFailure(ctx context.Context, resent bool, err error) judgment {
+	if ctx.Err() != nil || rt.plan.stream != nil && rt.plan.stream.Failed.Load() {
+		return judgment{do: abandon}
+	}
+	_, unconnected := errors.AsType[reverseproxy.DialError](err)
+	v := judgment{do: fail, effect: showsFailed, why: err.Error(), suspect: !unconnected || resent}
+	if refused(err) {
+		v.effect = showsAbsent
+	}
+	suspects := rt.suspects
+	if v.suspect {
+		suspects++
+	}
+	if rt.repeatable(!unconnected) && rt.anotherTry(suspects) {
+		v.do, v.reason = retry, retryReason(err, !unconnected)
+	}
+	return v
+}
+
+// report tells the pool what an attempt has shown of its worker.
+func (rt *route) reportOutcome(a *attempt, v *judgment, err error) {
+	if err == nil {
+		rt.pool.found(a.worker)
+	} else if v.do != abandon {
+		a.worker.engine.askAgain() // it may have restarted
+	}
+	switch v.effect {
+	case showsWell:
+		rt.didWell(a)
+	case showsAbsent:
+		rt.pool.missed(a.worker, err)
+	case showsFailed:
+		rt.rateDown(a, v.why, v.wait, v.busy)
+	case showsError:
+		rt.erred(a, v.why, v.own)
+	}
+}
+
+// workersFault returns whether a status may say that the worker is ill or set up
+// differently: clients' errors have other statuses, or come from all workers alike.
+func workersFault(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
+		return true
+	}
+	return status >= 500
+}
