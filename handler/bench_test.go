@@ -142,7 +142,7 @@ func BenchmarkObserve(b *testing.B) {
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}
-		rt.finish()
+		rt.end()
 		if rt.outcome() != outcomeOK || rt.answer.reader.Chunks() != chunks {
 			b.Fatal(rt.outcome(), rt.answer.reader.Chunks())
 		}

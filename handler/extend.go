@@ -161,17 +161,17 @@ func pointer[T any](o nvext.Opt[T]) *T {
 
 // countDropped counts what was dropped of a request, and what nobody could
 // read. A plan that only explains counts nothing.
-func (h *Handler) countDropped(p *plan) {
+func (d *dispatcher) countDropped(p *plan) {
 	for name := range p.dropped.Names {
-		h.metrics.dropped.WithLabelValues(h.Pool, name).Inc()
+		d.metrics.dropped.WithLabelValues(d.pool.name, name).Inc()
 	}
 	for _, name := range p.malformed {
-		h.metrics.malformed.WithLabelValues(h.Pool, name).Inc()
+		d.metrics.malformed.WithLabelValues(d.pool.name, name).Inc()
 	}
 	if p.dropped == 0 && len(p.malformed) == 0 {
 		return
 	}
-	if c := h.logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
+	if c := d.logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
 		c.Write(zap.Stringer("not_granted", p.dropped), zap.Strings("malformed_headers", p.malformed))
 	}
 }

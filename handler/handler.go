@@ -470,46 +470,44 @@ func (h *Handler) Cleanup() error {
 
 // ServeHTTP routes one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	rt, err := h.newRoute(r)
+	start := now()
+	h.adopt()
+	h.prober.await(r.Context())
+	h.pool.follow(h)
+	h.noticeServer(r)
+	p, err := h.plan(r)
 	if err != nil {
-		return h.reject(w, r, err)
+		return h.refuse(w, r, err)
 	}
-	if rt.dry {
-		defer rt.plan.done()
-		if err = h.explainer.answerQuery(w, r, rt.plan); err != nil {
-			rt.plan.giveBack(r)
-		}
-		return err
+	defer p.done()
+	if p.ext.QueryOnly() {
+		return h.answerQuery(w, r, p)
 	}
-	defer rt.finish()
-	if err = rt.serve(w, r, next); err != nil {
-		body.GiveBack(r, rt.body, rt.plan.stream)
+	rt, err := h.dispatcher.begin(r, p, start)
+	if err != nil {
+		p.giveBack(r)
+		return h.refuse(w, r, err)
+	}
+	defer rt.end()
+	err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
+	if err = rt.settle(w, r, err); err != nil {
+		body.GiveBack(r, rt.body, p.stream)
 	}
 	return err
 }
 
-// serve has the proxy make the attempts. An error is for the server's error
-// routes.
-func (rt *route) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	rt.err = rt.proxy.ServeHTTP(w, rt.request(r), next)
-	rt.returned = true
-	rt.noticeEncoding(w)
-	if rt.err == nil || rt.writeHeld(w) {
-		rt.err = nil
-		return nil
+// answerQuery answers a request that only asks where it would go.
+func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) error {
+	h.dispatcher.countDropped(p)
+	err := h.explainer.answerQuery(w, r, p)
+	if err != nil {
+		p.giveBack(r)
 	}
-	if rt.answer != nil || rt.plan.api == nil || r.Context().Err() != nil {
-		return rt.err
-	}
-	if rt.wait.turnedAway != nil {
-		return answer(rt.wait.turnedAway, w, r)
-	}
-	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.name), zap.Error(rt.err))
-	return answer(rt.unserved(rt.err), w, r)
+	return h.refuse(w, r, err)
 }
 
-// reject answers a request that asks for what cannot be.
-func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) error {
+// refuse answers a request that was not dispatched.
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
 	var own *api.Refusal
 	if !errors.As(err, &own) {
 		return err

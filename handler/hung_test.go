@@ -430,6 +430,6 @@ func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
 		if err := rt.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
 			t.Error(err)
 		}
-		rt.finish()
+		rt.end()
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
@@ -16,10 +17,12 @@ import (
 // the client names the worker. Nothing is booked, remembered or computed. If the
 // request has no token ids, the chosen worker's engine is asked for them.
 func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) error {
+	if p.request == nil {
+		return &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
+	}
 	e := x.explainPlan(r, p)
 	if e.refused != nil {
-		x.figures.requests[outcomeRejected].Inc()
-		return answer(e.refused, w, r)
+		return e.refused
 	}
 	if e.Chosen == nil {
 		return errNoChoice
@@ -48,6 +51,8 @@ func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan)
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
 }
+
+var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
 
 var errNoChoice = errors.New("no worker was chosen")
 

@@ -129,9 +129,9 @@ func (r *Report) fault() (why string, bad bool) {
 	return r.Outcome, true
 }
 
-// finish ends everything that the request has begun. It runs deferred, also
+// end ends everything that the request has begun. It runs deferred, also
 // when the proxy aborts with a panic.
-func (rt *route) finish() {
+func (rt *route) end() {
 	defer rt.dropBody()
 	defer rt.plan.stream.Done()
 	rt.endWaiting()

@@ -154,7 +154,12 @@ func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
 	r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
-	rt, err := h.newRoute(r)
+	h.adopt()
+	p, err := h.plan(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt, err := testDispatcher(h).begin(r, p, now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,11 +182,11 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 		t.Errorf("%d bytes are booked after one was let go, want %d", got, m)
 	}
 	one.dropBody() // again
-	one.finish()
+	one.end()
 	if got := h.pool.memory.Held.Load(); got != m {
 		t.Errorf("%d bytes are booked after that one's end, want %d", got, m)
 	}
-	two.finish() // never let go before
+	two.end() // never let go before
 	if got := h.pool.memory.Held.Load(); got != 0 {
 		t.Errorf("%d bytes are booked after both have ended", got)
 	}
@@ -195,7 +200,7 @@ func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
 		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
 	}
-	rt.finish()
+	rt.end()
 	if got := h.pool.memory.Held.Load(); got != body.MaxBytes {
 		t.Errorf("%d bytes are booked, want as many as before", got)
 	}
@@ -225,7 +230,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
 			}
 		}
-		rt.finish()
+		rt.end()
 	}
 }
 
@@ -240,5 +245,5 @@ func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
 	if resp, err := rt.giveUp(); resp != nil || err == nil {
 		t.Errorf("an answer: %v, error %v", resp != nil, err)
 	}
-	rt.finish()
+	rt.end()
 }

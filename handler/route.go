@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -111,55 +109,50 @@ func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices 
 // Float64 implements kvscore.Rand.
 func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
 
-func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
-	start := now()
-	h.adopt()
-	h.prober.await(r.Context())
-	h.pool.follow(h)
-	h.noticeServer(r)
-	p, err := h.plan(r)
-	if err != nil {
-		return nil, err
-	}
-	planned := false
-	defer func() { // also if a matcher panics
-		if !planned {
-			p.giveBack(r)
-			p.done()
-		}
-	}()
-	if refused := h.dispatcher.checkModel(p); refused != nil {
+// begin begins to dispatch a request, and takes over the plan's body. The error is a
+// refusal; the plan then keeps its body.
+func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, error) {
+	if refused := d.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	if p.ext.QueryOnly() {
-		if p.request == nil {
-			return nil, &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
-		}
-		h.countDropped(p)
-		planned = true
-		return &route{dispatcher: h.dispatcher, plan: p, start: start, dry: true}, nil
-	}
-	rt = &route{dispatcher: h.dispatcher, plan: p, start: start, ready: now(), body: p.body, cached: -1}
+	rt := &route{dispatcher: d, plan: p, start: start, ready: now(), body: p.body, cached: -1}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := rt.narrow(r); err != nil {
 		return nil, err
 	}
-	h.countDropped(p)
+	d.countDropped(p)
 	rt.noticeIneffective()
-	h.pool.spending.request(rt.ready)
-	h.pool.nextTurn(p)
+	d.pool.spending.request(rt.ready)
+	d.pool.nextTurn(p)
 	rt.tried = rt.usual[:0]
-	p.body = nil // it is the route's, to let go of when it is not needed any more
+	p.body = nil
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	rt.repl.Map(rt.placeholder)
 	if p.fallback != "" {
 		rt.fallBack(p.fallback)
 	}
-	planned = true
 	return rt, nil
 }
 
-var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
+// settle answers the client if the proxy has not: with an answer that was held back,
+// or with the router's own error. It returns what is for the server's error routes. err
+// is what the proxy returned.
+func (rt *route) settle(w http.ResponseWriter, r *http.Request, err error) error {
+	rt.err, rt.returned = err, true
+	rt.noticeEncoding(w)
+	if rt.err == nil || rt.writeHeld(w) {
+		rt.err = nil
+		return nil
+	}
+	if rt.answer != nil || rt.plan.api == nil || r.Context().Err() != nil {
+		return rt.err
+	}
+	if rt.wait.turnedAway != nil {
+		return answer(rt.wait.turnedAway, w, r)
+	}
+	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.name), zap.Error(rt.err))
+	return answer(rt.unserved(rt.err), w, r)
+}
 
 // fallBack takes in that the request is routed with less than full knowledge.
 func (d *dispatcher) fallBack(reason string) {

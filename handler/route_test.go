@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// newTestRoute returns a route of the plan as newRoute makes it, without a
+// newTestRoute returns a route of the plan as begin makes it, without a
 // request behind it. All tests that need such a route use this constructor.
 func newTestRoute(h *Handler, p *plan) *route {
 	rt := &route{dispatcher: testDispatcher(h), plan: p, start: now(), cached: -1}

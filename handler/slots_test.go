@@ -40,11 +40,11 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	}
 	one.endAttempt(false)
 	one.endAttempt(false)
-	one.finish()
+	one.end()
 	if n := w.slots.running.Load(); n != 1 {
 		t.Errorf("%d slots are taken after one has ended, want 1", n)
 	}
-	two.finish()
+	two.end()
 	if n := w.slots.running.Load(); n != 0 {
 		t.Errorf("%d slots are taken after both have ended", n)
 	}
@@ -65,7 +65,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	if up := rt.choose(ctx, h.ReverseProxy.Upstreams); up != nowhere {
 		t.Errorf("the newcomer got %v", up)
 	}
-	rt.finish()
+	rt.end()
 	if v, ok := m.decided(); !ok || v.worker != w {
 		t.Errorf("the one that waited got %+v, %v", v, ok)
 	}
@@ -106,7 +106,7 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 					t.Errorf("%s has %d slots taken, want 1", w.dial, n)
 				}
 			}
-			rt.finish()
+			rt.end()
 			for _, w := range workers {
 				w.health = health{}
 			}
@@ -176,7 +176,7 @@ func BenchmarkChoose(b *testing.B) {
 				if rt.choose(b.Context(), ups) == nil {
 					b.Fatal("no worker")
 				}
-				rt.finish()
+				rt.end()
 			}
 		})
 	}
