@@ -14,29 +14,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// retryLater is what clients are told to wait when there is no worker, in
-// seconds: about as long as one that failed is left alone.
-const retryLater = "2"
-
-// answer answers with a refusal in the shape that the API's clients expect. Where the
-// server has error routes, these answer instead.
-func answer(e *api.Refusal, w http.ResponseWriter, r *http.Request) error {
-	switch {
-	case e.RetryAfter > 0:
-		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
-	case e.Status == http.StatusServiceUnavailable:
-		w.Header().Set("Retry-After", retryLater)
-	}
-	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if e.API == nil || ok && server.Errors != nil {
-		return caddyhttp.Error(e.Status, e.Err)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(e.Status)
-	_, err := w.Write(e.Body()) //nolint:gosec // JSON, and said to be
-	return err
-}
-
 // unserved returns the error of a request that no worker has answered.
 func (rt *route) unserved(err error) *api.Refusal {
 	e := &api.Refusal{API: rt.plan.api, Status: http.StatusBadGateway, Code: api.CodeFailed}

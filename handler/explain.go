@@ -237,7 +237,7 @@ func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
 	for _, ref := range rt.scratch.targets {
 		targets = append(targets, ref.Target)
 	}
-	e.Unit = costUnit(rt.policy())
+	e.Unit = kvscore.CostUnit(rt.policy())
 	chosen := rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), &rt.scratch.sel)
 	e.fill(rt, chosen, bound, used)
 	return e

@@ -2,29 +2,7 @@ package handler
 
 import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap/zapcore"
 )
-
-// Units of a cost in explanations.
-const (
-	unitMilliseconds = "ms"
-	unitBlocks       = "blocks"
-	unitRequests     = "requests"
-)
-
-// costUnit returns the unit of a policy's costs, empty if it compares none or is not
-// one of ours.
-func costUnit(p kvscore.Policy) string {
-	switch p.(type) {
-	case *PredictedLatency:
-		return unitMilliseconds
-	case *Dynamo:
-		return unitBlocks
-	case *LeastLoad, *PowerOfTwo, *kvscore.LeastLoad:
-		return unitRequests
-	}
-	return ""
-}
 
 // timesView is what is predicted of a candidate.
 type timesView struct {
@@ -52,28 +30,14 @@ type termsView struct {
 
 func viewTimes(c *kvscore.Candidate, unit string) timesView {
 	v := timesView{
-		Awaiting: c.Awaiting, Wait: c.WaitTime, Prefill: c.PrefillTime, TTFT: predictedTTFT(c),
+		Awaiting: c.Awaiting, Wait: c.WaitTime, Prefill: c.PrefillTime, TTFT: c.TTFT(),
 		Slowness: c.Slowness, RecentWork: c.RecentWork, Factor: c.Factor,
 	}
-	if unit == unitMilliseconds {
+	if unit == kvscore.UnitMilliseconds {
 		terms := termsView(c.Terms)
 		v.Terms = &terms
 	}
 	return v
-}
-
-// predictedTTFT returns how many milliseconds the first token will take.
-func predictedTTFT(c *kvscore.Candidate) float64 { return c.WaitTime + c.PrefillTime }
-
-// MarshalLogObject implements zapcore.ObjectMarshaler.
-func (v termsView) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	e.AddFloat64("wait", v.Wait)
-	e.AddFloat64("prefill", v.Prefill)
-	e.AddFloat64("delay", v.Delay)
-	e.AddFloat64("decode", v.Decode)
-	e.AddFloat64("turns", v.Turns)
-	e.AddFloat64("leave", v.Leave)
-	return nil
 }
 
 // homeView is the target that a session is bound to, as a choice sees it.

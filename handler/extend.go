@@ -183,8 +183,8 @@ func (rt *route) noticeIneffective() {
 	if p.score.Override == nil && p.ext.RoutingConstraints.PreferredTaints == nil {
 		return
 	}
-	switch rt.active.(type) {
-	case *PredictedLatency, *Dynamo:
+	switch kvscore.CostUnit(rt.active) {
+	case kvscore.UnitMilliseconds, kvscore.UnitBlocks: // policies that weigh these
 	default:
 		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under this policy", rt.pool.logger)
 	}

@@ -12,6 +12,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -490,7 +491,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	defer rt.end()
 	err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
-	if err = rt.settle(w, r, err); err != nil {
+	if err = answer(w, r, rt.settle(w, r, err)); err != nil {
 		body.GiveBack(r, rt.body, p.stream)
 	}
 	return err
@@ -506,18 +507,44 @@ func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) e
 	return h.refuse(w, r, err)
 }
 
-// refuse answers a request that was not dispatched.
+// refuse counts and answers a request that was not dispatched.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
-	var own *api.Refusal
-	if !errors.As(err, &own) {
+	if e, ok := errors.AsType[*api.Refusal](err); ok {
+		outcome := outcomeRejected
+		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
+			outcome = outcomeUnread
+		}
+		h.figures.requests[outcome].Inc()
+	}
+	return answer(w, r, err)
+}
+
+// retryLater is what clients are told to wait when there is no worker, in seconds:
+// about as long as a worker is marked down.
+const retryLater = "2"
+
+// answer answers with a refusal in the shape that the API's clients expect. It returns
+// other errors as they are, and a refusal as an error for the server's error routes if
+// there are any.
+func answer(w http.ResponseWriter, r *http.Request, err error) error {
+	e, ok := errors.AsType[*api.Refusal](err)
+	if !ok {
 		return err
 	}
-	outcome := outcomeRejected
-	if own.Code == api.CodeUnreadable || own.Code == api.CodeTooLarge {
-		outcome = outcomeUnread
+	switch {
+	case e.RetryAfter > 0:
+		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	case e.Status == http.StatusServiceUnavailable:
+		w.Header().Set("Retry-After", retryLater)
 	}
-	h.figures.requests[outcome].Inc()
-	return answer(own, w, r)
+	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if e.API == nil || ok && server.Errors != nil {
+		return caddyhttp.Error(e.Status, e.Err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(e.Status)
+	_, err = w.Write(e.Body()) //nolint:gosec // JSON, and said to be
+	return err
 }
 
 // adopt lets the pool take on this handler's settings, once: when the

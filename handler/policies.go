@@ -33,6 +33,19 @@ func (h *Handler) loadPolicy(ctx caddy.Context) error {
 	return err
 }
 
+// loadShadow loads the shadow, if one is configured.
+func (h *Handler) loadShadow(ctx caddy.Context) error {
+	if h.ShadowRaw == nil {
+		return nil
+	}
+	p, err := h.policyOf(ctx, "ShadowRaw")
+	if err != nil {
+		return fmt.Errorf("shadow: %w", err)
+	}
+	h.dispatcher.shadow = newShadow(p, h.metrics, h.Pool)
+	return nil
+}
+
 // policyOf loads the policy of one of the handler's fields.
 func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, error) {
 	mod, err := ctx.LoadModule(h, field)

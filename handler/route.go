@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -134,9 +135,8 @@ func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, e
 	return rt, nil
 }
 
-// settle answers the client if the proxy has not: with an answer that was held back,
-// or with the router's own error. It returns what is for the server's error routes. err
-// is what the proxy returned.
+// settle ends what the proxy has left open: it gives the client an answer that was held
+// back, or returns the error that the client must get. err is what the proxy returned.
 func (rt *route) settle(w http.ResponseWriter, r *http.Request, err error) error {
 	rt.err, rt.returned = err, true
 	rt.noticeEncoding(w)
@@ -148,10 +148,10 @@ func (rt *route) settle(w http.ResponseWriter, r *http.Request, err error) error
 		return rt.err
 	}
 	if rt.wait.turnedAway != nil {
-		return answer(rt.wait.turnedAway, w, r)
+		return rt.wait.turnedAway
 	}
 	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.name), zap.Error(rt.err))
-	return answer(rt.unserved(rt.err), w, r)
+	return rt.unserved(rt.err)
 }
 
 // fallBack takes in that the request is routed with less than full knowledge.
@@ -447,18 +447,32 @@ func (rt *route) show(a *attempt) {
 		c.Message = routingMessage(a)
 		fields := []zap.Field{
 			zap.String("upstream", a.worker.dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
-			zap.Float64("predicted_ttft_ms", predictedTTFT(&a.terms)), zap.Float64("cost", a.terms.Cost),
+			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
 		}
 		if rt.costsTime(a) {
-			fields = append(fields, zap.Object("cost_terms_ms", termsView(a.terms.Terms)))
+			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.terms.Terms)))
 		}
 		c.Write(fields...)
 	}
 }
 
+// termFields are the terms of a cost as the log shows them, in milliseconds.
+type termFields kvscore.Terms
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (f termFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddFloat64("wait", f.Wait)
+	e.AddFloat64("prefill", f.Prefill)
+	e.AddFloat64("delay", f.Delay)
+	e.AddFloat64("decode", f.Decode)
+	e.AddFloat64("turns", f.Turns)
+	e.AddFloat64("leave", f.Leave)
+	return nil
+}
+
 // costsTime tells whether the attempt's cost is in milliseconds, and has terms.
 func (rt *route) costsTime(a *attempt) bool {
-	return !a.bound && costUnit(rt.policy()) == unitMilliseconds
+	return !a.bound && kvscore.CostUnit(rt.policy()) == kvscore.UnitMilliseconds
 }
 
 // endAttempt ends the attempt under way, if there is one. computed says that

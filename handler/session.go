@@ -42,7 +42,7 @@ func (h *Handler) checkAffinity() error {
 // priceLeaving records whether the policy may send the turns of a session elsewhere:
 // only a policy whose costs are times knows the price.
 func (h *Handler) priceLeaving() {
-	h.dispatcher.soft = h.sessionMode() == affinitySoft && costUnit(h.policy) == unitMilliseconds
+	h.dispatcher.soft = h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds
 }
 
 // sessionMode returns the configured mode, or the default.

@@ -1,14 +1,11 @@
 package handler
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // shadow is a policy that decides beside the active one and steers nothing.
@@ -17,22 +14,12 @@ type shadow struct {
 	agreed, differed, fault prometheus.Counter
 }
 
-// loadShadow loads the shadow, if one is configured.
-func (h *Handler) loadShadow(ctx caddy.Context) error {
-	if h.ShadowRaw == nil {
-		return nil
+// newShadow returns a shadow of the active policy.
+func newShadow(p kvscore.Policy, m *metrics, pool string) *shadow {
+	return &shadow{
+		policy: p, agreed: m.shadow.WithLabelValues(pool, "true"), differed: m.shadow.WithLabelValues(pool, "false"),
+		fault: m.shadowFaults.WithLabelValues(pool),
 	}
-	p, err := h.policyOf(ctx, "ShadowRaw")
-	if err != nil {
-		return fmt.Errorf("shadow: %w", err)
-	}
-	h.dispatcher.shadow = &shadow{
-		policy:   p,
-		agreed:   h.metrics.shadow.WithLabelValues(h.Pool, "true"),
-		differed: h.metrics.shadow.WithLabelValues(h.Pool, "false"),
-		fault:    h.metrics.shadowFaults.WithLabelValues(h.Pool),
-	}
-	return nil
 }
 
 // compare asks the shadow for the choice that the active policy has just made
@@ -59,9 +46,9 @@ func (s *shadow) compare(rt *route, chosen int) {
 		if c := rt.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
 			a, b := &rt.scratch.sel.Candidates[chosen], &sel.Candidates[i]
 			c.Write(zap.Stringer("target", rt.scratch.targets[chosen]), zap.String("upstream", rt.scratch.workers[chosen].dial),
-				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", predictedTTFT(a)),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
 				zap.Stringer("shadow_target", rt.scratch.targets[i]), zap.String("shadow_upstream", rt.scratch.workers[i].dial),
-				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", predictedTTFT(b)))
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", b.TTFT()))
 		}
 	}
 }

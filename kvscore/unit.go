@@ -1,0 +1,32 @@
+package kvscore
+
+// Units of the costs that policies compare.
+const (
+	UnitMilliseconds = "ms"
+	UnitBlocks       = "blocks"
+	UnitRequests     = "requests"
+)
+
+// CostUnit returns the unit of a policy's costs, which the policy names by a method of
+// this name. It is empty if the policy compares no costs, or does not name the unit.
+func CostUnit(p Policy) string {
+	if u, ok := p.(interface{ CostUnit() string }); ok {
+		return u.CostUnit()
+	}
+	return ""
+}
+
+// CostUnit returns [UnitMilliseconds].
+func (*PredictedLatency) CostUnit() string { return UnitMilliseconds }
+
+// CostUnit returns [UnitBlocks].
+func (*Dynamo) CostUnit() string { return UnitBlocks }
+
+// CostUnit returns [UnitRequests].
+func (*LeastLoad) CostUnit() string { return UnitRequests }
+
+// CostUnit returns [UnitRequests].
+func (*PowerOfTwo) CostUnit() string { return UnitRequests }
+
+// TTFT returns the predicted time to the first token, in milliseconds.
+func (c *Candidate) TTFT() float64 { return c.WaitTime + c.PrefillTime }
