@@ -304,7 +304,7 @@ func (p *pool) peek(dial string) *worker {
 	return newWorker(p.settings.Load().worker(dial))
 }
 
-func newWorker(set Worker) *worker {
+func newWorker(set workerSettings) *worker {
 	w := &worker{dial: set.Dial, id: set.ID, slots: new(slots), probed: make(chan struct{})}
 	w.dp.Store(int32(set.DPSize))
 	w.slots.limit.Store(int64(set.MaxRunning))
@@ -314,7 +314,7 @@ func newWorker(set Worker) *worker {
 }
 
 // configure takes in what the operator says of the worker.
-func (w *worker) configure(set Worker) {
+func (w *worker) configure(set workerSettings) {
 	if set.Drain {
 		w.drain.Or(drainConfigured)
 	} else {
