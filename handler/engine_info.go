@@ -141,7 +141,7 @@ func (p *pool) agreeOnBlocks() {
 		case size == 0:
 			size = n
 		case old.openBlocks:
-			p.incidents.met(now(), "disagreement among the engines about the size of their KV blocks", p.logger)
+			p.incidents.met(time.Now(), "disagreement among the engines about the size of their KV blocks", p.logger)
 			return
 		}
 	}
