@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"fmt"
 	"maps"
 	"net/http"
 
@@ -79,27 +78,4 @@ func (rt *route) lacks(kind string, fields engine.Fields) {
 		rt.metrics.unsupported.WithLabelValues(rt.pool.name, kind, name).Inc()
 	}
 	rt.pool.incidents.met(now(), "nvext that the engine does not take", rt.pool.logger)
-}
-
-// engineSettings returns what the operator says of the worker's engine.
-func (w *Worker) engineSettings() engine.Settings {
-	priority, _ := engine.ParseSwitch(w.Priority) // the configuration was checked
-	budget, _ := engine.ParseSwitch(w.ThinkingBudget)
-	salt, _ := engine.ParseSwitch(w.CacheSalt)
-	return engine.Settings{Priority: priority, ThinkingBudget: budget, CacheSalt: salt, DynamoInstance: w.DynamoInstanceID}
-}
-
-// checkEngine checks what the operator says of the worker's engine.
-func (w *Worker) checkEngine() error {
-	for _, s := range []struct{ option, word string }{
-		{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}, {"cache_salt", w.CacheSalt},
-	} {
-		if _, ok := engine.ParseSwitch(s.word); !ok {
-			return fmt.Errorf("%s: must be on, off or auto, got %q", s.option, s.word)
-		}
-	}
-	if w.Dial == allWorkers && w.DynamoInstanceID != 0 {
-		return fmt.Errorf("dynamo_instance_id: %d cannot be that of all workers", w.DynamoInstanceID)
-	}
-	return nil
 }

@@ -83,7 +83,7 @@ func (p *pool) mayRetry(t time.Time) bool {
 	if p.spending.retry(t, p.settings.Load().retries) {
 		return true
 	}
-	theMetrics().denied.WithLabelValues(p.name).Inc()
+	retriesDenied.WithLabelValues(p.name).Inc()
 	p.incidents.met(t, budgetSpent, p.logger)
 	return false
 }

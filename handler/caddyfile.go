@@ -202,7 +202,7 @@ func unmarshalPolicy(d *caddyfile.Dispenser, to *json.RawMessage) error {
 }
 
 func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
-	w := new(Worker)
+	w := new(workerSettings)
 	if err := stringArg(d, &w.Dial); err != nil {
 		return err
 	}

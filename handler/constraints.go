@@ -6,17 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
-
-// tainted returns the taints that the operator gave to the worker.
-func (w *worker) tainted() []string {
-	if t := w.taints.Load(); t != nil {
-		return *t
-	}
-	return nil
-}
 
 // permits returns whether the client's constraints allow a worker.
 func (rt *route) permits(w *worker) bool {
@@ -80,26 +71,3 @@ func (rt *route) score() *kvscore.Request {
 // taints weigh so much in all (lib/kv-router/src/protocols.rs,
 // preferred_taint_multiplier): from e, which repels, to 1/e, which attracts.
 func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
-
-// roleBoth is the one value of Worker.Role.
-const roleBoth = "both"
-
-// checkRole checks the worker's role and taints.
-func (w *Worker) checkRole() error {
-	switch w.Role {
-	case "", roleBoth:
-	case "prefill", "decode":
-		return fmt.Errorf("worker %s: role %s: prefill and decode cannot be split up between workers, the role must be %s", w.Dial, w.Role, roleBoth)
-	default:
-		return fmt.Errorf("worker %s: role: must be %s, got %q", w.Dial, roleBoth, w.Role)
-	}
-	if len(w.Taints) > nvext.MaxList {
-		return fmt.Errorf("worker %s: taints: at most %d, got %d", w.Dial, nvext.MaxList, len(w.Taints))
-	}
-	for _, taint := range w.Taints {
-		if taint == "" || len(taint) > nvext.MaxName {
-			return fmt.Errorf("worker %s: taints: must have 1 to %d bytes, got %q", w.Dial, nvext.MaxName, taint)
-		}
-	}
-	return nil
-}

@@ -115,7 +115,7 @@ func (p *pool) engineOf(w *worker) engine.Engine {
 
 // describe returns what is known of an engine: its type is the configured one, or
 // else the one that it shows.
-func (w *Worker) describe(info engine.Info) engine.Engine {
+func (w *workerSettings) describe(info engine.Info) engine.Engine {
 	e := engine.Engine{Type: info.Type, Info: info, Settings: w.engineSettings()}
 	if w.Engine != engineAuto {
 		e.Type = w.Engine

@@ -34,7 +34,7 @@ const minRetryAfter, maxRetryAfter = 1, 60
 func (q *queue) retryAfter(unknown time.Duration) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.count(now(), 0)
+	q.count(time.Now(), 0)
 	seconds := unknown.Seconds()
 	if r := q.rate; r.served > 0 && r.busy > 0 {
 		seconds = float64(q.length.Load()+1) * r.busy / r.served

@@ -49,7 +49,7 @@ func (f infoFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 
 // contradictions returns, by option and in words, where an engine's info contradicts
 // the configuration.
-func (s *poolSettings) contradictions(set Worker, info engine.Info) map[string]string {
+func (s *poolSettings) contradictions(set workerSettings, info engine.Info) map[string]string {
 	list := make(map[string]string)
 	differ := func(what string, configured, actual int64) {
 		if configured > 0 && actual > 0 && configured != actual {
@@ -141,7 +141,7 @@ func (p *pool) agreeOnBlocks() {
 		case size == 0:
 			size = n
 		case old.openBlocks:
-			p.incidents.met(now(), "disagreement among the engines about the size of their KV blocks", p.logger)
+			p.incidents.met(time.Now(), "disagreement among the engines about the size of their KV blocks", p.logger)
 			return
 		}
 	}

@@ -25,7 +25,7 @@ func (p *pool) tell(dial string, told engine.Info) *worker {
 }
 
 func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}))
 	want := func(size int, from string) {
 		t.Helper()
 		v := p.view(now()).Settings
@@ -43,7 +43,7 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	if in := p.view(now()).Incidents; len(in) != 1 || !strings.Contains(in[0].What, "size of their KV blocks") {
 		t.Errorf("incidents %+v", in)
 	}
-	if p.apply(wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"}).withDefaults()) {
+	if p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}).withDefaults()) {
 		t.Error("the same settings are said to differ")
 	}
 	want(32, fromEngine)
@@ -65,13 +65,13 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	if list := p.engineView(p.worker("b:1")).Contradictions; len(list) != 1 || !strings.Contains(list[0], "too large") {
 		t.Errorf("it is said of them: %v", list)
 	}
-	p.apply(wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}).withDefaults())
+	p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}).withDefaults())
 	p.learn(p.worker("c:1"), engine.Info{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
 	if in := p.view(now()).Incidents; len(in) > 0 {
 		t.Errorf("a worker that was removed does not agree: %+v", in)
 	}
-	own := wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}, Worker{Dial: "c:1"})
+	own := wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"})
 	own.blockSize = 48
 	p.apply(own.withDefaults())
 	want(48, fromConfig)
@@ -90,7 +90,7 @@ func TestBlockSizes(t *testing.T) {
 // TestToldRanksAreTargets has an engine tell of ranks and room, the operator say
 // otherwise, and a restart with fewer.
 func TestToldRanksAreTargets(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1", ID: 10}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 10}))
 	capacities := func(w *worker) (list []int64) {
 		for rank := range 4 {
 			if load, ok := p.scheduler.Load(now(), w.target(rank)); ok {
@@ -113,13 +113,13 @@ func TestToldRanksAreTargets(t *testing.T) {
 	want("told less", 5000, 5000, 5000)
 	p.tell("a:1", engine.Info{})
 	want("told nothing", 5000, 5000, 5000)
-	p.apply(wanted(Worker{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).withDefaults())
+	p.apply(wanted(workerSettings{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).withDefaults())
 	want("configured", 7000, 7000)
-	p.apply(wanted(Worker{Dial: "a:1", ID: 10, KVTokens: 7000}).withDefaults())
+	p.apply(wanted(workerSettings{Dial: "a:1", ID: 10, KVTokens: 7000}).withDefaults())
 	want("configured in part", 7000, 7000, 7000)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, DPSize: 1, Life: "2"})
 	want("restarted with one", 7000)
-	p.apply(wanted(Worker{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).withDefaults())
+	p.apply(wanted(workerSettings{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).withDefaults())
 	want("of an engine that chooses itself", 262144)
 	if p.worker("a:1") != w {
 		t.Error("it is another worker")
@@ -132,22 +132,22 @@ func TestContradictions(t *testing.T) {
 	own.blockSize = 16
 	for _, c := range []struct {
 		s    *poolSettings
-		set  Worker
+		set  workerSettings
 		told engine.Info
 		want []string
 	}{
-		{s, Worker{Engine: engineAuto}, engine.Info{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
-		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{}, nil},
-		{s, Worker{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
-		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Info{KVTokens: 399984}, nil},
-		{s, Worker{Engine: engineAuto, KVTokens: 400000}, engine.Info{KVTokens: 370000}, []string{"kv_tokens"}},
-		{s, Worker{Engine: engineAuto}, engine.Info{BlockSize: 1056}, []string{"block_size"}},
-		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
-		{s, Worker{Engine: engine.Other}, engine.Info{Type: engine.SGLang}, nil},
-		{s, Worker{Engine: engineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
-		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
-		{own.withDefaults(), Worker{Engine: engineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
-		{s, Worker{Engine: engineAuto}, engine.Info{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
+		{s, workerSettings{Engine: engineAuto}, engine.Info{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
+		{s, workerSettings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{}, nil},
+		{s, workerSettings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, workerSettings{Engine: engineAuto, KVTokens: 400000}, engine.Info{KVTokens: 399984}, nil},
+		{s, workerSettings{Engine: engineAuto, KVTokens: 400000}, engine.Info{KVTokens: 370000}, []string{"kv_tokens"}},
+		{s, workerSettings{Engine: engineAuto}, engine.Info{BlockSize: 1056}, []string{"block_size"}},
+		{s, workerSettings{Engine: engineAuto, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
+		{s, workerSettings{Engine: engine.Other}, engine.Info{Type: engine.SGLang}, nil},
+		{s, workerSettings{Engine: engineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
+		{own.withDefaults(), workerSettings{Engine: engineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
+		{own.withDefaults(), workerSettings{Engine: engineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
+		{s, workerSettings{Engine: engineAuto}, engine.Info{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
 	} {
 		var got []string
 		for what := range c.s.contradictions(c.set, c.told) {
@@ -189,7 +189,7 @@ func TestRestartsThatAreTold(t *testing.T) {
 // whatever it tells when it is back, its cache is gone.
 func TestRefusedIsLost(t *testing.T) {
 	for _, before := range []engine.Info{{}, {Type: engine.VLLM}, {Type: engine.VLLM, Life: "a"}, {Type: engine.LlamaCpp}} {
-		p := testPool(t, wanted(Worker{Dial: "a:1"}))
+		p := testPool(t, wanted(workerSettings{Dial: "a:1"}))
 		w := p.tell("a:1", before)
 		p.serve(w).End(true, nil)
 		p.missed(w, errors.New("dial tcp: i/o timeout"))
@@ -217,7 +217,7 @@ func TestUnknownIsNotInTheLog(t *testing.T) {
 
 // TestUnsureAnswerChangesNothing has an engine fall silent while it is asked.
 func TestUnsureAnswerChangesNothing(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}))
 	unsure := engine.Info{Type: engine.Other, Unsure: true}
 	if w := p.tell("a:1", unsure); w.engine.last() != (engine.Info{Type: engine.Other}) {
 		t.Errorf("it is taken for %+v", w.engine.last())
@@ -231,7 +231,7 @@ func TestUnsureAnswerChangesNothing(t *testing.T) {
 // TestWorkersAreLeftAlone looks at how long: in an idle pool, and where a worker
 // wants a key.
 func TestWorkersAreLeftAlone(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1"}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1"}))
 	w := p.worker("a:1")
 	want := func(what string, d time.Duration) {
 		t.Helper()
@@ -270,7 +270,7 @@ func TestTheSilentAreAskedLessAndLess(t *testing.T) {
 // TestMirrorIsClearedOnAllRanks clears, and tells of it only if there was
 // anything.
 func TestMirrorIsClearedOnAllRanks(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1", DPSize: 2}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1", DPSize: 2}))
 	w := p.worker("a:1")
 	p.serve(w).End(true, nil)
 	if load := p.load(now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
@@ -294,7 +294,7 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 // question. One may be lost; a worker that sends tokens may be busy. Its cache is
 // not gone.
 func TestUnansweredQuestionsMarkDown(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1"}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1"}))
 	w := p.worker("a:1")
 	p.serve(w).End(true, nil)
 	ask := func(err error) {

@@ -89,7 +89,7 @@ type Handler struct {
 
 	// Settings of workers, by their dial address. One with the address `*`
 	// gives the defaults of all.
-	Workers []*Worker `json:"workers,omitempty"`
+	Workers []*workerSettings `json:"workers,omitempty"`
 
 	// The index of what the workers' KV caches hold.
 	Index *Index `json:"index,omitempty"`
@@ -177,86 +177,6 @@ type Handler struct {
 	ctx        context.Context // ends with the configuration
 	notices    notices
 	logger     *zap.Logger
-}
-
-// Worker is what the operator knows about one engine.
-type Worker struct {
-	// The worker's dial address, as among the upstreams, or `*` for the
-	// defaults of all.
-	Dial string `json:"dial"`
-
-	// The worker's id, unique in its pool. Default: derived from the address.
-	ID uint64 `json:"id,omitempty"`
-
-	// The type of this engine, see the handler's `engine`. Default: that one.
-	Engine string `json:"engine,omitempty"`
-
-	// The number of data-parallel ranks that the engine has behind its address,
-	// each with a KV cache of its own. Requests go to one of them: vLLM is told
-	// which by the header `X-Data-Parallel-Rank`, SGLang by that and the
-	// body's `routed_dp_rank`; engines of other types are taken to have one, but for
-	// `other`. Default: what the engine tells, else 1.
-	DPSize int `json:"dp_size,omitempty"`
-
-	// The most inference requests that the worker has at a time. Further ones
-	// go to other workers, and wait where all have as many as they may have. A
-	// session whose worker is full has this turn elsewhere and stays bound.
-	// Default: no limit.
-	MaxRunning int `json:"max_running,omitempty"`
-
-	// The number of tokens that the engine's KV cache has room for, of each
-	// rank if it has several. Default: what the engine tells, else 262144.
-	KVTokens int64 `json:"kv_tokens,omitempty"`
-
-	// The names of the models that the engine serves. Requests for other
-	// models go to other workers; if all workers have such a list and none
-	// names the model, the request is answered with 404. Default: the router
-	// asks the engine every four seconds.
-	Models []string `json:"models,omitempty"`
-
-	// The key that the router sends to the engine with requests of its own,
-	// as `Authorization: Bearer`. Clients' requests go as they are. May have
-	// placeholders. Default: none.
-	APIKey string `json:"api_key,omitempty"`
-
-	// Whether the engine orders requests by their priority, and so is told that
-	// of `nvext.agent_hints.priority`, in its own polarity: `on`, `off` or
-	// `auto`. Engines that do not may refuse requests that have one. Default:
-	// `auto`, which is what the engine tells (SGLang), else off.
-	Priority string `json:"priority,omitempty"`
-
-	// Whether the engine takes a limit of reasoning tokens, and so is told
-	// `nvext.max_thinking_tokens`: `on`, `off` or `auto`. Engines that do not
-	// may refuse requests that have one. Default: `auto`, which is what the
-	// engine tells (SGLang), on for llama.cpp, and else off.
-	ThinkingBudget string `json:"thinking_budget,omitempty"`
-
-	// Whether the engine keeps the caches of requests with different salts
-	// apart, in each API in which it is given one: `on`, `off` or `auto`. It
-	// matters where `cache_salt` is enforced. Default: `auto`, as is known of
-	// its type and version.
-	CacheSalt string `json:"cache_salt,omitempty"`
-
-	// The instance of a Dynamo frontend's that requests go to which are pinned
-	// to this worker: a number in quotes, as Caddy does not keep all digits of
-	// others. Default: none, and the Dynamo chooses.
-	DynamoInstanceID uint64 `json:"dynamo_instance_id,omitempty,string"`
-
-	// Whether the worker is being drained: it gets no new requests, and what
-	// runs on it ends there. Sessions bound to it move with their next turn.
-	// Where no other worker is left to serve a request, draining is ignored.
-	// The admin API drains, too; such a drain outlives reloads, whatever they
-	// say here, until the admin API or a restart ends it. Default: `false`.
-	Drain bool `json:"drain,omitempty"`
-
-	// Words by which clients that are trusted with `overrides` require or prefer
-	// workers (`nvext.routing_constraints`), at most 64 of 256 bytes each.
-	// Default: none.
-	Taints []string `json:"taints,omitempty"`
-
-	// What the worker does of a request: `both` prefill and decode. There is no
-	// other role as yet. Default: `both`.
-	Role string `json:"role,omitempty"`
 }
 
 // Index configures the mirror of the workers' KV caches. It belongs to the

@@ -125,7 +125,7 @@ func (f *flow) end(a *attempt) {
 	if a.work == workSilent {
 		f.silent--
 		if f.last.Load() >= ticks(a.begun) {
-			f.longest = max(f.longest, now().Sub(a.begun))
+			f.longest = max(f.longest, time.Now().Sub(a.begun))
 		}
 		return
 	}
@@ -211,7 +211,7 @@ func (p *pool) quietFor(workers []*worker) time.Duration {
 // prefill, and so many requests that are silent by nature.
 func (p *pool) patience(t kvscore.Target, ahead int64, silent int) time.Duration {
 	rate := leastRate
-	if load, ok := p.scheduler.Load(now(), t); ok {
+	if load, ok := p.scheduler.Load(time.Now(), t); ok {
 		if rate = load.PrefillRate; rate == 0 {
 			rate = min(load.RateInUse, leastRate)
 		}
@@ -321,7 +321,7 @@ func (p *pool) moveAway(attempts ...*attempt) {
 // it is placed. If its worker has given no first token so far, what looks like a hang
 // may be how that worker answers.
 func (p *pool) claim(a *attempt, placed map[*worker]int64) bool {
-	if load, ok := p.scheduler.Load(now(), a.lease.Target()); !ok || load.Predictions == 0 {
+	if load, ok := p.scheduler.Load(time.Now(), a.lease.Target()); !ok || load.Predictions == 0 {
 		return false
 	}
 	f := &a.worker.flow
@@ -330,7 +330,7 @@ func (p *pool) claim(a *attempt, placed map[*worker]int64) bool {
 	if !a.movable {
 		return false
 	}
-	t := now()
+	t := time.Now()
 	others := p.eligible(nil, &a.guard.want, a.guard.offers)
 	i := slices.IndexFunc(others, func(o offer) bool {
 		return o.allowed(resort{}, t) && o.worker.slots.room() > placed[o.worker]

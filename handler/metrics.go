@@ -14,21 +14,18 @@ import (
 // metrics are the collectors. They are made once per process, so that counts
 // survive reloads, and registered with each configuration's registry.
 type metrics struct {
-	requests, retries, fallbacks *prometheus.CounterVec
-	cleared                      *prometheus.CounterVec
-	denied                       *prometheus.CounterVec
-	shadow, shadowFaults         *prometheus.CounterVec
-	ttft, itl                    *prometheus.HistogramVec
-	inputTokens, outputTokens    *prometheus.HistogramVec
-	predictedHits, reportedHits  *prometheus.HistogramVec
-	turnedAway                   *prometheus.CounterVec
-	unsupported                  *prometheus.CounterVec
-	compared                     *prometheus.CounterVec
-	predictionError              *prometheus.HistogramVec
-	queueWait                    *prometheus.HistogramVec
-	dropped, malformed           *prometheus.CounterVec
-	speculative                  *prometheus.CounterVec
-	live                         liveCollector
+	requests, fallbacks         *prometheus.CounterVec
+	shadow, shadowFaults        *prometheus.CounterVec
+	ttft, itl                   *prometheus.HistogramVec
+	inputTokens, outputTokens   *prometheus.HistogramVec
+	predictedHits, reportedHits *prometheus.HistogramVec
+	turnedAway                  *prometheus.CounterVec
+	unsupported                 *prometheus.CounterVec
+	compared                    *prometheus.CounterVec
+	queueWait                   *prometheus.HistogramVec
+	dropped, malformed          *prometheus.CounterVec
+	speculative                 *prometheus.CounterVec
+	live                        liveCollector
 }
 
 // Outcomes of a request.
@@ -71,7 +68,6 @@ func (m *metrics) of(pool string) *figures {
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	m.denied.WithLabelValues(pool) // 0 is there to be seen
 	for _, grant := range nvext.GrantNames() {
 		m.dropped.WithLabelValues(pool, grant)
 	}
@@ -88,22 +84,14 @@ var theMetrics = sync.OnceValue(func() *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}, labels)
 	}
-	histogramOf := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets,
-		}, labels)
-	}
-	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		return histogramOf(name, help, buckets, "pool")
+		}, []string{"pool"})
 	}
 	ratio := prometheus.LinearBuckets(0, 0.05, 21)
 	return &metrics{
-		predictionError: histogramOf("prediction_error_tokens", "Difference between the cached tokens that were predicted and those that the engine reported, either way.",
-			[]float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536}, "pool", "worker"),
 		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
-		retries:       counter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "pool", "worker", "reason"),
-		cleared:       counter("mirror_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "pool", "worker", "reason"),
-		denied:        counter("retries_denied_total", "Attempts that were not made again, for the retry budget was spent.", "pool"),
 		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
 		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
 		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
@@ -127,10 +115,10 @@ var theMetrics = sync.OnceValue(func() *metrics {
 // Several handlers may do so.
 func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 	m := theMetrics()
-	for _, c := range []prometheus.Collector{
-		m.requests, m.retries, m.denied, m.cleared, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.predictionError, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
-	} {
+	for _, c := range append(poolCollectors(), []prometheus.Collector{
+		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
+		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
+	}...) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
 			logger.Error("registering metrics; serving without these", zap.Error(err))

@@ -6,8 +6,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -91,10 +89,7 @@ func (p *pool) drop(w *worker) bool {
 		return false
 	}
 	delete(p.workers, w.dial)
-	for _, counts := range []*prometheus.CounterVec{theMetrics().retries, theMetrics().cleared} {
-		counts.DeletePartialMatch(prometheus.Labels{"pool": p.name, "worker": w.dial})
-	}
-	theMetrics().predictionError.DeleteLabelValues(p.name, w.dial)
+	p.forgetCounts(w)
 	return true
 }
 

@@ -13,7 +13,7 @@ import (
 // TestAddressesOfRequestsAreBounded has more addresses come than are told apart,
 // as from a placeholder that a client fills in, and some that are none.
 func TestAddressesOfRequestsAreBounded(t *testing.T) {
-	s := wanted(Worker{Dial: "static:1"})
+	s := wanted(workerSettings{Dial: "static:1"})
 	s.others = true
 	p := testPool(t, s)
 	for _, dial := range []string{"", "127.0.0.1:9\xff", "\xff:9", "a:1-100", "a:b", strings.Repeat("a", 600) + ":1"} {
@@ -71,13 +71,13 @@ func TestLabelThatIsNoneSpoilsNothing(t *testing.T) {
 // TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the
 // configuration of a pool that serves nothing.
 func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1"}, Worker{Dial: "b:1"}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}))
 	b := p.worker("b:1")
 	b.seen.Store(now().Add(-time.Hour).Unix())
 	if !p.isCurrent(p.settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
-	p.apply(wanted(Worker{Dial: "a:1"}).withDefaults())
+	p.apply(wanted(workerSettings{Dial: "a:1"}).withDefaults())
 	if p.isCurrent(p.settings.Load(), b) {
 		t.Error("what was removed is said to be an upstream")
 	}

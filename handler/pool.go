@@ -126,6 +126,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 	p.settings.Store(s)
 	p.queue.pool = p
 	p.unnamed = p.nameless()
+	retriesDenied.WithLabelValues(name) // so that its 0 is visible
 	p.declareAll(s)
 	go p.maintain()
 	return p, nil
@@ -174,7 +175,7 @@ func (p *pool) apply(s *poolSettings) bool {
 	old := p.settings.Swap(s)
 	for dial := range old.upstreams {
 		if w := p.workers[dial]; w != nil && !s.upstreams[dial] {
-			w.seen.Store(now().Unix()) // from now on it is none
+			w.seen.Store(time.Now().Unix()) // from now on it is none
 		}
 	}
 	p.unnamed.configure(s.worker(dialOthers))
@@ -233,7 +234,7 @@ func (p *pool) worker(dial string) *worker {
 	}
 	w := p.other(dial)
 	if w == p.unnamed {
-		p.incidents.met(now(), "more workers than are told apart", p.logger)
+		p.incidents.met(time.Now(), "more workers than are told apart", p.logger)
 	}
 	return w
 }
@@ -243,7 +244,7 @@ func (p *pool) other(dial string) *worker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.workers[dial] == nil && !p.settings.Load().isNamed(dial) {
-		if !p.hasRoom(now()) {
+		if !p.hasRoom(time.Now()) {
 			return p.unnamed
 		}
 		p.others++
@@ -264,21 +265,8 @@ func (p *pool) known(dial string) *worker {
 func (p *pool) declareAll(s *poolSettings) {
 	for dial := range s.upstreams {
 		if !strings.Contains(dial, "{") {
-			p.declare(dial)
-			p.countFromZero(dial)
+			p.countFromZero(p.declare(dial))
 		}
-	}
-}
-
-// countFromZero makes the worker's counters known: of a series that begins with
-// its first event, Prometheus does not see that one.
-func (p *pool) countFromZero(dial string) {
-	m := theMetrics()
-	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
-		m.retries.WithLabelValues(p.name, dial, reason)
-	}
-	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
-		m.cleared.WithLabelValues(p.name, dial, why)
 	}
 }
 
@@ -304,17 +292,17 @@ func (p *pool) peek(dial string) *worker {
 	return newWorker(p.settings.Load().worker(dial))
 }
 
-func newWorker(set Worker) *worker {
+func newWorker(set workerSettings) *worker {
 	w := &worker{dial: set.Dial, id: set.ID, slots: new(slots), probed: make(chan struct{})}
 	w.dp.Store(int32(set.DPSize))
 	w.slots.limit.Store(int64(set.MaxRunning))
-	w.seen.Store(now().Unix())
+	w.seen.Store(time.Now().Unix())
 	w.configure(set)
 	return w
 }
 
 // configure takes in what the operator says of the worker.
-func (w *worker) configure(set Worker) {
+func (w *worker) configure(set workerSettings) {
 	if set.Drain {
 		w.drain.Or(drainConfigured)
 	} else {

@@ -50,7 +50,7 @@ func (p *pool) cached(w *worker) int64 {
 // TestIdlePoolForgetsNothing has no traffic for longer than a worker is
 // remembered that is no upstream any more.
 func TestIdlePoolForgetsNothing(t *testing.T) {
-	s := wanted(Worker{Dial: "static:1"})
+	s := wanted(workerSettings{Dial: "static:1"})
 	s.others = true
 	p := testPool(t, s)
 	static, dynamic := p.worker("static:1"), p.worker("dynamic:1")
@@ -76,7 +76,7 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 // TestWorkerThatIsGoneIsForgotten has traffic without a dynamic upstream, which
 // has a request that still goes on. Static upstreams stay, seen or not.
 func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
-	s := wanted(Worker{Dial: "static:1"})
+	s := wanted(workerSettings{Dial: "static:1"})
 	s.others = true
 	p := testPool(t, s)
 	static, gone := p.worker("static:1"), p.worker("gone:1")
@@ -109,14 +109,14 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 // TestNewIDLeavesNothingBehind gives one worker one id after the other, each
 // with a request under way at the change.
 func TestNewIDLeavesNothingBehind(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1", ID: 10}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 10}))
 	var olds []kvscore.Target
 	var leases []*kvscore.Lease
 	for id := uint64(11); id < 15; id++ {
 		w := p.worker("a:1")
 		p.serve(w).End(true, nil)
 		leases, olds = append(leases, p.serve(w)), append(olds, w.target(0))
-		p.apply(wanted(Worker{Dial: "a:1", ID: id}).withDefaults())
+		p.apply(wanted(workerSettings{Dial: "a:1", ID: id}).withDefaults())
 		if w := p.worker("a:1"); w.id != id || w.target(0).Worker != id || p.cached(w) > 0 {
 			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.id, w.target(0), p.cached(w), id)
 		}
@@ -144,9 +144,9 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 	for name, ids := range map[string][]uint64{"shifted up": {2, 3, 4}, "shifted down": {0, 1, 2}, "swapped": {2, 1, 3}, "rotated": {2, 3, 1}} {
 		t.Run(name, func(t *testing.T) {
 			set := func(ids []uint64) *poolSettings {
-				var list []Worker
+				var list []workerSettings
 				for i, dial := range dials {
-					list = append(list, Worker{Dial: dial, ID: ids[i]})
+					list = append(list, workerSettings{Dial: dial, ID: ids[i]})
 				}
 				return wanted(list...).withDefaults()
 			}
@@ -204,14 +204,14 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 // TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
 // room changes.
 func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
-	s := wanted(Worker{Dial: "a:1", ID: 10}).withDefaults()
+	s := wanted(workerSettings{Dial: "a:1", ID: 10}).withDefaults()
 	p := testPool(t, s)
 	w := p.worker("a:1")
 	p.serve(w).End(true, nil)
 	if p.apply(s) {
 		t.Error("the same settings are said to differ")
 	}
-	if !p.apply(wanted(Worker{Dial: "a:1", ID: 10, KVTokens: 5000}, Worker{Dial: "b:1"}).withDefaults()) {
+	if !p.apply(wanted(workerSettings{Dial: "a:1", ID: 10, KVTokens: 5000}, workerSettings{Dial: "b:1"}).withDefaults()) {
 		t.Error("other settings are said to be the same")
 	}
 	load, _ := p.scheduler.Load(now(), w.target(0))
@@ -229,7 +229,7 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 	p := testPool(t, wanted())
 	one, two := prometheus.NewRegistry(), prometheus.NewRegistry()
 	with := func(textBlock int, dial string) *poolSettings {
-		s := wanted(Worker{Dial: dial})
+		s := wanted(workerSettings{Dial: dial})
 		s.textBlock = textBlock
 		return s
 	}

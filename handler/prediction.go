@@ -3,6 +3,8 @@ package handler
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -65,14 +67,14 @@ func (o *observer) verify(prompt, cached int64) {
 	m.comparedPredicted.Add(float64(predicted))
 	m.comparedReported.Add(float64(cached))
 	if off := max(predicted-cached, cached-predicted); predicted > 0 || cached > 0 { // else there was nothing to predict
-		o.rt.metrics.predictionError.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
+		predictionErrors.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
 		a.worker.misses.note(off, off <= o.rt.pool.page(a.worker))
 	}
 	// What is being computed for others may or may not be found, by the engine.
 	if cached*4 < predicted*3 {
 		predicted -= int64(a.terms.SharedBlocks * float64(o.rt.pool.settings.Load().blockSize))
 	}
-	if a.worker.cacheCheck.compare(now(), a.begun, o.rt.promptKey(), predicted, cached) {
+	if a.worker.cacheCheck.compare(time.Now(), a.begun, o.rt.promptKey(), predicted, cached) {
 		o.rt.pool.clear(a.worker, clearedMismatch)
 		a.worker.engine.askAgain()
 	}
@@ -132,4 +134,21 @@ func (m *misses) view() *missesView {
 	}
 	at := func(q float64) int32 { return off[min(int(q*float64(n)), n-1)] }
 	return &missesView{n, at(0.5), at(0.9), at(0.99), float64(within) / float64(n)}
+}
+
+// hits are sums over the prompts that a worker has computed, in tokens: predicted when
+// the attempt was booked, and as the engine reported them.
+type hits struct {
+	foreseen, estimated atomic.Int64
+	cached, prompt      atomic.Int64
+}
+
+func (h *hits) predicted(cached, prompt int64) {
+	h.foreseen.Add(cached)
+	h.estimated.Add(prompt)
+}
+
+func (h *hits) reported(cached, prompt int64) {
+	h.cached.Add(cached)
+	h.prompt.Add(prompt)
 }

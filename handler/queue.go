@@ -37,10 +37,10 @@ func (p *pool) wait(ctx context.Context, want Wants, o offers, most time.Duratio
 	if !p.queue.enter(m, p.settings.Load().maxWaiting) {
 		return <-m.verdict, 0
 	}
-	began := now()
+	began := time.Now()
 	p.incidents.met(began, incidentFull, p.logger)
 	v = p.queue.outcome(ctx, m, most)
-	return v, now().Sub(began)
+	return v, time.Now().Sub(began)
 }
 
 // outcome waits for what becomes of a waiter.
@@ -66,7 +66,7 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) verd
 func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := now()
+	t := time.Now()
 	q.entered++
 	m.number = q.entered
 	q.refresh(m)
@@ -94,7 +94,7 @@ func (q *queue) atLast(m *waiter) verdict {
 	defer q.mu.Unlock()
 	if !m.out {
 		w := m.takeWorse()
-		q.decide(m, verdict{worker: w, late: w == nil}, now())
+		q.decide(m, verdict{worker: w, late: w == nil}, time.Now())
 	}
 	return <-m.verdict
 }
@@ -106,7 +106,7 @@ func (q *queue) leave(m *waiter) bool {
 	if m.out {
 		return false
 	}
-	q.remove(m, now())
+	q.remove(m, time.Now())
 	return true
 }
 
@@ -118,7 +118,7 @@ func (q *queue) freed(w *worker) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for t := now(); q.give(w, t); {
+	for t := time.Now(); q.give(w, t); {
 		continue // further slots may have become free
 	}
 }
@@ -128,7 +128,7 @@ func (q *queue) takeUnclaimed(w *worker) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.firstFor(w, now()) != nil {
+		if q.firstFor(w, time.Now()) != nil {
 			return false
 		}
 	}
@@ -142,7 +142,7 @@ func (q *queue) look() {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.review(now())
+	q.review(time.Now())
 }
 
 // lookAfterThem looks at all waiters every lookAfter until there are none.
@@ -163,7 +163,7 @@ func (q *queue) lookAgain() bool {
 		q.looking = false
 		return false
 	}
-	q.review(now())
+	q.review(time.Now())
 	return true
 }
 

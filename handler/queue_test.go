@@ -21,7 +21,7 @@ func queueRoom(limits ...int) (*queue, []*worker) {
 	p.queue.pool = p
 	workers := make([]*worker, len(limits))
 	for i, n := range limits {
-		workers[i] = newWorker(Worker{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: n})
+		workers[i] = newWorker(workerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: n})
 		p.workers[workers[i].dial] = workers[i]
 	}
 	return &p.queue, workers

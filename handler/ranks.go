@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -19,12 +20,12 @@ func (w *worker) target(rank int) kvscore.Target {
 // declareRanks makes the worker's targets known with their capacity, as the
 // operator says or else the engine. The pool's lock is held, or nobody has the
 // pool yet.
-func (p *pool) declareRanks(w *worker, set Worker) {
+func (p *pool) declareRanks(w *worker, set workerSettings) {
 	info := w.engine.last()
-	capacity := orDefault(set.KVTokens, info.KVTokens)
+	capacity := cmp.Or(set.KVTokens, info.KVTokens)
 	size := 1
 	if e := set.describe(info); e.TakesRank() { // ranks that cannot be chosen are no targets
-		size = max(1, orDefault(set.DPSize, info.DPSize))
+		size = max(1, cmp.Or(set.DPSize, info.DPSize))
 	}
 	before := w.ranks()
 	for rank := range size {
@@ -77,4 +78,12 @@ func (p *pool) load(t time.Time, w *worker) kvscore.Load {
 		sum.RateInUse += l.RateInUse
 	}
 	return sum
+}
+
+// tainted returns the taints that the operator gave to the worker.
+func (w *worker) tainted() []string {
+	if t := w.taints.Load(); t != nil {
+		return *t
+	}
+	return nil
 }

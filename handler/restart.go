@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
@@ -20,7 +21,7 @@ const (
 // clear takes in that a worker has lost its KV cache, on all its ranks. Sessions
 // stay bound to it: it is as good as any other one for them now.
 func (p *pool) clear(w *worker, why string) {
-	t := now()
+	t := time.Now()
 	held := p.load(t, w).CachedTokens
 	for rank := range w.ranks() {
 		p.scheduler.Clear(w.target(rank))
@@ -29,7 +30,7 @@ func (p *pool) clear(w *worker, why string) {
 	if held == 0 {
 		return // there was nothing to lose
 	}
-	theMetrics().cleared.WithLabelValues(p.name, w.dial, why).Inc()
+	cachesCleared.WithLabelValues(p.name, w.dial, why).Inc()
 	p.logger().Warn("worker has lost its KV cache: its mirror is cleared", zap.String("upstream", w.dial),
 		zap.String("why", why), zap.Int64("tokens", held))
 }
@@ -47,7 +48,7 @@ func (p *pool) missed(w *worker, err error) {
 
 // away records that a worker is away, and marks it down.
 func (p *pool) away(w *worker, r reach, err error) {
-	before, marked := w.health.miss(now(), r)
+	before, marked := w.health.miss(time.Now(), r)
 	if r == refusing && before != refusing {
 		p.clear(w, clearedRefused)
 	}
@@ -59,7 +60,7 @@ func (p *pool) away(w *worker, r reach, err error) {
 // unanswered records that a worker did not answer a question of the router's own.
 // A worker that sends tokens may be too busy to answer.
 func (p *pool) unanswered(w *worker, err error) {
-	if last := w.flow.last.Load(); last != 0 && now().Sub(tickTime(last)) < probeEvery {
+	if last := w.flow.last.Load(); last != 0 && time.Now().Sub(tickTime(last)) < probeEvery {
 		return
 	}
 	if w.health.unanswered.Add(1) >= fewUnanswered || w.health.reach().away() {
@@ -69,7 +70,7 @@ func (p *pool) unanswered(w *worker, err error) {
 
 // connected records that a connection to a worker could be made.
 func (p *pool) connected(w *worker) {
-	if before := w.health.connected(now()); before == refusing || before == unreachable {
+	if before := w.health.connected(time.Now()); before == refusing || before == unreachable {
 		p.returned(w)
 	}
 }

@@ -242,7 +242,7 @@ func (rt *route) release() {
 }
 
 func (rt *route) countRetry(a *attempt, reason string) {
-	rt.metrics.retries.WithLabelValues(rt.pool.name, a.worker.dial, reason).Inc()
+	rt.pool.countRetries(a.worker, reason, 1)
 	rt.trace.retried(a, reason)
 }
 

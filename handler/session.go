@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strings"
@@ -50,7 +51,7 @@ func (h *Handler) sessionMode() string {
 	if h.Affinity == nil {
 		return affinitySoft
 	}
-	return orDefault(h.Affinity.Mode, affinitySoft)
+	return cmp.Or(h.Affinity.Mode, affinitySoft)
 }
 
 // session returns the request's session. Long keys become a digest. The timeout and the

@@ -125,18 +125,18 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 // TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
 // requests may still wait for it, and come back under another id.
 func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
-	p := testPool(t, wanted(Worker{Dial: "a:1", ID: 1, MaxRunning: 3}))
+	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
 	w := p.worker("a:1")
 	w.slots.take()
 	for _, v := range []struct {
 		settings *poolSettings
 		limit    int64
 	}{
-		{wanted(Worker{Dial: "b:1"}), 3},
-		{wanted(Worker{Dial: "b:1"}), 3},
-		{wanted(Worker{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
-		{wanted(Worker{Dial: "a:1", ID: 2}), 0},
-		{wanted(Worker{Dial: "a:1", MaxRunning: 1}), 1},
+		{wanted(workerSettings{Dial: "b:1"}), 3},
+		{wanted(workerSettings{Dial: "b:1"}), 3},
+		{wanted(workerSettings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
+		{wanted(workerSettings{Dial: "a:1", ID: 2}), 0},
+		{wanted(workerSettings{Dial: "a:1", MaxRunning: 1}), 1},
 		{&poolSettings{others: true}, 0},
 	} {
 		p.apply(v.settings.withDefaults())

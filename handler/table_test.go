@@ -31,7 +31,7 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
 	rt, list := newTestRoute(h, &plan{ext: &noExt}), h.ReverseProxy.Upstreams
-	ranked := func(id uint64, ranks int) Worker { return Worker{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks} }
+	ranked := func(id uint64, ranks int) workerSettings { return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks} }
 	last := rt.table(list)
 	for _, v := range []struct {
 		what   string
@@ -260,10 +260,10 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				return
 			default:
 			}
-			var set []Worker
+			var set []workerSettings
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, Worker{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+					set = append(set, workerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
 				}
 			}
 			h.pool.apply(wanted(set...).withDefaults())

@@ -74,7 +74,7 @@ func (rt *route) sendOver(roundTrip func(*http.Request) (*http.Response, error),
 	}
 	n := resends.Load()
 	if n > 0 {
-		rt.metrics.retries.WithLabelValues(rt.pool.name, rt.attempt.worker.dial, "resend").Add(float64(n))
+		rt.pool.countRetries(rt.attempt.worker, "resend", int(n))
 	}
 	return resp, n > 0, err
 }

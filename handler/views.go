@@ -4,29 +4,12 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
-
-// hits are sums over the prompts that a worker has computed, in tokens.
-type hits struct {
-	foreseen, estimated atomic.Int64
-	cached, prompt      atomic.Int64
-}
-
-func (h *hits) predicted(cached, prompt int64) {
-	h.foreseen.Add(cached)
-	h.estimated.Add(prompt)
-}
-
-func (h *hits) reported(cached, prompt int64) {
-	h.cached.Add(cached)
-	h.prompt.Add(prompt)
-}
 
 // poolView is a pool, as the admin API shows it. What is not known is null.
 type poolView struct {
