@@ -394,7 +394,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.wireRetries(ctx); err != nil {
 		return err
 	}
-	h.prober = newProber(ctx, h)
+	h.prober = newProber(ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	h.wireDispatcher()
 	h.pool.join(h)
 	go h.adoptWhenLive(ctx, registry)
@@ -520,19 +520,6 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, err error) erro
 	}
 	h.figures.requests[outcome].Inc()
 	return answer(own, w, r)
-}
-
-// adopt lets the pool take on this handler's settings, once: when the
-// configuration serves, or with the first request if that comes sooner.
-func (h *Handler) adopt() {
-	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.apply(h.config.get()) {
-			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
-		}
-		h.pool.live.Store(now().Unix())
-		h.pool.lead(h)
-		h.prober.start()
-	}
 }
 
 // setDefaults checks the configuration and fills in what it leaves out.
