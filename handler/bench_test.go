@@ -36,7 +36,7 @@ func benchHandler(b testing.TB) *Handler {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { h.pool.Destruct() })
-	h.prober = newProber(ended(), h)
+	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	testDispatcher(h)
 	return h
 }

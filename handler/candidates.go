@@ -65,7 +65,7 @@ func (rt *route) meet(w *worker, second int64) {
 		w.seen.Store(second)
 	}
 	if rt.proxy.DynamicUpstreams != nil {
-		rt.probes.met(w)
+		rt.probes.Met(w)
 	}
 }
 

@@ -27,7 +27,7 @@ type dispatcher struct {
 	keepBody bool   // other handlers may read the body after the answer's header
 	labels   string // prefix of the response headers that say how a request was routed
 
-	probes *prober
+	probes asker
 	// speculative says that clients may ask for speculative prefills.
 	speculative bool
 	ctx         context.Context // ends with the configuration
@@ -37,6 +37,14 @@ type dispatcher struct {
 	metrics   *metrics
 	figures   *figures
 	logger    *zap.Logger
+}
+
+// asker asks workers what they serve.
+type asker interface {
+	// Met records that a dynamic source gave a worker for a request.
+	Met(*worker)
+	// AskAgain asks a worker soon which models it serves, because its list is wrong.
+	AskAgain(*worker)
 }
 
 // attemptOf returns what makes the round trips of a request that the dispatcher has

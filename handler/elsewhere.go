@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 )
@@ -13,9 +12,6 @@ import (
 // maxRefusal is how much is looked at of an answer that may say that a worker
 // does not serve a model, in bytes.
 const maxRefusal = 4 << 10
-
-// soonest is how soon a worker is asked again at most, whatever clients do.
-const soonest = 500 * time.Millisecond
 
 // servedElsewhere tells whether an answer says that the worker does not serve
 // the request's model, and another one that was not tried may: by its list, or
@@ -43,17 +39,6 @@ func (rt *route) servedElsewhere(resp *http.Response) bool {
 	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
 	resp.Body = &replayed{ReadCloser: resp.Body, held: head, err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
-}
-
-// askAgain asks a worker soon which models it serves, for what is known of it
-// is not true any more.
-func (p *prober) askAgain(w *worker) {
-	if now().UnixNano()-w.asked.Load() < int64(soonest) {
-		return
-	}
-	w.asked.Store(0)
-	w.probedAt.Store(0)
-	p.soon()
 }
 
 // replayed is an answer's body of which a part was read already.

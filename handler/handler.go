@@ -315,7 +315,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.wireRetries(ctx); err != nil {
 		return err
 	}
-	h.prober = newProber(ctx, h)
+	h.prober = newProber(ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	h.wireDispatcher()
 	h.pool.join(h)
 	go h.adoptWhenLive(ctx, registry)
@@ -465,19 +465,6 @@ func answer(w http.ResponseWriter, r *http.Request, err error) error {
 	w.WriteHeader(e.Status)
 	_, err = w.Write(e.Body()) //nolint:gosec // JSON, and said to be
 	return err
-}
-
-// adopt lets the pool take on this handler's settings, once: when the
-// configuration serves, or with the first request if that comes sooner.
-func (h *Handler) adopt() {
-	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.apply(h.config.get()) {
-			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
-		}
-		h.pool.live.Store(now().Unix())
-		h.pool.lead(h)
-		h.prober.start()
-	}
 }
 
 // setDefaults checks the configuration and fills in what it leaves out.

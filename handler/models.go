@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -19,12 +18,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-const (
-	maxModelList = 1 << 20 // bytes of one worker's list
-	maxModels    = 4096    // in it
-
-	pathModels = "/v1/models"
-)
+// maxModelList is the longest list of one worker that is read, in bytes.
+const maxModelList = 1 << 20
 
 // modelList is what a worker serves, as it told.
 type modelList struct {
@@ -117,34 +112,6 @@ func listsModels(r *http.Request) bool {
 	return r.Method == http.MethodGet && (r.URL.Path == "/models" || strings.HasSuffix(r.URL.Path, "/v1/models"))
 }
 
-// ask takes in which models a worker serves. A worker that does not answer
-// serves what it served before, and is not to be asked more.
-func (p *prober) ask(ctx context.Context, w *worker) (answers bool) {
-	status, body, err := p.client.Fetch(ctx, w.dial, http.MethodGet, pathModels, nil, nil, maxModelList)
-	if !p.pool.saw(ctx, w, status, err) {
-		return false
-	}
-	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
-	if !closed {
-		w.refusals.Store(0)
-	}
-	switch {
-	case err != nil:
-	case status == http.StatusOK:
-		w.learn(readModels(body), p.logger)
-	case tellsNothing(status):
-		w.models.Store(nil)
-	case closed && w.refusals.Add(1) == 1:
-		p.logger.Warn("worker tells its models to nobody without its api_key, and is asked less and less", zap.String("upstream", w.dial))
-	}
-	return true
-}
-
-// tellsNothing tells whether a status says that a server has no list of models.
-func tellsNothing(status int) bool {
-	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented
-}
-
 // learn records a worker's list; nil if it has none. An equal list replaces
 // nothing.
 func (w *worker) learn(list *modelList, logger *zap.Logger) {
@@ -162,28 +129,6 @@ func (w *worker) learn(list *modelList, logger *zap.Logger) {
 		ids = append(ids, e.id)
 	}
 	logger.Info("worker serves models", zap.String("upstream", w.dial), zap.Strings("models", ids))
-}
-
-// readModels reads a list of models in OpenAI's form; nil if it is none, or is
-// empty.
-func readModels(body []byte) *modelList {
-	data := gjson.GetBytes(body, "data")
-	if !gjson.ValidBytes(body) || !data.IsArray() {
-		return nil
-	}
-	list := &modelList{ids: make(map[string]bool)}
-	data.ForEach(func(_, entry gjson.Result) bool {
-		id := entry.Get("id")
-		if id.Type == gjson.String && id.Str != "" && !list.ids[id.Str] {
-			list.ids[id.Str] = true
-			list.entries = append(list.entries, modelEntry{id: id.Str, raw: entry.Raw})
-		}
-		return len(list.entries) < maxModels
-	})
-	if len(list.entries) == 0 {
-		return nil
-	}
-	return list
 }
 
 // mergeModels adds to one worker's list of models those that only others

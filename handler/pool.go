@@ -46,7 +46,8 @@ type pool struct {
 	memory    body.Memory  // of request bodies
 	asking    atomic.Int32 // questions for token ids under way
 	ratios    kvscore.Ratios
-	seed      uint64 // of content hashes: nobody outside can choose collisions
+	seed      uint64        // of content hashes: nobody outside can choose collisions
+	probers   atomic.Uint64 // that there were; numbers the next one
 	stop      chan struct{}
 	incidents incidents
 	queue     queue
@@ -91,12 +92,12 @@ type worker struct {
 	engine     engineState
 	cacheCheck cacheCheck
 	flow       flow
-	by         atomic.Pointer[prober] // that last had it from a dynamic source
-	probed     chan struct{}          // closed after the first probe
-	probedAt   atomic.Int64           // the last probe, Unix nanoseconds
-	probing    atomic.Bool            // a probe is under way
-	asked      atomic.Int64           // last asked what it serves, Unix nanoseconds
-	refusals   atomic.Int32           // times in a row that it would not say, for want of a key
+	by         atomic.Uint64 // the prober that last had it from a dynamic source
+	probed     chan struct{} // closed after the first probe
+	probedAt   atomic.Int64  // the last probe, Unix nanoseconds
+	probing    atomic.Bool   // a probe is under way
+	asked      atomic.Int64  // last asked what it serves, Unix nanoseconds
+	refusals   atomic.Int32  // times in a row that it would not say, for want of a key
 	hits       hits
 	taints     atomic.Pointer[[]string] // as the operator says; nil if there are none
 

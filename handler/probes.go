@@ -8,29 +8,20 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 const (
-	// probeEvery is how often a worker is probed: asked for its models, or at least
-	// connected to.
-	probeEvery = 4 * time.Second
 	// probeTick is how often a worker is probed that refuses connections.
 	probeTick = time.Second
-	// liveCheck is how often a provisioned configuration checks whether it serves.
-	liveCheck = 20 * time.Millisecond
 	// probeTimeout is how long a worker may take to answer a probe.
 	probeTimeout = 2 * time.Second
 	// firstWait is how long after the start requests may wait for the first probes.
 	firstWait = 500 * time.Millisecond
-	// idleAfter is how long a pool must have no request to be idle. Its workers may
-	// sleep, or cost money for each question: they are asked as rarely as those that
-	// do not answer. They are connected to all the same.
-	idleAfter = 10 * time.Minute
+	// soonest is the least time between two questions that clients' requests cause.
+	soonest = 500 * time.Millisecond
 )
 
 // prober probes the workers of a configuration, from when that serves until it ends.
@@ -42,28 +33,15 @@ type prober struct {
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
 
+	id     uint64        // unique in the pool
 	wanted chan struct{} // a worker is to be probed at once
 	first  chan struct{} // closed after the first probes, or after firstWait
 }
 
-// adoptWhenLive adopts the pool once the configuration serves, without waiting for
-// its first request: a configuration that is only validated, or is rejected, asks
-// no worker and changes nothing. Caddy has no hook for that: apps are started, and
-// the event "started" is emitted, when the configuration may yet be rejected. Each
-// configuration has a metrics registry of its own, which identifies it.
-func (h *Handler) adoptWhenLive(ctx context.Context, registry *prometheus.Registry) {
-	ticker := time.NewTicker(liveCheck)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if active := caddy.ActiveContext(); active.GetMetricsRegistry() == registry {
-			h.adopt()
-			return
-		}
+func newProber(ctx context.Context, p *pool, proxy *reverseproxy.Handler, client *upstream.Client, config *sharedSettings, logger *zap.Logger) *prober {
+	return &prober{
+		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
+		id: p.probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
 
@@ -108,7 +86,7 @@ func (p *prober) firstProbes(ctx context.Context) {
 				under.Go(func() { <-w.probed }) // another handler of the pool probes it
 				continue
 			}
-			w.probedAt.Store(now().UnixNano())
+			w.probedAt.Store(time.Now().UnixNano())
 			began := w.probing.CompareAndSwap(false, true)
 			under.Go(func() {
 				p.probe(ctx, w, true)
@@ -147,7 +125,7 @@ func (p *prober) own() []*worker {
 	if p.proxy.DynamicUpstreams != nil {
 		list := p.pool.all()
 		return slices.DeleteFunc(list, func(w *worker) bool {
-			return w.by.Load() != p || p.pool.used.Load()-w.seen.Load() > int64(workerGrace/time.Second)
+			return w.by.Load() != p.id || p.pool.used.Load()-w.seen.Load() > int64(workerGrace/time.Second)
 		})
 	}
 	list := make([]*worker, 0, len(p.proxy.Upstreams))
@@ -159,16 +137,26 @@ func (p *prober) own() []*worker {
 	return list
 }
 
-// met records that a dynamic source gave a worker to this handler. A new worker is
+// Met records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (p *prober) met(w *worker) {
-	if p.proxy.DynamicUpstreams == nil || w.by.Load() == p {
+func (p *prober) Met(w *worker) {
+	if p.proxy.DynamicUpstreams == nil || w.by.Load() == p.id {
 		return
 	}
-	w.by.Store(p)
+	w.by.Store(p.id)
 	if !w.wasProbed() {
 		p.soon()
 	}
+}
+
+// AskAgain asks a worker soon which models it serves, because its list is wrong.
+func (p *prober) AskAgain(w *worker) {
+	if time.Now().UnixNano()-w.asked.Load() < int64(soonest) {
+		return
+	}
+	w.asked.Store(0)
+	w.probedAt.Store(0)
+	p.soon()
 }
 
 // soon has the workers that are due probed at once.
@@ -182,7 +170,7 @@ func (p *prober) soon() {
 // probeDue starts a probe of each worker that is due.
 func (p *prober) probeDue(ctx context.Context) {
 	for _, w := range p.own() {
-		t, last := now().UnixNano(), w.probedAt.Load()
+		t, last := time.Now().UnixNano(), w.probedAt.Load()
 		if w.probing.Load() || t-last < int64(pauseOf(w)) || !w.probedAt.CompareAndSwap(last, t) {
 			continue // another handler of the pool probes it, or has just done so
 		}
@@ -205,9 +193,9 @@ func (p *prober) probe(whole context.Context, w *worker, ask bool) (told bool) {
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
-		w.asked.Store(now().UnixNano())
+		w.asked.Store(time.Now().UnixNano())
 		if p.asksModels(w) {
-			return p.ask(ctx, w) && p.detect(whole, w)
+			return p.askModels(ctx, w) && p.detect(whole, w)
 		}
 		if p.detect(whole, w) {
 			return true
@@ -215,19 +203,6 @@ func (p *prober) probe(whole context.Context, w *worker, ask bool) (told bool) {
 	}
 	p.connect(ctx, w)
 	return false
-}
-
-// markProbed records the end of a probe.
-func (w *worker) markProbed() { w.probedOnce.Do(func() { close(w.probed) }) }
-
-// wasProbed tells whether a probe of the worker has ended.
-func (w *worker) wasProbed() bool {
-	select {
-	case <-w.probed:
-		return true
-	default:
-		return false
-	}
 }
 
 // asksModels tells whether a worker is asked which models it serves. If the
@@ -255,28 +230,4 @@ func pauseOf(w *worker) time.Duration {
 		return probeTick / 2
 	}
 	return probeEvery - probeTick/2
-}
-
-// restOf returns for how long a worker is not asked again.
-func (p *pool) restOf(w *worker) time.Duration {
-	var rest time.Duration
-	if n := w.refusals.Load(); n > 0 {
-		rest = min(probeEvery<<min(n, 8), askedLess)
-	}
-	if p.isIdle(now()) {
-		rest = askedLess
-	}
-	return rest
-}
-
-// isIdle tells whether the pool has had no request for idleAfter.
-func (p *pool) isIdle(t time.Time) bool {
-	return t.Unix()-max(p.used.Load(), p.live.Load()) > int64(idleAfter/time.Second)
-}
-
-func newProber(ctx context.Context, h *Handler) *prober {
-	return &prober{
-		pool: h.pool, proxy: h.ReverseProxy, client: h.client, config: h.config, logger: h.logger, ctx: ctx,
-		wanted: make(chan struct{}, 1), first: make(chan struct{}),
-	}
 }

@@ -124,7 +124,7 @@ func (rt *route) retry(req *http.Request, resp *http.Response, v *judgment, err 
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		rt.probes.askAgain(rt.attempt.worker) // its list of models is out of date
+		rt.probes.AskAgain(rt.attempt.worker) // its list of models is out of date
 	}
 	return rt.hold(req, resp), nil
 }

@@ -35,7 +35,7 @@ func testHandler(t testing.TB, dials ...string) *Handler {
 	h.pool = testPool(t, h.settings)
 	h.config = &sharedSettings{all: h.settings}
 	h.policy = &passThroughPolicy
-	h.prober = newProber(ended(), h)
+	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	testDispatcher(h)
 	return h
 }

@@ -31,7 +31,9 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
 	rt, list := newTestRoute(h, &plan{ext: &noExt}), h.ReverseProxy.Upstreams
-	ranked := func(id uint64, ranks int) workerSettings { return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks} }
+	ranked := func(id uint64, ranks int) workerSettings {
+		return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
+	}
 	last := rt.table(list)
 	for _, v := range []struct {
 		what   string
