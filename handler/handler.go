@@ -158,7 +158,7 @@ type Handler struct {
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
-	keys       []sessionKey
+	keys       []keySource
 	settings   *poolSettings
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
@@ -166,6 +166,7 @@ type Handler struct {
 	served     atomic.Bool // it had a request
 	holdsPool  bool
 	proxyReady bool
+	reader     *reader
 	dispatcher *dispatcher
 	explainer  *explainer
 	prober     *prober
@@ -447,7 +448,21 @@ func (h *Handler) wireDispatcher() {
 	if h.Timeouts != nil {
 		d.timeouts = *h.Timeouts
 	}
-	h.explainer = &explainer{d, h.plan}
+	h.reader = h.newReader()
+	h.explainer = &explainer{d, h.reader}
+}
+
+// newReader returns the reader of the handler's requests.
+func (h *Handler) newReader() *reader {
+	p := h.pool
+	return &reader{
+		maxBody: h.MaxBody, keys: h.keys, heldOnly: h.sessionMode() == affinityOff, injectsUsage: h.Usage == usageInject,
+		strict: h.NVExt == nvextStrict, direct: h.Mode == modeDirect, enforcesSalt: h.CacheSalt == saltEnforce,
+		mergesModels: h.MergeModels == nil || *h.MergeModels, grants: h.grants,
+		memory: &p.memory, ratios: &p.ratios, hashing: p.hashing, takesTokens: h.prober.takesTokenData,
+		ttl:     func() time.Duration { return p.settings.Load().ttl },
+		waiting: func() uint64 { return uint64(max(0, p.queue.length.Load())) },
+	}
 }
 
 // Cleanup lets go of the pool. Requests may still be under way.
@@ -563,9 +578,6 @@ func (h *Handler) setDefaults() error {
 	}
 	var err error
 	if err = h.checkAffinity(); err != nil {
-		return err
-	}
-	if h.keys, err = h.sessionKeys(); err != nil {
 		return err
 	}
 	if err = h.checkTrust(); err != nil {

@@ -101,22 +101,6 @@ func (d *dispatcher) nobodyServes(model string) bool {
 	return true
 }
 
-// modelOf returns the model that a request for one model's card names.
-func modelOf(r *http.Request) string {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return ""
-	}
-	if _, id, ok := strings.Cut(r.URL.Path, "/models/"); ok {
-		return id
-	}
-	return ""
-}
-
-// listsModels tells whether a request asks for the list of models.
-func listsModels(r *http.Request) bool {
-	return r.Method == http.MethodGet && (r.URL.Path == "/models" || strings.HasSuffix(r.URL.Path, "/v1/models"))
-}
-
 // ask takes in which models a worker serves. A worker that does not answer
 // serves what it served before, and is not to be asked more.
 func (p *prober) ask(ctx context.Context, w *worker) (answers bool) {

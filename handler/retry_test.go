@@ -36,6 +36,7 @@ func testHandler(t testing.TB, dials ...string) *Handler {
 	h.config = &sharedSettings{all: h.settings}
 	h.policy = &passThroughPolicy
 	h.prober = newProber(ended(), h)
+	h.reader = h.newReader()
 	testDispatcher(h)
 	return h
 }

@@ -117,7 +117,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	h.prober.await(r.Context())
 	h.pool.follow(h)
 	h.noticeServer(r)
-	p, err := h.plan(r)
+	p, err := h.reader.read(r)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 		if p.request == nil {
 			return nil, &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
 		}
-		h.countDropped(p)
+		h.dispatcher.countDropped(p)
 		planned = true
 		return &route{dispatcher: h.dispatcher, plan: p, start: start, dry: true}, nil
 	}
@@ -144,7 +144,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	if err := rt.narrow(r); err != nil {
 		return nil, err
 	}
-	h.countDropped(p)
+	rt.countDropped(p)
 	rt.noticeIneffective()
 	h.pool.spending.request(rt.ready)
 	h.pool.nextTurn(p)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/textproto"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -312,44 +312,34 @@ func (s *sharedSettings) add(one *poolSettings) error {
 	return err
 }
 
-// sessionKey is one place where a session's key is looked for: a header, a
-// member of the body, or its nvext where both are empty.
-type sessionKey struct {
-	header string
-	body   func(*api.Request) string
-}
-
-// bodyKeys are the members of a body that may hold a session's key.
-var bodyKeys = map[string]func(*api.Request) string{
-	"prompt_cache_key": func(r *api.Request) string { return r.CacheKey },
-	"session_id":       func(r *api.Request) string { return r.SessionID },
-	"metadata.user_id": func(r *api.Request) string { return r.UserID },
-}
-
-func (h *Handler) sessionKeys() ([]sessionKey, error) {
-	names := []string{"nvext", "header:X-Session-Id"}
-	if h.Affinity != nil && len(h.Affinity.Key) > 0 {
-		names = h.Affinity.Key
-	}
-	keys := make([]sessionKey, 0, len(names))
-	for _, name := range names {
-		kind, rest, _ := strings.Cut(name, ":")
-		switch {
-		case name == "nvext":
-			keys = append(keys, sessionKey{})
-		case kind == "header" && rest != "":
-			if strings.ContainsAny(rest, "_.") {
-				h.logger.Warn("Caddy drops request headers with such a name unless the server's expected_underscore_headers lists it: " + rest)
-			}
-			keys = append(keys, sessionKey{header: textproto.CanonicalMIMEHeaderKey(rest)})
-		case kind == "body" && bodyKeys[rest] != nil:
-			keys = append(keys, sessionKey{body: bodyKeys[rest]})
-		default:
-			return nil, fmt.Errorf("affinity key: must be nvext, header:<name>, body:prompt_cache_key, body:session_id or body:metadata.user_id, got %q", name)
-		}
-	}
-	return keys, nil
-}
-
 // String implements fmt.Stringer.
 func (b retryBudget) String() string { return fmt.Sprintf("%g%% %g/s", b.percent, b.rate) }
+
+// roleBoth is the only value of Worker.Role.
+const roleBoth = "both"
+
+// checkRole checks the worker's role and taints.
+func (w *Worker) checkRole() error {
+	switch w.Role {
+	case "", roleBoth:
+	case "prefill", "decode":
+		return fmt.Errorf("worker %s: role %s: prefill and decode cannot be split up between workers, the role must be %s", w.Dial, w.Role, roleBoth)
+	default:
+		return fmt.Errorf("worker %s: role: must be %s, got %q", w.Dial, roleBoth, w.Role)
+	}
+	if len(w.Taints) > nvext.MaxList {
+		return fmt.Errorf("worker %s: taints: at most %d, got %d", w.Dial, nvext.MaxList, len(w.Taints))
+	}
+	for _, taint := range w.Taints {
+		if taint == "" || len(taint) > nvext.MaxName {
+			return fmt.Errorf("worker %s: taints: must have 1 to %d bytes, got %q", w.Dial, nvext.MaxName, taint)
+		}
+	}
+	return nil
+}
+
+// hashing returns how the prompts of the pool's requests are cut into blocks.
+func (p *pool) hashing() api.Options {
+	set := p.settings.Load()
+	return api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: p.seed}
+}
