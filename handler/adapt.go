@@ -19,11 +19,11 @@ func (rt *route) adapted(req *http.Request, whole *body.Replay) (*http.Request, 
 	}
 	a, p := rt.attempt, rt.plan
 	ranks := a.worker.ranks()
-	if ranks < 2 && !p.speaks && !p.asked {
+	if ranks < 2 && !p.editsBody && !p.asked {
 		return req, as
 	}
 	var edit *api.Editor
-	if read := p.read(); read != nil && whole != nil {
+	if read := p.parsed(); read != nil && whole != nil {
 		edit = read.Editor(whole.Parts[0])
 	}
 	e := rt.pool.engineOf(a.worker)

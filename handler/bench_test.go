@@ -37,6 +37,7 @@ func benchHandler(b testing.TB) *Handler {
 	}
 	b.Cleanup(func() { h.pool.Destruct() })
 	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
+	h.reader = h.newReader()
 	testDispatcher(h)
 	return h
 }
@@ -82,7 +83,7 @@ func BenchmarkPlan(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				r.Body = io.NopCloser(bytes.NewReader(body))
-				p, err := h.plan(r)
+				p, err := h.reader.read(r)
 				if err != nil || len(p.score.Blocks) == 0 {
 					b.Fatal(p, err)
 				}
@@ -112,7 +113,7 @@ func (p *pieces) Read(to []byte) (int, error) {
 func BenchmarkObserve(b *testing.B) {
 	h := benchHandler(b)
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
-	p, err := h.plan(r)
+	p, err := h.reader.read(r)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func BenchmarkGuard(b *testing.B) {
 		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
 			h := benchHandler(b)
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
-			p, err := h.plan(r)
+			p, err := h.reader.read(r)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -236,7 +237,7 @@ func BenchmarkNVExt(b *testing.B) {
 func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
 	r.ContentLength = int64(len(body))
-	p, err := h.plan(r)
+	p, err := h.reader.read(r)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 				h.ReverseProxy.Upstreams = ups
 				h.policy = kvscore.NewDynamo()
 				r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
-				p, err := h.plan(r)
+				p, err := h.reader.read(r)
 				if err != nil {
 					b.Fatal(err)
 				}

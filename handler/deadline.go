@@ -144,7 +144,7 @@ func (rt *route) readable(resp *http.Response) bool {
 	return resp.StatusCode < 300 && eventStream(resp.Header) && !body.Compressed(resp.Header)
 }
 
-func eventStream(h http.Header) bool { return mediaType(h.Get("Content-Type")) == typeEvents }
+func eventStream(h http.Header) bool { return body.MediaType(h) == typeEvents }
 
 // maxHeld bounds what is held back of an answer that has no token in it, in
 // bytes.

@@ -2,9 +2,7 @@ package handler
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
-	"os"
 	"strconv"
 	"time"
 
@@ -84,18 +82,4 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 		return 0
 	}
 	return wait
-}
-
-var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
-
-// unreadable turns a failure to read the client's body into an answer.
-func unreadable(a api.API, err error) *api.Refusal {
-	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return &api.Refusal{API: a, Status: http.StatusRequestEntityTooLarge, Code: api.CodeTooLarge, Err: fmt.Errorf(
-			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &api.Refusal{API: a, Status: http.StatusRequestTimeout, Code: api.CodeUnreadable, Err: errSlowUpload}
-	}
-	return &api.Refusal{API: a, Status: http.StatusBadRequest, Code: api.CodeUnreadable, Err: fmt.Errorf("reading request body: %w", err)}
 }

@@ -166,13 +166,13 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 // explainer tells where the requests of one configuration would go.
 type explainer struct {
 	*dispatcher
-	plan func(*http.Request) (*plan, error)
+	reader *reader
 }
 
 // explain tells what would become of a request. It goes the way of one that is
 // served, up to the choice, but leaves nothing behind.
 func (x *explainer) explain(r *http.Request) (*explanation, error) {
-	p, err := x.plan(r)
+	p, err := x.reader.read(r)
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return x.newExplanation().refuse(own), nil
 	}

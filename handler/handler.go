@@ -159,7 +159,7 @@ type Handler struct {
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
-	keys       []sessionKey
+	keys       []keySource
 	settings   *poolSettings
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
@@ -167,6 +167,7 @@ type Handler struct {
 	served     atomic.Bool // it had a request
 	holdsPool  bool
 	proxyReady bool
+	reader     *reader
 	dispatcher *dispatcher
 	explainer  *explainer
 	prober     *prober
@@ -368,7 +369,21 @@ func (h *Handler) wireDispatcher() {
 	if h.Timeouts != nil {
 		d.timeouts = *h.Timeouts
 	}
-	h.explainer = &explainer{d, h.plan}
+	h.reader = h.newReader()
+	h.explainer = &explainer{d, h.reader}
+}
+
+// newReader returns the reader of the handler's requests.
+func (h *Handler) newReader() *reader {
+	p := h.pool
+	return &reader{
+		maxBody: h.MaxBody, keys: h.keys, heldOnly: h.sessionMode() == affinityOff, injectsUsage: h.Usage == usageInject,
+		strict: h.NVExt == nvextStrict, direct: h.Mode == modeDirect, enforcesSalt: h.CacheSalt == saltEnforce,
+		mergesModels: h.MergeModels == nil || *h.MergeModels, grants: h.grants,
+		memory: &p.memory, ratios: &p.ratios, hashing: p.hashing, takesTokens: h.prober.takesTokenData,
+		ttl:     func() time.Duration { return p.settings.Load().ttl },
+		waiting: func() uint64 { return uint64(max(0, p.queue.length.Load())) },
+	}
 }
 
 // Cleanup lets go of the pool. Requests may still be under way.
@@ -396,7 +411,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	h.prober.await(r.Context())
 	h.pool.follow(h)
 	h.noticeServer(r)
-	p, err := h.plan(r)
+	p, err := h.reader.read(r)
 	if err != nil {
 		return h.refuse(w, r, err)
 	}
@@ -495,9 +510,6 @@ func (h *Handler) setDefaults() error {
 	}
 	var err error
 	if err = h.checkAffinity(); err != nil {
-		return err
-	}
-	if h.keys, err = h.sessionKeys(); err != nil {
 		return err
 	}
 	if err = h.checkTrust(); err != nil {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -45,7 +44,7 @@ func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
 
 // route is that of a request that was tried on a.
 func (f *flowTest) route() *route {
-	rt := newTestRoute(f.h, &plan{computes: true, ext: new(nvext.Ext)})
+	rt := newTestRoute(f.h, &plan{wishes: wishes{ext: &noExt}, handling: handling{computes: true}})
 	rt.ready, rt.tried = f.now, []*worker{f.a}
 	rt.offered = reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}}
 	return rt

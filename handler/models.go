@@ -96,22 +96,6 @@ func (d *dispatcher) nobodyServes(model string) bool {
 	return true
 }
 
-// modelOf returns the model that a request for one model's card names.
-func modelOf(r *http.Request) string {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return ""
-	}
-	if _, id, ok := strings.Cut(r.URL.Path, "/models/"); ok {
-		return id
-	}
-	return ""
-}
-
-// listsModels tells whether a request asks for the list of models.
-func listsModels(r *http.Request) bool {
-	return r.Method == http.MethodGet && (r.URL.Path == "/models" || strings.HasSuffix(r.URL.Path, "/v1/models"))
-}
-
 // learn records a worker's list; nil if it has none. An equal list replaces
 // nothing.
 func (w *worker) learn(list *modelList, logger *zap.Logger) {

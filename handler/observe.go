@@ -70,7 +70,7 @@ func (rt *route) observer(resp *http.Response) *observer {
 		if rt.speculative && rt.plan.ext.AgentHints.SpeculativePrefill.Value {
 			o.reader.KeepText(maxKeptText)
 		}
-		o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header.Get("Content-Type"))
+		o.promised = resp.StatusCode == http.StatusOK && promises(resp.Header)
 	}
 	if rt.plan.asked && o.stream && o.reader != nil {
 		o.cutsUsage = true

@@ -7,34 +7,30 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"go.uber.org/zap"
 )
 
-// saysJSON tells whether a header says that its body is JSON.
+// saysJSON returns whether a header declares the body as JSON.
 func saysJSON(h http.Header) bool {
-	kind := mediaType(h.Get("Content-Type"))
+	kind := body.MediaType(h)
 	return kind == "application/json" || strings.HasSuffix(kind, "+json")
 }
 
-// otherAPI plans a request for no known API whose body was read: by load, among
-// the workers with its model.
-func otherAPI(r *http.Request, read *body.Buffer) *plan {
-	p := &plan{body: body.NewReplay(read, read.Data), repeatable: idempotent(r.Method)}
-	p.score.Streamed = true
-	req, err := api.Parse(api.Unplanned, read.Data, api.Options{})
+// readOther plans a request for no known API whose body was read. It goes to the least
+// loaded of the workers with its model.
+func (p *plan) readOther(r *http.Request, whole *body.Buffer) {
+	p.body, p.repeatable, p.score.Streamed = body.NewReplay(whole, whole.Data), idempotent(r.Method), true
+	req, err := api.Parse(api.Unplanned, whole.Data, api.Options{})
 	if err != nil || req.Vertex {
-		p.cannotRead(fallbackMalformed)
-		p.model = strings.Clone(api.Model(read.Data))
-		return p
+		p.cannotParse(fallbackMalformed)
+		p.model = strings.Clone(api.Model(whole.Data))
+		return
 	}
 	detach(req)
 	p.model, p.other = req.Model, req
-	p.speaks = req.NVExt != nil || req.NullNVExt
-	return p
+	p.editsBody = req.NVExt != nil || req.NullNVExt
 }
 
-// takeOther returns the nvext of a request for no known API, and lets go of it.
+// takeOther returns the nvext of a request for no known API, and releases it.
 func (p *plan) takeOther() (raw []byte) {
 	if p.other != nil {
 		raw, p.other.NVExt = p.other.NVExt, nil
@@ -42,22 +38,8 @@ func (p *plan) takeOther() (raw []byte) {
 	return raw
 }
 
-// read returns what was read of the request, nil if nothing was.
-func (p *plan) read() *api.Request {
-	if p.request != nil {
-		return p.request
-	}
-	return p.other
-}
-
-// steers tells whether the body has members by which engines are steered.
-func (p *plan) steers() bool {
-	read := p.read()
-	return read != nil && read.Steers
-}
-
-// infersUnplanned tells whether a request makes some engine compute something,
-// at a path that belongs to no known API.
+// infersUnplanned returns whether some engine computes something for a request at this
+// path, which belongs to no known API.
 func infersUnplanned(r *http.Request) bool {
 	return posts(r.Method) && api.For(r.URL.Path) == nil && engine.Infers(r.URL.Path)
 }
@@ -70,18 +52,32 @@ func orUnplanned(a api.API) api.API {
 	return a
 }
 
-// noticeCut counts what was cut out of a body for want of a grant, once for each
-// request.
-func (rt *route) noticeCut(grants nvext.Grants) {
-	grants &^= rt.cut | rt.plan.dropped
-	if grants == 0 {
-		return
+// modelOf returns the model whose card a request asks for, empty if it asks for none.
+func modelOf(r *http.Request) string {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return ""
 	}
-	rt.cut |= grants
-	for name := range grants.Names {
-		rt.metrics.dropped.WithLabelValues(rt.pool.name, name).Inc()
+	_, id, _ := strings.Cut(r.URL.Path, "/models/")
+	return id
+}
+
+// listsModels returns whether a request asks for the list of models.
+func listsModels(r *http.Request) bool {
+	return r.Method == http.MethodGet && (r.URL.Path == "/models" || strings.HasSuffix(r.URL.Path, "/v1/models"))
+}
+
+// responseNamed returns the id of the response that a request's path names, to get,
+// cancel or delete it; empty if it names none.
+func responseNamed(r *http.Request) string {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete:
+	default:
+		return ""
 	}
-	if c := rt.logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
-		c.Write(zap.Stringer("not_granted", grants))
+	before, rest, ok := strings.Cut(r.URL.Path, "/responses/")
+	if !ok || api.For(before+"/responses") == nil {
+		return ""
 	}
+	id, _, _ := strings.Cut(rest, "/")
+	return id
 }

@@ -186,7 +186,7 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 // list of candidates and its booking.
 func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	h := testHandler(t, "a:1")
-	rt := newTestRoute(h, &plan{ext: &noExt})
+	rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
 	rt.takeScratch()
 	defer rt.returnScratch()
 	rt.gather(h.ReverseProxy.Upstreams, now())

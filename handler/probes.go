@@ -137,6 +137,19 @@ func (p *prober) own() []*worker {
 	return list
 }
 
+// takesTokenData returns whether the engines of all workers take the ids of
+// nvext.token_data in an API. If one does not, the body's prompt counts for all.
+func (p *prober) takesTokenData(api string) bool {
+	workers, unknown := p.own(), engine.Engine{}
+	if len(workers) == 0 {
+		return unknown.TakesTokenData(api)
+	}
+	return !slices.ContainsFunc(workers, func(w *worker) bool {
+		e := p.pool.engineOf(w)
+		return !e.TakesTokenData(api)
+	})
+}
+
 // Met records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
 func (p *prober) Met(w *worker) {

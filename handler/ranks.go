@@ -79,11 +79,3 @@ func (p *pool) load(t time.Time, w *worker) kvscore.Load {
 	}
 	return sum
 }
-
-// tainted returns the taints that the operator gave to the worker.
-func (w *worker) tainted() []string {
-	if t := w.taints.Load(); t != nil {
-		return *t
-	}
-	return nil
-}

@@ -36,6 +36,7 @@ func testHandler(t testing.TB, dials ...string) *Handler {
 	h.config = &sharedSettings{all: h.settings}
 	h.policy = &passThroughPolicy
 	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
+	h.reader = h.newReader()
 	testDispatcher(h)
 	return h
 }
@@ -155,7 +156,7 @@ func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
 	r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
 	h.adopt()
-	p, err := h.plan(r)
+	p, err := h.reader.read(r)
 	if err != nil {
 		t.Fatal(err)
 	}

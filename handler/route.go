@@ -121,7 +121,7 @@ func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, e
 	if err := rt.narrow(r); err != nil {
 		return nil, err
 	}
-	d.countDropped(p)
+	rt.countDropped(p)
 	rt.noticeIneffective()
 	d.pool.spending.request(rt.ready)
 	d.pool.nextTurn(p)

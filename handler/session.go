@@ -1,92 +1,12 @@
 package handler
 
 import (
-	"cmp"
-	"fmt"
-	"net/http"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
-
-// session is the session of which the request is a turn, by what the request says.
-type session struct {
-	key string // what its worker is remembered by; empty if there is no session
-	// idle is how long it is remembered after this turn, if the client says.
-	idle time.Duration
-	last bool // it ends with this turn
-	// held says that the engine itself holds the session's state.
-	held bool
-}
-
-// The values of Affinity.Mode.
-const (
-	affinitySoft = "soft"
-	affinityHard = "hard"
-	affinityOff  = "off"
-)
-
-// checkAffinity checks the mode.
-func (h *Handler) checkAffinity() error {
-	switch mode := h.sessionMode(); mode {
-	case affinitySoft, affinityHard, affinityOff:
-		return nil
-	default:
-		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
-	}
-}
-
-// priceLeaving records whether the policy may send the turns of a session elsewhere:
-// only a policy whose costs are times knows the price.
-func (h *Handler) priceLeaving() {
-	h.dispatcher.soft = h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds
-}
-
-// sessionMode returns the configured mode, or the default.
-func (h *Handler) sessionMode() string {
-	if h.Affinity == nil {
-		return affinitySoft
-	}
-	return cmp.Or(h.Affinity.Mode, affinitySoft)
-}
-
-// session returns the request's session. Long keys become a digest. The timeout and the
-// close action of nvext count only if nvext also gives the session's key.
-func (h *Handler) session(r *http.Request, req *api.Request, ext *nvext.Ext) session {
-	for _, k := range h.keys {
-		var key string
-		var s session
-		switch {
-		case k.header != "":
-			if values := r.Header[k.header]; len(values) > 0 {
-				key = strings.TrimSpace(values[0])
-			}
-		case k.body != nil:
-			key = k.body(req)
-		default:
-			key = ext.Session()
-			if c := &ext.SessionControl; c.SessionID != "" {
-				s.last = c.Action == nvext.ActionClose
-				if c.Timed {
-					s.idle = c.Timeout
-				}
-			}
-		}
-		if key != "" {
-			s.held = req.SessionHeld || ext.SessionParams.ID != ""
-			if h.sessionMode() == affinityOff && !s.held {
-				return session{}
-			}
-			s.key = tenantKey(req.Salt, key)
-			return s
-		}
-	}
-	return session{}
-}
 
 // boundTo looks up and returns the target that the session is bound to, the zero
 // Target if there is none.
@@ -98,7 +18,7 @@ func (rt *route) boundTo() (none kvscore.Target) {
 	b, ok := rt.pool.sessions.Peek(rt.session)
 	rt.home = b.Version
 	if ok && rt.servesOthers(b.Target) {
-		// The session has several models, of which this one has another home.
+		// The session uses several models; this one is bound by itself.
 		rt.session = modelKey(rt.session, rt.plan.model)
 		b, ok = rt.pool.sessions.Peek(rt.session)
 	}
@@ -118,15 +38,15 @@ func (rt *route) homeTarget() (none kvscore.Target) {
 	return rt.seenAt
 }
 
-// mayLeave tells whether the policy may send the request elsewhere than to the
-// session's worker. Where the prompt is not known, the key is all there is to go by.
+// mayLeave returns whether the policy may send the request to another worker than the
+// session's. It may not if the prompt is unknown: then only the key says what is cached.
 func (rt *route) mayLeave() bool {
 	r := rt.plan.request
 	return rt.soft && !rt.plan.session.held && r != nil && r.Kind != api.None
 }
 
-// servesOthers tells whether a target is an upstream that serves other models
-// than the request's.
+// servesOthers returns whether a target is an upstream that serves other models than the
+// request's.
 func (rt *route) servesOthers(t kvscore.Target) bool {
 	if rt.model == "" {
 		return false
@@ -139,7 +59,7 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 	return false
 }
 
-// sessionTTL is how long the session is remembered after its last use.
+// sessionTTL returns how long the session is remembered after its last use.
 func (rt *route) sessionTTL() time.Duration {
 	if idle := rt.plan.session.idle; idle > 0 {
 		return idle
@@ -157,7 +77,7 @@ func (rt *route) commit() {
 		return
 	}
 	if rt.wait.away {
-		rt.pool.sessions.Get(rt.session) // its next turn is at home again
+		rt.pool.sessions.Get(rt.session) // it stays bound for its next turn
 		return
 	}
 	target, idle := rt.attempt.lease.Target(), rt.plan.session.idle
@@ -166,7 +86,7 @@ func (rt *route) commit() {
 		if rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL; ok && (idle == 0 || idle == b.TTL) {
 			return
 		}
-		// It has just expired, or is to be kept for another time.
+		// The binding has just expired, or its time to live changes.
 	}
 	b, _, err := rt.pool.sessions.CompareAndSwap(rt.session, rt.bound, target, rt.sessionTTL(), affinity.RouterOnly)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -211,4 +212,10 @@ func (s *sharedSettings) add(one *poolSettings) error {
 		s.all = all
 	}
 	return err
+}
+
+// hashing returns how the prompts of the pool's requests are cut into blocks.
+func (p *pool) hashing() api.Options {
+	set := p.settings.Load()
+	return api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: p.seed}
 }

@@ -165,7 +165,7 @@ func BenchmarkChoose(b *testing.B) {
 			setLimits(h, limit, limit, limit, limit)
 			h.policy = &passThroughPolicy
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
-			p, err := h.plan(r)
+			p, err := h.reader.read(r)
 			if err != nil {
 				b.Fatal(err)
 			}

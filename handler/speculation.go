@@ -220,14 +220,13 @@ func (s *speculation) next() *plan {
 	if !ok {
 		return nil
 	}
-	set := s.pool.settings.Load()
-	req, err := api.Parse(s.plan.api, data, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: s.pool.seed})
+	req, err := api.Parse(s.plan.api, data, s.pool.hashing())
 	if err != nil {
 		return nil
 	}
 	// computes is not set: what the engine does not support is not counted.
-	p := &plan{api: s.plan.api, request: req, model: s.plan.model, ext: ownExt(s.plan.ext), speaks: true, grants: s.plan.grants}
-	p.score = s.plan.score
+	p := &plan{api: s.plan.api, request: req, model: s.plan.model}
+	p.ext, p.grants, p.editsBody, p.score = ownExt(s.plan.ext), s.plan.grants, true, s.plan.score
 	p.score.Blocks, p.score.Past, p.score.Tokens, p.score.Streamed = s.blocks, s.past, s.tokens, false
 	return p
 }

@@ -12,7 +12,10 @@ import (
 func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 	turn := kvscore.Request{Root: 7, Blocks: []uint64{1, 2, 3}}
 	coming := func(key string, root uint64, blocks ...uint64) *plan {
-		return &plan{request: &api.Request{}, computes: true, session: session{key: key}, score: kvscore.Request{Root: root, Blocks: blocks}}
+		return &plan{
+			request: &api.Request{}, session: session{key: key},
+			handling: handling{computes: true}, prompt: prompt{score: kvscore.Request{Root: root, Blocks: blocks}},
+		}
 	}
 	counting := coming("s", 7, 1, 2, 3, 4)
 	counting.computes = false

@@ -30,7 +30,7 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 // changes what is behind it in between.
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
-	rt, list := newTestRoute(h, &plan{ext: &noExt}), h.ReverseProxy.Upstreams
+	rt, list := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}}), h.ReverseProxy.Upstreams
 	ranked := func(id uint64, ranks int) workerSettings {
 		return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
 	}
@@ -96,7 +96,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 	}
 	offered := func(model string) (dials string) {
 		t.Helper()
-		rt := newTestRoute(h, &plan{ext: &noExt, model: model})
+		rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, model: model})
 		rt.takeScratch()
 		defer rt.returnScratch()
 		rt.model = rt.modelFor(list)
@@ -154,7 +154,7 @@ func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
 	list := upstreamsOf("a:1", "b:1")
 	for _, up := range append(upstreamsOf("c:1"), list[1]) {
 		for range 4 { // the first may make workers known, which makes the table void
-			rt := newTestRoute(h, &plan{ext: &noExt})
+			rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
 			chosen := rt.choose(t.Context(), list)
 			if booked := rt.attempt.worker.dial; chosen.Dial != booked {
 				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
@@ -207,7 +207,7 @@ func TestExplanationOfAnUnknownUpstream(t *testing.T) {
 			h := testHandler(t, "a:1")
 			h.ReverseProxy.Upstreams = upstreamsOf("a:1", "new:1")
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
-			p, err := h.plan(r)
+			p, err := h.reader.read(r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +248,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	h := testHandler(t, dials...)
 	h.policy = kvscore.NewDynamo()
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader([]byte(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`)))
-	p, err := h.plan(r)
+	p, err := h.reader.read(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +338,7 @@ func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1")
-			rt := newTestRoute(h, &plan{ext: &noExt, computes: true})
+			rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, handling: handling{computes: true}})
 			prepare(h, rt)
 			waits := false
 			rt.choose(doneProbe{t.Context(), func() {
@@ -366,7 +366,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		}
 		h := testHandler(t, dials...)
 		h.policy = kvscore.NewDynamo()
-		p := &plan{ext: &noExt, score: kvscore.Request{Tokens: 100, Streamed: true}}
+		p := &plan{wishes: wishes{ext: &noExt}, prompt: prompt{score: kvscore.Request{Tokens: 100, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {
 			rt := newTestRoute(h, p)
 			if rt.choose(t.Context(), h.ReverseProxy.Upstreams) == nil {

@@ -93,14 +93,11 @@ func (x *explainer) explainTokens(r *http.Request, planned *plan, e *explanation
 	if ids == nil {
 		return e
 	}
-	set := x.pool.settings.Load()
-	p, req := *planned, *planned.request
-	if !req.Give(ids, api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize, Seed: x.pool.seed}) {
+	p := x.reader.withTokens(planned, ids)
+	if p == nil {
 		return e
 	}
-	p.request, p.body = &req, nil
-	p.identify(&req, set, &x.pool.ratios)
-	if by := x.explainPlan(r, &p); by.Chosen != nil && by.overlap() > e.overlap() {
+	if by := x.explainPlan(r, p); by.Chosen != nil && by.overlap() > e.overlap() {
 		return by
 	}
 	return e

@@ -41,7 +41,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	}{{maxAsking, 0}, {0, body.MaxBytes - 1000}, {0, 0}} {
 		h.pool.memory.Held.Store(0)
 		r := httptest.NewRequest(http.MethodPost, "/v1/completions", bytes.NewReader([]byte(prompt)))
-		p, err := h.plan(r)
+		p, err := h.reader.read(r)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ import (
 func tracedRoute(tb testing.TB, ctx context.Context) (*route, *http.Request) {
 	tb.Helper()
 	h := testHandler(tb, "127.0.0.1:1")
-	p := &plan{model: "m", ext: &noExt}
+	p := &plan{model: "m", wishes: wishes{ext: &noExt}}
 	rt := newTestRoute(h, p)
 	rt.takeScratch()
 	if !rt.candidates(h.ReverseProxy.Upstreams, rt.start) {

@@ -2,7 +2,6 @@ package handler
 
 import (
 	"fmt"
-	"maps"
 	"net/http"
 	"strings"
 
@@ -36,14 +35,14 @@ type Trust struct {
 	matchers caddyhttp.MatcherSets
 }
 
+// The only values of Handler.Mode, Handler.NVExt and Handler.CacheSalt.
 const (
-	// modeDirect is the one value of Handler.Mode.
-	modeDirect = "direct"
-	// nvextStrict is the one value of Handler.NVExt.
+	modeDirect  = "direct"
 	nvextStrict = "strict"
+	saltEnforce = "enforce"
 )
 
-// checkTrust checks what the operator says about clients' wishes.
+// checkTrust checks the options about clients' wishes.
 func (h *Handler) checkTrust() error {
 	if h.Mode != "" && h.Mode != modeDirect {
 		return fmt.Errorf("mode: must be %s, got %q", modeDirect, h.Mode)
@@ -86,8 +85,8 @@ func (h *Handler) loadTrust(ctx caddy.Context) error {
 	return nil
 }
 
-// grants returns what the client of a request is trusted with. A matcher that
-// fails grants nothing.
+// grants returns what the client of a request is granted. A matcher that fails grants
+// nothing.
 func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 	if h.Mode == modeDirect {
 		g = nvext.Pins
@@ -108,35 +107,6 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		}
 	}
 	return g
-}
-
-// headersNeed returns the grants that a request's routing headers need, 0 if it
-// has none.
-func headersNeed(h http.Header) (needs nvext.Grants) {
-	for name := range h {
-		needs |= nvext.HeaderNeeds(name)
-	}
-	return needs
-}
-
-// withoutRouting returns a request's header without the routing headers that
-// the engine must not see: those that are not granted, and those that choose a
-// worker or a rank.
-func (p *plan) withoutRouting(h http.Header) http.Header {
-	if p.headers == 0 {
-		return h
-	}
-	kept := maps.Clone(h) // the server's own is shared
-	for name, values := range kept {
-		switch needs := nvext.HeaderNeeds(name); {
-		case needs == 0:
-		case needs&nvext.Pins != 0 || needs&^p.grants != 0:
-			delete(kept, name)
-		case len(values) > 1:
-			kept[name] = []string{oneValue(values)}
-		}
-	}
-	return kept
 }
 
 // unmarshalTrust reads one line of trust, with its matchers.

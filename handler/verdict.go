@@ -1,16 +1,18 @@
 package handler
 
 import (
+	"net/http"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"go.uber.org/zap"
 )
 
 // promises tells whether an answer of this content type must be legible: a
 // stream of events, or JSON. Nor is a page of HTML an answer to an inference
 // request. What has another type is what it is.
-func promises(contentType string) bool {
-	kind := mediaType(contentType)
+func promises(h http.Header) bool {
+	kind := body.MediaType(h)
 	switch kind {
 	case typeEvents, "application/json", "text/html":
 		return true
@@ -20,12 +22,6 @@ func promises(contentType string) bool {
 
 // typeEvents is the media type of a stream of events.
 const typeEvents = "text/event-stream"
-
-// mediaType returns the type in a Content-Type, without its parameters.
-func mediaType(contentType string) string {
-	kind, _, _ := strings.Cut(contentType, ";")
-	return strings.ToLower(strings.TrimSpace(kind))
-}
 
 // judge takes in what an answer that has come whole says of its worker, and
 // tells whether anything can be learned from it.

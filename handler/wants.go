@@ -87,6 +87,14 @@ func (p *pool) permits(want *Wants, w *worker) bool {
 	return true
 }
 
+// tainted returns the taints that the operator gave to the worker.
+func (w *worker) tainted() []string {
+	if t := w.taints.Load(); t != nil {
+		return *t
+	}
+	return nil
+}
+
 // isolates returns whether the worker's engine keeps caches apart, if that is needed.
 func (p *pool) isolates(want *Wants, w *worker) bool {
 	if !want.Isolated {

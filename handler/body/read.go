@@ -81,6 +81,13 @@ func Compressed(h http.Header) bool {
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
+// MediaType returns the type in a header's Content-Type in lower case, without its
+// parameters.
+func MediaType(h http.Header) string {
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(kind))
+}
+
 // Lazy is the body that the proxy has of a request: the transport gives
 // each attempt its own, so that this one is opened only if somebody else reads
 // it.

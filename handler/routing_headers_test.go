@@ -108,7 +108,6 @@ func FuzzHeaders(f *testing.F) {
 			}
 		}
 	}
-	h := benchHandler(f)
 	f.Fuzz(func(t *testing.T, lines, raw string, grants uint8) {
 		header := http.Header{}
 		for line := range strings.SplitSeq(lines, "\n") {
@@ -117,12 +116,13 @@ func FuzzHeaders(f *testing.F) {
 			}
 		}
 		g := nvext.Grants(grants) & nvext.Everything
+		rd := testReader(g)
 		var before nvext.Ext
 		var body []byte
 		if raw != "" {
 			var err error
 			body = []byte(raw)
-			if before, err = nvext.Parse(body, h.extOptions()); err != nil {
+			if before, err = nvext.Parse(body, rd.extOptions()); err != nil {
 				return
 			}
 			if again := before; true {
@@ -131,11 +131,10 @@ func FuzzHeaders(f *testing.F) {
 				}
 			}
 		}
-		h.Trust = []*Trust{{grants: g}}
 		r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
 		r.Header = header.Clone()
-		p := &plan{headers: headersNeed(r.Header)}
-		if err := h.takeExt(r, p, body); err != nil {
+		p := &plan{wishes: wishes{headers: headersNeed(r.Header)}}
+		if err := rd.takeExt(r, p, body); err != nil {
 			t.Fatalf("%q and %s: %v", lines, raw, err)
 		}
 		checkHonoured(t, header, &before, p, g)

@@ -7,22 +7,20 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// identified returns the plan of a body of the chat API, or of another one, and its
-// request.
-func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) (*plan, *api.Request) {
+// identified returns the plan of a body.
+func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) *plan {
 	t.Helper()
-	set := (&poolSettings{}).withDefaults()
-	req, err := api.Parse(api.For(path), []byte(body), api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize})
+	opts := api.Options{TextBlock: 64, BlockSize: 16}
+	req, err := api.Parse(api.For(path), []byte(body), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plan{ext: &nvext.Ext{}}
-	p.identify(req, set, ratios)
-	return p, req
+	p := &plan{request: req}
+	p.identify(opts, ratios)
+	return p
 }
 
 // TestImagesLeaveTextAlone has one system prompt of 800 tokens, which an engine has
@@ -43,7 +41,7 @@ func TestImagesLeaveTextAlone(t *testing.T) {
 				if hasImage(i) {
 					image, tokens = fmt.Sprintf(`,{"type":"image_url","image_url":{"url":"http://images/%d.png"}}`, i), 2320
 				}
-				p, _ := identified(t, "/v1/chat/completions", fmt.Sprintf(
+				p := identified(t, "/v1/chat/completions", fmt.Sprintf(
 					`{"messages":[{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"part %d"}%s]}]}`, system, i, image), &ratios)
 				_, l := s.Select(time.Now(), &p.score, targets, 0, nil, &sel)
 				if off := sel.Candidates[0].OverlapTokens - 800; i > 1 && (off < -16 || off > 16) {
@@ -60,17 +58,14 @@ func TestImagesLeaveTextAlone(t *testing.T) {
 	}
 }
 
-// TestGivenIDsReplaceTheText identifies a plan of text anew as token ids, as
-// queries do.
+// TestGivenIDsReplaceTheText replaces the text of a plan by token ids, as queries do.
 func TestGivenIDsReplaceTheText(t *testing.T) {
 	var ratios kvscore.Ratios
-	p, req := identified(t, "/v1/completions", `{"prompt":"`+strings.Repeat("hello world, this is it. ", 200)+`"}`, &ratios)
-	set := (&poolSettings{}).withDefaults()
+	p := identified(t, "/v1/completions", `{"prompt":"`+strings.Repeat("hello world, this is it. ", 200)+`"}`, &ratios)
 	ids := "[" + strings.Repeat("1234,5678,91011,17,", 400)
-	if !req.Give([]byte(ids[:len(ids)-1]+"]"), api.Options{TextBlock: set.textBlock, BlockSize: set.blockSize}) {
+	if p = testReader(0).withTokens(p, []byte(ids[:len(ids)-1]+"]")); p == nil {
 		t.Fatal("the ids are refused")
 	}
-	p.identify(req, set, &ratios)
 	s, target := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}
 	s.Declare(target, 0)
 	var sel kvscore.Selection

@@ -1,0 +1,60 @@
+package handler
+
+import (
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+)
+
+// Fallbacks that are found after the plan was made.
+const (
+	fallbackUnbound     = "unbound"           // the session has no binding
+	fallbackUnreadable  = "answer_unreadable" // the engine's answer cannot be read as it passes
+	fallbackUnmerged    = "models_unmerged"   // a list of models lacks the other workers' models
+	fallbackUntold      = "nvext_untold"      // the answer cannot carry what the client asked for
+	fallbackUntokenized = "untokenized"       // a query's answer has no token ids, as no engine returns them
+)
+
+// countDropped counts the wishes of a request that were dropped, and its routing headers
+// that cannot be read.
+func (d *dispatcher) countDropped(p *plan) {
+	for name := range p.dropped.Names {
+		d.metrics.dropped.WithLabelValues(d.pool.name, name).Inc()
+	}
+	for _, name := range p.malformed {
+		d.metrics.malformed.WithLabelValues(d.pool.name, name).Inc()
+	}
+	if p.dropped == 0 && len(p.malformed) == 0 {
+		return
+	}
+	if c := d.logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
+		c.Write(zap.Stringer("not_granted", p.dropped), zap.Strings("malformed_headers", p.malformed))
+	}
+}
+
+// noticeCut counts what was cut out of a body because it was not granted, once for each
+// request.
+func (rt *route) noticeCut(grants nvext.Grants) {
+	grants &^= rt.cut | rt.plan.dropped
+	if grants == 0 {
+		return
+	}
+	rt.cut |= grants
+	for name := range grants.Names {
+		rt.metrics.dropped.WithLabelValues(rt.pool.name, name).Inc()
+	}
+	if c := rt.logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
+		c.Write(zap.Stringer("not_granted", grants))
+	}
+}
+
+// noticeIneffective records wishes that are granted but that the policy ignores.
+func (rt *route) noticeIneffective() {
+	p := rt.plan
+	if p.score.Override == nil && p.ext.RoutingConstraints.PreferredTaints == nil {
+		return
+	}
+	if unit := kvscore.CostUnit(rt.active); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
+		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under this policy", rt.pool.logger)
+	}
+}

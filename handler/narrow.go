@@ -1,0 +1,214 @@
+package handler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// only is the one worker that may serve a request.
+type only struct {
+	worker *worker // nil if others may, too
+	rank   nvext.Opt[uint32]
+	reason string
+}
+
+// narrow evaluates before the first choice which workers the request allows. The error
+// is a *api.Refusal if no worker can be chosen.
+func (rt *route) narrow(r *http.Request) error {
+	p := rt.plan
+	rt.apart = p.isolated
+	if !p.pin.named && !p.pin.rank.Set && !p.constrained() && p.response == "" && !rt.apart {
+		return nil
+	}
+	ups := rt.upstreams(r)
+	if rt.apart && len(ups) > 0 && !rt.someWorker(ups, rt.keepsApart) {
+		return rt.shared("that of any worker")
+	}
+	if p.pin.named {
+		return rt.pinTo(ups)
+	}
+	if p.pin.rank.Set && !rt.someWorker(ups, rt.hasRank) {
+		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.pin.rank.Value)
+	}
+	if p.response != "" && rt.returnTo(ups) {
+		if !rt.keepsApart(rt.only.worker) {
+			return rt.shared("that of the response which the request names")
+		}
+		return nil
+	}
+	if p.constrained() && !rt.someWorker(ups, rt.permits) {
+		return &api.Refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "nvext", Err: p.errNonePermitted()}
+	}
+	return nil
+}
+
+// someWorker returns whether a condition holds for a worker among upstreams.
+func (rt *route) someWorker(ups reverseproxy.UpstreamPool, holds func(*worker) bool) bool {
+	return slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return holds(row.worker) })
+}
+
+// pinTo makes the worker that the request names the only one.
+func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
+	pin := &rt.plan.pin
+	w := rt.named(ups, pin.worker)
+	switch {
+	case w == nil:
+		return rt.badPin("%s: no worker of this pool has the id %d", pin.field, pin.worker)
+	case pin.rank.Set && !rt.hasRank(w):
+		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.worker, pin.rank.Value, w.ranks()-1)
+	case !pin.rank.Set && w.ranks() > 1:
+		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
+		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.worker)
+	case !rt.keepsApart(w):
+		return rt.shared("that of worker %d, which the request names", w.id)
+	case !rt.permits(w):
+		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.field, pin.worker, rt.plan.errNonePermitted())
+	}
+	rt.only = only{w, pin.rank, reasonPin}
+	return nil
+}
+
+// badPin returns the refusal of a pin that no worker can serve.
+func (rt *route) badPin(format string, args ...any) error {
+	return &api.Refusal{API: rt.plan.api, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
+}
+
+// keepsApart returns whether the worker's engine isolates the request's cache, if that
+// is needed.
+func (rt *route) keepsApart(w *worker) bool {
+	want := rt.wants()
+	return rt.pool.isolates(&want, w)
+}
+
+// shared returns the error of a request that would share a cache.
+func (rt *route) shared(format string, args ...any) error {
+	where := "this path"
+	if a := rt.plan.api; a != nil {
+		where = "the API " + a.Name()
+	}
+	return &api.Refusal{API: orUnplanned(rt.plan.api), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
+}
+
+// returnTo makes the worker that keeps the named response the only one, and tells
+// whether that worker is known and still an upstream. If it no longer has the rank,
+// any of its ranks may serve the request.
+func (rt *route) returnTo(ups reverseproxy.UpstreamPool) bool {
+	t, ok := rt.pool.responses.find(rt.plan.response, !rt.dry)
+	if !ok {
+		return false
+	}
+	w := rt.named(ups, t.Worker)
+	if w == nil {
+		return false // it is gone, and what it kept
+	}
+	rank := nvext.Some(t.Rank)
+	rank.Set = int64(t.Rank) < int64(w.ranks())
+	rt.only = only{w, rank, reasonResponse}
+	return true
+}
+
+// named returns the worker with an id among upstreams, nil if there is none.
+func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *worker {
+	for _, row := range rt.table(ups).rows {
+		if row.worker.id == id {
+			return row.worker
+		}
+	}
+	return nil
+}
+
+// hasRank returns whether a worker has the rank that the request names, if it names one.
+func (rt *route) hasRank(w *worker) bool {
+	rank := rt.plan.pin.rank
+	return !rank.Set || int64(rank.Value) < int64(w.ranks())
+}
+
+// pinned returns whether only one worker may serve the request.
+func (rt *route) pinned() bool { return rt.only.worker != nil }
+
+// pinnedPosition returns the position of the one target that may serve the request,
+// -1 if the policy must choose among several ranks. A session that is bound to another
+// target stays bound there.
+func (rt *route) pinnedPosition(session kvscore.Target) int {
+	if len(rt.scratch.targets) != 1 {
+		return -1
+	}
+	rt.wait.away = rt.bound != 0 && session != rt.scratch.targets[0].Target
+	return 0
+}
+
+// errNobody returns the error of a request whose workers cannot be reached.
+func (rt *route) errNobody() error {
+	if rt.pinned() {
+		return rt.only.errUnavailable()
+	}
+	return errors.New("no worker can be reached; try again later")
+}
+
+// incidentNobody returns that as a condition that lasts.
+func (rt *route) incidentNobody() string {
+	if rt.pinned() {
+		return incidentPinned
+	}
+	return errNoWorker.Error()
+}
+
+// errUnavailable returns why the only worker that may serve the request does not.
+func (o *only) errUnavailable() error {
+	if o.reason == reasonResponse {
+		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.id)
+	}
+	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.id)
+}
+
+// incidentPinned is a condition that lasts, as the log and the admin API say it.
+const incidentPinned = "a worker that requests name is not available"
+
+// permits returns whether the client's constraints allow a worker.
+func (rt *route) permits(w *worker) bool {
+	want := rt.wants()
+	return rt.pool.permits(&want, w)
+}
+
+// score returns what the scheduler is told of the request: the plan's, the client's
+// preferences among the targets, and the session's target, which boundPosition has looked
+// up.
+func (rt *route) score() *kvscore.Request {
+	prefers, home := rt.plan.ext.RoutingConstraints.PreferredTaints, rt.homeTarget()
+	if len(prefers) == 0 && home == (kvscore.Target{}) {
+		return &rt.plan.score
+	}
+	scored := &rt.scratch.scored
+	*scored = rt.plan.score // the plan does not change
+	scored.Home = home
+	if len(prefers) == 0 {
+		return scored
+	}
+	rt.scratch.factors = slices.Grow(rt.scratch.factors[:0], len(rt.scratch.workers))[:len(rt.scratch.workers)]
+	scored.Factors = rt.scratch.factors
+	for i, w := range rt.scratch.workers {
+		sum := 0.0
+		for _, taint := range prefers {
+			if slices.Contains(w.tainted(), taint.Name) {
+				sum += float64(taint.Weight)
+			}
+		}
+		scored.Factors[i] = preference(sum)
+	}
+	return scored
+}
+
+// preference returns Dynamo's factor of a worker's cost, by the sum of its preferred
+// taints' weights (lib/kv-router/src/protocols.rs, preferred_taint_multiplier): from e,
+// which repels, to 1/e, which attracts.
+func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }

@@ -1,0 +1,66 @@
+package handler
+
+import (
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+)
+
+// identify fills in the scheduler's view of the prompt.
+func (p *plan) identify(opts api.Options, ratios *kvscore.Ratios) {
+	req, score, size := p.request, &p.score, opts.TextBlock
+	score.Streamed, score.SkipsCache = req.Stream, req.SkipsCache
+	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = index.Weights{}, 0, 0, 0 // withTokens identifies again
+	if req.API.Work() == api.Count {
+		score.Tokens = 0 // nothing is computed: any worker can do it
+		return
+	}
+	switch req.Kind {
+	case api.Tokens:
+		score.BlockTokens, score.Tokens = float64(opts.BlockSize), req.Tokens
+	case api.Text:
+		score.Weights = ratios.Weights(req.Model, size)
+		score.NominalBlockTokens = float64(size) / kvscore.DefaultBytesPerToken
+		score.BlockTokens = score.Weights.Mean(req.Blocks)
+		score.MediaTokens, score.MediaEnd = req.MediaTokens, int((req.MediaEnd+int64(size)-1)/int64(size))
+		score.OtherTokens = int64(float64(req.Bytes-req.First) / float64(size) * score.BlockTokens)
+		score.Tokens = int64(float64(req.First)/float64(size)*score.BlockTokens) + score.OtherTokens + req.MediaTokens
+	case api.None:
+		p.fallback = fallbackNoPrompt
+		return
+	}
+	score.Root, score.Blocks, score.Past, p.textBlock = req.Root, req.Blocks, req.Past, size
+}
+
+// withTokens returns the plan of the same request with token ids as the prompt; nil if
+// they cannot replace it. The plan has no body.
+func (rd *reader) withTokens(of *plan, ids []byte) *plan {
+	p, req, opts := *of, *of.request, rd.hashing()
+	if !req.Give(ids, opts) {
+		return nil
+	}
+	p.request, p.body = &req, nil
+	p.identify(opts, rd.ratios)
+	return &p
+}
+
+// maxKept is the longest text, in bytes, that a plan keeps as it is. Of a longer one it
+// keeps the digest.
+const maxKept = 4 << 10
+
+// detach copies a request's strings: the plan lives as long as the answer and must not
+// keep the body in memory.
+func detach(req *api.Request) {
+	for _, s := range []*string{
+		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse, &req.Conversation, &req.CacheKey, &req.SessionID, &req.UserID,
+	} {
+		if len(*s) > maxKept {
+			*s = digestMark + nvext.Digest([]byte(*s))
+		} else {
+			*s = strings.Clone(*s)
+		}
+	}
+}

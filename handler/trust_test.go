@@ -1,0 +1,43 @@
+package handler
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// failing is a matcher that cannot tell.
+type failing struct{}
+
+// MatchWithError implements caddyhttp.RequestMatcherWithError.
+func (failing) MatchWithError(*http.Request) (bool, error) { return true, fmt.Errorf("no idea") }
+
+// TestMatcherThatFailsGrantsNothing has one that says yes with an error, beside
+// lines that hold.
+func TestMatcherThatFailsGrantsNothing(t *testing.T) {
+	p, err := newPool("trust", new(poolSettings).withDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Destruct()
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
+	h := &Handler{pool: p, logger: p.logger(), Trust: []*Trust{
+		{What: []string{"pins"}, grants: nvext.Pins, matchers: caddyhttp.MatcherSets{{failing{}}}},
+		{What: []string{"explain"}, grants: nvext.Explain},
+	}}
+	if g := h.grants(r); g != nvext.Explain {
+		t.Errorf("granted %v", g)
+	}
+	if n := len(p.incidents.view(now())); n != 1 {
+		t.Errorf("%d conditions last, want 1", n)
+	}
+	h.Mode = modeDirect
+	if g := h.grants(r); g != nvext.Explain|nvext.Pins {
+		t.Errorf("in direct mode granted %v", g)
+	}
+}
