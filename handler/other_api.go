@@ -13,7 +13,7 @@ import (
 
 // saysJSON tells whether a header says that its body is JSON.
 func saysJSON(h http.Header) bool {
-	kind := mediaType(h.Get("Content-Type"))
+	kind := body.MediaType(h)
 	return kind == "application/json" || strings.HasSuffix(kind, "+json")
 }
 
