@@ -144,8 +144,8 @@ func BenchmarkObserve(b *testing.B) {
 			_, err = resp.Body.Read(buf)
 		}
 		rt.end()
-		if rt.outcome() != outcomeOK || rt.answer.reader.Chunks() != chunks {
-			b.Fatal(rt.outcome(), rt.answer.reader.Chunks())
+		if rt.outcome() != outcomeOK || rt.answer.chunks != chunks {
+			b.Fatal(rt.outcome(), rt.answer.chunks)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")

@@ -40,25 +40,3 @@ func (rt *route) servedElsewhere(resp *http.Response) bool {
 	resp.Body = &replayed{ReadCloser: resp.Body, held: head, err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }
-
-// replayed is an answer's body of which a part was read already.
-type replayed struct {
-	io.ReadCloser
-	held []byte
-	err  error // that came with it
-}
-
-// Read implements io.Reader.
-func (r *replayed) Read(p []byte) (int, error) {
-	if len(r.held) > 0 {
-		n := copy(p, r.held)
-		if r.held = r.held[n:]; len(r.held) == 0 {
-			r.held = nil
-		}
-		return n, nil
-	}
-	if r.err != nil {
-		return 0, r.err
-	}
-	return r.ReadCloser.Read(p)
-}

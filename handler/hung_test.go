@@ -381,7 +381,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		if v.arrived {
 			f.a.flow.arrived(a)
 		}
-		f.p.tooLate(a)
+		a.tooLate(f.p)
 		for deadline := time.Now().Add(5 * time.Second); v.ended != nil && context.Cause(g.ctx) == nil && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond)
 		}
@@ -392,7 +392,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		if moved := f.a.flow.arrived(a); moved != (v.ended == error(errHangs)) {
 			t.Errorf("%s: moved %v", v.name, moved)
 		}
-		f.p.tooLate(a)
+		a.tooLate(f.p)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
@@ -41,7 +42,7 @@ func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan)
 	p.done() // the client may take its time to read
 	kind := "application/json"
 	if stream {
-		kind = typeEvents
+		kind = body.EventStream
 		answer = fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", answer)
 	}
 	w.Header().Set("Content-Type", kind)
@@ -70,7 +71,7 @@ type queryAnswer struct {
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
 func encodeQuery(p *plan, e *explanation, ids []byte) ([]byte, error) {
 	c := e.Chosen
-	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: bothPhases(c.Worker, c.Rank).Append(nil)}}
+	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(c.Worker, c.Rank).Append(nil)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}

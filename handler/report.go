@@ -57,14 +57,14 @@ func (rt *route) report() *Report {
 	if r.Outcome == outcomeBroken {
 		r.Err = o.broken
 	}
-	if o.reader == nil {
+	if !o.read {
 		return r
 	}
 	r.Read = true
 	if !o.first.IsZero() {
 		r.TTFT = o.first.Sub(rt.start)
 	}
-	r.Prompt, r.Completion, r.Cached = o.usage()
+	r.Prompt, r.Completion, r.Cached = o.prompt, o.completion, o.cached
 	return r
 }
 
@@ -141,6 +141,7 @@ func (rt *route) end() {
 	}
 	rt.release()
 	o := rt.answer
+	o.close()
 	rt.endAttempt(o.computed())
 	rt.endTurn(o.computed())
 	report := rt.report()
@@ -178,9 +179,9 @@ func (rt *route) outcome() string {
 		return outcomeUnavailable
 	case o.broken != nil && !isCanceled(o.broken):
 		return outcomeBroken
-	case !o.ended && (!rt.returned || o.broken != nil):
+	case !o.whole && (!rt.returned || o.broken != nil):
 		return outcomeClientGone
-	case o.status >= 400 || o.illegible || (o.reader != nil && o.reader.Failed()):
+	case o.status >= 400 || o.garbled || o.failed:
 		return outcomeEngineError
 	}
 	return outcomeOK

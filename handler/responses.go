@@ -58,16 +58,3 @@ func (r *responses) count() int {
 	defer r.mu.Unlock()
 	return len(r.new) + len(r.old)
 }
-
-// keep remembers which target keeps the response that an answer is, as soon as its
-// id is there: clients may name it while it is still being made.
-func (o *observer) keep() {
-	req := o.rt.plan.request
-	if o.kept || req == nil || req.Unstored {
-		return
-	}
-	if id := o.reader.ResponseID(); id != "" {
-		o.kept = true
-		o.rt.pool.responses.keep(id, o.attempt.lease.Target())
-	}
-}

@@ -211,26 +211,8 @@ func (rt *route) takeHeld() *http.Response {
 	}
 	rt.held = heldAnswer{}
 	rt.label(h.resp.Header, h.attempt)
-	rt.answer = &observer{rt: rt, body: h.resp.Body, status: h.resp.StatusCode, attempt: h.attempt}
-	h.resp.Body = rt.answer
+	rt.answer = rt.deliveryOf(h.attempt, h.resp)
 	return h.resp
-}
-
-// forward copies an answer's header but for what concerns one connection only
-// (RFC 9110, 7.6.1).
-func forward(to, from http.Header) {
-	maps.Copy(to, from)
-	for _, names := range from["Connection"] {
-		for name := range strings.SplitSeq(names, ",") {
-			to.Del(strings.TrimSpace(name))
-		}
-	}
-	for _, name := range []string{
-		"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
-		"Te", "Trailer", "Transfer-Encoding", "Upgrade",
-	} {
-		to.Del(name)
-	}
 }
 
 // release lets go of an answer that was held back.

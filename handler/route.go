@@ -56,7 +56,7 @@ type route struct {
 	lazy *body.Lazy    // what the proxy has of it
 	sent *http.Request // of the last attempt
 
-	answer   *observer // of the attempt that answers the client
+	answer   *delivery // of the attempt that answers the client
 	bound    uint64    // version of the session's binding as last seen; 0 = none
 	home     uint64    // the same of plan.session.key, which may be another key
 	seenAt   kvscore.Target
@@ -85,6 +85,7 @@ type attempt struct {
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
 	over   bool
+	answer *delivery // if it is one; nil while there is none
 	awaited
 }
 
@@ -487,7 +488,7 @@ func (rt *route) endAttempt(computed bool) {
 	a.worker.flow.end(a)
 	var answer []uint64
 	if computed && rt.answer != nil {
-		answer = rt.answer.prediction()
+		answer = rt.answer.blocks
 	}
 	a.lease.End(computed, answer)
 	if a.slot {

@@ -72,7 +72,7 @@ type speculation struct {
 // asked for one.
 func (rt *route) foresee(resp *http.Response) {
 	p := rt.plan
-	if !p.ext.AgentHints.SpeculativePrefill.Value || rt.attempt.worker.isDynamo(rt.pool) {
+	if !p.ext.AgentHints.SpeculativePrefill.Value || rt.pool.engineOf(rt.attempt.worker).Type == engine.Dynamo {
 		return // a Dynamo is told, and does it itself
 	}
 	if rt.next != nil { // of an answer that the operator has tried again
@@ -107,8 +107,8 @@ func (rt *route) speculate(outcome string) {
 		return
 	}
 	rt.next = nil
-	if o := rt.answer; outcome == outcomeOK && o.computed() && o.reader != nil {
-		s.text = o.reader.Text()
+	if o := rt.answer; outcome == outcomeOK && o.computed() {
+		s.text = o.text
 	}
 	if s.text == nil || rt.body == nil || rt.sent == nil {
 		s.end(speculativeUnfit)

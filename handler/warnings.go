@@ -105,7 +105,7 @@ const conditionEncoded = "event streams leave compressed (keep encode away from 
 // sent as it was. Which handlers stand before this one is not known: what they
 // do shows in the header that they share.
 func (rt *route) noticeEncoding(w http.ResponseWriter) {
-	if o := rt.answer; o != nil && o.stream && o.reader != nil && body.Compressed(w.Header()) {
+	if o := rt.answer; o != nil && o.stream && o.read && body.Compressed(w.Header()) {
 		rt.pool.incidents.met(now(), conditionEncoded, rt.pool.logger)
 	}
 }

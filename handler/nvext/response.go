@@ -33,6 +33,11 @@ type WorkerID struct {
 	DecodeDPRank    Opt[uint32]
 }
 
+// OneWorker says that one worker has done all of a request.
+func OneWorker(id uint64, rank uint32) WorkerID {
+	return WorkerID{PrefillWorkerID: Some(id), PrefillDPRank: Some(rank), DecodeWorkerID: Some(id), DecodeDPRank: Some(rank)}
+}
+
 // Append appends the member's value.
 func (w WorkerID) Append(dst []byte) []byte {
 	o := rawjson.Object{Buf: dst}

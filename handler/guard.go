@@ -3,7 +3,6 @@ package handler
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"time"
 
@@ -77,7 +76,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	a.worker.flow.guard(a, g, movable)
 	if limit > 0 {
 		p := rt.pool
-		g.first = time.AfterFunc(limit, func() { p.tooLate(a) })
+		g.first = time.AfterFunc(limit, func() { a.tooLate(p) })
 	}
 	return req.WithContext(g.ctx)
 }
@@ -85,7 +84,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 // tooLate ends an attempt whose first token has not come within the operator's
 // limit. An attempt that shows whether its worker is still hung goes on until another
 // worker has a free slot.
-func (p *pool) tooLate(a *attempt) {
+func (a *attempt) tooLate(p *pool) {
 	g := a.guard
 	if g.late == errFirstToken {
 		g.cancel(g.late)
@@ -93,7 +92,7 @@ func (p *pool) tooLate(a *attempt) {
 	}
 	p.moveAway(a)
 	if a.worker.flow.mayMove(a) {
-		time.AfterFunc(hungCheck, func() { p.tooLate(a) })
+		time.AfterFunc(hungCheck, func() { a.tooLate(p) })
 	}
 }
 
@@ -115,9 +114,8 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 		return err
 	}
 	if err == nil && g.first != nil && rt.readable(resp) {
-		o := rt.observer(resp)
-		resp.Body = o
-		err = o.await()
+		a.answer = rt.deliveryOf(a, resp)
+		err = a.answer.body.hold()
 	}
 	var ended *endedError
 	if a.worker.flow.arrived(a) {
@@ -141,74 +139,23 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 
 // readable tells whether an answer is a stream in which tokens can be seen.
 func (rt *route) readable(resp *http.Response) bool {
-	return resp.StatusCode < 300 && eventStream(resp.Header) && !body.Compressed(resp.Header)
+	return resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header)
 }
 
-func eventStream(h http.Header) bool { return body.MediaType(h) == typeEvents }
-
-// maxHeld bounds what is held back of an answer that has no token in it, in
-// bytes.
-const maxHeld = 64 << 10
-
-// maxUnread is how many events without a token a stream may begin with, to be one
-// in which tokens can be seen.
-const maxUnread = 8
-
-// await reads a stream up to its first token, or its end or an error in its
-// place, and holds it back for Read. An error says that it broke off before.
-func (o *observer) await() error {
-	p := make([]byte, 4<<10)
-	for {
-		n, err := o.body.Read(p)
-		o.rest = append(o.rest, o.pass(p[:n], nil)...)
-		begun := o.reader.FirstToken() || o.reader.Failed() || o.reader.Done() || o.reader.Others() > maxUnread
-		if err != nil && !begun && !errors.Is(err, io.EOF) {
-			_ = o.Close()
-			return err
+// await begins or ends a wait for more of an answer. The attempt ends if the wait takes
+// longer than an answer may pause.
+func (g *guard) await(begins bool) {
+	switch {
+	case g.pause == 0:
+	case !begins:
+		if g.idle != nil {
+			g.idle.Stop()
 		}
-		if begun || err != nil || len(o.rest) >= maxHeld {
-			o.awaited = err
-			return nil
-		}
-	}
-}
-
-// receive reads from the worker. Only in here it is waited for: time that a
-// client takes is not its own.
-func (o *observer) receive(p []byte) (int, error) {
-	if o.awaited != nil {
-		return 0, o.awaited
-	}
-	if !o.stream {
-		return o.body.Read(p)
-	}
-	a := o.attempt
-	g := a.guard
-	timed := g != nil && g.pause > 0 && !o.alive.IsZero()
-	if timed {
-		g.pauseBegins()
-	}
-	a.waiting.Store(true)
-	n, err := o.body.Read(p)
-	a.waiting.Store(false)
-	if timed {
-		g.idle.Stop()
-	}
-	if g != nil && err != nil && !errors.Is(err, io.EOF) {
-		if ended, ok := errors.AsType[*endedError](context.Cause(g.ctx)); ok {
-			err = ended // HTTP/2 says only that it was canceled
-		}
-	}
-	return n, err
-}
-
-// pauseBegins ends the attempt if nothing stops the timer in time.
-func (g *guard) pauseBegins() {
-	if g.idle == nil {
+	case g.idle == nil:
 		g.idle = time.AfterFunc(g.pause, func() { g.cancel(errStalled) })
-		return
+	default:
+		g.idle.Reset(g.pause)
 	}
-	g.idle.Reset(g.pause)
 }
 
 // retryReason says in the metrics why an attempt that failed is made again.

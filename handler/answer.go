@@ -1,0 +1,215 @@
+package handler
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"go.uber.org/zap"
+)
+
+// delivery is the answer of an attempt on its way to the client. It listens to the
+// answer's body, and records what the answer shows of the worker.
+type delivery struct {
+	summary // complete once the answer has ended
+	rt      *route
+	attempt *attempt
+	body    *answerBody
+
+	header    time.Time // when a plain answer's header came
+	alive     time.Time // when the lease was last told of bytes
+	refreshed time.Time // when the session's binding was
+	vouched   bool      // the answer has shown that the worker is well
+}
+
+// deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
+func (rt *route) deliveryOf(a *attempt, resp *http.Response) *delivery {
+	d := &delivery{rt: rt, attempt: a}
+	o := bodyOptions{listener: d}
+	if rt.plan.request != nil && resp.StatusCode < 300 {
+		d.refreshed = now()
+		o.stream = body.MediaType(resp.Header) == body.EventStream
+		if body.Compressed(resp.Header) { // although it was asked not to be
+			rt.fallBack(fallbackUnreadable)
+		} else {
+			o.request, o.cutUsage = rt.plan.request, rt.plan.asked
+		}
+		if rt.speculative && rt.plan.ext.AgentHints.SpeculativePrefill.Value {
+			o.keepText = maxKeptText
+		}
+		if a.guard != nil {
+			o.ctx = a.guard.ctx
+		}
+		o.extras = rt.extras(a, o.request != nil)
+	}
+	d.body = newBody(resp, o)
+	d.summary = d.body.sum
+	resp.Body = d.body
+	return d
+}
+
+// extras returns the nvext that the answer is to carry; nil if there is none. What an
+// answer cannot carry is counted.
+func (rt *route) extras(a *attempt, readable bool) *extras {
+	x := rt.plan.answer
+	if x == nil {
+		return nil
+	}
+	if !x.fits || !readable {
+		rt.fallBack(fallbackUntold)
+		return nil
+	}
+	e := &extras{
+		fields: x.fields, annotations: x.annotations, id: x.id, ids: x.ids, prompt: x.prompt,
+		worker: a.target.Worker, rank: a.target.Rank, waiting: x.waiting, received: rt.start, begun: a.begun, hitRate: -1,
+	}
+	if rt.pool.engineOf(a.worker).Type == engine.Dynamo {
+		e.annotations = 0 // it gets the request's nvext, and writes them itself
+	}
+	if n := a.prompt.tokens; n > 0 {
+		e.hitRate = float64(a.terms.OverlapTokens) / float64(n)
+	}
+	return e
+}
+
+// observe makes an attempt's answer the client's, and records what its header shows.
+func (rt *route) observe(req *http.Request, resp *http.Response) {
+	a, noBody := rt.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
+	d := a.answer
+	if d == nil {
+		d = rt.deliveryOf(a, resp)
+	}
+	rt.answer = d
+	t := now()
+	switch good := rt.plan.request != nil && resp.StatusCode < 300; {
+	case d.read && d.stream: // its first token is still to come
+	case d.read:
+		d.header = t // the answer was complete then, if it is one
+	case good && !d.stream:
+		a.prefilled(t)
+	default:
+		a.lease.Prefilled(t) // whatever it was, it is over
+	}
+	if noBody {
+		resp.Body = http.NoBody
+		d.body.finish()
+	}
+}
+
+// prefilled records a first token. The prefills of a hung worker are not measured.
+func (a *attempt) prefilled(t time.Time) {
+	if a.worker.flow.hangs() {
+		a.lease.Prefilled(t)
+	} else {
+		a.lease.FirstToken(t)
+	}
+}
+
+// Waiting implements listener.
+func (d *delivery) Waiting(worker bool) {
+	if g := d.attempt.guard; g != nil && !d.alive.IsZero() {
+		g.await(worker)
+	}
+	d.attempt.waiting.Store(worker)
+}
+
+// Received implements listener.
+func (d *delivery) Received(t time.Time) {
+	a := d.attempt
+	if t.Sub(d.alive) > time.Second {
+		d.alive = t
+		a.lease.Alive(t)
+	}
+	if a.work != workNone && d.status < 300 {
+		a.worker.flow.last.Store(ticks(t))
+	}
+}
+
+// FirstToken implements listener.
+func (d *delivery) FirstToken(t time.Time) {
+	d.attempt.prefilled(t)
+	d.rt.figures.ttft.Observe(t.Sub(d.rt.start).Seconds())
+	d.vouch()
+}
+
+// Tokens implements listener. A long answer keeps its session alive.
+func (d *delivery) Tokens(t time.Time, n int) {
+	d.attempt.lease.Output(t, int64(n))
+	if d.rt.session != "" && t.Sub(d.refreshed) > d.rt.sessionTTL()/4 {
+		d.refreshed = t
+		d.rt.pool.sessions.Get(d.rt.session)
+	}
+}
+
+// ResponseID implements listener.
+func (d *delivery) ResponseID(id string) {
+	if !d.rt.plan.request.Unstored {
+		d.rt.pool.responses.keep(id, d.attempt.lease.Target())
+	}
+}
+
+// Ended implements listener.
+func (d *delivery) Ended(s summary) {
+	d.summary = s
+	if s.skipped {
+		d.rt.fallBack(fallbackUntold)
+	}
+	if !s.whole || !s.read {
+		return
+	}
+	if s.garbled {
+		d.rt.garbled(d.attempt)
+		return
+	}
+	if s.failed && s.first.IsZero() {
+		d.rt.erred(d.attempt, "an error as the answer, with a good status", false)
+	} else {
+		if !s.stream {
+			completion := s.completion
+			if completion > 1 {
+				completion = -1 // its time is that of these tokens, and says nothing of the prefill
+			}
+			d.attempt.lease.Answered(d.header, completion)
+		}
+		d.vouch()
+	}
+	d.learn()
+}
+
+// close ends the delivery if the proxy has not.
+func (d *delivery) close() {
+	if d != nil {
+		_ = d.body.Close()
+	}
+}
+
+// computed returns whether the worker has certainly computed the prompt.
+func (d *delivery) computed() bool { return d != nil && d.summary.computed() }
+
+// vouch records that the worker answers well. A header alone does not show that.
+func (d *delivery) vouch() {
+	if !d.vouched {
+		d.vouched = true
+		d.rt.didWell(d.attempt)
+	}
+}
+
+// didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
+// header is no progress.
+func (rt *route) didWell(a *attempt) {
+	if !a.worker.flow.hangs() && a.worker.health.succeed(now(), a.begun) {
+		rt.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
+	}
+}
+
+// garbled records that an answer was not what its content type says. Nothing is learned
+// from it, and it does not keep the session. One such answer may be anybody's fault, but
+// a worker that gives no others is ill.
+func (rt *route) garbled(a *attempt) {
+	rt.fallBack(fallbackUnreadable)
+	rt.erred(a, "not what their content type says", true)
+	if rt.seenAt == a.lease.Target() {
+		rt.pool.sessions.Remove(rt.session, rt.bound)
+	}
+}
