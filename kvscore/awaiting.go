@@ -75,8 +75,8 @@ const maxOverdue = 60_000
 // wait predicts the milliseconds until all prefills booked on a target are over: their
 // times, less the time that the first one has run. A first prefill that is overdue waits
 // for memory or slots; wait assumes that it takes as long again as it is overdue.
-func (s *Scheduler) wait(b *books, now time.Time, dry bool, factor, context float64) float64 {
-	q := &b.awaiting
+func (s *Scheduler) wait(ld *load, now time.Time, dry bool, factor, context float64) float64 {
+	q := &ld.awaiting
 	if q.n == 0 {
 		return 0
 	}

@@ -20,44 +20,44 @@ const (
 // was queued are ignored: prompts before it may have evicted its blocks. The lock is
 // held.
 func (s *Scheduler) learnCapacity(l *Lease) {
-	b := l.books
-	if l.restarts != b.restarts {
+	ld := l.load
+	if l.restarts != ld.restarts {
 		return
 	}
 	// Templates that render a turn anew, and what they begin with, make small differences.
-	slack, used := max(s.page(b), l.counts.Prompt/4), s.index.Used(b.slot)
-	capacity := float64(b.capacity)
+	slack, used := max(s.page(ld), l.counts.Prompt/4), s.index.Used(ld.slot)
+	capacity := float64(ld.capacity)
 	var change float64
 	switch off := l.counts.Cached - l.cached; {
 	case off < -slack && !l.inFlight && !l.queued:
 		capacity = min(capacity, float64(used))
 		change = -capacityDown * share(-off, l.cached)
-	case off > slack && used > b.capacity*9/10:
+	case off > slack && used > ld.capacity*9/10:
 		capacity = max(capacity, float64(l.counts.Cached))
 		change = share(off, l.counts.Cached)
 	default:
 		return
 	}
-	change *= b.capacityStep.next(change > 0)
-	b.learned = math.Log(capacity/float64(b.told)) - s.learned + change
-	if math.Abs(b.learned+s.learned) < math.Log(maxCapacityChange) { // at a bound it is another fault
+	change *= ld.capacityStep.next(change > 0)
+	ld.learned = math.Log(capacity/float64(ld.declared)) - s.learned + change
+	if math.Abs(ld.learned+s.learned) < math.Log(maxCapacityChange) { // at a bound it is another fault
 		s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
 	}
-	s.applyCapacity(b)
+	s.applyCapacity(ld)
 }
 
 // applyCapacity sets the capacity of a target's cache model from its own contradictions
 // and from those of all targets: a wrong configuration is mostly wrong for all of them.
 // The lock is held.
-func (s *Scheduler) applyCapacity(b *books) {
+func (s *Scheduler) applyCapacity(ld *load) {
 	bound := math.Log(maxCapacityChange)
 	s.learned = min(max(s.learned, -bound), bound)
-	by := min(max(s.learned+b.learned, -bound), bound)
-	if capacity := int64(float64(b.told) * math.Exp(by)); capacity != b.capacity {
-		b.capacity = capacity
-		s.index.SetCapacity(b.slot, capacity)
+	by := min(max(s.learned+ld.learned, -bound), bound)
+	if capacity := int64(float64(ld.declared) * math.Exp(by)); capacity != ld.capacity {
+		ld.capacity = capacity
+		s.index.SetCapacity(ld.slot, capacity)
 	}
-	b.applied = s.learned
+	ld.applied = s.learned
 }
 
 // step is how far the next of several changes goes, up or down.

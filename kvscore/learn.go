@@ -30,38 +30,38 @@ const (
 // observe records the time from the earliest start of a lease's prefill to its first
 // token. The lock is held.
 func (s *Scheduler) observe(l *Lease, now time.Time) {
-	b := l.books
+	ld := l.load
 	if l.work.tokens == 0 {
 		return
 	}
-	b.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
-	first, since := b.awaiting.first, b.awaiting.since
+	ld.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
+	first, since := ld.awaiting.first, ld.awaiting.since
 	switch {
 	case !l.isAwaiting: // it was taken to be over
 		first, since = l, l.began
-	case b.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
+	case ld.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
 		since = time.Time{}
 	}
-	if since.IsZero() || s.context(b) > fullMemory*float64(b.capacity) {
-		b.timing = nil
+	if since.IsZero() || s.context(ld) > fullMemory*float64(ld.capacity) {
+		ld.timing = nil
 		return
 	}
-	last := b.timing
+	last := ld.timing
 	if last != nil && last.until.Equal(since) && (last.ms < longTiming || now.Sub(since) < together) {
 		l.timing = last
 	} else {
 		l.own, l.timing = timing{}, &l.own
 		if since.Equal(first.booked) {
-			l.own.x = features(work{}, s.context(b)) // a step's fixed part
+			l.own.x = features(work{}, s.context(ld)) // a step's fixed part
 		}
 	}
 	m := l.timing
 	m.ms += milliseconds(now.Sub(since))
-	l.context = s.context(b)
+	l.context = s.context(ld)
 	m.add(l.work, l.context, 1)
 	m.until = now
 	m.open++
-	b.timing = m
+	ld.timing = m
 }
 
 // add adds a work, without the fixed part.
@@ -72,8 +72,8 @@ func (m *timing) add(w work, context, sign float64) {
 }
 
 // context returns the tokens of context of the requests that are active on a target.
-func (s *Scheduler) context(b *books) float64 {
-	return (s.promptBlocks(b) + float64(b.output)) * float64(s.settings.BlockSize)
+func (s *Scheduler) context(ld *load) float64 {
+	return (s.promptBlocks(ld) + float64(ld.output)) * float64(s.settings.BlockSize)
 }
 
 // learn learns from a lease that ends. The lock is held.
@@ -103,19 +103,19 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if m.open--; m.open > 0 {
 		return
 	}
-	b := l.books
-	if b.timing == m {
-		b.timing = nil
+	ld := l.load
+	if ld.timing == m {
+		ld.timing = nil
 	}
 	if m.spoilt {
 		return
 	}
 	predicted := s.latency.of(m.x)
-	factor := b.speed.factor(m.until)
-	b.timings++
-	b.lastTiming = m.until
+	factor := ld.speed.factor(m.until)
+	ld.timings++
+	ld.lastTiming = m.until
 	if s.latency.samples >= trusting {
-		b.speed.learn(m.until, predicted*factor, m.ms)
+		ld.speed.learn(m.until, predicted*factor, m.ms)
 	}
 	s.latency.learn(m.x, m.ms/math.Pow(factor, 0.8))
 }
@@ -162,14 +162,14 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 }
 
 // predict fills in the times of a candidate. The lock is held.
-func (s *Scheduler) predict(now time.Time, b *books, c *Candidate, sel *Selection) {
+func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selection) {
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
-	c.Slowness = b.speed.factor(now)
-	c.WaitTime = s.wait(b, now, sel.Dry, c.Slowness, context)
+	c.Slowness = ld.speed.factor(now)
+	c.WaitTime = s.wait(ld, now, sel.Dry, c.Slowness, context)
 	n := max(0, sel.Tokens-c.OverlapTokens)
 	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
-	c.Awaiting = b.awaiting.n
-	c.RecentWork = b.recent.value(now)
+	c.Awaiting = ld.awaiting.n
+	c.RecentWork = ld.recent.value(now)
 }
 
 // predictUnknown fills in the times of a candidate that the scheduler does not know.

@@ -15,7 +15,7 @@ import (
 // be called by any, and End more than once: the first call counts.
 type Lease struct {
 	scheduler *Scheduler
-	books     *books
+	load      *load
 	restarts  uint64
 	booked    time.Time
 	seen      atomic.Int64 // last sign of life, as nanoseconds since booked
@@ -62,7 +62,7 @@ type Lease struct {
 }
 
 // Target returns the target that the lease is on.
-func (l *Lease) Target() Target { return l.books.target }
+func (l *Lease) Target() Target { return l.load.target }
 
 // Alive records a sign of life of the request. It takes no lock.
 func (l *Lease) Alive(now time.Time) { l.seen.Store(int64(now.Sub(l.booked))) }
@@ -127,12 +127,12 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 		return
 	}
 	l.output += more
-	l.books.output += more
+	l.load.output += more
 	if l.expected > 0 {
 		// Dynamo's output decay (lib/kv-router/src/sequences): the share of the
 		// expected answer that is still to come, on all blocks of the answer.
 		faded := float64(l.output) * min(1, float64(tokens)/float64(l.expected))
-		l.books.faded += faded - l.faded
+		l.load.faded += faded - l.faded
 		l.faded = faded
 	}
 }
@@ -179,29 +179,29 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	}
 	l.ended = true
 	l.computed(time.Time{}, false)
-	b := l.books
+	ld := l.load
 	s.learn(l, computed)
-	b.requests--
-	b.output -= l.output
-	b.faded -= l.faded
-	b.unshared -= l.unshared
-	b.untracked -= l.untracked
-	if b.requests == 0 {
-		b.unshared, b.untracked, b.faded = 0, 0, 0 // what is left is rounding
+	ld.requests--
+	ld.output -= l.output
+	ld.faded -= l.faded
+	ld.unshared -= l.unshared
+	ld.untracked -= l.untracked
+	if ld.requests == 0 {
+		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // what is left is rounding
 	}
-	keep := computed && l.restarts == b.restarts
+	keep := computed && l.restarts == ld.restarts
 	if keep {
-		s.tell(l)
+		s.recordCounts(l)
 	}
 	s.index.Release(l.ref, keep)
 	if keep && len(answer) > 0 {
 		s.touch(l, answer)
 	}
-	b.before = slices.DeleteFunc(b.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
+	ld.before = slices.DeleteFunc(ld.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
 	s.leases.remove(l)
 	s.live--
-	if _, ok := s.retired[b.target]; ok {
-		s.forget(b.target)
+	if _, ok := s.retired[ld.target]; ok {
+		s.forget(ld.target)
 	}
 	return true
 }
@@ -210,14 +210,14 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 // zero if the end is unknown. The lock is held.
 func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
-		heap.Remove(&l.books.due, l.duePos)
+		heap.Remove(&l.load.due, l.duePos)
 		l.due = time.Time{}
 	}
 	if l.isAwaiting {
 		l.isAwaiting = false
-		l.books.awaiting.remove(l, at, seen)
+		l.load.awaiting.remove(l, at, seen)
 	}
-	l.books.prefill -= l.prefill
+	l.load.prefill -= l.prefill
 	l.prefill = 0
 }
 

@@ -48,25 +48,25 @@ func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks fl
 
 // overlap fills in what a target has of a prompt that it holds a part of. The
 // index has matched the prompt, and the lock is held.
-func (s *Scheduler) overlap(r *Request, b *books, tokens int64, c *Candidate) {
+func (s *Scheduler) overlap(r *Request, ld *load, tokens int64, c *Candidate) {
 	m := &s.match
-	c.HeldBlocks = int(m.Held[b.slot])
-	blocks := float64(m.Tokens[b.slot]) / float64(1000*s.settings.BlockSize)
-	if n := m.InUse[b.slot]; n > 0 {
+	c.HeldBlocks = int(m.Held[ld.slot])
+	blocks := float64(m.Tokens[ld.slot]) / float64(1000*s.settings.BlockSize)
+	if n := m.InUse[ld.slot]; n > 0 {
 		c.SharedBlocks = blocks * float64(n) / float64(c.HeldBlocks)
 	}
 	if r.SkipsCache {
 		return
 	}
 	c.OverlapBlocks = min(blocks, c.RequestBlocks)
-	reused := max(0, min(m.Tokens[b.slot]/1000, tokens-1)) // the last token is always computed
-	c.OverlapTokens = reused - reused%s.page(b)
+	reused := max(0, min(m.Tokens[ld.slot]/1000, tokens-1)) // the last token is always computed
+	c.OverlapTokens = reused - reused%s.page(ld)
 }
 
 // page returns how many tokens a block has that the engine of a target reuses whole.
-func (s *Scheduler) page(b *books) int64 {
-	if b.page > 0 {
-		return b.page
+func (s *Scheduler) page(ld *load) int64 {
+	if ld.page > 0 {
+		return ld.page
 	}
 	return int64(s.settings.BlockSize)
 }
@@ -87,17 +87,17 @@ func believable(count, estimate int64) int64 {
 // tell puts an engine's counts into the index. Those of a prompt of token ids are
 // known. An image that ends behind the last full block is not in the chain. The
 // lock is held.
-func (s *Scheduler) tell(l *Lease) {
+func (s *Scheduler) recordCounts(l *Lease) {
 	prompt := believable(l.counts.Prompt, l.estimate)
 	if !l.whole || l.chain.Weights.Kinds == nil || prompt == 0 {
 		l.counts.Answer = 0
 		return
 	}
 	if l.counts.Cached > 0 {
-		s.index.TellCached(l.ref, l.held, float64(l.counts.Cached)+float64(s.page(l.books))/2)
+		s.index.RecordCached(l.ref, l.held, float64(l.counts.Cached)+float64(s.page(l.load))/2)
 	}
 	if l.mediaEnd <= l.blocks {
-		s.index.Tell(l.ref, &l.chain, prompt)
+		s.index.RecordCount(l.ref, &l.chain, prompt)
 	}
 }
 
@@ -109,6 +109,6 @@ func (s *Scheduler) touch(l *Lease, answer []uint64) {
 		more := l.chain.Weights.Sum(answer[min(l.blocks, len(answer)):]) / 1000
 		tokens = believable(l.counts.Answer, l.estimate+more)
 	}
-	s.index.Touch(l.books.slot, &l.chain, tokens)
+	s.index.Touch(l.load.slot, &l.chain, tokens)
 	l.chain.Blocks = nil
 }

@@ -38,14 +38,14 @@ type Scheduler struct {
 	settings Settings
 	index    *index.Index
 	match    index.Match // scratch of snapshot
-	targets  map[Target]*books
-	slots    []*books // by slot; nil where nobody has it
+	targets  map[Target]*load
+	slots    []*load // by slot; nil where nobody has it
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
 	latency  *estimator
 	traffic  traffic
-	learned  float64 // logarithm of capacity/told, over all targets
+	learned  float64 // logarithm of capacity/declared, over all targets
 
 	fallback LeastLoad // where a policy makes no choice
 
@@ -54,7 +54,7 @@ type Scheduler struct {
 
 // NewScheduler returns a scheduler without targets.
 func NewScheduler(s Settings) *Scheduler {
-	sch := &Scheduler{targets: make(map[Target]*books), retired: make(map[Target]struct{})}
+	sch := &Scheduler{targets: make(map[Target]*load), retired: make(map[Target]struct{})}
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
@@ -93,22 +93,22 @@ func (s *Scheduler) Declare(t Target, capacity int64) {
 	s.declare(t, capacity)
 }
 
-func (s *Scheduler) declare(t Target, capacity int64) *books {
+func (s *Scheduler) declare(t Target, capacity int64) *load {
 	if capacity <= 0 {
 		capacity = DefaultCapacity
 	}
-	b := s.targets[t]
-	if b == nil {
-		b = &books{target: t, slot: s.freeSlot()}
-		s.targets[t] = b
-		s.slots[b.slot] = b
+	ld := s.targets[t]
+	if ld == nil {
+		ld = &load{target: t, slot: s.freeSlot()}
+		s.targets[t] = ld
+		s.slots[ld.slot] = ld
 	}
-	if b.told != capacity {
-		b.told, b.capacityStep, b.learned, b.applied = capacity, step{}, -s.learned, s.learned
-		b.capacity = capacity
-		s.index.SetCapacity(b.slot, capacity)
+	if ld.declared != capacity {
+		ld.declared, ld.capacityStep, ld.learned, ld.applied = capacity, step{}, -s.learned, s.learned
+		ld.capacity = capacity
+		s.index.SetCapacity(ld.slot, capacity)
 	}
-	return b
+	return ld
 }
 
 // SetPage sets how many tokens a block has that the engine of a target reuses
@@ -116,16 +116,16 @@ func (s *Scheduler) declare(t Target, capacity int64) *books {
 func (s *Scheduler) SetPage(t Target, tokens int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b := s.targets[t]; b != nil {
-		b.page = max(0, tokens)
+	if ld := s.targets[t]; ld != nil {
+		ld.page = max(0, tokens)
 	}
 }
 
 // freeSlot returns a slot that nobody has and that holds nothing of whoever had
 // it before.
 func (s *Scheduler) freeSlot() int {
-	for i, b := range s.slots {
-		if b == nil && s.index.Idle(i) {
+	for i, ld := range s.slots {
+		if ld == nil && s.index.Idle(i) {
 			return i
 		}
 	}
@@ -138,24 +138,24 @@ func (s *Scheduler) freeSlot() int {
 func (s *Scheduler) Clear(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.targets[t]
-	if b == nil {
+	ld := s.targets[t]
+	if ld == nil {
 		return
 	}
-	b.restarts++
-	s.index.Clear(b.slot)
-	if s.index.Idle(b.slot) {
+	ld.restarts++
+	s.index.Clear(ld.slot)
+	if s.index.Idle(ld.slot) {
 		return
 	}
 	// Emptying a large mirror takes a while, and requests in flight use theirs:
 	// the target goes on with an empty one.
-	if s.index.InUse(b.slot) > 0 {
-		b.before = append(b.before, b.slot)
+	if s.index.InUse(ld.slot) > 0 {
+		ld.before = append(ld.before, ld.slot)
 	}
-	s.slots[b.slot] = nil
-	b.slot = s.freeSlot()
-	s.slots[b.slot] = b
-	s.index.SetCapacity(b.slot, b.capacity)
+	s.slots[ld.slot] = nil
+	ld.slot = s.freeSlot()
+	s.slots[ld.slot] = ld
+	s.index.SetCapacity(ld.slot, ld.capacity)
 }
 
 // Forget removes a target that has no leases, and tells whether it did.
@@ -166,17 +166,17 @@ func (s *Scheduler) Forget(t Target) bool {
 }
 
 func (s *Scheduler) forget(t Target) bool {
-	b := s.targets[t]
-	if b == nil {
+	ld := s.targets[t]
+	if ld == nil {
 		return true
 	}
-	if b.requests > 0 {
+	if ld.requests > 0 {
 		return false
 	}
-	s.index.Clear(b.slot)
-	s.slots[b.slot] = nil
+	s.index.Clear(ld.slot)
+	s.slots[ld.slot] = nil
 	delete(s.targets, t)
-	b.forgotten = true
+	ld.forgotten = true
 	return true
 }
 

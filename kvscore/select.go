@@ -145,25 +145,25 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
-		if b := s.booksOf(among[i]); b == nil { // the target holds nothing; book declares it
+		if ld := s.loadOf(among[i]); ld == nil { // the target holds nothing; book declares it
 			c.Unknown = true
 			sel.Unknown++
 			s.predictUnknown(c, sel)
 		} else {
-			if len(b.due) > 0 {
-				b.settle(now)
+			if len(ld.due) > 0 {
+				ld.settle(now)
 			}
-			if b.slot < len(s.match.Held) && s.match.Held[b.slot] > 0 {
-				s.overlap(r, b, sel.Tokens, c)
+			if ld.slot < len(s.match.Held) && s.match.Held[ld.slot] > 0 {
+				s.overlap(r, ld, sel.Tokens, c)
 			}
-			c.PrefillTokens = b.prefill
-			if b.requests > 0 {
-				c.PromptBlocks = s.promptBlocks(b)
+			c.PrefillTokens = ld.prefill
+			if ld.requests > 0 {
+				c.PromptBlocks = s.promptBlocks(ld)
 			}
-			c.UnsharedBlocks = b.unshared
-			c.OutputBlocks = max(0, float64(b.output)-b.faded)
-			c.Requests = b.requests
-			s.predict(now, b, c, sel)
+			c.UnsharedBlocks = ld.unshared
+			c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
+			c.Requests = ld.requests
+			s.predict(now, ld, c, sel)
 		}
 		if r.Home != (Target{}) && c.Target == r.Home {
 			sel.Home = i
@@ -211,12 +211,12 @@ func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
 
 // book makes the lease. The lock is held.
 func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c *Candidate, sel *Selection) *Lease {
-	b := s.booksOf(t)
-	if b == nil {
-		b = s.declare(t.Target, 0)
+	ld := s.loadOf(t)
+	if ld == nil {
+		ld = s.declare(t.Target, 0)
 	}
 	l := &Lease{
-		scheduler: s, books: b, restarts: b.restarts, booked: now,
+		scheduler: s, load: ld, restarts: ld.restarts, booked: now,
 		chain:  r.chain(),
 		tokens: tokens, prefill: max(0, tokens-c.OverlapTokens),
 		unshared:  c.RequestBlocks,
@@ -226,31 +226,31 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	l.cached, l.inFlight, l.work = c.OverlapTokens, c.SharedBlocks > 0, workOf(l.prefill, c.OverlapTokens)
 	l.predicted = c.WaitTime + c.PrefillTime
-	l.queued = b.awaiting.n > 0
+	l.queued = ld.awaiting.n > 0
 	s.traffic.arrived(sel)
-	b.recent.add(now, c.PrefillTime)
-	if b.applied != s.learned {
-		s.applyCapacity(b)
+	ld.recent.add(now, c.PrefillTime)
+	if ld.applied != s.learned {
+		s.applyCapacity(ld)
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	var tracked int
-	if l.ref, tracked = s.index.Acquire(b.slot, &l.chain); tracked < len(r.Blocks) {
+	if l.ref, tracked = s.index.Acquire(ld.slot, &l.chain); tracked < len(r.Blocks) {
 		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))
 		s.untracked++
 	}
 	l.whole, l.blocks, l.held = tracked == len(r.Blocks), len(r.Blocks), c.HeldBlocks
 	l.mediaEnd, l.estimate = r.MediaEnd, r.Tokens-r.OtherTokens
 	l.chain.Blocks = nil
-	b.requests++
-	b.unshared += l.unshared
-	b.untracked += l.untracked
-	b.prefill += l.prefill
+	ld.requests++
+	ld.unshared += l.unshared
+	ld.untracked += l.untracked
+	ld.prefill += l.prefill
 	if l.prefill > 0 {
-		b.awaiting.push(l, now)
+		ld.awaiting.push(l, now)
 		l.isAwaiting = true
 	}
 	if !r.Streamed {
-		b.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
+		ld.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
 	}
 	s.leases.push(l)
 	s.live++

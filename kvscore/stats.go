@@ -77,36 +77,36 @@ type Load struct {
 func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.targets[t]
-	if b == nil {
+	ld := s.targets[t]
+	if ld == nil {
 		return Load{Target: t}, false
 	}
-	b.settle(now)
-	median, p90, n := b.errors.quantiles()
+	ld.settle(now)
+	median, p90, n := ld.errors.quantiles()
 	return Load{
-		ToldTokens: b.told, Slowness: b.speed.factor(now), Timings: b.timings, LastTiming: b.lastTiming,
+		ToldTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
-		Target: t, Requests: b.requests, PrefillTokens: b.prefill,
-		PromptBlocks:   s.promptBlocks(b),
-		OutputBlocks:   b.output,
-		CachedTokens:   s.index.Used(b.slot),
-		CapacityTokens: b.capacity,
-		PrefillRate:    rate(b.timings, s.rateOf(now, b)),
-		RateInUse:      s.rateOf(now, b),
+		Target: t, Requests: ld.requests, PrefillTokens: ld.prefill,
+		PromptBlocks:   s.promptBlocks(ld),
+		OutputBlocks:   ld.output,
+		CachedTokens:   s.index.Used(ld.slot),
+		CapacityTokens: ld.capacity,
+		PrefillRate:    rate(ld.timings, s.rateOf(now, ld)),
+		RateInUse:      s.rateOf(now, ld),
 	}, true
 }
 
 // rateOf returns the prefill rate of a target for prompts of a few thousand tokens, in
 // tokens a second.
-func (s *Scheduler) rateOf(now time.Time, b *books) float64 {
+func (s *Scheduler) rateOf(now time.Time, ld *load) float64 {
 	const tokens = 4096
-	ms := b.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0))
+	ms := ld.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0))
 	return tokens * 1e3 / max(ms, 1e-3)
 }
 
 // rate returns the rate over all targets, 0 while nothing is learned.
 func (s *Scheduler) rate() float64 {
-	return rate(s.latency.samples, s.rateOf(time.Time{}, new(books)))
+	return rate(s.latency.samples, s.rateOf(time.Time{}, new(load)))
 }
 
 func rate(samples uint64, r float64) float64 {

@@ -16,7 +16,7 @@ type Target struct {
 // has become stale, a scheduler looks the target up.
 type TargetRef struct {
 	Target
-	books *books
+	load *load
 }
 
 // Refs returns references to targets for the use with this scheduler alone. They
@@ -32,11 +32,11 @@ func (s *Scheduler) Refs(targets []Target) []TargetRef {
 	return refs
 }
 
-// booksOf returns the books behind a reference, nil if the target is not known.
+// loadOf returns the books behind a reference, nil if the target is not known.
 // The lock is held.
-func (s *Scheduler) booksOf(t TargetRef) *books {
-	if b := t.books; b != nil && !b.forgotten {
-		return b
+func (s *Scheduler) loadOf(t TargetRef) *load {
+	if ld := t.load; ld != nil && !ld.forgotten {
+		return ld
 	}
 	return s.targets[t.Target]
 }

@@ -30,7 +30,7 @@ func (x *Index) Acquire(slot int, c *Chain) (Ref, int) {
 // Touch records that the slot's engine has the whole chain, as at the end of a
 // request (prompt and answer): what is missing is inserted, all of it becomes
 // the most recently used. tokens is the chain's length as the engine counted it,
-// see [Index.Tell]; 0 is unknown. The rest is as for Acquire.
+// see [Index.RecordCount]; 0 is unknown. The rest is as for Acquire.
 func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	s := x.open(slot)
 	if s == nil {
@@ -39,7 +39,7 @@ func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	x.begin()
 	ref, n := x.acquire(s, uint16(slot), c, -1)
 	if n == len(c.Blocks) {
-		x.tell(ref, c, tokens)
+		x.recordCount(ref, c, tokens)
 	}
 	x.release(ref, true)
 	x.settle(s)

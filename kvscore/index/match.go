@@ -6,7 +6,7 @@ type Match struct {
 	// computed there, or being computed by a request sent there.
 	Held []int32
 	// Tokens is, by slot, how many milli-tokens these are: as engines counted them
-	// where a prompt ended there (see [Index.Tell]), else estimated.
+	// where a prompt ended there (see [Index.RecordCount]), else estimated.
 	Tokens []int64
 	// InUse is, by slot, how many leading blocks requests in flight use there.
 	InUse []int32

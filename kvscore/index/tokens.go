@@ -107,16 +107,16 @@ func (r *run) end(before int64) int64 {
 	return before + int64(len(r.hashes))*int64(r.weight)
 }
 
-// Tell records how many tokens an engine counted in the prompt that a Ref stands
+// RecordCount records how many tokens an engine counted in the prompt that a Ref stands
 // for. The whole chain must have been acquired. Of a chain whose blocks have kinds,
 // and without media, the weights change so that they add up to the count.
-func (x *Index) Tell(ref Ref, c *Chain, tokens int64) {
+func (x *Index) RecordCount(ref Ref, c *Chain, tokens int64) {
 	x.begin()
-	x.tell(ref, c, tokens)
+	x.recordCount(ref, c, tokens)
 	x.settle(nil)
 }
 
-func (x *Index) tell(ref Ref, c *Chain, tokens int64) {
+func (x *Index) recordCount(ref Ref, c *Chain, tokens int64) {
 	if ref.run == 0 || tokens <= 0 || tokens > math.MaxInt32 {
 		return
 	}
@@ -131,10 +131,10 @@ func (x *Index) tell(ref Ref, c *Chain, tokens int64) {
 // cached. With less, it has evicted some.
 const leastCached = 0.75
 
-// TellCached records how many tokens an engine had cached of the prompt that a Ref
+// RecordCached records how many tokens an engine had cached of the prompt that a Ref
 // stands for. It was expected to hold the first so many blocks. Where prompts fork,
 // this is the only count of what they have in common.
-func (x *Index) TellCached(ref Ref, blocks int, tokens float64) {
+func (x *Index) RecordCached(ref Ref, blocks int, tokens float64) {
 	for id := ref.run; id != 0; {
 		r := x.runs.at(id)
 		switch end := int(r.start) + len(r.hashes); {

@@ -10,7 +10,7 @@ import (
 func send(x *Index, slot int, c *Chain, tokens int64) {
 	ref, n := x.Acquire(slot, c)
 	if n == len(c.Blocks) {
-		x.Tell(ref, c, tokens)
+		x.RecordCount(ref, c, tokens)
 	}
 	x.Release(ref, true)
 }
@@ -124,8 +124,8 @@ func TestCachedTokensCountWherePromptsFork(t *testing.T) {
 	}
 	cached := func(tail uint64, cached float64, tokens int64) {
 		ref, _ := x.Acquire(0, fork(tail))
-		x.TellCached(ref, 100, cached)
-		x.Tell(ref, fork(tail), tokens)
+		x.RecordCached(ref, 100, cached)
+		x.RecordCount(ref, fork(tail), tokens)
 		x.Release(ref, true)
 	}
 	cached(2, 1600, 3000) // an engine's count may be trusted as far as it is likely
@@ -155,7 +155,7 @@ func TestCachedTokensCountWherePromptsFork(t *testing.T) {
 }
 
 // Whatever is told, sums stay right.
-func TestTellKeepsSums(t *testing.T) {
+func TestRecordCountKeepsSums(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	x := New(48 << 10)
 	w := Weights{Kinds: new([Kinds]int32)}
@@ -182,8 +182,8 @@ func TestTellKeepsSums(t *testing.T) {
 		default:
 			if len(refs) > 0 {
 				k := rnd.IntN(len(refs))
-				x.Tell(refs[k], &c, int64(rnd.IntN(1000)))
-				x.TellCached(refs[k], rnd.IntN(20), float64(rnd.IntN(300)))
+				x.RecordCount(refs[k], &c, int64(rnd.IntN(1000)))
+				x.RecordCached(refs[k], rnd.IntN(20), float64(rnd.IntN(300)))
 				if len(refs) > 8 || rnd.IntN(2) == 0 {
 					x.Release(refs[k], rnd.IntN(3) > 0)
 					refs[k] = refs[len(refs)-1]

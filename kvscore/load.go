@@ -6,7 +6,7 @@ import (
 )
 
 // books are what is booked on one target. The scheduler's lock guards them.
-type books struct {
+type load struct {
 	// what each snapshot reads comes first
 
 	target    Target
@@ -24,11 +24,11 @@ type books struct {
 	capacity     int64
 	page         int64  // tokens of a block that the engine reuses whole; 0 is unknown
 	restarts     uint64 // leases from before a restart leave no trace in the mirror
-	told         int64  // the capacity that was declared
+	declared     int64  // the capacity as declared, in tokens
 	capacityStep step   // of what is learned of it
 
 	awaiting   awaiting
-	learned    float64 // logarithm of capacity/told, beyond that of all targets
+	learned    float64 // logarithm of capacity/declared, beyond that of all targets
 	applied    float64 // Scheduler.learned, when it was applied
 	speed      speed
 	timings    uint64 // all ever
@@ -39,29 +39,29 @@ type books struct {
 }
 
 // promptBlocks returns the KV blocks of active prompts on a target.
-func (s *Scheduler) promptBlocks(b *books) float64 {
-	tokens := s.index.InUse(b.slot)
-	for _, slot := range b.before {
+func (s *Scheduler) promptBlocks(ld *load) float64 {
+	tokens := s.index.InUse(ld.slot)
+	for _, slot := range ld.before {
 		tokens += s.index.InUse(slot)
 	}
-	return float64(tokens)/float64(s.settings.BlockSize) + b.untracked
+	return float64(tokens)/float64(s.settings.BlockSize) + ld.untracked
 }
 
 // settle takes the prefills off that must be over by now.
-func (b *books) settle(now time.Time) {
-	for len(b.due) > 0 && !b.due[0].due.After(now) {
-		l := b.due[0]
-		if b.awaiting.first == l && !b.awaiting.guessed {
-			l.began = b.awaiting.since
+func (ld *load) settle(now time.Time) {
+	for len(ld.due) > 0 && !ld.due[0].due.After(now) {
+		l := ld.due[0]
+		if ld.awaiting.first == l && !ld.awaiting.guessed {
+			l.began = ld.awaiting.since
 		}
 		l.computed(l.due, false)
 	}
 }
 
 // expect notes when the prefill of l should be over.
-func (b *books) expect(l *Lease, due time.Time) {
+func (ld *load) expect(l *Lease, due time.Time) {
 	l.due = due
-	heap.Push(&b.due, l)
+	heap.Push(&ld.due, l)
 }
 
 // shortAnswer is the length in tokens up to which an answer that is not streamed
