@@ -75,17 +75,20 @@ func restOf(b *Buffer, body io.ReadCloser, noRoom bool) *Stream {
 	return o
 }
 
+// EventStream is the media type of a stream of server-sent events.
+const EventStream = "text/event-stream"
+
+// MediaType returns the media type that a header declares, in lower case and without its
+// parameters; empty if it declares none.
+func MediaType(h http.Header) string {
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(kind))
+}
+
 // Compressed tells whether the body behind a header is not to be read as it is.
 func Compressed(h http.Header) bool {
 	coding := strings.TrimSpace(h.Get("Content-Encoding"))
 	return coding != "" && !strings.EqualFold(coding, "identity")
-}
-
-// MediaType returns the type in a header's Content-Type in lower case, without its
-// parameters.
-func MediaType(h http.Header) string {
-	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
-	return strings.ToLower(strings.TrimSpace(kind))
 }
 
 // Lazy is the body that the proxy has of a request: the transport gives
