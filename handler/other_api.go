@@ -51,33 +51,3 @@ func orUnplanned(a api.API) api.API {
 	}
 	return a
 }
-
-// modelOf returns the model whose card a request asks for, empty if it asks for none.
-func modelOf(r *http.Request) string {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return ""
-	}
-	_, id, _ := strings.Cut(r.URL.Path, "/models/")
-	return id
-}
-
-// listsModels returns whether a request asks for the list of models.
-func listsModels(r *http.Request) bool {
-	return r.Method == http.MethodGet && (r.URL.Path == "/models" || strings.HasSuffix(r.URL.Path, "/v1/models"))
-}
-
-// responseNamed returns the id of the response that a request's path names, to get,
-// cancel or delete it; empty if it names none.
-func responseNamed(r *http.Request) string {
-	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete:
-	default:
-		return ""
-	}
-	before, rest, ok := strings.Cut(r.URL.Path, "/responses/")
-	if !ok || api.For(before+"/responses") == nil {
-		return ""
-	}
-	id, _, _ := strings.Cut(rest, "/")
-	return id
-}
