@@ -447,6 +447,7 @@ func (h *Handler) wireDispatcher() {
 	if h.Timeouts != nil {
 		d.timeouts = *h.Timeouts
 	}
+	d.followUps = newRunner(d, h.SpeculativePrefill)
 	h.explainer = &explainer{d, h.plan}
 }
 

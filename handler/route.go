@@ -53,7 +53,7 @@ type route struct {
 	wait waiting // while all workers are full
 
 	body *body.Replay  // until an answer is forwarded
-	next *speculation  // keeps it longer; nil if nothing is foreseen
+	next followUp      // keeps it longer; nil if nothing follows
 	lazy *body.Lazy    // what the proxy has of it
 	sent *http.Request // of the last attempt
 
@@ -147,7 +147,7 @@ func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	h.countDropped(p)
 	rt.noticeIneffective()
 	h.pool.spending.request(rt.ready)
-	h.pool.nextTurn(p)
+	h.dispatcher.followUps.Arrived(p)
 	rt.tried = rt.usual[:0]
 	p.body = nil // it is the route's, to let go of when it is not needed any more
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
