@@ -27,7 +27,8 @@ type dispatcher struct {
 	keepBody bool   // other handlers may read the body after the answer's header
 	labels   string // prefix of the response headers that say how a request was routed
 
-	probes asker
+	probes    asker
+	followUps followUps
 	// speculative says that clients may ask for speculative prefills.
 	speculative bool
 	ctx         context.Context // ends with the configuration

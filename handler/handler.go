@@ -369,6 +369,7 @@ func (h *Handler) wireDispatcher() {
 	if h.Timeouts != nil {
 		d.timeouts = *h.Timeouts
 	}
+	d.followUps = newRunner(d, h.SpeculativePrefill)
 	h.reader = h.newReader()
 	h.explainer = &explainer{d, h.reader}
 }

@@ -71,7 +71,6 @@ func (m *metrics) of(pool string) *figures {
 	for _, grant := range nvext.GrantNames() {
 		m.dropped.WithLabelValues(pool, grant)
 	}
-	m.speculative.WithLabelValues(pool, speculativeOK)
 	for _, outcome := range []string{
 		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, outcomeRejected, outcomeTurnedAway, outcomeUnread, outcomeQuery,
 	} {

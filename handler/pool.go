@@ -53,7 +53,7 @@ type pool struct {
 	queue     queue
 	spending  spending
 
-	speculations speculations
+	backgrounds backgrounds
 
 	settings atomic.Pointer[poolSettings]
 	layout   atomic.Uint64 // counts up when an address gets another worker, or a worker other ranks: see table
@@ -101,7 +101,7 @@ type worker struct {
 	hits       hits
 	taints     atomic.Pointer[[]string] // as the operator says; nil if there are none
 
-	speculative atomic.Int32 // prefills under way that are the router's own
+	background atomic.Int32 // requests of the router's own that run on it
 
 	misses misses
 

@@ -148,7 +148,7 @@ func (rt *route) end() {
 	if report.Outcome == outcomeBroken {
 		rt.rateDown(o.attempt, "stream broke: "+o.broken.Error(), 0, false)
 	}
-	rt.speculate(report.Outcome)
+	rt.follow(report.Outcome)
 	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
 		rt.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {

@@ -52,7 +52,7 @@ type route struct {
 	wait waiting // while all workers are full
 
 	body *body.Replay  // until an answer is forwarded
-	next *speculation  // keeps it longer; nil if nothing is foreseen
+	next followUp      // keeps it longer; nil if nothing follows
 	lazy *body.Lazy    // what the proxy has of it
 	sent *http.Request // of the last attempt
 
@@ -125,7 +125,7 @@ func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, e
 	rt.countDropped(p)
 	rt.noticeIneffective()
 	d.pool.spending.request(rt.ready)
-	d.pool.nextTurn(p)
+	d.followUps.Arrived(p)
 	rt.tried = rt.usual[:0]
 	p.body = nil
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -32,8 +33,15 @@ func testDispatcher(h *Handler) *dispatcher {
 	if d.proxy == nil {
 		d.proxy = new(reverseproxy.Handler)
 	}
+	d.followUps = noFollowUps{}
 	return d
 }
+
+// noFollowUps makes no requests of the router's own.
+type noFollowUps struct{}
+
+func (noFollowUps) Arrived(*plan)                           {}
+func (noFollowUps) Answering(turn, *http.Response) followUp { return nil }
 
 // ended returns a context that has ended: a prober that has it probes nothing.
 func ended() context.Context {

@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -15,8 +14,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 const (
@@ -37,133 +34,69 @@ const (
 	maxSpeculativeAnswer = 1 << 20
 )
 
-const incidentSpeculative = "speculative prefill without success"
-
 // speculation is a speculative prefill that a client asked for: once its turn has
 // ended well, the worker that answered computes what the next turn certainly begins
 // with. That is a request of the router's own, for one token.
 type speculation struct {
-	d        *dispatcher
-	pool     *pool
-	session  string // of the turn, empty if it has none
-	turn     *kvscore.Request
-	size     int64 // bytes that are kept for it
-	worker   *worker
-	target   kvscore.Target
-	upstream *reverseproxy.Upstream
+	r       *runner
+	session string // of the turn, empty if it has none
+	turn    turn
+	size    int64 // bytes that are kept for it
 
 	// set when it begins
-	plan   *plan // of the turn
 	body   *body.Replay
 	sent   *http.Request // the turn's
 	text   []byte        // of its answer, as JSON
 	blocks []uint64      // of prompt and answer
 	past   float32       // blocks that these go on behind the last one
-	tokens int64
-	behind int64 // of them the answer's, which may have to be computed
+	behind int64         // tokens of the answer, which may have to be computed
 	ctx    context.Context
 	cancel context.CancelFunc
+	leave  func()        // takes it off the pool's list
 	done   chan struct{} // closed when nothing is booked any more
 
-	over string // its outcome, empty while it goes on; under the lock of speculations
+	over string // its outcome, empty while it goes on; under the runner's lock
 }
 
-// foresee keeps what a speculative prefill needs when an answer begins, if the client
-// asked for one.
-func (rt *route) foresee(resp *http.Response) {
-	p := rt.plan
-	if !p.ext.AgentHints.SpeculativePrefill.Value || rt.pool.engineOf(rt.attempt.worker).Type == engine.Dynamo {
-		return // a Dynamo is told, and does it itself
-	}
-	if rt.next != nil { // of an answer that the operator has tried again
-		rt.next.end(speculativeUnfit)
-		rt.next = nil
-	}
-	a := rt.attempt
-	s := &speculation{
-		d: rt.dispatcher, pool: rt.pool, session: p.session.key, turn: &p.score, worker: a.worker, target: a.target, upstream: rt.last,
-		size: maxKeptText,
-	}
-	switch {
-	case !rt.speculative:
-		s.count(speculativeOff)
-		return
-	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || rt.body == nil:
-		s.count(speculativeUnfit)
+// begin starts the speculative prefill if the turn has ended well.
+func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request) {
+	if text == nil || whole == nil || sent == nil {
+		if whole != nil {
+			whole.Done()
+		}
+		s.r.end(s, speculativeUnfit)
 		return
 	}
-	if s.size += rt.body.Size; !rt.pool.speculations.expect(s) {
-		s.count(speculativeMemory)
-		return
-	}
-	rt.next = s
-}
-
-// speculate starts the speculative prefill that was foreseen, if the turn has ended
-// well.
-func (rt *route) speculate(outcome string) {
-	s := rt.next
-	if s == nil {
-		return
-	}
-	rt.next = nil
-	if o := rt.answer; outcome == outcomeOK && o.computed() {
-		s.text = o.text
-	}
-	if s.text == nil || rt.body == nil || rt.sent == nil {
-		s.end(speculativeUnfit)
-		return
-	}
-	s.plan, s.sent = rt.plan, rt.sent
+	s.text, s.body, s.sent = text, whole, sent
 	s.blocks, s.past, s.behind = s.chain()
-	s.tokens = s.plan.score.Tokens + s.behind
-	s.ctx, s.cancel = context.WithTimeout(s.d.ctx, longestSpeculative)
-	s.done = make(chan struct{})
-	if why := rt.pool.speculations.start(s); why != "" {
+	s.ctx, s.cancel = context.WithTimeout(s.r.ctx, longestSpeculative)
+	if !s.r.start(s) {
 		s.cancel()
-		s.end(why)
+		whole.Done()
 		return
 	}
-	s.body = rt.takeBody()
-	go s.run()
+	go func() {
+		defer s.cancel()
+		outcome := s.prefill()
+		s.body.Done()
+		s.r.end(s, outcome)
+	}()
 }
 
 // chain returns the blocks of prompt and answer, how far both go on behind the
 // last of these, in blocks, and how many tokens the answer is.
 func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
-	p := s.plan
+	p := s.turn.plan
 	blocks, past = p.request.BlocksWith(s.text)
 	more := float64(len(blocks)-len(p.request.Blocks)) + float64(past-p.request.Past)
 	return blocks, past, int64(more*p.score.Weights.Mean(blocks[len(p.request.Blocks):])) + 1
 }
 
-// run computes the prefix.
-func (s *speculation) run() {
-	defer close(s.done)
-	defer s.cancel()
-	outcome := s.prefill()
-	s.body.Done()
-	s.end(outcome)
-}
-
-// end records the outcome.
-func (s *speculation) end(outcome string) {
-	outcome = s.pool.speculations.end(s, outcome)
-	s.count(outcome)
-	if outcome == speculativeFailed || outcome == speculativeTimeout {
-		s.pool.incidents.met(now(), incidentSpeculative, s.pool.logger)
-	}
-}
-
-func (s *speculation) count(outcome string) {
-	s.d.metrics.speculative.WithLabelValues(s.pool.name, outcome).Inc()
-}
-
 // prefill has the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
-	t := now()
+	t, w := time.Now(), s.turn.worker
 	switch {
-	case s.d.ctx.Err() != nil:
+	case s.r.ctx.Err() != nil:
 		return speculativeStopped
 	case s.isBusy(t):
 		return speculativeBusy
@@ -172,18 +105,18 @@ func (s *speculation) prefill() (outcome string) {
 	if p == nil {
 		return speculativeUnfit
 	}
-	if !s.worker.slots.take() {
+	if !w.slots.take() {
 		return speculativeBusy
 	}
 	var sel kvscore.Selection
-	_, lease := s.pool.scheduler.Select(t, &p.score, []kvscore.Target{s.target}, 0, nil, &sel)
+	_, lease := s.r.pool.scheduler.Select(t, &p.score, []kvscore.Target{s.turn.target}, 0, nil, &sel)
 	err := s.send(p)
 	lease.End(err == nil, nil)
-	s.pool.freeSlot(s.worker)
+	s.r.pool.freeSlot(w)
 	switch {
 	case err == nil:
 		return speculativeOK
-	case s.d.ctx.Err() != nil:
+	case s.r.ctx.Err() != nil:
 		return speculativeStopped
 	case errors.Is(s.ctx.Err(), context.DeadlineExceeded):
 		return speculativeTimeout
@@ -194,40 +127,40 @@ func (s *speculation) prefill() (outcome string) {
 // isBusy tells whether the prefill would delay other requests on the target, or
 // whether the target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
-	w := s.worker
-	load, known := s.pool.scheduler.Load(t, s.target)
+	w := s.turn.worker
+	load, known := s.r.pool.scheduler.Load(t, s.turn.target)
 	limit := w.slots.limit.Load()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
 		load.Requests > 0 && s.behind > maxBeside ||
-		limit > 0 && 2*w.slots.running.Load() >= limit || s.pool.queue.length.Load() > 0 ||
-		w.draining() || !w.health.available(t) || w.flow.hangs() || !available(s.upstream)
+		limit > 0 && 2*w.slots.running.Load() >= limit || s.r.pool.queue.length.Load() > 0 ||
+		w.draining() || !w.health.available(t) || w.flow.hangs() || !available(s.turn.upstream)
 }
 
 // next returns the plan of the request that computes the prefix, nil if there can
 // be none. Its body replaces the turn's.
 func (s *speculation) next() *plan {
-	turn := s.body
-	whole := turn.Parts[0]
-	if len(turn.Parts) > 1 {
-		whole = slices.Concat(turn.Parts...)
+	old, of := s.body, s.turn.plan
+	whole := old.Parts[0]
+	if len(old.Parts) > 1 {
+		whole = slices.Concat(old.Parts...)
 	}
-	b := body.NewBuffer(turn.Size + int64(len(s.text)) + 256)
+	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
 	data, ok := api.NextTurn(b.Data[:0], whole, s.text)
 	b.Data = data
-	s.pool.memory.Count(b)
+	s.r.pool.memory.Count(b)
 	s.body = body.NewReplay(b, data)
-	turn.Done()
+	old.Done()
 	if !ok {
 		return nil
 	}
-	req, err := api.Parse(s.plan.api, data, s.pool.hashing())
+	req, err := api.Parse(of.api, data, s.r.pool.hashing())
 	if err != nil {
 		return nil
 	}
 	// computes is not set: what the engine does not support is not counted.
-	p := &plan{api: s.plan.api, request: req, model: s.plan.model}
-	p.ext, p.grants, p.editsBody, p.score = ownExt(s.plan.ext), s.plan.grants, true, s.plan.score
-	p.score.Blocks, p.score.Past, p.score.Tokens, p.score.Streamed = s.blocks, s.past, s.tokens, false
+	p := &plan{api: of.api, request: req, model: of.model}
+	p.ext, p.grants, p.editsBody, p.score = ownExt(of.ext), of.grants, true, of.score
+	p.score.Blocks, p.score.Past, p.score.Tokens, p.score.Streamed = s.blocks, s.past, of.score.Tokens+s.behind, false
 	return p
 }
 
@@ -243,11 +176,9 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(p *plan) error {
-	rt := &route{dispatcher: s.d, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
-	rt.cut = nvext.Everything // what is cut out of the turn's body was counted with the turn
-	req := rt.outgoing(ownRequest(s.ctx, s.sent), new(atomic.Int32))
+	req := s.r.prepared(ownRequest(s.ctx, s.sent), p, s.body, s.turn.worker, s.turn.target)
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.d.client.Forward(req, s.worker.dial)
+	resp, err := s.r.client.Forward(req, s.turn.worker.dial)
 	if err != nil {
 		return err
 	}
@@ -293,4 +224,22 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req.Header.Set("Accept", "application/json")
 	req.Trailer, req.TransferEncoding, req.Response, req.Cancel = nil, nil, nil, nil //nolint:staticcheck // whoever set it is gone
 	return req
+}
+
+// precedes returns whether a plan is that of the next turn. In a session, the next
+// turn begins with this turn's prompt: clients make other requests in a session, too,
+// such as one for its title. Without a session it also begins with the answer.
+func (s *speculation) precedes(p *plan) bool {
+	of := &s.turn.plan.score
+	if s.session != "" && s.session == p.session.key {
+		return len(of.Blocks) == 0 || p.score.Root == of.Root && beginsWith(p.score.Blocks, of.Blocks)
+	}
+	return len(s.blocks) > 0 && p.score.Root == of.Root && beginsWith(p.score.Blocks, s.blocks)
+}
+
+// beginsWith returns whether a prompt begins with another. It compares the last block
+// only.
+func beginsWith(prompt, start []uint64) bool {
+	n := len(start)
+	return len(prompt) >= n && prompt[n-1] == start[n-1]
 }

@@ -61,7 +61,7 @@ func (p *pool) view(t time.Time) poolView {
 	s, set := p.scheduler.Stats(), p.settings.Load()
 	v := poolView{
 		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(), Responses: p.responses.count(),
-		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.memory.Bytes(), Speculative: p.speculations.count(),
+		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.memory.Bytes(), Speculative: p.backgrounds.count(),
 		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
 		Latency:   viewLatency(&s),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},

@@ -10,7 +10,7 @@ import (
 // TestOnlyTheNextTurnIsTakenForIt has other requests of a turn's session come
 // before what was foreseen of it begins.
 func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
-	turn := kvscore.Request{Root: 7, Blocks: []uint64{1, 2, 3}}
+	first := kvscore.Request{Root: 7, Blocks: []uint64{1, 2, 3}}
 	coming := func(key string, root uint64, blocks ...uint64) *plan {
 		return &plan{
 			request: &api.Request{}, session: session{key: key},
@@ -26,23 +26,23 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 		coming *plan
 		over   bool
 	}{
-		{"NextTurn", "s", turn, coming("s", 7, 1, 2, 3, 9, 8), true},
-		{"SamePrompt", "s", turn, coming("s", 7, 1, 2, 3), true},
-		{"OtherPrompt", "s", turn, coming("s", 7, 1, 5, 6, 4), false},
-		{"ShorterPrompt", "s", turn, coming("s", 7, 1, 2), false},
-		{"OtherModel", "s", turn, coming("s", 8, 1, 2, 3, 4), false},
-		{"TokensAreCounted", "s", turn, counting, false},
-		{"OtherSession", "s", turn, coming("other", 7, 1, 2, 3, 4), false},
-		{"NoSession", "", turn, coming("", 7, 1, 2, 3, 4), false},
+		{"NextTurn", "s", first, coming("s", 7, 1, 2, 3, 9, 8), true},
+		{"SamePrompt", "s", first, coming("s", 7, 1, 2, 3), true},
+		{"OtherPrompt", "s", first, coming("s", 7, 1, 5, 6, 4), false},
+		{"ShorterPrompt", "s", first, coming("s", 7, 1, 2), false},
+		{"OtherModel", "s", first, coming("s", 8, 1, 2, 3, 4), false},
+		{"TokensAreCounted", "s", first, counting, false},
+		{"OtherSession", "s", first, coming("other", 7, 1, 2, 3, 4), false},
+		{"NoSession", "", first, coming("", 7, 1, 2, 3, 4), false},
 		{"ShortPrompt", "s", kvscore.Request{Root: 7}, coming("s", 7), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &pool{}
-			s := &speculation{session: c.key, turn: &c.turn}
-			if !p.speculations.expect(s) {
+			r := &runner{dispatcher: &dispatcher{pool: &pool{}}}
+			s := &speculation{r: r, session: c.key, turn: turn{plan: &plan{score: c.turn}}}
+			if !r.expect(s) {
 				t.Fatal("no room")
 			}
-			p.nextTurn(c.coming)
+			r.Arrived(c.coming)
 			if over := s.over != ""; over != c.over {
 				t.Errorf("it is over: %t, want %t", over, c.over)
 			}

@@ -1,0 +1,170 @@
+package handler
+
+import (
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+)
+
+// The outcomes of speculative prefills.
+const (
+	speculativeOK       = "ok"        // it was computed
+	speculativeFailed   = "failed"    // the worker did not answer, or with an error
+	speculativeTimeout  = "timeout"   // it took too long
+	speculativeNextTurn = "next_turn" // the session's next turn came first
+	speculativeYielded  = "yielded"   // its place on a full worker was needed
+	speculativeStopped  = "stopped"   // the configuration ended
+	speculativeBusy     = "busy"      // the worker had too much to do
+	speculativeLimit    = "limit"     // there were as many as there may be
+	speculativeMemory   = "memory"    // the body could not be kept
+	speculativeUnfit    = "unfit"     // the turn did not end well, or its answer is not all text
+	speculativeOff      = "off"       // the operator does not allow it
+)
+
+const incidentSpeculative = "speculative prefill without success"
+
+// runner makes the speculative prefills of a configuration.
+type runner struct {
+	*dispatcher
+	allowed bool // by the operator
+
+	open atomic.Int32 // foreseen or running; read without the lock
+
+	mu       sync.Mutex
+	sessions map[string]*speculation // the latest of each session
+	running  []*speculation
+}
+
+func newRunner(d *dispatcher, allowed bool) *runner {
+	r := &runner{dispatcher: d, allowed: allowed}
+	d.metrics.speculative.WithLabelValues(d.pool.name, speculativeOK) // 0 is there to be seen
+	return r
+}
+
+// Answering implements followUps. It foresees a speculative prefill if the client asked
+// for one. A Dynamo is asked, too, and does it itself.
+func (r *runner) Answering(t turn, resp *http.Response) followUp {
+	p := t.plan
+	if !p.ext.AgentHints.SpeculativePrefill.Value || r.pool.engineOf(t.worker).Type == engine.Dynamo {
+		return nil
+	}
+	switch {
+	case !r.allowed:
+		r.count(speculativeOff)
+		return nil
+	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.size < 0:
+		r.count(speculativeUnfit)
+		return nil
+	}
+	s := &speculation{r: r, session: p.session.key, turn: t, size: maxKeptText + t.size, done: make(chan struct{})}
+	if !r.expect(s) {
+		r.count(speculativeMemory)
+		return nil
+	}
+	return s.begin
+}
+
+// expect records a prefill whose turn has not ended. It returns false if there is no
+// memory for it.
+func (r *runner) expect(s *speculation) bool {
+	if !r.pool.backgrounds.keep(s.size) {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open.Add(1)
+	if s.session != "" {
+		if r.sessions == nil {
+			r.sessions = make(map[string]*speculation)
+		}
+		r.sessions[s.session] = s
+	}
+	return true
+}
+
+// start records that a prefill begins. It returns false if it must not.
+func (r *runner) start(s *speculation) bool {
+	leave, ok := r.pool.background(s.turn.worker, func() { r.callOff(s, speculativeYielded) })
+	if !ok {
+		r.end(s, speculativeLimit)
+		return false
+	}
+	r.mu.Lock()
+	s.leave = leave
+	over := s.over != ""
+	if !over {
+		r.running = append(r.running, s)
+	}
+	r.mu.Unlock()
+	if over {
+		r.end(s, s.over)
+	}
+	return !over
+}
+
+// end removes a prefill, and records its outcome unless that was set before.
+func (r *runner) end(s *speculation, outcome string) {
+	r.mu.Lock()
+	if s.over == "" {
+		s.over = outcome
+	}
+	outcome = s.over
+	if r.sessions[s.session] == s {
+		delete(r.sessions, s.session)
+	}
+	if i := slices.Index(r.running, s); i >= 0 {
+		r.running = slices.Delete(r.running, i, i+1)
+	}
+	r.mu.Unlock()
+	if s.leave != nil {
+		s.leave()
+	}
+	r.pool.backgrounds.drop(s.size)
+	r.open.Add(-1)
+	close(s.done)
+	r.count(outcome)
+	if outcome == speculativeFailed || outcome == speculativeTimeout {
+		r.pool.incidents.met(time.Now(), incidentSpeculative, r.pool.logger)
+	}
+}
+
+func (r *runner) count(outcome string) {
+	r.metrics.speculative.WithLabelValues(r.pool.name, outcome).Inc()
+}
+
+// callOff ends a prefill that has begun. Its worker has its slot back when it returns.
+func (r *runner) callOff(s *speculation, outcome string) {
+	r.mu.Lock()
+	if s.over == "" {
+		s.over = outcome
+	}
+	r.mu.Unlock()
+	s.cancel()
+	<-s.done
+}
+
+// Arrived implements followUps: the next turn ends the prefill that was made for it.
+func (r *runner) Arrived(p *plan) {
+	if r.open.Load() == 0 || !p.computes || p.request == nil {
+		return
+	}
+	var list []*speculation
+	r.mu.Lock()
+	if s := r.sessions[p.session.key]; s != nil && s.over == "" && !slices.Contains(r.running, s) && s.precedes(p) {
+		s.over = speculativeNextTurn // it has not begun, and will not
+	}
+	for _, s := range r.running {
+		if s.over == "" && s.precedes(p) {
+			list = append(list, s)
+		}
+	}
+	r.mu.Unlock()
+	for _, s := range list {
+		r.callOff(s, speculativeNextTurn)
+	}
+}
