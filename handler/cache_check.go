@@ -1,13 +1,11 @@
 package handler
 
 import (
-	"math/bits"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/zeebo/xxh3"
 )
 
 const (
@@ -104,27 +102,15 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 }
 
 // cachedTokens returns how many tokens of the prompt the engine had cached by what it
-// reports, -1 if that is unknown. SGLang omits the count if it is 0, and in kinds of
-// answers that have none: if another answer of the kind had one, it is 0.
-func (o *observer) cachedTokens(reported int64) int64 {
-	w := o.attempt.worker
+// reports in a kind of answer, -1 if that is unknown. SGLang omits the count if it is
+// 0, and in kinds of answers that have none: if another answer of the kind had one, it
+// is 0.
+func (w *worker) cachedTokens(kind reportKind, reported int64) int64 {
 	if w.engine.last().Type != engine.SGLang {
 		return reported
 	}
-	if !w.cacheCheck.reported(reportKind{o.rt.plan.api.Name(), o.stream}, reported >= 0) {
+	if !w.cacheCheck.reported(kind, reported >= 0) {
 		return -1
 	}
 	return max(reported, 0)
-}
-
-// promptKey identifies a prompt by its session, or else by all its blocks.
-func (rt *route) promptKey() uint64 {
-	if rt.plan.session.key != "" {
-		return xxh3.HashString(rt.plan.session.key)
-	}
-	key := rt.plan.score.Root
-	for _, b := range rt.plan.score.Blocks {
-		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
-	}
-	return key
 }

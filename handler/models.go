@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
@@ -61,60 +59,19 @@ func (l *modelList) has(model string) bool {
 	return false
 }
 
-// modelFor returns the model that limits a request's candidates among the upstreams,
-// see modelAmong.
-func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
-	return modelAmong(rt.table(pool).rows, rt.wants().Model)
-}
-
-// fits returns whether a worker may serve the request.
-func (rt *route) fits(w *worker) bool {
-	want := rt.wants()
-	return rt.pool.fits(&want, rt.model, w)
-}
-
-// checkModel refuses an inference request for a model that no worker serves. It
-// returns nil otherwise.
-func (d *dispatcher) checkModel(p *plan) *api.Refusal {
-	if p.request == nil || !d.nobodyServes(p.model) {
-		return nil
-	}
-	return &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-		"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
-}
-
-// nobodyServes tells whether the models of all workers are configured and do not
-// include this one.
-func (d *dispatcher) nobodyServes(model string) bool {
-	if model == "" || d.proxy.DynamicUpstreams != nil || len(d.proxy.Upstreams) == 0 {
-		return false
-	}
-	for _, up := range d.proxy.Upstreams {
+// noneServes returns whether the operator lists the models of all workers behind the
+// upstreams, and this model is not among them.
+func (p *pool) noneServes(ups reverseproxy.UpstreamPool, model string) bool {
+	for _, up := range ups {
 		if strings.Contains(up.Dial, "{") {
 			return false
 		}
-		set := d.pool.peek(up.Dial).configured.Load()
+		set := p.peek(up.Dial).configured.Load()
 		if set == nil || (*set)[model] {
 			return false
 		}
 	}
 	return true
-}
-
-// modelOf returns the model that a request for one model's card names.
-func modelOf(r *http.Request) string {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return ""
-	}
-	if _, id, ok := strings.Cut(r.URL.Path, "/models/"); ok {
-		return id
-	}
-	return ""
-}
-
-// listsModels tells whether a request asks for the list of models.
-func listsModels(r *http.Request) bool {
-	return r.Method == http.MethodGet && (r.URL.Path == "/models" || strings.HasSuffix(r.URL.Path, "/v1/models"))
 }
 
 // ask takes in which models a worker serves. A worker that does not answer

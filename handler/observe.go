@@ -198,7 +198,7 @@ func (o *observer) end() {
 	}
 	o.keep()
 	prompt, completion, reported := o.usage()
-	cached := o.cachedTokens(reported)
+	cached := o.attempt.worker.cachedTokens(reportKind{o.rt.plan.api.Name(), o.stream}, reported)
 	m := o.rt.figures
 	if req := o.rt.plan.request; prompt > 0 {
 		m.inputTokens.Observe(float64(prompt))

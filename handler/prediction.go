@@ -1,82 +1,36 @@
 package handler
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// promptLength is how long a prompt was taken to be when an attempt was booked.
-type promptLength struct {
-	tokens int64 // 0 is unknown
-	known  kvscore.Known
+// prediction is what a worker was predicted to hold of a prompt when an attempt was
+// booked.
+type prediction struct {
+	begun  time.Time // of the attempt
+	prompt uint64    // identifies the prompt
+	tokens int64
+	shared float64 // blocks of these that were still being computed for other requests
 }
 
-// counted records how many tokens the engine counted in the prompt and the
-// answer: in the index, where the next turn finds it, and as ratios of the model's
-// kinds of text.
-func (o *observer) counted(req *api.Request, prompt, completion, cached int64) {
-	if req.Truncated || req.Kind == api.None {
-		return
+// verify compares a prediction with what the engine reports, in tokens. It clears the
+// worker's cache model if that must be wrong as a whole.
+func (p *pool) verify(w *worker, of *prediction, reported int64) {
+	predicted := of.tokens
+	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 { // else there was nothing to predict
+		predictionErrors.WithLabelValues(p.name, w.dial).Observe(float64(off))
+		w.misses.note(off, off <= p.page(w))
 	}
-	if req.Media == 0 && req.Kind == api.Text {
-		o.learnRatios(req, prompt)
+	if reported*4 < predicted*3 { // engines differ in whether they find what others still compute
+		predicted -= int64(of.shared * float64(p.settings.Load().blockSize))
 	}
-	if req.Batch() {
-		return
-	}
-	c := kvscore.Counts{Prompt: prompt}
-	if !req.SkipsCache && cached >= 0 {
-		c.Cached, c.CachedTold = cached, true
-	}
-	if req.Kind == api.Text { // the index knows where token ids end
-		c.AnswerPast = o.reader.PredictionPast()
-	}
-	if completion > 0 && req.Choices == 1 && !o.reader.Failed() {
-		c.Answer = prompt + completion - 1 // the last token need not be computed
-	}
-	o.attempt.lease.Counted(c)
-}
-
-// learnRatios learns from the part of the prompt that was new, if the engine's
-// count of the other part is known, else from all of it. Of a batch, the first
-// prompt's blocks stand for all.
-func (o *observer) learnRatios(req *api.Request, prompt int64) {
-	k, size := o.attempt.prompt.known, o.rt.plan.textBlock
-	if !k.Counted || req.Batch() {
-		k = kvscore.Known{}
-	}
-	all := float64(req.Bytes) / float64(size)
-	past := all - float64(len(req.Blocks)) - k.Past
-	o.rt.pool.ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(prompt)-k.Tokens)
-}
-
-// verify compares a prediction with the counts of the engine, in tokens; cached is
-// negative if it is not known.
-func (o *observer) verify(prompt, cached int64) {
-	a := o.attempt
-	if a.prompt.tokens == 0 || prompt <= 0 || cached < 0 || o.rt.plan.score.SkipsCache {
-		return
-	}
-	m, predicted := o.rt.figures, a.terms.OverlapTokens
-	m.comparedPrompt.Add(float64(prompt))
-	m.comparedPredicted.Add(float64(predicted))
-	m.comparedReported.Add(float64(cached))
-	if off := max(predicted-cached, cached-predicted); predicted > 0 || cached > 0 { // else there was nothing to predict
-		predictionErrors.WithLabelValues(o.rt.pool.name, a.worker.dial).Observe(float64(off))
-		a.worker.misses.note(off, off <= o.rt.pool.page(a.worker))
-	}
-	// What is being computed for others may or may not be found, by the engine.
-	if cached*4 < predicted*3 {
-		predicted -= int64(a.terms.SharedBlocks * float64(o.rt.pool.settings.Load().blockSize))
-	}
-	if a.worker.cacheCheck.compare(time.Now(), a.begun, o.rt.promptKey(), predicted, cached) {
-		o.rt.pool.clear(a.worker, clearedMismatch)
-		a.worker.engine.askAgain()
+	if w.cacheCheck.compare(time.Now(), of.begun, of.prompt, predicted, reported) {
+		p.clear(w, clearedMismatch)
+		w.engine.askAgain()
 	}
 }
 
@@ -104,7 +58,7 @@ func (m *misses) note(off int64, within bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := m.n % keptMisses
-	m.off[i], m.within[i] = int32(min(off, most-1)), within
+	m.off[i], m.within[i] = int32(min(off, math.MaxInt32)), within
 	m.n++
 }
 

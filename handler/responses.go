@@ -1,16 +1,10 @@
 package handler
 
 import (
-	"net/http"
-	"strings"
 	"sync"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // maxResponses is how many responses are remembered at least. Twice as many are at
@@ -63,51 +57,4 @@ func (r *responses) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.new) + len(r.old)
-}
-
-// responseNamed returns the id of the response that a request names in its
-// path, to get, cancel or delete it, empty if it names none.
-func responseNamed(r *http.Request) string {
-	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete:
-	default:
-		return ""
-	}
-	before, rest, ok := strings.Cut(r.URL.Path, "/responses/")
-	if !ok || api.For(before+"/responses") == nil {
-		return ""
-	}
-	id, _, _ := strings.Cut(rest, "/")
-	return id
-}
-
-// returnTo makes the worker that keeps the named response the only one, and tells
-// whether that worker is known and still an upstream. If it no longer has the rank,
-// any of its ranks may serve the request.
-func (rt *route) returnTo(ups reverseproxy.UpstreamPool) bool {
-	t, ok := rt.pool.responses.find(rt.plan.response, !rt.dry)
-	if !ok {
-		return false
-	}
-	w := rt.named(ups, t.Worker)
-	if w == nil {
-		return false // it is gone, and what it kept
-	}
-	rank := nvext.Some(t.Rank)
-	rank.Set = int64(t.Rank) < int64(w.ranks())
-	rt.only = only{w, rank, reasonResponse}
-	return true
-}
-
-// keep remembers which target keeps the response that an answer is, as soon as its
-// id is there: clients may name it while it is still being made.
-func (o *observer) keep() {
-	req := o.rt.plan.request
-	if o.kept || req == nil || req.Unstored {
-		return
-	}
-	if id := o.reader.ResponseID(); id != "" {
-		o.kept = true
-		o.rt.pool.responses.keep(id, o.attempt.lease.Target())
-	}
 }

@@ -244,7 +244,7 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(p *plan) error {
-	rt := &route{dispatcher: s.d, plan: p, body: s.body, attempt: &attempt{worker: s.worker, target: s.target}}
+	rt := &route{dispatcher: s.d, plan: p, body: s.body, attempt: &attempt{stream: stream{worker: s.worker, target: s.target}}}
 	rt.cut = nvext.Everything // what is cut out of the turn's body was counted with the turn
 	req := rt.outgoing(ownRequest(s.ctx, s.sent), new(atomic.Int32))
 	delete(req.Header, "Idempotency-Key")

@@ -31,7 +31,9 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
 	rt, list := newTestRoute(h, &plan{ext: &noExt}), h.ReverseProxy.Upstreams
-	ranked := func(id uint64, ranks int) workerSettings { return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks} }
+	ranked := func(id uint64, ranks int) workerSettings {
+		return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
+	}
 	last := rt.table(list)
 	for _, v := range []struct {
 		what   string
@@ -97,7 +99,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		rt := newTestRoute(h, &plan{ext: &noExt, model: model})
 		rt.takeScratch()
 		defer rt.returnScratch()
-		rt.model = rt.modelFor(list)
+		rt.model = modelAmong(rt.table(list).rows, rt.wants().Model)
 		rt.gather(list, now())
 		for _, w := range rt.scratch.workers {
 			dials += w.dial[:1]
