@@ -192,8 +192,8 @@ func (rt *route) answered(req *http.Request, resp *http.Response) (*http.Respons
 	if resp.StatusCode < 300 {
 		rt.commit()
 	}
-	if rt.plan.lists {
-		rt.mergeModels(a, resp)
+	if rt.plan.lists && !mergeModels(resp, rt.pool.modelsBeside(a.worker, rt.workersOffered())) {
+		rt.fallBack(fallbackUnmerged)
 	}
 	rt.observe(req, resp)
 	return resp, nil
