@@ -118,11 +118,11 @@ func BenchmarkObserve(b *testing.B) {
 		b.Fatal(err)
 	}
 	const chunks = 100
-	var stream [][]byte
+	var chunked [][]byte
 	for i := range chunks {
-		stream = append(stream, fmt.Appendf(nil, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word%d"},"logprobs":null,"finish_reason":null}]}`+"\n\n", i))
+		chunked = append(chunked, fmt.Appendf(nil, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word%d"},"logprobs":null,"finish_reason":null}]}`+"\n\n", i))
 	}
-	stream = append(stream,
+	chunked = append(chunked,
 		[]byte(`data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n"),
 		[]byte(`data: {"id":"c","choices":[],"usage":{"prompt_tokens":4000,"completion_tokens":100}}`+"\n\n"),
 		[]byte("data: [DONE]\n\n"))
@@ -135,10 +135,10 @@ func BenchmarkObserve(b *testing.B) {
 		rt.repl, rt.returned = repl, true
 		rt.takeScratch()
 		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
-		rt.attempt = &attempt{worker: w, lease: lease, terms: rt.scratch.sel.Candidates[0], begun: rt.start}
-		rt.attempt.work = p.work()
-		w.flow.begin(rt.attempt)
-		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{stream})}
+		rt.attempt = &attempt{stream: stream{worker: w, begun: rt.start}, lease: lease, terms: rt.scratch.sel.Candidates[0]}
+		rt.attempt.work = rt.work()
+		w.flow.begin(&rt.attempt.stream)
+		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
 		rt.observe(r, resp)
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
@@ -174,9 +174,9 @@ func BenchmarkGuard(b *testing.B) {
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{worker: rt.scratch.workers[0], lease: lease, begun: rt.start}
-				a.work, rt.attempt = p.work(), a
-				a.worker.flow.begin(a)
+				a := &attempt{stream: stream{worker: rt.scratch.workers[0], begun: rt.start}, lease: lease}
+				a.work, rt.attempt = rt.work(), a
+				a.worker.flow.begin(&a.stream)
 				rt.guarded(r)
 				if err := rt.arrived(nil, nil); err != nil {
 					b.Fatal(err)
@@ -184,7 +184,7 @@ func BenchmarkGuard(b *testing.B) {
 				if a.guard != nil {
 					a.guard.cancel(nil) // as the end of the request does
 				}
-				a.worker.flow.end(a)
+				a.worker.flow.end(&a.stream)
 			}
 		})
 	}

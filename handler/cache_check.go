@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
 const (
@@ -97,4 +99,18 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 	}
 	d.failed, d.needed = now, min(2*d.needed, manyMisses)
 	return true
+}
+
+// cachedTokens returns how many tokens of the prompt the engine had cached by what it
+// reports in a kind of answer, -1 if that is unknown. SGLang omits the count if it is
+// 0, and in kinds of answers that have none: if another answer of the kind had one, it
+// is 0.
+func (w *worker) cachedTokens(kind reportKind, reported int64) int64 {
+	if w.engine.last().Type != engine.SGLang {
+		return reported
+	}
+	if !w.cacheCheck.reported(kind, reported >= 0) {
+		return -1
+	}
+	return max(reported, 0)
 }

@@ -1,7 +1,8 @@
 package handler
 
 import (
-	"context"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -10,100 +11,114 @@ import (
 )
 
 // scratch holds the buffers of one choice. They grow with the pool, so they are
-// reused; a request owns them only inside choose.
+// reused; a request owns them only while it chooses.
 type scratch struct {
 	sel       kvscore.Selection
 	targets   []kvscore.TargetRef
 	upstreams []*reverseproxy.Upstream // of targets
 	workers   []*worker                // of targets
 	full      []*worker                // left out only because they are full
-	factors   []float64                // of targets, see score
-	scored    kvscore.Request          // see score
+	factors   []float64                // of targets: the client's preferences
+	scored    kvscore.Request          // the request with these
 	shadow    []kvscore.Candidate
 }
 
-func (rt *route) takeScratch() {
-	s, ok := rt.pool.scratches.Get().(*scratch)
+// random is the process's source of randomness.
+type random struct{}
+
+// IntN implements kvscore.Rand.
+func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices are no secrets
+
+// Float64 implements kvscore.Rand.
+func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
+
+func (p *pool) takeScratch() *scratch {
+	s, ok := p.scratches.Get().(*scratch)
 	if !ok {
-		s = new(scratch)
+		s = &scratch{sel: kvscore.Selection{Rand: random{}}}
 	}
-	s.sel.Rand = random{}
-	rt.scratch = s
+	return s
 }
 
-func (rt *route) returnScratch() {
-	rt.scratch.sel.Blocks, rt.scratch.sel.Override = nil, nil
-	rt.scratch.scored = kvscore.Request{}
-	rt.pool.scratches.Put(rt.scratch)
-	rt.scratch = nil
+func (p *pool) returnScratch(s *scratch) {
+	s.sel.Blocks, s.sel.Override = nil, nil
+	s.scored = kvscore.Request{}
+	p.scratches.Put(s)
 }
 
-// withoutScratch calls a function that waits. The request returns its scratch
-// meanwhile: thousands may wait at a time. The candidates are gone afterwards.
-func (rt *route) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
-	rt.returnScratch()
-	defer rt.takeScratch()
-	return wait(ctx)
+// resort says which workers are used if there are no better ones.
+type resort struct{ draining, marked bool }
+
+// resorts are in the order of preference. A mark is over soon, and a drain is
+// the operator's wish: it goes before.
+var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true, marked: true}}
+
+// allows returns whether a worker may be used at that resort.
+func (r resort) allows(w *worker, t time.Time) bool {
+	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
 }
 
-// gather fills in the targets that the request's next attempt can be made on.
-func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
-	tab, second := rt.table(pool), t.Unix()
-	if tab.meets(rt, second) {
-		for i := range tab.rows {
-			rt.meet(tab.rows[i].worker, second)
+// available returns whether Caddy has an upstream available. One of a dynamic source
+// that Caddy has not seen yet has no host, and counts as available.
+func available(up *reverseproxy.Upstream) bool {
+	return up.Host == nil || up.Available()
+}
+
+// gather fills in the targets to choose from: workers that are available and
+// were not tried; of these, those that are not draining and did well lately, if
+// there are any; of these, those that are not full. It returns what it had to
+// resort to. If the queue has granted a slot of a worker, the others count as full.
+func (p *pool) gather(s *scratch, want *Wants, model string, o offers, granted *worker, t time.Time) (used resort, found bool) {
+	for _, used = range resorts {
+		p.gatherAt(s, want, model, o, granted, used, t)
+		if len(s.targets) > 0 {
+			return used, true
+		}
+		if len(s.full) > 0 {
+			break // they are waited for: what is left is worse
 		}
 	}
-	want := rt.wants()
-	rt.model = modelAmong(tab.rows, want.Model)
-	return rt.pool.gather(rt.scratch, &want, rt.model, offers{pool, tab}, rt.wait.granted, t)
+	return resort{}, false
 }
 
-// meet notes that a worker is an upstream of a request, in a second of Unix time.
-func (rt *route) meet(w *worker, second int64) {
-	if w.seen.Load() != second { // what is only read is shared by all processors
-		w.seen.Store(second)
+// gatherAt is gather with one resort. It evaluates once, not per worker, whether the
+// request has wishes that few requests have.
+func (p *pool) gatherAt(s *scratch, want *Wants, model string, o offers, granted *worker, used resort, t time.Time) {
+	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
+	s.full = s.full[:0]
+	choosy := want.isChoosy()
+	for i, up := range o.ups {
+		if !available(up) {
+			continue
+		}
+		row := &o.table.rows[i]
+		w := row.worker
+		if row.again && slices.Contains(workers, w) || slices.Contains(want.Tried, w) {
+			continue
+		}
+		if choosy && !p.fits(want, model, w) || !choosy && model != "" && !w.isKnownToServe(model) {
+			continue
+		}
+		if w != granted {
+			if !used.allows(w, t) {
+				continue
+			}
+			if granted != nil || w.slots.full() && p.isFull(want, w) {
+				s.full = append(s.full, w)
+				continue
+			}
+		}
+		for rank, target := range row.targets {
+			if want.Rank == anyRank || want.Rank == int64(rank) {
+				targets, upstreams, workers = append(targets, target), append(upstreams, up), append(workers, w)
+			}
+		}
 	}
-	if rt.proxy.DynamicUpstreams != nil {
-		rt.probes.Met(w)
-	}
+	s.targets, s.upstreams, s.workers = targets, upstreams, workers
 }
 
-// wants returns what the request needs of the next attempt's worker.
-func (rt *route) wants() Wants {
-	e := rt.plan.ext
-	tier, arrival := rt.precedence()
-	want := Wants{
-		Model: rt.plan.model, Only: rt.only.worker, Rank: anyRank, Workers: e.AllowedWorkerIDs,
-		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.name,
-		Tried: rt.tried, Slot: rt.plan.computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
-	}
-	if len(rt.proxy.Upstreams) < 2 && rt.proxy.DynamicUpstreams == nil {
-		want.Model = "" // there is no choice
-	}
-	rank := rt.plan.pin.rank
-	if rt.only.worker != nil {
-		rank = rt.only.rank
-	}
-	if rank.Set {
-		want.Rank = int64(rank.Value)
-	}
-	return want
-}
-
-// offers returns what the proxy offers for the next attempt.
-func (rt *route) offers() offers { return offers{rt.offered, rt.table(rt.offered)} }
-
-// longestHeadStart bounds what a priority is worth, in seconds: more than
-// anybody waits.
-const longestHeadStart = 1e9
-
-// precedence returns the request's place among those who wait, as Dynamo's
-// queue orders them (lib/kv-router/src/scheduling/queue.rs): strict priorities
-// are tiers, the higher ones first; in a tier the time of arrival counts, with a
-// head start of as many seconds as the priority says.
-func (rt *route) precedence() (tier int, arrival time.Time) {
-	hints := &rt.plan.ext.AgentHints
-	jump := min(hints.PriorityJump(), longestHeadStart)
-	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
+// isFull returns whether a worker has no room for the request. A speculative prefill
+// makes room.
+func (p *pool) isFull(want *Wants, w *worker) bool {
+	return want.Slot && w.slots.full() && (want.Dry || !p.yield(w) || w.slots.full())
 }

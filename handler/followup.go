@@ -67,6 +67,6 @@ func (rt *route) follow(outcome string) {
 // prepared returns a request of the router's own in the words of a worker's engine.
 // What is cut out of its body is not counted.
 func (d *dispatcher) prepared(req *http.Request, p *plan, whole *body.Replay, w *worker, t kvscore.Target) *http.Request {
-	rt := &route{dispatcher: d, plan: p, body: whole, attempt: &attempt{worker: w, target: t}, cut: nvext.Everything}
+	rt := &route{dispatcher: d, plan: p, body: whole, attempt: &attempt{stream: stream{worker: w, target: t}}, cut: nvext.Everything}
 	return rt.outgoing(req, new(atomic.Int32))
 }

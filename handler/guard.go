@@ -33,8 +33,6 @@ func (*endedError) Temporary() bool { return false }
 // guard is what may end an attempt at a streamed answer before its worker or
 // its client does.
 type guard struct {
-	want   Wants // of another worker
-	offers offers
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  *time.Timer   // nil if the first token may take as long as it likes
@@ -71,29 +69,22 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
-	g := &guard{want: rt.wants(), offers: rt.offers(), late: late, pause: pause}
+	g := &guard{late: late, pause: pause}
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
-	a.worker.flow.guard(a, g, movable)
-	if limit > 0 {
-		p := rt.pool
-		g.first = time.AfterFunc(limit, func() { a.tooLate(p) })
+	a.guard = g
+	if movable {
+		a.worker.flow.allow(&a.stream, &move{func() { g.cancel(errHangs) }, rt.wants(), rt.offers()})
+	}
+	if p := rt.pool; limit > 0 {
+		g.first = time.AfterFunc(limit, func() {
+			if late == errFirstToken {
+				g.cancel(late)
+				return
+			}
+			p.moveSoon(&a.stream) // it shows whether its worker is still hung
+		})
 	}
 	return req.WithContext(g.ctx)
-}
-
-// tooLate ends an attempt whose first token has not come within the operator's
-// limit. An attempt that shows whether its worker is still hung goes on until another
-// worker has a free slot.
-func (a *attempt) tooLate(p *pool) {
-	g := a.guard
-	if g.late == errFirstToken {
-		g.cancel(g.late)
-		return
-	}
-	p.moveAway(a)
-	if a.worker.flow.mayMove(a) {
-		time.AfterFunc(hungCheck, func() { a.tooLate(p) })
-	}
 }
 
 // movable tells whether the attempt could be made on another worker, as far as
@@ -118,7 +109,7 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 		err = a.answer.body.hold()
 	}
 	var ended *endedError
-	if a.worker.flow.arrived(a) {
+	if a.worker.flow.arrived(&a.stream) {
 		ended = errHangs
 	}
 	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {

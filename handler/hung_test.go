@@ -1,11 +1,8 @@
 package handler
 
 import (
-	"context"
-	"errors"
 	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +13,6 @@ import (
 
 // flowTest is a pool of two workers, a and b, at a time of its own.
 type flowTest struct {
-	h    *Handler
 	p    *pool
 	a, b *worker
 	now  time.Time
@@ -28,26 +24,24 @@ func newFlowTest(t *testing.T) *flowTest {
 	p := &pool{name: "test", scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker)}
 	p.settings.Store(wanted().withDefaults())
 	p.queue.pool = p
-	return &flowTest{&Handler{pool: p, ReverseProxy: new(reverseproxy.Handler)}, p, p.worker("a:1"), p.worker("b:1"), epoch}
+	return &flowTest{p, p.worker("a:1"), p.worker("b:1"), epoch}
+}
+
+// booked is an attempt with its booking.
+type booked struct {
+	stream
+	lease  *kvscore.Lease
+	caused atomic.Bool // it was canceled to move
 }
 
 // begin books an attempt on the worker.
-func (f *flowTest) begin(w *worker, kind work, ahead int64) *attempt {
+func (f *flowTest) begin(w *worker, kind work, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = random{}
-	_, lease := f.p.scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &sel)
-	a := &attempt{worker: w, lease: lease, begun: f.now}
-	a.work, a.ahead = kind, ahead
-	w.flow.begin(a)
+	_, lease := f.p.scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	a := &booked{stream: stream{worker: w, target: w.target(0), begun: f.now, work: kind, ahead: ahead}, lease: lease}
+	w.flow.begin(&a.stream)
 	return a
-}
-
-// route is that of a request that was tried on a.
-func (f *flowTest) route() *route {
-	rt := newTestRoute(f.h, &plan{wishes: wishes{ext: &noExt}, handling: handling{computes: true}})
-	rt.ready, rt.tried = f.now, []*worker{f.a}
-	rt.offered = reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}}
-	return rt
 }
 
 // showsRate has a worker show that it is as fast as is reckoned with.
@@ -55,30 +49,15 @@ func (f *flowTest) showsRate(w *worker) {
 	a := f.begin(w, workStream, 512)
 	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
 	a.lease.End(true, nil)
-	w.flow.end(a)
+	w.flow.end(&a.stream)
 }
 
-// moved waits until as many of the attempts as are wanted were ended to be made
-// elsewhere, and a moment longer.
-func (f *flowTest) moved(t *testing.T, all []*guard, want int) (moved []bool) {
+// moved returns which of the attempts were canceled to move, and checks how many.
+func (f *flowTest) moved(t *testing.T, all []*booked, want int) (moved []bool) {
 	t.Helper()
 	n := 0
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && n < want; time.Sleep(time.Millisecond) {
-		n = 0
-		for _, g := range all {
-			if context.Cause(g.ctx) != nil {
-				n++
-			}
-		}
-	}
-	time.Sleep(20 * time.Millisecond)
-	n = 0
-	for _, g := range all {
-		cause := context.Cause(g.ctx)
-		if cause != nil && !errors.Is(cause, errHangs) {
-			t.Error(cause)
-		}
-		if moved = append(moved, cause != nil); cause != nil {
+	for _, a := range all {
+		if moved = append(moved, a.caused.Load()); a.caused.Load() {
 			n++
 		}
 	}
@@ -88,13 +67,12 @@ func (f *flowTest) moved(t *testing.T, all []*guard, want int) (moved []bool) {
 	return moved
 }
 
-// guard makes an attempt one that can be made elsewhere.
-func (f *flowTest) guard(a *attempt) *guard {
-	rt := f.route()
-	g := &guard{want: rt.wants(), offers: rt.offers(), late: errFirstToken}
-	g.ctx, g.cancel = context.WithCancelCause(context.Background())
-	a.worker.flow.guard(a, g, true)
-	return g
+// allow lets an attempt move to another worker than a.
+func (f *flowTest) allow(a *booked) {
+	ups := reverseproxy.UpstreamPool{{Dial: f.a.dial}, {Dial: f.b.dial}}
+	tab, _ := f.p.newTable(ups, nil, false)
+	want := Wants{Rank: anyRank, Slot: true, Tried: []*worker{f.a}}
+	a.worker.flow.allow(&a.stream, &move{func() { a.caused.Store(true) }, want, offers{ups, tab}})
 }
 
 // pass lets time pass in which something comes from the workers given, and
@@ -134,8 +112,8 @@ func TestWorkerHangs(t *testing.T) {
 		{"nothing is asked of it", func(f *flowTest) []*worker { return []*worker{f.b} }, 0},
 		{"its stream has ended", func(f *flowTest) []*worker {
 			x, y := f.begin(f.a, workStream, 10), f.begin(f.a, workStream, 10)
-			f.a.flow.end(x)
-			f.a.flow.end(y)
+			f.a.flow.end(&x.stream)
+			f.a.flow.end(&y.stream)
 			return []*worker{f.b}
 		}, 0},
 		{"nobody makes progress", func(f *flowTest) []*worker {
@@ -248,9 +226,6 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 	if f.pass(time.Minute, f.b) == 0 {
 		t.Fatal("it does not hang")
 	}
-	if v := f.a.view(f.now, new(kvscore.Load), nil); !v.Health.Hung || v.Health.Available == nil || *v.Health.Available {
-		t.Errorf("shown as hung: %v, available: %v", v.Health.Hung, v.Health.Available)
-	}
 	for range 60 {
 		f.now = f.now.Add(hungCheck)
 		f.p.findHung(f.now)
@@ -299,11 +274,12 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			set := *f.p.settings.Load()
 			set.retries = retryBudget{true, 0, v.budget / budgetWindow}
 			f.p.settings.Store(&set)
-			var all []*guard
+			var all []*booked
 			for i := range 16 {
 				a := f.begin(f.a, workStream, 10)
-				all = append(all, f.guard(a))
-				if i%2 == 0 && f.a.flow.arrived(a) {
+				f.allow(a)
+				all = append(all, a)
+				if i%2 == 0 && f.a.flow.arrived(&a.stream) {
 					t.Error("moved before it hangs")
 				}
 				a.waiting.Store(true)
@@ -330,11 +306,11 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 func TestFlowCountsWhatIsThere(t *testing.T) {
 	f := newFlowTest(t)
 	rng := rand.New(rand.NewPCG(1, 2))
-	var live []*attempt
+	var live []*booked
 	for range 2000 {
 		if len(live) > 0 && rng.IntN(2) == 0 {
 			i := rng.IntN(len(live))
-			f.a.flow.end(live[i])
+			f.a.flow.end(&live[i].stream)
 			live[i].lease.End(false, nil)
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
@@ -344,7 +320,7 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 		var want [3]int
 		for _, a := range live {
 			want[a.work]++
-			if a.work == workStream && f.a.flow.streams[a.pos] != a {
+			if a.work == workStream && f.a.flow.streams[a.pos] != &a.stream {
 				t.Fatal("an attempt is not where it says it is")
 			}
 		}
@@ -354,21 +330,18 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestProbeIsNotLost sends a request to a worker that hangs: when nothing comes
-// of it, it is made elsewhere, if room, budget and the answer's state allow that.
-// With the operator's own deadline it is ended either way.
+// TestProbeIsNotLost sends a request to a hung worker that does not answer. The request
+// moves if the budget and the state of its answer allow it.
 func TestProbeIsNotLost(t *testing.T) {
 	for _, v := range []struct {
 		name    string
-		late    *endedError
 		budget  float64
 		arrived bool
-		ended   error
+		moved   bool
 	}{
-		{"moved", errHangs, 1, false, errHangs},
-		{"no budget", errHangs, 0, false, nil},
-		{"its header has come", errHangs, 1, true, nil},
-		{"a deadline", errFirstToken, 0, false, errFirstToken},
+		{"moved", 1, false, true},
+		{"no budget", 0, false, false},
+		{"its header has come", 1, true, false},
 	} {
 		f := newFlowTest(t)
 		f.showsRate(f.a)
@@ -376,59 +349,16 @@ func TestProbeIsNotLost(t *testing.T) {
 		set.retries = retryBudget{true, 0, v.budget}
 		f.p.settings.Store(&set)
 		a := f.begin(f.a, workStream, 10)
-		g := f.guard(a)
-		g.late = v.late
+		f.allow(a)
 		if v.arrived {
-			f.a.flow.arrived(a)
+			f.a.flow.arrived(&a.stream)
 		}
-		a.tooLate(f.p)
-		for deadline := time.Now().Add(5 * time.Second); v.ended != nil && context.Cause(g.ctx) == nil && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond)
+		f.p.moveSoon(&a.stream)
+		if got := a.caused.Load(); got != v.moved {
+			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
-		time.Sleep(10 * time.Millisecond)
-		if cause := context.Cause(g.ctx); !errors.Is(cause, v.ended) {
-			t.Errorf("%s: ended by %v, want %v", v.name, cause, v.ended)
+		if moved := f.a.flow.arrived(&a.stream); moved != v.moved {
+			t.Errorf("%s: moved %v, want %v", v.name, moved, v.moved)
 		}
-		if moved := f.a.flow.arrived(a); moved != (v.ended == error(errHangs)) {
-			t.Errorf("%s: moved %v", v.name, moved)
-		}
-		a.tooLate(f.p)
-	}
-}
-
-// TestOnlyProbesAreGuardedOfWhatIsSilent asks for the guard of each kind of
-// request, of workers that hang and others.
-func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
-	for _, v := range []struct {
-		workers []string
-		stream  bool
-		hangs   bool
-		guarded bool
-		limited bool
-	}{
-		{[]string{"a:1"}, true, false, false, false},
-		{[]string{"a:1"}, true, true, false, false}, // where else?
-		{[]string{"a:1", "b:1"}, true, false, true, false},
-		{[]string{"a:1", "b:1"}, true, true, true, true},
-		{[]string{"a:1", "b:1"}, false, false, false, false},
-		{[]string{"a:1", "b:1"}, false, true, true, true},
-	} {
-		h := testHandler(t, v.workers...)
-		rt, _ := plannedRoute(t, h, 10)
-		rt.plan.request.Stream = v.stream
-		rt.choose(context.Background(), h.ReverseProxy.Upstreams)
-		if v.hangs {
-			rt.attempt.worker.flow.hung.Store(1)
-		}
-		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
-		out := rt.guarded(r)
-		g := rt.attempt.guard
-		if (g != nil) != v.guarded || (out != r) != v.guarded || g != nil && (g.first != nil) != v.limited {
-			t.Errorf("%+v: guarded %v", v, g != nil)
-		}
-		if err := rt.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
-			t.Error(err)
-		}
-		rt.end()
 	}
 }

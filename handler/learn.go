@@ -1,14 +1,17 @@
 package handler
 
 import (
+	"math/bits"
+
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/zeebo/xxh3"
 )
 
 // learn records what the engine has counted in a prompt and its answer.
 func (d *delivery) learn() {
-	m, cached := d.rt.figures, d.cachedTokens()
+	m := d.rt.figures
+	cached := d.attempt.worker.cachedTokens(reportKind{d.rt.plan.api.Name(), d.stream}, d.cached)
 	if d.prompt > 0 {
 		m.inputTokens.Observe(float64(d.prompt))
 		d.count(cached)
@@ -27,20 +30,6 @@ func (d *delivery) learn() {
 	if d.chunks > 1 {
 		m.itl.Observe(d.last.Sub(d.first).Seconds() / float64(d.chunks-1))
 	}
-}
-
-// cachedTokens returns how many tokens of the prompt the engine had cached by what it
-// reports, -1 if that is unknown. SGLang omits the count if it is 0, and in kinds of
-// answers that have none: if another answer of the kind had one, it is 0.
-func (d *delivery) cachedTokens() int64 {
-	w := d.attempt.worker
-	if w.engine.last().Type != engine.SGLang {
-		return d.cached
-	}
-	if !w.cacheCheck.reported(reportKind{d.rt.plan.api.Name(), d.stream}, d.cached >= 0) {
-		return -1
-	}
-	return max(d.cached, 0)
 }
 
 // count records the engine's counts in the index, where the next turn finds them, and as
@@ -89,20 +78,34 @@ func (d *delivery) verify(cached int64) {
 	if a.prompt.tokens == 0 || d.prompt <= 0 || cached < 0 || rt.plan.score.SkipsCache {
 		return
 	}
-	m, predicted := rt.figures, a.terms.OverlapTokens
+	m := rt.figures
 	m.comparedPrompt.Add(float64(d.prompt))
-	m.comparedPredicted.Add(float64(predicted))
+	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
-	if off := max(predicted-cached, cached-predicted); predicted > 0 || cached > 0 { // else there was nothing to predict
-		predictionErrors.WithLabelValues(rt.pool.name, a.worker.dial).Observe(float64(off))
-		a.worker.misses.note(off, off <= rt.pool.page(a.worker))
+	rt.pool.verify(a.worker, &prediction{a.begun, rt.blameKey(), a.terms.OverlapTokens, a.terms.SharedBlocks}, cached)
+}
+
+// promptLength is the estimated length of a prompt when an attempt was booked.
+type promptLength struct {
+	tokens int64 // 0 is unknown
+	known  kvscore.Known
+}
+
+// blameKey identifies the session, or else the prompt, that an error or a wrong
+// prediction is held against: one client alone must not mark a worker. Requests without
+// an API have one key, and those without a known prompt one each.
+func (rt *route) blameKey() uint64 {
+	switch {
+	case rt.plan.api == nil:
+		return 0
+	case rt.plan.session.key != "":
+		return xxh3.HashString(rt.plan.session.key)
+	case len(rt.plan.score.Blocks) == 0:
+		return uint64(rt.ready.UnixNano()) //nolint:gosec // after 1970
 	}
-	// The engine may or may not find what is being computed for other requests.
-	if cached*4 < predicted*3 {
-		predicted -= int64(a.terms.SharedBlocks * float64(rt.pool.settings.Load().blockSize))
+	key := rt.plan.score.Root
+	for _, b := range rt.plan.score.Blocks {
+		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
 	}
-	if a.worker.cacheCheck.compare(now(), a.begun, rt.blameKey(), predicted, cached) {
-		rt.pool.clear(a.worker, clearedMismatch)
-		a.worker.engine.askAgain()
-	}
+	return key
 }

@@ -1,18 +1,12 @@
 package handler
 
 import (
-	"fmt"
-	"io"
+	"iter"
 	"maps"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/tidwall/gjson"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -56,39 +50,14 @@ func (l *modelList) has(model string) bool {
 	return false
 }
 
-// modelFor returns the model that limits a request's candidates among the upstreams,
-// see modelAmong.
-func (rt *route) modelFor(pool reverseproxy.UpstreamPool) string {
-	return modelAmong(rt.table(pool).rows, rt.wants().Model)
-}
-
-// fits returns whether a worker may serve the request.
-func (rt *route) fits(w *worker) bool {
-	want := rt.wants()
-	return rt.pool.fits(&want, rt.model, w)
-}
-
-// checkModel refuses an inference request for a model that no worker serves. It
-// returns nil otherwise.
-func (d *dispatcher) checkModel(p *plan) *api.Refusal {
-	if p.request == nil || !d.nobodyServes(p.model) {
-		return nil
-	}
-	return &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-		"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
-}
-
-// nobodyServes tells whether the models of all workers are configured and do not
-// include this one.
-func (d *dispatcher) nobodyServes(model string) bool {
-	if model == "" || d.proxy.DynamicUpstreams != nil || len(d.proxy.Upstreams) == 0 {
-		return false
-	}
-	for _, up := range d.proxy.Upstreams {
+// noneServes returns whether the operator lists the models of all workers behind the
+// upstreams, and this model is not among them.
+func (p *pool) noneServes(ups reverseproxy.UpstreamPool, model string) bool {
+	for _, up := range ups {
 		if strings.Contains(up.Dial, "{") {
 			return false
 		}
-		set := d.pool.peek(up.Dial).configured.Load()
+		set := p.peek(up.Dial).configured.Load()
 		if set == nil || (*set)[model] {
 			return false
 		}
@@ -115,73 +84,28 @@ func (w *worker) learn(list *modelList, logger *zap.Logger) {
 	logger.Info("worker serves models", zap.String("upstream", w.dial), zap.Strings("models", ids))
 }
 
-// mergeModels adds to one worker's list of models those that only others
-// serve. What it cannot read stays as it is.
-func (rt *route) mergeModels(a *attempt, resp *http.Response) {
-	if resp.StatusCode != http.StatusOK {
-		return
-	}
-	if body.Compressed(resp.Header) { // though it was asked not to be
-		rt.fallBack(fallbackUnmerged)
-		return
-	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList+1))
-	rest := &replayed{ReadCloser: resp.Body, held: body, err: err}
-	if err == nil && len(body) <= maxModelList {
-		if merged := rt.merged(a.worker, body); merged != "" {
-			rest.held, rest.err = []byte(merged), io.EOF
-			resp.ContentLength = int64(len(merged))
-			resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
-			resp.Header.Del("Etag")
-		}
-	} else if err == nil {
-		rt.fallBack(fallbackUnmerged)
-	}
-	resp.Body = rest
-}
-
-// merged returns a worker's list with the other workers' models in it; the bytes
-// that were there stay. It is empty if nothing is to be added, or the body is no
-// list. Clients are judged by the worker that answers, so that workers whose key
-// is another one keep their lists to themselves.
-func (rt *route) merged(from *worker, body []byte) string {
-	data := gjson.GetBytes(body, "data")
-	if !gjson.ValidBytes(body) || !data.IsArray() || data.Index == 0 {
-		return ""
-	}
-	known := make(map[string]bool)
-	data.ForEach(func(_, entry gjson.Result) bool {
-		known[entry.Get("id").Str] = true
-		return true
-	})
-	empty := len(known) == 0
-	var b strings.Builder
-	set := rt.pool.settings.Load()
-	for _, w := range rt.workersOffered() {
-		if set.worker(w.dial).APIKey != set.worker(from.dial).APIKey {
-			continue
-		}
-		for _, e := range w.listed() {
-			if known[e.id] {
+// modelsBeside returns the id and the JSON of each model that the workers serve. It
+// leaves out workers with another API key than the one that answers, which is what
+// clients are judged by.
+func (p *pool) modelsBeside(answers *worker, workers []*worker) iter.Seq2[string, string] {
+	return func(yield func(id, raw string) bool) {
+		set := p.settings.Load()
+		key := set.worker(answers.dial).APIKey
+		for _, w := range workers {
+			if set.worker(w.dial).APIKey != key {
 				continue
 			}
-			known[e.id] = true
-			if !empty {
-				b.WriteByte(',')
+			for _, e := range w.listed() {
+				if !yield(e.id, e.raw) {
+					return
+				}
 			}
-			empty = false
-			b.WriteString(e.raw)
 		}
 	}
-	if b.Len() == 0 {
-		return ""
-	}
-	end := data.Index + len(data.Raw) - 1
-	return string(body[:end]) + b.String() + string(body[end:])
 }
 
-// listed returns the models that a worker serves: those that the operator says,
-// else those that it tells.
+// listed returns the models that a worker serves: those that the operator lists, else
+// those that the worker lists.
 func (w *worker) listed() []modelEntry {
 	told := w.models.Load()
 	if told == nil {

@@ -5,14 +5,33 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"time"
 )
 
-// promptLength is how long a prompt was taken to be when an attempt was booked.
-type promptLength struct {
-	tokens int64 // 0 is unknown
-	known  kvscore.Known
+// prediction is what a worker was predicted to hold of a prompt when an attempt was
+// booked.
+type prediction struct {
+	begun  time.Time // of the attempt
+	prompt uint64    // identifies the prompt
+	tokens int64
+	shared float64 // blocks of these that were still being computed for other requests
+}
+
+// verify compares a prediction with what the engine reports, in tokens. It clears the
+// worker's cache model if that must be wrong as a whole.
+func (p *pool) verify(w *worker, of *prediction, reported int64) {
+	predicted := of.tokens
+	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 { // else there was nothing to predict
+		predictionErrors.WithLabelValues(p.name, w.dial).Observe(float64(off))
+		w.misses.note(off, off <= p.page(w))
+	}
+	if reported*4 < predicted*3 { // engines differ in whether they find what others still compute
+		predicted -= int64(of.shared * float64(p.settings.Load().blockSize))
+	}
+	if w.cacheCheck.compare(time.Now(), of.begun, of.prompt, predicted, reported) {
+		p.clear(w, clearedMismatch)
+		w.engine.askAgain()
+	}
 }
 
 // page returns how many tokens a block has that the worker's engine reuses whole,

@@ -3,6 +3,8 @@ package handler
 import (
 	"context"
 	"errors"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -112,4 +114,13 @@ func (p *pool) saw(ctx context.Context, w *worker, status int, err error) bool {
 		p.unanswered(w, err)
 	}
 	return status != 0
+}
+
+// refused tells whether nobody listens at the worker's address. Caddy's dial
+// error hides the system's, but for its text. If nobody listens at the address
+// of a name server or a forward proxy, that says nothing of the worker.
+func refused(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
+		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
 }

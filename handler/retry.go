@@ -6,11 +6,8 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"strings"
-	"syscall"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -129,15 +126,6 @@ func (rt *route) retry(req *http.Request, resp *http.Response, v *judgment, err 
 	return rt.hold(req, resp), nil
 }
 
-// refused tells whether nobody listens at the worker's address. Caddy's dial
-// error hides the system's, but for its text. If nobody listens at the address
-// of a name server or a forward proxy, that says nothing of the worker.
-func refused(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
-		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
-}
-
 // giveUp returns the answer that was held back, or else the last failure.
 func (rt *route) giveUp() (*http.Response, error) {
 	if err := rt.errWaiting(); err != nil {
@@ -169,8 +157,8 @@ func (rt *route) deliver(req *http.Request, resp *http.Response) *http.Response 
 	if resp.StatusCode < 300 {
 		rt.commit()
 	}
-	if rt.plan.lists {
-		rt.mergeModels(a, resp)
+	if rt.plan.lists && !mergeModels(resp, rt.pool.modelsBeside(a.worker, rt.workersOffered())) {
+		rt.fallBack(fallbackUnmerged)
 	}
 	rt.observe(req, resp)
 	return resp
@@ -256,24 +244,6 @@ func (rt *route) erred(a *attempt, status string, own bool) {
 	if worse(errs, share, theirs/max(others, 1)) {
 		rt.rateDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
 	}
-}
-
-// blameKey tells requests apart in what is held against a worker: by their session
-// or their whole prompt. Those that are no inference are all alike.
-func (rt *route) blameKey() uint64 {
-	switch {
-	case rt.plan.api == nil:
-		return 0
-	case rt.plan.session.key != "":
-		return xxh3.HashString(rt.plan.session.key)
-	case len(rt.plan.score.Blocks) == 0:
-		return uint64(rt.ready.UnixNano()) //nolint:gosec // after 1970
-	}
-	key := rt.plan.score.Root
-	for _, b := range rt.plan.score.Blocks {
-		key = key*0x9e3779b97f4a7c15 ^ b
-	}
-	return key
 }
 
 // stays tells whether a request cannot be made on another worker: none is left,

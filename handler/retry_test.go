@@ -220,7 +220,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 			for i, up := range rt.offered {
 				w := h.pool.worker(up.Dial)
 				if i == 0 || all {
-					rt.erred(&attempt{worker: w, begun: now()}, "404 Not Found", false)
+					rt.erred(&attempt{stream: stream{worker: w, begun: now()}}, "404 Not Found", false)
 				} else {
 					w.health.succeed(now(), now())
 				}

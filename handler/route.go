@@ -3,7 +3,6 @@ package handler
 import (
 	"context"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -74,19 +73,17 @@ type route struct {
 
 // attempt is one try on one worker.
 type attempt struct {
-	worker *worker
-	target kvscore.Target // the worker's rank
+	stream
 	lease  *kvscore.Lease
 	terms  kvscore.Candidate
 	reason string
-	begun  time.Time
 	prompt promptLength
 	mark   uint64 // of the worker's health
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
 	over   bool
+	guard  *guard    // what may end it; nil if nothing may
 	answer *delivery // if it is one; nil while there is none
-	awaited
 }
 
 // Reasons of a choice.
@@ -101,15 +98,6 @@ const (
 
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad
-
-// random is the process's source of randomness.
-type random struct{}
-
-// IntN implements kvscore.Rand.
-func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices are no secrets
-
-// Float64 implements kvscore.Rand.
-func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
 
 // begin begins to dispatch a request, and takes over the plan's body. The error is a
 // refusal; the plan then keeps its body.
@@ -283,12 +271,15 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 		lease.End(false, nil)
 		return nil
 	}
-	a := &attempt{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, lease: lease, terms: rt.scratch.sel.Candidates[i], begun: t, slot: rt.plan.computes, bound: bound >= 0}
+	a := &attempt{
+		stream: stream{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, begun: t, work: rt.work()},
+		lease:  lease, terms: rt.scratch.sel.Candidates[i], slot: rt.plan.computes, bound: bound >= 0,
+	}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.worker.health.admit()
 	a.prompt = promptLength{rt.scratch.sel.Tokens, rt.scratch.sel.Known}
-	a.work, a.ahead = rt.plan.work(), a.terms.PrefillTokens+a.prompt.tokens
-	a.worker.flow.begin(a)
+	a.ahead = a.terms.PrefillTokens + a.prompt.tokens
+	a.worker.flow.begin(&a.stream)
 	if rt.plan.computes {
 		rt.pool.yield(a.worker) // what is computed beforehand must cost nobody anything
 	}
@@ -485,7 +476,7 @@ func (rt *route) endAttempt(computed bool) {
 	}
 	a.over = true
 	a.worker.health.leave(a.mark)
-	a.worker.flow.end(a)
+	a.worker.flow.end(&a.stream)
 	var answer []uint64
 	if computed && rt.answer != nil {
 		answer = rt.answer.blocks

@@ -19,7 +19,7 @@ func newTestRoute(h *Handler, p *plan) *route {
 // worker's first rank.
 func newTestAttempt(h *Handler, p *plan, w *worker) *route {
 	rt := newTestRoute(h, p)
-	rt.body, rt.attempt = p.body, &attempt{worker: w, target: w.target(0)}
+	rt.body, rt.attempt = p.body, &attempt{stream: stream{worker: w, target: w.target(0)}}
 	return rt
 }
 

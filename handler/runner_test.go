@@ -38,7 +38,7 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &runner{dispatcher: &dispatcher{pool: &pool{}}}
-			s := &speculation{r: r, session: c.key, turn: turn{plan: &plan{score: c.turn}}}
+			s := &speculation{r: r, session: c.key, turn: turn{plan: &plan{prompt: prompt{score: c.turn}}}}
 			if !r.expect(s) {
 				t.Fatal("no room")
 			}

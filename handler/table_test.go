@@ -99,7 +99,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, model: model})
 		rt.takeScratch()
 		defer rt.returnScratch()
-		rt.model = rt.modelFor(list)
+		rt.model = modelAmong(rt.table(list).rows, rt.wants().Model)
 		rt.gather(list, now())
 		for _, w := range rt.scratch.workers {
 			dials += w.dial[:1]

@@ -125,65 +125,6 @@ func (p *pool) eligible(list []offer, want *Wants, o offers) []offer {
 	return list
 }
 
-// gather fills in the targets to choose from: workers that are available and
-// were not tried; of these, those that are not draining and did well lately, if
-// there are any; of these, those that are not full. It returns what it had to
-// resort to. If the queue has granted a slot of a worker, the others count as full.
-func (p *pool) gather(s *scratch, want *Wants, model string, o offers, granted *worker, t time.Time) (used resort, found bool) {
-	for _, used = range resorts {
-		p.gatherAt(s, want, model, o, granted, used, t)
-		if len(s.targets) > 0 {
-			return used, true
-		}
-		if len(s.full) > 0 {
-			break // they are waited for: what is left is worse
-		}
-	}
-	return resort{}, false
-}
-
-// gatherAt is gather with one resort. It evaluates once, not per worker, whether the
-// request has wishes that few requests have.
-func (p *pool) gatherAt(s *scratch, want *Wants, model string, o offers, granted *worker, used resort, t time.Time) {
-	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
-	s.full = s.full[:0]
-	choosy := want.isChoosy()
-	for i, up := range o.ups {
-		if !available(up) {
-			continue
-		}
-		row := &o.table.rows[i]
-		w := row.worker
-		if row.again && slices.Contains(workers, w) || slices.Contains(want.Tried, w) {
-			continue
-		}
-		if choosy && !p.fits(want, model, w) || !choosy && model != "" && !w.isKnownToServe(model) {
-			continue
-		}
-		if w != granted {
-			if !used.allows(w, t) {
-				continue
-			}
-			if granted != nil || w.slots.full() && p.isFull(want, w) {
-				s.full = append(s.full, w)
-				continue
-			}
-		}
-		for rank, target := range row.targets {
-			if want.Rank == anyRank || want.Rank == int64(rank) {
-				targets, upstreams, workers = append(targets, target), append(upstreams, up), append(workers, w)
-			}
-		}
-	}
-	s.targets, s.upstreams, s.workers = targets, upstreams, workers
-}
-
-// isFull returns whether a worker has no room for the request. A speculative prefill
-// makes room.
-func (p *pool) isFull(want *Wants, w *worker) bool {
-	return want.Slot && w.slots.full() && (want.Dry || !p.yield(w) || w.slots.full())
-}
-
 // Reasons why a worker drains, as bits of worker.drain.
 const (
 	drainConfigured uint32 = 1 << iota
@@ -192,21 +133,3 @@ const (
 
 // draining returns whether the worker gets no new requests.
 func (w *worker) draining() bool { return w.drain.Load() != 0 }
-
-// resort says which workers are used if there are no better ones.
-type resort struct{ draining, marked bool }
-
-// resorts are in the order of preference. A mark is over soon, and a drain is
-// the operator's wish: it goes before.
-var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true, marked: true}}
-
-// allows returns whether a worker may be used at that resort.
-func (r resort) allows(w *worker, t time.Time) bool {
-	return (r.draining || !w.draining()) && (r.marked || w.health.available(t))
-}
-
-// available returns whether Caddy has an upstream available. One of a dynamic source
-// that Caddy has not seen yet has no host, and counts as available.
-func available(up *reverseproxy.Upstream) bool {
-	return up.Host == nil || up.Available()
-}

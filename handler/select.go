@@ -1,0 +1,141 @@
+package handler
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// table returns the table of a list of upstreams. A dry route keeps its table: a
+// worker that the pool does not know exists only there.
+func (rt *route) table(list reverseproxy.UpstreamPool) *table {
+	if rt.dryTable != nil && rt.dryTable.isOf(list) {
+		return rt.dryTable
+	}
+	t := rt.lastTable.Load()
+	if t == nil || t.layout != rt.pool.layout.Load() || !t.isOf(list) {
+		var lasting bool
+		if t, lasting = rt.pool.newTable(list, rt.repl, rt.dry); lasting && !rt.dry {
+			rt.lastTable.Store(t)
+		}
+	}
+	if rt.dry {
+		rt.dryTable = t
+	}
+	return t
+}
+
+// withoutScratch calls a function that waits. The request returns its scratch
+// meanwhile: thousands may wait at a time. The candidates are gone afterwards.
+func (rt *route) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
+	rt.returnScratch()
+	defer rt.takeScratch()
+	return wait(ctx)
+}
+
+func (rt *route) takeScratch() { rt.scratch = rt.pool.takeScratch() }
+
+func (rt *route) returnScratch() {
+	rt.pool.returnScratch(rt.scratch)
+	rt.scratch = nil
+}
+
+// gather fills in the targets that the request's next attempt can be made on.
+func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
+	tab := rt.table(pool)
+	if !rt.dry {
+		rt.markSeen(tab, t.Unix())
+	}
+	want := rt.wants()
+	rt.model = modelAmong(tab.rows, want.Model)
+	return rt.pool.gather(rt.scratch, &want, rt.model, offers{pool, tab}, rt.wait.granted, t)
+}
+
+// markSeen records that the workers are upstreams in a second of Unix time. Of a static
+// list, one request a second does that.
+func (rt *route) markSeen(tab *table, second int64) {
+	dynamic := rt.proxy.DynamicUpstreams != nil
+	if tab.seen.Swap(second) == second && !dynamic {
+		return
+	}
+	for i := range tab.rows {
+		w := tab.rows[i].worker
+		if w.seen.Load() != second { // all processors share what is only read
+			w.seen.Store(second)
+		}
+		if dynamic {
+			rt.probes.Met(w)
+		}
+	}
+}
+
+// wants returns what the request needs of the next attempt's worker.
+func (rt *route) wants() Wants {
+	e := rt.plan.ext
+	tier, arrival := rt.precedence()
+	want := Wants{
+		Model: rt.plan.model, Only: rt.only.worker, Rank: anyRank, Workers: e.AllowedWorkerIDs,
+		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.name,
+		Tried: rt.tried, Slot: rt.plan.computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
+	}
+	if len(rt.proxy.Upstreams) < 2 && rt.proxy.DynamicUpstreams == nil {
+		want.Model = "" // there is no choice
+	}
+	rank := rt.plan.pin.rank
+	if rt.only.worker != nil {
+		rank = rt.only.rank
+	}
+	if rank.Set {
+		want.Rank = int64(rank.Value)
+	}
+	return want
+}
+
+// offers returns what the proxy offers for the next attempt.
+func (rt *route) offers() offers { return offers{rt.offered, rt.table(rt.offered)} }
+
+// longestHeadStart bounds what a priority is worth, in seconds: more than any request
+// waits.
+const longestHeadStart = 1e9
+
+// precedence returns the request's place in the queue, in the order of Dynamo's
+// queue (lib/kv-router/src/scheduling/queue.rs). Strict priorities are tiers, and the
+// higher ones go first. In a tier the time of arrival counts, with a head start of as
+// many seconds as the priority says.
+func (rt *route) precedence() (tier int, arrival time.Time) {
+	hints := &rt.plan.ext.AgentHints
+	jump := min(hints.PriorityJump(), longestHeadStart)
+	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
+}
+
+// fits returns whether a worker may serve the request.
+func (rt *route) fits(w *worker) bool {
+	want := rt.wants()
+	return rt.pool.fits(&want, rt.model, w)
+}
+
+// checkModel returns the refusal of an inference request for a model that no worker
+// serves, nil otherwise.
+func (d *dispatcher) checkModel(p *plan) *api.Refusal {
+	static := d.proxy.DynamicUpstreams == nil && len(d.proxy.Upstreams) > 0
+	if p.request == nil || p.model == "" || !static || !d.pool.noneServes(d.proxy.Upstreams, p.model) {
+		return nil
+	}
+	return &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
+		"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+}
+
+// work returns the kind of an attempt of the request.
+func (rt *route) work() work {
+	switch {
+	case !rt.plan.computes:
+		return workNone
+	case rt.plan.request != nil && rt.plan.request.Stream:
+		return workStream
+	}
+	return workSilent
+}
