@@ -20,7 +20,6 @@ type delivery struct {
 	header    time.Time // when a plain answer's header came
 	alive     time.Time // when the lease was last told of bytes
 	refreshed time.Time // when the session's binding was
-	vouched   bool      // the answer has shown that the worker is well
 }
 
 // deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
@@ -130,7 +129,7 @@ func (d *delivery) Received(t time.Time) {
 func (d *delivery) FirstToken(t time.Time) {
 	d.attempt.prefilled(t)
 	d.rt.figures.ttft.Observe(t.Sub(d.rt.start).Seconds())
-	d.vouch()
+	d.rt.didWell(d.attempt)
 }
 
 // Tokens implements listener. A long answer keeps its session alive.
@@ -158,21 +157,22 @@ func (d *delivery) Ended(s summary) {
 	if !s.whole || !s.read {
 		return
 	}
-	if s.garbled {
-		d.rt.garbled(d.attempt)
+	switch a := d.attempt; {
+	case s.garbled:
+		d.rt.garbled(a)
 		return
-	}
-	if s.failed && s.first.IsZero() {
-		d.rt.erred(d.attempt, "an error as the answer, with a good status", false)
-	} else {
+	case !s.first.IsZero(): // the first token has shown that the worker is well
+	case s.failed:
+		d.rt.erred(a, "an error as the answer, with a good status", false)
+	default:
 		if !s.stream {
 			completion := s.completion
 			if completion > 1 {
 				completion = -1 // its time is that of these tokens, and says nothing of the prefill
 			}
-			d.attempt.lease.Answered(d.header, completion)
+			a.lease.Answered(d.header, completion)
 		}
-		d.vouch()
+		d.rt.didWell(a)
 	}
 	d.learn()
 }
@@ -186,14 +186,6 @@ func (d *delivery) close() {
 
 // computed returns whether the worker has certainly computed the prompt.
 func (d *delivery) computed() bool { return d != nil && d.summary.computed() }
-
-// vouch records that the worker answers well. A header alone does not show that.
-func (d *delivery) vouch() {
-	if !d.vouched {
-		d.vouched = true
-		d.rt.didWell(d.attempt)
-	}
-}
 
 // didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
 // header is no progress.

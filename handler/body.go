@@ -224,12 +224,10 @@ func (b *answerBody) pass(p []byte, err error) []byte {
 
 // keepTail keeps the last bytes that the client gets.
 func (b *answerBody) keepTail(out []byte) {
-	if n := len(b.tail); len(out) < n {
-		copy(b.tail[:], b.tail[len(out):])
-		copy(b.tail[n-len(out):], out)
-	} else {
-		copy(b.tail[:], out[len(out)-n:])
-	}
+	n := len(b.tail)
+	out = out[max(0, len(out)-n):]
+	copy(b.tail[:], b.tail[len(out):])
+	copy(b.tail[n-len(out):], out)
 }
 
 // end records why no more comes. It returns what the client gets: out, and an error
@@ -285,16 +283,14 @@ func (b *answerBody) tell() {
 }
 
 // usage returns the engine's counts so far.
-func (b *answerBody) usage() (c counts) {
-	c.prompt, c.completion, c.cached = b.reader.Usage()
-	if c.prompt > maxCount {
-		c.prompt = -1
+func (b *answerBody) usage() counts {
+	believed := func(n, most int64) int64 {
+		if n > most {
+			return -1
+		}
+		return n
 	}
-	if c.completion > maxCount {
-		c.completion = -1
-	}
-	if c.cached > c.prompt {
-		c.cached = -1
-	}
-	return c
+	prompt, completion, cached := b.reader.Usage()
+	prompt = believed(prompt, maxCount)
+	return counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
 }

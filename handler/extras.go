@@ -44,14 +44,12 @@ func (b *answerBody) additions() *added {
 	if x.fields&(nvext.FieldTiming|nvext.FieldTokenIDs) != 0 {
 		add.Final = b.finalMembers
 	}
-	if b.stream {
-		e.before = x.events()
-	}
 	switch {
-	case x.fields == 0:
 	case b.stream:
-		e.stream = &add
-	default:
+		if e.before = x.events(); x.fields != 0 {
+			e.stream = &add
+		}
+	case x.fields != 0:
 		e.plain = &nvext.AnswerFilter{Additions: add}
 	}
 	if e.before == nil && e.stream == nil && e.plain == nil {

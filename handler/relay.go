@@ -35,9 +35,7 @@ type replayed struct {
 func (r *replayed) Read(p []byte) (int, error) {
 	if len(r.held) > 0 {
 		n := copy(p, r.held)
-		if r.held = r.held[n:]; len(r.held) == 0 {
-			r.held = nil
-		}
+		r.held = r.held[n:]
 		return n, nil
 	}
 	if r.err != nil {

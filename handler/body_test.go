@@ -1,0 +1,200 @@
+package handler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+)
+
+// nobody is a listener that ignores what it is told.
+type nobody struct{}
+
+// Waiting implements listener.
+func (nobody) Waiting(bool) {}
+
+// Received implements listener.
+func (nobody) Received(time.Time) {}
+
+// FirstToken implements listener.
+func (nobody) FirstToken(time.Time) {}
+
+// Tokens implements listener.
+func (nobody) Tokens(time.Time, int) {}
+
+// ResponseID implements listener.
+func (nobody) ResponseID(string) {}
+
+// Ended implements listener.
+func (nobody) Ended(summary) {}
+
+// told is a listener that writes down what it is told.
+type told struct {
+	nobody
+	events []string
+	sum    summary
+	ends   int
+}
+
+// FirstToken implements listener.
+func (l *told) FirstToken(time.Time) { l.events = append(l.events, "first") }
+
+// Tokens implements listener.
+func (l *told) Tokens(_ time.Time, n int) { l.events = append(l.events, fmt.Sprint("tokens ", n)) }
+
+// ResponseID implements listener.
+func (l *told) ResponseID(id string) { l.events = append(l.events, id) }
+
+// Ended implements listener.
+func (l *told) Ended(s summary) {
+	l.sum = s
+	l.ends++
+}
+
+// testBody makes the body of an answer to a chat.
+func testBody(t testing.TB, stream bool, from io.Reader, o bodyOptions) *answerBody {
+	t.Helper()
+	req, err := api.Parse(api.For("/v1/chat/completions"), fmt.Appendf(nil, `{"model":"m","stream":%v,"messages":[{"role":"user","content":"hi"}]}`, stream), api.Options{TextBlock: 64, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kind := "application/json"
+	if stream {
+		kind = "text/event-stream"
+	}
+	o.request, o.stream = req, stream
+	return newBody(&http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}}, Body: io.NopCloser(from), ContentLength: -1}, o)
+}
+
+const (
+	testRole  = `data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}` + "\n\n"
+	testToken = `data: {"choices":[{"index":0,"delta":{"content":"word "}}]}` + "\n\n"
+	testEnd   = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n" + "data: [DONE]\n\n"
+)
+
+// TestBodyTellsWhatItShows reads answers to their end, and closes them.
+func TestBodyTellsWhatItShows(t *testing.T) {
+	reset := errors.New("connection reset")
+	for _, v := range []struct {
+		name   string
+		stream bool
+		sent   string
+		err    error // that follows
+		events []string
+		want   summary // as far as it is compared
+		event  bool    // the client gets an error event
+	}{
+		{"whole", true, testRole + testToken + testEnd, nil, []string{"first", "tokens 1"}, summary{whole: true, chunks: 1}, false},
+		{"breaks after its end", true, testToken + testEnd, reset, []string{"first", "tokens 1"}, summary{whole: true, chunks: 1}, false},
+		{"broken", true, testRole + testToken, reset, []string{"first", "tokens 1"}, summary{broken: reset, chunks: 1}, true},
+		{"client gone", true, testRole, context.Canceled, nil, summary{broken: context.Canceled}, false},
+		{"no stream", true, "<html>", nil, nil, summary{whole: true, garbled: true}, false},
+		{"plain", false, `{"id":"x","choices":[{"message":{"content":"word"},"finish_reason":"stop"}]}`, nil, nil, summary{whole: true, chunks: 1}, false},
+		{"an error", false, `{"error":{"message":"no"}}`, nil, nil, summary{whole: true, failed: true}, false},
+		{"no JSON", false, "word", nil, nil, summary{whole: true, garbled: true}, false},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			from := io.Reader(strings.NewReader(v.sent))
+			if v.err != nil {
+				from = io.MultiReader(from, iotest.ErrReader(v.err))
+			}
+			l := new(told)
+			b := testBody(t, v.stream, from, bodyOptions{listener: l})
+			got, err := io.ReadAll(b)
+			if !errors.Is(err, v.err) {
+				t.Error(err)
+			}
+			b.Close()
+			added := strings.TrimPrefix(string(got), v.sent)
+			if !strings.HasPrefix(string(got), v.sent) || strings.Contains(added, "error") != v.event || !v.event && added != "" {
+				t.Errorf("the client got %q", got)
+			}
+			s := l.sum
+			if l.ends != 1 || s.whole != v.want.whole || s.failed != v.want.failed || s.garbled != v.want.garbled || s.chunks != v.want.chunks || !errors.Is(s.broken, v.want.broken) {
+				t.Errorf("ended %d times: %+v", l.ends, s)
+			}
+			if !slices.Equal(l.events, v.events) {
+				t.Errorf("told %q", l.events)
+			}
+		})
+	}
+}
+
+// TestBodyIsHeldUntilItsFirstToken holds streams back, and reads them afterwards.
+func TestBodyIsHeldUntilItsFirstToken(t *testing.T) {
+	reset := errors.New("connection reset")
+	for _, v := range []struct {
+		name string
+		sent []string
+		err  error
+		held error
+	}{
+		{"a token", []string{testRole, testToken, testToken, testEnd}, nil, nil},
+		{"breaks behind it", []string{testRole, testToken}, reset, nil},
+		{"breaks before it", []string{testRole}, reset, reset},
+		{"ends before it", []string{testRole}, nil, nil},
+	} {
+		var from []io.Reader
+		for _, s := range v.sent {
+			from = append(from, strings.NewReader(s))
+		}
+		if v.err != nil {
+			from = append(from, iotest.ErrReader(v.err))
+		}
+		l := new(told)
+		b := testBody(t, true, io.MultiReader(from...), bodyOptions{listener: l})
+		if err := b.hold(); !errors.Is(err, v.held) {
+			t.Errorf("%s: held with %v", v.name, err)
+		}
+		if v.held != nil {
+			continue
+		}
+		if l.ends != 0 {
+			t.Errorf("%s: it ended before it was read", v.name)
+		}
+		got, err := io.ReadAll(b)
+		if !errors.Is(err, v.err) || !strings.HasPrefix(string(got), strings.Join(v.sent, "")) || l.ends != 1 {
+			t.Errorf("%s: %q, %v, ended %d times", v.name, got, err, l.ends)
+		}
+	}
+}
+
+// TestBodySaysWhyItWasCanceled breaks off when the answer's context has ended.
+func TestBodySaysWhyItWasCanceled(t *testing.T) {
+	late := errors.New("too late")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(late)
+	l := new(told)
+	b := testBody(t, true, iotest.ErrReader(context.Canceled), bodyOptions{listener: l, ctx: ctx})
+	if _, err := io.ReadAll(b); !errors.Is(err, late) || !errors.Is(l.sum.broken, late) {
+		t.Error(err, l.sum.broken)
+	}
+}
+
+// tokens is a stream of tokens that does not end.
+type tokens struct{}
+
+// Read implements io.Reader.
+func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
+
+// TestBodyAllocatesNothingPerEvent reads a long stream event by event.
+func TestBodyAllocatesNothingPerEvent(t *testing.T) {
+	b := testBody(t, true, tokens{}, bodyOptions{listener: nobody{}})
+	p := make([]byte, 4<<10)
+	n := testing.AllocsPerRun(1000, func() {
+		if _, err := b.Read(p); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n > 0 {
+		t.Errorf("%v allocations for each event", n)
+	}
+}
