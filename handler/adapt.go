@@ -3,6 +3,7 @@ package handler
 import (
 	"maps"
 	"net/http"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -77,5 +78,5 @@ func (rt *route) lacks(kind string, fields engine.Fields) {
 	for name := range fields.Names {
 		rt.metrics.unsupported.WithLabelValues(rt.pool.name, kind, name).Inc()
 	}
-	rt.pool.incidents.met(now(), "nvext that the engine does not take", rt.pool.logger)
+	rt.pool.incidents.met(time.Now(), "nvext that the engine does not take", rt.pool.logger)
 }

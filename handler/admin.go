@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"go.uber.org/zap"
@@ -137,15 +138,15 @@ func getPools(*http.Request) (any, error) {
 	list := thePools()
 	views := make([]poolView, 0, len(list))
 	for _, p := range list {
-		views = append(views, p.view(now()))
+		views = append(views, p.view(time.Now()))
 	}
 	return views, nil
 }
 
-func getPool(_ *http.Request, p *pool) (any, error) { return p.view(now()), nil }
+func getPool(_ *http.Request, p *pool) (any, error) { return p.view(time.Now()), nil }
 
 func getWorkers(_ *http.Request, p *pool) (any, error) {
-	return p.workerViews(now(), func(*worker) bool { return true }), nil
+	return p.workerViews(time.Now(), func(*worker) bool { return true }), nil
 }
 
 func getWorker(r *http.Request, p *pool) (any, error) {
@@ -157,7 +158,7 @@ func getWorker(r *http.Request, p *pool) (any, error) {
 }
 
 func (p *pool) viewOf(w *worker) (any, error) {
-	views := p.workerViews(now(), func(o *worker) bool { return o == w })
+	views := p.workerViews(time.Now(), func(o *worker) bool { return o == w })
 	if len(views) == 0 {
 		return nil, apiError(http.StatusNotFound, "pool %s has no worker %q any more", p.name, w.dial)
 	}
@@ -260,7 +261,7 @@ func (p *pool) sessionsAfter(after string, limit int) []sessionView {
 		first = slices.Insert(first, i, hashed{h, e.Binding})
 		return true
 	})
-	t, dials, views := now(), p.dials(), make([]sessionView, 0, len(first))
+	t, dials, views := time.Now(), p.dials(), make([]sessionView, 0, len(first))
 	for _, f := range first {
 		views = append(views, viewSession(f.hash, f.b, dials, t))
 	}
@@ -320,7 +321,7 @@ func (p *pool) session(r *http.Request, get func(string) (affinity.Binding, bool
 	if !ok {
 		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.name)
 	}
-	return viewSession(keyHash(key), b, p.dials(), now()), nil
+	return viewSession(keyHash(key), b, p.dials(), time.Now()), nil
 }
 
 func explain(r *http.Request, p *pool) (any, error) {

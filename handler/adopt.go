@@ -41,7 +41,7 @@ func (h *Handler) adopt() {
 		if h.pool.apply(h.config.get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		h.pool.live.Store(now().Unix())
+		h.pool.live.Store(time.Now().Unix())
 		h.pool.lead(h)
 		h.prober.start()
 	}

@@ -27,7 +27,7 @@ func (rt *route) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	d := &delivery{rt: rt, attempt: a}
 	o := bodyOptions{listener: d}
 	if rt.plan.request != nil && resp.StatusCode < 300 {
-		d.refreshed = now()
+		d.refreshed = time.Now()
 		o.stream = body.MediaType(resp.Header) == body.EventStream
 		if body.Compressed(resp.Header) { // although it was asked not to be
 			rt.fallBack(fallbackUnreadable)
@@ -80,7 +80,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 		d = rt.deliveryOf(a, resp)
 	}
 	rt.answer = d
-	t := now()
+	t := time.Now()
 	switch good := rt.plan.request != nil && resp.StatusCode < 300; {
 	case d.read && d.stream: // its first token is still to come
 	case d.read:
@@ -190,7 +190,7 @@ func (d *delivery) computed() bool { return d != nil && d.summary.computed() }
 // didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
 // header is no progress.
 func (rt *route) didWell(a *attempt) {
-	if !a.worker.flow.hangs() && a.worker.health.succeed(now(), a.begun) {
+	if !a.worker.flow.hangs() && a.worker.health.succeed(time.Now(), a.begun) {
 		rt.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
 	}
 }
@@ -203,5 +203,19 @@ func (rt *route) garbled(a *attempt) {
 	rt.erred(a, "not what their content type says", true)
 	if rt.seenAt == a.lease.Target() {
 		rt.pool.sessions.Remove(rt.session, rt.bound)
+	}
+}
+
+// conditionEncoded lasts while event streams leave compressed: block by block,
+// which costs CPU time for each token, saves little, and lets clients that
+// decode in larger pieces see their tokens late.
+const conditionEncoded = "event streams leave compressed (keep encode away from them)"
+
+// noticeEncoding takes in that a stream left compressed that the engine had
+// sent as it was. Which handlers stand before this one is not known: what they
+// do shows in the header that they share.
+func (rt *route) noticeEncoding(w http.ResponseWriter) {
+	if o := rt.answer; o != nil && o.stream && o.read && body.Compressed(w.Header()) {
+		rt.pool.incidents.met(time.Now(), conditionEncoded, rt.pool.logger)
 	}
 }

@@ -134,7 +134,7 @@ func BenchmarkObserve(b *testing.B) {
 		rt := newTestRoute(h, p)
 		rt.repl, rt.returned = repl, true
 		rt.takeScratch()
-		_, lease := h.pool.scheduler.Select(now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
+		_, lease := h.pool.scheduler.Select(time.Now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
 		rt.attempt = &attempt{stream: stream{worker: w, begun: rt.start}, lease: lease, terms: rt.scratch.sel.Candidates[0]}
 		rt.attempt.work = rt.work()
 		w.flow.begin(&rt.attempt.stream)

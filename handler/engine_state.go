@@ -126,7 +126,7 @@ func (w *workerSettings) describe(info engine.Info) engine.Engine {
 // learn records what a worker's engine tells of itself. An answer without a type, or
 // with an unsure one, changes nothing once the type is known.
 func (p *pool) learn(w *worker, told engine.Info) {
-	t, before := now(), w.engine.last()
+	t, before := time.Now(), w.engine.last()
 	w.engine.answered(t, told.Type != "" && told.Type != engine.Other)
 	if (told.Type == "" || told.Unsure) && before.Type != "" {
 		return
@@ -176,7 +176,7 @@ func (w *worker) wasProbed() bool {
 
 // restOf returns the least time between two questions to a worker about its models.
 func (p *pool) restOf(w *worker) time.Duration {
-	if p.isIdle(now()) {
+	if p.isIdle(time.Now()) {
 		return askedLess
 	}
 	if n := w.refusals.Load(); n > 0 {

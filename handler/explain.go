@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -203,7 +204,7 @@ func (d *dispatcher) dryRoute(r *http.Request, p *plan) *route {
 // that only asks is told of a worker though all are full: it will wait for that
 // one, then.
 func (x *explainer) explainPlan(r *http.Request, p *plan) *explanation {
-	e, t := x.newExplanation(), now()
+	e, t := x.newExplanation(), time.Now()
 	rt := x.dryRoute(r, p)
 	rt.start = t
 	rt.takeScratch()

@@ -239,21 +239,6 @@ type Queue struct {
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 }
 
-// Timeouts say how long a worker may be silent in a streamed answer. By
-// default there are none: prompts may take long.
-type Timeouts struct {
-	// How long the first token may take, from when a worker is sent the
-	// request. The answer's header is held back until then, so that another
-	// worker can be tried, once; when it is late there, too, or none is left, the
-	// answer is 504. Default: no limit.
-	FirstToken caddy.Duration `json:"first_token,omitempty"`
-
-	// How long an answer that has begun may pause. It is then ended as one
-	// that broke off. Time that a client takes to read does not count. Default:
-	// no limit.
-	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
-}
-
 // RetryBudget bounds the retries of the last ten seconds, so that workers that
 // are ill are not killed by them: so many percent of the requests of that time
 // and so many a second. Connections that could not be made are not charged, nor
@@ -407,7 +392,7 @@ func (h *Handler) Cleanup() error {
 
 // ServeHTTP routes one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	start := now()
+	start := time.Now()
 	h.adopt()
 	h.prober.await(r.Context())
 	h.pool.follow(h)
@@ -528,9 +513,6 @@ var errLBPolicy = fmt.Errorf("lb_policy is not allowed in kv_router's reverse_pr
 func notTokenChar(r rune) bool {
 	return r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
 }
-
-// now is the handlers' clock. Packages below get the time from here.
-func now() time.Time { return time.Now() }
 
 // Interface guards
 var (

@@ -56,7 +56,7 @@ func (rt *route) judge(ctx context.Context, resp *http.Response, resent bool, er
 	v, status := judgment{do: deliver}, resp.StatusCode
 	switch {
 	case retryable(status):
-		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, now()), true
+		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, time.Now()), true
 		if rt.repeatable(true) && rt.anotherTry(rt.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}

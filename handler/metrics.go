@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -182,7 +183,7 @@ func (liveCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSessions, float64(p.sessions.Len()), p.name)
 		gauge(descIndex, float64(s.IndexBytes), p.name)
 		collectLatency(ch, p.name, &s)
-		t := now()
+		t := time.Now()
 		for _, w := range p.all() {
 			for i := range w.ranks() {
 				load, known := p.scheduler.Load(t, w.target(i))

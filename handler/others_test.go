@@ -21,7 +21,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 			t.Errorf("%q became the worker %q", dial, w.dial)
 		}
 	}
-	old := now().Add(-time.Hour).Unix()
+	old := time.Now().Add(-time.Hour).Unix()
 	busy, drained := p.worker("busy:1"), p.worker("drained:1")
 	lease := p.serve(busy)
 	drained.drain.Or(drainAsked)
@@ -73,7 +73,7 @@ func TestLabelThatIsNoneSpoilsNothing(t *testing.T) {
 func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}))
 	b := p.worker("b:1")
-	b.seen.Store(now().Add(-time.Hour).Unix())
+	b.seen.Store(time.Now().Add(-time.Hour).Unix())
 	if !p.isCurrent(p.settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
@@ -81,11 +81,11 @@ func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	if p.isCurrent(p.settings.Load(), b) {
 		t.Error("what was removed is said to be an upstream")
 	}
-	p.forget(now().Add(workerGrace - time.Minute))
+	p.forget(time.Now().Add(workerGrace - time.Minute))
 	if p.known("b:1") == nil {
 		t.Error("forgotten before its time")
 	}
-	p.forget(now().Add(workerGrace + time.Minute))
+	p.forget(time.Now().Add(workerGrace + time.Minute))
 	if p.known("b:1") != nil {
 		t.Error("remembered for ever")
 	}
@@ -98,7 +98,7 @@ func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
 	for id := range uint64(3000) {
 		p.scheduler.Retire(kvscore.Target{Worker: id + 1})
 	}
-	p.forget(now())
+	p.forget(time.Now())
 	p.serve(p.unnamed).End(true, nil)
 	if n := p.cached(p.unnamed); n != -1 {
 		t.Errorf("%d tokens are kept", n)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -82,7 +83,7 @@ func encodeQuery(p *plan, e *explanation, ids []byte) ([]byte, error) {
 		}
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
-	answer := queryAnswer{ID: "query-" + rand.Text(), Created: now().Unix(), Model: p.model, NVExt: nvext.AppendObject(nil, members)}
+	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.model, NVExt: nvext.AppendObject(nil, members)}
 	switch p.api.Name() {
 	case "chat":
 		answer.Object, answer.Choices = "chat.completion", new([0]int)

@@ -36,7 +36,7 @@ const maxSuspects = 2
 
 // allow tells whether the proxy would make another attempt.
 func (l limits) allow(start time.Time, attempts int) bool {
-	return (l.duration == 0 || now().Sub(start) < l.duration) &&
+	return (l.duration == 0 || time.Now().Sub(start) < l.duration) &&
 		(l.retries == 0 || attempts <= l.retries)
 }
 
@@ -135,7 +135,7 @@ func (rt *route) giveUp() (*http.Response, error) {
 		return resp, nil
 	}
 	if rt.failure == nil {
-		rt.pool.incidents.met(now(), rt.incidentNobody(), rt.pool.logger)
+		rt.pool.incidents.met(time.Now(), rt.incidentNobody(), rt.pool.logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
 	}
 	return nil, lastError{rt.failure}
@@ -150,8 +150,8 @@ func (rt *route) deliver(req *http.Request, resp *http.Response) *http.Response 
 	}
 	rt.label(resp.Header, a)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		a.lease.Prefilled(now())
-		a.lease.Alive(now().AddDate(100, 0, 0)) // it lives as long as the connection
+		a.lease.Prefilled(time.Now())
+		a.lease.Alive(time.Now().AddDate(100, 0, 0)) // it lives as long as the connection
 		return resp
 	}
 	if resp.StatusCode < 300 {
@@ -219,7 +219,7 @@ func (rt *route) countRetry(a *attempt, reason string) {
 // rateDown marks the worker of a failed attempt, with one log line when it was
 // well before. wait is how long the worker asked to be left alone.
 func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) {
-	if a.worker.health.fail(now(), a.begun, wait, busy) {
+	if a.worker.health.fail(time.Now(), a.begun, wait, busy) {
 		rt.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
 			zap.String("upstream", a.worker.dial), zap.String("why", why))
 	}
@@ -229,7 +229,7 @@ func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool)
 // fault. Which it is shows in how the others do. own says that it is hardly the
 // client's.
 func (rt *route) erred(a *attempt, status string, own bool) {
-	t := now()
+	t := time.Now()
 	errs, share := a.worker.health.err(t, own, rt.blameKey())
 	if errs < fewErrors {
 		return
@@ -249,7 +249,7 @@ func (rt *route) erred(a *attempt, status string, own bool) {
 // stays tells whether a request cannot be made on another worker: none is left,
 // it has broken on one already, or the budget is spent.
 func (rt *route) stays() bool {
-	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.spending.spent(now(), rt.pool.settings.Load().retries)
+	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.spending.spent(time.Now(), rt.pool.settings.Load().retries)
 }
 
 // affordable tells whether the budget allows that an attempt is made again that
@@ -258,5 +258,5 @@ func (rt *route) stays() bool {
 // worker was found to hang.
 func (rt *route) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.moved || rt.pool.mayRetry(now())
+	return unconnected || a.moved || rt.pool.mayRetry(time.Now())
 }

@@ -43,7 +43,7 @@ func testHandler(t testing.TB, dials ...string) *Handler {
 
 // TestLimitsAreTheOperators counts attempts and time.
 func TestLimitsAreTheOperators(t *testing.T) {
-	long, short := now().Add(-time.Hour), now().Add(time.Hour) // begun so long ago; not yet
+	long, short := time.Now().Add(-time.Hour), time.Now().Add(time.Hour) // begun so long ago; not yet
 	for _, v := range []struct {
 		l        limits
 		start    time.Time
@@ -160,7 +160,7 @@ func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rt, err := testDispatcher(h).begin(r, p, now())
+	rt, err := testDispatcher(h).begin(r, p, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,14 +220,14 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 			for i, up := range rt.offered {
 				w := h.pool.worker(up.Dial)
 				if i == 0 || all {
-					rt.erred(&attempt{stream: stream{worker: w, begun: now()}}, "404 Not Found", false)
+					rt.erred(&attempt{stream: stream{worker: w, begun: time.Now()}}, "404 Not Found", false)
 				} else {
-					w.health.succeed(now(), now())
+					w.health.succeed(time.Now(), time.Now())
 				}
 			}
 		}
 		for i, up := range rt.offered {
-			if ok, want := h.pool.worker(up.Dial).health.available(now()), i > 0 || all; ok != want {
+			if ok, want := h.pool.worker(up.Dial).health.available(time.Now()), i > 0 || all; ok != want {
 				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
 			}
 		}

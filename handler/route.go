@@ -105,7 +105,7 @@ func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, e
 	if refused := d.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	rt := &route{dispatcher: d, plan: p, start: start, ready: now(), body: p.body, cached: -1}
+	rt := &route{dispatcher: d, plan: p, start: start, ready: time.Now(), body: p.body, cached: -1}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := rt.narrow(r); err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (rt *route) settle(w http.ResponseWriter, r *http.Request, err error) error
 // fallBack takes in that the request is routed with less than full knowledge.
 func (d *dispatcher) fallBack(reason string) {
 	d.metrics.fallbacks.WithLabelValues(d.pool.name, reason).Inc()
-	d.pool.incidents.met(now(), "fallback "+reason, d.pool.logger)
+	d.pool.incidents.met(time.Now(), "fallback "+reason, d.pool.logger)
 }
 
 // request returns the request as the proxy gets it.
@@ -194,7 +194,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 	defer rt.returnScratch()
 	rt.offered, rt.again, rt.answer = pool, false, nil
 	for {
-		t := now()
+		t := time.Now()
 		found := rt.candidates(rt.offered, t)
 		if !found && rt.wait.granted != nil {
 			rt.giveBackGranted() // its worker cannot be used any more
@@ -207,7 +207,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 					return rt.leave()
 				}
 				rt.tried = rt.tried[:0] // another round, as the operator wants it
-				t = now()
+				t = time.Now()
 				found = rt.candidates(rt.offered, t)
 			}
 			if !found && len(rt.scratch.full) == 0 {

@@ -3,6 +3,7 @@ package handler
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -10,7 +11,7 @@ import (
 // newTestRoute returns a route of the plan as begin makes it, without a
 // request behind it. All tests that need such a route use this constructor.
 func newTestRoute(h *Handler, p *plan) *route {
-	rt := &route{dispatcher: testDispatcher(h), plan: p, start: now(), cached: -1}
+	rt := &route{dispatcher: testDispatcher(h), plan: p, start: time.Now(), cached: -1}
 	rt.ready, rt.tried = rt.start, rt.usual[:0]
 	return rt
 }

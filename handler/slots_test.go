@@ -56,7 +56,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 1)[0]
 	w.slots.take()
-	m := newWaiter(now(), w)
+	m := newWaiter(time.Now(), w)
 	h.pool.queue.enter(m, 10)
 	rt, _ := plannedRoute(t, h, 10)
 	w.slots.running.Add(-1)
@@ -87,7 +87,7 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 		want    int // position of the worker, -1 if none
 	}{
 		{"Used", func(*route) { workers[1].slots.take() }, 0},
-		{"RatedDown", func(*route) { workers[0].health.fail(now(), now(), 0, false) }, 0},
+		{"RatedDown", func(*route) { workers[0].health.fail(time.Now(), time.Now(), 0, false) }, 0},
 		{"Tried", func(rt *route) { rt.tried = append(rt.tried, workers[0]) }, 1},
 		{"NeverAsked", nil, -1},
 	} {

@@ -1,6 +1,10 @@
 package handler
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 var (
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
@@ -21,7 +25,7 @@ func describeState(ch chan<- *prometheus.Desc) {
 // collectState tells of what an operator would act on. Of workers that are no
 // upstreams any more there is nothing to be told.
 func collectState(ch chan<- prometheus.Metric) {
-	t := now()
+	t := time.Now()
 	for _, p := range thePools() {
 		for _, in := range p.incidents.view(t) { // their names are a fixed few
 			collect(ch, descIncidents, prometheus.GaugeValue, 1, p.name, in.What)

@@ -77,7 +77,7 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 		last = rt.table(list) // the first may have made workers known, which makes it void
 	}
 	rt.takeScratch()
-	if _, found := rt.gather(list, now()); !found || len(rt.scratch.workers) != 1+4 && len(rt.scratch.workers) != 1 {
+	if _, found := rt.gather(list, time.Now()); !found || len(rt.scratch.workers) != 1+4 && len(rt.scratch.workers) != 1 {
 		t.Errorf("%d candidates", len(rt.scratch.workers))
 	}
 }
@@ -100,7 +100,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		rt.takeScratch()
 		defer rt.returnScratch()
 		rt.model = modelAmong(rt.table(list).rows, rt.wants().Model)
-		rt.gather(list, now())
+		rt.gather(list, time.Now())
 		for _, w := range rt.scratch.workers {
 			dials += w.dial[:1]
 		}
@@ -305,7 +305,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	for i, row := range rt.table(h.ReverseProxy.Upstreams).rows {
 		if w := h.pool.worker(dials[i]); row.worker != w || len(row.targets) != w.ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
-		} else if _, known := h.pool.scheduler.Load(now(), w.target(0)); !known {
+		} else if _, known := h.pool.scheduler.Load(time.Now(), w.target(0)); !known {
 			t.Errorf("%s: worker %d has no books", dials[i], w.id)
 		}
 	}

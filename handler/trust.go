@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"go.uber.org/zap"
@@ -98,7 +99,7 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		match, err := t.matchers.AnyMatchWithError(r)
 		switch {
 		case err != nil:
-			h.pool.incidents.met(now(), "a matcher of trust fails, and grants nothing", h.pool.logger)
+			h.pool.incidents.met(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.logger)
 			if c := h.logger.Check(zap.DebugLevel, "matcher of trust failed"); c != nil {
 				c.Write(zap.Strings("trust", t.What), zap.Error(err))
 			}

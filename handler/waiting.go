@@ -58,7 +58,7 @@ func (rt *route) await(ctx context.Context) bool {
 // held back: as long as that says. Its client could ask again then.
 func (rt *route) patience() time.Duration {
 	if rt.held.resp != nil {
-		if wait := retryAfter(rt.held.resp.Header, now()); wait > 0 {
+		if wait := retryAfter(rt.held.resp.Header, time.Now()); wait > 0 {
 			return wait
 		}
 	}
@@ -67,7 +67,7 @@ func (rt *route) patience() time.Duration {
 
 // turnAway records that the operator's limits refuse the request.
 func (rt *route) turnAway(status int, code, incident string, err error) {
-	rt.pool.incidents.met(now(), incident, rt.pool.logger)
+	rt.pool.incidents.met(time.Now(), incident, rt.pool.logger)
 	rt.figures.turnedAway[code].Inc()
 	rt.wait.turnedAway = &api.Refusal{
 		API: rt.plan.api, Status: status, Code: code, Err: err,

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -93,19 +92,5 @@ func (h *Handler) noticeServer(r *http.Request) {
 			"an answer that takes longer breaks off for its client",
 			"remove it, or make it at least " + longAnswer.String() + "; clients that do not read are ended without it",
 		}})
-	}
-}
-
-// conditionEncoded lasts while event streams leave compressed: block by block,
-// which costs CPU time for each token, saves little, and lets clients that
-// decode in larger pieces see their tokens late.
-const conditionEncoded = "event streams leave compressed (keep encode away from them)"
-
-// noticeEncoding takes in that a stream left compressed that the engine had
-// sent as it was. Which handlers stand before this one is not known: what they
-// do shows in the header that they share.
-func (rt *route) noticeEncoding(w http.ResponseWriter) {
-	if o := rt.answer; o != nil && o.stream && o.read && body.Compressed(w.Header()) {
-		rt.pool.incidents.met(now(), conditionEncoded, rt.pool.logger)
 	}
 }
