@@ -6,16 +6,17 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
 )
 
 // delivery is the answer of an attempt on its way to the client. It listens to the
 // answer's body, and records what the answer shows of the worker.
 type delivery struct {
-	summary // complete once the answer has ended
-	rt      *route
-	attempt *attempt
-	body    *answerBody
+	response.Summary // complete once the answer has ended
+	rt               *route
+	attempt          *attempt
+	body             *response.Body
 
 	header    time.Time // when a plain answer's header came
 	alive     time.Time // when the lease was last told of bytes
@@ -25,32 +26,32 @@ type delivery struct {
 // deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
 func (rt *route) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	d := &delivery{rt: rt, attempt: a}
-	o := bodyOptions{listener: d}
+	o := response.Options{Listener: d}
 	if rt.plan.request != nil && resp.StatusCode < 300 {
 		d.refreshed = time.Now()
-		o.stream = body.MediaType(resp.Header) == body.EventStream
+		o.Stream = body.MediaType(resp.Header) == body.EventStream
 		if body.Compressed(resp.Header) { // although it was asked not to be
 			rt.fallBack(fallbackUnreadable)
 		} else {
-			o.request, o.cutUsage = rt.plan.request, rt.plan.asked
+			o.Request, o.CutUsage = rt.plan.request, rt.plan.asked
 		}
 		if rt.speculative && rt.plan.ext.AgentHints.SpeculativePrefill.Value {
-			o.keepText = maxKeptText
+			o.KeepText = maxKeptText
 		}
 		if a.guard != nil {
-			o.ctx = a.guard.ctx
+			o.Ctx = a.guard.ctx
 		}
-		o.extras = rt.extras(a, o.request != nil)
+		o.Extras = rt.extras(a, o.Request != nil)
 	}
-	d.body = newBody(resp, o)
-	d.summary = d.body.sum
+	d.body = response.NewBody(resp, o)
+	d.Summary = d.body.Sum
 	resp.Body = d.body
 	return d
 }
 
 // extras returns the nvext that the answer is to carry; nil if there is none. What an
 // answer cannot carry is counted.
-func (rt *route) extras(a *attempt, readable bool) *extras {
+func (rt *route) extras(a *attempt, readable bool) *response.Extras {
 	x := rt.plan.answer
 	if x == nil {
 		return nil
@@ -59,15 +60,15 @@ func (rt *route) extras(a *attempt, readable bool) *extras {
 		rt.fallBack(fallbackUntold)
 		return nil
 	}
-	e := &extras{
-		fields: x.fields, annotations: x.annotations, id: x.id, ids: x.ids, prompt: x.prompt,
-		worker: a.target.Worker, rank: a.target.Rank, waiting: x.waiting, received: rt.start, begun: a.begun, hitRate: -1,
+	e := &response.Extras{
+		Fields: x.fields, Annotations: x.annotations, Id: x.id, Ids: x.ids, Prompt: x.prompt,
+		Worker: a.target.Worker, Rank: a.target.Rank, Waiting: x.waiting, Received: rt.start, Begun: a.begun, HitRate: -1,
 	}
 	if rt.pool.engineOf(a.worker).Type == engine.Dynamo {
-		e.annotations = 0 // it gets the request's nvext, and writes them itself
+		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
 	if n := a.prompt.tokens; n > 0 {
-		e.hitRate = float64(a.terms.OverlapTokens) / float64(n)
+		e.HitRate = float64(a.terms.OverlapTokens) / float64(n)
 	}
 	return e
 }
@@ -82,17 +83,17 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	rt.answer = d
 	t := time.Now()
 	switch good := rt.plan.request != nil && resp.StatusCode < 300; {
-	case d.read && d.stream: // its first token is still to come
-	case d.read:
+	case d.Read && d.Stream: // its first token is still to come
+	case d.Read:
 		d.header = t // the answer was complete then, if it is one
-	case good && !d.stream:
+	case good && !d.Stream:
 		a.prefilled(t)
 	default:
 		a.lease.Prefilled(t) // whatever it was, it is over
 	}
 	if noBody {
 		resp.Body = http.NoBody
-		d.body.finish()
+		d.body.Finish()
 	}
 }
 
@@ -120,7 +121,7 @@ func (d *delivery) Received(t time.Time) {
 		d.alive = t
 		a.lease.Alive(t)
 	}
-	if a.work != workNone && d.status < 300 {
+	if a.work != workNone && d.Status < 300 {
 		a.worker.flow.last.Store(ticks(t))
 	}
 }
@@ -149,24 +150,24 @@ func (d *delivery) ResponseID(id string) {
 }
 
 // Ended implements listener.
-func (d *delivery) Ended(s summary) {
-	d.summary = s
-	if s.skipped {
+func (d *delivery) Ended(s response.Summary) {
+	d.Summary = s
+	if s.Skipped {
 		d.rt.fallBack(fallbackUntold)
 	}
-	if !s.whole || !s.read {
+	if !s.Whole || !s.Read {
 		return
 	}
 	switch a := d.attempt; {
-	case s.garbled:
+	case s.Garbled:
 		d.rt.garbled(a)
 		return
-	case !s.first.IsZero(): // the first token has shown that the worker is well
-	case s.failed:
+	case !s.First.IsZero(): // the first token has shown that the worker is well
+	case s.Failed:
 		d.rt.erred(a, "an error as the answer, with a good status", false)
 	default:
-		if !s.stream {
-			completion := s.completion
+		if !s.Stream {
+			completion := s.Completion
 			if completion > 1 {
 				completion = -1 // its time is that of these tokens, and says nothing of the prefill
 			}
@@ -185,7 +186,7 @@ func (d *delivery) close() {
 }
 
 // computed returns whether the worker has certainly computed the prompt.
-func (d *delivery) computed() bool { return d != nil && d.summary.computed() }
+func (d *delivery) computed() bool { return d != nil && d.Summary.Computed() }
 
 // didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
 // header is no progress.
@@ -215,7 +216,7 @@ const conditionEncoded = "event streams leave compressed (keep encode away from 
 // sent as it was. Which handlers stand before this one is not known: what they
 // do shows in the header that they share.
 func (rt *route) noticeEncoding(w http.ResponseWriter) {
-	if o := rt.answer; o != nil && o.stream && o.read && body.Compressed(w.Header()) {
+	if o := rt.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
 		rt.pool.incidents.met(time.Now(), conditionEncoded, rt.pool.logger)
 	}
 }

@@ -144,8 +144,8 @@ func BenchmarkObserve(b *testing.B) {
 			_, err = resp.Body.Read(buf)
 		}
 		rt.end()
-		if rt.outcome() != outcomeOK || rt.answer.chunks != chunks {
-			b.Fatal(rt.outcome(), rt.answer.chunks)
+		if rt.outcome() != outcomeOK || rt.answer.Chunks != chunks {
+			b.Fatal(rt.outcome(), rt.answer.Chunks)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
 // maxRefusal is how much is looked at of an answer that may say that a worker
@@ -37,6 +38,6 @@ func (rt *route) servedElsewhere(resp *http.Response) bool {
 		return false
 	}
 	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
-	resp.Body = &replayed{ReadCloser: resp.Body, held: head, err: err}
+	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }

@@ -58,7 +58,7 @@ func (rt *route) follow(outcome string) {
 	}
 	var text []byte
 	if o := rt.answer; outcome == outcomeOK && o.computed() {
-		text = o.text
+		text = o.Text
 	}
 	rt.next(text, rt.takeBody(), rt.sent)
 	rt.next = nil

@@ -122,7 +122,7 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 	}
 	if err == nil && g.first != nil && rt.readable(resp) {
 		a.answer = rt.deliveryOf(a, resp)
-		err = a.answer.body.hold()
+		err = a.answer.body.Hold()
 	}
 	var ended *endedError
 	if a.worker.flow.arrived(&a.stream) {

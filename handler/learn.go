@@ -11,24 +11,24 @@ import (
 // learn records what the engine has counted in a prompt and its answer.
 func (d *delivery) learn() {
 	m := d.rt.figures
-	cached := d.attempt.worker.cachedTokens(reportKind{d.rt.plan.api.Name(), d.stream}, d.cached)
-	if d.prompt > 0 {
-		m.inputTokens.Observe(float64(d.prompt))
+	cached := d.attempt.worker.cachedTokens(reportKind{d.rt.plan.api.Name(), d.Stream}, d.Cached)
+	if d.Prompt > 0 {
+		m.inputTokens.Observe(float64(d.Prompt))
 		d.count(cached)
 		if cached >= 0 {
-			m.reportedHits.Observe(float64(cached) / float64(d.prompt))
-			d.attempt.worker.hits.reported(cached, d.prompt)
+			m.reportedHits.Observe(float64(cached) / float64(d.Prompt))
+			d.attempt.worker.hits.reported(cached, d.Prompt)
 		}
 	}
-	if d.completion >= 0 {
-		m.outputTokens.Observe(float64(d.completion))
+	if d.Completion >= 0 {
+		m.outputTokens.Observe(float64(d.Completion))
 	}
 	d.verify(cached)
-	if d.cached >= 0 {
-		d.rt.cached = d.cached
+	if d.Cached >= 0 {
+		d.rt.cached = d.Cached
 	}
-	if d.chunks > 1 {
-		m.itl.Observe(d.last.Sub(d.first).Seconds() / float64(d.chunks-1))
+	if d.Chunks > 1 {
+		m.itl.Observe(d.Last.Sub(d.First).Seconds() / float64(d.Chunks-1))
 	}
 }
 
@@ -45,15 +45,15 @@ func (d *delivery) count(cached int64) {
 	if req.Batch() {
 		return
 	}
-	c := kvscore.Counts{Prompt: d.prompt}
+	c := kvscore.Counts{Prompt: d.Prompt}
 	if !req.SkipsCache && cached >= 0 {
 		c.Cached, c.CachedTold = cached, true
 	}
 	if req.Kind == api.Text { // the index knows where token ids end
-		c.AnswerPast = d.past
+		c.AnswerPast = d.Past
 	}
-	if d.completion > 0 && req.Choices == 1 && !d.failed {
-		c.Answer = d.prompt + d.completion - 1 // the last token need not be computed
+	if d.Completion > 0 && req.Choices == 1 && !d.Failed {
+		c.Answer = d.Prompt + d.Completion - 1 // the last token need not be computed
 	}
 	d.attempt.lease.Counted(c)
 }
@@ -68,18 +68,18 @@ func (d *delivery) learnRatios(req *api.Request) {
 	}
 	all := float64(req.Bytes) / float64(size)
 	past := all - float64(len(req.Blocks)) - k.Past
-	d.rt.pool.ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(d.prompt)-k.Tokens)
+	d.rt.pool.ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(d.Prompt)-k.Tokens)
 }
 
 // verify compares the predicted cached tokens with the engine's count; cached is negative
 // if that is unknown.
 func (d *delivery) verify(cached int64) {
 	a, rt := d.attempt, d.rt
-	if a.prompt.tokens == 0 || d.prompt <= 0 || cached < 0 || rt.plan.score.SkipsCache {
+	if a.prompt.tokens == 0 || d.Prompt <= 0 || cached < 0 || rt.plan.score.SkipsCache {
 		return
 	}
 	m := rt.figures
-	m.comparedPrompt.Add(float64(d.prompt))
+	m.comparedPrompt.Add(float64(d.Prompt))
 	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
 	rt.pool.verify(a.worker, &prediction{a.begun, rt.blameKey(), a.terms.OverlapTokens, a.terms.SharedBlocks}, cached)

@@ -53,18 +53,18 @@ func (rt *route) report() *Report {
 	if o == nil {
 		return r
 	}
-	r.Status = o.status
+	r.Status = o.Status
 	if r.Outcome == outcomeBroken {
-		r.Err = o.broken
+		r.Err = o.Broken
 	}
-	if !o.read {
+	if !o.Read {
 		return r
 	}
 	r.Read = true
-	if !o.first.IsZero() {
-		r.TTFT = o.first.Sub(rt.start)
+	if !o.First.IsZero() {
+		r.TTFT = o.First.Sub(rt.start)
 	}
-	r.Prompt, r.Completion, r.Cached = o.prompt, o.completion, o.cached
+	r.Prompt, r.Completion, r.Cached = o.Prompt, o.Completion, o.Cached
 	return r
 }
 
@@ -146,7 +146,7 @@ func (rt *route) end() {
 	rt.endTurn(o.computed())
 	report := rt.report()
 	if report.Outcome == outcomeBroken {
-		rt.rateDown(o.attempt, "stream broke: "+o.broken.Error(), 0, false)
+		rt.rateDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
 	}
 	rt.follow(report.Outcome)
 	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
@@ -177,11 +177,11 @@ func (rt *route) outcome() string {
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:
 		return outcomeUnavailable
-	case o.broken != nil && !isCanceled(o.broken):
+	case o.Broken != nil && !isCanceled(o.Broken):
 		return outcomeBroken
-	case !o.whole && (!rt.returned || o.broken != nil):
+	case !o.Whole && (!rt.returned || o.Broken != nil):
 		return outcomeClientGone
-	case o.status >= 400 || o.garbled || o.failed:
+	case o.Status >= 400 || o.Garbled || o.Failed:
 		return outcomeEngineError
 	}
 	return outcomeOK

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -157,7 +158,7 @@ func (rt *route) deliver(req *http.Request, resp *http.Response) *http.Response 
 	if resp.StatusCode < 300 {
 		rt.commit()
 	}
-	if rt.plan.lists && !mergeModels(resp, rt.pool.modelsBeside(a.worker, rt.workersOffered())) {
+	if rt.plan.lists && !response.MergeModels(resp, rt.pool.modelsBeside(a.worker, rt.workersOffered())) {
 		rt.fallBack(fallbackUnmerged)
 	}
 	rt.observe(req, resp)
@@ -184,7 +185,7 @@ func (rt *route) writeHeld(w http.ResponseWriter) bool {
 		return false
 	}
 	defer resp.Body.Close()
-	forward(w.Header(), resp.Header)
+	response.Forward(w.Header(), resp.Header)
 	w.WriteHeader(resp.StatusCode)
 	_, _ = io.Copy(w, resp.Body)
 	return true

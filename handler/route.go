@@ -479,7 +479,7 @@ func (rt *route) endAttempt(computed bool) {
 	a.worker.flow.end(&a.stream)
 	var answer []uint64
 	if computed && rt.answer != nil {
-		answer = rt.answer.blocks
+		answer = rt.answer.Blocks
 	}
 	a.lease.End(computed, answer)
 	if a.slot {

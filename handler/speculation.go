@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -182,7 +183,7 @@ func (s *speculation) send(p *plan) error {
 	if err != nil {
 		return err
 	}
-	unpack(resp)
+	response.Unpack(resp)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return errors.New("status " + resp.Status)

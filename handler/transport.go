@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
 // RoundTrip makes the attempt that was selected.
@@ -70,7 +71,7 @@ func (rt *route) sendOver(roundTrip func(*http.Request) (*http.Response, error),
 	rt.sent = rt.trace.carry(rt.outgoing(req, resends))
 	resp, err := roundTrip(rt.sent)
 	if err == nil && rt.readsAnswer() {
-		unpack(resp)
+		response.Unpack(resp)
 	}
 	n := resends.Load()
 	if n > 0 {

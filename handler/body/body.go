@@ -1,3 +1,5 @@
+// Package body keeps request bodies in memory: bounded, pooled, sent as often as needed,
+// and edited by splices. It knows nothing of what they say.
 package body
 
 import (

@@ -1,4 +1,4 @@
-package handler
+package response
 
 import (
 	"io"
@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// forward copies an answer's header but for what concerns one connection only
+// Forward copies an answer's header but for what concerns one connection only
 // (RFC 9110, 7.6.1).
-func forward(to, from http.Header) {
+func Forward(to, from http.Header) {
 	maps.Copy(to, from)
 	for _, names := range from["Connection"] {
 		for name := range strings.SplitSeq(names, ",") {
@@ -24,22 +24,22 @@ func forward(to, from http.Header) {
 	}
 }
 
-// replayed is an answer's body of which a part was read already.
-type replayed struct {
+// Replayed is an answer's body of which a part was read already.
+type Replayed struct {
 	io.ReadCloser
-	held []byte
-	err  error // that came with it
+	Held []byte
+	Err  error // that came with it
 }
 
 // Read implements io.Reader.
-func (r *replayed) Read(p []byte) (int, error) {
-	if len(r.held) > 0 {
-		n := copy(p, r.held)
-		r.held = r.held[n:]
+func (r *Replayed) Read(p []byte) (int, error) {
+	if len(r.Held) > 0 {
+		n := copy(p, r.Held)
+		r.Held = r.Held[n:]
 		return n, nil
 	}
-	if r.err != nil {
-		return 0, r.err
+	if r.Err != nil {
+		return 0, r.Err
 	}
 	return r.ReadCloser.Read(p)
 }

@@ -1,4 +1,4 @@
-package handler
+package response
 
 import (
 	"cmp"
@@ -10,8 +10,8 @@ import (
 )
 
 // readOn shows the reader what came, and returns it with the edits of events made.
-func (b *answerBody) readOn(t time.Time, p []byte, over bool) []byte {
-	if !b.stream {
+func (b *Body) readOn(t time.Time, p []byte, over bool) []byte {
+	if !b.Stream {
 		b.reader.Write(p)
 		return p
 	}
@@ -19,9 +19,9 @@ func (b *answerBody) readOn(t time.Time, p []byte, over bool) []byte {
 	b.frames.Write(p, over)
 	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
 		b.reader.Event(f)
-		if b.sum.first.IsZero() && b.reader.FirstToken() {
-			b.sum.first = t
-			b.listener.FirstToken(t)
+		if b.Sum.First.IsZero() && b.reader.FirstToken() {
+			b.Sum.First = t
+			b.Listener.FirstToken(t)
 		}
 		if b.frames.Edits {
 			b.edit(f)
@@ -29,8 +29,8 @@ func (b *answerBody) readOn(t time.Time, p []byte, over bool) []byte {
 	}
 	b.tellID()
 	if n := b.reader.Chunks(); n != before {
-		b.sum.last = t
-		b.listener.Tokens(t, n)
+		b.Sum.Last = t
+		b.Listener.Tokens(t, n)
 	}
 	if b.frames.Edits {
 		return b.frames.Forward()
@@ -40,21 +40,21 @@ func (b *answerBody) readOn(t time.Time, p []byte, over bool) []byte {
 
 // tellID tells the listener the id under which the engine keeps the answer, as soon as
 // it is there: clients may name it while the answer is still being made.
-func (b *answerBody) tellID() {
+func (b *Body) tellID() {
 	if b.named {
 		return
 	}
 	if id := b.reader.ResponseID(); id != "" {
 		b.named = true
-		b.listener.ResponseID(id)
+		b.Listener.ResponseID(id)
 	}
 }
 
 // edit takes the usage that the client did not ask for out of an event, and adds the
 // nvext that it did ask for.
-func (b *answerBody) edit(f rawjson.Frame) {
+func (b *Body) edit(f rawjson.Frame) {
 	b.edits = b.edits[:0]
-	if b.cutUsage {
+	if b.CutUsage {
 		cut, all := api.UsageIn(f.Data)
 		if all {
 			b.frames.Drop()
@@ -66,7 +66,7 @@ func (b *answerBody) edit(f rawjson.Frame) {
 	}
 	if b.added != nil && b.added.stream != nil {
 		b.edits = append(b.edits, b.added.stream.EditChunk(f)...)
-		b.sum.skipped = b.sum.skipped || f.Long
+		b.Sum.Skipped = b.Sum.Skipped || f.Long
 	}
 	if len(b.edits) > 0 {
 		slices.SortStableFunc(b.edits, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })

@@ -1,4 +1,4 @@
-package handler
+package response
 
 import (
 	"context"
@@ -34,13 +34,13 @@ func (nobody) Tokens(time.Time, int) {}
 func (nobody) ResponseID(string) {}
 
 // Ended implements listener.
-func (nobody) Ended(summary) {}
+func (nobody) Ended(Summary) {}
 
 // told is a listener that writes down what it is told.
 type told struct {
 	nobody
 	events []string
-	sum    summary
+	sum    Summary
 	ends   int
 }
 
@@ -54,13 +54,13 @@ func (l *told) Tokens(_ time.Time, n int) { l.events = append(l.events, fmt.Spri
 func (l *told) ResponseID(id string) { l.events = append(l.events, id) }
 
 // Ended implements listener.
-func (l *told) Ended(s summary) {
+func (l *told) Ended(s Summary) {
 	l.sum = s
 	l.ends++
 }
 
 // testBody makes the body of an answer to a chat.
-func testBody(t testing.TB, stream bool, from io.Reader, o bodyOptions) *answerBody {
+func testBody(t testing.TB, stream bool, from io.Reader, o Options) *Body {
 	t.Helper()
 	req, err := api.Parse(api.For("/v1/chat/completions"), fmt.Appendf(nil, `{"model":"m","stream":%v,"messages":[{"role":"user","content":"hi"}]}`, stream), api.Options{TextBlock: 64, BlockSize: 16})
 	if err != nil {
@@ -70,8 +70,8 @@ func testBody(t testing.TB, stream bool, from io.Reader, o bodyOptions) *answerB
 	if stream {
 		kind = "text/event-stream"
 	}
-	o.request, o.stream = req, stream
-	return newBody(&http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}}, Body: io.NopCloser(from), ContentLength: -1}, o)
+	o.Request, o.Stream = req, stream
+	return NewBody(&http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}}, Body: io.NopCloser(from), ContentLength: -1}, o)
 }
 
 const (
@@ -89,17 +89,17 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 		sent   string
 		err    error // that follows
 		events []string
-		want   summary // as far as it is compared
+		want   Summary // as far as it is compared
 		event  bool    // the client gets an error event
 	}{
-		{"whole", true, testRole + testToken + testEnd, nil, []string{"first", "tokens 1"}, summary{whole: true, chunks: 1}, false},
-		{"breaks after its end", true, testToken + testEnd, reset, []string{"first", "tokens 1"}, summary{whole: true, chunks: 1}, false},
-		{"broken", true, testRole + testToken, reset, []string{"first", "tokens 1"}, summary{broken: reset, chunks: 1}, true},
-		{"client gone", true, testRole, context.Canceled, nil, summary{broken: context.Canceled}, false},
-		{"no stream", true, "<html>", nil, nil, summary{whole: true, garbled: true}, false},
-		{"plain", false, `{"id":"x","choices":[{"message":{"content":"word"},"finish_reason":"stop"}]}`, nil, nil, summary{whole: true, chunks: 1}, false},
-		{"an error", false, `{"error":{"message":"no"}}`, nil, nil, summary{whole: true, failed: true}, false},
-		{"no JSON", false, "word", nil, nil, summary{whole: true, garbled: true}, false},
+		{"whole", true, testRole + testToken + testEnd, nil, []string{"first", "tokens 1"}, Summary{Whole: true, Chunks: 1}, false},
+		{"breaks after its end", true, testToken + testEnd, reset, []string{"first", "tokens 1"}, Summary{Whole: true, Chunks: 1}, false},
+		{"broken", true, testRole + testToken, reset, []string{"first", "tokens 1"}, Summary{Broken: reset, Chunks: 1}, true},
+		{"client gone", true, testRole, context.Canceled, nil, Summary{Broken: context.Canceled}, false},
+		{"no stream", true, "<html>", nil, nil, Summary{Whole: true, Garbled: true}, false},
+		{"plain", false, `{"id":"x","choices":[{"message":{"content":"word"},"finish_reason":"stop"}]}`, nil, nil, Summary{Whole: true, Chunks: 1}, false},
+		{"an error", false, `{"error":{"message":"no"}}`, nil, nil, Summary{Whole: true, Failed: true}, false},
+		{"no JSON", false, "word", nil, nil, Summary{Whole: true, Garbled: true}, false},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			from := io.Reader(strings.NewReader(v.sent))
@@ -107,7 +107,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 				from = io.MultiReader(from, iotest.ErrReader(v.err))
 			}
 			l := new(told)
-			b := testBody(t, v.stream, from, bodyOptions{listener: l})
+			b := testBody(t, v.stream, from, Options{Listener: l})
 			got, err := io.ReadAll(b)
 			if !errors.Is(err, v.err) {
 				t.Error(err)
@@ -118,7 +118,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 				t.Errorf("the client got %q", got)
 			}
 			s := l.sum
-			if l.ends != 1 || s.whole != v.want.whole || s.failed != v.want.failed || s.garbled != v.want.garbled || s.chunks != v.want.chunks || !errors.Is(s.broken, v.want.broken) {
+			if l.ends != 1 || s.Whole != v.want.Whole || s.Failed != v.want.Failed || s.Garbled != v.want.Garbled || s.Chunks != v.want.Chunks || !errors.Is(s.Broken, v.want.Broken) {
 				t.Errorf("ended %d times: %+v", l.ends, s)
 			}
 			if !slices.Equal(l.events, v.events) {
@@ -150,8 +150,8 @@ func TestBodyIsHeldUntilItsFirstToken(t *testing.T) {
 			from = append(from, iotest.ErrReader(v.err))
 		}
 		l := new(told)
-		b := testBody(t, true, io.MultiReader(from...), bodyOptions{listener: l})
-		if err := b.hold(); !errors.Is(err, v.held) {
+		b := testBody(t, true, io.MultiReader(from...), Options{Listener: l})
+		if err := b.Hold(); !errors.Is(err, v.held) {
 			t.Errorf("%s: held with %v", v.name, err)
 		}
 		if v.held != nil {
@@ -173,9 +173,9 @@ func TestBodySaysWhyItWasCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(late)
 	l := new(told)
-	b := testBody(t, true, iotest.ErrReader(context.Canceled), bodyOptions{listener: l, ctx: ctx})
-	if _, err := io.ReadAll(b); !errors.Is(err, late) || !errors.Is(l.sum.broken, late) {
-		t.Error(err, l.sum.broken)
+	b := testBody(t, true, iotest.ErrReader(context.Canceled), Options{Listener: l, Ctx: ctx})
+	if _, err := io.ReadAll(b); !errors.Is(err, late) || !errors.Is(l.sum.Broken, late) {
+		t.Error(err, l.sum.Broken)
 	}
 }
 
@@ -187,7 +187,7 @@ func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
 
 // TestBodyAllocatesNothingPerEvent reads a long stream event by event.
 func TestBodyAllocatesNothingPerEvent(t *testing.T) {
-	b := testBody(t, true, tokens{}, bodyOptions{listener: nobody{}})
+	b := testBody(t, true, tokens{}, Options{Listener: nobody{}})
 	p := make([]byte, 4<<10)
 	n := testing.AllocsPerRun(1000, func() {
 		if _, err := b.Read(p); err != nil {

@@ -1,4 +1,4 @@
-package handler
+package response
 
 import (
 	"bufio"
@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// unpack takes the gzip off an answer. The router asks engines not to compress
+// Unpack takes the gzip off an answer. The router asks engines not to compress
 // what it reads. Some do so regardless, or a proxy before them does: then a
 // client that does not know gzip could not read the answer, nor could the router.
-func unpack(resp *http.Response) {
+func Unpack(resp *http.Response) {
 	if resp.Body == http.NoBody || !strings.EqualFold(strings.TrimSpace(resp.Header.Get("Content-Encoding")), "gzip") {
 		return
 	}

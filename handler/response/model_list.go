@@ -1,4 +1,4 @@
-package handler
+package response
 
 import (
 	"io"
@@ -14,9 +14,9 @@ import (
 // maxMerged is the longest list of models that others are added to, in bytes.
 const maxMerged = 1 << 20
 
-// mergeModels adds to a worker's list of models those that only others serve, each with
+// MergeModels adds to a worker's list of models those that only others serve, each with
 // its id and its JSON. It returns false if the list is compressed or too long.
-func mergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
+func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 	if resp.StatusCode != http.StatusOK {
 		return true
 	}
@@ -24,7 +24,7 @@ func mergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 		return false
 	}
 	list, err := io.ReadAll(io.LimitReader(resp.Body, maxMerged+1))
-	rest := &replayed{ReadCloser: resp.Body, held: list, err: err}
+	rest := &Replayed{ReadCloser: resp.Body, Held: list, Err: err}
 	resp.Body = rest
 	if err != nil {
 		return true
@@ -33,7 +33,7 @@ func mergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 		return false
 	}
 	if merged := withModels(list, others); merged != nil {
-		rest.held, rest.err = merged, io.EOF
+		rest.Held, rest.Err = merged, io.EOF
 		resp.ContentLength = int64(len(merged))
 		resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
 		resp.Header.Del("Etag")

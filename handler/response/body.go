@@ -1,4 +1,7 @@
-package handler
+// Package response is the answer to a request as it streams past: its first token, its
+// usage, its end, and the edits that are made in it. It knows no worker and no plan: what an
+// answer shows is told to a [Listener].
+package response
 
 import (
 	"bytes"
@@ -25,9 +28,9 @@ const (
 	maxCount = 1 << 31
 )
 
-// listener is told what an answer shows while it passes. All calls come from the
+// Listener is told what an answer shows while it passes. All calls come from the
 // goroutine that reads the answer.
-type listener interface {
+type Listener interface {
 	// Waiting says that Read waits for the worker, or no longer does. Only streams
 	// say so: the time that a client takes is not the worker's.
 	Waiting(worker bool)
@@ -41,58 +44,58 @@ type listener interface {
 	// stream has it long before its end.
 	ResponseID(id string)
 	// Ended is called once: the answer is whole, has broken off, or was closed early.
-	Ended(s summary)
+	Ended(s Summary)
 }
 
-// summary is what became of an answer.
-type summary struct {
-	status  int
-	stream  bool // a stream of events
-	read    bool // it was read as an inference's
-	whole   bool // it came to its end
-	broken  error
-	failed  bool // it is an error of the engine, or a stream ended in one
-	garbled bool // it was not what its content type says
-	skipped bool // some of it was too long to carry nvext
+// Summary is what became of an answer.
+type Summary struct {
+	Status  int
+	Stream  bool // a stream of events
+	Read    bool // it was read as an inference's
+	Whole   bool // it came to its end
+	Broken  error
+	Failed  bool // it is an error of the engine, or a stream ended in one
+	Garbled bool // it was not what its content type says
+	Skipped bool // some of it was too long to carry nvext
 
-	first, last time.Time // a stream's first and latest token
-	chunks      int       // events with tokens
-	counts
+	First, Last time.Time // a stream's first and latest token
+	Chunks      int       // events with tokens
+	Counts
 
-	blocks []uint64 // of prompt and answer, for the next turn; nil if unknown
-	past   float32  // how far both go on behind the last of these, in blocks
-	text   []byte   // the answer's as JSON, if it was to be kept and is whole
+	Blocks []uint64 // of prompt and answer, for the next turn; nil if unknown
+	Past   float32  // how far both go on behind the last of these, in blocks
+	Text   []byte   // the answer's as JSON, if it was to be kept and is whole
 }
 
-// counts are the engine's counts of tokens: the prompt's, the answer's, and how many of
+// Counts are the engine's counts of tokens: the prompt's, the answer's, and how many of
 // the prompt's were cached. Each is -1 if it is missing or cannot be true.
-type counts struct {
-	prompt, completion, cached int64
+type Counts struct {
+	Prompt, Completion, Cached int64
 }
 
-// computed returns whether the worker has certainly computed the prompt.
-func (s *summary) computed() bool {
-	return s.status < 300 && !s.garbled && (s.whole && !s.failed || !s.first.IsZero())
+// Computed returns whether the worker has certainly computed the prompt.
+func (s *Summary) Computed() bool {
+	return s.Status < 300 && !s.Garbled && (s.Whole && !s.Failed || !s.First.IsZero())
 }
 
-// bodyOptions say how an answer is read, and what the client gets of it.
-type bodyOptions struct {
-	request  *api.Request // that is answered; nil if the answer is not read
-	stream   bool         // a stream of events
-	cutUsage bool         // usage is taken out of a stream
-	keepText int          // the longest text that is kept, in bytes; 0 keeps none
-	extras   *extras      // the nvext to add; nil if none
-	// ctx says by its cause why reading failed once it has ended; nil if unknown.
-	ctx      context.Context
-	listener listener
+// Options say how an answer is read, and what the client gets of it.
+type Options struct {
+	Request  *api.Request // that is answered; nil if the answer is not read
+	Stream   bool         // a stream of events
+	CutUsage bool         // usage is taken out of a stream
+	KeepText int          // the longest text that is kept, in bytes; 0 keeps none
+	Extras   *Extras      // the nvext to add; nil if none
+	// Ctx says by its cause why reading failed once it has ended; nil if unknown.
+	Ctx      context.Context
+	Listener Listener
 }
 
-// answerBody is the body of an answer on its way to the client. It changes no byte,
+// Body is the body of an answer on its way to the client. It changes no byte,
 // with three exceptions: it takes out usage that the client did not ask for, adds the
 // nvext that it did ask for, and ends a broken stream with an error event.
-type answerBody struct {
-	bodyOptions
-	sum    summary // its counts are set at the end
+type Body struct {
+	Options
+	Sum    Summary // its counts are set at the end
 	from   io.ReadCloser
 	reader *api.Answer // nil if the answer is not read
 
@@ -110,27 +113,27 @@ type answerBody struct {
 	held   error   // what came from the worker after the bytes that hold has read
 }
 
-// newBody makes the body of an answer. It removes the answer's Content-Length if the
+// NewBody makes the body of an answer. It removes the answer's Content-Length if the
 // length may change.
-func newBody(resp *http.Response, o bodyOptions) *answerBody {
-	b := &answerBody{bodyOptions: o, from: resp.Body}
-	b.sum = summary{status: resp.StatusCode, stream: o.stream, read: o.request != nil, counts: counts{-1, -1, -1}}
-	if o.request == nil {
+func NewBody(resp *http.Response, o Options) *Body {
+	b := &Body{Options: o, from: resp.Body}
+	b.Sum = Summary{Status: resp.StatusCode, Stream: o.Stream, Read: o.Request != nil, Counts: Counts{-1, -1, -1}}
+	if o.Request == nil {
 		return b
 	}
-	b.reader = o.request.NewAnswer(o.stream)
-	if o.keepText > 0 {
-		b.reader.KeepText(o.keepText)
+	b.reader = o.Request.NewAnswer(o.Stream)
+	if o.KeepText > 0 {
+		b.reader.KeepText(o.KeepText)
 	}
 	b.promised = resp.StatusCode == http.StatusOK && promises(body.MediaType(resp.Header))
-	b.cutUsage = o.cutUsage && o.stream
+	b.CutUsage = o.CutUsage && o.Stream
 	b.added = b.additions()
-	if b.cutUsage || b.added != nil {
+	if b.CutUsage || b.added != nil {
 		resp.Header.Del("Content-Length")
 		resp.ContentLength = -1
 	}
-	b.frames.Edits = b.cutUsage || b.added != nil && b.added.stream != nil
-	b.extensible = o.stream && resp.ContentLength < 0
+	b.frames.Edits = b.CutUsage || b.added != nil && b.added.stream != nil
+	b.extensible = o.Stream && resp.ContentLength < 0
 	return b
 }
 
@@ -145,9 +148,9 @@ func promises(kind string) bool {
 	return strings.HasSuffix(kind, "+json")
 }
 
-// hold reads a stream up to its first token, an error in its place, or its end, and
+// Hold reads a stream up to its first token, an error in its place, or its end, and
 // keeps it back for Read. An error says that the stream broke off before.
-func (b *answerBody) hold() error {
+func (b *Body) Hold() error {
 	p := make([]byte, 4<<10)
 	for {
 		n, err := b.from.Read(p)
@@ -165,7 +168,7 @@ func (b *answerBody) hold() error {
 }
 
 // Read implements io.Reader.
-func (b *answerBody) Read(p []byte) (int, error) {
+func (b *Body) Read(p []byte) (int, error) {
 	if len(b.rest) > 0 || b.over != nil {
 		n := copy(p, b.rest)
 		if b.rest = b.rest[n:]; len(b.rest) > 0 {
@@ -186,27 +189,27 @@ func (b *answerBody) Read(p []byte) (int, error) {
 }
 
 // receive reads from the worker.
-func (b *answerBody) receive(p []byte) (int, error) {
+func (b *Body) receive(p []byte) (int, error) {
 	if b.held != nil {
 		return 0, b.held
 	}
-	if !b.stream {
+	if !b.Stream {
 		return b.from.Read(p)
 	}
-	b.listener.Waiting(true)
+	b.Listener.Waiting(true)
 	n, err := b.from.Read(p)
-	b.listener.Waiting(false)
-	if err != nil && b.ctx != nil && b.ctx.Err() != nil && !errors.Is(err, io.EOF) {
-		err = context.Cause(b.ctx) // HTTP/2 says only that the request was canceled
+	b.Listener.Waiting(false)
+	if err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
+		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
 	}
 	return n, err
 }
 
 // pass reads what came of the answer, and returns what the client gets of it.
-func (b *answerBody) pass(p []byte, err error) []byte {
+func (b *Body) pass(p []byte, err error) []byte {
 	t := time.Now()
 	if len(p) > 0 {
-		b.listener.Received(t)
+		b.Listener.Received(t)
 	}
 	out := p
 	if b.reader != nil {
@@ -223,7 +226,7 @@ func (b *answerBody) pass(p []byte, err error) []byte {
 }
 
 // keepTail keeps the last bytes that the client gets.
-func (b *answerBody) keepTail(out []byte) {
+func (b *Body) keepTail(out []byte) {
 	n := len(b.tail)
 	out = out[max(0, len(out)-n):]
 	copy(b.tail[:], b.tail[len(out):])
@@ -232,58 +235,58 @@ func (b *answerBody) keepTail(out []byte) {
 
 // end records why no more comes. It returns what the client gets: out, and an error
 // event after it if the stream broke.
-func (b *answerBody) end(out []byte, err error) []byte {
+func (b *Body) end(out []byte, err error) []byte {
 	switch {
 	case errors.Is(err, io.EOF):
-		b.finish()
-	case b.reader != nil && b.stream && b.reader.Closed():
-		b.finish() // the connection broke, the answer is whole
+		b.Finish()
+	case b.reader != nil && b.Stream && b.reader.Closed():
+		b.Finish() // the connection broke, the answer is whole
 	default:
-		b.sum.broken = err
+		b.Sum.Broken = err
 		b.tell()
 		if b.extensible && !errors.Is(err, context.Canceled) {
-			return append(slices.Clip(out), api.BrokenEvent(b.request.API, bytes.TrimLeft(b.tail[:], "\x00"))...)
+			return append(slices.Clip(out), api.BrokenEvent(b.Request.API, bytes.TrimLeft(b.tail[:], "\x00"))...)
 		}
 	}
 	return out
 }
 
-// finish records that the answer has come whole.
-func (b *answerBody) finish() {
-	b.sum.whole = true
+// Finish records that the answer has come whole.
+func (b *Body) Finish() {
+	b.Sum.Whole = true
 	if b.reader != nil {
 		b.reader.Finish()
-		b.sum.garbled = b.promised && !b.reader.Legible()
+		b.Sum.Garbled = b.promised && !b.reader.Legible()
 	}
 	b.tell()
 }
 
 // Close implements io.Closer.
-func (b *answerBody) Close() error {
+func (b *Body) Close() error {
 	b.tell()
 	return b.from.Close()
 }
 
 // tell tells the listener what became of the answer, once.
-func (b *answerBody) tell() {
+func (b *Body) tell() {
 	if b.told {
 		return
 	}
 	b.told = true
 	if r := b.reader; r != nil {
-		s := &b.sum
-		s.failed, s.chunks = r.Failed(), r.Chunks()
-		s.counts = b.usage()
-		if s.whole && !s.garbled {
+		s := &b.Sum
+		s.Failed, s.Chunks = r.Failed(), r.Chunks()
+		s.Counts = b.usage()
+		if s.Whole && !s.Garbled {
 			b.tellID()
-			s.blocks, s.past, s.text = r.Prediction(), r.PredictionPast(), r.Text()
+			s.Blocks, s.Past, s.Text = r.Prediction(), r.PredictionPast(), r.Text()
 		}
 	}
-	b.listener.Ended(b.sum)
+	b.Listener.Ended(b.Sum)
 }
 
 // usage returns the engine's counts so far.
-func (b *answerBody) usage() counts {
+func (b *Body) usage() Counts {
 	believed := func(n, most int64) int64 {
 		if n > most {
 			return -1
@@ -292,5 +295,5 @@ func (b *answerBody) usage() counts {
 	}
 	prompt, completion, cached := b.reader.Usage()
 	prompt = believed(prompt, maxCount)
-	return counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
+	return Counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
 }

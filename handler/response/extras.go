@@ -1,0 +1,128 @@
+package response
+
+import (
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// Extras is the nvext that an answer carries for its client, and the values for it.
+type Extras struct {
+	Fields      nvext.Fields
+	Annotations nvext.Annotations // of a stream
+	Id          string            // the request's; empty if there is none
+	Ids         []byte            // the prompt's token ids as JSON; nil if unknown
+	Prompt      []byte            // the prompt's text as JSON; nil if unknown
+
+	Worker          uint64 // that answers
+	Rank            uint32
+	Waiting         uint64    // requests in the queue when the request came
+	Received, Begun time.Time // the request, its attempt
+	HitRate         float64   // the predicted share of the prompt that was cached; negative if unknown
+}
+
+// added is what puts an answer's extras into it.
+type added struct {
+	before []byte // annotations; nil once the client has them
+	stream *nvext.Additions
+	plain  *nvext.AnswerFilter
+	ids    bool // the client has the token ids
+}
+
+// additions returns what puts the extras into the answer; nil if there are none.
+func (b *Body) additions() *added {
+	x := b.Extras
+	if x == nil {
+		return nil
+	}
+	e, add := new(added), nvext.Additions{}
+	if x.Fields&nvext.FieldWorkerID != 0 {
+		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(x.Worker, x.Rank).Append(nil)}}
+	}
+	if x.Fields&(nvext.FieldTiming|nvext.FieldTokenIDs) != 0 {
+		add.Final = b.finalMembers
+	}
+	switch {
+	case b.Stream:
+		if e.before = x.events(); x.Fields != 0 {
+			e.stream = &add
+		}
+	case x.Fields != 0:
+		e.plain = &nvext.AnswerFilter{Additions: add}
+	}
+	if e.before == nil && e.stream == nil && e.plain == nil {
+		return nil
+	}
+	return e
+}
+
+// events returns the annotations as events of a stream.
+func (x *Extras) events() (out []byte) {
+	if x.Annotations&nvext.AnnotationRequestID != 0 && x.Id != "" {
+		out = nvext.AppendAnnotation(out, nvext.NameRequestID, rawjson.AppendString(nil, x.Id))
+	}
+	if x.Annotations&nvext.AnnotationFormattedPrompt != 0 && x.Prompt != nil {
+		out = nvext.AppendAnnotation(out, nvext.NameFormattedPrompt, x.Prompt)
+	}
+	if x.Annotations&nvext.AnnotationTokenIDs != 0 && x.Ids != nil {
+		out = nvext.AppendAnnotation(out, nvext.NameTokenIDs, x.Ids)
+	}
+	return out
+}
+
+// finalMembers makes the members that only the end of an answer carries.
+func (b *Body) finalMembers() (list []nvext.Member) {
+	x := b.Extras
+	if x.Fields&nvext.FieldTiming != 0 {
+		list = append(list, nvext.Member{Name: nvext.NameTiming, Value: b.timing().Append(nil)})
+	}
+	if x.Fields&nvext.FieldTokenIDs != 0 && x.Ids != nil && !b.added.ids {
+		b.added.ids = true // once is enough if several choices end
+		list = append(list, nvext.Member{Name: nvext.NameTokenIDs, Value: x.Ids})
+	}
+	return list
+}
+
+// timing returns how long the answer took so far. The first token of a plain answer
+// is not seen.
+func (b *Body) timing() nvext.Timing {
+	x, first := b.Extras, b.Sum.First
+	ms := func(d time.Duration) nvext.Opt[float64] { return nvext.Some(d.Seconds() * 1000) }
+	t := nvext.Timing{
+		RequestReceivedMS: uint64(max(0, x.Received.UnixMilli())),
+		PrefillWaitTimeMS: ms(x.Begun.Sub(x.Received)),
+		TotalTimeMS:       ms(time.Since(x.Received)),
+		RouterQueueDepth:  nvext.Some(x.Waiting),
+	}
+	if !first.IsZero() {
+		t.PrefillTimeMS, t.TTFTMS = ms(first.Sub(x.Begun)), ms(first.Sub(x.Received))
+	}
+	if !b.Stream {
+		b.reader.Finish() // it has come whole, or nobody would ask
+	}
+	if c := b.usage(); c.Prompt > 0 && c.Cached >= 0 {
+		t.KVHitRate = nvext.Some(float64(c.Cached) / float64(c.Prompt))
+	} else if x.HitRate >= 0 {
+		t.KVHitRate = nvext.Some(x.HitRate)
+	}
+	return t
+}
+
+// addTo returns what the client gets of p: after the annotations, which it gets as soon
+// as something came, and of a plain answer nothing until it is over.
+func (b *Body) addTo(p []byte, came, over bool) []byte {
+	e, out := b.added, p
+	if e.plain != nil {
+		if out = e.plain.Write(p); over {
+			b.Sum.Skipped = e.plain.Skipped()
+			out = append(slices.Clip(out), e.plain.End()...)
+		}
+	}
+	if len(e.before) > 0 && came {
+		out = slices.Concat(e.before, out)
+		e.before = nil
+	}
+	return out
+}
