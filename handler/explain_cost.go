@@ -2,29 +2,7 @@ package handler
 
 import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap/zapcore"
 )
-
-// Units of a cost in explanations.
-const (
-	unitMilliseconds = "ms"
-	unitBlocks       = "blocks"
-	unitRequests     = "requests"
-)
-
-// costUnit returns the unit of a policy's costs, empty if it compares none or is not
-// one of ours.
-func costUnit(p kvscore.Policy) string {
-	switch p.(type) {
-	case *PredictedLatency:
-		return unitMilliseconds
-	case *Dynamo:
-		return unitBlocks
-	case *LeastLoad, *PowerOfTwo, *kvscore.LeastLoad:
-		return unitRequests
-	}
-	return ""
-}
 
 // timesView is what is predicted of a candidate.
 type timesView struct {
@@ -52,7 +30,7 @@ type termsView struct {
 
 func viewTimes(c *kvscore.Candidate, unit string) timesView {
 	v := timesView{
-		Awaiting: c.Awaiting, Wait: c.WaitTime, Prefill: c.PrefillTime, TTFT: predictedTTFT(c),
+		Awaiting: c.Awaiting, Wait: c.WaitTime, Prefill: c.PrefillTime, TTFT: c.TTFT(),
 		Slowness: c.Slowness, RecentWork: c.RecentWork, Factor: c.Factor,
 	}
 	if unit == unitMilliseconds {
@@ -60,20 +38,6 @@ func viewTimes(c *kvscore.Candidate, unit string) timesView {
 		v.Terms = &terms
 	}
 	return v
-}
-
-// predictedTTFT returns how many milliseconds the first token will take.
-func predictedTTFT(c *kvscore.Candidate) float64 { return c.WaitTime + c.PrefillTime }
-
-// MarshalLogObject implements zapcore.ObjectMarshaler.
-func (v termsView) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	e.AddFloat64("wait", v.Wait)
-	e.AddFloat64("prefill", v.Prefill)
-	e.AddFloat64("delay", v.Delay)
-	e.AddFloat64("decode", v.Decode)
-	e.AddFloat64("turns", v.Turns)
-	e.AddFloat64("leave", v.Leave)
-	return nil
 }
 
 // homeView is the target that a session is bound to, as a choice sees it.
@@ -91,23 +55,17 @@ type homeView struct {
 	Stays bool `json:"session_stays"`
 }
 
-// viewHome returns nil if the session is not bound. chosen is the position of the
-// target that would be booked.
-func (rt *route) viewHome(chosen int) *homeView {
-	if rt.bound == 0 {
+// viewHome returns nil if the session is not bound.
+func viewHome(p *pool, h *dryHome) *homeView {
+	if h == nil {
 		return nil
 	}
-	sel, t := &rt.scratch.sel, rt.seenAt
 	v := &homeView{
-		Worker: t.Worker, Dial: rt.pool.dials()[t], Rank: t.Rank,
-		Candidate: sel.Home >= 0, Holds: sel.HomeHolds(),
+		Worker: h.Target.Worker, Dial: dials(p)[h.Target], Rank: h.Target.Rank,
+		Candidate: h.Position >= 0, Holds: h.Holds, Stays: h.Stays,
 	}
-	v.Stays = chosen == sel.Home || rt.wait.away || rt.mayLeave() && v.Holds
-	if rt.mayLeave() && !rt.pinned() {
-		v.Leave = new(float64)
-		for i := range sel.Candidates {
-			*v.Leave = max(*v.Leave, sel.Candidates[i].Terms.Leave)
-		}
+	if h.Priced {
+		v.Leave = &h.Leave
 	}
 	return v
 }

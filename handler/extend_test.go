@@ -90,7 +90,7 @@ func TestMatcherThatFailsGrantsNothing(t *testing.T) {
 	if g := h.grants(ordinary()); g != nvext.Explain {
 		t.Errorf("granted %v", g)
 	}
-	if n := len(p.incidents.view(now())); n != 1 {
+	if n := len(p.incidents.lasting()); n != 1 {
 		t.Errorf("%d conditions last, want 1", n)
 	}
 	h.Mode = modeDirect

@@ -163,7 +163,6 @@ type Handler struct {
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
-	served     atomic.Bool // it had a request
 	holdsPool  bool
 	proxyReady bool
 	dispatcher *dispatcher
@@ -370,7 +369,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	registry := ctx.GetMetricsRegistry()
-	h.metrics = registerMetrics(registry, h.logger)
+	h.metrics = registerMetrics(registry, h.logger, collector{})
 	h.figures = h.metrics.of(h.Pool)
 	if err := h.loadShadow(ctx); err != nil {
 		return err
@@ -396,7 +395,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.prober = newProber(ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	h.wireDispatcher()
-	h.pool.join(h)
+	h.explainer.join()
 	go h.adoptWhenLive(ctx, registry)
 	return nil
 }
@@ -442,13 +441,13 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 func (h *Handler) wireDispatcher() {
 	d := h.dispatcher
 	d.pool, d.proxy, d.transport, d.client, d.active = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
-	d.metrics, d.figures, d.logger, d.ctx = h.metrics, h.figures, h.logger, h.ctx
+	d.unit, d.metrics, d.figures, d.logger, d.ctx = costUnit(h.policy), h.metrics, h.figures, h.logger, h.ctx
 	d.labels, d.speculative, d.probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
 	if h.Timeouts != nil {
 		d.timeouts = *h.Timeouts
 	}
 	d.followUps = newRunner(d, h.SpeculativePrefill)
-	h.explainer = &explainer{d, h.plan}
+	h.explainer = &explainer{dispatcher: d, read: h.plan, config: h.config}
 }
 
 // Cleanup lets go of the pool. Requests may still be under way.
@@ -463,7 +462,9 @@ func (h *Handler) Cleanup() error {
 	if h.holdsPool {
 		// the pointer stays: requests of this config may still be under way
 		h.holdsPool = false
-		h.pool.leave(h)
+		if h.explainer != nil {
+			h.explainer.leave()
+		}
 		_, _ = pools.Delete(h.Pool)
 	}
 	return err
@@ -471,6 +472,9 @@ func (h *Handler) Cleanup() error {
 
 // ServeHTTP routes one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h.adopt()
+	h.prober.await(r.Context())
+	h.explainer.follow()
 	rt, err := h.newRoute(r)
 	if err != nil {
 		return h.reject(w, r, err)
@@ -478,7 +482,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if rt.dry {
 		defer rt.plan.done()
 		if err = h.explainer.answerQuery(w, r, rt.plan); err != nil {
-			rt.plan.giveBack(r)
+			if err = h.reject(w, r, err); err != nil {
+				rt.plan.giveBack(r)
+			}
 		}
 		return err
 	}

@@ -3,6 +3,7 @@ package handler
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -132,4 +133,20 @@ func (m *misses) view() *missesView {
 	}
 	at := func(q float64) int32 { return off[min(int(q*float64(n)), n-1)] }
 	return &missesView{n, at(0.5), at(0.9), at(0.99), float64(within) / float64(n)}
+}
+
+// hits are sums over the prompts that a worker has computed, in tokens.
+type hits struct {
+	foreseen, estimated atomic.Int64
+	cached, prompt      atomic.Int64
+}
+
+func (h *hits) predicted(cached, prompt int64) {
+	h.foreseen.Add(cached)
+	h.estimated.Add(prompt)
+}
+
+func (h *hits) reported(cached, prompt int64) {
+	h.cached.Add(cached)
+	h.prompt.Add(prompt)
 }

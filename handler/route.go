@@ -113,9 +113,6 @@ func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choi
 
 func (h *Handler) newRoute(r *http.Request) (rt *route, err error) {
 	start := now()
-	h.adopt()
-	h.prober.await(r.Context())
-	h.pool.follow(h)
 	h.noticeServer(r)
 	p, err := h.plan(r)
 	if err != nil {
@@ -454,10 +451,10 @@ func (rt *route) show(a *attempt) {
 		c.Message = routingMessage(a)
 		fields := []zap.Field{
 			zap.String("upstream", a.worker.dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
-			zap.Float64("predicted_ttft_ms", predictedTTFT(&a.terms)), zap.Float64("cost", a.terms.Cost),
+			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
 		}
 		if rt.costsTime(a) {
-			fields = append(fields, zap.Object("cost_terms_ms", termsView(a.terms.Terms)))
+			fields = append(fields, zap.Object("cost_terms_ms", loggedTerms(a.terms.Terms)))
 		}
 		c.Write(fields...)
 	}
@@ -465,7 +462,7 @@ func (rt *route) show(a *attempt) {
 
 // costsTime tells whether the attempt's cost is in milliseconds, and has terms.
 func (rt *route) costsTime(a *attempt) bool {
-	return !a.bound && costUnit(rt.policy()) == unitMilliseconds
+	return !a.bound && rt.costUnit() == unitMilliseconds
 }
 
 // endAttempt ends the attempt under way, if there is one. computed says that

@@ -33,7 +33,8 @@ func testDispatcher(h *Handler) *dispatcher {
 	if d.proxy == nil {
 		d.proxy = new(reverseproxy.Handler)
 	}
-	d.followUps = noFollowUps{}
+	d.unit, d.followUps = costUnit(h.policy), noFollowUps{}
+	h.explainer = &explainer{dispatcher: d, read: h.plan, config: h.config}
 	return d
 }
 

@@ -59,9 +59,9 @@ func (s *shadow) compare(rt *route, chosen int) {
 		if c := rt.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
 			a, b := &rt.scratch.sel.Candidates[chosen], &sel.Candidates[i]
 			c.Write(zap.Stringer("target", rt.scratch.targets[chosen]), zap.String("upstream", rt.scratch.workers[chosen].dial),
-				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", predictedTTFT(a)),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
 				zap.Stringer("shadow_target", rt.scratch.targets[i]), zap.String("shadow_upstream", rt.scratch.workers[i].dial),
-				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", predictedTTFT(b)))
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", b.TTFT()))
 		}
 	}
 }

@@ -87,7 +87,7 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 		attribute.Float64("kv_router.booked_unshared_blocks", c.UnsharedBlocks),
 		attribute.Float64("kv_router.booked_output_blocks", c.OutputBlocks),
 		attribute.Int("kv_router.active_requests", c.Requests),
-		attribute.Float64("kv_router.predicted_time_to_first_token_seconds", predictedTTFT(c)/1e3),
+		attribute.Float64("kv_router.predicted_time_to_first_token_seconds", c.TTFT()/1e3),
 	}
 	if !a.bound { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
