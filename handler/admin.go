@@ -138,42 +138,41 @@ func getPools(*http.Request) (any, error) {
 	list := thePools()
 	views := make([]poolView, 0, len(list))
 	for _, p := range list {
-		views = append(views, p.view(time.Now()))
+		views = append(views, viewPool(p, time.Now()))
 	}
 	return views, nil
 }
 
-func getPool(_ *http.Request, p *pool) (any, error) { return p.view(time.Now()), nil }
+func getPool(_ *http.Request, p *pool) (any, error) { return viewPool(p, time.Now()), nil }
 
 func getWorkers(_ *http.Request, p *pool) (any, error) {
-	return p.workerViews(time.Now(), func(*worker) bool { return true }), nil
+	return viewWorkers(p, time.Now(), func(*worker) bool { return true }), nil
 }
 
 func getWorker(r *http.Request, p *pool) (any, error) {
-	w, err := p.named(r.PathValue("worker"))
+	w, err := workerOf(r, p)
 	if err != nil {
 		return nil, err
 	}
-	return p.viewOf(w)
+	return viewOf(p, w)
 }
 
-func (p *pool) viewOf(w *worker) (any, error) {
-	views := p.workerViews(time.Now(), func(o *worker) bool { return o == w })
+func viewOf(p *pool, w *worker) (any, error) {
+	views := viewWorkers(p, time.Now(), func(o *worker) bool { return o == w })
 	if len(views) == 0 {
 		return nil, apiError(http.StatusNotFound, "pool %s has no worker %q any more", p.name, w.dial)
 	}
 	return views[0], nil
 }
 
-// named returns the worker with an address or an id.
-func (p *pool) named(name string) (*worker, error) {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if w := p.workers[name]; w != nil {
+// workerOf returns the worker that the path names by its address or its id.
+func workerOf(r *http.Request, p *pool) (*worker, error) {
+	name := r.PathValue("worker")
+	if w := p.known(name); w != nil {
 		return w, nil
 	}
 	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
-		for _, w := range p.workers {
+		for _, w := range p.all() {
 			if w.id == id {
 				return w, nil
 			}
@@ -183,18 +182,18 @@ func (p *pool) named(name string) (*worker, error) {
 }
 
 func drain(r *http.Request, p *pool) (any, error) {
-	w, err := p.named(r.PathValue("worker"))
+	w, err := workerOf(r, p)
 	if err != nil {
 		return nil, err
 	}
 	if w.drain.Or(drainAsked) == 0 {
 		p.logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.dial))
 	}
-	return p.viewOf(w)
+	return viewOf(p, w)
 }
 
 func undrain(r *http.Request, p *pool) (any, error) {
-	w, err := p.named(r.PathValue("worker"))
+	w, err := workerOf(r, p)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +203,7 @@ func undrain(r *http.Request, p *pool) (any, error) {
 	case drainAsked:
 		p.logger().Info("worker is not drained any more", zap.String("upstream", w.dial))
 	}
-	return p.viewOf(w)
+	return viewOf(p, w)
 }
 
 const (
@@ -231,7 +230,7 @@ func getSessions(r *http.Request, p *pool) (any, error) {
 			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
 		}
 	}
-	page := sessionPage{Total: p.sessions.Len(), Sessions: p.sessionsAfter(after, limit+1)}
+	page := sessionPage{Total: p.sessions.Len(), Sessions: sessionsAfter(p, after, limit+1)}
 	if len(page.Sessions) > limit {
 		page.Sessions = page.Sessions[:limit]
 		page.Next = page.Sessions[limit-1].KeyHash
@@ -240,7 +239,7 @@ func getSessions(r *http.Request, p *pool) (any, error) {
 }
 
 // sessionsAfter returns the first sessions after a hash.
-func (p *pool) sessionsAfter(after string, limit int) []sessionView {
+func sessionsAfter(p *pool, after string, limit int) []sessionView {
 	type hashed struct {
 		hash string
 		b    affinity.Binding
@@ -261,7 +260,7 @@ func (p *pool) sessionsAfter(after string, limit int) []sessionView {
 		first = slices.Insert(first, i, hashed{h, e.Binding})
 		return true
 	})
-	t, dials, views := time.Now(), p.dials(), make([]sessionView, 0, len(first))
+	t, dials, views := time.Now(), dials(p), make([]sessionView, 0, len(first))
 	for _, f := range first {
 		views = append(views, viewSession(f.hash, f.b, dials, t))
 	}
@@ -274,7 +273,7 @@ func isKeyHash(s string) bool {
 
 // sessionNamed returns the key that a session is kept by, empty if there is no
 // such session.
-func (p *pool) sessionNamed(r *http.Request) (string, error) {
+func sessionNamed(r *http.Request, p *pool) (string, error) {
 	key := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
 		return tenantKey(r.URL.Query().Get("tenant"), key), nil
@@ -293,11 +292,11 @@ func (p *pool) sessionNamed(r *http.Request) (string, error) {
 }
 
 func getSession(r *http.Request, p *pool) (any, error) {
-	return p.session(r, p.sessions.Peek)
+	return viewNamed(r, p, p.sessions.Peek)
 }
 
 func unbind(r *http.Request, p *pool) (any, error) {
-	return p.session(r, func(key string) (affinity.Binding, bool) {
+	return viewNamed(r, p, func(key string) (affinity.Binding, bool) {
 		for {
 			b, ok := p.sessions.Peek(key)
 			if !ok {
@@ -310,10 +309,10 @@ func unbind(r *http.Request, p *pool) (any, error) {
 	})
 }
 
-// session answers with the binding that get returns of the session that the
+// viewNamed answers with the binding that get returns of the session that the
 // path names.
-func (p *pool) session(r *http.Request, get func(string) (affinity.Binding, bool)) (any, error) {
-	key, err := p.sessionNamed(r)
+func viewNamed(r *http.Request, p *pool, get func(string) (affinity.Binding, bool)) (any, error) {
+	key, err := sessionNamed(r, p)
 	if err != nil {
 		return nil, err
 	}
@@ -321,7 +320,7 @@ func (p *pool) session(r *http.Request, get func(string) (affinity.Binding, bool
 	if !ok {
 		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.name)
 	}
-	return viewSession(keyHash(key), b, p.dials(), time.Now()), nil
+	return viewSession(keyHash(key), b, dials(p), time.Now()), nil
 }
 
 func explain(r *http.Request, p *pool) (any, error) {
@@ -333,11 +332,11 @@ func explain(r *http.Request, p *pool) (any, error) {
 	if err != nil {
 		return nil, apiError(http.StatusBadRequest, "path: %w", err)
 	}
-	h := p.handler()
-	if h == nil {
+	x := explainerOf(p)
+	if x == nil {
 		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s at this moment", p.name)
 	}
-	return h.explainer.explain(client)
+	return x.explain(client)
 }
 
 // Interface guards

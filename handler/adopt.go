@@ -42,7 +42,7 @@ func (h *Handler) adopt() {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.pool.live.Store(time.Now().Unix())
-		h.pool.lead(h)
+		h.explainer.lead()
 		h.prober.start()
 	}
 }

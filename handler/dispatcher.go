@@ -20,6 +20,7 @@ type dispatcher struct {
 	transport *upstream.Transport
 
 	active   kvscore.Policy
+	unit     string  // of its costs; empty if it compares none
 	soft     bool    // leaving a session's worker has a price
 	shadow   *shadow // nil if none is configured
 	timeouts Timeouts

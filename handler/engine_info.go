@@ -117,6 +117,13 @@ func (p *pool) adoptBlockSize(s *poolSettings) {
 	}
 }
 
+// tellsBlockSize returns whether the engines have told their block size, and agreed.
+func (p *pool) tellsBlockSize() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.blockSize > 0
+}
+
 // maxAdopted is the largest block size that is taken from the engines, in tokens.
 // Prompts that are shorter than a block cannot be compared.
 const maxAdopted = 256

@@ -26,57 +26,56 @@ func (p *pool) tell(dial string, told engine.Info) *worker {
 
 func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}))
-	want := func(size int, from string) {
+	want := func(size int, told bool) {
 		t.Helper()
-		v := p.view(time.Now()).Settings
-		if v.BlockSize != size || v.BlockSource != from {
-			t.Errorf("block size %d (%s), want %d (%s)", v.BlockSize, v.BlockSource, size, from)
+		if n, yes := p.settings.Load().blockSize, p.tellsBlockSize(); n != size || yes != told {
+			t.Errorf("block size %d, told by the engines: %t, want %d, %t", n, yes, size, told)
 		}
 	}
-	want(16, "default")
+	want(16, false)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
-	want(32, fromEngine)
+	want(32, true)
 	p.tell("b:1", engine.Info{Type: engine.VLLM})
-	want(32, fromEngine)
+	want(32, true)
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
-	want(32, fromEngine) // they disagree
-	if in := p.view(time.Now()).Incidents; len(in) != 1 || !strings.Contains(in[0].What, "size of their KV blocks") {
+	want(32, true) // they disagree
+	if in := p.incidents.lasting(); len(in) != 1 || in["disagreement among the engines about the size of their KV blocks"].times == 0 {
 		t.Errorf("incidents %+v", in)
 	}
 	if p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}).withDefaults()) {
 		t.Error("the same settings are said to differ")
 	}
-	want(32, fromEngine)
+	want(32, true)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
-	want(64, fromEngine)
+	want(64, true)
 	for _, dial := range []string{"a:1", "b:1"} {
 		p.tell(dial, engine.Info{Type: engine.SGLang, BlockSize: 1})
 	}
-	want(16, fromEngine) // one token each is for no index
+	want(16, true) // one token each is for no index
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 16})
-	want(16, fromEngine)
+	want(16, true)
 	p.incidents.open = nil
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.view(time.Now()).Incidents; len(in) > 0 {
+	if in := p.incidents.lasting(); len(in) > 0 {
 		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
 	}
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 4096})
-	want(16, fromEngine) // such blocks are for no index
-	if list := p.engineView(p.worker("b:1")).Contradictions; len(list) != 1 || !strings.Contains(list[0], "too large") {
+	want(16, true) // such blocks are for no index
+	if list := p.worker("b:1").engine.warned; len(list) != 1 || !strings.Contains(list["block_size"], "too large") {
 		t.Errorf("it is said of them: %v", list)
 	}
 	p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}).withDefaults())
 	p.learn(p.worker("c:1"), engine.Info{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.view(time.Now()).Incidents; len(in) > 0 {
+	if in := p.incidents.lasting(); len(in) > 0 {
 		t.Errorf("a worker that was removed does not agree: %+v", in)
 	}
 	own := wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"})
 	own.blockSize = 48
 	p.apply(own.withDefaults())
-	want(48, fromConfig)
+	want(48, true)
 	p.tell("c:1", engine.Info{Type: engine.VLLM, BlockSize: 128})
-	want(48, fromConfig)
+	want(48, true)
 }
 
 func TestBlockSizes(t *testing.T) {

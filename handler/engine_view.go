@@ -38,7 +38,7 @@ type infoView struct {
 	Started       *time.Time `json:"started"`
 }
 
-func (p *pool) engineView(w *worker) engineView {
+func viewEngine(p *pool, w *worker) engineView {
 	s, info := p.settings.Load(), w.engine.last()
 	set := s.worker(w.dial)
 	v := engineView{
@@ -100,26 +100,24 @@ type rankLoad struct {
 	OutputBlocks  int64   `json:"output_blocks"`
 }
 
-func (p *pool) rankViews(t time.Time, w *worker) []rankView {
+func viewRanks(p *pool, t time.Time, w *worker) []rankView {
 	list := make([]rankView, 0, w.ranks())
 	for rank := range w.ranks() {
 		l, _ := p.scheduler.Load(t, w.target(rank))
 		list = append(list, rankView{
 			Rank: rank, Load: rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks},
-			Cache: p.viewCache(w, &l), Prefill: rateView{l.RateInUse, l.PrefillRate > 0}, Latency: viewSpeed(t, &l),
+			Cache: viewCache(p, w, &l), Prefill: rateView{l.RateInUse, l.PrefillRate > 0}, Latency: viewSpeed(t, &l),
 		})
 	}
 	return list
 }
 
-// blocksFrom says where the size of the blocks that are compared comes from.
-func (p *pool) blocksFrom() string {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
+// blockSource returns where the size of the blocks that are compared comes from.
+func blockSource(p *pool, set *poolSettings) string {
 	switch {
-	case !p.settings.Load().openBlocks:
+	case !set.openBlocks:
 		return fromConfig
-	case p.blockSize > 0:
+	case p.tellsBlockSize():
 		return fromEngine
 	}
 	return "default"

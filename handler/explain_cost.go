@@ -55,23 +55,17 @@ type homeView struct {
 	Stays bool `json:"session_stays"`
 }
 
-// viewHome returns nil if the session is not bound. chosen is the position of the
-// target that would be booked.
-func (rt *route) viewHome(chosen int) *homeView {
-	if rt.bound == 0 {
+// viewHome returns nil if the session is not bound.
+func viewHome(p *pool, h *dryHome) *homeView {
+	if h == nil {
 		return nil
 	}
-	sel, t := &rt.scratch.sel, rt.seenAt
 	v := &homeView{
-		Worker: t.Worker, Dial: rt.pool.dials()[t], Rank: t.Rank,
-		Candidate: sel.Home >= 0, Holds: sel.HomeHolds(),
+		Worker: h.Target.Worker, Dial: dials(p)[h.Target], Rank: h.Target.Rank,
+		Candidate: h.Position >= 0, Holds: h.Holds, Stays: h.Stays,
 	}
-	v.Stays = chosen == sel.Home || rt.wait.away || rt.mayLeave() && v.Holds
-	if rt.mayLeave() && !rt.pinned() {
-		v.Leave = new(float64)
-		for i := range sel.Candidates {
-			*v.Leave = max(*v.Leave, sel.Candidates[i].Terms.Leave)
-		}
+	if h.Priced {
+		v.Leave = &h.Leave
 	}
 	return v
 }

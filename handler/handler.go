@@ -164,7 +164,6 @@ type Handler struct {
 	config     *sharedSettings // those of all handlers that name the pool
 	pool       *pool
 	adopted    atomic.Bool
-	served     atomic.Bool // it had a request
 	holdsPool  bool
 	proxyReady bool
 	reader     *reader
@@ -277,7 +276,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	registry := ctx.GetMetricsRegistry()
-	h.metrics = registerMetrics(registry, h.logger)
+	h.metrics = registerMetrics(registry, h.logger, collector{})
 	h.figures = h.metrics.of(h.Pool)
 	if err := h.loadShadow(ctx); err != nil {
 		return err
@@ -303,7 +302,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.prober = newProber(ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	h.wireDispatcher()
-	h.pool.join(h)
+	h.explainer.join()
 	go h.adoptWhenLive(ctx, registry)
 	return nil
 }
@@ -349,14 +348,14 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 func (h *Handler) wireDispatcher() {
 	d := h.dispatcher
 	d.pool, d.proxy, d.transport, d.client, d.active = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
-	d.metrics, d.figures, d.logger, d.ctx = h.metrics, h.figures, h.logger, h.ctx
+	d.unit, d.metrics, d.figures, d.logger, d.ctx = costUnit(h.policy), h.metrics, h.figures, h.logger, h.ctx
 	d.labels, d.speculative, d.probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
 	if h.Timeouts != nil {
 		d.timeouts = *h.Timeouts
 	}
 	d.followUps = newRunner(d, h.SpeculativePrefill)
 	h.reader = h.newReader()
-	h.explainer = &explainer{d, h.reader}
+	h.explainer = &explainer{dispatcher: d, reader: h.reader, config: h.config}
 }
 
 // newReader returns the reader of the handler's requests.
@@ -384,7 +383,9 @@ func (h *Handler) Cleanup() error {
 	if h.holdsPool {
 		// the pointer stays: requests of this config may still be under way
 		h.holdsPool = false
-		h.pool.leave(h)
+		if h.explainer != nil {
+			h.explainer.leave()
+		}
 		_, _ = pools.Delete(h.Pool)
 	}
 	return err
@@ -395,7 +396,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	start := time.Now()
 	h.adopt()
 	h.prober.await(r.Context())
-	h.pool.follow(h)
+	h.explainer.follow()
 	h.noticeServer(r)
 	p, err := h.reader.read(r)
 	if err != nil {

@@ -42,6 +42,17 @@ func (i *incidents) met(now time.Time, name string, logger func() *zap.Logger) {
 	}
 }
 
+// lasting returns the conditions that last, by name.
+func (i *incidents) lasting() map[string]incident {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	list := make(map[string]incident, len(i.open))
+	for name, in := range i.open {
+		list[name] = *in
+	}
+	return list
+}
+
 // settle logs the conditions that are over, and forgets them.
 func (i *incidents) settle(now time.Time, logger *zap.Logger) {
 	over := make(map[string]*incident)

@@ -1,11 +1,9 @@
 package handler
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // latencyView is what the pool has learned of prefill times and of its traffic. The
@@ -70,50 +68,10 @@ type cacheSize struct {
 	Cached  int64  `json:"cached_tokens"`
 }
 
-func (p *pool) viewCache(w *worker, l *kvscore.Load) cacheSize {
+func viewCache(p *pool, w *worker, l *kvscore.Load) cacheSize {
 	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
 	if told := l.ToldTokens; p.settings.Load().worker(w.dial).KVTokens > 0 || w.engine.last().KVTokens > 0 {
 		v.Told = &told
 	}
 	return v
-}
-
-var (
-	descCapacity = desc("worker_capacity_tokens", "Tokens that the KV cache of the worker's rank is taken to have room for: as told, or as learned from reported cached tokens.", "pool", "worker", "dp_rank")
-	descSlowness = desc("worker_slowness", "How many times longer a prefill takes on the worker's rank than the pool predicts.", "pool", "worker", "dp_rank")
-	descError    = desc("worker_ttft_error_ratio", "Quantiles of the error of the predicted times to first tokens, |observed / predicted - 1|, over the last 64.", "pool", "worker", "dp_rank", "quantile")
-	descPrefills = desc("prefill_cost_seconds", "What a prefill takes as learned over all workers: for each step, 1000 tokens to be computed, million pairs of tokens that attention compares, and 1000 tokens of context of active requests.", "pool", "per")
-)
-
-func describeLatency(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descCapacity, descSlowness, descError, descPrefills} {
-		ch <- d
-	}
-}
-
-// collectLatency emits a pool's learned prefill times; nothing before the first timing.
-func collectLatency(ch chan<- prometheus.Metric, pool string, s *kvscore.Stats) {
-	if s.Timings == 0 {
-		return
-	}
-	v := viewLatency(s)
-	for per, ms := range map[string]float64{
-		"step": v.Fixed, "1000_tokens": v.Tokens, "million_token_pairs": v.Attention, "1000_context_tokens": v.Context,
-	} {
-		collect(ch, descPrefills, prometheus.GaugeValue, ms/1e3, pool, per)
-	}
-}
-
-func collectSpeed(ch chan<- prometheus.Metric, pool, worker string, rank int, l *kvscore.Load) {
-	gauge := func(d *prometheus.Desc, v float64, more ...string) {
-		collect(ch, d, prometheus.GaugeValue, v, append([]string{pool, worker, strconv.Itoa(rank)}, more...)...)
-	}
-	gauge(descCapacity, float64(l.CapacityTokens))
-	if l.Timings > 0 {
-		gauge(descSlowness, l.Slowness)
-	}
-	if l.Predictions > 0 {
-		gauge(descError, l.ErrorMedian, "0.5")
-		gauge(descError, l.ErrorP90, "0.9")
-	}
 }

@@ -2,9 +2,7 @@ package handler
 
 import (
 	"errors"
-	"strconv"
 	"sync"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -26,7 +24,6 @@ type metrics struct {
 	queueWait                   *prometheus.HistogramVec
 	dropped, malformed          *prometheus.CounterVec
 	speculative                 *prometheus.CounterVec
-	live                        liveCollector
 }
 
 // Outcomes of a request.
@@ -111,13 +108,13 @@ var theMetrics = sync.OnceValue(func() *metrics {
 	}
 })
 
-// registerMetrics makes the collectors known to a configuration's registry.
-// Several handlers may do so.
-func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
+// registerMetrics makes the collectors of requests and others known to a configuration's
+// registry. Several handlers may do so.
+func registerMetrics(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *metrics {
 	m := theMetrics()
-	for _, c := range append(poolCollectors(), []prometheus.Collector{
+	for _, c := range append(append(poolCollectors(), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative, m.live,
+		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative,
 	}...) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
@@ -125,77 +122,4 @@ func registerMetrics(r *prometheus.Registry, logger *zap.Logger) *metrics {
 		}
 	}
 	return m
-}
-
-// liveCollector reads the pools when it is asked.
-type liveCollector struct{}
-
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("caddy_kv_router_"+name, help, labels, nil)
-}
-
-var (
-	descLeases    = desc("leases", "Attempts under way.", "pool")
-	descWaiting   = desc("waiting_requests", "Requests that wait until a worker has room.", "pool")
-	descExpired   = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
-	descUntracked = desc("untracked_prompts_total", "Prompts that the mirror had no room for, in whole or in part.", "pool")
-	descFaults    = desc("policy_faults_total", "Choices in which the policy returned no candidate or changed the list of candidates, so that the least loaded worker was taken.", "pool")
-	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
-	descIndex     = desc("index_bytes", "Size of the index.", "pool")
-	descRequests  = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
-	descPrefill   = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
-	descBlocks    = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
-	descCached    = desc("worker_cached_tokens", "Tokens that the worker's rank is thought to hold in its KV cache.", "pool", "worker", "dp_rank")
-)
-
-// Describe implements prometheus.Collector.
-func (liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descRequests, descPrefill, descBlocks, descCached} {
-		ch <- d
-	}
-	describeState(ch)
-	describeLatency(ch)
-}
-
-// collect hands in a figure, unless its labels are none: one that cannot be
-// shown must not take the others away.
-func collect(ch chan<- prometheus.Metric, d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-	if m, err := prometheus.NewConstMetric(d, kind, v, labels...); err == nil {
-		ch <- m
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (liveCollector) Collect(ch chan<- prometheus.Metric) {
-	collectState(ch)
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		collect(ch, d, prometheus.GaugeValue, v, labels...)
-	}
-	for _, p := range thePools() {
-		s := p.scheduler.Stats()
-		gauge(descLeases, float64(s.Leases), p.name)
-		gauge(descWaiting, float64(p.queue.length.Load()), p.name)
-		for d, n := range map[*prometheus.Desc]uint64{
-			descExpired: s.Expired, descUntracked: s.Untracked, descFaults: s.PolicyFaults,
-		} {
-			collect(ch, d, prometheus.CounterValue, float64(n), p.name)
-		}
-		gauge(descSessions, float64(p.sessions.Len()), p.name)
-		gauge(descIndex, float64(s.IndexBytes), p.name)
-		collectLatency(ch, p.name, &s)
-		t := time.Now()
-		for _, w := range p.all() {
-			for i := range w.ranks() {
-				load, known := p.scheduler.Load(t, w.target(i))
-				rank := strconv.Itoa(i)
-				gauge(descRequests, float64(load.Requests), p.name, w.dial, rank)
-				gauge(descPrefill, float64(load.PrefillTokens), p.name, w.dial, rank)
-				gauge(descBlocks, load.PromptBlocks+float64(load.OutputBlocks), p.name, w.dial, rank)
-				gauge(descCached, float64(load.CachedTokens), p.name, w.dial, rank)
-				if known {
-					collectSpeed(ch, p.name, w.dial, i, &load)
-				}
-			}
-		}
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // TestAddressesOfRequestsAreBounded has more addresses come than are told apart,
@@ -56,16 +55,6 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 		}
 	}
 	lease.End(true, nil)
-}
-
-// TestLabelThatIsNoneSpoilsNothing hands in a figure that cannot be shown.
-func TestLabelThatIsNoneSpoilsNothing(t *testing.T) {
-	ch := make(chan prometheus.Metric, 2)
-	collect(ch, descAvailable, prometheus.GaugeValue, 1, "pool", "127.0.0.1:9\xff")
-	collect(ch, descAvailable, prometheus.GaugeValue, 1, "pool", "127.0.0.1:9")
-	if len(ch) != 1 {
-		t.Errorf("%d figures", len(ch))
-	}
 }
 
 // TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the

@@ -70,10 +70,6 @@ type pool struct {
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the configuration last provisioned
 	agreed  *sharedSettings
-
-	handlersMu sync.Mutex
-	handlers   []*Handler // those that were provisioned and not cleaned up
-	current    *Handler   // the one of these whose settings count, see follow
 }
 
 // worker is one engine process behind one dial address.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
@@ -17,24 +16,22 @@ import (
 // answerQuery answers a client that asks where its request would go, with the worker
 // and the prompt's token ids under nvext. It is the first of two stages; in the second
 // the client names the worker. Nothing is booked, remembered or computed. If the
-// request has no token ids, the chosen worker's engine is asked for them.
+// request has no token ids, the chosen worker's engine is asked for them. The error is
+// a Refusal where the router refuses the request.
 func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) error {
-	if p.request == nil {
-		return &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
+	c := x.dispatcher.explain(r, p)
+	if c.Refused != nil {
+		return c.Refused
 	}
-	e := x.explainPlan(r, p)
-	if e.refused != nil {
-		return e.refused
-	}
-	if e.Chosen == nil {
+	if len(c.Candidates) == 0 {
 		return errNoChoice
 	}
-	ids := p.tokenIDs()
+	ids := tokenIDs(p)
 	if ids == nil {
-		ids = x.askTokens(r, p, e.Chosen)
-		e = x.explainTokens(r, p, e, ids)
+		ids = x.askTokens(r, p, c.Workers[c.Picked.Chosen])
+		c = x.explainTokens(r, p, c, ids)
 	}
-	answer, err := encodeQuery(p, e, ids)
+	answer, err := x.encodeQuery(p, c, ids)
 	if err != nil {
 		return err
 	}
@@ -70,14 +67,14 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func encodeQuery(p *plan, e *explanation, ids []byte) ([]byte, error) {
-	c := e.Chosen
-	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(c.Worker, c.Rank).Append(nil)}}
+func (x *explainer) encodeQuery(p *plan, c *dryChoice, ids []byte) ([]byte, error) {
+	target := c.Candidates[c.Picked.Chosen].Target
+	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(target.Worker, target.Rank).Append(nil)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}
 	if p.ext.QueryExplains() {
-		why, err := json.Marshal(e)
+		why, err := json.Marshal(x.view(p, c))
 		if err != nil {
 			return nil, fmt.Errorf("encoding the explanation: %w", err)
 		}
@@ -96,9 +93,8 @@ func encodeQuery(p *plan, e *explanation, ids []byte) ([]byte, error) {
 	return json.Marshal(answer)
 }
 
-// tokenIDs returns the prompt's token ids as JSON, nil if the request does not have
-// them.
-func (p *plan) tokenIDs() []byte {
+// tokenIDs returns the token ids of a request's prompt as JSON, nil if it has none.
+func tokenIDs(p *plan) []byte {
 	if p.ext.TokenCount > 0 {
 		return nvext.AppendTokens(nil, p.ext.TokenData)
 	}

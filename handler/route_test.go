@@ -34,7 +34,8 @@ func testDispatcher(h *Handler) *dispatcher {
 	if d.proxy == nil {
 		d.proxy = new(reverseproxy.Handler)
 	}
-	d.followUps = noFollowUps{}
+	d.unit, d.followUps = costUnit(h.policy), noFollowUps{}
+	h.explainer = &explainer{dispatcher: d, reader: h.reader, config: h.config}
 	return d
 }
 

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -193,46 +192,6 @@ func TestExplainingMakesNoWorkerKnown(t *testing.T) {
 	}
 	if w := newTestRoute(h, nil).table(list).rows[0].worker; w != h.pool.known("new:1") {
 		t.Error("a request is offered a worker that is not the pool's")
-	}
-}
-
-// TestExplanationOfAnUnknownUpstream has an upstream that the pool does not know:
-// each look-up would make another worker of it.
-func TestExplanationOfAnUnknownUpstream(t *testing.T) {
-	for name, body := range map[string]string{
-		"free":   `{"model":"m","messages":[{"role":"user","content":"hello"}]}`,
-		"pinned": fmt.Sprintf(`{"model":"m","messages":[],"nvext":{"backend_instance_id":%d}}`, derivedID("new:1")),
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := testHandler(t, "a:1")
-			h.ReverseProxy.Upstreams = upstreamsOf("a:1", "new:1")
-			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
-			p, err := h.reader.read(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer p.done()
-			if name == "pinned" {
-				p.pin = pin{named: true, worker: derivedID("new:1"), field: "x"}
-			}
-			e := (&explainer{testDispatcher(h), nil}).explainPlan(r, p)
-			if e.Refused != nil {
-				t.Fatalf("refused: %+v", e.Refused)
-			}
-			seen := make(map[string]int)
-			for _, c := range e.Candidates {
-				seen[c.Dial]++
-			}
-			for _, l := range e.LeftOut {
-				seen[l.Dial]++
-			}
-			if seen["a:1"] != 1 || seen["new:1"] != 1 {
-				t.Errorf("candidates and left out: %v, want each worker once", seen)
-			}
-			if h.pool.known("new:1") != nil {
-				t.Error("the pool knows it now")
-			}
-		})
 	}
 }
 

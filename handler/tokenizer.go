@@ -23,11 +23,10 @@ const (
 )
 
 // askTokens asks the worker that a query is told for the prompt's token ids, and
-// returns them as JSON; nil if it does not tell them, which is counted. That is a
-// question of the router's own: it is not booked, takes no slot, and marks nobody
-// who does not answer.
-func (x *explainer) askTokens(r *http.Request, p *plan, c *chosenView) (ids []byte) {
-	q := p.question()
+// returns them as JSON; nil if it does not tell them, which is counted. The question is
+// not booked, takes no slot, and marks no worker that does not answer.
+func (x *explainer) askTokens(r *http.Request, p *plan, w *worker) (ids []byte) {
+	q := questionOf(p)
 	if q == nil {
 		x.fallBack(fallbackUntokenized)
 		return nil
@@ -45,7 +44,6 @@ func (x *explainer) askTokens(r *http.Request, p *plan, c *chosenView) (ids []by
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
-	w := x.pool.peek(c.Dial)
 	e := x.pool.engineOf(w)
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		return x.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
@@ -56,9 +54,9 @@ func (x *explainer) askTokens(r *http.Request, p *plan, c *chosenView) (ids []by
 	return ids
 }
 
-// question returns what an engine is to be asked, nil if the prompt is none that
-// an engine can tell the ids of.
-func (p *plan) question() *engine.Question {
+// questionOf returns what an engine is asked, nil if no engine can tell the ids of the
+// prompt.
+func questionOf(p *plan) *engine.Question {
 	if p.request.Kind != api.Text || p.request.Media > 0 || p.body.Buffer == nil {
 		return nil
 	}
@@ -86,27 +84,19 @@ func (x *explainer) postOwn(ctx context.Context, w *worker, path string, body []
 	return status, answer
 }
 
-// explainTokens explains a query anew whose prompt's token ids an engine has
-// told. Who has sent these before, in a second stage, is known by them and not by
-// the text: what counts is the prompt of which more is cached.
-func (x *explainer) explainTokens(r *http.Request, planned *plan, e *explanation, ids []byte) *explanation {
+// explainTokens makes the choice for a query again with the token ids that an engine has
+// told. Requests that had these, in a second stage, are known by them and not by the
+// text: the choice for the prompt of which more is cached counts.
+func (x *explainer) explainTokens(r *http.Request, planned *plan, c *dryChoice, ids []byte) *dryChoice {
 	if ids == nil {
-		return e
+		return c
 	}
 	p := x.reader.withTokens(planned, ids)
 	if p == nil {
-		return e
+		return c
 	}
-	if by := x.explainPlan(r, p); by.Chosen != nil && by.overlap() > e.overlap() {
+	if by := x.dispatcher.explain(r, p); by.overlap() > c.overlap() {
 		return by
 	}
-	return e
-}
-
-// overlap returns the most tokens of the prompt that a candidate holds.
-func (e *explanation) overlap() (most int64) {
-	for i := range e.Candidates {
-		most = max(most, e.Candidates[i].OverlapTokens)
-	}
-	return most
+	return c
 }

@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -11,9 +10,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -23,38 +24,48 @@ import (
 // stays booked. With room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
-	h := benchHandler(t)
-	h.transport = &upstream.Transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
+	pool, err := newPool("test", new(poolSettings).withDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Destruct()
+	s := *pool.settings.Load()
+	s.engine = engine.SGLang
+	pool.settings.Store(&s)
+	transport := &upstream.Transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			dials.Add(1)
 			return nil, errors.New("nobody is there")
 		},
 	}}}
-	h.client = upstream.NewClient(h.ReverseProxy, h.transport, func(string) string { return "" })
-	s := *h.pool.settings.Load()
-	s.engine = engine.SGLang
-	h.pool.settings.Store(&s)
+	x := &explainer{dispatcher: &dispatcher{
+		pool: pool, metrics: theMetrics(), logger: zap.NewNop(),
+		client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
+	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {
 		asking int32
 		bodies int64
 	}{{maxAsking, 0}, {0, body.MaxBytes - 1000}, {0, 0}} {
-		h.pool.memory.Held.Store(0)
-		r := httptest.NewRequest(http.MethodPost, "/v1/completions", bytes.NewReader([]byte(prompt)))
-		p, err := h.reader.read(r)
+		pool.memory.Held.Store(0)
+		of, whole := api.For("/v1/completions"), body.NewBuffer(int64(len(prompt)))
+		whole.Data = append(whole.Data[:0], prompt...)
+		pool.memory.Count(whole)
+		req, err := api.Parse(of, whole.Data, api.Options{TextBlock: s.textBlock, BlockSize: s.blockSize})
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.pool.asking.Store(v.asking)
-		h.pool.memory.Held.Add(v.bodies)
-		ids := (&explainer{testDispatcher(h), nil}).askTokens(r, p, &chosenView{Dial: "127.0.0.1:1"})
+		p := &plan{api: of, request: req, wishes: wishes{ext: &noExt}, content: content{body: body.NewReplay(whole, whole.Data)}}
+		pool.asking.Store(v.asking)
+		pool.memory.Held.Add(v.bodies)
+		ids := x.askTokens(httptest.NewRequest(http.MethodPost, "/v1/completions", nil), p, pool.worker("127.0.0.1:1"))
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}
 		p.done()
-		if n, held := h.pool.asking.Load(), h.pool.memory.Held.Load(); n != v.asking || held != v.bodies {
+		if n, held := pool.asking.Load(), pool.memory.Held.Load(); n != v.asking || held != v.bodies {
 			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
 		}
-		h.pool.memory.Held.Add(-v.bodies)
+		pool.memory.Held.Add(-v.bodies)
 	}
 }

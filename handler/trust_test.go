@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 
@@ -34,7 +33,7 @@ func TestMatcherThatFailsGrantsNothing(t *testing.T) {
 	if g := h.grants(r); g != nvext.Explain {
 		t.Errorf("granted %v", g)
 	}
-	if n := len(p.incidents.view(time.Now())); n != 1 {
+	if n := len(p.incidents.lasting()); n != 1 {
 		t.Errorf("%d conditions last, want 1", n)
 	}
 	h.Mode = modeDirect

@@ -57,15 +57,15 @@ type incidentView struct {
 	Times int     `json:"times"`
 }
 
-func (p *pool) view(t time.Time) poolView {
+func viewPool(p *pool, t time.Time) poolView {
 	s, set := p.scheduler.Stats(), p.settings.Load()
 	v := poolView{
 		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(), Responses: p.responses.count(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.memory.Bytes(), Speculative: p.backgrounds.count(),
-		Settings:  settingsView{set.memory, set.blockSize, p.blocksFrom(), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
+		Settings:  settingsView{set.memory, set.blockSize, blockSource(p, set), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
 		Latency:   viewLatency(&s),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
-		Incidents: p.incidents.view(t),
+		Incidents: viewIncidents(&p.incidents, t),
 	}
 	if s.PrefillRate > 0 {
 		v.PrefillRate = &s.PrefillRate
@@ -79,12 +79,11 @@ func (p *pool) view(t time.Time) poolView {
 	return v
 }
 
-// view returns the conditions that last, the oldest first.
-func (i *incidents) view(t time.Time) []incidentView {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	list := make([]incidentView, 0, len(i.open))
-	for what, in := range i.open {
+// viewIncidents returns the conditions that last, the oldest first.
+func viewIncidents(i *incidents, t time.Time) []incidentView {
+	open := i.lasting()
+	list := make([]incidentView, 0, len(open))
+	for what, in := range open {
 		list = append(list, incidentView{what, t.Sub(in.begun).Seconds(), t.Sub(in.last).Seconds(), in.times})
 	}
 	slices.SortFunc(list, func(a, b incidentView) int { return cmp.Compare(b.Begun, a.Begun) })
@@ -172,11 +171,11 @@ type hitsView struct {
 	Error *missesView `json:"prediction_error"`
 }
 
-// workerViews returns the views of those of the pool's workers that are wanted.
-func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView {
+// viewWorkers returns the views of those of the pool's workers that are wanted.
+func viewWorkers(p *pool, t time.Time, wanted func(*worker) bool) []workerView {
 	all := p.all()
 	slices.SortFunc(all, func(a, b *worker) int { return cmp.Compare(a.dial, b.dial) })
-	proxy, healthy, set := p.proxyAvailable(), p.proxyHealthy(), p.settings.Load()
+	proxy, set := proxyOf(p), p.settings.Load()
 	loads, sum := make([]kvscore.Load, len(all)), int64(0)
 	for i, w := range all {
 		loads[i] = p.load(t, w)
@@ -187,53 +186,45 @@ func (p *pool) workerViews(t time.Time, wanted func(*worker) bool) []workerView 
 		if !wanted(w) {
 			continue
 		}
-		v := w.view(t, &loads[i], healthy)
-		v.Engine, v.Ranks = p.engineView(w), p.rankViews(t, w)
+		v := viewWorker(w, t, &loads[i], proxy)
+		v.Engine, v.Ranks = viewEngine(p, w), viewRanks(p, t, w)
 		if len(v.Ranks) == 1 {
 			v.Latency = v.Ranks[0].Latency
 		}
-		v.Cache.cacheSize = p.viewCache(w, &loads[i])
+		v.Cache.cacheSize = viewCache(p, w, &loads[i])
 		v.Static = set.upstreams[w.dial]
-		v.Health.Proxy = proxy[w.dial]
 		v.Cache.IndexShare = ratio(v.Cache.Cached, sum)
 		list = append(list, v)
 	}
 	return list
 }
 
-// proxyAvailable returns, by address, whether Caddy's proxy has its static upstreams
-// available.
-func (p *pool) proxyAvailable() map[string]*bool {
-	said := make(map[string]*bool)
-	if h := p.handler(); h != nil {
-		for _, up := range h.ReverseProxy.Upstreams {
-			yes := available(up)
-			said[up.Dial] = &yes
+// proxyState is what Caddy's proxy says of a static upstream.
+type proxyState struct {
+	available bool
+	healthy   bool // by its health checks
+}
+
+// proxyOf returns the states of a pool's static upstreams by address. Which these are
+// is a matter of the configuration that answers for the pool.
+func proxyOf(p *pool) map[string]proxyState {
+	said := make(map[string]proxyState)
+	if x := explainerOf(p); x != nil {
+		for _, up := range x.proxy.Upstreams {
+			said[up.Dial] = proxyState{available(up), up.Host == nil || up.Healthy()}
 		}
 	}
 	return said
 }
 
-// proxyHealthy returns, by address, whether Caddy's health checks find the static
-// upstreams healthy.
-func (p *pool) proxyHealthy() map[string]bool {
-	said := make(map[string]bool)
-	if h := p.handler(); h != nil {
-		for _, up := range h.ReverseProxy.Upstreams {
-			said[up.Dial] = up.Host == nil || up.Healthy()
-		}
-	}
-	return said
-}
-
-func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) workerView {
+func viewWorker(w *worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState) workerView {
 	drain, health := w.drain.Load(), w.health.state(t)
 	v := workerView{
 		ID: w.id, Dial: w.dial,
 		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
-			Available: health.available(w, healthy), Hung: w.flow.hangs(),
+			Available: isAvailable(w, &health, proxy), Hung: w.flow.hangs(),
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
 		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},
@@ -242,6 +233,9 @@ func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) 
 			Estimated: w.hits.estimated.Load(), Predicted: w.hits.foreseen.Load(),
 			Prompt: w.hits.prompt.Load(), Cached: w.hits.cached.Load(),
 		},
+	}
+	if state, said := proxy[w.dial]; said {
+		v.Health.Proxy = &state.available
 	}
 	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
 	v.Hits.Error = w.misses.view()
@@ -268,6 +262,18 @@ func (w *worker) view(t time.Time, load *kvscore.Load, healthy map[string]bool) 
 	return v
 }
 
+// isAvailable returns whether a worker gets new requests as others do: one that is let
+// back, with a few at a time, does not yet. It is nil if that is not known, because no
+// connection to it was tried.
+func isAvailable(w *worker, s *healthState, proxy map[string]proxyState) *bool {
+	state, said := proxy[w.dial]
+	yes := (state.healthy || !said) && !w.draining() && !w.flow.hangs() && s.well && !s.away
+	if yes && s.reach == reachUnknown {
+		return nil
+	}
+	return &yes
+}
+
 // ratio returns part/whole, nil if whole is 0.
 func ratio(part, whole int64) *float64 {
 	if whole == 0 {
@@ -289,15 +295,15 @@ type sessionView struct {
 	Expires float64 `json:"expires_in_seconds,omitempty"`
 }
 
-// dials returns the workers' addresses by target.
-func (p *pool) dials() map[kvscore.Target]string {
-	dials := make(map[kvscore.Target]string)
+// dials returns the addresses of a pool's workers by target.
+func dials(p *pool) map[kvscore.Target]string {
+	list := make(map[kvscore.Target]string)
 	for _, w := range p.all() {
 		for rank := range w.ranks() {
-			dials[w.target(rank)] = w.dial
+			list[w.target(rank)] = w.dial
 		}
 	}
-	return dials
+	return list
 }
 
 func viewSession(hash string, b affinity.Binding, dials map[kvscore.Target]string, t time.Time) sessionView {

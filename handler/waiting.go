@@ -113,11 +113,6 @@ func (rt *route) endWaiting() {
 	}
 }
 
-// waitView says that a request would wait, and behind how many.
-type waitView struct {
-	Before int `json:"waiting_requests"`
-}
-
 // takeSlot takes a slot of the chosen worker for an attempt. It returns false
 // if the worker filled up meanwhile, or a queued request has first claim to its room.
 func (rt *route) takeSlot(w *worker) bool {

@@ -181,6 +181,9 @@ type Candidate struct {
 	Cost float64
 }
 
+// TTFT returns how many milliseconds the first token is predicted to take.
+func (c *Candidate) TTFT() float64 { return c.WaitTime + c.PrefillTime }
+
 // fewest returns a candidate for which less never holds against any other;
 // equal ones share evenly.
 func fewest(s *Selection, ties *Ties, less func(a, b *Candidate) bool) int {

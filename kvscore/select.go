@@ -225,7 +225,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		expected:  r.ExpectedTokens,
 	}
 	l.cached, l.inFlight, l.work = c.OverlapTokens, c.SharedBlocks > 0, workOf(l.prefill, c.OverlapTokens)
-	l.predicted = c.WaitTime + c.PrefillTime
+	l.predicted = c.TTFT()
 	l.queued = ld.awaiting.n > 0
 	s.traffic.arrived(sel)
 	ld.recent.add(now, c.PrefillTime)

@@ -27,6 +27,3 @@ func (*LeastLoad) CostUnit() string { return UnitRequests }
 
 // CostUnit returns [UnitRequests].
 func (*PowerOfTwo) CostUnit() string { return UnitRequests }
-
-// TTFT returns the predicted time to the first token, in milliseconds.
-func (c *Candidate) TTFT() float64 { return c.WaitTime + c.PrefillTime }

@@ -1,0 +1,154 @@
+package handler
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// collector reads the pools when metrics are scraped.
+type collector struct{}
+
+var (
+	descLeases    = desc("leases", "Attempts under way.", "pool")
+	descWaiting   = desc("waiting_requests", "Requests that wait until a worker has room.", "pool")
+	descExpired   = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
+	descUntracked = desc("untracked_prompts_total", "Prompts that the mirror had no room for, in whole or in part.", "pool")
+	descFaults    = desc("policy_faults_total", "Choices in which the policy returned no candidate or changed the list of candidates, so that the least loaded worker was taken.", "pool")
+	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
+	descIndex     = desc("index_bytes", "Size of the index.", "pool")
+	descPrefills  = desc("prefill_cost_seconds", "What a prefill takes as learned over all workers: for each step, 1000 tokens to be computed, million pairs of tokens that attention compares, and 1000 tokens of context of active requests.", "pool", "per")
+	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
+
+	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
+	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while no connection to it can be made, it is rated down or let back, hangs, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
+	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
+	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
+
+	descRequests = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
+	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
+	descBlocks   = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
+	descCached   = desc("worker_cached_tokens", "Tokens that the worker's rank is thought to hold in its KV cache.", "pool", "worker", "dp_rank")
+	descCapacity = desc("worker_capacity_tokens", "Tokens that the KV cache of the worker's rank is taken to have room for: as told, or as learned from reported cached tokens.", "pool", "worker", "dp_rank")
+	descSlowness = desc("worker_slowness", "How many times longer a prefill takes on the worker's rank than the pool predicts.", "pool", "worker", "dp_rank")
+	descError    = desc("worker_ttft_error_ratio", "Quantiles of the error of the predicted times to first tokens, |observed / predicted - 1|, over the last 64.", "pool", "worker", "dp_rank", "quantile")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("caddy_kv_router_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descPrefills, descIncidents,
+		descHung, descAvailable, descEngine, descContrary,
+		descRequests, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
+	} {
+		ch <- d
+	}
+}
+
+// sink takes the figures of a pool, or of a part of it that has labels of its own.
+type sink struct {
+	ch     chan<- prometheus.Metric
+	labels []string
+}
+
+// with returns a sink for a part.
+func (s sink) with(labels ...string) sink {
+	return sink{s.ch, append(s.labels[:len(s.labels):len(s.labels)], labels...)}
+}
+
+func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s.emit(d, prometheus.GaugeValue, v, labels...)
+}
+
+// emit leaves out a figure whose labels are not valid, so that it does not take the
+// others away.
+func (s sink) emit(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+	if m, err := prometheus.NewConstMetric(d, kind, v, s.with(labels...).labels...); err == nil {
+		s.ch <- m
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (collector) Collect(ch chan<- prometheus.Metric) {
+	t := time.Now()
+	for _, p := range thePools() {
+		to := sink{ch, []string{p.name}}
+		collectPool(to, p, t)
+		set, proxy := p.settings.Load(), proxyOf(p)
+		for _, w := range p.all() {
+			if p.isCurrent(set, w) { // else there is nothing that an operator would act on
+				collectWorker(to.with(w.dial), p, w, t, proxy)
+			}
+			for rank := range w.ranks() {
+				load, known := p.scheduler.Load(t, w.target(rank))
+				collectRank(to.with(w.dial, strconv.Itoa(rank)), &load, known)
+			}
+		}
+	}
+}
+
+func collectPool(to sink, p *pool, t time.Time) {
+	s := p.scheduler.Stats()
+	to.gauge(descLeases, float64(s.Leases))
+	to.gauge(descWaiting, float64(p.queue.length.Load()))
+	to.emit(descExpired, prometheus.CounterValue, float64(s.Expired))
+	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))
+	to.emit(descFaults, prometheus.CounterValue, float64(s.PolicyFaults))
+	to.gauge(descSessions, float64(p.sessions.Len()))
+	to.gauge(descIndex, float64(s.IndexBytes))
+	for _, in := range viewIncidents(&p.incidents, t) { // their names are a fixed few
+		to.gauge(descIncidents, 1, in.What)
+	}
+	if s.Timings == 0 {
+		return // the coefficients are assumptions
+	}
+	v := viewLatency(&s)
+	to.gauge(descPrefills, v.Fixed/1e3, "step")
+	to.gauge(descPrefills, v.Tokens/1e3, "1000_tokens")
+	to.gauge(descPrefills, v.Attention/1e3, "million_token_pairs")
+	to.gauge(descPrefills, v.Context/1e3, "1000_context_tokens")
+}
+
+func collectWorker(to sink, p *pool, w *worker, t time.Time, proxy map[string]proxyState) {
+	health := w.health.state(t)
+	if yes := isAvailable(w, &health, proxy); yes != nil {
+		to.gauge(descAvailable, asNumber(*yes))
+	}
+	e := viewEngine(p, w)
+	to.gauge(descEngine, 1, orEmpty(e.Type), orEmpty(e.Version), e.Source)
+	if e.Contradictions != nil {
+		to.gauge(descContrary, float64(len(e.Contradictions)))
+	}
+	to.gauge(descHung, asNumber(w.flow.hangs()))
+}
+
+func collectRank(to sink, l *kvscore.Load, known bool) {
+	to.gauge(descRequests, float64(l.Requests))
+	to.gauge(descPrefill, float64(l.PrefillTokens))
+	to.gauge(descBlocks, l.PromptBlocks+float64(l.OutputBlocks))
+	to.gauge(descCached, float64(l.CachedTokens))
+	if !known {
+		return
+	}
+	to.gauge(descCapacity, float64(l.CapacityTokens))
+	if l.Timings > 0 {
+		to.gauge(descSlowness, l.Slowness)
+	}
+	if l.Predictions > 0 {
+		to.gauge(descError, l.ErrorMedian, "0.5")
+		to.gauge(descError, l.ErrorP90, "0.9")
+	}
+}
+
+func asNumber(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

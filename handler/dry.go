@@ -1,0 +1,172 @@
+package handler
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Units of a policy's costs.
+const (
+	unitMilliseconds = "ms"
+	unitBlocks       = "blocks"
+	unitRequests     = "requests"
+)
+
+// dryChoice is the choice that would be made for a request at this moment.
+type dryChoice struct {
+	Refused *api.Refusal // by the router itself; nil if it would not
+	Full    bool         // the request would wait, because all workers are full
+	LeftOut []leftOut
+
+	// What follows is empty if no worker would be chosen.
+	Candidates []kvscore.Candidate
+	Workers    []*worker // of Candidates
+	Picked     kvscore.Explanation
+	Reason     string // of the choice
+	Unit       string // of the costs; empty if the policy compares none
+	Bound      bool   // the session or the request decided, and no policy was asked
+	Home       *dryHome
+	Used       resort
+	Tokens     int64 // of the prompt
+}
+
+// dryHome is the target that a session is bound to.
+type dryHome struct {
+	Target   kvscore.Target
+	Position int  // among the candidates; -1 if it is none
+	Holds    bool // at least half of what any candidate holds of the prompt
+	Priced   bool // the policy may leave it, at the price Leave
+	Leave    float64
+	Stays    bool // the session is still bound to it after this turn
+}
+
+// leftOut is a worker that is offered and is no candidate.
+type leftOut struct {
+	Worker *worker
+	Why    string
+}
+
+// explain makes the choice of a request without booking it, and leaves nothing behind.
+// A client that only asks is told a worker even if all are full: it will wait for that
+// one.
+func (d *dispatcher) explain(r *http.Request, p *plan) *dryChoice {
+	t := time.Now()
+	rt := &route{dispatcher: d, plan: p, start: t, cached: -1, dry: true}
+	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	rt.takeScratch()
+	defer rt.returnScratch()
+	if own := d.checkModel(p); own != nil {
+		return &dryChoice{Refused: own}
+	}
+	if own, ok := errors.AsType[*api.Refusal](rt.narrow(r)); ok {
+		return &dryChoice{Refused: own}
+	}
+	rt.offered = d.upstreams(r)
+	c := new(dryChoice)
+	used, found := rt.gather(rt.offered, t)
+	if !found && len(rt.scratch.full) > 0 {
+		c.Full = true
+		if p.ext.QueryOnly() {
+			want := rt.wants()
+			want.Slot = false
+			used, found = rt.pool.gather(rt.scratch, &want, rt.model, rt.offers(), nil, t)
+		}
+	}
+	c.LeftOut = rt.leftOut()
+	if !found {
+		if !c.Full {
+			c.Refused = &api.Refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
+		}
+		return c
+	}
+	bound := rt.boundPosition()
+	targets := make([]kvscore.Target, 0, len(rt.scratch.targets))
+	for _, ref := range rt.scratch.targets {
+		targets = append(targets, ref.Target)
+	}
+	sel := &rt.scratch.sel
+	c.Picked = rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), sel)
+	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(rt.scratch.workers)
+	c.Reason, c.Unit, c.Bound = rt.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), rt.costUnit(), bound >= 0
+	c.Home, c.Used, c.Tokens = rt.homeOf(c.Picked.Chosen), used, sel.Tokens
+	return c
+}
+
+// overlap returns the most tokens of the prompt that a candidate holds.
+func (c *dryChoice) overlap() (most int64) {
+	for i := range c.Candidates {
+		most = max(most, c.Candidates[i].OverlapTokens)
+	}
+	return most
+}
+
+// homeOf returns the target that the session is bound to as a choice sees it; nil if
+// there is none. chosen is the position of the target that would be booked.
+func (rt *route) homeOf(chosen int) *dryHome {
+	if rt.bound == 0 {
+		return nil
+	}
+	sel := &rt.scratch.sel
+	h := &dryHome{Target: rt.seenAt, Position: sel.Home, Holds: sel.HomeHolds(), Priced: rt.mayLeave() && !rt.pinned()}
+	h.Stays = chosen == sel.Home || rt.wait.away || rt.mayLeave() && h.Holds
+	for i := range sel.Candidates {
+		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
+	}
+	return h
+}
+
+// leftOut returns the workers that are offered but are not candidates, with the reason.
+func (rt *route) leftOut() (list []leftOut) {
+	rows := rt.table(rt.offered).rows // which gather has used
+	for i, up := range rt.offered {
+		w := rows[i].worker
+		if slices.Contains(rt.scratch.workers, w) {
+			continue
+		}
+		why := "rated_down"
+		switch {
+		case !available(up):
+			why = "proxy_unavailable" // by its health checks, or it is full
+		case rt.pinned() && w != rt.only.worker:
+			why = "not_named"
+		case !rt.keepsApart(w):
+			why = "shares_cache"
+		case !rt.permits(w):
+			why = "not_allowed"
+		case !rt.fits(w):
+			why = "other_models"
+		case slices.Contains(rt.scratch.full, w):
+			why = "full"
+		case w.draining():
+			why = "draining"
+		}
+		list = append(list, leftOut{w, why})
+	}
+	return list
+}
+
+// upstreams returns those that the proxy would offer for a request.
+func (d *dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
+	if source := d.proxy.DynamicUpstreams; source != nil {
+		if ups, err := source.GetUpstreams(r); err == nil {
+			return ups
+		}
+	}
+	return d.proxy.Upstreams
+}
+
+// costUnit returns the unit of the costs that are compared for the request.
+func (rt *route) costUnit() string {
+	if rt.plan.request == nil {
+		return unitRequests
+	}
+	return rt.unit
+}

@@ -1,0 +1,38 @@
+package handler
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// TestDryChoiceOfAnUnknownUpstream has an upstream that the pool does not know: each
+// look-up would make another worker of it.
+func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
+	for name, p := range map[string]*plan{
+		"free":   {wishes: wishes{ext: &noExt}},
+		"pinned": {wishes: wishes{ext: &noExt}, pin: pin{named: true, worker: derivedID("new:1"), field: "x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := testHandler(t, "a:1")
+			h.ReverseProxy.Upstreams = upstreamsOf("a:1", "new:1")
+			c := testDispatcher(h).explain(httptest.NewRequest(http.MethodGet, "/", nil), p)
+			if c.Refused != nil {
+				t.Fatalf("refused: %+v", c.Refused)
+			}
+			seen := make(map[string]int)
+			for _, w := range c.Workers {
+				seen[w.dial]++
+			}
+			for _, l := range c.LeftOut {
+				seen[l.Worker.dial]++
+			}
+			if seen["a:1"] != 1 || seen["new:1"] != 1 {
+				t.Errorf("candidates and left out: %v, want each worker once", seen)
+			}
+			if h.pool.known("new:1") != nil {
+				t.Error("the pool knows it now")
+			}
+		})
+	}
+}
