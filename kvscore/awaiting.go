@@ -80,10 +80,10 @@ func (s *Scheduler) wait(ld *load, now time.Time, dry bool, factor, context floa
 	if q.n == 0 {
 		return 0
 	}
-	head := factor * s.latency.predict(q.first.work, context)
-	all := factor * s.latency.predict(q.work, context)
+	head := factor * s.latency.predict(featuresOf(0, q.first.work, context))
+	all := factor * s.latency.predict(featuresOf(0, q.work, context))
 	ran := q.ran(now, dry)
-	if late := ran - head - factor*s.latency.fixed(context); late > 0 && !q.first.passed {
+	if late := ran - factor*s.latency.predict(featuresOf(1, q.first.work, context)); late > 0 && !q.first.passed {
 		return all - head + min(late, maxOverdue)
 	}
 	return all - min(ran, head)

@@ -62,22 +62,15 @@ func (d *Dynamo) Choose(s *Selection) int {
 	if s.Override != nil {
 		by = s.Override.of(d)
 	}
-	lowest := by.score(s)
+	by.score(s)
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
-	best := s.tied[:0]
-	for i := range s.Candidates {
-		if s.Candidates[i].Cost == lowest {
-			best = append(best, i)
-		}
-	}
-	s.tied = best
-	return d.ties.Pick(s, best)
+	return d.ties.cheapest(s)
 }
 
-// score sets each candidate's cost, and returns the lowest.
-func (d *Dynamo) score(s *Selection) (lowest float64) {
+// score sets each candidate's cost.
+func (d *Dynamo) score(s *Selection) {
 	least := s.Candidates[0].PrefillTokens
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].PrefillTokens)
@@ -90,11 +83,7 @@ func (d *Dynamo) score(s *Selection) (lowest float64) {
 		if c.Factor != 0 {
 			c.Cost *= c.Factor
 		}
-		if i == 0 || c.Cost < lowest {
-			lowest = c.Cost
-		}
 	}
-	return lowest
 }
 
 // prefillBlocks is the booked prefill with the whole prompt added, which the

@@ -41,8 +41,8 @@ type Latency struct {
 // Prefill returns the predicted time for n tokens behind k cached ones, on a target with
 // so many tokens of context, in milliseconds.
 func (l Latency) Prefill(n, k int64, context float64) float64 {
-	f := float64(max(0, n))
-	return l.Fixed + l.Token*f + l.Attention*f*(float64(k)+f/2) + l.Context*(1+f/stepTokens)*context
+	t := [nFeatures]float64{l.Fixed, l.Token * 1e3, l.Attention * 1e6, l.Context * contextScale}
+	return featuresOf(1, workOf(n, k), context).times(&t)
 }
 
 const nFeatures = 4
@@ -89,28 +89,26 @@ var (
 // contextScale is the tokens of context in one unit of its feature.
 const contextScale = 1e5
 
-func features(w work, context float64) [nFeatures]float64 {
-	return [nFeatures]float64{1, w.tokens, w.pairs, (1 + w.tokens*1e3/stepTokens) * context / contextScale}
+// features are what the coefficients are multiplied with. A struct stays in registers.
+type features struct{ fixed, tokens, pairs, context float64 }
+
+// featuresOf returns the features of a work on a target with the given tokens of context.
+// fixed is 1 if the work includes the fixed cost of a step, and 0 if another prefill pays it.
+func featuresOf(fixed float64, w work, context float64) features {
+	return features{fixed, w.tokens, w.pairs, (fixed + w.tokens*(1e3/stepTokens)) * context * (1 / contextScale)}
 }
 
-// predict returns the time of a work in milliseconds, without the fixed part.
-func (e *estimator) predict(w work, context float64) float64 {
-	return e.t[1]*w.tokens + e.t[2]*w.pairs + e.t[3]*(w.tokens*1e3/stepTokens)*context/contextScale
+// times returns the predicted time with the given coefficients, in milliseconds.
+func (f features) times(t *[nFeatures]float64) float64 {
+	return t[0]*f.fixed + t[1]*f.tokens + t[2]*f.pairs + t[3]*f.context
 }
 
-// fixed returns the time of a step that computes next to nothing, in milliseconds.
-func (e *estimator) fixed(context float64) float64 { return e.t[0] + e.t[3]*context/contextScale }
-
-func (e *estimator) of(x [nFeatures]float64) (ms float64) {
-	for i := range x {
-		ms += e.t[i] * x[i]
-	}
-	return ms
-}
+func (e *estimator) predict(f features) (ms float64) { return f.times(&e.t) }
 
 // learn adds a sample: a target took so many milliseconds for a work.
-func (e *estimator) learn(x [nFeatures]float64, ms float64) {
-	expected := e.of(x)
+func (e *estimator) learn(f features, ms float64) {
+	x := [nFeatures]float64{f.fixed, f.tokens, f.pairs, f.context}
+	expected := e.predict(f)
 	kept := forgetting
 	if e.samples >= trusting {
 		within := min(max(ms, expected/maxOutlier), expected*maxOutlier)
@@ -160,13 +158,10 @@ const (
 	// move it further.
 	factorWeight = 0.05
 	// minFactor and maxFactor bound it.
-	minFactor, maxFactor = 0.05, 20
-	// factorAge is the time constant with which a factor decays to 1 without samples, so
-	// that the router tries a slow target again.
-	factorAge = 2 * time.Minute
-)
+	minFactor, maxFactor = 0.05, 20)
 
-// speed is how many times longer a target takes than its pool predicts.
+// speed is how many times longer a target takes than its pool predicts. Without samples,
+// the factor decays to 1, so that the router tries a slow target again.
 type speed struct {
 	log     float64 // natural logarithm of the factor
 	samples uint64
@@ -190,7 +185,7 @@ func (s *speed) faded(now time.Time) float64 {
 	if s.samples == 0 {
 		return 0
 	}
-	return s.log * math.Exp(-max(0, now.Sub(s.at).Seconds())/factorAge.Seconds())
+	return s.log * decay(now.Sub(s.at))
 }
 
 // factor returns how many times longer the target takes.

@@ -10,7 +10,7 @@ import (
 // prefills share a timing, because an engine starts the next prompt in the step that
 // ends the previous one.
 type timing struct {
-	x      [nFeatures]float64
+	x      features
 	ms     float64
 	until  time.Time
 	open   int  // leases that have not ended
@@ -52,7 +52,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	} else {
 		l.own, l.timing = timing{}, &l.own
 		if since.Equal(first.booked) {
-			l.own.x = features(work{}, s.context(ld)) // a step's fixed part
+			l.own.x = featuresOf(1, work{}, s.context(ld)) // a step's fixed part
 		}
 	}
 	m := l.timing
@@ -66,9 +66,10 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 
 // add adds a work, without the fixed part.
 func (m *timing) add(w work, context, sign float64) {
-	m.x[1] += sign * w.tokens
-	m.x[2] += sign * w.pairs
-	m.x[3] += sign * w.tokens * 1e3 / stepTokens * context / contextScale
+	f := featuresOf(0, w, context)
+	m.x.tokens += sign * f.tokens
+	m.x.pairs += sign * f.pairs
+	m.x.context += sign * f.context
 }
 
 // context returns the tokens of context of the requests that are active on a target.
@@ -110,7 +111,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if m.spoilt {
 		return
 	}
-	predicted := s.latency.of(m.x)
+	predicted := s.latency.predict(m.x)
 	factor := ld.speed.factor(m.until)
 	ld.timings++
 	ld.lastTiming = m.until
@@ -158,7 +159,7 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
 	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(s.match.SharedTokens)/1000, s.match.SharedArrivals, s.match.SharedHolders
-	sel.Continues = s.match.AtEnd && s.match.Arrivals == 0
+	sel.continues = s.match.AtEnd && s.match.Arrivals == 0
 }
 
 // predict fills in the times of a candidate. The lock is held.
@@ -167,7 +168,7 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.Slowness = ld.speed.factor(now)
 	c.WaitTime = s.wait(ld, now, sel.Dry, c.Slowness, context)
 	n := max(0, sel.Tokens-c.OverlapTokens)
-	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
+	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
 	c.Awaiting = ld.awaiting.n
 	c.RecentWork = ld.recent.value(now)
 }
@@ -175,5 +176,5 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 // predictUnknown fills in the times of a candidate that the scheduler does not know.
 func (s *Scheduler) predictUnknown(c *Candidate, sel *Selection) {
 	c.Slowness = 1
-	c.PrefillTime = s.latency.fixed(0) + s.latency.predict(workOf(sel.Tokens, 0), 0)
+	c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
 }

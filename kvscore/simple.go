@@ -24,10 +24,19 @@ type LeastLoad struct {
 
 // Choose implements Policy.
 func (l *LeastLoad) Choose(s *Selection) int {
+	best := s.tied[:0]
 	for i := range s.Candidates {
-		s.Candidates[i].Cost = float64(s.Candidates[i].Requests)
+		c := &s.Candidates[i]
+		c.Cost = float64(c.Requests)
+		switch {
+		case len(best) == 0 || lessLoaded(c, &s.Candidates[best[0]]):
+			best = append(best[:0], i)
+		case !lessLoaded(&s.Candidates[best[0]], c):
+			best = append(best, i)
+		}
 	}
-	return fewest(s, &l.ties, lessLoaded)
+	s.tied = best
+	return l.ties.Pick(s, best)
 }
 
 func lessLoaded(a, b *Candidate) bool {

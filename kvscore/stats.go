@@ -100,7 +100,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 // tokens a second.
 func (s *Scheduler) rateOf(now time.Time, ld *load) float64 {
 	const tokens = 4096
-	ms := ld.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0))
+	ms := ld.speed.factor(now) * s.latency.predict(featuresOf(1, workOf(tokens, 0), 0))
 	return tokens * 1e3 / max(ms, 1e-3)
 }
 

@@ -81,6 +81,22 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 	return best
 }
 
+// cheapest returns a candidate with the lowest cost. Candidates with equal costs share
+// evenly.
+func (t *Ties) cheapest(s *Selection) int {
+	best, lowest := s.tied[:0], 0.0
+	for i := range s.Candidates {
+		switch cost := s.Candidates[i].Cost; {
+		case len(best) == 0 || cost < lowest:
+			best, lowest = append(best[:0], i), cost
+		case cost == lowest:
+			best = append(best, i)
+		}
+	}
+	s.tied = best
+	return t.Pick(s, best)
+}
+
 // find returns where the debt to a target is, a new one if there is none yet; -1
 // if there is none and dry is set. It looks at the place that is guessed first:
 // lists of candidates have one order, mostly, and long ones would cost a look-up

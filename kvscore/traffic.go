@@ -5,20 +5,23 @@ import (
 	"time"
 )
 
-// recent is a sum of values that decay with recentAge.
+// decayTime is the time after which a past value counts e^-1.
+const decayTime = 2 * time.Minute
+
+// decay returns what is left of a value of the given age.
+func decay(age time.Duration) float64 { return math.Exp(-max(0, age).Seconds() / decayTime.Seconds()) }
+
+// recent is a sum of values that decay.
 type recent struct {
 	n  float64
 	at time.Time
 }
 
-// recentAge is after how long an event counts only e^-1.
-const recentAge = 2 * time.Minute
-
-// faded is what is left of an event after whole seconds: snapshots read it for each
-// target, and exponentials take long.
-var faded = func() (left [1024]float64) {
+// decayed holds decay for whole seconds. A snapshot needs it for each target, and an
+// exponential is slow.
+var decayed = func() (left [1024]float64) {
 	for i := range left {
-		left[i] = math.Exp(-float64(i) / recentAge.Seconds())
+		left[i] = decay(time.Duration(i) * time.Second)
 	}
 	return left
 }()
@@ -29,14 +32,14 @@ func (r *recent) value(now time.Time) float64 {
 		return 0
 	}
 	seconds := max(0, now.Sub(r.at)) / time.Second
-	if seconds >= time.Duration(len(faded)) {
+	if seconds >= time.Duration(len(decayed)) {
 		return 0
 	}
-	return r.n * faded[seconds]
+	return r.n * decayed[seconds]
 }
 
 func (r *recent) add(now time.Time, v float64) {
-	r.n = v + r.n*math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	r.n = v + r.n*decay(now.Sub(r.at))
 	r.at = now
 }
 
@@ -68,7 +71,7 @@ func average(mean *float64, n uint64, v float64) {
 func (t *traffic) arrived(sel *Selection) {
 	t.requests++
 	c := 0.0
-	if sel.Continues {
+	if sel.continues {
 		c = 1
 		least := math.Inf(1)
 		for i := range sel.Candidates {
