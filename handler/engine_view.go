@@ -106,7 +106,7 @@ func (p *pool) rankViews(t time.Time, w *worker) []rankView {
 		l, _ := p.scheduler.Load(t, w.target(rank))
 		list = append(list, rankView{
 			Rank: rank, Load: rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks},
-			Cache: p.viewCache(w, &l), Prefill: rateView{l.RateInUse, l.PrefillRate > 0}, Latency: viewSpeed(t, &l),
+			Cache: p.viewCache(w, &l), Prefill: rateView{l.PrefillRate, l.Timings > 0}, Latency: viewSpeed(t, &l),
 		})
 	}
 	return list
