@@ -80,25 +80,30 @@ func (s *Scheduler) context(ld *load) float64 {
 // learn learns from a lease that ends. The lock is held.
 func (s *Scheduler) learn(l *Lease, computed bool) {
 	c := &l.counts
-	told := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
+	counted := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
 	answer := l.answered.Load()
-	if told && c.Answer >= c.Prompt {
+	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
 	if answer > 0 && computed {
 		s.traffic.answeredWith(min(answer, maxAnswer))
 	}
-	if told && c.CachedTold {
+	if counted && c.CachedTold {
 		if m := l.timing; m != nil {
 			m.add(l.work, l.context, -1)
-			m.add(workOf(l.counts.Prompt-l.counts.Cached, l.counts.Cached), l.context, 1)
+			m.add(workOf(c.Prompt-c.Cached, c.Cached), l.context, 1)
 		}
 		s.learnCapacity(l)
 	}
-	m := l.timing
-	if m == nil {
-		return
+	if l.timing != nil {
+		s.learnTiming(l, computed)
 	}
+}
+
+// learnTiming takes the lease out of its timing, and learns from that if the lease was the
+// last one. The lock is held.
+func (s *Scheduler) learnTiming(l *Lease, computed bool) {
+	m := l.timing
 	l.timing = nil
 	m.spoilt = m.spoilt || !computed
 	if m.open--; m.open > 0 {
