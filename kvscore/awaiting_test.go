@@ -15,7 +15,9 @@ func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
 }
 
 // alone returns the predicted time for a prompt of so many tokens, without the fixed part.
-func alone(s *Scheduler, tokens int64) float64 { return s.latency.predict(featuresOf(0, workOf(tokens, 0), 0)) }
+func alone(s *Scheduler, tokens int64) float64 {
+	return s.latency.predict(featuresOf(0, workOf(tokens, 0), 0))
+}
 
 // waits returns the wait on the first target.
 func waits(s *Scheduler, ts []Target, at time.Time) float64 {

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// stepTokens is about how many prompt tokens an engine computes in one step, half of
+// stepTokens approximates the prompt tokens that an engine computes in one step: half of
 // the usual limits. Each step also reads the context of the requests that generate.
 const stepTokens = 2048
 
-// work is what an engine has to do for one prompt or for several, as the features of
-// the prediction. They are scaled so that the coefficients have similar sizes.
+// work is the prefill of one prompt or of several. Its units give the coefficients
+// similar sizes.
 type work struct {
 	tokens float64 // to be computed, in thousands
-	pairs  float64 // tokens x tokens that attention compares, in millions
+	pairs  float64 // of tokens that attention compares, in millions
 }
 
 // workOf returns the work for n tokens behind k cached ones.
@@ -29,17 +29,16 @@ func (w *work) sub(o work) { w.tokens -= o.tokens; w.pairs -= o.pairs }
 //
 //	Fixed + Token·n + Attention·n·(k + n/2) + Context·(1 + n/2048)·c
 //
-// for n prompt tokens to be computed behind k cached ones, on a target whose active
-// requests have c tokens of context. The form follows from what an engine does: a
-// step has a fixed cost, each token passes through the weights, attention compares
-// it with the tokens before it, and each step reads the context of the requests that
-// generate.
+// for n prompt tokens to compute after k cached ones, on a target whose active requests
+// have c tokens of context. Each term is a part of an engine's work. A step has a fixed
+// cost. Each token passes through the weights, and attention compares it with the tokens
+// before it. Each step reads the context of the generating requests.
 type Latency struct {
 	Fixed, Token, Attention, Context float64
 }
 
-// Prefill returns the predicted time for n tokens behind k cached ones, on a target with
-// so many tokens of context, in milliseconds.
+// Prefill returns the predicted time for n tokens after k cached ones, in milliseconds.
+// context is the context of the target's active requests, in tokens.
 func (l Latency) Prefill(n, k int64, context float64) float64 {
 	t := [nFeatures]float64{l.Fixed, l.Token * 1e3, l.Attention * 1e6, l.Context * contextScale}
 	return featuresOf(1, workOf(n, k), context).times(&t)
@@ -48,8 +47,8 @@ func (l Latency) Prefill(n, k int64, context float64) float64 {
 const nFeatures = 4
 
 // estimator learns the coefficients of a pool. It minimises the sum of squared errors,
-// weighted with 1/(time + 5 ms), over samples whose weight falls by forgetting with each new
-// one. No coefficient is below zero. A weak prior keeps what the samples do not show.
+// weighted with 1/(time + 5 ms). Each new sample reduces the weight of the older ones. No
+// coefficient is below zero. A weak prior decides what the samples do not show.
 type estimator struct {
 	t        [nFeatures]float64 // ms for each of the features
 	a        [nFeatures][nFeatures]float64
@@ -59,19 +58,18 @@ type estimator struct {
 }
 
 const (
-	// forgetting is the weight of what was known, with each new sample: half is
-	// forgotten after 1,400.
+	// forgetting is the factor on the weight of older samples with each new one: the
+	// weight halves after 1,400 samples.
 	forgetting = 0.9995
-	// sweeps of coordinate descent for each sample: the last solution is the start,
-	// and one sample changes little.
+	// sweeps is the number of passes of coordinate descent per sample. Each begins at
+	// the last solution, and one sample changes little.
 	sweeps = 4
-	// trusting is the number of samples after which an outlier is recognised.
+	// trusting is the number of samples from which on the estimator recognises outliers.
 	trusting = 20
-	// maxOutlier is how many times longer or shorter than predicted a sample
-	// counts at most.
+	// maxOutlier bounds the factor between a sample's time and the predicted time.
 	maxOutlier = 3
-	// maxOutliers is how many outliers in a row are bounded so. After that, the engines
-	// have changed: what was known is forgotten with forgettingAnew.
+	// maxOutliers is the number of consecutive outliers that are bounded. After more of
+	// them the engines have changed, and forgettingAnew replaces forgetting.
 	maxOutliers    = 10
 	forgettingAnew = 0.9
 	// shortTime, in milliseconds, bounds the weight of short times.
@@ -105,7 +103,7 @@ func (f features) times(t *[nFeatures]float64) float64 {
 
 func (e *estimator) predict(f features) (ms float64) { return f.times(&e.t) }
 
-// learn adds a sample: a target took so many milliseconds for a work.
+// learn adds a sample: the features of a work, and its time in milliseconds.
 func (e *estimator) learn(f features, ms float64) {
 	x := [nFeatures]float64{f.fixed, f.tokens, f.pairs, f.context}
 	expected := e.predict(f)
@@ -133,7 +131,7 @@ func (e *estimator) learn(f features, ms float64) {
 	}
 }
 
-// descend improves one coefficient after the other.
+// descend does one pass of coordinate descent.
 func (e *estimator) descend() {
 	for i := range e.t {
 		rest := e.b[i] + priorWeight[i]*priorTimes[i]
@@ -148,17 +146,17 @@ func (e *estimator) descend() {
 
 func newEstimator() *estimator { return &estimator{t: priorTimes} }
 
-// latency returns the coefficients, in milliseconds.
 func (e *estimator) latency() Latency {
 	return Latency{e.t[0], e.t[1] / 1e3, e.t[2] / 1e6, e.t[3] / contextScale}
 }
 
 const (
-	// factorWeight is how far one sample moves a target's factor; the first ones
-	// move it further.
+	// factorWeight is the weight of one sample in a target's factor. The first samples
+	// weigh more.
 	factorWeight = 0.05
-	// minFactor and maxFactor bound it.
-	minFactor, maxFactor = 0.05, 20)
+	// minFactor and maxFactor bound the factor.
+	minFactor, maxFactor = 0.05, 20
+)
 
 // speed is how many times longer a target takes than its pool predicts. Without samples,
 // the factor decays to 1, so that the router tries a slow target again.
@@ -188,7 +186,7 @@ func (s *speed) faded(now time.Time) float64 {
 	return s.log * decay(now.Sub(s.at))
 }
 
-// factor returns how many times longer the target takes.
+// factor returns the factor, computed at most once per second.
 func (s *speed) factor(now time.Time) float64 {
 	if s.samples == 0 {
 		return 1
