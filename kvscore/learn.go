@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// timing is one sample: the time that a target took for work without a pause. Consecutive
-// prefills share a timing, because an engine starts the next prompt in the step that
-// ends the previous one.
+// timing is one sample: the time of uninterrupted work on a target. Consecutive prefills
+// share a timing, because an engine starts the next prompt in the step that ends the
+// previous one.
 type timing struct {
 	x      features
 	ms     float64
@@ -18,10 +18,10 @@ type timing struct {
 }
 
 const (
-	// together is the time within which first tokens come from one step of the engine.
+	// together is the greatest distance between first tokens of one engine step.
 	together = 4 * time.Millisecond
-	// fullMemory is the share of the capacity from which on prefills may wait for memory:
-	// their times say nothing.
+	// fullMemory is the share of the capacity above which prefills may wait for memory.
+	// The scheduler ignores their times.
 	fullMemory = 0.9
 	// longTiming is the time in milliseconds after which a new timing begins.
 	longTiming = 400
@@ -37,7 +37,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	ld.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
 	first, since := ld.awaiting.first, ld.awaiting.since
 	switch {
-	case !l.isAwaiting: // it was taken to be over
+	case !l.isAwaiting: // settle has ended it already
 		first, since = l, l.began
 	case ld.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
 		since = time.Time{}
@@ -64,7 +64,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	ld.timing = m
 }
 
-// add adds a work, without the fixed part.
+// add adds a work without its fixed cost, or subtracts it if sign is -1.
 func (m *timing) add(w work, context, sign float64) {
 	f := featuresOf(0, w, context)
 	m.x.tokens += sign * f.tokens
@@ -72,12 +72,12 @@ func (m *timing) add(w work, context, sign float64) {
 	m.x.context += sign * f.context
 }
 
-// context returns the tokens of context of the requests that are active on a target.
+// context returns the tokens of context of a target's active requests.
 func (s *Scheduler) context(ld *load) float64 {
 	return (s.promptBlocks(ld) + float64(ld.output)) * float64(s.settings.BlockSize)
 }
 
-// learn learns from a lease that ends. The lock is held.
+// learn updates the averages, the capacity and the timing from a lease that ends. The lock is held.
 func (s *Scheduler) learn(l *Lease, computed bool) {
 	c := &l.counts
 	counted := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
@@ -100,8 +100,8 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	}
 }
 
-// learnTiming takes the lease out of its timing, and learns from that if the lease was the
-// last one. The lock is held.
+// learnTiming takes the lease out of its timing. If it was the last one, the scheduler
+// learns from the timing. The lock is held.
 func (s *Scheduler) learnTiming(l *Lease, computed bool) {
 	m := l.timing
 	l.timing = nil
@@ -126,8 +126,7 @@ func (s *Scheduler) learnTiming(l *Lease, computed bool) {
 	s.latency.learn(m.x, m.ms/math.Pow(factor, 0.8))
 }
 
-// errorRing has the ratios of the observed to the predicted time of the last first
-// tokens.
+// errorRing keeps the last ratios of observed to predicted times to the first token.
 type errorRing struct {
 	ratios [64]float32
 	n      uint64
@@ -155,7 +154,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 	return float64(errors[(n-1)/2]), float64(errors[(n-1)*9/10]), n
 }
 
-// describe fills in what is the same for all candidates. The lock is held.
+// describe sets the terms that all candidates share. The lock is held.
 func (s *Scheduler) describe(r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
@@ -167,7 +166,7 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 	sel.continues = s.match.AtEnd && s.match.Arrivals == 0
 }
 
-// predict fills in the times of a candidate. The lock is held.
+// predict sets the times of a candidate. The lock is held.
 func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selection) {
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
 	c.Slowness = ld.speed.factor(now)
@@ -178,7 +177,7 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.RecentWork = ld.recent.value(now)
 }
 
-// predictUnknown fills in the times of a candidate that the scheduler does not know.
+// predictUnknown sets the times of a candidate that the scheduler does not know.
 func (s *Scheduler) predictUnknown(c *Candidate, sel *Selection) {
 	c.Slowness = 1
 	c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))

@@ -2,7 +2,7 @@ package kvscore
 
 import "sync/atomic"
 
-// RoundRobin takes the candidates in turn, whatever they hold.
+// RoundRobin takes the candidates in turn.
 type RoundRobin struct {
 	turn atomic.Uint64
 }
@@ -15,9 +15,8 @@ func (r *RoundRobin) Choose(s *Selection) int {
 	return int((r.turn.Add(1) - 1) % uint64(len(s.Candidates)))
 }
 
-// LeastLoad takes the candidate with the fewest active requests; among these
-// the one with the fewest prefill tokens booked, then the fewest active
-// blocks. Equal ones share evenly.
+// LeastLoad takes the candidate with the fewest active requests, then the fewest booked
+// prefill tokens, then the fewest active blocks. Equal candidates share evenly.
 type LeastLoad struct {
 	ties Ties
 }
@@ -58,10 +57,9 @@ func (Random) Choose(s *Selection) int {
 	return s.Rand.IntN(len(s.Candidates))
 }
 
-// PowerOfTwo draws two different candidates and takes the one with fewer
-// active requests; with the same number, the one with fewer prefill tokens
-// booked, then with fewer active blocks. It leaves the requests of these two
-// as their cost.
+// PowerOfTwo draws two different candidates and takes the less loaded one: fewer active
+// requests, then fewer booked prefill tokens, then fewer active blocks. It sets the cost
+// of only these two, to their requests.
 type PowerOfTwo struct{}
 
 // Choose implements Policy.
@@ -73,12 +71,12 @@ func (PowerOfTwo) Choose(s *Selection) int {
 	s.drawAny()
 	i, j := s.Rand.IntN(n), s.Rand.IntN(n-1)
 	if j >= i {
-		j++ // over the one that is drawn already
+		j++ // skips the first drawn
 	}
 	a, b := &s.Candidates[i], &s.Candidates[j]
 	a.Cost, b.Cost = float64(a.Requests), float64(b.Requests)
 	if lessLoaded(b, a) {
 		return j
 	}
-	return i // the first drawn, where both are as loaded: that is even
+	return i // if both are equally loaded, the order of the draw is fair
 }

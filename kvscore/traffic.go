@@ -43,9 +43,9 @@ func (r *recent) add(now time.Time, v float64) {
 	r.at = now
 }
 
-// traffic is what is learned of the requests of a pool.
+// traffic is what the scheduler learns of the requests of a pool.
 type traffic struct {
-	continued  float64 // the share of them that continue a conversation
+	continued  float64 // share of requests that continue a conversation
 	turnTime   float64 // their predicted prefill time in milliseconds
 	answer     float64 // tokens of an answer
 	requests   uint64
@@ -54,13 +54,12 @@ type traffic struct {
 }
 
 const (
-	// trafficWeight is how far one request moves an average; the first ones move it
-	// further.
+	// trafficWeight is the weight of one request in an average. The first ones weigh more.
 	trafficWeight = 0.005
-	// assumedAnswer is the length of an answer while none has ended, in tokens, with the
-	// weight of assumedAnswers. With 0, requests that generate would cost nothing.
+	// assumedAnswer is the assumed length of an answer, in tokens, until answers end. It
+	// weighs as much as assumedAnswers of them. With 0, decode would cost nothing.
 	assumedAnswer, assumedAnswers = 200, 10
-	// maxAnswer bounds what one answer counts, in tokens.
+	// maxAnswer bounds the length that one answer adds, in tokens.
 	maxAnswer = 32_768
 )
 
@@ -96,7 +95,7 @@ func (t *traffic) meanAnswer() float64 {
 	return t.answer
 }
 
-// maxTurns bounds how many further turns are expected.
+// maxTurns bounds the expected number of further turns.
 const maxTurns = 50
 
 func (t *traffic) turns() float64 { return min(t.continued/max(1-t.continued, 1e-3), maxTurns) }
