@@ -154,12 +154,17 @@ func (r *Ristretto) insert(h uint64, session string, w *write) (b Binding, res r
 		// the newer one gets it.
 		r.evict(cur, 0, w.now, true)
 	}
-	if r.store(e) {
+	if r.store(e) || !r.withdraw(e) {
 		return b, written, ended
 	}
-	// cur may have ended above, and is no longer found by its session if it is
-	// another's: leave nothing behind.
-	r.cache.Del(h)
+	return Binding{}, refused, ended
+}
+
+// withdraw ends an admitted entry that the cache did not take. It returns false if the
+// entry was accepted and has been evicted since. The caller holds the stripe.
+func (r *Ristretto) withdraw(e *entry) bool {
+	// The hash may still lead to an entry that insert has ended.
+	r.cache.Del(e.hash)
 	e.mu.Lock()
 	gone := e.ended
 	if !gone {
@@ -167,10 +172,10 @@ func (r *Ristretto) insert(h uint64, session string, w *write) (b Binding, res r
 	}
 	e.mu.Unlock()
 	if gone {
-		return b, written, ended // accepted, and evicted since
+		return false
 	}
 	r.roster.remove(e)
-	return Binding{}, refused, ended
+	return true
 }
 
 // admit takes the entry on the roster, evicting others as needed. Those are

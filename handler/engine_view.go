@@ -106,7 +106,7 @@ func viewRanks(p *pool, t time.Time, w *worker) []rankView {
 		l, _ := p.scheduler.Load(t, w.target(rank))
 		list = append(list, rankView{
 			Rank: rank, Load: rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks},
-			Cache: viewCache(p, w, &l), Prefill: rateView{l.RateInUse, l.PrefillRate > 0}, Latency: viewSpeed(t, &l),
+			Cache: viewCache(p, w, &l), Prefill: rateView{l.PrefillRate, l.Timings > 0}, Latency: viewSpeed(t, &l),
 		})
 	}
 	return list

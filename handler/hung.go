@@ -52,8 +52,8 @@ func (p *pool) quietFor(workers []*worker) time.Duration {
 func (p *pool) patience(t kvscore.Target, ahead int64, silent int) time.Duration {
 	rate := leastRate
 	if load, ok := p.scheduler.Load(time.Now(), t); ok {
-		if rate = load.PrefillRate; rate == 0 {
-			rate = min(load.RateInUse, leastRate)
+		if rate = load.PrefillRate; load.Timings == 0 {
+			rate = min(rate, leastRate)
 		}
 	}
 	d := max(hungAfter, time.Duration(hungPrefills*float64(ahead)/rate*float64(time.Second)))

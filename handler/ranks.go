@@ -62,7 +62,7 @@ func (p *pool) forgetRanks(w *worker) bool {
 	return true
 }
 
-// load returns the books of all the worker's ranks, summed up.
+// load returns the load of all the worker's ranks, summed up.
 func (p *pool) load(t time.Time, w *worker) kvscore.Load {
 	var sum kvscore.Load
 	for rank := range w.ranks() {
@@ -75,7 +75,7 @@ func (p *pool) load(t time.Time, w *worker) kvscore.Load {
 		sum.CapacityTokens += l.CapacityTokens
 		sum.ToldTokens += l.ToldTokens
 		sum.PrefillRate += l.PrefillRate
-		sum.RateInUse += l.RateInUse
+		sum.Timings += l.Timings
 	}
 	return sum
 }

@@ -228,7 +228,7 @@ func viewWorker(w *worker, t time.Time, load *kvscore.Load, proxy map[string]pro
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
 		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},
-		Prefill: rateView{load.RateInUse, load.PrefillRate > 0},
+		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
 			Estimated: w.hits.estimated.Load(), Predicted: w.hits.foreseen.Load(),
 			Prompt: w.hits.prompt.Load(), Cached: w.hits.cached.Load(),

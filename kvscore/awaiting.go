@@ -2,17 +2,15 @@ package kvscore
 
 import "time"
 
-// awaiting are the leases of one target whose prefill is not over, in the order of
-// booking.
+// awaiting is the list of a target's leases whose prefill is not over, in booking order.
 type awaiting struct {
 	first, last *Lease
 	n           int
 	work        work
-	// since is when the engine can have begun with the first one: when it was
-	// booked, or when the prefill before it was over; zero if that is unknown.
-	// Nothing is learned from one that is guessed.
+	// since is the earliest time at which the engine can have begun the first prefill:
+	// its booking, or the end of the prefill before it. Zero is unknown.
 	since   time.Time
-	guessed bool
+	guessed bool // since is a guess: the scheduler learns nothing from it
 }
 
 func (q *awaiting) push(l *Lease, now time.Time) {
@@ -26,8 +24,8 @@ func (q *awaiting) push(l *Lease, now time.Time) {
 	q.work.add(l.work)
 }
 
-// remove takes out a lease whose prefill ended at a time; the zero time if the end is
-// unknown. If that end was seen, not guessed, all prefills booked before it have ended
+// remove takes out a lease whose prefill ended at the given time; the zero time is
+// unknown. If the end was seen and not guessed, all prefills booked before it have ended
 // too, because engines prefill in order.
 func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
 	for p := q.first; seen && p != l; p = p.behind {
@@ -50,7 +48,7 @@ func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
 	q.n--
 	q.work.sub(l.work)
 	if q.n == 0 {
-		q.work = work{} // what is left is rounding
+		q.work = work{} // rounding errors
 	}
 }
 
@@ -80,10 +78,10 @@ func (s *Scheduler) wait(ld *load, now time.Time, dry bool, factor, context floa
 	if q.n == 0 {
 		return 0
 	}
-	head := factor * s.latency.predict(q.first.work, context)
-	all := factor * s.latency.predict(q.work, context)
+	head := factor * s.latency.predict(featuresOf(0, q.first.work, context))
+	all := factor * s.latency.predict(featuresOf(0, q.work, context))
 	ran := q.ran(now, dry)
-	if late := ran - head - factor*s.latency.fixed(context); late > 0 && !q.first.passed {
+	if late := ran - factor*s.latency.predict(featuresOf(1, q.first.work, context)); late > 0 && !q.first.passed {
 		return all - head + min(late, maxOverdue)
 	}
 	return all - min(ran, head)

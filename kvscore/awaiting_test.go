@@ -15,7 +15,9 @@ func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
 }
 
 // alone returns the predicted time for a prompt of so many tokens, without the fixed part.
-func alone(s *Scheduler, tokens int64) float64 { return s.latency.predict(workOf(tokens, 0), 0) }
+func alone(s *Scheduler, tokens int64) float64 {
+	return s.latency.predict(featuresOf(0, workOf(tokens, 0), 0))
+}
 
 // waits returns the wait on the first target.
 func waits(s *Scheduler, ts []Target, at time.Time) float64 {
@@ -27,7 +29,7 @@ func waits(s *Scheduler, ts []Target, at time.Time) float64 {
 func TestWaitAges(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(1)
 	first, second := alone(s, 10_000), alone(s, 2000)
-	fixed := s.latency.fixed(0)
+	fixed := s.latency.predict(featuresOf(1, work{}, 0))
 	a := book(s, ts, 10_000, epoch)
 	b := book(s, ts, 2000, after(10))
 	for _, c := range []struct {
@@ -95,7 +97,7 @@ func TestGuessedEndKeepsTheAgeOfTheFirst(t *testing.T) {
 	a := book(s, ts, 10_000, epoch)
 	sel := &Selection{Rand: seeded(1)}
 	_, b := s.Select(after(1), &Request{Tokens: 2000}, ts, 0, nil, sel)
-	late := 5000 - alone(s, 10_000) - s.latency.fixed(0)
+	late := 5000 - alone(s, 10_000) - s.latency.predict(featuresOf(1, work{}, 0))
 	if got := waits(s, ts, after(5000)); math.Abs(got-late) > 0.01 {
 		t.Errorf("wait %.2f ms, want %.2f", got, late)
 	}

@@ -3,14 +3,14 @@ package kvscore
 import "math"
 
 const (
-	// capacityStep is by how much a first contradiction changes the learned capacity, as
-	// a logarithm. Contradictions that repeat change it more, up to maxCapacityStep;
-	// those that alternate less, down to minCapacityStep.
+	// capacityStep is the change of the learned capacity after a first contradiction, as
+	// a logarithm. Repeated contradictions increase the step up to maxCapacityStep.
+	// Alternating ones reduce it down to minCapacityStep.
 	capacityStep, minCapacityStep, maxCapacityStep = 0.05, 0.005, 0.7
-	// capacityDown is the part of a step downwards: a mirror that is too large misleads
-	// less than one that is too small.
+	// capacityDown is the part of a step downwards: a cache model that is
+	// too large does less harm than one that is too small.
 	capacityDown = 0.4
-	// maxCapacityChange bounds how far the learned capacity is from the told one.
+	// maxCapacityChange bounds the factor between the learned and the declared capacity.
 	maxCapacityChange = 16
 )
 
@@ -24,7 +24,7 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	if l.restarts != ld.restarts {
 		return
 	}
-	// Templates that render a turn anew, and what they begin with, make small differences.
+	// Chat templates cause small differences.
 	slack, used := max(s.page(ld), l.counts.Prompt/4), s.index.Used(ld.slot)
 	capacity := float64(ld.capacity)
 	var change float64
@@ -40,14 +40,14 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	}
 	change *= ld.capacityStep.next(change > 0)
 	ld.learned = math.Log(capacity/float64(ld.declared)) - s.learned + change
-	if math.Abs(ld.learned+s.learned) < math.Log(maxCapacityChange) { // at a bound it is another fault
+	if math.Abs(ld.learned+s.learned) < math.Log(maxCapacityChange) { // at the bound, something else is wrong
 		s.learned += change / (2 * math.Sqrt(float64(len(s.targets))))
 	}
 	s.applyCapacity(ld)
 }
 
-// applyCapacity sets the capacity of a target's cache model from its own contradictions
-// and from those of all targets: a wrong configuration is mostly wrong for all of them.
+// applyCapacity sets the capacity of a target's cache model from what
+// this target and all targets have shown: a wrong setting is mostly wrong for all of them.
 // The lock is held.
 func (s *Scheduler) applyCapacity(ld *load) {
 	bound := math.Log(maxCapacityChange)
@@ -60,7 +60,7 @@ func (s *Scheduler) applyCapacity(ld *load) {
 	ld.applied = s.learned
 }
 
-// step is how far the next of several changes goes, up or down.
+// step is the size of the next change, up or down.
 type step struct {
 	size float64
 	up   bool

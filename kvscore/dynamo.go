@@ -12,13 +12,13 @@ import "math"
 //	credit = OverlapScoreCredit × decay × overlap blocks
 //	decay  = 1 / (1 + CreditDecay × (prefill booked here beyond the least booked)/BlockSize / prompt blocks)
 //
-// and all of it times the candidate's factor. The lowest cost wins; equal ones
-// share evenly.
+// The sum is multiplied by the candidate's factor. The lowest cost wins; equal costs share
+// evenly.
 type Dynamo struct {
-	// OverlapScoreCredit is what a block that need not be computed counts.
+	// OverlapScoreCredit is the credit for each overlap block, in blocks.
 	OverlapScoreCredit float64
-	// CreditDecay lets the credit fall on targets with more booked prefill
-	// than the least busy one.
+	// CreditDecay reduces the credit on targets with more booked prefill than the least
+	// busy one.
 	CreditDecay float64
 	// PrefillLoadScale weighs the blocks to be computed against active blocks.
 	PrefillLoadScale float64
@@ -27,17 +27,17 @@ type Dynamo struct {
 	// Temperature samples from softmax(−cost/temperature), the costs
 	// normalised to their range; 0 takes the lowest.
 	Temperature float64
-	// IgnorePrefillTokens leaves the prefill term at the credit alone, as
-	// Dynamo's track_prefill_tokens=false does.
+	// IgnorePrefillTokens counts no prefill tokens, as Dynamo's
+	// track_prefill_tokens=false does.
 	IgnorePrefillTokens bool
-	// IgnoreActiveBlocks leaves active blocks and those added out, as
+	// IgnoreActiveBlocks counts neither active nor added blocks, as
 	// track_active_blocks=false does.
 	IgnoreActiveBlocks bool
 	// IgnoreOutputBlocks counts prompt blocks only, as
 	// track_output_blocks=false does.
 	IgnoreOutputBlocks bool
-	// NoKVReuse counts blocks that requests share once for each of them, as
-	// assume_kv_reuse=false does.
+	// NoKVReuse counts shared blocks once for each request, as assume_kv_reuse=false
+	// does.
 	NoKVReuse bool
 	ties      Ties
 }
@@ -62,22 +62,15 @@ func (d *Dynamo) Choose(s *Selection) int {
 	if s.Override != nil {
 		by = s.Override.of(d)
 	}
-	lowest := by.score(s)
+	by.score(s)
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
-	best := s.tied[:0]
-	for i := range s.Candidates {
-		if s.Candidates[i].Cost == lowest {
-			best = append(best, i)
-		}
-	}
-	s.tied = best
-	return d.ties.Pick(s, best)
+	return d.ties.cheapest(s)
 }
 
-// score sets each candidate's cost, and returns the lowest.
-func (d *Dynamo) score(s *Selection) (lowest float64) {
+// score sets each candidate's cost.
+func (d *Dynamo) score(s *Selection) {
 	least := s.Candidates[0].PrefillTokens
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].PrefillTokens)
@@ -90,15 +83,10 @@ func (d *Dynamo) score(s *Selection) (lowest float64) {
 		if c.Factor != 0 {
 			c.Cost *= c.Factor
 		}
-		if i == 0 || c.Cost < lowest {
-			lowest = c.Cost
-		}
 	}
-	return lowest
 }
 
-// prefillBlocks is the booked prefill with the whole prompt added, which the
-// credit is taken from.
+// prefillBlocks returns the booked prefill and the whole prompt, before the credit.
 func (d *Dynamo) prefillBlocks(s *Selection, c *Candidate) float64 {
 	if d.IgnorePrefillTokens {
 		return 0
@@ -116,7 +104,7 @@ func (d *Dynamo) decay(s *Selection, c *Candidate, least int64) float64 {
 	return 1 / (1 + d.CreditDecay*excess/float64(blocks))
 }
 
-// decodeBlocks is the number of active blocks with this request's own.
+// decodeBlocks returns the active blocks and those that this request adds.
 func (d *Dynamo) decodeBlocks(c *Candidate) float64 {
 	if d.IgnoreActiveBlocks {
 		return 0

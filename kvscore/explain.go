@@ -4,21 +4,20 @@ import "time"
 
 // Explanation is the choice that Select would make.
 type Explanation struct {
-	// Chosen is the position of the target that would be booked; -1 if there
-	// are no targets.
+	// Chosen is the position of the target that Select would book; -1 if there are no
+	// targets.
 	Chosen int
 	// Preferred is the position that the policy would choose. It differs from
-	// Chosen only where the choice is already made for another target.
+	// Chosen only if bound names another target.
 	Preferred int
-	// Drawn are the positions that Preferred was drawn from, if chance decides
-	// among several: Select may draw another one of them. It is the
-	// Selection's.
+	// Drawn are the positions among which chance decides: Select may choose another one
+	// of them. Nil if chance decides nothing. The slice belongs to the Selection.
 	Drawn []int
-	// Fault says that the policy made no choice: see Selection.Fault.
+	// Fault says that the policy returned an invalid choice: see Selection.Fault.
 	Fault bool
 }
 
-// drawAny takes in that chance may choose any candidate.
+// drawAny records in a dry run that chance decides among all candidates.
 func (s *Selection) drawAny() {
 	if !s.Dry {
 		return
@@ -28,10 +27,9 @@ func (s *Selection) drawAny() {
 	}
 }
 
-// Explain tells what Select would choose at this moment, and why: sel then has
-// each candidate's terms, with costs also where bound says that the choice is
-// already made. Nothing is booked, and nothing remembered: sel.Dry tells the
-// policy so.
+// Explain returns the choice that Select would make now. It leaves each candidate's terms
+// and cost in sel, with costs even if bound names a target. It books and remembers
+// nothing: it sets sel.Dry for the policy.
 func (s *Scheduler) Explain(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) Explanation {
 	sel.Dry, sel.Drawn = true, sel.Drawn[:0]
 	if len(targets) == 0 {

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// stepTokens is about how many prompt tokens an engine computes in one step, half of
+// stepTokens approximates the prompt tokens that an engine computes in one step: half of
 // the usual limits. Each step also reads the context of the requests that generate.
 const stepTokens = 2048
 
-// work is what an engine has to do for one prompt or for several, as the features of
-// the prediction. They are scaled so that the coefficients have similar sizes.
+// work is the prefill of one prompt or of several. Its units give the coefficients
+// similar sizes.
 type work struct {
 	tokens float64 // to be computed, in thousands
-	pairs  float64 // tokens x tokens that attention compares, in millions
+	pairs  float64 // of tokens that attention compares, in millions
 }
 
 // workOf returns the work for n tokens behind k cached ones.
@@ -29,27 +29,26 @@ func (w *work) sub(o work) { w.tokens -= o.tokens; w.pairs -= o.pairs }
 //
 //	Fixed + Token·n + Attention·n·(k + n/2) + Context·(1 + n/2048)·c
 //
-// for n prompt tokens to be computed behind k cached ones, on a target whose active
-// requests have c tokens of context. The form follows from what an engine does: a
-// step has a fixed cost, each token passes through the weights, attention compares
-// it with the tokens before it, and each step reads the context of the requests that
-// generate.
+// for n prompt tokens to compute after k cached ones, on a target whose active requests
+// have c tokens of context. Each term is a part of an engine's work. A step has a fixed
+// cost. Each token passes through the weights, and attention compares it with the tokens
+// before it. Each step reads the context of the generating requests.
 type Latency struct {
 	Fixed, Token, Attention, Context float64
 }
 
-// Prefill returns the predicted time for n tokens behind k cached ones, on a target with
-// so many tokens of context, in milliseconds.
+// Prefill returns the predicted time for n tokens after k cached ones, in milliseconds.
+// context is the context of the target's active requests, in tokens.
 func (l Latency) Prefill(n, k int64, context float64) float64 {
-	f := float64(max(0, n))
-	return l.Fixed + l.Token*f + l.Attention*f*(float64(k)+f/2) + l.Context*(1+f/stepTokens)*context
+	t := [nFeatures]float64{l.Fixed, l.Token * 1e3, l.Attention * 1e6, l.Context * contextScale}
+	return featuresOf(1, workOf(n, k), context).times(&t)
 }
 
 const nFeatures = 4
 
 // estimator learns the coefficients of a pool. It minimises the sum of squared errors,
-// weighted with 1/(time + 5 ms), over samples whose weight falls by forgetting with each new
-// one. No coefficient is below zero. A weak prior keeps what the samples do not show.
+// weighted with 1/(time + 5 ms). Each new sample reduces the weight of the older ones. No
+// coefficient is below zero. A weak prior decides what the samples do not show.
 type estimator struct {
 	t        [nFeatures]float64 // ms for each of the features
 	a        [nFeatures][nFeatures]float64
@@ -59,19 +58,18 @@ type estimator struct {
 }
 
 const (
-	// forgetting is the weight of what was known, with each new sample: half is
-	// forgotten after 1,400.
+	// forgetting is the factor on the weight of older samples with each new one: the
+	// weight halves after 1,400 samples.
 	forgetting = 0.9995
-	// sweeps of coordinate descent for each sample: the last solution is the start,
-	// and one sample changes little.
+	// sweeps is the number of passes of coordinate descent per sample. Each begins at
+	// the last solution, and one sample changes little.
 	sweeps = 4
-	// trusting is the number of samples after which an outlier is recognised.
+	// trusting is the number of samples from which on the estimator recognises outliers.
 	trusting = 20
-	// maxOutlier is how many times longer or shorter than predicted a sample
-	// counts at most.
+	// maxOutlier bounds the factor between a sample's time and the predicted time.
 	maxOutlier = 3
-	// maxOutliers is how many outliers in a row are bounded so. After that, the engines
-	// have changed: what was known is forgotten with forgettingAnew.
+	// maxOutliers is the number of consecutive outliers that are bounded. After more of
+	// them the engines have changed, and forgettingAnew replaces forgetting.
 	maxOutliers    = 10
 	forgettingAnew = 0.9
 	// shortTime, in milliseconds, bounds the weight of short times.
@@ -89,28 +87,26 @@ var (
 // contextScale is the tokens of context in one unit of its feature.
 const contextScale = 1e5
 
-func features(w work, context float64) [nFeatures]float64 {
-	return [nFeatures]float64{1, w.tokens, w.pairs, (1 + w.tokens*1e3/stepTokens) * context / contextScale}
+// features are what the coefficients are multiplied with. A struct stays in registers.
+type features struct{ fixed, tokens, pairs, context float64 }
+
+// featuresOf returns the features of a work on a target with the given tokens of context.
+// fixed is 1 if the work includes the fixed cost of a step, and 0 if another prefill pays it.
+func featuresOf(fixed float64, w work, context float64) features {
+	return features{fixed, w.tokens, w.pairs, (fixed + w.tokens*(1e3/stepTokens)) * context * (1 / contextScale)}
 }
 
-// predict returns the time of a work in milliseconds, without the fixed part.
-func (e *estimator) predict(w work, context float64) float64 {
-	return e.t[1]*w.tokens + e.t[2]*w.pairs + e.t[3]*(w.tokens*1e3/stepTokens)*context/contextScale
+// times returns the predicted time with the given coefficients, in milliseconds.
+func (f features) times(t *[nFeatures]float64) float64 {
+	return t[0]*f.fixed + t[1]*f.tokens + t[2]*f.pairs + t[3]*f.context
 }
 
-// fixed returns the time of a step that computes next to nothing, in milliseconds.
-func (e *estimator) fixed(context float64) float64 { return e.t[0] + e.t[3]*context/contextScale }
+func (e *estimator) predict(f features) (ms float64) { return f.times(&e.t) }
 
-func (e *estimator) of(x [nFeatures]float64) (ms float64) {
-	for i := range x {
-		ms += e.t[i] * x[i]
-	}
-	return ms
-}
-
-// learn adds a sample: a target took so many milliseconds for a work.
-func (e *estimator) learn(x [nFeatures]float64, ms float64) {
-	expected := e.of(x)
+// learn adds a sample: the features of a work, and its time in milliseconds.
+func (e *estimator) learn(f features, ms float64) {
+	x := [nFeatures]float64{f.fixed, f.tokens, f.pairs, f.context}
+	expected := e.predict(f)
 	kept := forgetting
 	if e.samples >= trusting {
 		within := min(max(ms, expected/maxOutlier), expected*maxOutlier)
@@ -135,7 +131,7 @@ func (e *estimator) learn(x [nFeatures]float64, ms float64) {
 	}
 }
 
-// descend improves one coefficient after the other.
+// descend does one pass of coordinate descent.
 func (e *estimator) descend() {
 	for i := range e.t {
 		rest := e.b[i] + priorWeight[i]*priorTimes[i]
@@ -150,23 +146,20 @@ func (e *estimator) descend() {
 
 func newEstimator() *estimator { return &estimator{t: priorTimes} }
 
-// latency returns the coefficients, in milliseconds.
 func (e *estimator) latency() Latency {
 	return Latency{e.t[0], e.t[1] / 1e3, e.t[2] / 1e6, e.t[3] / contextScale}
 }
 
 const (
-	// factorWeight is how far one sample moves a target's factor; the first ones
-	// move it further.
+	// factorWeight is the weight of one sample in a target's factor. The first samples
+	// weigh more.
 	factorWeight = 0.05
-	// minFactor and maxFactor bound it.
+	// minFactor and maxFactor bound the factor.
 	minFactor, maxFactor = 0.05, 20
-	// factorAge is the time constant with which a factor decays to 1 without samples, so
-	// that the router tries a slow target again.
-	factorAge = 2 * time.Minute
 )
 
-// speed is how many times longer a target takes than its pool predicts.
+// speed is how many times longer a target takes than its pool predicts. Without samples,
+// the factor decays to 1, so that the router tries a slow target again.
 type speed struct {
 	log     float64 // natural logarithm of the factor
 	samples uint64
@@ -190,10 +183,10 @@ func (s *speed) faded(now time.Time) float64 {
 	if s.samples == 0 {
 		return 0
 	}
-	return s.log * math.Exp(-max(0, now.Sub(s.at).Seconds())/factorAge.Seconds())
+	return s.log * decay(now.Sub(s.at))
 }
 
-// factor returns how many times longer the target takes.
+// factor returns the factor, computed at most once per second.
 func (s *speed) factor(now time.Time) float64 {
 	if s.samples == 0 {
 		return 1

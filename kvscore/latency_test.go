@@ -19,6 +19,12 @@ var (
 	slowEngine = engine{Latency{40, 0.5, 3e-5, 4e-4}, 0.1}
 )
 
+// Prefill is the formula of [Latency], written out.
+func (e engine) Prefill(n, k int64, context float64) float64 {
+	f := float64(n)
+	return e.Fixed + e.Token*f + e.Attention*f*(float64(k)+f/2) + e.Context*(1+f/2048)*context
+}
+
 // sample returns a random work, from short prompts to long ones, and its time.
 func (e engine) sample(rnd *rand.Rand) (w work, context, ms float64) {
 	n := int64(50 * math.Pow(400, rnd.Float64()))
@@ -31,7 +37,7 @@ func (e engine) sample(rnd *rand.Rand) (w work, context, ms float64) {
 func (e engine) teach(to *estimator, rnd *rand.Rand, samples int) {
 	for range samples {
 		w, context, ms := e.sample(rnd)
-		to.learn(features(w, context), ms)
+		to.learn(featuresOf(1, w, context), ms)
 	}
 }
 
@@ -90,24 +96,24 @@ func TestOutliersDoNotSpoilTheEstimate(t *testing.T) {
 		teach  func(e *estimator, rnd *rand.Rand)
 	}{
 		{"a pause of 30 s at first", 0.15, func(e *estimator, rnd *rand.Rand) {
-			e.learn(features(workOf(1000, 0), 0), 30_000)
+			e.learn(featuresOf(1, workOf(1000, 0), 0), 30_000)
 			fastEngine.teach(e, rnd, 300)
 		}},
 		{"a pause of 30 s now", 0.15, func(e *estimator, rnd *rand.Rand) {
 			fastEngine.teach(e, rnd, 300)
-			e.learn(features(workOf(1000, 0), 0), 30_000)
+			e.learn(featuresOf(1, workOf(1000, 0), 0), 30_000)
 		}},
 		{"a pause every 100 samples", 0.15, func(e *estimator, rnd *rand.Rand) {
 			for range 10 {
 				fastEngine.teach(e, rnd, 99)
-				e.learn(features(workOf(1000, 0), 0), 30_000)
+				e.learn(featuresOf(1, workOf(1000, 0), 0), 30_000)
 			}
 		}},
 		{"one in 20 took no time", 0.4, func(e *estimator, rnd *rand.Rand) {
 			for range 20 {
 				fastEngine.teach(e, rnd, 19)
 				w, context, _ := fastEngine.sample(rnd)
-				e.learn(features(w, context), 0.1)
+				e.learn(featuresOf(1, w, context), 0.1)
 			}
 		}},
 	} {
@@ -143,8 +149,8 @@ func sound(t *testing.T, e *estimator) {
 	for _, n := range []int64{-1, 0, 1, 4096, 1 << 40} {
 		for _, context := range []float64{0, 1e5, 1e12} {
 			for _, ms := range []float64{
-				e.predict(workOf(n, 0), context), e.predict(workOf(n, 1<<40), context), e.fixed(context),
-				e.latency().Prefill(n, 1<<40, context), e.of(features(workOf(n, 5), context)),
+				e.predict(featuresOf(0, workOf(n, 0), context)), e.predict(featuresOf(0, workOf(n, 1<<40), context)),
+				e.latency().Prefill(n, 1<<40, context), e.predict(featuresOf(1, workOf(n, 5), context)),
 			} {
 				if math.IsNaN(ms) || math.IsInf(ms, 0) || ms < 0 {
 					t.Fatalf("%d tokens with %v of context are predicted to take %v ms", n, context, ms)
@@ -179,7 +185,7 @@ func TestDegenerateSamples(t *testing.T) {
 			e := newEstimator()
 			for i := range 3000 {
 				s := of(i)
-				if e.learn(features(workOf(s.n, s.k), s.context), s.ms); i%100 < 3 {
+				if e.learn(featuresOf(1, workOf(s.n, s.k), s.context), s.ms); i%100 < 3 {
 					sound(t, e)
 				}
 			}
@@ -188,7 +194,7 @@ func TestDegenerateSamples(t *testing.T) {
 	}
 	e := newEstimator()
 	for range 500 {
-		e.learn(features(workOf(1000, 0), 0), 50)
+		e.learn(featuresOf(1, workOf(1000, 0), 0), 50)
 	}
 	if ms := e.latency().Prefill(1000, 0, 0); !near(ms, 50, 0.02) {
 		t.Errorf("prompts of one size, which took 50 ms each, are predicted to take %.1f", ms)
@@ -214,9 +220,9 @@ func FuzzEstimator(f *testing.F) {
 			}
 			w := workOf(number(0), number(4))
 			context, ms := float64(number(8)), float64(number(12))/1000
-			x := features(w, context)
+			x := featuresOf(1, w, context)
 			at = at.Add(time.Duration(number(12)))
-			s.learn(at, e.of(x)*s.factor(at), ms)
+			s.learn(at, e.predict(x)*s.factor(at), ms)
 			e.learn(x, ms)
 			sound(t, e)
 			if f := s.factor(at); !(f >= minFactor*0.999 && f <= maxFactor*1.001) {
@@ -248,8 +254,8 @@ func TestSlownessIsFoundAndForgotten(t *testing.T) {
 		t.Errorf("factor %.2f after 60 samples of a target that takes twice as long", f)
 	}
 	found := s.factor(at)
-	if f := s.factor(at.Add(factorAge)); !near(math.Log(f), math.Log(found)/math.E, 0.01) {
-		t.Errorf("%.2f became %.2f in %s, want e^-1 of its logarithm", found, f, factorAge)
+	if f := s.factor(at.Add(decayTime)); !near(math.Log(f), math.Log(found)/math.E, 0.01) {
+		t.Errorf("%.2f became %.2f in %s, want e^-1 of its logarithm", found, f, decayTime)
 	}
 	if f := s.factor(at.Add(20 * time.Minute)); !near(f, 1, 0.01) {
 		t.Errorf("factor %.2f after 20 minutes without samples", f)
@@ -289,7 +295,7 @@ func TestSlownessIsBounded(t *testing.T) {
 // TestEstimatorRecovers gives an estimator that has learned one engine, or nonsense, the
 // times of a very different one.
 func TestEstimatorRecovers(t *testing.T) {
-	sample := func(e *estimator, n int, ms float64) { e.learn(features(workOf(int64(n), 0), 0), ms) }
+	sample := func(e *estimator, n int, ms float64) { e.learn(featuresOf(1, workOf(int64(n), 0), 0), ms) }
 	for name, tc := range map[string]struct {
 		before func(e *estimator)
 		slower float64
@@ -304,7 +310,7 @@ func TestEstimatorRecovers(t *testing.T) {
 			tc.before(e)
 			learnEach(e, 300, sample, tc.slower)
 			want := tc.slower * (10 + 0.05*4000)
-			if got := e.of(features(workOf(4000, 0), 0)); got < want*0.8 || got > want*1.25 {
+			if got := e.predict(featuresOf(1, workOf(4000, 0), 0)); got < want*0.8 || got > want*1.25 {
 				t.Errorf("4000 tokens are predicted to take %.4g ms, want about %.4g", got, want)
 			}
 		})

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// timing is one sample: the time that a target took for work without a pause. Consecutive
-// prefills share a timing, because an engine starts the next prompt in the step that
-// ends the previous one.
+// timing is one sample: the time of uninterrupted work on a target. Consecutive prefills
+// share a timing, because an engine starts the next prompt in the step that ends the
+// previous one.
 type timing struct {
-	x      [nFeatures]float64
+	x      features
 	ms     float64
 	until  time.Time
 	open   int  // leases that have not ended
@@ -18,10 +18,10 @@ type timing struct {
 }
 
 const (
-	// together is the time within which first tokens come from one step of the engine.
+	// together is the greatest distance between first tokens of one engine step.
 	together = 4 * time.Millisecond
-	// fullMemory is the share of the capacity from which on prefills may wait for memory:
-	// their times say nothing.
+	// fullMemory is the share of the capacity above which prefills may wait for memory.
+	// The scheduler ignores their times.
 	fullMemory = 0.9
 	// longTiming is the time in milliseconds after which a new timing begins.
 	longTiming = 400
@@ -37,7 +37,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	ld.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
 	first, since := ld.awaiting.first, ld.awaiting.since
 	switch {
-	case !l.isAwaiting: // it was taken to be over
+	case !l.isAwaiting: // settle has ended it already
 		first, since = l, l.began
 	case ld.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
 		since = time.Time{}
@@ -52,7 +52,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	} else {
 		l.own, l.timing = timing{}, &l.own
 		if since.Equal(first.booked) {
-			l.own.x = features(work{}, s.context(ld)) // a step's fixed part
+			l.own.x = featuresOf(1, work{}, s.context(ld)) // a step's fixed part
 		}
 	}
 	m := l.timing
@@ -64,40 +64,46 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	ld.timing = m
 }
 
-// add adds a work, without the fixed part.
+// add adds a work without its fixed cost, or subtracts it if sign is -1.
 func (m *timing) add(w work, context, sign float64) {
-	m.x[1] += sign * w.tokens
-	m.x[2] += sign * w.pairs
-	m.x[3] += sign * w.tokens * 1e3 / stepTokens * context / contextScale
+	f := featuresOf(0, w, context)
+	m.x.tokens += sign * f.tokens
+	m.x.pairs += sign * f.pairs
+	m.x.context += sign * f.context
 }
 
-// context returns the tokens of context of the requests that are active on a target.
+// context returns the tokens of context of a target's active requests.
 func (s *Scheduler) context(ld *load) float64 {
 	return (s.promptBlocks(ld) + float64(ld.output)) * float64(s.settings.BlockSize)
 }
 
-// learn learns from a lease that ends. The lock is held.
+// learn updates the averages, the capacity and the timing from a lease that ends. The lock is held.
 func (s *Scheduler) learn(l *Lease, computed bool) {
 	c := &l.counts
-	told := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
+	counted := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
 	answer := l.answered.Load()
-	if told && c.Answer >= c.Prompt {
+	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
 	if answer > 0 && computed {
 		s.traffic.answeredWith(min(answer, maxAnswer))
 	}
-	if told && c.CachedTold {
+	if counted && c.CachedTold {
 		if m := l.timing; m != nil {
 			m.add(l.work, l.context, -1)
-			m.add(workOf(l.counts.Prompt-l.counts.Cached, l.counts.Cached), l.context, 1)
+			m.add(workOf(c.Prompt-c.Cached, c.Cached), l.context, 1)
 		}
 		s.learnCapacity(l)
 	}
-	m := l.timing
-	if m == nil {
-		return
+	if l.timing != nil {
+		s.learnTiming(l, computed)
 	}
+}
+
+// learnTiming takes the lease out of its timing. If it was the last one, the scheduler
+// learns from the timing. The lock is held.
+func (s *Scheduler) learnTiming(l *Lease, computed bool) {
+	m := l.timing
 	l.timing = nil
 	m.spoilt = m.spoilt || !computed
 	if m.open--; m.open > 0 {
@@ -110,7 +116,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if m.spoilt {
 		return
 	}
-	predicted := s.latency.of(m.x)
+	predicted := s.latency.predict(m.x)
 	factor := ld.speed.factor(m.until)
 	ld.timings++
 	ld.lastTiming = m.until
@@ -120,8 +126,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	s.latency.learn(m.x, m.ms/math.Pow(factor, 0.8))
 }
 
-// errorRing has the ratios of the observed to the predicted time of the last first
-// tokens.
+// errorRing keeps the last ratios of observed to predicted times to the first token.
 type errorRing struct {
 	ratios [64]float32
 	n      uint64
@@ -149,7 +154,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 	return float64(errors[(n-1)/2]), float64(errors[(n-1)*9/10]), n
 }
 
-// describe fills in what is the same for all candidates. The lock is held.
+// describe sets the terms that all candidates share. The lock is held.
 func (s *Scheduler) describe(r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
@@ -158,22 +163,22 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
 	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(s.match.SharedTokens)/1000, s.match.SharedArrivals, s.match.SharedHolders
-	sel.Continues = s.match.AtEnd && s.match.Arrivals == 0
+	sel.continues = s.match.AtEnd && s.match.Arrivals == 0
 }
 
-// predict fills in the times of a candidate. The lock is held.
+// predict sets the times of a candidate. The lock is held.
 func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selection) {
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
 	c.Slowness = ld.speed.factor(now)
 	c.WaitTime = s.wait(ld, now, sel.Dry, c.Slowness, context)
 	n := max(0, sel.Tokens-c.OverlapTokens)
-	c.PrefillTime = c.Slowness * (s.latency.fixed(context) + s.latency.predict(workOf(n, c.OverlapTokens), context))
+	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
 	c.Awaiting = ld.awaiting.n
 	c.RecentWork = ld.recent.value(now)
 }
 
-// predictUnknown fills in the times of a candidate that the scheduler does not know.
+// predictUnknown sets the times of a candidate that the scheduler does not know.
 func (s *Scheduler) predictUnknown(c *Candidate, sel *Selection) {
 	c.Slowness = 1
-	c.PrefillTime = s.latency.fixed(0) + s.latency.predict(workOf(sel.Tokens, 0), 0)
+	c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
 }

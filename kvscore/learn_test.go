@@ -11,7 +11,7 @@ import (
 func samples(s *Scheduler) uint64 { return s.Stats().Timings }
 
 // lastTiming returns the features and the time of the timing that l ends, and ends it.
-func lastTiming(t *testing.T, s *Scheduler, l *Lease, computed bool) (x [nFeatures]float64, ms float64, learned bool) {
+func lastTiming(t *testing.T, s *Scheduler, l *Lease, computed bool) (x features, ms float64, learned bool) {
 	t.Helper()
 	m, before := l.timing, samples(s)
 	l.End(computed, nil)
@@ -26,7 +26,7 @@ func TestTimingOfOne(t *testing.T) {
 	l := book(s, ts, 2000, epoch)
 	l.FirstToken(after(90))
 	x, ms, learned := lastTiming(t, s, l, true)
-	if want := features(workOf(2000, 0), 0); x != want || ms != 90 || !learned {
+	if want := featuresOf(1, workOf(2000, 0), 0); x != want || ms != 90 || !learned {
 		t.Errorf("learned %v: %v in %v ms, want %v in 90", learned, x, ms, want)
 	}
 	idle(t, s, ts, epoch)
@@ -48,7 +48,7 @@ func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
 		want.add(workOf(3000, 0))
 		if last := i == 2; learned != last {
 			t.Errorf("lease %d: learned %v", i, learned)
-		} else if last && (ms != 300 || x[0] != 1 || !near(x[1], want.tokens, 1e-9) || !near(x[2], want.pairs, 1e-9)) {
+		} else if last && (ms != 300 || x.fixed != 1 || !near(x.tokens, want.tokens, 1e-9) || !near(x.pairs, want.pairs, 1e-9)) {
 			t.Errorf("%v in %v ms, want %+v in 300", x, ms, want)
 		}
 	}
@@ -140,7 +140,7 @@ func TestCountsCorrectATiming(t *testing.T) {
 		x, ms, learned := lastTiming(t, s, b, true)
 		want := tc.want
 		want.add(workOf(3000, 0))
-		if !learned || ms != 150 || !near(x[1], want.tokens, 1e-9) || !near(x[2], want.pairs, 1e-9) {
+		if !learned || ms != 150 || !near(x.tokens, want.tokens, 1e-9) || !near(x.pairs, want.pairs, 1e-9) {
 			t.Errorf("%s: learned %v: %v in %v ms, want %+v in 150", name, learned, x, ms, want)
 		}
 		idle(t, s, ts, epoch)
@@ -295,20 +295,20 @@ func TestRecentFades(t *testing.T) {
 	}
 	r.add(epoch, 100)
 	for after, want := range map[time.Duration]float64{
-		-time.Hour: 100, 0: 100, 300 * time.Millisecond: 100, recentAge: 100 / math.E, 10 * recentAge: 100 * math.Exp(-10),
+		-time.Hour: 100, 0: 100, 300 * time.Millisecond: 100, decayTime: 100 / math.E, 10 * decayTime: 100 * math.Exp(-10),
 		24 * time.Hour: 0, 1000 * time.Hour: 0,
 	} {
 		if got := r.value(epoch.Add(after)); math.Abs(got-want) > 0.9 {
 			t.Errorf("%v are left of 100 after %s, want %v", got, after, want)
 		}
 	}
-	// one every 10 ms: as many are counted as come within recentAge
+	// one every 10 ms: as many are counted as come within decayTime
 	at := epoch
 	for range 100_000 {
 		at = at.Add(10 * time.Millisecond)
 		r.add(at, 1)
 	}
-	if want := recentAge.Seconds() * 100; !near(r.value(at), want, 0.01) {
+	if want := decayTime.Seconds() * 100; !near(r.value(at), want, 0.01) {
 		t.Errorf("%v, want %v", r.value(at), want)
 	}
 }

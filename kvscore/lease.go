@@ -9,29 +9,32 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// Lease is one attempt's booking on one target: prefill tokens until the first
-// token, KV blocks and the request itself until the end. FirstToken, Prefilled
-// and Output belong to the goroutine that reads the answer; Alive and End may
-// be called by any, and End more than once: the first call counts.
+// Lease is one attempt's booking on one target: prefill tokens until the first token, KV
+// blocks and the request itself until the end.
+//
+// Only the goroutine that reads the answer calls FirstToken, Answered, Prefilled, Output
+// and Counted. Any goroutine may call Alive and End. Only the first call of End counts.
+//
+// It is one struct, so that a booking is one allocation.
 type Lease struct {
 	scheduler *Scheduler
 	load      *load
 	restarts  uint64
 	booked    time.Time
-	seen      atomic.Int64 // last sign of life, as nanoseconds since booked
+	seen      atomic.Int64 // last sign of life, in nanoseconds since booked
 
-	chain     index.Chain // of the prompt, without its blocks
-	whole     bool        // all of them are tracked
+	chain     index.Chain // the prompt, without its blocks
+	whole     bool        // the index tracks all blocks
 	blocks    int         // of the prompt
-	held      int         // of them, that the target was thought to hold
+	held      int         // of these, blocks that the cache model held
 	mediaEnd  int         // blocks up to the end of the last image; 0 if there is none
 	estimate  int64       // tokens of the prompt by its text alone
 	counts    Counts
 	tokens    int64 // of the prompt
 	blockSize int64
-	total     int64 // blocks that prompt and output so far take, the last one begun
+	total     int64 // blocks of prompt and output so far, rounded up
 	streamed  bool
-	expected  int64 // tokens of the answer; 0 is not known
+	expected  int64 // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
 	ref        index.Ref
@@ -49,15 +52,15 @@ type Lease struct {
 	ahead, behind *Lease // in awaiting
 	isAwaiting    bool
 	passed        bool      // a prefill that was booked later is over
-	began         time.Time // the beginning of a prefill that was taken to be over; zero if unknown
-	over          bool      // its first token came
-	cached        int64     // tokens of the prompt that the target was thought to have cached
-	inFlight      bool      // some of them were being computed
-	queued        bool      // others' prefills were booked before
+	began         time.Time // start of a prefill that settle has ended; zero is unknown
+	over          bool      // its prefill is over, as seen in the answer
+	cached        int64     // prompt tokens that the cache model held
+	inFlight      bool      // another active request uses some of them
+	queued        bool      // other prefills were booked before
 	predicted     float64   // milliseconds to the first token
 	own           timing
 	context       float64      // of the target at the first token
-	timing        *timing      // own, or that of the lease whose first token came with this one's
+	timing        *timing      // own, or that of an earlier lease
 	answered      atomic.Int64 // tokens of the answer
 }
 
@@ -67,32 +70,31 @@ func (l *Lease) Target() Target { return l.load.target }
 // Alive records a sign of life of the request. It takes no lock.
 func (l *Lease) Alive(now time.Time) { l.seen.Store(int64(now.Sub(l.booked))) }
 
-// quiet returns how long there was no sign of life. Differences of times heed
-// the monotonic clock: a step of the wall clock ends no lease.
+// quiet returns the time since the last sign of life. It uses the monotonic clock, so a
+// step of the wall clock ends no lease.
 func (l *Lease) quiet(now time.Time) time.Duration {
 	return now.Sub(l.booked) - time.Duration(l.seen.Load())
 }
 
-// FirstToken records the first token of a stream, or an answer that was not
-// streamed and of unknown length: the prefill is over, and the time that it took
-// shows how fast the target is.
+// FirstToken records the first token of a stream, or an answer of unknown length that was
+// not streamed. The prefill is over. The scheduler learns from the time of a stream.
 func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, l.streamed, 0) }
 
-// Answered records when an answer of so many tokens came that was not streamed;
-// -1 is unknown. Of a short one, the time shows how fast the target prefills.
+// Answered records an answer that was not streamed, with its length in tokens; -1 is
+// unknown. The scheduler learns a prefill time from a short answer.
 func (l *Lease) Answered(now time.Time, tokens int64) {
 	l.prefillOver(now, tokens >= 0 && tokens <= shortAnswer, tokens)
 }
 
-// Prefilled records that the prefill is over without a token, as by an answer
-// that says what is wrong. The time that it took teaches nothing.
+// Prefilled records that the prefill is over without a token, for example after an error.
+// The scheduler learns nothing from its time.
 func (l *Lease) Prefilled(now time.Time) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if !l.ended && !l.over {
 		l.over = true
-		l.computed(now, false) // a refusal does not wait for the prefills before it
+		l.computed(now, false) // an error does not wait for the prefills before it
 	}
 }
 
@@ -103,7 +105,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	if l.ended || l.over {
 		return
 	}
-	l.over = true // once is enough
+	l.over = true
 	l.answered.Store(max(l.answered.Load(), answered))
 	if learn {
 		l.scheduler.observe(l, now)
@@ -129,50 +131,47 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	l.output += more
 	l.load.output += more
 	if l.expected > 0 {
-		// Dynamo's output decay (lib/kv-router/src/sequences): the share of the
-		// expected answer that is still to come, on all blocks of the answer.
+		// Dynamo's output decay (lib/kv-router/src/sequences): all blocks of the answer
+		// count by the share of the expected answer that is still to come.
 		faded := float64(l.output) * min(1, float64(tokens)/float64(l.expected))
 		l.load.faded += faded - l.faded
 		l.faded = faded
 	}
 }
 
-// Counts is how many tokens an engine counted in a prompt and its answer; 0 is
-// unknown.
+// Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
 type Counts struct {
 	// Prompt is the number of prompt tokens.
 	Prompt int64
-	// Cached is the number of these that the engine had cached; CachedTold says that
-	// it is known, even if it is 0.
+	// Cached is the number of prompt tokens that the engine had cached. CachedTold says
+	// that the engine reported it, even if it is 0.
 	Cached     int64
 	CachedTold bool
-	// Answer is the number of tokens that the engine holds at the end of the
-	// answer, the prompt's included: not the last one, which it need not compute.
+	// Answer is the number of tokens that the engine holds at the end of the answer,
+	// including the prompt. It excludes the last token, which the engine need not compute.
 	Answer int64
-	// AnswerPast is how far prompt and answer go on behind the last of the blocks
-	// that End is given, in blocks.
+	// AnswerPast is the part of prompt and answer after the last of the blocks that End
+	// gets, in blocks.
 	AnswerPast float32
 }
 
-// Counted records what the engine counted. It belongs to the goroutine that reads
-// the answer, and comes before End.
+// Counted records the engine's counts. The caller calls it before End.
 func (l *Lease) Counted(c Counts) {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	l.counts = c
 }
 
-// End ends the lease and returns whether it was the first to do so. computed
-// says that the target has computed the prompt, and so holds its blocks now;
-// answer are the blocks of prompt and answer together, nil where they are not
-// known.
+// End ends the lease. It returns whether this call was the first to do so. computed says
+// that the target has computed the prompt, and so holds its blocks now. answer has the
+// blocks of prompt and answer together; nil is unknown.
 func (l *Lease) End(computed bool, answer []uint64) bool {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	return l.scheduler.end(l, computed, answer)
 }
 
-// end takes everything of the lease off the books. The lock is held.
+// end removes the lease from the load of its target. The lock is held.
 func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	if l.ended {
 		return false
@@ -187,7 +186,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	ld.unshared -= l.unshared
 	ld.untracked -= l.untracked
 	if ld.requests == 0 {
-		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // what is left is rounding
+		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // rounding errors
 	}
 	keep := computed && l.restarts == ld.restarts
 	if keep {
@@ -206,8 +205,8 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	return true
 }
 
-// computed takes the prefill off the books. It ended at a time that was seen or guessed;
-// zero if the end is unknown. The lock is held.
+// computed removes the prefill from the load. The time of its end was seen or guessed;
+// zero is unknown. The lock is held.
 func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
 		heap.Remove(&l.load.due, l.duePos)

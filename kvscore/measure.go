@@ -15,19 +15,19 @@ func (r *Request) chain() index.Chain {
 	return c
 }
 
-// priorTokens weighs a conversation's own ratio: after so many known tokens it
-// counts as much as its model's.
+// priorTokens is the number of known tokens after which a conversation's own ratio weighs
+// as much as that of its model.
 const priorTokens = 256
 
 // measure returns the prompt's length in tokens and its complete KV blocks. The
 // index has matched the chain, and the lock is held.
 //
-// The known prefix has the count that an engine told. The rest is estimated:
+// An engine has counted the known prefix. The rest is estimated:
 //
 //	tokens = known tokens + ratio x estimate of the rest, by the kinds of its text
 //	ratio  = (known tokens + prior) / (estimate of the known prefix + prior)
 //
-// Images count in the known prefix as far as its count exceeds the estimate.
+// Tokens of the known prefix above the estimate count as images.
 func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks float64) {
 	m, size, n := &s.match, float64(s.settings.BlockSize)*1000, float64(len(c.Blocks))
 	behind := c.Weights.Sum(c.Blocks[m.Blocks:])
@@ -46,8 +46,8 @@ func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks fl
 	return max(tokens, 0), max(0, text+seen-past*mean) / size
 }
 
-// overlap fills in what a target has of a prompt that it holds a part of. The
-// index has matched the prompt, and the lock is held.
+// overlap sets the overlap of a target that holds a part of the prompt. The index has
+// matched the prompt, and the lock is held.
 func (s *Scheduler) overlap(r *Request, ld *load, tokens int64, c *Candidate) {
 	m := &s.match
 	c.HeldBlocks = int(m.Held[ld.slot])
@@ -63,7 +63,7 @@ func (s *Scheduler) overlap(r *Request, ld *load, tokens int64, c *Candidate) {
 	c.OverlapTokens = reused - reused%s.page(ld)
 }
 
-// page returns how many tokens a block has that the engine of a target reuses whole.
+// page returns the tokens in the smallest block that a target's engine reuses.
 func (s *Scheduler) page(ld *load) int64 {
 	if ld.page > 0 {
 		return ld.page
@@ -71,12 +71,10 @@ func (s *Scheduler) page(ld *load) int64 {
 	return int64(s.settings.BlockSize)
 }
 
-// maxCount bounds counts of engines: one that is so many times above or below the
-// estimate is ignored.
+// maxCount is the greatest believable factor between an engine's count and the estimate.
 const maxCount = 8
 
-// believable returns a count of tokens, or 0 if it cannot be that of a text with
-// an estimate of so many.
+// believable returns a count of tokens, or 0 if it is too far from the estimate.
 func believable(count, estimate int64) int64 {
 	if count > maxCount*estimate+64 || count < estimate/maxCount {
 		return 0
@@ -84,9 +82,9 @@ func believable(count, estimate int64) int64 {
 	return count
 }
 
-// tell puts an engine's counts into the index. Those of a prompt of token ids are
-// known. An image that ends behind the last full block is not in the chain. The
-// lock is held.
+// recordCounts puts an engine's counts into the index. The index knows the length of a
+// prompt of token ids. An image that ends after the last full block is not in the chain.
+// The lock is held.
 func (s *Scheduler) recordCounts(l *Lease) {
 	prompt := believable(l.counts.Prompt, l.estimate)
 	if !l.whole || l.chain.Weights.Kinds == nil || prompt == 0 {

@@ -1,27 +1,26 @@
 package kvscore
 
 // Override changes the policy for one request, by Dynamo's names (RouterConfigOverride
-// in lib/kv-router/src/scheduling/config.rs). [Dynamo] and [PredictedLatency] heed it.
-// Fields that are nil change nothing.
+// in lib/kv-router/src/scheduling/config.rs). [Dynamo] and [PredictedLatency] apply it.
+// Nil fields change nothing.
 type Override struct {
-	// OverlapScoreCredit is what a cached token counts. PredictedLatency predicts the
-	// prefill as if only so much of the cached tokens were cached; more than 1 is 1.
+	// OverlapScoreCredit is the credit for a cached token. PredictedLatency predicts the
+	// prefill as if only this share of the tokens were cached; more than 1 is 1.
 	OverlapScoreCredit *float64
-	// PrefillLoadScale weighs prefill against generating. PredictedLatency multiplies
-	// wait, prefill and delay with it.
+	// PrefillLoadScale weighs prefill against decode. PredictedLatency multiplies wait,
+	// prefill and delay by it.
 	PrefillLoadScale *float64
 	// Temperature samples from softmax(-cost/temperature), the costs normalised to
 	// their range; 0 takes the lowest.
 	Temperature *float64
-	// AssumeKVReuse counts blocks that requests share once. PredictedLatency does so
-	// always.
+	// AssumeKVReuse counts shared blocks once. PredictedLatency always does.
 	AssumeKVReuse *bool
-	// TrackPrefillTokens counts the prefills that are booked. Without them,
-	// PredictedLatency counts no wait.
+	// TrackPrefillTokens counts booked prefills. If it is false, PredictedLatency counts no
+	// wait.
 	TrackPrefillTokens *bool
 }
 
-// of returns the policy with the changes. It has no memory of its own.
+// of returns a copy of the policy with the changes, without its ties.
 func (o *Override) of(d *Dynamo) *Dynamo {
 	by := &Dynamo{
 		OverlapScoreCredit: d.OverlapScoreCredit, CreditDecay: d.CreditDecay, PrefillLoadScale: d.PrefillLoadScale,

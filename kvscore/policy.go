@@ -75,9 +75,6 @@ type Selection struct {
 	// Priority is that of the request: above 0, its own time weighs more; below 0,
 	// less. Only [PredictedLatency] heeds it.
 	Priority int
-	// Continues says that the prompt goes on where an earlier prompt or its answer
-	// ended, as that of a conversation's next turn does.
-	Continues bool
 	// SharedTokens is the length of a prefix that the prompt has in common with several
 	// earlier ones, which went on differently, as behind a system prompt; 0 if there is
 	// none. SharedArrivals is the number of such prompts, SharedHolders that of the
@@ -93,6 +90,10 @@ type Selection struct {
 	ExpectedTurns, TurnTime float64
 	// Latency are the coefficients of the predictions.
 	Latency Latency
+
+	// continues says that the prompt goes on where an earlier prompt or its answer
+	// ended, as the next turn of a conversation does.
+	continues bool
 
 	refs []TargetRef // of Select
 	tied []int       // positions, while a policy chooses
@@ -183,19 +184,3 @@ type Candidate struct {
 
 // TTFT returns how many milliseconds the first token is predicted to take.
 func (c *Candidate) TTFT() float64 { return c.WaitTime + c.PrefillTime }
-
-// fewest returns a candidate for which less never holds against any other;
-// equal ones share evenly.
-func fewest(s *Selection, ties *Ties, less func(a, b *Candidate) bool) int {
-	best := s.tied[:0]
-	for i := range s.Candidates {
-		switch {
-		case len(best) == 0 || less(&s.Candidates[i], &s.Candidates[best[0]]):
-			best = append(best[:0], i)
-		case !less(&s.Candidates[best[0]], &s.Candidates[i]):
-			best = append(best, i)
-		}
-	}
-	s.tied = best
-	return ties.Pick(s, best)
-}

@@ -87,24 +87,13 @@ const (
 // Choose implements Policy.
 func (p *PredictedLatency) Choose(s *Selection) int {
 	by := p.weigh(s)
-	lowest := 0.0
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if by.cost(s, i); i == 0 || c.Cost < lowest {
-			lowest = c.Cost
-		}
+		by.cost(s, i)
 	}
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
 	}
-	best := s.tied[:0]
-	for i := range s.Candidates {
-		if s.Candidates[i].Cost <= lowest {
-			best = append(best, i)
-		}
-	}
-	s.tied = best
-	return p.ties.Pick(s, best)
+	return p.ties.cheapest(s)
 }
 
 // weights are what is the same for all candidates of a choice.
@@ -150,8 +139,7 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n) * (1 - float64(most)/whole)
 	}
 	if s.Home >= 0 {
-		held := float64(s.Candidates[s.Home].OverlapTokens)
-		w.leave = leavePrice * held * (s.Latency.Token + s.Latency.Attention*held/2)
+		w.leave = leavePrice * (s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0) - s.Latency.Fixed)
 	}
 	if p.without != 0 {
 		p.leaveOut(&w)

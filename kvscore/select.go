@@ -145,25 +145,12 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		if i < len(r.Factors) {
 			c.Factor = r.Factors[i]
 		}
-		if ld := s.loadOf(among[i]); ld == nil { // the target holds nothing; book declares it
+		if ld := s.loadOf(among[i]); ld != nil {
+			s.fill(now, r, ld, c, sel)
+		} else { // the target holds nothing; book declares it
 			c.Unknown = true
 			sel.Unknown++
 			s.predictUnknown(c, sel)
-		} else {
-			if len(ld.due) > 0 {
-				ld.settle(now)
-			}
-			if ld.slot < len(s.match.Held) && s.match.Held[ld.slot] > 0 {
-				s.overlap(r, ld, sel.Tokens, c)
-			}
-			c.PrefillTokens = ld.prefill
-			if ld.requests > 0 {
-				c.PromptBlocks = s.promptBlocks(ld)
-			}
-			c.UnsharedBlocks = ld.unshared
-			c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
-			c.Requests = ld.requests
-			s.predict(now, ld, c, sel)
 		}
 		if r.Home != (Target{}) && c.Target == r.Home {
 			sel.Home = i
@@ -175,6 +162,24 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	for i := range sel.Candidates {
 		sel.Awaiting += sel.Candidates[i].Awaiting
 	}
+}
+
+// fill sets the terms of a candidate from its target's load. The lock is held.
+func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel *Selection) {
+	if len(ld.due) > 0 {
+		ld.settle(now)
+	}
+	if ld.slot < len(s.match.Held) && s.match.Held[ld.slot] > 0 {
+		s.overlap(r, ld, sel.Tokens, c)
+	}
+	c.PrefillTokens = ld.prefill
+	if ld.requests > 0 {
+		c.PromptBlocks = s.promptBlocks(ld)
+	}
+	c.UnsharedBlocks = ld.unshared
+	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
+	c.Requests = ld.requests
+	s.predict(now, ld, c, sel)
 }
 
 // assume gives the candidates whose load is unknown the medians of the others':
@@ -215,32 +220,41 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	if ld == nil {
 		ld = s.declare(t.Target, 0)
 	}
+	prefill := max(0, tokens-c.OverlapTokens)
 	l := &Lease{
 		scheduler: s, load: ld, restarts: ld.restarts, booked: now,
-		chain:  r.chain(),
-		tokens: tokens, prefill: max(0, tokens-c.OverlapTokens),
-		unshared:  c.RequestBlocks,
-		blockSize: int64(s.settings.BlockSize),
-		streamed:  r.Streamed,
-		expected:  r.ExpectedTokens,
+		chain: r.chain(), blocks: len(r.Blocks), held: c.HeldBlocks, mediaEnd: r.MediaEnd,
+		estimate: r.Tokens - r.OtherTokens, tokens: tokens,
+		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, expected: r.ExpectedTokens,
+		prefill: prefill, unshared: c.RequestBlocks,
+		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens,
+		inFlight: c.SharedBlocks > 0, queued: ld.awaiting.n > 0, predicted: c.WaitTime + c.PrefillTime,
 	}
-	l.cached, l.inFlight, l.work = c.OverlapTokens, c.SharedBlocks > 0, workOf(l.prefill, c.OverlapTokens)
-	l.predicted = c.TTFT()
-	l.queued = ld.awaiting.n > 0
+	l.total = blocksOf(l.tokens, l.blockSize)
 	s.traffic.arrived(sel)
 	ld.recent.add(now, c.PrefillTime)
 	if ld.applied != s.learned {
 		s.applyCapacity(ld)
 	}
-	l.total = blocksOf(l.tokens, l.blockSize)
-	var tracked int
-	if l.ref, tracked = s.index.Acquire(ld.slot, &l.chain); tracked < len(r.Blocks) {
-		l.untracked = c.RequestBlocks * float64(len(r.Blocks)-tracked) / float64(len(r.Blocks))
+	s.acquire(l, r.Blocks)
+	s.addLoad(l, now)
+	return l
+}
+
+// acquire makes the cache model of the lease's target hold the prompt. The lock is held.
+func (s *Scheduler) acquire(l *Lease, blocks []uint64) {
+	ref, tracked := s.index.Acquire(l.load.slot, &l.chain)
+	l.ref, l.whole = ref, tracked == len(blocks)
+	if !l.whole {
+		l.untracked = l.unshared * float64(len(blocks)-tracked) / float64(len(blocks))
 		s.untracked++
 	}
-	l.whole, l.blocks, l.held = tracked == len(r.Blocks), len(r.Blocks), c.HeldBlocks
-	l.mediaEnd, l.estimate = r.MediaEnd, r.Tokens-r.OtherTokens
-	l.chain.Blocks = nil
+	l.chain.Blocks = nil // the request's own
+}
+
+// addLoad adds the lease to the load of its target. The lock is held.
+func (s *Scheduler) addLoad(l *Lease, now time.Time) {
+	ld := l.load
 	ld.requests++
 	ld.unshared += l.unshared
 	ld.untracked += l.untracked
@@ -249,10 +263,9 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		ld.awaiting.push(l, now)
 		l.isAwaiting = true
 	}
-	if !r.Streamed {
+	if !l.streamed {
 		ld.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
 	}
 	s.leases.push(l)
 	s.live++
-	return l
 }

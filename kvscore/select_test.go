@@ -105,7 +105,7 @@ func TestErrorAnswersTeachNoRate(t *testing.T) {
 	r := &Request{Tokens: 200_000, Streamed: true}
 	_, l := s.Select(epoch, r, ts, 0, nil, &Selection{})
 	l.Prefilled(epoch.Add(2 * time.Millisecond))
-	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 0 || load.PrefillRate != 0 || s.Stats().PrefillRate != 0 {
+	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 0 || load.Timings != 0 || s.Stats().PrefillRate != 0 {
 		t.Errorf("after the error: %+v", load)
 	}
 	l.FirstToken(epoch.Add(time.Second))

@@ -2,7 +2,7 @@ package kvscore
 
 import "sync/atomic"
 
-// RoundRobin takes the candidates in turn, whatever they hold.
+// RoundRobin takes the candidates in turn.
 type RoundRobin struct {
 	turn atomic.Uint64
 }
@@ -15,19 +15,27 @@ func (r *RoundRobin) Choose(s *Selection) int {
 	return int((r.turn.Add(1) - 1) % uint64(len(s.Candidates)))
 }
 
-// LeastLoad takes the candidate with the fewest active requests; among these
-// the one with the fewest prefill tokens booked, then the fewest active
-// blocks. Equal ones share evenly.
+// LeastLoad takes the candidate with the fewest active requests, then the fewest booked
+// prefill tokens, then the fewest active blocks. Equal candidates share evenly.
 type LeastLoad struct {
 	ties Ties
 }
 
 // Choose implements Policy.
 func (l *LeastLoad) Choose(s *Selection) int {
+	best := s.tied[:0]
 	for i := range s.Candidates {
-		s.Candidates[i].Cost = float64(s.Candidates[i].Requests)
+		c := &s.Candidates[i]
+		c.Cost = float64(c.Requests)
+		switch {
+		case len(best) == 0 || lessLoaded(c, &s.Candidates[best[0]]):
+			best = append(best[:0], i)
+		case !lessLoaded(&s.Candidates[best[0]], c):
+			best = append(best, i)
+		}
 	}
-	return fewest(s, &l.ties, lessLoaded)
+	s.tied = best
+	return l.ties.Pick(s, best)
 }
 
 func lessLoaded(a, b *Candidate) bool {
@@ -49,10 +57,9 @@ func (Random) Choose(s *Selection) int {
 	return s.Rand.IntN(len(s.Candidates))
 }
 
-// PowerOfTwo draws two different candidates and takes the one with fewer
-// active requests; with the same number, the one with fewer prefill tokens
-// booked, then with fewer active blocks. It leaves the requests of these two
-// as their cost.
+// PowerOfTwo draws two different candidates and takes the less loaded one: fewer active
+// requests, then fewer booked prefill tokens, then fewer active blocks. It sets the cost
+// of only these two, to their requests.
 type PowerOfTwo struct{}
 
 // Choose implements Policy.
@@ -64,12 +71,12 @@ func (PowerOfTwo) Choose(s *Selection) int {
 	s.drawAny()
 	i, j := s.Rand.IntN(n), s.Rand.IntN(n-1)
 	if j >= i {
-		j++ // over the one that is drawn already
+		j++ // skips the first drawn
 	}
 	a, b := &s.Candidates[i], &s.Candidates[j]
 	a.Cost, b.Cost = float64(a.Requests), float64(b.Requests)
 	if lessLoaded(b, a) {
 		return j
 	}
-	return i // the first drawn, where both are as loaded: that is even
+	return i // if both are equally loaded, the order of the draw is fair
 }

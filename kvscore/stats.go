@@ -64,13 +64,9 @@ type Load struct {
 	// first token, |observed/predicted - 1|, over the last Predictions, 64 at most.
 	ErrorMedian, ErrorP90 float64
 	Predictions           int
-	// PrefillRate is the prefill rate that the target has shown, in tokens a
-	// second, waiting included; 0 while it has shown none, and the rate over
-	// all targets is assumed, or the default.
+	// PrefillRate is the predicted prefill rate for a prompt of 4096 tokens, in tokens
+	// per second. While Timings is 0, it is the pool's rate or the default.
 	PrefillRate float64
-	// RateInUse is the prefill rate, in tokens a second, that is reckoned with:
-	// PrefillRate, or what stands in for it.
-	RateInUse float64
 }
 
 // Load returns the books of a target; false if it is not known.
@@ -91,8 +87,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		OutputBlocks:   ld.output,
 		CachedTokens:   s.index.Used(ld.slot),
 		CapacityTokens: ld.capacity,
-		PrefillRate:    rate(ld.timings, s.rateOf(now, ld)),
-		RateInUse:      s.rateOf(now, ld),
+		PrefillRate:    s.rateOf(now, ld),
 	}, true
 }
 
@@ -100,18 +95,14 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 // tokens a second.
 func (s *Scheduler) rateOf(now time.Time, ld *load) float64 {
 	const tokens = 4096
-	ms := ld.speed.factor(now) * (s.latency.fixed(0) + s.latency.predict(workOf(tokens, 0), 0))
+	ms := ld.speed.factor(now) * s.latency.predict(featuresOf(1, workOf(tokens, 0), 0))
 	return tokens * 1e3 / max(ms, 1e-3)
 }
 
 // rate returns the rate over all targets, 0 while nothing is learned.
 func (s *Scheduler) rate() float64 {
-	return rate(s.latency.samples, s.rateOf(time.Time{}, new(load)))
-}
-
-func rate(samples uint64, r float64) float64 {
-	if samples == 0 {
+	if s.latency.samples == 0 {
 		return 0
 	}
-	return r
+	return s.rateOf(time.Time{}, new(load))
 }

@@ -2,8 +2,8 @@ package kvscore
 
 import "strconv"
 
-// Target is what is selected, bound, scored and indexed: one data-parallel
-// rank of one worker. Workers without data parallelism have the one rank 0.
+// Target is one data-parallel rank of one worker. The router selects, binds, scores and
+// indexes targets. A worker without data parallelism has only rank 0.
 type Target struct {
 	// Worker is the worker's id, configured or derived from its address.
 	Worker uint64
@@ -11,17 +11,17 @@ type Target struct {
 	Rank uint32
 }
 
-// TargetRef is a target with a short cut to its books, for lists that are chosen
-// from again and again: see [Scheduler.Refs]. Without the short cut, and where it
-// has become stale, a scheduler looks the target up.
+// TargetRef is a target with a pointer to its load, for lists that many requests choose
+// from: see [Scheduler.Refs]. If the pointer is nil or stale, the scheduler looks the
+// target up.
 type TargetRef struct {
 	Target
 	load *load
 }
 
-// Refs returns references to targets for the use with this scheduler alone. They
-// stay valid whatever is declared or forgotten, but those of targets that are not
-// known now, or are forgotten later, cost a look-up with each use.
+// Refs returns references to targets, for use with this scheduler only. They always stay
+// valid. A reference to a target that is unknown now or removed later costs a look-up with
+// each use.
 func (s *Scheduler) Refs(targets []Target) []TargetRef {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -32,7 +32,7 @@ func (s *Scheduler) Refs(targets []Target) []TargetRef {
 	return refs
 }
 
-// loadOf returns the books behind a reference, nil if the target is not known.
+// loadOf returns the load of a target, nil if the target is not known.
 // The lock is held.
 func (s *Scheduler) loadOf(t TargetRef) *load {
 	if ld := t.load; ld != nil && !ld.forgotten {

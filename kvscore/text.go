@@ -6,15 +6,15 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// TextBlock returns the hash of a block of text with the kind of that text in its
-// low bits. The kinds of its blocks tell how the tokens of a prompt are spread.
+// TextBlock returns the hash of a block of text, with the kind of the text in its low
+// bits. The kinds show how the tokens of a prompt are spread over its blocks.
 func TextBlock(hash uint64, block []byte) uint64 {
 	return hash&^index.KindMask | uint64(kindOf(block))
 }
 
-// kindOf returns the kind of a text, by two samples of eight bytes. Tokenizers begin
-// a token at most bytes that are not letters, and use several for a letter outside
-// ASCII. Kinds are 8 levels of the former by 4 of the latter.
+// kindOf returns the kind of a text, from two samples of eight bytes. Tokenizers begin a
+// token at most bytes that are not letters. They use several tokens for a letter outside
+// ASCII. A kind combines 8 levels of the former with 4 of the latter.
 func kindOf(block []byte) (kind uint8) {
 	if len(block) < 16 {
 		return 0

@@ -5,14 +5,13 @@ import (
 	"sync"
 )
 
-// Ties breaks ties uniformly, and evenly: each time, every tied target is
-// owed an equal share of the choice, and the one that is owed most gets it,
-// by lot among those owed the same. So all have the same chance, as with
-// independent draws, but a run of bad luck cannot pile new work on one target.
-// The zero value is ready for use, by many goroutines.
+// Ties breaks ties uniformly and evenly. Each choice owes every tied target an equal share.
+// The target that is owed most gets the choice; a draw decides among equals. All targets
+// have the same chance, as with independent draws, but bad luck cannot pile new work on
+// one target. The zero value is ready for use by many goroutines.
 type Ties struct {
 	mu    sync.Mutex
-	debts []debt         // in the order in which the targets were met first
+	debts []debt         // in the order of the targets' first ties
 	where map[Target]int // in debts
 }
 
@@ -21,21 +20,19 @@ type debt struct {
 	owed   float64
 }
 
-// maxOwed bounds what is remembered: far more targets than a pool has, so that
-// only targets that are gone are forgotten by it.
+// maxOwed bounds the debts. It is far above the number of targets of a pool.
 const maxOwed = 4096
 
 // sameDebt is the difference below which two targets are owed the same: sums
 // of the same fractions differ in their last bits.
 const sameDebt = 1e-9
 
-// Pick returns one of tied, which are positions in s.Candidates; it overwrites
-// the list. Where s.Dry is set no debt changes, and those that are owed the same
-// are s.Drawn.
+// Pick returns one of tied, which are positions in s.Candidates. It overwrites the list. If
+// s.Dry is set, it changes no debt and puts the targets that are owed most in s.Drawn.
 func (t *Ties) Pick(s *Selection, tied []int) int {
 	switch len(tied) {
 	case 0:
-		return 0 // no cost equals itself: none is a number
+		return 0
 	case 1:
 		return tied[0]
 	}
@@ -56,7 +53,7 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 		most = max(most, owed)
 	}
 	if !s.Dry {
-		share = 0 // the debts have it now
+		share = 0 // the debts include it now
 	}
 	equal := tied[:0]
 	at = -1
@@ -81,10 +78,25 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 	return best
 }
 
-// find returns where the debt to a target is, a new one if there is none yet; -1
-// if there is none and dry is set. It looks at the place that is guessed first:
-// lists of candidates have one order, mostly, and long ones would cost a look-up
-// for each candidate. The lock is held.
+// cheapest returns a candidate with the lowest cost. Candidates with equal costs share
+// evenly.
+func (t *Ties) cheapest(s *Selection) int {
+	best, lowest := s.tied[:0], 0.0
+	for i := range s.Candidates {
+		switch cost := s.Candidates[i].Cost; {
+		case len(best) == 0 || cost < lowest:
+			best, lowest = append(best[:0], i), cost
+		case cost == lowest:
+			best = append(best, i)
+		}
+	}
+	s.tied = best
+	return t.Pick(s, best)
+}
+
+// find returns the place of the debt to a target. If there is none, it adds one, or returns
+// -1 if dry is set. It looks at the guessed place first: lists of candidates mostly have
+// one order, so this saves a look-up for each candidate. The lock is held.
 func (t *Ties) find(target Target, guess int, dry bool) int {
 	if guess < len(t.debts) && t.debts[guess].target == target {
 		return guess

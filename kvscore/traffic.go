@@ -5,20 +5,23 @@ import (
 	"time"
 )
 
-// recent is a sum of values that decay with recentAge.
+// decayTime is the time after which a past value counts e^-1.
+const decayTime = 2 * time.Minute
+
+// decay returns what is left of a value of the given age.
+func decay(age time.Duration) float64 { return math.Exp(-max(0, age).Seconds() / decayTime.Seconds()) }
+
+// recent is a sum of values that decay.
 type recent struct {
 	n  float64
 	at time.Time
 }
 
-// recentAge is after how long an event counts only e^-1.
-const recentAge = 2 * time.Minute
-
-// faded is what is left of an event after whole seconds: snapshots read it for each
-// target, and exponentials take long.
-var faded = func() (left [1024]float64) {
+// decayed holds decay for whole seconds. A snapshot needs it for each target, and an
+// exponential is slow.
+var decayed = func() (left [1024]float64) {
 	for i := range left {
-		left[i] = math.Exp(-float64(i) / recentAge.Seconds())
+		left[i] = decay(time.Duration(i) * time.Second)
 	}
 	return left
 }()
@@ -29,20 +32,20 @@ func (r *recent) value(now time.Time) float64 {
 		return 0
 	}
 	seconds := max(0, now.Sub(r.at)) / time.Second
-	if seconds >= time.Duration(len(faded)) {
+	if seconds >= time.Duration(len(decayed)) {
 		return 0
 	}
-	return r.n * faded[seconds]
+	return r.n * decayed[seconds]
 }
 
 func (r *recent) add(now time.Time, v float64) {
-	r.n = v + r.n*math.Exp(-max(0, now.Sub(r.at).Seconds())/recentAge.Seconds())
+	r.n = v + r.n*decay(now.Sub(r.at))
 	r.at = now
 }
 
-// traffic is what is learned of the requests of a pool.
+// traffic is what the scheduler learns of the requests of a pool.
 type traffic struct {
-	continued  float64 // the share of them that continue a conversation
+	continued  float64 // share of requests that continue a conversation
 	turnTime   float64 // their predicted prefill time in milliseconds
 	answer     float64 // tokens of an answer
 	requests   uint64
@@ -51,13 +54,12 @@ type traffic struct {
 }
 
 const (
-	// trafficWeight is how far one request moves an average; the first ones move it
-	// further.
+	// trafficWeight is the weight of one request in an average. The first ones weigh more.
 	trafficWeight = 0.005
-	// assumedAnswer is the length of an answer while none has ended, in tokens, with the
-	// weight of assumedAnswers. With 0, requests that generate would cost nothing.
+	// assumedAnswer is the assumed length of an answer, in tokens, until answers end. It
+	// weighs as much as assumedAnswers of them. With 0, decode would cost nothing.
 	assumedAnswer, assumedAnswers = 200, 10
-	// maxAnswer bounds what one answer counts, in tokens.
+	// maxAnswer bounds the length that one answer adds, in tokens.
 	maxAnswer = 32_768
 )
 
@@ -68,7 +70,7 @@ func average(mean *float64, n uint64, v float64) {
 func (t *traffic) arrived(sel *Selection) {
 	t.requests++
 	c := 0.0
-	if sel.Continues {
+	if sel.continues {
 		c = 1
 		least := math.Inf(1)
 		for i := range sel.Candidates {
@@ -93,7 +95,7 @@ func (t *traffic) meanAnswer() float64 {
 	return t.answer
 }
 
-// maxTurns bounds how many further turns are expected.
+// maxTurns bounds the expected number of further turns.
 const maxTurns = 50
 
 func (t *traffic) turns() float64 { return min(t.continued/max(1-t.continued, 1e-3), maxTurns) }

@@ -70,7 +70,8 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 		id := x.child(parent, x.seedOf(parent), root, blocks[pos])
 		x.spend(2)
 		if id == 0 {
-			id = x.grow(s, slot, parent, root, blocks[pos:], pos, c.Weights.mean(blocks[pos:]))
+			rest := blocks[pos:]
+			id = x.grow(s, slot, parent, root, rest, pos, clampWeight(c.Weights.Sum(rest)/int64(len(rest))))
 			if id != 0 {
 				parent = id
 				pos += len(x.runs.at(id).hashes)

@@ -68,14 +68,6 @@ func (w *Weights) Mean(blocks []uint64) float64 {
 	return any / 1000
 }
 
-// mean returns the weight of each of blocks, on average.
-func (w *Weights) mean(blocks []uint64) int32 {
-	if len(blocks) == 0 {
-		return 0
-	}
-	return clampWeight(w.Sum(blocks) / int64(len(blocks)))
-}
-
 // longDivision is the length of runs, in blocks, from which on their tokens are
 // divided evenly: looking at each block would take too long.
 const longDivision = 16 << 10
