@@ -32,7 +32,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	}}}
 	h.client = upstream.NewClient(h.ReverseProxy, h.transport, func(string) string { return "" })
 	s := *h.pool.settings.Load()
-	s.engine = engine.SGLang
+	s.workers = map[string]workerSettings{allWorkers: {Engine: engine.SGLang}}
 	h.pool.settings.Store(&s)
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {
