@@ -117,6 +117,8 @@ func (p *pool) adoptBlockSize(s *poolSettings) {
 	}
 }
 
+const incidentBlocks = "disagreement among the engines about the size of their KV blocks"
+
 // maxAdopted is the largest block size taken from the engines, in tokens: shorter
 // prompts than a block cannot be compared.
 const maxAdopted = 256
@@ -139,7 +141,7 @@ func (p *pool) agreeOnBlocks() {
 		case size == 0:
 			size = n
 		case old.openBlocks:
-			p.incidents.met(time.Now(), "disagreement among the engines about the size of their KV blocks", p.logger)
+			p.incidents.met(time.Now(), incidentBlocks, p.logger)
 			return
 		}
 	}

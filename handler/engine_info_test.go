@@ -26,57 +26,56 @@ func (p *pool) tell(dial string, told engine.Info) *worker {
 
 func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}))
-	want := func(size int, from string) {
+	want := func(size, ofEngines int) {
 		t.Helper()
-		v := p.view(now()).Settings
-		if v.BlockSize != size || v.BlockSource != from {
-			t.Errorf("block size %d (%s), want %d (%s)", v.BlockSize, v.BlockSource, size, from)
+		if s := p.settings.Load(); s.blockSize != size || p.blockSize != ofEngines {
+			t.Errorf("block size %d (of the engines %d), want %d (%d)", s.blockSize, p.blockSize, size, ofEngines)
 		}
 	}
-	want(16, "default")
+	want(16, 0)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
-	want(32, fromEngine)
+	want(32, 32)
 	p.tell("b:1", engine.Info{Type: engine.VLLM})
-	want(32, fromEngine)
+	want(32, 32)
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
-	want(32, fromEngine) // they disagree
-	if in := p.view(now()).Incidents; len(in) != 1 || !strings.Contains(in[0].What, "size of their KV blocks") {
+	want(32, 32) // they disagree
+	if in := p.incidents.open; len(in) != 1 || in[incidentBlocks] == nil {
 		t.Errorf("incidents %+v", in)
 	}
 	if p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}).withDefaults()) {
 		t.Error("the same settings are said to differ")
 	}
-	want(32, fromEngine)
+	want(32, 32)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
-	want(64, fromEngine)
+	want(64, 64)
 	for _, dial := range []string{"a:1", "b:1"} {
 		p.tell(dial, engine.Info{Type: engine.SGLang, BlockSize: 1})
 	}
-	want(16, fromEngine) // one token each is for no index
+	want(16, 16) // one token each is for no index
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 16})
-	want(16, fromEngine)
+	want(16, 16)
 	p.incidents.open = nil
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.view(now()).Incidents; len(in) > 0 {
+	if in := p.incidents.open; len(in) > 0 {
 		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
 	}
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 4096})
-	want(16, fromEngine) // such blocks are for no index
-	if list := p.engineView(p.worker("b:1")).Contradictions; len(list) != 1 || !strings.Contains(list[0], "too large") {
-		t.Errorf("it is said of them: %v", list)
+	want(16, 16) // such blocks are for no index
+	if set := p.settings.Load(); !strings.Contains(set.contradictions(set.worker("b:1"), p.worker("b:1").engine.last())["block_size"], "too large") {
+		t.Error("no contradiction says so")
 	}
 	p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}).withDefaults())
 	p.learn(p.worker("c:1"), engine.Info{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.view(now()).Incidents; len(in) > 0 {
+	if in := p.incidents.open; len(in) > 0 {
 		t.Errorf("a worker that was removed does not agree: %+v", in)
 	}
 	own := wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"})
 	own.blockSize = 48
 	p.apply(own.withDefaults())
-	want(48, fromConfig)
+	want(48, 16)
 	p.tell("c:1", engine.Info{Type: engine.VLLM, BlockSize: 128})
-	want(48, fromConfig)
+	want(48, 16)
 }
 
 func TestBlockSizes(t *testing.T) {
@@ -93,7 +92,7 @@ func TestToldRanksAreTargets(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 10}))
 	capacities := func(w *worker) (list []int64) {
 		for rank := range 4 {
-			if load, ok := p.scheduler.Load(now(), w.target(rank)); ok {
+			if load, ok := p.scheduler.Load(time.Now(), w.target(rank)); ok {
 				list = append(list, load.CapacityTokens)
 			}
 		}
@@ -239,16 +238,16 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 			t.Errorf("%s: for %v, want %v", what, got, d)
 		}
 	}
-	p.used.Store(now().Unix())
+	p.used.Store(time.Now().Unix())
 	want("in use", 0)
 	w.refusals.Store(1)
 	want("refused once", 2*probeEvery)
 	w.refusals.Store(1 << 30)
 	want("refused often", askedLess)
 	w.refusals.Store(0)
-	p.used.Store(now().Add(-idleAfter - time.Minute).Unix())
+	p.used.Store(time.Now().Add(-idleAfter - time.Minute).Unix())
 	want("idle", askedLess)
-	p.live.Store(now().Unix())
+	p.live.Store(time.Now().Unix())
 	want("just begun", 0)
 }
 
@@ -273,19 +272,19 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1", DPSize: 2}))
 	w := p.worker("a:1")
 	p.serve(w).End(true, nil)
-	if load := p.load(now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
+	if load := p.load(time.Now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
 	}
 	p.missed(w, syscall.ECONNREFUSED)
 	p.missed(w, syscall.ECONNREFUSED)
-	if load := p.load(now(), w); load.CachedTokens != 0 {
+	if load := p.load(time.Now(), w); load.CachedTokens != 0 {
 		t.Errorf("load of both ranks %+v", load)
 	}
-	if w.health.available(now()) {
+	if w.health.available(time.Now()) {
 		t.Error("it is not marked down")
 	}
 	p.found(w) // and asks it again at once
-	if !w.health.available(now()) || !w.engine.claim(now()) {
+	if !w.health.available(time.Now()) || !w.engine.claim(time.Now()) {
 		t.Error("it is still marked down, or not asked again")
 	}
 }
@@ -304,33 +303,33 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		}
 		p.saw(t.Context(), w, status, err)
 	}
-	w.flow.last.Store(ticks(now()))
+	w.flow.last.Store(ticks(time.Now()))
 	for range 3 {
 		ask(io.EOF)
 	}
-	if !w.health.available(now()) {
+	if !w.health.available(time.Now()) {
 		t.Error("a busy worker is marked down")
 	}
 	w.flow.last.Store(0)
 	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
 		ask(err)
-		if !w.health.available(now()) {
+		if !w.health.available(time.Now()) {
 			t.Errorf("marked down after one question: %v", err)
 		}
 	}
 	ask(context.DeadlineExceeded)
-	if s := w.health.state(now()); s.open || !s.away {
+	if s := w.health.state(time.Now()); s.open || !s.away {
 		t.Errorf("not marked down after two questions: %+v", s)
 	}
 	p.connected(w)
-	if s := w.health.state(now()); s.open || !s.away {
+	if s := w.health.state(time.Now()); s.open || !s.away {
 		t.Errorf("a connection makes it well: %+v", s)
 	}
 	if n := p.cached(w); n != 1600 {
 		t.Errorf("%d tokens are thought to be there, want 1600", n)
 	}
 	p.found(w)
-	if s := w.health.state(now()); !s.open || !s.well || s.away {
+	if s := w.health.state(time.Now()); !s.open || !s.well || s.away {
 		t.Errorf("an answer does not make it well: %+v", s)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // TestAddressesOfRequestsAreBounded has more addresses come than are told apart,
@@ -21,7 +20,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 			t.Errorf("%q became the worker %q", dial, w.dial)
 		}
 	}
-	old := now().Add(-time.Hour).Unix()
+	old := time.Now().Add(-time.Hour).Unix()
 	busy, drained := p.worker("busy:1"), p.worker("drained:1")
 	lease := p.serve(busy)
 	drained.drain.Or(drainAsked)
@@ -58,22 +57,12 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	lease.End(true, nil)
 }
 
-// TestLabelThatIsNoneSpoilsNothing hands in a figure that cannot be shown.
-func TestLabelThatIsNoneSpoilsNothing(t *testing.T) {
-	ch := make(chan prometheus.Metric, 2)
-	collect(ch, descAvailable, prometheus.GaugeValue, 1, "pool", "127.0.0.1:9\xff")
-	collect(ch, descAvailable, prometheus.GaugeValue, 1, "pool", "127.0.0.1:9")
-	if len(ch) != 1 {
-		t.Errorf("%d figures", len(ch))
-	}
-}
-
 // TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the
 // configuration of a pool that serves nothing.
 func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}))
 	b := p.worker("b:1")
-	b.seen.Store(now().Add(-time.Hour).Unix())
+	b.seen.Store(time.Now().Add(-time.Hour).Unix())
 	if !p.isCurrent(p.settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
@@ -81,11 +70,11 @@ func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	if p.isCurrent(p.settings.Load(), b) {
 		t.Error("what was removed is said to be an upstream")
 	}
-	p.forget(now().Add(workerGrace - time.Minute))
+	p.forget(time.Now().Add(workerGrace - time.Minute))
 	if p.known("b:1") == nil {
 		t.Error("forgotten before its time")
 	}
-	p.forget(now().Add(workerGrace + time.Minute))
+	p.forget(time.Now().Add(workerGrace + time.Minute))
 	if p.known("b:1") != nil {
 		t.Error("remembered for ever")
 	}
@@ -98,7 +87,7 @@ func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
 	for id := range uint64(3000) {
 		p.scheduler.Retire(kvscore.Target{Worker: id + 1})
 	}
-	p.forget(now())
+	p.forget(time.Now())
 	p.serve(p.unnamed).End(true, nil)
 	if n := p.cached(p.unnamed); n != -1 {
 		t.Errorf("%d tokens are kept", n)

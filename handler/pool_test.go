@@ -32,15 +32,15 @@ func (p *pool) serve(w *worker) *kvscore.Lease {
 	var sel kvscore.Selection
 	sel.Rand = random{}
 	r := &kvscore.Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600, Streamed: true}
-	_, l := p.scheduler.Select(now(), r, []kvscore.Target{w.target(0)}, -1, &kvscore.LeastLoad{}, &sel)
-	l.FirstToken(now())
+	_, l := p.scheduler.Select(time.Now(), r, []kvscore.Target{w.target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	l.FirstToken(time.Now())
 	return l
 }
 
 // cached returns the tokens that a worker is thought to hold, -1 if it is not
 // known.
 func (p *pool) cached(w *worker) int64 {
-	load, ok := p.scheduler.Load(now(), w.target(0))
+	load, ok := p.scheduler.Load(time.Now(), w.target(0))
 	if !ok {
 		return -1
 	}
@@ -60,12 +60,12 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 			t.Fatalf("%s holds %d tokens, want 1600", w.dial, n)
 		}
 	}
-	long := now().Add(-10 * workerGrace).Unix()
+	long := time.Now().Add(-10 * workerGrace).Unix()
 	for _, w := range []*worker{static, dynamic} {
 		w.seen.Store(long)
 	}
 	p.used.Store(long)
-	p.forget(now())
+	p.forget(time.Now())
 	for _, w := range []*worker{static, dynamic} {
 		if p.worker(w.dial) != w || p.cached(w) != 1600 {
 			t.Errorf("a quiet time made the pool forget %s: it holds %d tokens", w.dial, p.cached(w))
@@ -82,22 +82,22 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 	static, gone := p.worker("static:1"), p.worker("gone:1")
 	p.serve(static).End(true, nil)
 	lease := p.serve(gone)
-	seen := now().Unix()
+	seen := time.Now().Unix()
 	static.seen.Store(seen)
 	gone.seen.Store(seen)
 
 	p.used.Store(seen + int64(workerGrace/time.Second))
-	p.forget(now())
+	p.forget(time.Now())
 	if len(p.all()) != 2 {
 		t.Error("forgotten before its time")
 	}
 	p.used.Store(seen + int64(workerGrace/time.Second) + 1)
-	p.forget(now())
+	p.forget(time.Now())
 	if len(p.all()) != 2 {
 		t.Error("forgotten with a request under way")
 	}
 	lease.End(true, nil)
-	p.forget(now())
+	p.forget(time.Now())
 	if all := p.all(); len(all) != 1 || all[0] != static || p.cached(static) != 1600 {
 		t.Errorf("%d workers are left, want the static one with its 1600 tokens", len(all))
 	}
@@ -127,7 +127,7 @@ func TestNewIDLeavesNothingBehind(t *testing.T) {
 		}
 	}
 	for _, target := range olds {
-		if _, known := p.scheduler.Load(now(), target); known {
+		if _, known := p.scheduler.Load(time.Now(), target); known {
 			t.Errorf("target %v is still known", target)
 		}
 	}
@@ -182,25 +182,6 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 	}
 }
 
-// TestLateBookingLeavesNothingOfAForgottenWorker drops a worker between a request's
-// list of candidates and its booking.
-func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
-	h := testHandler(t, "a:1")
-	rt := newTestRoute(h, &plan{ext: &noExt})
-	rt.takeScratch()
-	defer rt.returnScratch()
-	rt.gather(h.ReverseProxy.Upstreams, now())
-	w := h.pool.worker("a:1")
-	h.pool.mu.Lock()
-	h.pool.drop(w)
-	h.pool.mu.Unlock()
-	rt.book(now())
-	rt.endAttempt(true)
-	if _, known := h.pool.scheduler.Load(now(), w.target(0)); known {
-		t.Error("it still has books")
-	}
-}
-
 // TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
 // room changes.
 func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
@@ -214,7 +195,7 @@ func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
 	if !p.apply(wanted(workerSettings{Dial: "a:1", ID: 10, KVTokens: 5000}, workerSettings{Dial: "b:1"}).withDefaults()) {
 		t.Error("other settings are said to be the same")
 	}
-	load, _ := p.scheduler.Load(now(), w.target(0))
+	load, _ := p.scheduler.Load(time.Now(), w.target(0))
 	if p.worker("a:1") != w || load.CapacityTokens != 5000 || load.CachedTokens != 1600 {
 		t.Errorf("another worker, or its load is %+v", load)
 	}
@@ -252,5 +233,34 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 	}
 	if got := c.get(); got.textBlock != 128 || len(got.upstreams) != 1 {
 		t.Errorf("the second configuration has %+v", got)
+	}
+}
+
+// TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
+// requests may still wait for it, and come back under another id.
+func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
+	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
+	w := p.worker("a:1")
+	w.slots.take()
+	for _, v := range []struct {
+		settings *poolSettings
+		limit    int64
+	}{
+		{wanted(workerSettings{Dial: "b:1"}), 3},
+		{wanted(workerSettings{Dial: "b:1"}), 3},
+		{wanted(workerSettings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
+		{wanted(workerSettings{Dial: "a:1", ID: 2}), 0},
+		{wanted(workerSettings{Dial: "a:1", MaxRunning: 1}), 1},
+		{&poolSettings{others: true}, 0},
+	} {
+		p.apply(v.settings.withDefaults())
+		s := p.worker("a:1").slots
+		if limit, running := s.limit.Load(), s.running.Load(); limit != v.limit || running != 1 {
+			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.workers, limit, v.limit, running)
+		}
+	}
+	p.freeSlot(w)
+	if n := p.worker("a:1").slots.running.Load(); n != 0 {
+		t.Errorf("%d running at the end", n)
 	}
 }

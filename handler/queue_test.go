@@ -101,7 +101,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			q, workers := queueRoom(2, 1, 3, 2)
 			p := &plainQueue{running: map[*worker]int{}, allowed: map[*waiter][]*worker{}, got: map[*waiter]verdict{}}
-			begun := now()
+			begun := time.Now()
 			const most = 12
 			for step := range 3000 {
 				var m *waiter
@@ -221,9 +221,9 @@ func TestWaitEndsInTime(t *testing.T) {
 				w.slots.take()
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
-				m := newWaiter(now(), w)
+				m := newWaiter(time.Now(), w)
 				q.enter(m, 10)
-				begun := now()
+				begun := time.Now()
 				if v.happens != nil {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
@@ -231,7 +231,7 @@ func TestWaitEndsInTime(t *testing.T) {
 				if decided := !got.late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
-				if d := now().Sub(begun); d < v.after-lookAfter || d > v.after+lookAfter {
+				if d := time.Now().Sub(begun); d < v.after-lookAfter || d > v.after+lookAfter {
 					t.Errorf("after %v, want %v", d, v.after)
 				}
 				if n := q.length.Load(); n != 0 {
@@ -253,7 +253,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 		clients.Go(func() {
 			for n := range 200 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
-				m := newWaiter(now(), workers[i%3/2:]...)
+				m := newWaiter(time.Now(), workers[i%3/2:]...)
 				q.enter(m, 20)
 				v := q.outcome(ctx, m, time.Minute)
 				if w := v.worker; w != nil {
@@ -290,7 +290,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
 	q, workers := queueRoom(1, 1)
 	workers[0].slots.take()
-	m := newWaiter(now(), workers[0])
+	m := newWaiter(time.Now(), workers[0])
 	q.enter(m, 10)
 	workers[0].slots.running.Add(-1) // and is not said to be free yet
 	if q.takeUnclaimed(workers[0]) {
@@ -319,7 +319,7 @@ func TestRetryAfterFollowsTheQueue(t *testing.T) {
 		}
 		var waiting []*waiter
 		for range 100 {
-			m := newWaiter(now(), w)
+			m := newWaiter(time.Now(), w)
 			q.enter(m, 1000)
 			waiting = append(waiting, m)
 		}
@@ -353,9 +353,9 @@ func BenchmarkFreedSlot(b *testing.B) {
 				}
 				for i := range n {
 					if i < unfit {
-						q.enter(newWaiter(now(), workers[8:]...), n+1)
+						q.enter(newWaiter(time.Now(), workers[8:]...), n+1)
 					} else {
-						q.enter(newWaiter(now(), workers[:8]...), n+1)
+						q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
 					}
 				}
 				b.ReportAllocs()
@@ -364,7 +364,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 					w := workers[i%8]
 					w.slots.running.Add(-1)
 					q.freed(w)
-					q.enter(newWaiter(now(), workers[:8]...), n+1)
+					q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
 					i++
 				}
 			})
@@ -383,7 +383,7 @@ func BenchmarkReview(b *testing.B) {
 		w.slots.take()
 	}
 	for range 1000 {
-		q.enter(newWaiter(now(), workers...), 1000)
+		q.enter(newWaiter(time.Now(), workers...), 1000)
 	}
 	for b.Loop() {
 		q.look()

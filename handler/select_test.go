@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -131,19 +130,6 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("x", "a")
 	if h.dispatcher.lastTable.Load() != tab {
 		t.Error("other models made another table")
-	}
-}
-
-// TestEqualModelListIsNoNews has a worker tell the same list again, then one with
-// the same models and other entries.
-func TestEqualModelListIsNoNews(t *testing.T) {
-	tell := func(raw string) *modelList { return readModels([]byte(`{"data":[{"id":"x",` + raw + `}]}`)) }
-	w, first, other := new(worker), tell(`"created":1`), tell(`"created":2`)
-	for i, v := range []struct{ told, want *modelList }{{first, first}, {tell(`"created":1`), first}, {other, other}, {nil, nil}, {first, first}} {
-		w.learn(v.told, zap.NewNop())
-		if w.models.Load() != v.want {
-			t.Errorf("step %d: another list than wanted", i)
-		}
 	}
 }
 
@@ -377,5 +363,24 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 	}
 	if few, many := count(2), count(512); many > few+1 {
 		t.Errorf("%v allocations among 512 workers, %v among 2", many, few)
+	}
+}
+
+// TestLateBookingLeavesNothingOfAForgottenWorker drops a worker between a request's
+// list of candidates and its booking.
+func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
+	h := testHandler(t, "a:1")
+	rt := newTestRoute(h, &plan{ext: &noExt})
+	rt.takeScratch()
+	defer rt.returnScratch()
+	rt.gather(h.ReverseProxy.Upstreams, now())
+	w := h.pool.worker("a:1")
+	h.pool.mu.Lock()
+	h.pool.drop(w)
+	h.pool.mu.Unlock()
+	rt.book(now())
+	rt.endAttempt(true)
+	if _, known := h.pool.scheduler.Load(now(), w.target(0)); known {
+		t.Error("it still has books")
 	}
 }
