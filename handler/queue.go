@@ -37,7 +37,7 @@ func (p *pool) wait(ctx context.Context, want Wants, o offers, most time.Duratio
 	began := time.Now()
 	p.incidents.met(began, incidentFull, p.logger)
 	v = p.queue.outcome(ctx, m, most)
-	return v, time.Now().Sub(began)
+	return v, time.Since(began)
 }
 
 // outcome waits for what becomes of a waiter.

@@ -61,7 +61,7 @@ func (p *pool) away(w *worker, r reach, err error) {
 // unanswered records that a worker did not answer a question of the router. A worker
 // that sends tokens may be too busy for that.
 func (p *pool) unanswered(w *worker, err error) {
-	if last := w.flow.last.Load(); last != 0 && time.Now().Sub(tickTime(last)) < probeEvery {
+	if last := w.flow.last.Load(); last != 0 && time.Since(tickTime(last)) < probeEvery {
 		return
 	}
 	if w.health.unanswered.Add(1) >= fewUnanswered || w.health.reach().away() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 

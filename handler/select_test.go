@@ -239,6 +239,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.model = ""
+	d := testDispatcher(h)
 	var choosing, changing sync.WaitGroup
 	stop := make(chan struct{})
 	changing.Go(func() {
@@ -273,7 +274,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				if g%2 == 1 {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
-				rt := newTestRoute(h, p)
+				rt := &route{dispatcher: d, plan: p, start: time.Now(), cached: -1}
 				if up := rt.choose(t.Context(), list); up == nil || up == nowhere || rt.attempt.worker.dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.target {
 					t.Errorf("chose %v, booked %+v", up, rt.attempt)
 				}
