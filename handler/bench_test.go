@@ -206,8 +206,7 @@ func BenchmarkNVExt(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/%dKiB", kind, kib), func(b *testing.B) {
 				h := benchHandler(b)
 				s := *h.pool.settings.Load()
-				s.engine = kind
-				s.workers = map[string]workerSettings{allWorkers: {Dial: allWorkers, Priority: "on", ThinkingBudget: "on"}}
+				s.workers = map[string]workerSettings{allWorkers: {Engine: kind, Priority: "on", ThinkingBudget: "on"}}
 				h.pool.settings.Store(&s)
 				plain := chatBody(b, kib<<10, false)
 				full := append([]byte(`{"nvext":`+everyField+`,`), plain[1:]...)

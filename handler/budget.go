@@ -9,8 +9,7 @@ import (
 // seconds.
 const budgetWindow = 10
 
-// spending counts a pool's requests and the retries that were charged to its
-// budget, second by second.
+// spending counts a pool's requests and charged retries, second by second.
 type spending struct {
 	mu      sync.Mutex
 	seconds [budgetWindow]secondCount // a ring
@@ -38,8 +37,7 @@ func (s *spending) request(now time.Time) {
 	s.at(now).requests++
 }
 
-// retry charges one more retry to the budget. It returns false if the budget has
-// no room for it.
+// retry charges one more retry to the budget, unless that would exceed it.
 func (s *spending) retry(now time.Time, b retryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,8 +75,7 @@ func (s *spending) lately(now time.Time) (requests, retries int) {
 
 const budgetSpent = "retry budget spent"
 
-// mayRetry charges one more retry to the pool's budget. It returns false if the
-// budget has no room for it.
+// mayRetry charges one more retry to the pool's budget, unless that would exceed it.
 func (p *pool) mayRetry(t time.Time) bool {
 	if p.spending.retry(t, p.settings.Load().retries) {
 		return true

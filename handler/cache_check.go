@@ -11,15 +11,15 @@ import (
 const (
 	// substantial is the least prediction, in tokens, that is compared.
 	substantial = 512
-	// confirmations is how many predictions must have been right since the cache model
-	// was cleared, before wrong ones count: if none ever is, clearing does not help.
+	// confirmations is how many predictions must be right after the cache model was
+	// cleared, before wrong ones count: if none ever is, clearing does not help.
 	confirmations = 3
 	// fewMisses is how many predictions in a row must be wrong to clear the cache
 	// model. The number doubles with each time, up to manyMisses.
 	fewMisses, manyMisses = 5, 80
-	// fewPrompts is of how many prompts or sessions these must be.
+	// fewPrompts is the least number of prompts or sessions with wrong predictions.
 	fewPrompts = 3
-	// forgiven is after how long fewMisses counts again.
+	// forgiven is the time after which fewMisses counts again.
 	forgiven = time.Hour
 )
 
@@ -38,8 +38,8 @@ type cacheCheck struct {
 	reports   map[reportKind]bool
 }
 
-// reportKind is a kind of answer. It depends on the engine's version which kinds
-// report what was cached.
+// reportKind is a kind of answer. Which kinds report what was cached depends on the
+// engine's version.
 type reportKind struct {
 	api    string
 	stream bool
@@ -53,7 +53,7 @@ func (d *cacheCheck) reset(t time.Time) {
 	d.reports = nil // it may be another version
 }
 
-// reported records whether an answer of a kind reports what was cached, and tells
+// reported records whether an answer of a kind reports what was cached, and returns
 // whether any of that kind did.
 func (d *cacheCheck) reported(kind reportKind, does bool) bool {
 	d.mu.Lock()
@@ -68,7 +68,7 @@ func (d *cacheCheck) reported(kind reportKind, does bool) bool {
 }
 
 // compare records how many tokens of a prompt a worker was predicted to hold when an
-// attempt began, and how many it reports. It tells whether the cache model must be
+// attempt began, and how many it reports. It returns whether the cache model must be
 // wrong as a whole.
 func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, reported int64) bool {
 	if predicted < substantial {

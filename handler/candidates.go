@@ -46,11 +46,11 @@ func (p *pool) returnScratch(s *scratch) {
 	p.scratches.Put(s)
 }
 
-// resort says which workers are used if there are no better ones.
+// resort says which worse workers may be used.
 type resort struct{ draining, marked bool }
 
-// resorts are in the order of preference. A mark is over soon, and a drain is
-// the operator's wish: it goes before.
+// resorts are in the order of preference. Marks are over soon, and drains are the
+// operator's wish.
 var resorts = [...]resort{{}, {marked: true}, {draining: true}, {draining: true, marked: true}}
 
 // allows returns whether a worker may be used at that resort.
@@ -64,10 +64,9 @@ func available(up *reverseproxy.Upstream) bool {
 	return up.Host == nil || up.Available()
 }
 
-// gather fills in the targets to choose from: workers that are available and
-// were not tried; of these, those that are not draining and did well lately, if
-// there are any; of these, those that are not full. It returns what it had to
-// resort to. If the queue has granted a slot of a worker, the others count as full.
+// gather fills in the targets to choose from, of workers that are available, not tried
+// and not full, at the first resort that has any. It returns that resort. If the queue
+// has granted a slot of a worker, the others count as full.
 func (p *pool) gather(s *scratch, want *Wants, model string, o offers, granted *worker, t time.Time) (used resort, found bool) {
 	for _, used = range resorts {
 		p.gatherAt(s, want, model, o, granted, used, t)
@@ -81,8 +80,7 @@ func (p *pool) gather(s *scratch, want *Wants, model string, o offers, granted *
 	return resort{}, false
 }
 
-// gatherAt is gather with one resort. It evaluates once, not per worker, whether the
-// request has wishes that few requests have.
+// gatherAt is gather at one resort. Few requests are choosy: that is evaluated once.
 func (p *pool) gatherAt(s *scratch, want *Wants, model string, o offers, granted *worker, used resort, t time.Time) {
 	targets, upstreams, workers := s.targets[:0], s.upstreams[:0], s.workers[:0]
 	s.full = s.full[:0]

@@ -5,18 +5,17 @@ import (
 	"time"
 )
 
-// drainRate is how fast the queue has got shorter at its head of late, while
-// there was one.
+// drainRate is how fast requests have left the queue, while there was one.
 type drainRate struct {
 	served float64 // decayed to at
 	busy   float64 // seconds, decayed as well
 	at     time.Time
 }
 
-// rateMemory is after how long of queueing what was counts a third.
+// rateMemory is the time of queueing in which older counts decay to a third.
 const rateMemory = 10 * time.Second
 
-// pass lets the time go on until t, in which some have waited or none.
+// pass lets the time go on until t. waited says that requests waited meanwhile.
 func (r *drainRate) pass(t time.Time, waited bool) {
 	if d := t.Sub(r.at); waited && d > 0 {
 		keep := math.Exp(-float64(d) / float64(rateMemory))
@@ -29,8 +28,8 @@ func (r *drainRate) pass(t time.Time, waited bool) {
 // Bounds of what clients are told to wait, in seconds.
 const minRetryAfter, maxRetryAfter = 1, 60
 
-// retryAfter returns after how many seconds those who wait now will have been
-// served, at the rate of late. While that is not known it is unknown.
+// retryAfter returns the seconds in which the requests that wait now will have been
+// served, or unknown if the rate is not known.
 func (q *queue) retryAfter(unknown time.Duration) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -78,8 +78,8 @@ func (s *poolSettings) contradictions(set workerSettings, info engine.Info) map[
 	return list
 }
 
-// contradict warns of each contradiction between a worker's engine and the
-// configuration once. The configuration counts.
+// contradict logs each contradiction between a worker's engine and the configuration
+// once, and its end. The configuration counts.
 func (p *pool) contradict(w *worker) {
 	s := p.settings.Load()
 	list := s.contradictions(s.worker(w.dial), w.engine.last())
@@ -99,8 +99,8 @@ func (p *pool) contradict(w *worker) {
 	}
 }
 
-// blockSizeFor returns the size of the blocks that are compared, in tokens, for the
-// size of an engine's blocks: the smallest multiple that is not below the default.
+// blockSizeFor returns the size of the compared blocks for the size of an engine's
+// blocks, in tokens: the smallest multiple that is not below the default.
 func blockSizeFor(size int) int {
 	n := size
 	for n < kvscore.DefaultBlockSize {
@@ -109,8 +109,8 @@ func blockSizeFor(size int) int {
 	return n
 }
 
-// adoptBlockSize fills in the block size of the engines, if none is configured. The
-// lock is held.
+// adoptBlockSize fills in the engines' block size, if none is configured. The lock is
+// held.
 func (p *pool) adoptBlockSize(s *poolSettings) {
 	if s.openBlocks && p.blockSize > 0 {
 		s.blockSize = p.blockSize
@@ -124,15 +124,15 @@ func (p *pool) tellsBlockSize() bool {
 	return p.blockSize > 0
 }
 
-// maxAdopted is the largest block size that is taken from the engines, in tokens.
-// Prompts that are shorter than a block cannot be compared.
+const incidentBlocks = "disagreement among the engines about the size of their KV blocks"
+
+// maxAdopted is the largest block size taken from the engines, in tokens: shorter
+// prompts than a block cannot be compared.
 const maxAdopted = 256
 
 // agreeOnBlocks takes the block size from the engines, if none is configured and all
-// upstreams that have one agree. This normally happens after the first probes. The
-// block size changes later only if no engine answered then, or if all engines changed:
-// prompts of token ids that were computed before are then not recognized. Engines that
-// disagree, as while they are replaced one by one, change nothing.
+// engines agree. This normally happens after the first probes. A later change makes
+// the prompts of token ids unknown that were computed before.
 func (p *pool) agreeOnBlocks() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,7 +148,7 @@ func (p *pool) agreeOnBlocks() {
 		case size == 0:
 			size = n
 		case old.openBlocks:
-			p.incidents.met(time.Now(), "disagreement among the engines about the size of their KV blocks", p.logger)
+			p.incidents.met(time.Now(), incidentBlocks, p.logger)
 			return
 		}
 	}

@@ -26,56 +26,56 @@ func (p *pool) tell(dial string, told engine.Info) *worker {
 
 func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	p := testPool(t, wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}))
-	want := func(size int, told bool) {
+	want := func(size, ofEngines int) {
 		t.Helper()
-		if n, yes := p.settings.Load().blockSize, p.tellsBlockSize(); n != size || yes != told {
-			t.Errorf("block size %d, told by the engines: %t, want %d, %t", n, yes, size, told)
+		if s := p.settings.Load(); s.blockSize != size || p.blockSize != ofEngines {
+			t.Errorf("block size %d (of the engines %d), want %d (%d)", s.blockSize, p.blockSize, size, ofEngines)
 		}
 	}
-	want(16, false)
+	want(16, 0)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
-	want(32, true)
+	want(32, 32)
 	p.tell("b:1", engine.Info{Type: engine.VLLM})
-	want(32, true)
+	want(32, 32)
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
-	want(32, true) // they disagree
-	if in := p.incidents.lasting(); len(in) != 1 || in["disagreement among the engines about the size of their KV blocks"].times == 0 {
+	want(32, 32) // they disagree
+	if in := p.incidents.open; len(in) != 1 || in[incidentBlocks] == nil {
 		t.Errorf("incidents %+v", in)
 	}
 	if p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"}).withDefaults()) {
 		t.Error("the same settings are said to differ")
 	}
-	want(32, true)
+	want(32, 32)
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
-	want(64, true)
+	want(64, 64)
 	for _, dial := range []string{"a:1", "b:1"} {
 		p.tell(dial, engine.Info{Type: engine.SGLang, BlockSize: 1})
 	}
-	want(16, true) // one token each is for no index
+	want(16, 16) // one token each is for no index
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 16})
-	want(16, true)
+	want(16, 16)
 	p.incidents.open = nil
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.incidents.lasting(); len(in) > 0 {
+	if in := p.incidents.open; len(in) > 0 {
 		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
 	}
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 4096})
-	want(16, true) // such blocks are for no index
-	if list := p.worker("b:1").engine.warned; len(list) != 1 || !strings.Contains(list["block_size"], "too large") {
-		t.Errorf("it is said of them: %v", list)
+	want(16, 16) // such blocks are for no index
+	if set := p.settings.Load(); !strings.Contains(set.contradictions(set.worker("b:1"), p.worker("b:1").engine.last())["block_size"], "too large") {
+		t.Error("no contradiction says so")
 	}
 	p.apply(wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}).withDefaults())
 	p.learn(p.worker("c:1"), engine.Info{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.incidents.lasting(); len(in) > 0 {
+	if in := p.incidents.open; len(in) > 0 {
 		t.Errorf("a worker that was removed does not agree: %+v", in)
 	}
 	own := wanted(workerSettings{Dial: "a:1"}, workerSettings{Dial: "b:1"}, workerSettings{Dial: "c:1"})
 	own.blockSize = 48
 	p.apply(own.withDefaults())
-	want(48, true)
+	want(48, 16)
 	p.tell("c:1", engine.Info{Type: engine.VLLM, BlockSize: 128})
-	want(48, true)
+	want(48, 16)
 }
 
 func TestBlockSizes(t *testing.T) {

@@ -25,76 +25,65 @@ import (
 // then it gets window at a time. Only miss sets missing, with a reach that is
 // away, and an answer ends both: missing implies away.
 
-// reach is whether a worker can be reached, as was seen last.
+// reach is whether a worker could be reached at the last try.
 type reach int32
 
 const (
 	reachUnknown reach = iota
 	reachable
-	refusing    // nobody listens at its address
-	unreachable // no connection could be made for another reason
-	// unresponsive is a worker that accepts connections and does not answer, or
-	// has not answered since it was away: a proxy before it may accept them while
-	// the engine loads.
-	unresponsive
+	refusing     // nothing listens at its address
+	unreachable  // no connection could be made for another reason
+	unresponsive // it accepts connections, and has not answered since: the engine may still load
 )
 
-// away tells whether the worker is known not to answer.
+// away returns whether the worker is known not to answer.
 func (r reach) away() bool { return r >= refusing }
 
-// health is how a worker has done lately. A failure rates it down for
-// half a second, further ones for up to three; then it is let back: one
-// request first, and with each success twice as many at a time, and with each
-// second after the first success. Requests that it had before are not counted
-// among these.
-//
-// The mark is passive and only ever a preference: if all workers are marked,
-// the marks are ignored.
+// health is how a worker has done lately. A failure marks it down for half a second,
+// further ones for up to three. Then it gets one new request at a time, and twice as
+// many with each success and with each second after the first success. If all workers
+// are marked down, the marks are ignored.
 type health struct {
-	marked atomic.Bool // window is not 0; for those who need no more than that
+	marked atomic.Bool // window is not 0; read without the lock
 
 	mu     sync.Mutex
-	until  time.Time // rated down before
+	until  time.Time // marked down before
 	fails  int       // in a row
-	window int       // requests at a time while it is let back; 0 = no limit
+	window int       // requests at a time after a mark; 0 = no limit
 	probes int       // that it has of these
-	mark   uint64    // counts the times that it was rated down
+	mark   uint64    // counts the marks
 	grew   time.Time // when the last success made the window larger
 
 	reached    atomic.Int32 // a reach; written under mu
 	missing    bool         // the mark stands only for the worker's absence
 	unanswered atomic.Int32 // the router's own questions in a row
 
-	answers, errors float64 // of late, decayed to at
+	answers, errors float64 // decayed to at
 	at              time.Time
 	inARow          int // errors of its own since the last good answer
 	prompts         [fewPrompts]uint64
-	different       int // of prompts: those of the errors of late
+	different       int // number of prompts, those of the recent errors
 }
 
 const (
 	firstDown  = 500 * time.Millisecond
 	longest    = 3 * time.Second
 	fullWindow = 32
-	// growAfter is after how long without a failure the window doubles, as it
-	// does with each success.
+	// growAfter is the time without a failure in which the window doubles.
 	growAfter = time.Second
 	// errorMemory is after how long an answer counts a third.
 	errorMemory = 10 * time.Second
 	// fewErrors are no evidence.
 	fewErrors = 5
-	// unproven is how long after its mark a worker without requests is still
-	// shown as let back.
+	// unproven is how long a worker without requests is still shown as marked.
 	unproven = time.Minute
-	// fewUnanswered questions in a row may be lost.
+	// fewUnanswered questions in a row mean that a worker does not answer.
 	fewUnanswered = 2
-	// allErrors of its own in a row are all that the worker gives now, however
-	// well it did before.
+	// allErrors of its own in a row mean that the worker answers with nothing else.
 	allErrors = 8
 )
 
-// available tells whether the worker should get a request beside those that
-// it has.
+// available returns whether the worker should get one more request.
 func (h *health) available(now time.Time) bool {
 	if !h.marked.Load() {
 		return true
@@ -109,9 +98,8 @@ func (h *health) open(now time.Time) bool {
 	return h.window == 0 || !now.Before(h.until) && h.probes < h.room(now)
 }
 
-// room returns how many requests at a time a worker is let back with. Once it has
-// shown that it answers, that grows with time, too: long answers come seldom. The
-// lock is held.
+// room returns how many requests at a time a marked worker may have. After its first
+// success that grows with time, too: long answers come seldom. The lock is held.
 func (h *health) room(now time.Time) int {
 	if h.window < 2 {
 		return h.window
@@ -126,9 +114,8 @@ func (h *health) room(now time.Time) int {
 // reach returns whether the worker can be reached.
 func (h *health) reach() reach { return reach(h.reached.Load()) }
 
-// miss records that the worker is away, and marks it down for as long as that goes
-// on: the workers that are away are looked at each second.
-// It returns what was seen before, and whether the worker was well.
+// miss records that the worker is away, and marks it down until the next probe. It
+// returns the reach before, and whether the worker was well.
 func (h *health) miss(now time.Time, r reach) (before reach, was bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -163,9 +150,8 @@ func (h *health) connected(now time.Time) (before reach) {
 	return before
 }
 
-// meet records that the worker answered, and removes the mark if it stands for
-// nothing else than miss. It returns what was seen before, and whether the worker
-// is now well again.
+// meet records that the worker answered, and removes the mark if only miss has set it.
+// It returns the reach before, and whether the worker is now well again.
 func (h *health) meet() (before reach, again bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -179,7 +165,7 @@ func (h *health) meet() (before reach, again bool) {
 	return before, again
 }
 
-// admit takes in that the worker gets a request. What it returns is for leave.
+// admit records that the worker gets a request. Its result is for leave.
 func (h *health) admit() (mark uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -189,7 +175,7 @@ func (h *health) admit() (mark uint64) {
 	return h.mark
 }
 
-// leave takes in that a request has ended.
+// leave records that a request has ended.
 func (h *health) leave(mark uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -198,15 +184,14 @@ func (h *health) leave(mark uint64) {
 	}
 }
 
-// fail takes in that an attempt failed that was begun at the given time, and
-// tells whether the worker was well before. wait is how long the worker asked
-// to be left alone, 0 if it did not. busy says that it is not ill, but has too
-// much to do: that does not make the next time longer.
+// fail records that an attempt failed, and returns whether the worker was well before.
+// wait is the worker's Retry-After, 0 if it has none. busy says that the worker is not
+// ill, but has too much to do: the next mark is not longer then.
 func (h *health) fail(now, begun time.Time, wait time.Duration, busy bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 && begun.Before(h.until) {
-		return false // one of those that were under way when it failed
+		return false // it began before the mark
 	}
 	was := h.window == 0
 	down := min(firstDown<<min(h.fails, 8), longest)
@@ -222,8 +207,7 @@ func (h *health) fail(now, begun time.Time, wait time.Duration, busy bool) bool 
 	return was
 }
 
-// succeed takes in that an attempt came to an answer, and tells whether the
-// worker is now well again.
+// succeed records a good answer, and returns whether the worker is now well again.
 func (h *health) succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -242,11 +226,10 @@ func (h *health) succeed(now, begun time.Time) bool {
 	return true
 }
 
-// err takes in that the worker gave an error for an answer. It returns how
-// many it gave of late, and their share of its answers: 1 once it gives nothing
-// else. own says that it is hardly the client's: a client that errs often must
-// not mark the worker that it is sent to. Nor may one session or prompt alone:
-// both are 0 until there were errors with fewPrompts of them.
+// err records that the worker answered with an error. It returns the recent errors and
+// their share of the answers, 1 if there were only errors. own says that the error is
+// hardly the client's. No session or prompt alone marks a worker: both results are 0
+// until fewPrompts of them had errors.
 func (h *health) err(now time.Time, own bool, prompt uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -270,7 +253,7 @@ func (h *health) err(now time.Time, own bool, prompt uint64) (errors, share floa
 	return h.errors, h.errors / h.answers
 }
 
-// answered counts an answer, an error or none. The lock is held.
+// answered counts an answer. The lock is held.
 func (h *health) answered(now time.Time, errors float64) {
 	keep := h.keep(now)
 	h.answers *= keep
@@ -285,7 +268,7 @@ func (h *health) keep(now time.Time) float64 {
 	return math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
 }
 
-// lately returns the answers and errors of late.
+// lately returns the recent answers and errors.
 func (h *health) lately() (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -294,11 +277,11 @@ func (h *health) lately() (answers, errors float64) {
 
 // healthState is a worker's health at one moment.
 type healthState struct {
-	open            bool // it should get a request beside those that it has
-	well            bool // it is neither rated down nor being let back
+	open            bool // it should get one more request
+	well            bool // it is not marked
 	reach           reach
 	away            bool      // no connection can be made, or it does not answer questions
-	until           time.Time // zero if it is not rated down
+	until           time.Time // zero if it is not marked down
 	fails, window   int
 	answers, errors float64
 }
@@ -322,10 +305,9 @@ func (h *health) state(now time.Time) healthState {
 	return s
 }
 
-// worse tells whether a worker with these figures answers far more errors than
-// the others do. An engine whose core has died, or that lacks the model, does
-// so at once, and looks like the least busy one; errors that clients provoke
-// come from all.
+// worse returns whether a worker answers with far more errors than the others do. An
+// engine whose core has died, or that lacks the model, answers so at once, and looks
+// like the least busy one. Errors that clients provoke come from all workers.
 func worse(errors, share, othersShare float64) bool {
 	return errors >= fewErrors && share > 0.5 && share > 2*othersShare+0.2
 }

@@ -282,7 +282,7 @@ func TestOtherMarksOutliveAConnection(t *testing.T) {
 	var h health
 	h.fail(epoch, epoch, 0, false)
 	if _, was := h.miss(epoch, refusing); was {
-		t.Error("a worker that is rated down was well")
+		t.Error("a worker that is marked down was well")
 	}
 	over := epoch.Add(longest)
 	if _, again := h.meet(); again || h.available(over.Add(-1)) || !h.available(over) {

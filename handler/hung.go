@@ -122,7 +122,7 @@ func (p *pool) isTooLong(t time.Time, s *silence, workers []*worker, others time
 func (p *pool) hangs(w *worker, t time.Time, s silence) {
 	w.flow.hung.Store(ticks(t))
 	w.health.fail(t, t, 0, false)
-	p.logger().Warn("worker hangs, and is rated down until something comes from it", zap.String("upstream", w.dial),
+	p.logger().Warn("worker hangs, and is marked down until something comes from it", zap.String("upstream", w.dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
 	p.moveAway(w.flow.movable()...)
 }

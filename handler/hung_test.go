@@ -185,7 +185,7 @@ func TestWorkerHangs(t *testing.T) {
 				t.Error("the other one is said to hang")
 			}
 			if v.want > 0 && f.a.health.available(f.now) {
-				t.Error("it is not rated down")
+				t.Error("it is not marked down")
 			}
 		})
 	}
@@ -259,7 +259,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f.b.slots.limit.Store(1)
 			f.b.slots.take()
 		}, 0, 1},
-		{"the other is rated down", 100, func(f *flowTest) { f.b.health.fail(time.Now(), time.Now(), 0, false) }, 0, 0},
+		{"the other is marked down", 100, func(f *flowTest) { f.b.health.fail(time.Now(), time.Now(), 0, false) }, 0, 0},
 		{"the other drains", 100, func(f *flowTest) { f.b.drain.Store(drainAsked) }, 0, 0},
 		{"it has given no first token", 100, func(f *flowTest) {
 			f.p.scheduler = kvscore.NewScheduler(kvscore.Settings{})

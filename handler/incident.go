@@ -7,8 +7,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// incidents tells the log of conditions that last: one line when a condition
-// begins, one when it is over, however often it was met in between.
+// incidents logs conditions that last: one line when a condition begins, and one when
+// it is over, however often it was raised in between.
 type incidents struct {
 	mu   sync.Mutex
 	open map[string]*incident
@@ -19,11 +19,10 @@ type incident struct {
 	times       int
 }
 
-// incidentOver is how long a condition must not be met to be over.
+// incidentOver is the time after which a condition that was not raised is over.
 const incidentOver = time.Minute
 
-// met takes in that a condition was met, and logs it if it begins. The names
-// of conditions are a fixed few.
+// met raises a condition, and logs it if it begins. There are few names.
 func (i *incidents) met(now time.Time, name string, logger func() *zap.Logger) {
 	i.mu.Lock()
 	known := i.open[name]

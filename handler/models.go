@@ -15,7 +15,7 @@ import (
 // maxModelList is the longest list of one worker that is read, in bytes.
 const maxModelList = 1 << 20
 
-// modelList is what a worker serves, as it told.
+// modelList is the worker's own list of what it serves.
 type modelList struct {
 	ids     map[string]bool
 	entries []modelEntry // in its order
@@ -25,7 +25,7 @@ type modelEntry struct {
 	id, raw string
 }
 
-// serves tells whether a worker serves a model, and whether that is known.
+// serves returns whether a worker serves a model, and whether that is known.
 func (w *worker) serves(model string) (yes, known bool) {
 	if set := w.configured.Load(); set != nil {
 		return (*set)[model], true
@@ -36,8 +36,7 @@ func (w *worker) serves(model string) (yes, known bool) {
 	return false, false
 }
 
-// has tells whether a model is in the list. Most lists are short, and are searched
-// sooner than a map.
+// has returns whether a model is in the list. A short list is searched sooner than a map.
 func (l *modelList) has(model string) bool {
 	if len(l.entries) == 0 || len(l.entries) > 4 {
 		return l.ids[model]
@@ -65,8 +64,7 @@ func (p *pool) noneServes(ups reverseproxy.UpstreamPool, model string) bool {
 	return true
 }
 
-// learn records a worker's list; nil if it has none. An equal list replaces
-// nothing.
+// learn records a worker's list, nil if it has none, unless it is unchanged.
 func (w *worker) learn(list *modelList, logger *zap.Logger) {
 	old := w.models.Load()
 	same := old != nil && list != nil && maps.Equal(old.ids, list.ids)

@@ -10,20 +10,19 @@ import (
 )
 
 const (
-	// maxOthers bounds the workers of a pool that are no upstreams by the
-	// configuration: those of placeholders and dynamic sources.
+	// maxOthers bounds the workers of a pool that come from placeholders and dynamic
+	// sources.
 	maxOthers = 1024
-	// othersKept is how long one of these is certainly remembered.
+	// othersKept is the least time for which one of these is remembered.
 	othersKept = 10 * time.Second
 	// maxDial is the longest address of one of these, in bytes.
 	maxDial = 512
-	// dialOthers is what the worker is called that stands for those which have
-	// no name of their own.
+	// dialOthers is the address of the worker that stands for all above maxOthers.
 	dialOthers = "(others)"
 )
 
-// nameless makes the worker that stands for the upstreams that are not told
-// apart. Nothing is kept of it but what runs.
+// nameless makes the worker that stands for the upstreams that are not told apart. It
+// has no cache model.
 func (p *pool) nameless() *worker {
 	set := p.settings.Load().worker(dialOthers)
 	set.DPSize, set.MaxRunning = 1, 0
@@ -32,8 +31,8 @@ func (p *pool) nameless() *worker {
 	return w
 }
 
-// speakable tells whether an address can be that of a worker. Where it comes
-// from a placeholder, it may be anything, and it becomes a label of metrics.
+// speakable returns whether an address can be that of a worker. A placeholder may yield
+// anything, and addresses become labels of metrics.
 func speakable(dial string) bool {
 	if dial == "" || len(dial) > maxDial || !utf8.ValidString(dial) {
 		return false
@@ -42,14 +41,14 @@ func speakable(dial string) bool {
 	return err == nil && addr.PortRangeSize() == 1
 }
 
-// isNamed tells whether the configuration has a worker's address.
+// isNamed returns whether the configuration has a worker's address.
 func (s *poolSettings) isNamed(dial string) bool {
 	return s.upstreams[dial] && !strings.Contains(dial, "{")
 }
 
-// hasRoom tells whether one more worker may be made known that the
-// configuration does not name. If there are too many, those go that were not
-// seen for longest. The lock is held.
+// hasRoom returns whether one more worker may be made known that the configuration does
+// not name. It drops the workers that were not seen for longest if there are too many.
+// The lock is held.
 func (p *pool) hasRoom(t time.Time) bool {
 	s := p.settings.Load()
 	if len(p.workers) < maxOthers {
@@ -81,8 +80,7 @@ func (p *pool) hasRoom(t time.Time) bool {
 	return p.others < maxOthers
 }
 
-// drop forgets a worker that has no leases, with its metrics, and tells whether
-// it did. The lock is held.
+// drop forgets a worker and its metrics, unless it has leases. The lock is held.
 func (p *pool) drop(w *worker) bool {
 	defer p.layout.Add(1)
 	if !p.forgetRanks(w) {
@@ -93,12 +91,12 @@ func (p *pool) drop(w *worker) bool {
 	return true
 }
 
-// isCurrent tells whether a worker is an upstream: by the configuration, or
-// lately, in terms of the requests, by a placeholder or a dynamic source.
+// isCurrent returns whether a worker is an upstream: by the configuration, or lately by
+// a placeholder or a dynamic source.
 func (p *pool) isCurrent(s *poolSettings, w *worker) bool {
 	return s.upstreams[w.dial] || s.others && p.used.Load()-w.seen.Load() <= int64(currentFor/time.Second)
 }
 
-// currentFor is how long a worker that is named nowhere counts as an upstream
-// after a request that could go to it.
+// currentFor is how long a worker that the configuration does not name counts as an
+// upstream after it was offered to a request.
 const currentFor = time.Minute

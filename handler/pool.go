@@ -25,16 +25,14 @@ import (
 var pools = caddy.NewUsagePool()
 
 const (
-	// upkeep is how often leaked leases are looked for, and workers that no
-	// configuration has any more.
+	// upkeep is the time between two searches for leaked leases and forgotten workers.
 	upkeep = 10 * time.Second
-	// workerGrace is how long a worker that is no upstream any more is
-	// remembered.
+	// workerGrace is how long a worker is remembered that is no upstream any more.
 	workerGrace = 10 * time.Minute
 )
 
-// pool is the workers and all state about them. Requests may use it after it
-// was destructed: its state stays, only its upkeep ends.
+// pool is the workers and all state about them. Requests may still use it after
+// Destruct, which ends only its upkeep.
 type pool struct {
 	name      string
 	scheduler *kvscore.Scheduler
@@ -42,7 +40,7 @@ type pool struct {
 	responses responses
 	limit     func(maxSessions int)
 	used      atomic.Int64 // last request, Unix seconds
-	live      atomic.Int64 // a configuration began to serve last, Unix seconds
+	live      atomic.Int64 // when a configuration began to serve last, Unix seconds
 	memory    body.Memory  // of request bodies
 	asking    atomic.Int32 // questions for token ids under way
 	ratios    kvscore.Ratios
@@ -64,8 +62,8 @@ type pool struct {
 	workers   map[string]*worker // by dial address
 	others    int                // of these, that the configuration does not name, as of swept
 	swept     time.Time          // others were counted last
-	unnamed   *worker            // for those that are not told apart
-	blockSize int                // tokens, as the engines tell; 0 if they do not or did not agree
+	unnamed   *worker            // stands for those above maxOthers
+	blockSize int                // of the engines, in tokens; 0 if they do not agree
 
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the configuration last provisioned
@@ -76,8 +74,8 @@ type pool struct {
 type worker struct {
 	// each choice reads these of all workers
 	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
-	models     atomic.Pointer[modelList]       // as it tells; nil if it does not
-	configured atomic.Pointer[map[string]bool] // the models it serves, as the operator says
+	models     atomic.Pointer[modelList]       // its own list; nil if it has none
+	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 	slots      *slots
 	drain      atomic.Uint32
 	health     health
@@ -95,7 +93,7 @@ type worker struct {
 	asked      atomic.Int64  // last asked what it serves, Unix nanoseconds
 	refusals   atomic.Int32  // times in a row that it would not say, for want of a key
 	hits       hits
-	taints     atomic.Pointer[[]string] // as the operator says; nil if there are none
+	taints     atomic.Pointer[[]string] // configured; nil if there are none
 
 	background atomic.Int32 // requests of the router's own that run on it
 
@@ -129,7 +127,7 @@ func newPool(name string, s *poolSettings) (*pool, error) {
 	return p, nil
 }
 
-// sessionBytes is what so many sessions may take, with keys of usual length.
+// sessionBytes returns the memory for n sessions with keys of usual length.
 func sessionBytes(n int) int64 { return max(int64(n)*384, 1<<20) }
 
 func (s *poolSettings) scheduler() kvscore.Settings {
@@ -142,14 +140,13 @@ func (p *pool) Destruct() error {
 	return p.sessions.Close()
 }
 
-// logger returns the logger for what is no single configuration's affair.
+// logger returns the logger of the pool, which no configuration owns.
 func (p *pool) logger() *zap.Logger {
 	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.name))
 }
 
-// agree takes in what one more handler wants of the pool, and returns what all
-// of its configuration want. Each configuration has its own metrics registry,
-// by which they know that they belong together.
+// agree adds the settings of one more handler, and returns those of all handlers of its
+// configuration. The metrics registry identifies the configuration.
 func (p *pool) agree(config *prometheus.Registry, s *poolSettings) (*sharedSettings, error) {
 	p.agreeMu.Lock()
 	defer p.agreeMu.Unlock()
@@ -163,21 +160,21 @@ func (p *pool) agree(config *prometheus.Registry, s *poolSettings) (*sharedSetti
 	return p.agreed, nil
 }
 
-// apply makes the settings those of the pool and tells whether they differ.
+// apply makes the settings those of the pool, and returns whether they differ.
 func (p *pool) apply(s *poolSettings) bool {
-	defer p.queue.look() // when the lock is not held any more
+	defer p.queue.look() // without the lock
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.adoptBlockSize(s)
 	old := p.settings.Swap(s)
 	for dial := range old.upstreams {
 		if w := p.workers[dial]; w != nil && !s.upstreams[dial] {
-			w.seen.Store(time.Now().Unix()) // from now on it is none
+			w.seen.Store(time.Now().Unix()) // it was an upstream until now
 		}
 	}
 	p.unnamed.configure(s.worker(dialOthers))
 	p.scheduler.Apply(s.scheduler())
-	go func() { // less memory is made in steps, which let requests in between
+	go func() { // in steps, between which requests go on
 		for p.scheduler.Step(2048) {
 			runtime.Gosched()
 		}
@@ -186,7 +183,7 @@ func (p *pool) apply(s *poolSettings) bool {
 	p.renumber(s)
 	for dial, w := range p.workers {
 		set := s.worker(dial)
-		if s.others || s.upstreams[dial] { // else its limit is that of those who still wait for it
+		if s.others || s.upstreams[dial] { // else requests may still wait for it with the old limit
 			w.slots.limit.Store(int64(set.MaxRunning))
 		}
 		p.declareRanks(w, set)
@@ -196,9 +193,9 @@ func (p *pool) apply(s *poolSettings) bool {
 	return !reflect.DeepEqual(old, s)
 }
 
-// renumber replaces the workers whose id changes: another id is another worker.
-// An id may move from one address to another, so all old targets are retired and
-// emptied before any new one is declared. The lock is held.
+// renumber replaces the workers whose id changes. An id may move from one address to
+// another: all old targets are retired and emptied before any new one is declared. The
+// lock is held.
 func (p *pool) renumber(s *poolSettings) {
 	var old []*worker
 	for dial, w := range p.workers {
@@ -208,7 +205,7 @@ func (p *pool) renumber(s *poolSettings) {
 		old = append(old, w)
 		delete(p.workers, dial)
 		p.retireRanks(w, 0, w.ranks())
-		for rank := range w.ranks() { // those that still have leases
+		for rank := range w.ranks() { // some may still have leases
 			p.scheduler.Clear(w.target(rank))
 		}
 	}
@@ -227,7 +224,7 @@ func (p *pool) worker(dial string) *worker {
 		return w
 	}
 	if !speakable(dial) {
-		return p.unnamed // the proxy says what is wrong with it
+		return p.unnamed // the proxy returns the error
 	}
 	w := p.other(dial)
 	if w == p.unnamed {
@@ -256,9 +253,8 @@ func (p *pool) known(dial string) *worker {
 	return p.workers[dial]
 }
 
-// declareAll makes the workers known that are upstreams by the configuration,
-// with addresses that do not depend on the request. The lock is held, or nobody
-// has the pool yet.
+// declareAll makes the static upstreams known whose addresses have no placeholders. The
+// lock is held, or nothing uses the pool yet.
 func (p *pool) declareAll(s *poolSettings) {
 	for dial := range s.upstreams {
 		if !strings.Contains(dial, "{") {
@@ -280,8 +276,7 @@ func (p *pool) declare(dial string) *worker {
 	return w
 }
 
-// peek returns the worker behind an address without making it known: one that
-// nobody knows is nowhere else.
+// peek returns the worker behind an address without making it known to the pool.
 func (p *pool) peek(dial string) *worker {
 	if w := p.known(dial); w != nil {
 		return w
@@ -298,7 +293,7 @@ func newWorker(set workerSettings) *worker {
 	return w
 }
 
-// configure takes in what the operator says of the worker.
+// configure stores the worker's settings.
 func (w *worker) configure(set workerSettings) {
 	if set.Drain {
 		w.drain.Or(drainConfigured)
@@ -348,7 +343,7 @@ func (p *pool) maintain() {
 			}
 			if n := p.scheduler.Stats().Untracked; n > untracked {
 				untracked = n
-				p.incidents.met(t, "no room in the mirror for some prompts", p.logger)
+				p.incidents.met(t, "no room in the cache model for some prompts", p.logger)
 			}
 			p.forget(t)
 			if p.memory.Upkeep(t) > 0 {
@@ -359,9 +354,8 @@ func (p *pool) maintain() {
 	}
 }
 
-// forget lets go of workers that have been no upstreams for a while. Where
-// upstreams come and go, they are seen only with requests, and that while is one
-// in which there were any.
+// forget drops workers that have been no upstreams for workerGrace. Dynamic upstreams
+// are seen only by requests: their time ends at the last request.
 func (p *pool) forget(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -378,8 +372,8 @@ func (p *pool) forget(t time.Time) {
 	}
 }
 
-// derivedID makes a worker's id of its address. It fits into 53 bits, so that
-// clients that read JSON numbers as floats keep it whole.
+// derivedID returns the default id of the worker at an address. Its 53 bits survive
+// clients that read JSON numbers as floats.
 func derivedID(dial string) uint64 {
 	return xxh3.HashString(dial) >> 11
 }

@@ -182,25 +182,6 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 	}
 }
 
-// TestLateBookingLeavesNothingOfAForgottenWorker drops a worker between a request's
-// list of candidates and its booking.
-func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
-	h := testHandler(t, "a:1")
-	rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
-	rt.takeScratch()
-	defer rt.returnScratch()
-	rt.gather(h.ReverseProxy.Upstreams, time.Now())
-	w := h.pool.worker("a:1")
-	h.pool.mu.Lock()
-	h.pool.drop(w)
-	h.pool.mu.Unlock()
-	rt.book(time.Now())
-	rt.endAttempt(true)
-	if _, known := h.pool.scheduler.Load(time.Now(), w.target(0)); known {
-		t.Error("it still has books")
-	}
-}
-
 // TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
 // room changes.
 func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
@@ -252,5 +233,34 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 	}
 	if got := c.get(); got.textBlock != 128 || len(got.upstreams) != 1 {
 		t.Errorf("the second configuration has %+v", got)
+	}
+}
+
+// TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
+// requests may still wait for it, and come back under another id.
+func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
+	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
+	w := p.worker("a:1")
+	w.slots.take()
+	for _, v := range []struct {
+		settings *poolSettings
+		limit    int64
+	}{
+		{wanted(workerSettings{Dial: "b:1"}), 3},
+		{wanted(workerSettings{Dial: "b:1"}), 3},
+		{wanted(workerSettings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
+		{wanted(workerSettings{Dial: "a:1", ID: 2}), 0},
+		{wanted(workerSettings{Dial: "a:1", MaxRunning: 1}), 1},
+		{&poolSettings{others: true}, 0},
+	} {
+		p.apply(v.settings.withDefaults())
+		s := p.worker("a:1").slots
+		if limit, running := s.limit.Load(), s.running.Load(); limit != v.limit || running != 1 {
+			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.workers, limit, v.limit, running)
+		}
+	}
+	p.freeSlot(w)
+	if n := p.worker("a:1").slots.running.Load(); n != 0 {
+		t.Errorf("%d running at the end", n)
 	}
 }

@@ -8,10 +8,8 @@ import (
 	"time"
 )
 
-// queue holds the requests that wait until a worker has room, in the order in
-// which they arrived. A slot that becomes free goes to the first that can use
-// it: it is taken for that request before any other sees it. A request that cannot
-// use the slot stops none behind it.
+// queue holds the requests that wait until a worker has room, in their order. A slot
+// that becomes free is taken for the first request that can use it.
 type queue struct {
 	pool   *pool
 	length atomic.Int32 // requests read it before they take the lock
@@ -23,11 +21,10 @@ type queue struct {
 	rate    drainRate
 }
 
-// lookAfter is how often all waiters are looked at: workers recover, are undrained,
-// or learn models without a slot becoming free.
+// lookAfter is the time between two reviews of all waiters: workers recover, are
+// undrained, or get other models without a slot becoming free.
 const lookAfter = 250 * time.Millisecond
 
-// incidentFull is a condition that lasts, as the log and the admin API say it.
 const incidentFull = "all workers are full, requests wait"
 
 // wait queues a request until it is granted a slot of a worker. It returns how long that
@@ -40,7 +37,7 @@ func (p *pool) wait(ctx context.Context, want Wants, o offers, most time.Duratio
 	began := time.Now()
 	p.incidents.met(began, incidentFull, p.logger)
 	v = p.queue.outcome(ctx, m, most)
-	return v, time.Now().Sub(began)
+	return v, time.Since(began)
 }
 
 // outcome waits for what becomes of a waiter.
@@ -61,8 +58,7 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) verd
 }
 
 // enter queues a request and returns whether it has to wait. If more than most wait
-// then, the last of them gets its verdict: not always the new one, for a request that is
-// retried keeps its place.
+// then, the last of them is refused. A request that is retried keeps its place.
 func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -87,8 +83,7 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	return m.waits
 }
 
-// atLast removes a waiter whose time is up. It may still have room on a worker that is
-// marked down.
+// atLast removes a waiter whose time is up. A worker that is marked down may have room.
 func (q *queue) atLast(m *waiter) verdict {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -135,7 +130,7 @@ func (q *queue) takeUnclaimed(w *worker) bool {
 	return w.slots.take()
 }
 
-// look looks at all waiters, after settings have changed.
+// look reviews all waiters, after settings have changed.
 func (q *queue) look() {
 	if q.length.Load() == 0 {
 		return
@@ -145,7 +140,7 @@ func (q *queue) look() {
 	q.review(time.Now())
 }
 
-// lookAfterThem looks at all waiters every lookAfter until there are none.
+// lookAfterThem reviews all waiters every lookAfter until there are none.
 func (q *queue) lookAfterThem() {
 	ticker := time.NewTicker(lookAfter)
 	defer ticker.Stop()
@@ -167,8 +162,8 @@ func (q *queue) lookAgain() bool {
 	return true
 }
 
-// review finds out anew which workers may serve each waiter, and gives each its room, in
-// their order. The lock is held.
+// review evaluates anew which workers may serve each waiter, and gives free slots to
+// them in their order. The lock is held.
 func (q *queue) review(t time.Time) {
 	for _, m := range q.waiting {
 		q.refresh(m)
@@ -178,13 +173,12 @@ func (q *queue) review(t time.Time) {
 	}
 }
 
-// refresh finds out which workers may serve a waiter. The lock is held.
+// refresh evaluates which workers may serve a waiter. The lock is held.
 func (q *queue) refresh(m *waiter) {
 	m.eligible = q.pool.eligible(m.eligible[:0], &m.want, m.offers)
 }
 
-// place gives a waiter room, if there is some that no earlier waiter wants. The
-// lock is held.
+// place gives a waiter a free slot that no earlier waiter wants. The lock is held.
 func (q *queue) place(m *waiter, t time.Time) {
 	for !m.out {
 		w, hopeless := m.best(t)

@@ -7,9 +7,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// ranks returns how many data-parallel ranks the worker has: each is a target of
-// its own, with a KV cache of its own. All else is the worker's: health, models,
-// draining.
+// ranks returns how many data-parallel ranks the worker has. Each is a target with a KV
+// cache of its own.
 func (w *worker) ranks() int { return max(1, int(w.dp.Load())) }
 
 // target returns one of the worker's targets.
@@ -17,9 +16,8 @@ func (w *worker) target(rank int) kvscore.Target {
 	return kvscore.Target{Worker: w.id, Rank: uint32(rank)}
 }
 
-// declareRanks makes the worker's targets known with their capacity, as the
-// operator says or else the engine. The pool's lock is held, or nobody has the
-// pool yet.
+// declareRanks makes the worker's targets known with their capacity, as configured or
+// else as the engine reports it. The pool's lock is held, or nothing uses the pool yet.
 func (p *pool) declareRanks(w *worker, set workerSettings) {
 	info := w.engine.last()
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
@@ -46,9 +44,8 @@ func (p *pool) retireRanks(w *worker, from, to int) {
 	}
 }
 
-// forgetRanks removes all targets of a worker that have no leases, and returns
-// whether it did. A request may still book on one, since its table is older: the
-// targets are retired, too.
+// forgetRanks removes all targets of a worker, unless one has leases. It retires them,
+// too, because a request with an older table may still book on one.
 func (p *pool) forgetRanks(w *worker) bool {
 	all := true
 	for rank := range w.ranks() {

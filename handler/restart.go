@@ -13,15 +13,15 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Why a worker's mirror was cleared.
+// Why a worker's cache model was cleared.
 const (
-	clearedRefused   = "refused"   // nobody listened at its address
-	clearedRestarted = "restarted" // its engine tells of another start, or is another one
+	clearedRefused   = "refused"   // nothing listened at its address
+	clearedRestarted = "restarted" // its engine has started anew, or is another one
 	clearedMismatch  = "mismatch"  // it reports far less cached than predicted
 )
 
-// clear takes in that a worker has lost its KV cache, on all its ranks. Sessions
-// stay bound to it: it is as good as any other one for them now.
+// clear records that a worker has lost its KV cache, on all its ranks. Sessions stay
+// bound to it: any other worker is no better for them now.
 func (p *pool) clear(w *worker, why string) {
 	t := time.Now()
 	held := p.load(t, w).CachedTokens
@@ -33,13 +33,12 @@ func (p *pool) clear(w *worker, why string) {
 		return // there was nothing to lose
 	}
 	cachesCleared.WithLabelValues(p.name, w.dial, why).Inc()
-	p.logger().Warn("worker has lost its KV cache: its mirror is cleared", zap.String("upstream", w.dial),
+	p.logger().Warn("worker has lost its KV cache: its cache model is cleared", zap.String("upstream", w.dial),
 		zap.String("why", why), zap.Int64("tokens", held))
 }
 
-// missed records that no connection to a worker could be made, and marks the
-// worker down. If the connection was refused, nobody listens at the address: the
-// engine's process has ended, and its KV cache with it.
+// missed records that no connection to a worker could be made, and marks it down. If
+// the connection was refused, the engine's process has ended, and so has its KV cache.
 func (p *pool) missed(w *worker, err error) {
 	r := unreachable
 	if refused(err) {
@@ -55,14 +54,14 @@ func (p *pool) away(w *worker, r reach, err error) {
 		p.clear(w, clearedRefused)
 	}
 	if marked {
-		p.logger().Warn("worker is rated down", zap.String("upstream", w.dial), zap.String("why", err.Error()))
+		p.logger().Warn("worker is marked down", zap.String("upstream", w.dial), zap.String("why", err.Error()))
 	}
 }
 
-// unanswered records that a worker did not answer a question of the router's own.
-// A worker that sends tokens may be too busy to answer.
+// unanswered records that a worker did not answer a question of the router. A worker
+// that sends tokens may be too busy for that.
 func (p *pool) unanswered(w *worker, err error) {
-	if last := w.flow.last.Load(); last != 0 && time.Now().Sub(tickTime(last)) < probeEvery {
+	if last := w.flow.last.Load(); last != 0 && time.Since(tickTime(last)) < probeEvery {
 		return
 	}
 	if w.health.unanswered.Add(1) >= fewUnanswered || w.health.reach().away() {
@@ -77,15 +76,14 @@ func (p *pool) connected(w *worker) {
 	}
 }
 
-// returned has a worker asked with the next probe that was away: it may be another engine.
+// returned makes the next probe ask a worker that was away: it may be another engine.
 func (p *pool) returned(w *worker) {
 	w.engine.askAgain()
 	w.asked.Store(0)
 	w.probedAt.Store(0)
 }
 
-// found records that a worker answered. It removes the mark that missed and
-// unanswered made.
+// found records that a worker answered, and removes the mark of missed and unanswered.
 func (p *pool) found(w *worker) {
 	if w.health.reach() == reachable && w.health.unanswered.Load() == 0 {
 		return
@@ -99,8 +97,8 @@ func (p *pool) found(w *worker) {
 	}
 }
 
-// saw records how a request of the router's own ended, with a status if there was an
-// answer, and tells whether there was.
+// saw records how a request of the router's own ended. status is 0 if there was no
+// answer, and saw returns whether there was one.
 func (p *pool) saw(ctx context.Context, w *worker, status int, err error) bool {
 	var dial reverseproxy.DialError
 	switch {
@@ -116,9 +114,9 @@ func (p *pool) saw(ctx context.Context, w *worker, status int, err error) bool {
 	return status != 0
 }
 
-// refused tells whether nobody listens at the worker's address. Caddy's dial
-// error hides the system's, but for its text. If nobody listens at the address
-// of a name server or a forward proxy, that says nothing of the worker.
+// refused returns whether nothing listens at the worker's address. Caddy's dial error
+// hides the system's except for its text. A name server or forward proxy that refuses
+// connections says nothing of the worker.
 func refused(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&

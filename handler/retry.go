@@ -221,7 +221,7 @@ func (rt *route) countRetry(a *attempt, reason string) {
 // well before. wait is how long the worker asked to be left alone.
 func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) {
 	if a.worker.health.fail(time.Now(), a.begun, wait, busy) {
-		rt.logger.Warn("worker is rated down", zap.String("pool", rt.pool.name),
+		rt.logger.Warn("worker is marked down", zap.String("pool", rt.pool.name),
 			zap.String("upstream", a.worker.dial), zap.String("why", why))
 	}
 }

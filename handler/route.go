@@ -351,7 +351,7 @@ func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
 	case used.draining:
 		rt.pool.incidents.met(t, "no worker left but draining ones, which are used all the same", rt.pool.logger)
 	case used.marked && len(rt.tried) == 0:
-		rt.pool.incidents.met(t, "all workers rated down, and used all the same", rt.pool.logger)
+		rt.pool.incidents.met(t, "all workers marked down, and used all the same", rt.pool.logger)
 	}
 	return found
 }

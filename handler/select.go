@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 

@@ -134,15 +134,24 @@ func (s *poolSettings) withDefaults() *poolSettings {
 	full.maxWaiting = cmp.Or(s.maxWaiting, defaultMaxWaiting)
 	full.maxWait = cmp.Or(s.maxWait, defaultMaxWait)
 	full.retries = cmp.Or(s.retries, defaultRetryBudget)
+	all := s.workers[allWorkers]
+	all.Engine = cmp.Or(all.Engine, s.engine, engineAuto)
+	full.workers = map[string]workerSettings{allWorkers: all}
+	for dial, w := range s.workers {
+		if dial != allWorkers {
+			full.workers[dial], _ = w.merge(all)
+		}
+	}
 	return &full
 }
 
-// worker returns the settings of the worker with the address, with an id. Its
-// DPSize and KVTokens are 0 if the operator has not set them.
+// worker returns the settings of the worker with the address, with an id. s has its
+// defaults. DPSize and KVTokens are 0 if the operator has not set them.
 func (s *poolSettings) worker(dial string) workerSettings {
-	all := s.workers[allWorkers]
-	all.Engine = cmp.Or(all.Engine, s.engine, engineAuto)
-	w := s.workers[dial].or(&all)
+	w, configured := s.workers[dial]
+	if !configured {
+		w = s.workers[allWorkers]
+	}
 	w.Dial = dial
 	if w.ID == 0 {
 		w.ID = derivedID(dial)

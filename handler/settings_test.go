@@ -147,7 +147,7 @@ func TestSettingsOfEngines(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
 		}
 	}
-	s := wanted(workerSettings{Dial: allWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, workerSettings{Dial: "a:1", Priority: "off"})
+	s := wanted(workerSettings{Dial: allWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, workerSettings{Dial: "a:1", Priority: "off"}).withDefaults()
 	if w := s.worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" || w.CacheSalt != "on" {
 		t.Errorf("a:1 is %+v", w)
 	}

@@ -5,14 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// slots count the inference attempts that are under way at one dial address,
-// and bound them. They stay the same when the worker there gets another id.
+// slots count and bound the inference attempts at one dial address. They stay when the
+// worker there gets another id.
 type slots struct {
 	running atomic.Int64
 	limit   atomic.Int64 // 0 = none
 }
 
-// full returns whether the worker has as many attempts as it may have.
+// full returns whether no slot is free.
 func (s *slots) full() bool {
 	limit := s.limit.Load()
 	return limit > 0 && s.running.Load() >= limit

@@ -11,10 +11,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// table holds the worker behind each upstream of a list, and the worker's targets.
-// Looking these up takes a lock and a map access per upstream, so a configuration keeps
-// the table of its last list. A table does not change. It is valid until
-// pool.layout changes.
+// table holds the worker behind each upstream of a list, and the worker's targets. A
+// look-up takes a lock and a map access per upstream, so a configuration keeps the table
+// of its last list. A table is immutable, and valid until pool.layout changes.
 type table struct {
 	layout uint64
 	list   reverseproxy.UpstreamPool // a copy: a source may change its own in place

@@ -30,7 +30,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	}
 	defer pool.Destruct()
 	s := *pool.settings.Load()
-	s.engine = engine.SGLang
+	s.workers = map[string]workerSettings{allWorkers: {Engine: engine.SGLang}}
 	pool.settings.Store(&s)
 	transport := &upstream.Transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
 		DialContext: func(context.Context, string, string) (net.Conn, error) {

@@ -18,8 +18,8 @@ type waiter struct {
 	out      bool         // of the queue
 }
 
-// verdict says what becomes of a waiter. Without a worker the request is to look for
-// itself: no worker is there to be waited for, or one of the other fields says why not.
+// verdict says what becomes of a waiter. Without a worker and without a reason, the
+// request chooses again: there is no worker to wait for.
 type verdict struct {
 	worker *worker // a slot of it was taken for the request
 	full   bool    // too many requests wait
@@ -30,8 +30,8 @@ func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// resort returns what the waiter has to resort to, as gather does. It returns false if
-// there is no worker, full or not.
+// resort returns the waiter's resort, as gather does, false if there is no worker, full
+// or not.
 func (m *waiter) resort(t time.Time) (resort, bool) {
 	for _, r := range resorts {
 		for _, s := range m.eligible {
@@ -58,9 +58,8 @@ func (m *waiter) best(t time.Time) (best *worker, hopeless bool) {
 	return best, !some
 }
 
-// takeWorse takes a slot of a worker that is marked down, for a waiter that would
-// otherwise be refused. It returns nil if there is none. Hung and draining workers are
-// left out.
+// takeWorse takes a slot of a worker that is marked down, but neither hung nor draining,
+// for a waiter that would otherwise be refused. It returns nil if there is none.
 func (m *waiter) takeWorse() (worse *worker) {
 	for _, s := range m.eligible {
 		if available(s.up) && !s.worker.draining() && !s.worker.flow.hangs() && !s.worker.slots.full() &&

@@ -8,8 +8,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Wants is what a request needs of a worker, and its place in the queue. It does not
-// change once it is made, so that the queue can evaluate it without the request.
+// Wants is what a request needs of a worker, and its place in the queue. It is
+// immutable, so that the queue can evaluate it without the request.
 type Wants struct {
 	Model    string    // if any worker is known to serve it, the worker must be
 	Only     *worker   // the one worker that may serve the request; nil = any
@@ -39,10 +39,9 @@ type offer struct {
 	worker *worker
 }
 
-// modelAmong returns the model that limits the workers to those that are known to
-// serve it. It is empty if no worker is: engines often serve models by other names than
-// they list. SGLang's names of adapters, base:adapter, stand for their base where no
-// worker lists them.
+// modelAmong returns the model that limits the workers to those that are known to serve
+// it, empty if no worker is: engines often serve models by names that they do not list.
+// SGLang's adapters, base:adapter, stand for their base if no worker lists them.
 func modelAmong(rows []tableRow, model string) string {
 	if model == "" {
 		return ""
@@ -65,8 +64,8 @@ func (w *worker) isKnownToServe(model string) bool {
 	return yes
 }
 
-// fits returns whether a worker may serve the request, whose model is that of
-// modelAmong. The worker that a request names serves whatever model is asked for.
+// fits returns whether a worker may serve the request, for a model of modelAmong. A
+// worker that the request names may serve any model.
 func (p *pool) fits(want *Wants, model string, w *worker) bool {
 	if want.Only != nil {
 		return w == want.Only

@@ -1,7 +1,6 @@
 package handler
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -150,28 +149,8 @@ func knownEngine(name string) bool {
 	return name == "" || name == engineAuto || engine.Known(name)
 }
 
-// or returns the settings with the defaults of all workers in place of what was not set.
-func (w workerSettings) or(all *workerSettings) workerSettings {
-	w.Engine = cmp.Or(w.Engine, all.Engine)
-	w.DPSize = cmp.Or(w.DPSize, all.DPSize)
-	w.MaxRunning = cmp.Or(w.MaxRunning, all.MaxRunning)
-	w.KVTokens = cmp.Or(w.KVTokens, all.KVTokens)
-	w.APIKey = cmp.Or(w.APIKey, all.APIKey)
-	w.Priority = cmp.Or(w.Priority, all.Priority)
-	w.ThinkingBudget = cmp.Or(w.ThinkingBudget, all.ThinkingBudget)
-	w.CacheSalt = cmp.Or(w.CacheSalt, all.CacheSalt)
-	w.Drain = w.Drain || all.Drain
-	if len(w.Models) == 0 {
-		w.Models = all.Models
-	}
-	if len(w.Taints) == 0 {
-		w.Taints = all.Taints
-	}
-	return w
-}
-
-// merge returns what two handlers say of one worker. The error names the options that
-// they set to different values.
+// merge returns the settings with those of o in place of what was not set. The error
+// names the options that both set to different values.
 func (w workerSettings) merge(o workerSettings) (workerSettings, error) {
 	var err error
 	to, from := reflect.ValueOf(&w).Elem(), reflect.ValueOf(o)

@@ -134,7 +134,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 				}
 			}
 			if n := s.logged(t, ratedDown); n != 0 {
-				t.Errorf("%d workers were rated down for it", n)
+				t.Errorf("%d workers were marked down for it", n)
 			}
 			s.booksAtZero(t)
 		})
@@ -224,7 +224,7 @@ func TestNoEventIsAddedWhereNoneFits(t *testing.T) {
 				return s.scrape(t).value(requestsTotal, pool) == before.value(requestsTotal, pool)+1
 			})
 			if n := s.logged(t, ratedDown); n != v.marked {
-				t.Errorf("%d workers were rated down, want %d", n, v.marked)
+				t.Errorf("%d workers were marked down, want %d", n, v.marked)
 			}
 		})
 	}

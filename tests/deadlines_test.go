@@ -106,7 +106,7 @@ func TestFirstTokenIsAwaited(t *testing.T) {
 				t.Errorf("%v retries for that reason", n)
 			}
 			if n := s.logged(t, ratedDown); n != 1 {
-				t.Errorf("%d workers were rated down, want 1", n)
+				t.Errorf("%d workers were marked down, want 1", n)
 			}
 			eventually(t, 3*time.Second, "the engine has no requests any more", func() bool { return engines[0].Active() == 0 })
 			goroutines(t, s, engines, level)
@@ -205,7 +205,7 @@ func TestClientLeavesBeforeAHeldAnswer(t *testing.T) {
 		{retriesTotal, []string{`pool="held-leave"`}, 0},
 	})
 	if n := s.logged(t, ratedDown); n != 0 {
-		t.Errorf("%d workers were rated down", n)
+		t.Errorf("%d workers were marked down", n)
 	}
 }
 
@@ -307,6 +307,6 @@ func TestSlowClientIsNoStalledStream(t *testing.T) {
 	}
 	s.booksAtZero(t)
 	if n := s.logged(t, ratedDown); n != 0 {
-		t.Errorf("%d workers were rated down", n)
+		t.Errorf("%d workers were marked down", n)
 	}
 }

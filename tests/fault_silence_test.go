@@ -40,7 +40,7 @@ var silences = []faultRow{
 				t.Errorf("%d requests broke, %d met the fault; want as many, and not more than %d", r.n[broken], met, most)
 			}
 			if r.moved < 150*time.Millisecond {
-				t.Errorf("rated down after %v, before its time was over", r.moved)
+				t.Errorf("marked down after %v, before its time was over", r.moved)
 			}
 		},
 	},
@@ -107,7 +107,7 @@ func hungToTheEnd(t *testing.T, r *faultRun) {
 func movedBy(d time.Duration) func(*testing.T, *faultRun) {
 	return func(t *testing.T, r *faultRun) {
 		if r.moved >= 0 && r.moved < d/2 {
-			t.Errorf("rated down after %v, before its time was over", r.moved)
+			t.Errorf("marked down after %v, before its time was over", r.moved)
 		}
 		fewAttempts(t, r)
 	}

@@ -38,7 +38,7 @@ type faultRow struct {
 	// retried is the reason of the retries: there must be some. Further reasons
 	// may be there, and no others. Empty: there must be none. "any": whatever.
 	retried string
-	// marked says that the worker is rated down, unmarked that it must not be;
+	// marked says that the worker is marked down, unmarked that it must not be;
 	// unmarkedInFault: not before the fault ends.
 	marked, unmarked, unmarkedInFault bool
 	// long is for rows that are only in the long form.
@@ -106,7 +106,7 @@ func TestFaultTable(t *testing.T) {
 	t.Logf("the table:\n%s\n%s", faultHead, strings.Join(lines, "\n"))
 }
 
-const faultHead = "| fault | sent | served | retried | failed | broken | left | attempts there | rated down after | longest wait | back after |\n|---|---|---|---|---|---|---|---|---|---|---|"
+const faultHead = "| fault | sent | served | retried | failed | broken | left | attempts there | marked down after | longest wait | back after |\n|---|---|---|---|---|---|---|---|---|---|---|"
 
 // line returns the row of the table.
 func (r *faultRun) line() string {
@@ -272,7 +272,7 @@ func (s *server) ratedDownAt(t testing.TB, dial string, after time.Time) (time.T
 			Msg      string  `json:"msg"`
 			Upstream string  `json:"upstream"`
 		}
-		if !strings.Contains(line, "rated down") || json.Unmarshal([]byte(line), &entry) != nil || entry.Upstream != dial {
+		if !strings.Contains(line, "marked down") || json.Unmarshal([]byte(line), &entry) != nil || entry.Upstream != dial {
 			continue
 		}
 		if at := time.UnixMicro(int64(entry.TS * 1e6)); at.After(after.Add(-time.Millisecond)) {
@@ -299,11 +299,11 @@ func (r *faultRun) judge() {
 	r.judgeRetries()
 	switch {
 	case row.unmarkedInFault && r.moved >= 0 && r.moved < r.endedAt.Sub(r.struckAt):
-		t.Errorf("the worker was rated down after %v", r.moved)
+		t.Errorf("the worker was marked down after %v", r.moved)
 	case row.marked && r.moved < 0:
-		t.Error("the worker was not rated down")
+		t.Error("the worker was not marked down")
 	case row.unmarked && r.moved >= 0:
-		t.Errorf("the worker was rated down after %v", r.moved)
+		t.Errorf("the worker was marked down after %v", r.moved)
 	}
 	r.judgeCounters()
 	if row.check != nil {

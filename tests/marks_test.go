@@ -33,7 +33,7 @@ func (s *server) logged(t testing.TB, text string) int {
 }
 
 // ratedDown is what the log says of a worker that gets a mark.
-const ratedDown = "worker is rated down"
+const ratedDown = "worker is marked down"
 
 // TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a
 // policy that would send it every other one: the marks alone keep them away,
@@ -57,7 +57,7 @@ func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 		}
 	}
 	if n := s.logged(t, ratedDown); n != 1 {
-		t.Errorf("%d log lines say that the worker is rated down, want 1", n)
+		t.Errorf("%d log lines say that the worker is marked down, want 1", n)
 	}
 	t.Logf("%d requests were served meanwhile", served)
 	s.booksAtZero(t)
@@ -118,8 +118,8 @@ func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, 10*time.Second, "the engine is rated down", func() bool { return s.logged(t, ratedDown) > 0 })
-			t.Logf("rated down after %v", time.Since(start).Round(time.Millisecond))
+			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, ratedDown) > 0 })
+			t.Logf("marked down after %v", time.Since(start).Round(time.Millisecond))
 			marked.Store(1)
 			time.Sleep(2 * time.Second) // of traffic, with some probes in it
 			stop()
@@ -132,7 +132,7 @@ func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 				t.Errorf("failed before the mark %.2f, after it %.2f, in all %.2f; want a fall to less than 0.2, and 0.3 in all", before, after, total)
 			}
 			if n := s.logged(t, ratedDown); n != 1 {
-				t.Errorf("%d log lines say that a worker is rated down, want 1", n)
+				t.Errorf("%d log lines say that a worker is marked down, want 1", n)
 			}
 			s.booksAtZero(t)
 		})
@@ -152,7 +152,7 @@ func TestClientsMistakesMarkNobody(t *testing.T) {
 		wantAnswer(t, s.chat(t.Context(), ask(fmt.Sprintf("mistake %d", i))), f)
 	}
 	if n := s.logged(t, ratedDown); n != 0 {
-		t.Errorf("%d workers were rated down", n)
+		t.Errorf("%d workers were marked down", n)
 	}
 	if counts, top := spread(engines); top > 1.1 {
 		t.Errorf("requests at the engines %v, want them even", counts)

@@ -49,7 +49,7 @@ func TestNameServerThatFails(t *testing.T) {
 		t.Error("nothing was retried")
 	}
 	if n := s.logged(t, ratedDown); n != 1 {
-		t.Errorf("%d workers were rated down, want 1", n)
+		t.Errorf("%d workers were marked down, want 1", n)
 	}
 	s.booksAtZero(t)
 	if n := s.scrape(t).value("caddy_kv_router_worker_cached_tokens", `pool="named"`, `worker="`+named+`"`); n == 0 {

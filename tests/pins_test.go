@@ -152,7 +152,7 @@ func TestPinnedToAWorkerThatDies(t *testing.T) {
 	if n := engines[1].Requests(); n != 0 {
 		t.Errorf("the other worker was sent %d requests", n)
 	}
-	eventually(t, 10*time.Second, "it serves again, though it was rated down", func() bool {
+	eventually(t, 10*time.Second, "it serves again, though it was marked down", func() bool {
 		return s.chat(t.Context(), wishing("again", `{"backend_instance_id":1}`)).ok()
 	})
 	s.booksAtZero(t)

@@ -382,7 +382,7 @@ func (s *server) mustPost(t *testing.T, body []byte, header ...string) {
 }
 
 // TestSpeculativePrefillThatFails is not made again, and nobody's failure but its
-// own: no worker is rated down, no request counted.
+// own: no worker is marked down, no request counted.
 func TestSpeculativePrefillThatFails(t *testing.T) {
 	for name, status := range map[string]int{"Refused": 400, "Full": 503, "Died": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -405,7 +405,7 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 				t.Errorf("%d requests of the router's own, want 1", own)
 			}
 			if n := s.logged(t, ratedDown); n != 0 {
-				t.Errorf("%d workers were rated down", n)
+				t.Errorf("%d workers were marked down", n)
 			}
 			if n := s.logged(t, "speculative prefill without success begins"); n != 1 {
 				t.Errorf("%d lines in the log, want 1", n)

@@ -11,7 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has one of two engines rated down and
+// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has one of two engines marked down and
 // being let back with one request, and the other one full: those who would be
 // turned away go to the first one, whether they have waited or cannot.
 func TestNobodyIsTurnedAwayWhileAWorkerHasRoom(t *testing.T) {
@@ -167,7 +167,7 @@ func TestOneSessionsErrorsMarkNobody(t *testing.T) {
 		}
 	}
 	if n := s.logged(t, ratedDown); n != 0 {
-		t.Errorf("%d workers were rated down", n)
+		t.Errorf("%d workers were marked down", n)
 	}
 	if e := s.chat(t.Context(), ask(prompt+"next"), "Authorization", "Bearer good", "X-Session-Id", "theirs").engine(); e != home {
 		t.Errorf("the session moved from %q to %q", home, e)
@@ -222,7 +222,7 @@ func TestLegibleAnswersOfOtherWritings(t *testing.T) {
 			s.chat(t.Context(), ask(fmt.Sprint("question ", i)).streamed())
 		}
 		if n := s.logged(t, ratedDown); n != 0 {
-			t.Errorf("%s: rated down", name)
+			t.Errorf("%s: marked down", name)
 		}
 	}
 }

@@ -122,35 +122,6 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 	}
 }
 
-// TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
-// requests may still wait for it, and come back under another id.
-func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
-	p := testPool(t, wanted(workerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
-	w := p.worker("a:1")
-	w.slots.take()
-	for _, v := range []struct {
-		settings *poolSettings
-		limit    int64
-	}{
-		{wanted(workerSettings{Dial: "b:1"}), 3},
-		{wanted(workerSettings{Dial: "b:1"}), 3},
-		{wanted(workerSettings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
-		{wanted(workerSettings{Dial: "a:1", ID: 2}), 0},
-		{wanted(workerSettings{Dial: "a:1", MaxRunning: 1}), 1},
-		{&poolSettings{others: true}, 0},
-	} {
-		p.apply(v.settings.withDefaults())
-		s := p.worker("a:1").slots
-		if limit, running := s.limit.Load(), s.running.Load(); limit != v.limit || running != 1 {
-			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.workers, limit, v.limit, running)
-		}
-	}
-	p.freeSlot(w)
-	if n := p.worker("a:1").slots.running.Load(); n != 0 {
-		t.Errorf("%d running at the end", n)
-	}
-}
-
 // BenchmarkChoose chooses and books a worker out of four, and ends that.
 func BenchmarkChoose(b *testing.B) {
 	for _, limit := range []int{0, 256} {

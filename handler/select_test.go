@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -133,19 +132,6 @@ func TestTablesHeedNewModels(t *testing.T) {
 	}
 }
 
-// TestEqualModelListIsNoNews has a worker tell the same list again, then one with
-// the same models and other entries.
-func TestEqualModelListIsNoNews(t *testing.T) {
-	tell := func(raw string) *modelList { return readModels([]byte(`{"data":[{"id":"x",` + raw + `}]}`)) }
-	w, first, other := new(worker), tell(`"created":1`), tell(`"created":2`)
-	for i, v := range []struct{ told, want *modelList }{{first, first}, {tell(`"created":1`), first}, {other, other}, {nil, nil}, {first, first}} {
-		w.learn(v.told, zap.NewNop())
-		if w.models.Load() != v.want {
-			t.Errorf("step %d: another list than wanted", i)
-		}
-	}
-}
-
 // TestListChangedInPlaceGetsItsOwnTable has a source return one array each time,
 // with other upstreams in it.
 func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
@@ -212,6 +198,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.model = ""
+	d := testDispatcher(h)
 	var choosing, changing sync.WaitGroup
 	stop := make(chan struct{})
 	changing.Go(func() {
@@ -246,7 +233,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				if g%2 == 1 {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
-				rt := newTestRoute(h, p)
+				rt := &route{dispatcher: d, plan: p, start: time.Now(), cached: -1}
 				if up := rt.choose(t.Context(), list); up == nil || up == nowhere || rt.attempt.worker.dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.target {
 					t.Errorf("chose %v, booked %+v", up, rt.attempt)
 				}
@@ -336,5 +323,24 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 	}
 	if few, many := count(2), count(512); many > few+1 {
 		t.Errorf("%v allocations among 512 workers, %v among 2", many, few)
+	}
+}
+
+// TestLateBookingLeavesNothingOfAForgottenWorker drops a worker between a request's
+// list of candidates and its booking.
+func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
+	h := testHandler(t, "a:1")
+	rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
+	rt.takeScratch()
+	defer rt.returnScratch()
+	rt.gather(h.ReverseProxy.Upstreams, time.Now())
+	w := h.pool.worker("a:1")
+	h.pool.mu.Lock()
+	h.pool.drop(w)
+	h.pool.mu.Unlock()
+	rt.book(time.Now())
+	rt.endAttempt(true)
+	if _, known := h.pool.scheduler.Load(time.Now(), w.target(0)); known {
+		t.Error("it still has books")
 	}
 }
