@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -59,7 +60,7 @@ type sink struct {
 
 // with returns a sink for a part.
 func (s sink) with(labels ...string) sink {
-	return sink{s.ch, append(s.labels[:len(s.labels):len(s.labels)], labels...)}
+	return sink{s.ch, append(slices.Clip(s.labels), labels...)}
 }
 
 func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Where something that is known of an engine comes from.
@@ -100,12 +102,16 @@ type rankLoad struct {
 	OutputBlocks  int64   `json:"output_blocks"`
 }
 
+func viewLoad(l *kvscore.Load) rankLoad {
+	return rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks}
+}
+
 func viewRanks(p *pool, t time.Time, w *worker) []rankView {
 	list := make([]rankView, 0, w.ranks())
 	for rank := range w.ranks() {
 		l, _ := p.scheduler.Load(t, w.target(rank))
 		list = append(list, rankView{
-			Rank: rank, Load: rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks},
+			Rank: rank, Load: viewLoad(&l),
 			Cache: viewCache(p, w, &l), Prefill: rateView{l.PrefillRate, l.Timings > 0}, Latency: viewSpeed(t, &l),
 		})
 	}

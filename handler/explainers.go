@@ -14,45 +14,28 @@ type explainer struct {
 	served atomic.Bool     // the handler had a request
 }
 
-// explainers are those of the handlers in use, by pool.
-var explainers = registry{pools: make(map[*pool]*registered)}
-
-type registry struct {
-	mu    sync.Mutex
-	pools map[*pool]*registered
-}
-
-type registered struct {
-	all     []*explainer // in the order in which they joined
-	current *explainer   // the one that answers, see follow; nil while none does
-}
+// explainers are those of the handlers in use, in the order in which they joined, and
+// by pool the one that answers.
+var explainers = struct {
+	mu      sync.Mutex
+	all     []*explainer
+	current map[*pool]*explainer
+}{current: make(map[*pool]*explainer)}
 
 // join makes an explainer one of its pool's.
 func (x *explainer) join() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	of := explainers.pools[x.pool]
-	if of == nil {
-		of = new(registered)
-		explainers.pools[x.pool] = of
-	}
-	of.all = append(of.all, x)
+	explainers.all = append(explainers.all, x)
 }
 
 // leave is the end of join.
 func (x *explainer) leave() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	of := explainers.pools[x.pool]
-	if of == nil {
-		return
-	}
-	of.all = slices.DeleteFunc(of.all, func(o *explainer) bool { return o == x })
-	if of.current == x {
-		of.current = nil
-	}
-	if len(of.all) == 0 {
-		delete(explainers.pools, x.pool)
+	explainers.all = slices.DeleteFunc(explainers.all, func(o *explainer) bool { return o == x })
+	if explainers.current[x.pool] == x {
+		delete(explainers.current, x.pool)
 	}
 }
 
@@ -75,8 +58,8 @@ func (x *explainer) follow() {
 func (x *explainer) answerIf(yes func(current *explainer) bool) {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	if of := explainers.pools[x.pool]; of != nil && slices.Contains(of.all, x) && yes(of.current) {
-		of.current = x
+	if slices.Contains(explainers.all, x) && yes(explainers.current[x.pool]) {
+		explainers.current[x.pool] = x
 	}
 }
 
@@ -88,12 +71,11 @@ func (x *explainer) answerIf(yes func(current *explainer) bool) {
 func explainerOf(p *pool) *explainer {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	switch of := explainers.pools[p]; {
-	case of == nil:
-		return nil
-	case of.current != nil:
-		return of.current
-	default:
-		return of.all[0]
+	if x := explainers.current[p]; x != nil {
+		return x
 	}
+	if i := slices.IndexFunc(explainers.all, func(x *explainer) bool { return x.pool == p }); i >= 0 {
+		return explainers.all[i]
+	}
+	return nil
 }

@@ -139,10 +139,7 @@ type healthView struct {
 }
 
 type loadView struct {
-	Requests      int     `json:"requests"`
-	PrefillTokens int64   `json:"prefill_tokens"`
-	PromptBlocks  float64 `json:"prompt_blocks"`
-	OutputBlocks  int64   `json:"output_blocks"`
+	rankLoad
 	// Running are inferences; MaxRunning is null where there is no limit.
 	Running    int64  `json:"running_requests"`
 	MaxRunning *int64 `json:"max_running_requests"`
@@ -227,7 +224,7 @@ func viewWorker(w *worker, t time.Time, load *kvscore.Load, proxy map[string]pro
 			Available: isAvailable(w, &health, proxy), Hung: w.flow.hangs(),
 			Failures: health.fails, Answers: health.answers, Errors: health.errors,
 		},
-		Load:    loadView{load.Requests, load.PrefillTokens, load.PromptBlocks, load.OutputBlocks, w.slots.running.Load(), nil},
+		Load:    loadView{viewLoad(load), w.slots.running.Load(), nil},
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
 			Estimated: w.hits.estimated.Load(), Predicted: w.hits.foreseen.Load(),
