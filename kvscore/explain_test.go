@@ -54,7 +54,7 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 				}
 				for j := range terms {
 					if bound >= 0 {
-						terms[j].Cost, terms[j].Terms = 0, Terms{} // nobody asked the policy
+						terms[j].Cost, terms[j].Terms = 0, Terms{} // the policy did not run
 					}
 					if terms[j] != sel.Candidates[j] {
 						t.Fatalf("choice %d: explained the terms %+v, they are %+v", i, terms[j], sel.Candidates[j])

@@ -25,8 +25,8 @@ type Request struct {
 	// MediaTokens and OtherTokens are the part of Tokens that is not in Blocks and Past:
 	// images and other media, and the other prompts of a batch.
 	MediaTokens, OtherTokens int64
-	// MediaEnd is the number of Blocks up to the end of the prompt's last image, not
-	// counting a block that the image ends in; 0 if there is none.
+	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded
+	// up; 0 if there is none. It can be len(Blocks) + 1.
 	MediaEnd int
 	// SkipsCache says that the engine computes the whole prompt even if it is cached, as
 	// vLLM does for prompt_logprobs. The engine caches the result as usual.
