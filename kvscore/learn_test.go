@@ -202,7 +202,7 @@ func TestPlainAnswersTeach(t *testing.T) {
 }
 
 // TestUnseenPrefillsTeachNothingOfOthers has streams behind plain answers whose prefill
-// nobody sees: the streams' times are not theirs alone.
+// the router does not see: the streams' times are not theirs alone.
 func TestUnseenPrefillsTeachNothingOfOthers(t *testing.T) {
 	for name, look := range map[string]bool{"not due yet": false, "taken off as due": true} {
 		s, ts := NewScheduler(Settings{}), targets(1)

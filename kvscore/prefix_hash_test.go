@@ -149,7 +149,7 @@ func TestPrefixHashSpreadsOverRanks(t *testing.T) {
 	}
 }
 
-// The bound holds after every booking as long as nothing ends, and the one who
+// The bound holds after every booking as long as nothing ends, and the target that
 // is chosen is the first in order below it.
 func TestPrefixHashKeepsTheBound(t *testing.T) {
 	for _, factor := range []float64{0, 1, 1.1, 1.25, 2} {

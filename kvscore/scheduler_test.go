@@ -197,7 +197,7 @@ func TestRetire(t *testing.T) {
 	if l2.End(true, nil); known(1) {
 		t.Error("a retired target outlives its last lease")
 	}
-	// who was choosing meanwhile may book it, and takes it away again
+	// a concurrent request may still book it; the end of that removes it again
 	_, l := s.Select(epoch, prompt(1), ts, 0, nil, &Selection{})
 	if !known(0) {
 		t.Error("a lease without a load")
