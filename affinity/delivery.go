@@ -8,16 +8,14 @@ type event struct {
 	why     Reason
 }
 
-// A queue brings ends to the owner, one at a time and in order, on a goroutine
-// of its own.
+// queue delivers ends to the owner, one at a time and in order, on its own goroutine.
 //
-// It is bounded without ever dropping or blocking: a place is claimed when an
-// engine-backed binding is accepted, and given back when the binding is
-// removed or its end has been delivered. So places claimed = live
-// engine-backed bindings + undelivered ends, and when there are none left the
-// store refuses the binding instead.
+// It is bounded, and never drops or blocks. The store claims a place when it accepts an
+// engine-backed binding. It gives the place back when the binding is removed or its end has
+// been delivered. Claimed places are therefore live engine-backed bindings and undelivered
+// ends. Without a free place, the store refuses the binding.
 //
-// A nil queue is one for which nobody listens.
+// A nil queue delivers nothing.
 type queue struct {
 	deliver func(session string, b Binding, why Reason)
 	wake    chan struct{} // capacity 1: events were added, or the queue closed
@@ -42,11 +40,11 @@ func newQueue(deliver func(string, Binding, Reason)) *queue {
 	return q
 }
 
-// spareClaims lets a small store end many bindings in a burst.
+// spareClaims lets a small store end many bindings at once.
 const spareClaims = 1024
 
-// setLimits makes room for as many undelivered ends as there can be bindings.
-// It never takes room away, since what is live was promised a place.
+// setLimits makes room for as many undelivered ends as there can be bindings. It never
+// reduces the room, because each live binding has claimed a place.
 func (q *queue) setLimits(maxSessions int, maxBytes int64) {
 	if q == nil {
 		return
@@ -72,7 +70,7 @@ func (q *queue) claim(cost int64) bool {
 	return true
 }
 
-// settle gives a place back that is no longer needed.
+// settle gives a place back.
 func (q *queue) settle(cost int64) {
 	if q == nil {
 		return
@@ -83,7 +81,7 @@ func (q *queue) settle(cost int64) {
 	q.bytes -= cost
 }
 
-// push adds an end, for which a place has been claimed.
+// push adds an end that has a claimed place.
 func (q *queue) push(ev event) {
 	if q == nil {
 		return
@@ -131,7 +129,7 @@ func (q *queue) isClosed() bool {
 	return q.closed
 }
 
-// close waits for the delivery at work, if any, and forgets the others.
+// close waits for the current delivery and drops the others.
 func (q *queue) close() {
 	if q == nil {
 		return

@@ -11,26 +11,24 @@ import (
 // maxTTL bounds a time to live, so that adding it to the clock cannot overflow.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
-// entryOverhead is what one binding takes in memory besides its session id, in
-// bytes: the entry, ristretto's two maps and the roster. Go's maps grow by
-// doubling, so this is an upper figure; TestBytesMatchesHeap measures it.
+// entryOverhead is the memory of a binding without its session id, in bytes: the entry,
+// ristretto's two maps and the roster. Go's maps grow by doubling, so this is an upper
+// bound. TestBytesMatchesHeap measures it.
 const entryOverhead = 288
 
-// An entry is the one place that knows a session's binding. The maps only find
-// it: an entry which is in them but ended counts as absent. All changes happen
-// under mu, so use, renewal, replacement and end of a binding are ordered, and
-// only one of those who want to end it does.
+// entry holds a session's binding. The maps only find entries: one that has ended counts as
+// absent. All changes happen under mu, so use, renewal, replacement and end of a binding
+// are ordered, and only one caller ends it.
 //
-// No other lock than the queue's is taken under mu.
+// Code that holds mu takes no other lock than the queue's.
 type entry struct {
 	session string
 	hash    uint64
 
-	// slot is the index in the roster, negative outside of it. It belongs to
-	// the roster's lock.
+	// slot is the index in the roster, negative outside of it. The roster's lock guards it.
 	slot int
 
-	// Written under mu, readable without. In nanoseconds of the store's clock.
+	// Written under mu, read without it. In nanoseconds of the store's clock.
 	due  atomic.Int64
 	used atomic.Int64
 
@@ -46,7 +44,7 @@ func (e *entry) cost() int64 {
 	return entryOverhead + int64(len(e.session))
 }
 
-// set gives the entry a binding. The caller holds mu, or is alone.
+// set gives the entry a binding. The caller holds mu, or has the only reference.
 func (e *entry) set(w *write, version uint64) {
 	e.target = w.target
 	e.kind = w.kind
@@ -56,8 +54,8 @@ func (e *entry) set(w *write, version uint64) {
 	e.due.Store(w.now + int64(w.ttl))
 }
 
-// slide starts the time to live anew. The caller holds mu. It never shortens a
-// life: of two concurrent uses the one that read the clock first may be last.
+// slide restarts the time to live. The caller holds mu. It never shortens a life: of two
+// concurrent uses, the one that read the clock first may come last.
 func (e *entry) slide(now int64) {
 	if now <= e.used.Load() {
 		return
@@ -77,9 +75,9 @@ func (r *Ristretto) binding(e *entry) Binding {
 	}
 }
 
-// finish ends the entry; a reason of 0 means that the end is not reported. The
-// caller holds e.mu, has seen that the entry has not ended, and afterwards
-// takes it off the roster and, holding no stripe, out of the cache.
+// finish ends the entry, which must not have ended. It reports the end unless the reason is
+// 0. The caller holds e.mu. Afterwards it removes the entry from the roster and, holding
+// no stripe, from the cache.
 func (r *Ristretto) finish(e *entry, why Reason) {
 	e.ended = true
 	if e.kind != EngineBacked {
@@ -89,12 +87,11 @@ func (r *Ristretto) finish(e *entry, why Reason) {
 		r.queue.settle(e.cost())
 		return
 	}
-	// Under the entry's lock, so that two ends of one session are reported in
-	// their order.
+	// Under the entry's lock, so that ends of one session keep their order.
 	r.queue.push(event{session: e.session, binding: r.binding(e), why: why})
 }
 
-// expire ends the entry if it is overdue, and returns whether this call did.
+// expire ends an overdue entry. It returns whether this call ended it.
 func (r *Ristretto) expire(e *entry, now int64) bool {
 	e.mu.Lock()
 	if e.ended || e.due.Load() > now {
@@ -107,13 +104,13 @@ func (r *Ristretto) expire(e *entry, now int64) bool {
 	return true
 }
 
-// evict ends the entry to make room, and returns whether this call did. Unless
-// forced, it spares an entry that was used since the roster chose it.
+// evict ends the entry to make room. It returns whether this call ended it. Without force,
+// it keeps an entry that was used after the roster chose it.
 func (r *Ristretto) evict(e *entry, used, now int64, force bool) bool {
 	e.mu.Lock()
 	if e.ended {
 		e.mu.Unlock()
-		// Who ended it may not have come to this yet, and its place is needed.
+		// The call that ended it may not have removed it yet, and its place is needed.
 		r.roster.remove(e)
 		return false
 	}
@@ -131,8 +128,8 @@ func (r *Ristretto) evict(e *entry, used, now int64, force bool) bool {
 	return true
 }
 
-// detach takes an ended entry out of the cache, unless a newer one has taken
-// its place. The caller holds no stripe.
+// detach removes an ended entry from the cache, unless a newer one has replaced it. The
+// caller holds no stripe.
 func (r *Ristretto) detach(e *entry) {
 	s := r.stripe(e.hash)
 	s.Lock()

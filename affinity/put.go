@@ -7,35 +7,33 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// Tries before a write gives up. Neither is reached in practice: see where
-// they are used.
+// Attempts before a write gives up. Practice does not reach them: see their uses.
 const (
 	politeEvictions = 8
 	maxEvictions    = 1024
 	maxSets         = 64
 )
 
-// A write is what Put and CompareAndSwap ask for.
+// write has the arguments of Put or CompareAndSwap.
 type write struct {
 	target kvscore.Target
 	ttl    time.Duration
 	kind   Kind
 	now    int64
 
-	// conditional writes take effect only on a binding of version old, or if
-	// that is 0 on none.
+	// A conditional write needs a binding of version old, or no binding if old is 0.
 	conditional bool
 	old         uint64
 }
 
-// result is what became of a write.
+// result is the outcome of a write.
 type result uint8
 
 const (
 	written result = iota
 	lost           // the condition does not hold
 	refused        // ErrFull
-	absent         // there is no live binding, and nothing was done
+	absent         // there is no live binding, and nothing has changed
 )
 
 // Put implements [Store]. A time to live of more than 100 years counts as 100.
@@ -85,8 +83,8 @@ func (r *Ristretto) write(session string, w write) (Binding, bool, error) {
 	return b, res == written, nil
 }
 
-// rebind changes a live entry in place, so that at no moment the session is
-// without a binding. It leaves an overdue one alone and calls it absent.
+// rebind changes a live entry in place, so that the session always has a binding. It
+// returns absent for an overdue entry and does not change it.
 func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,8 +95,8 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 		return r.binding(e), lost
 	}
 	replaces := e.kind == EngineBacked && e.target != w.target
-	// The place the old binding had in the queue goes to its end if that is
-	// reported, else to the new binding.
+	// The old binding's place in the queue goes to its end if that is reported, otherwise
+	// to the new binding.
 	spare := e.kind == EngineBacked && !replaces
 	switch {
 	case w.kind == EngineBacked && !spare:
@@ -115,9 +113,9 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 	return r.binding(e), written
 }
 
-// insert stores a new entry for a session that had no live one when last seen.
-// The entries it returns have ended and are for the caller to detach, which
-// needs their stripes and therefore cannot happen under this one's.
+// insert stores a new entry for a session that had no live one when last seen. It returns
+// entries that have ended. The caller detaches them, because that needs their stripes and
+// insert holds this one's.
 func (r *Ristretto) insert(h uint64, session string, w *write) (b Binding, res result, ended []*entry) {
 	s := r.stripe(h)
 	s.Lock()
@@ -147,11 +145,11 @@ func (r *Ristretto) insert(h uint64, session string, w *write) (b Binding, res r
 		}
 		return Binding{}, refused, ended
 	}
-	// From here on e is held: another write may evict it, and reports that.
+	// From here on, another write may evict e, and reports that.
 
 	if found && cur.session != session {
-		// Two sessions with one hash: the cache has one place for both, and
-		// the newer one gets it.
+		// Two sessions have one hash, and the cache has one place for both. The newer
+		// one gets it.
 		r.evict(cur, 0, w.now, true)
 	}
 	if r.store(e) || !r.withdraw(e) {
@@ -178,8 +176,8 @@ func (r *Ristretto) withdraw(e *entry) bool {
 	return true
 }
 
-// admit takes the entry on the roster, evicting others as needed. Those are
-// returned, also if the answer is no.
+// admit adds the entry to the roster, evicting others as needed. It returns the evicted
+// ones even if it returns false.
 func (r *Ristretto) admit(e *entry, now int64) (ok bool, evicted []*entry) {
 	var freed int64
 	for failed := 0; failed < maxEvictions; {
@@ -193,20 +191,19 @@ func (r *Ristretto) admit(e *entry, now int64) (ok bool, evicted []*entry) {
 			evicted = append(evicted, victim)
 			freed += victim.cost()
 		default:
-			// Somebody used or ended the victim first. Either is progress, so
-			// only a great crowd could make this fail often.
+			// Another call used or ended the victim first. Either is progress, so only
+			// very many concurrent calls can make this fail often.
 			failed++
 		}
 	}
 	return false, evicted
 }
 
-// store puts the entry into the cache and returns once it is found there, or
-// false if ristretto did not take it. The caller holds the stripe.
+// store puts the entry into the cache. It returns true once the cache finds it, or false if
+// ristretto did not take it. The caller holds the stripe.
 //
-// Ristretto replaces a value at once, but queues a new key and drops it if the
-// queue is full. Since every new key is waited for, the queue holds little
-// more than one item for each goroutine at work.
+// Ristretto replaces a value at once, but queues a new key and drops it if the queue is
+// full. store waits for every new key, so the queue holds about one item per goroutine.
 func (r *Ristretto) store(e *entry) bool {
 	for range maxSets {
 		if !r.cache.Set(e.hash, e, 1) {

@@ -10,7 +10,7 @@ import (
 	"github.com/dgraph-io/ristretto/v2"
 )
 
-// What zero values in [Options] and [Ristretto.SetLimits] stand for.
+// Defaults of [Options] and [Ristretto.SetLimits].
 const (
 	DefaultMaxSessions = 1_000_000
 	DefaultMaxBytes    = 256 << 20
@@ -22,56 +22,52 @@ type Options struct {
 	// MaxSessions bounds the number of bindings. Default: 1,000,000.
 	MaxSessions int
 
-	// MaxBytes bounds the memory of the bindings, in bytes, as estimated by
-	// Bytes; a binding takes about 300 bytes and its session id. It does not
-	// include a fixed part of about 1 MiB. Default: 256 MiB.
+	// MaxBytes bounds the memory of the bindings, in bytes, as Bytes estimates it. A
+	// binding takes about 300 bytes and its session id. The bound excludes a fixed part of
+	// about 1 MiB. Default: 256 MiB.
 	MaxBytes int64
 
-	// Sweep is how often expired bindings are looked for. It bounds how late
-	// an expiry is reported, not how long a binding is used. Default: 5s.
+	// Sweep is the interval between searches for expired bindings. It bounds the delay of
+	// a report, not the life of a binding. Default: 5s.
 	Sweep time.Duration
 
-	// Clock tells the time and must be safe for concurrent use. Default:
-	// time.Now, whose monotonic part makes lifetimes independent of clock changes.
+	// Clock returns the time and must be safe for concurrent use. Default: time.Now; its
+	// monotonic part makes lifetimes independent of clock changes.
 	Clock func() time.Time
 
-	// OnExpire is told of the end of each EngineBacked binding that nobody
-	// asked for: expired, evicted, or replaced by a binding to another target.
-	// It is called exactly once for each such end, one call at a time and in
-	// order for a session, from a goroutine that holds no lock; it may use the
-	// store, except for Close. Ends not yet reported when Close is called are
-	// forgotten, and there is no call after Close has returned.
+	// OnExpire gets the end of each EngineBacked binding that expired, was evicted, or was
+	// replaced by a binding to another target. The store calls it exactly once for each
+	// such end, one call at a time, in order for a session. The calling goroutine holds no
+	// lock: OnExpire may use the store, except for Close. Close drops the ends that are
+	// not yet reported. There is no call after Close has returned.
 	//
-	// The session may have been bound again since. Who releases the engine's
-	// side should Peek first, and leave alone a session which is back on the
-	// same target. A slow OnExpire delays later ones; when
-	// EngineBacked bindings and unreported ends together reach twice the
-	// limits and 1,024 more, further EngineBacked bindings are refused with
-	// ErrFull. Default: nobody is told.
+	// The session may have a new binding by then. Call Peek first, and do not release a
+	// session that is back on the same target. A slow OnExpire delays later calls. If
+	// EngineBacked bindings and unreported ends reach twice the limits plus 1,024, the
+	// store refuses further EngineBacked bindings with ErrFull. Default: no reports.
 	OnExpire func(session string, b Binding, why Reason)
 }
 
-// Ristretto is a [Store] in memory. It uses ristretto as a concurrent map and
-// for nothing else: deadlines, the choice of what makes room and the bounds
-// are its own, because ristretto's admission prefers frequent to recent keys,
-// drops writes under load and may delete a key while it is being renewed.
+// Ristretto is a [Store] in memory. It uses ristretto only as a concurrent map, and has its
+// own deadlines, eviction and bounds. Ristretto's admission prefers frequent to recent
+// keys, drops writes under load, and may delete a key during its renewal.
 type Ristretto struct {
 	cache   *ristretto.Cache[uint64, *entry]
 	hash    func(session string) uint64
-	clock   func() time.Time // nil for the process's own
+	clock   func() time.Time // nil stands for time.Now
 	start   time.Time
 	version atomic.Uint64
 	queue   *queue
 	roster  roster
 
-	// stripes order those who change which entry the cache holds for a hash.
-	// They are held over calls of the cache, which may wait for ristretto's
-	// goroutine; that one takes none of them.
+	// stripes order changes of the cache's entry for a hash. A caller holds one during
+	// calls of the cache, which may wait for ristretto's goroutine. That goroutine takes
+	// no stripe.
 	stripes [256]paddedMutex
 
-	// gates are held shared by every operation, so that the cache cannot be
-	// closed under it. They are many only to spare the cores one contended
-	// word. closed changes while all are held.
+	// Every operation holds a gate for reading, so that Close cannot close the cache
+	// meanwhile. There are many gates to avoid one contended word. Close holds all of
+	// them to set closed.
 	gates  [64]paddedRWMutex
 	closed bool
 
@@ -91,8 +87,8 @@ type paddedRWMutex struct {
 	_ [40]byte
 }
 
-// NewRistretto returns an empty store. Whoever owns it must Close it. The
-// error is ristretto's refusal of its settings.
+// NewRistretto returns an empty store. The owner must Close it. The error says that
+// ristretto refused its settings.
 func NewRistretto(o Options) (*Ristretto, error) {
 	start := time.Now()
 	if o.Clock != nil {
@@ -115,15 +111,15 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	r.roster = roster{maxSessions: o.MaxSessions, maxBytes: o.MaxBytes, random: maphash.String(seed, "sample")}
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
-		// The counters steer an eviction that does not happen.
+		// The counters only serve ristretto's eviction, which does not happen.
 		NumCounters:        1 << 14,
 		MaxCost:            headroom(o.MaxSessions),
 		BufferItems:        64,
 		IgnoreInternalCost: true,
-		// Identity, and no second hash: entries know their session.
+		// The identity without a second hash: entries have their session.
 		KeyToHash: func(h uint64) (uint64, uint64) { return h, 0 },
 		OnEvict:   r.onEvict,
-		// Nothing is stored with ristretto's own expiry.
+		// No entry uses ristretto's own expiry.
 		TtlTickerDurationInSec: 3600,
 	})
 	if err != nil {
@@ -148,16 +144,16 @@ func limits(maxSessions int, maxBytes int64) (int, int64) {
 	return maxSessions, maxBytes
 }
 
-// headroom is ristretto's bound for ours. Besides the entries held it counts
-// those whose deletion waits in its buffer, which has 32,768 places, and those
-// which have ended but are not detached yet.
+// headroom returns ristretto's bound for our bound. Ristretto also counts entries whose
+// deletion waits in its buffer of 32,768 places, and entries that have ended but are not
+// detached yet.
 func headroom(maxSessions int) int64 {
 	return int64(maxSessions) + int64(maxSessions)/8 + 1<<17
 }
 
-// onEvict keeps the store right should ristretto evict nevertheless. It runs
-// on ristretto's goroutine, so it must not wait for anybody who waits for
-// ristretto; and ristretto passes no value for a key that was deleted.
+// onEvict keeps the store correct if ristretto evicts an entry after all. It runs on
+// ristretto's goroutine, so it must not wait for a goroutine that waits for ristretto.
+// Ristretto passes no value for a deleted key.
 func (r *Ristretto) onEvict(item *ristretto.Item[*entry]) {
 	if e := item.Value; e != nil {
 		r.evict(e, 0, r.now(), true)
@@ -167,7 +163,7 @@ func (r *Ristretto) onEvict(item *ristretto.Item[*entry]) {
 // now returns the nanoseconds since the store was made.
 func (r *Ristretto) now() int64 {
 	if r.clock == nil {
-		return int64(time.Since(r.start)) // it reads one clock where time.Now reads two
+		return int64(time.Since(r.start)) // reads one clock; time.Now reads two
 	}
 	return int64(r.clock().Sub(r.start))
 }
@@ -176,8 +172,8 @@ func (r *Ristretto) stripe(hash uint64) *paddedMutex {
 	return &r.stripes[hash%uint64(len(r.stripes))]
 }
 
-// enter begins an operation. It returns false if the store is closed, and
-// otherwise what the caller must RUnlock.
+// enter begins an operation. It returns the gate that the caller must RUnlock, or false if
+// the store is closed.
 func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
 	g := &r.gates[hash%uint64(len(r.gates))]
 	g.RLock()
@@ -188,7 +184,7 @@ func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
 	return g, true
 }
 
-// find returns the session's entry, which may have ended, or nil.
+// find returns the session's entry or nil. The entry may have ended.
 func (r *Ristretto) find(hash uint64, session string) *entry {
 	e, ok := r.cache.Get(hash)
 	if !ok || e.session != session {
@@ -282,9 +278,9 @@ func (r *Ristretto) Bytes() int64 {
 	return b
 }
 
-// SetLimits changes the bounds of a store in use; zero or less stands for the
-// default. Bindings that no longer fit are evicted before it returns, longest
-// idle first, as far as a random sample can tell. After Close it does nothing.
+// SetLimits changes the bounds of a store in use; zero or less stands for the default. It
+// evicts the bindings that no longer fit before it returns, each time the longest idle of
+// a random sample. After Close it does nothing.
 func (r *Ristretto) SetLimits(maxSessions int, maxBytes int64) {
 	maxSessions, maxBytes = limits(maxSessions, maxBytes)
 	r.limitsMu.Lock()
@@ -294,7 +290,7 @@ func (r *Ristretto) SetLimits(maxSessions int, maxBytes int64) {
 		return
 	}
 	defer g.RUnlock()
-	// Only ever raised: it is not the bound, it must stay above it.
+	// It is never lowered: it need only stay above our bound.
 	if c := headroom(maxSessions); c > r.cache.MaxCost() {
 		r.cache.UpdateMaxCost(c)
 	}
@@ -313,8 +309,8 @@ func (r *Ristretto) SetLimits(maxSessions int, maxBytes int64) {
 	}
 }
 
-// Close implements [Store]. It waits for the operations and the OnExpire call
-// at work, so it must not be called from OnExpire.
+// Close implements [Store]. It waits for current operations and the current OnExpire call,
+// so OnExpire must not call it.
 func (r *Ristretto) Close() error {
 	r.closeOnce.Do(func() {
 		for i := range r.gates {
@@ -324,7 +320,7 @@ func (r *Ristretto) Close() error {
 		for i := range r.gates {
 			r.gates[i].Unlock()
 		}
-		// Nobody is inside any more, and nobody comes in.
+		// No operation is running, and none can begin.
 		close(r.stop)
 		<-r.swept
 		r.queue.close()

@@ -2,13 +2,13 @@ package affinity
 
 import "sync"
 
-// sampleSize is how many bindings compete to be the one that makes room. The
-// loser of 16 is on average among the 6% that have been idle longest.
+// sampleSize is the number of bindings in a sample from which the longest idle one is
+// evicted. Of 16, that one is on average among the 6% that have been idle longest.
 const sampleSize = 16
 
-// A roster lists the held entries in no order, which makes a random sample and
-// a pass over all of them cheap, and keeps their number and size within the
-// limits. It takes no other lock under its own.
+// roster lists the entries in no order, so that a random sample and a pass over all of them
+// are cheap. It keeps their number and size within the limits. It takes no other lock
+// while it holds its own.
 type roster struct {
 	mu          sync.Mutex
 	entries     []*entry
@@ -28,12 +28,12 @@ const (
 	tooLarge
 )
 
-// add takes the entry in if there is room. If not, it names an entry that
-// should go first and when that was used last.
+// add adds the entry if there is room. If not, it returns an entry to evict first, and the
+// time of that entry's last use.
 //
-// freed is the size of what the caller evicted so far. While limits are being
-// lowered, a newcomer pays for its own place only: the rest is for SetLimits,
-// and a request need not wait for it.
+// freed is the size of what the caller has evicted so far. While SetLimits lowers the
+// limits, a caller evicts only what its own entry needs. SetLimits evicts the rest, so
+// that requests do not wait for it.
 func (ro *roster) add(e *entry, now, freed int64) (a admission, victim *entry, used int64) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -52,7 +52,7 @@ func (ro *roster) add(e *entry, now, freed int64) (a admission, victim *entry, u
 	return admitted, nil, 0
 }
 
-// remove strikes the entry off; doing so twice is harmless.
+// remove removes the entry. A second call does nothing.
 func (ro *roster) remove(e *entry) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -69,9 +69,9 @@ func (ro *roster) remove(e *entry) {
 	e.slot = -1
 }
 
-// pick returns an overdue entry of a random sample, or else the one that has
-// been idle longest; of a small roster, of all. It returns nil if there is
-// none. The caller holds mu.
+// pick returns an overdue entry of a random sample, or else the longest idle one. In a
+// small roster the sample is all entries. It returns nil if there are none. The caller
+// holds mu.
 func (ro *roster) pick(now int64) (victim *entry, used int64) {
 	n := len(ro.entries)
 	for i := range min(n, sampleSize) {
@@ -89,8 +89,8 @@ func (ro *roster) pick(now int64) (victim *entry, used int64) {
 	return victim, used
 }
 
-// next is SplitMix64 (Steele, Lea and Flood, 2014). The sample needs no better
-// source, and this one needs no lock besides the roster's.
+// next is SplitMix64 (Steele, Lea and Flood, 2014). It is good enough for the sample and
+// needs no lock besides the roster's.
 func (ro *roster) next() uint64 {
 	ro.random += 0x9e3779b97f4a7c15
 	z := ro.random
@@ -99,7 +99,7 @@ func (ro *roster) next() uint64 {
 	return z ^ z>>31
 }
 
-// over returns an entry that should go if the limits are exceeded, or nil.
+// over returns an entry to evict if the limits are exceeded, or nil.
 func (ro *roster) over(now int64) (victim *entry, used int64) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -129,12 +129,11 @@ func (ro *roster) size() (int, int64) {
 	return len(ro.entries), ro.bytes
 }
 
-// chunk appends to buf those entries below index end, at most chunkSize of
-// them, and returns the index to go on with; it is 0 at the end.
+// chunk appends up to chunkSize entries below index end to buf. It returns the index for
+// the next call, 0 at the end.
 //
-// Going downwards misses no entry that is there all the time, although others
-// come and go meanwhile: a removal moves the last entry down, which has either
-// been visited or is not yet due to be. An entry may be visited twice.
+// A pass downwards misses no entry that stays during the pass. A removal moves the last
+// entry down; that one has either been visited or will be. A pass may visit an entry twice.
 func (ro *roster) chunk(end int, buf []*entry) ([]*entry, int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -143,10 +142,10 @@ func (ro *roster) chunk(end int, buf []*entry) ([]*entry, int) {
 	return append(buf, ro.entries[begin:end]...), begin
 }
 
-// chunkSize is how many entries a pass over all takes under one lock.
+// chunkSize is the number of entries that a pass takes under one lock.
 const chunkSize = 512
 
-// drain empties the roster and returns what was in it.
+// drain empties the roster and returns its entries.
 func (ro *roster) drain() []*entry {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()

@@ -20,8 +20,8 @@ func (r *Ristretto) sweepLoop(every time.Duration) {
 	}
 }
 
-// sweep ends what is overdue. It only saves memory and reports ends in time:
-// no read returns an overdue binding, swept or not.
+// sweep ends overdue entries, to save memory and to report ends in time. Reads never return
+// an overdue binding, swept or not.
 func (r *Ristretto) sweep() {
 	now := r.now()
 	buf := make([]*entry, 0, chunkSize)
@@ -33,8 +33,8 @@ func (r *Ristretto) sweep() {
 	}
 }
 
-// sweepChunk returns false if the store is closed. It enters for one chunk
-// only, so that Close need not wait for a whole pass.
+// sweepChunk returns false if the store is closed. It enters for one chunk only, so that
+// Close does not wait for a whole pass.
 func (r *Ristretto) sweepChunk(chunk []*entry, now int64) bool {
 	g, ok := r.enter(0)
 	if !ok {
@@ -60,8 +60,7 @@ func (r *Ristretto) List(after string, limit int) []Entry {
 	}
 	defer g.RUnlock()
 
-	// The smallest sessions so far, in order. Few of a long pass get in, so
-	// inserting costs little.
+	// The smallest sessions so far, in order. Few entries of a long pass are inserted.
 	var page []Entry
 	now := r.now()
 	buf := make([]*entry, 0, chunkSize)
@@ -100,8 +99,8 @@ func (r *Ristretto) Range(f func(Entry) bool) {
 	}
 }
 
-// insertEntry puts a live entry at its place in the page. The same session can
-// come twice, see [roster.chunk]; what was read later is kept.
+// insertEntry puts a live entry at its place in the page. A session can come twice, see
+// [roster.chunk]; the later binding replaces the earlier one.
 func (r *Ristretto) insertEntry(page []Entry, e *entry, now int64, limit int) []Entry {
 	e.mu.Lock()
 	live := !e.ended && e.due.Load() > now

@@ -8,7 +8,7 @@ import (
 
 func after(ms float64) time.Time { return epoch.Add(time.Duration(ms * float64(time.Millisecond))) }
 
-// book books a prompt of so many tokens that nobody holds on the first target.
+// book books a prompt on the first target, of which no target holds anything.
 func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
 	_, l := s.Select(at, &Request{Tokens: tokens, Streamed: true}, ts[:1], 0, nil, &Selection{Rand: seeded(1)})
 	return l

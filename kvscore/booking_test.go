@@ -236,7 +236,7 @@ func TestRefsOutliveTheirTargets(t *testing.T) {
 	s.Declare(ts[1], 0)
 	refs, sel := s.Refs(ts), &Selection{Rand: seeded(1)}
 	s.Forget(ts[0])
-	s.Declare(ts[0], 3200) // with other books
+	s.Declare(ts[0], 3200) // with another load
 	s.Forget(ts[1])
 	s.Declare(ts[2], 0)
 	for i := range refs {
@@ -251,7 +251,7 @@ func TestRefsOutliveTheirTargets(t *testing.T) {
 	}
 	_, l := s.SelectAmong(epoch, prompt(0), refs, -1, NewDynamo(), sel)
 	if sel.Candidates[0].OverlapBlocks != 1 {
-		t.Errorf("what the new books hold is not seen: %+v", sel.Candidates[0])
+		t.Errorf("what the new load holds is not seen: %+v", sel.Candidates[0])
 	}
 	l.End(true, nil)
 	idle(t, s, ts, epoch)

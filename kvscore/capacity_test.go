@@ -32,7 +32,7 @@ func (c *cache) serve(r *Request, answer []uint64) (cached int64) {
 }
 
 // talk sends turns of 60 conversations, which together have about twice the tokens of
-// an engine, to a target that was told to have another capacity.
+// an engine, to a target that is declared with another capacity.
 func talk(s *Scheduler, ts []Target, c *cache, rnd *rand.Rand, turns int) {
 	var talks [60][]uint64
 	sel := &Selection{Rand: rnd}
@@ -61,18 +61,18 @@ func capacity(s *Scheduler, t Target) float64 {
 func TestCapacityIsLearned(t *testing.T) {
 	const is = 100_000
 	for name, tc := range map[string]struct {
-		told    int64
-		low, up float64
+		declared int64
+		low, up  float64
 	}{
-		"told rightly":           {is, 0.9, 1.1},
-		"told 8 times too much":  {8 * is, 0.75, 1.25},
-		"told 8 times too small": {is / 8, 0.75, 1.25},
-		"told twice too much":    {2 * is, 0.75, 1.25},
-		"told half of it":        {is / 2, 0.75, 1.25},
+		"declared rightly":           {is, 0.9, 1.1},
+		"declared 8 times too much":  {8 * is, 0.75, 1.25},
+		"declared 8 times too small": {is / 8, 0.75, 1.25},
+		"declared twice too much":    {2 * is, 0.75, 1.25},
+		"declared half of it":        {is / 2, 0.75, 1.25},
 	} {
 		for seed := range uint64(3) {
 			s, ts := NewScheduler(Settings{}), targets(1)
-			s.Declare(ts[0], tc.told)
+			s.Declare(ts[0], tc.declared)
 			c, rnd := newCache(is), seeded(seed)
 			talk(s, ts, c, rnd, 3000)
 			for range 4 { // and it stays
@@ -81,8 +81,8 @@ func TestCapacityIsLearned(t *testing.T) {
 				}
 				talk(s, ts, c, rnd, 500)
 			}
-			if load, _ := s.Load(epoch, ts[0]); load.ToldTokens != tc.told {
-				t.Errorf("%s: told %d", name, load.ToldTokens)
+			if load, _ := s.Load(epoch, ts[0]); load.ToldTokens != tc.declared {
+				t.Errorf("%s: declared %d", name, load.ToldTokens)
 			}
 			idle(t, s, ts, epoch)
 		}
@@ -93,7 +93,7 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(1)
 	s.Declare(ts[0], 16_000)
 	sel := &Selection{}
-	tell := func(i uint64, cached int64) {
+	report := func(i uint64, cached int64) {
 		r := prompt(distinct(i%7, 500)...) // 8,000 tokens
 		_, l := s.Select(epoch, r, ts, 0, nil, sel)
 		l.FirstToken(epoch)
@@ -101,13 +101,13 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 		l.End(true, nil)
 	}
 	for i := range uint64(2000) {
-		tell(i/2, 7999)
+		report(i/2, 7999)
 	}
 	if got := capacity(s, ts[0]); got > 16_000*maxCapacityChange {
 		t.Errorf("capacity %v of an engine that always has all", got)
 	}
 	for i := range uint64(2000) {
-		tell(i/2, 0)
+		report(i/2, 0)
 	}
 	if got := capacity(s, ts[0]); got < 16_000/maxCapacityChange {
 		t.Errorf("capacity %v of an engine that never has anything", got)
@@ -115,9 +115,9 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 }
 
 // TestWhatTeachesNoCapacity has an engine that reports nothing cached of a prompt that
-// the mirror has whole, for reasons that say nothing of its capacity.
+// the cache model has whole, for reasons that say nothing of its capacity.
 func TestWhatTeachesNoCapacity(t *testing.T) {
-	const told = 100_000
+	const declared = 100_000
 	for name, tc := range map[string]struct {
 		do   func(s *Scheduler, ts []Target, send func() *Lease, end func(l *Lease))
 		less bool
@@ -154,7 +154,7 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 		}, false},
 	} {
 		s, ts := NewScheduler(Settings{}), targets(1)
-		s.Declare(ts[0], told)
+		s.Declare(ts[0], declared)
 		send := func() *Lease {
 			_, l := s.Select(epoch, prompt(upTo(1000)...), ts, 0, nil, &Selection{Rand: seeded(1)})
 			return l
@@ -165,8 +165,8 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 			l.Counted(Counts{Prompt: 16_000, CachedTold: true})
 			l.End(true, nil)
 		})
-		if got := capacity(s, ts[0]); (got < told) != tc.less || got > told {
-			t.Errorf("%s: capacity %v of %d told", name, got, told)
+		if got := capacity(s, ts[0]); (got < declared) != tc.less || got > declared {
+			t.Errorf("%s: capacity %v of %d declared", name, got, declared)
 		}
 		idle(t, s, ts, epoch)
 	}

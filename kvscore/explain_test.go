@@ -23,7 +23,7 @@ func explained() map[string]func() Policy {
 // TestExplainAgreesWithSelect explains each of 1,000 random choices, several
 // times, before it is made with the same source of randomness. What is
 // explained must come, with the same terms; and the choices must be those of a
-// scheduler that nobody ever asked to explain anything.
+// scheduler that never explains anything.
 func TestExplainAgreesWithSelect(t *testing.T) {
 	for name, policy := range explained() {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 				}
 				for j := range terms {
 					if bound >= 0 {
-						terms[j].Cost, terms[j].Terms = 0, Terms{} // nobody asked the policy
+						terms[j].Cost, terms[j].Terms = 0, Terms{} // the policy did not run
 					}
 					if terms[j] != sel.Candidates[j] {
 						t.Fatalf("choice %d: explained the terms %+v, they are %+v", i, terms[j], sel.Candidates[j])

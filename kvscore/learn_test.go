@@ -155,7 +155,7 @@ func TestTimingNeedsAKnownBeginning(t *testing.T) {
 		want uint64
 	}{
 		"the first":  {0, 1}, // b's beginning is unknown, c's is not
-		"the second": {1, 1}, // a and c share one: nobody knows whether b was computed
+		"the second": {1, 1}, // a and c share one: it is unknown whether b was computed
 		"the last":   {2, 1}, // a and b
 	} {
 		s, ts := NewScheduler(Settings{}), targets(1)
@@ -164,7 +164,7 @@ func TestTimingNeedsAKnownBeginning(t *testing.T) {
 			live = append(live, book(s, ts, 1000, epoch))
 		}
 		live[tc.gone].End(false, nil)
-		waits(s, ts, after(50)) // a look at the books makes it no better known
+		waits(s, ts, after(50)) // reading the load makes it no better known
 		for i, l := range live {
 			l.FirstToken(after(100 * float64(i+1)))
 		}
@@ -179,7 +179,7 @@ func TestTimingNeedsAKnownBeginning(t *testing.T) {
 }
 
 // TestPlainAnswersTeach has an engine that is slower, or faster, than predicted, and
-// other requests that look at the books meanwhile.
+// other requests that read the load meanwhile.
 func TestPlainAnswersTeach(t *testing.T) {
 	for name, ms := range map[string]float64{"slower": 400, "faster": 20} {
 		s, ts := NewScheduler(Settings{}), targets(1)
@@ -202,7 +202,7 @@ func TestPlainAnswersTeach(t *testing.T) {
 }
 
 // TestUnseenPrefillsTeachNothingOfOthers has streams behind plain answers whose prefill
-// nobody sees: the streams' times are not theirs alone.
+// the router does not see: the streams' times are not theirs alone.
 func TestUnseenPrefillsTeachNothingOfOthers(t *testing.T) {
 	for name, look := range map[string]bool{"not due yet": false, "taken off as due": true} {
 		s, ts := NewScheduler(Settings{}), targets(1)

@@ -28,7 +28,7 @@ type Lease struct {
 	blocks    int         // of the prompt
 	held      int         // of these, blocks that the cache model held
 	mediaEnd  int         // blocks up to the end of the last image; 0 if there is none
-	estimate  int64       // tokens of the prompt by its text alone
+	estimate  int64       // tokens of the prompt, from its text alone
 	counts    Counts
 	tokens    int64 // of the prompt
 	blockSize int64

@@ -68,7 +68,7 @@ func TestFactorsSteer(t *testing.T) {
 }
 
 // TestOutputFadesTowardsItsEnd has an answer whose length is expected: its
-// blocks count less and less, and the books come back to zero.
+// blocks count less and less, and the loads come back to zero.
 func TestOutputFadesTowardsItsEnd(t *testing.T) {
 	s := NewScheduler(Settings{})
 	ts := targets(1)
@@ -91,7 +91,7 @@ func TestOutputFadesTowardsItsEnd(t *testing.T) {
 		}
 	}
 	if l, _ := s.Load(t0, ts[0]); l.OutputBlocks != 40 {
-		t.Errorf("the books show %d blocks, want 40", l.OutputBlocks)
+		t.Errorf("the load shows %d blocks, want 40", l.OutputBlocks)
 	}
 	lease.End(true, nil)
 	if got := output(); got != 0 {

@@ -1,11 +1,10 @@
 package kvscore
 
-// PredictedLatency takes the candidate with the lowest cost. The cost is the time in
-// milliseconds that the request waits and makes others wait; [Terms] lists its parts.
+// PredictedLatency takes the candidate with the lowest cost. The cost is the time that the
+// request waits and makes other requests wait, in milliseconds; [Terms] lists its parts.
 // Equal costs share evenly.
 //
-// It has no options: the scheduler learns the prefill times from first tokens, see
-// [Latency].
+// It has no options. The scheduler learns prefill times from first tokens: see [Latency].
 type PredictedLatency struct {
 	without Term
 	ties    Ties
@@ -21,21 +20,21 @@ func (p *PredictedLatency) Without(terms Term) *PredictedLatency {
 
 // Terms are the parts of a candidate's cost, in milliseconds.
 type Terms struct {
-	// Wait is the time until the prefills that are booked there are over.
+	// Wait is the time until the prefills booked on the target are over.
 	Wait float64
-	// Prefill is the time for what the target lacks of the prompt.
+	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64
-	// Delay is the time that other requests wait for that prefill, summed over them.
-	// Their number is estimated from the requests that await their first token now, on
-	// all targets and on this one. The missing part of a prefix that many prompts
-	// share counts less, because later requests reuse it.
+	// Delay is the total time that other requests wait for that prefill. Their number is
+	// estimated from the requests that now await their first token, on all targets and on
+	// this one. If the target lacks a widely shared prefix, that part counts less, because
+	// later requests reuse it.
 	Delay float64
 	// Decode is the weighted time that this answer adds to the decode steps of the
 	// target's active requests.
 	Decode float64
-	// Turns is the expected prefill time of the conversation's further turns, times the
-	// target's recent work above the least busy target's, over the mean. It is scaled by
-	// the share of the prompt that no target holds.
+	// Turns is the expected prefill time of the conversation's further turns, scaled by two
+	// factors. The first is the target's recent work above the least busy target's,
+	// divided by the mean. The second is the share of the prompt that no target holds.
 	Turns float64
 	// Leave is the price of leaving the session's home. It is 0 at home, without a
 	// home, and if home holds nothing of the prompt.
@@ -49,7 +48,7 @@ type Term uint8
 const (
 	TermWait Term = 1 << iota
 	TermDelay
-	TermQueue // the part of Delay that counts who waits on the same target
+	TermQueue // the part of Delay for requests on the same target
 	TermDecode
 	TermTurns
 	TermLeave
@@ -59,15 +58,15 @@ const (
 	// delayAlone is the number of later requests that a prefill delays while no
 	// request waits now.
 	delayAlone = 1
-	// With m waiting requests per target, a prefill delays delayLoad·m·m/(m+delayFew)
-	// more: more requests arrive before a long queue is empty. At m = delayFew the
+	// With m waiting requests per target, a prefill delays delayLoad·m·m/(m+delayFew) more
+	// requests: more of them arrive before a long queue is empty. At m = delayFew the
 	// factor is half of delayLoad.
 	delayLoad, delayFew = 6, 3
-	// delayQueue adds this much for each request that waits on the target itself. Long
-	// prompts then go where few requests wait, and short ones pass them.
+	// delayQueue is the number of requests added for each one that waits on the target
+	// itself. Long prompts then go where few requests wait, and short ones pass them.
 	delayQueue = 0.5
-	// copyUses is how many prompts for each holder make a copy of a prefix that they share
-	// worth half of its prefill.
+	// copyUses is the number of prompts per holder at which a further copy of a shared
+	// prefix is worth half of its prefill.
 	copyUses = 4
 	// decodeWorth weighs a millisecond of decoding against one before the first token.
 	// decodeLoad adds to it for each waiting request per target, because longer steps
@@ -76,11 +75,10 @@ const (
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
-	// turnsWorth is what the predicted work of further turns is worth: it may never
-	// come.
+	// turnsWorth discounts the predicted work of further turns, which may never come.
 	turnsWorth = 0.5
-	// leavePrice is the share of the prefill time of what the session's home holds that
-	// it costs to leave it.
+	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
+	// for the tokens that home holds.
 	leavePrice = 0.2
 )
 
@@ -96,9 +94,9 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 	return p.ties.cheapest(s)
 }
 
-// weights are what is the same for all candidates of a choice.
+// weights are the factors that all candidates of a choice share.
 type weights struct {
-	wait, prefill float64 // 1, but for overrides
+	wait, prefill float64 // 1 without priority and overrides
 	credit        float64 // the share of the cached tokens that counts
 	delay, queue  float64
 	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
@@ -147,7 +145,7 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	return w
 }
 
-// leaveOut takes terms out.
+// leaveOut removes the policy's excluded terms.
 func (p *PredictedLatency) leaveOut(w *weights) {
 	out := func(t Term, weights ...*float64) {
 		if p.without&t != 0 {

@@ -7,7 +7,7 @@ import (
 )
 
 // three returns a selection among three candidates that are alike, for a prompt of
-// 1,000 tokens, with nobody waiting.
+// 1,000 tokens, with no request waiting.
 func three() *Selection {
 	s := &Selection{
 		Tokens: 1000, BlockSize: 16, Rand: seeded(1), Home: -1,
@@ -109,7 +109,7 @@ func TestTerms(t *testing.T) {
 			idleTerms, with(func(t *Terms) { t.Turns = turnsWorth * 3 * 40 * (120 - 30) / 60 }),
 			[]int{0, 2},
 		},
-		"turns of what somebody holds three quarters of": {
+		"turns of what some target holds three quarters of": {
 			func(s *Selection, c *Candidate) {
 				s.ExpectedTurns, s.TurnTime = 3, 40
 				s.Candidates[2].OverlapTokens = 750
@@ -304,13 +304,13 @@ func TestHomeHolds(t *testing.T) {
 		holds, most int64
 		want        bool
 	}{
-		"no home":                {-1, 800, 800, false},
-		"nobody holds anything":  {1, 0, 0, false},
-		"it holds most":          {1, 800, 800, true},
-		"it holds half as much":  {1, 400, 800, true},
-		"it holds less":          {1, 384, 800, false},
-		"it holds nothing":       {1, 0, 800, false},
-		"it alone holds a block": {1, 16, 0, true},
+		"no home":                  {-1, 800, 800, false},
+		"no target holds anything": {1, 0, 0, false},
+		"it holds most":            {1, 800, 800, true},
+		"it holds half as much":    {1, 400, 800, true},
+		"it holds less":            {1, 384, 800, false},
+		"it holds nothing":         {1, 0, 800, false},
+		"it alone holds a block":   {1, 16, 0, true},
 	} {
 		s := three()
 		s.Home = tc.home

@@ -8,23 +8,20 @@ const (
 	DefaultLoadFactor   = 1.25
 )
 
-// PrefixHash gives prompts that begin alike to one target, whatever it holds:
-// the first in the rendezvous order of the prompt's beginning that the load
-// bound allows. When a target goes, only what it had moves; when one comes, it
-// takes its share of each of the others.
+// PrefixHash sends prompts with the same beginning to one target. It takes the first
+// target in the rendezvous order of the beginning that the load bound allows. If a target
+// leaves, only its prompts move. A new target takes a share from each of the others.
 //
-// The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup
-// and Zadimoghaddam, 2016): with the new one, a target has at most
-// ceil(LoadFactor × all active requests / targets). Prompts without a full
-// block go where the load is least. Costs are left only for these.
+// The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and
+// Zadimoghaddam, 2016). With the new request, a target has at most
+// ceil(LoadFactor × all active requests / targets). Prompts without a full block go to the
+// least loaded target. Only these get costs.
 type PrefixHash struct {
-	// Tokens is how much of a prompt counts as its beginning, rounded to full
-	// blocks, at least one. Of a shorter prompt all of its full blocks count.
-	// 0 stands for DefaultPrefixTokens.
+	// Tokens is the length of the beginning, rounded to full blocks, at least one. In a
+	// shorter prompt, all full blocks count. Default: DefaultPrefixTokens.
 	Tokens int
-	// LoadFactor is what a target may have in terms of the mean. From 1 on
-	// there is always a target below the bound; 1 is strictly even. 0 stands
-	// for DefaultLoadFactor.
+	// LoadFactor bounds a target's requests relative to the mean. At 1 or more, some
+	// target is always below the bound; 1 is strictly even. Default: DefaultLoadFactor.
 	LoadFactor float64
 
 	unknown LeastLoad // for prompts without blocks
@@ -71,8 +68,8 @@ func (p *PrefixHash) prefix(s *Selection) uint64 {
 	if p.Tokens == 0 {
 		tokens = DefaultPrefixTokens
 	}
-	// Not by what was learned of the text's tokens: where a prompt's beginning
-	// ends must stay, or else all prompts would move at once.
+	// The learned tokens per block would move the end of the beginning, and so all
+	// prompts at once.
 	n := max(1, math.Round(tokens/s.NominalBlockTokens))
 	n = min(n, float64(len(s.Blocks)))
 	hash := mix(s.Root)
@@ -82,14 +79,14 @@ func (p *PrefixHash) prefix(s *Selection) uint64 {
 	return hash
 }
 
-// rendezvous ranks a target for a prefix: the highest comes first. Each prefix
-// has an order of its own, in which a target's place depends on no other's.
+// rendezvous ranks a target for a prefix; the highest rank is first. Each prefix has its
+// own order, and a target's rank does not depend on other targets.
 func rendezvous(prefix uint64, t Target) uint64 {
 	return mix(prefix ^ mix(t.Worker^mix(uint64(t.Rank))))
 }
 
-// mix scatters the bits of x: the output function of SplitMix64 (Steele, Lea
-// and Flood, 2014), with its increment, so that 0 is scattered, too.
+// mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014), with its
+// increment, so that it maps 0 to another value.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -149,7 +149,7 @@ func TestPrefixHashSpreadsOverRanks(t *testing.T) {
 	}
 }
 
-// The bound holds after every booking as long as nothing ends, and the one who
+// The bound holds after every booking as long as nothing ends, and the target that
 // is chosen is the first in order below it.
 func TestPrefixHashKeepsTheBound(t *testing.T) {
 	for _, factor := range []float64{0, 1, 1.1, 1.25, 2} {
@@ -176,7 +176,7 @@ func TestPrefixHashKeepsTheBound(t *testing.T) {
 }
 
 // A full target's prompts go to the second in their order, always the same,
-// and whatever loads there are, somebody is below the bound.
+// and whatever loads there are, some target is below the bound.
 func TestPrefixHashGoesToTheNextInOrder(t *testing.T) {
 	p := &PrefixHash{}
 	rnd := seeded(10)
@@ -205,7 +205,7 @@ func TestPrefixHashGoesToTheNextInOrder(t *testing.T) {
 }
 
 func TestPrefixHashWithoutBlocks(t *testing.T) {
-	for _, p := range []*PrefixHash{{}, {LoadFactor: 1e-9}} { // nobody is below such a bound
+	for _, p := range []*PrefixHash{{}, {LoadFactor: 1e-9}} { // no target is below such a bound
 		s := asked(3, 7)
 		if p.LoadFactor != 0 {
 			s.Blocks = upTo(3)
@@ -267,7 +267,7 @@ func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
 	}
 }
 
-// TestSelectionKnowsThePrompt looks at what a policy is told by the scheduler.
+// TestSelectionKnowsThePrompt checks what the scheduler passes to a policy.
 func TestSelectionKnowsThePrompt(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(2)
 	for _, nominal := range []float64{0, 20} {

@@ -8,39 +8,38 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// DefaultBytesPerToken is assumed while no answer has told.
+// DefaultBytesPerToken is the assumed ratio until an engine has counted a prompt.
 const DefaultBytesPerToken = 4.0
 
 const (
-	// maxRatios bounds the models remembered; model names come from clients.
+	// maxRatios bounds the number of models: their names come from clients.
 	maxRatios = 1024
-	// minRatioTokens is the shortest text to learn from: the chat template's own
-	// tokens weigh too much in shorter ones.
+	// minRatioTokens is the shortest text to learn from, in tokens. In shorter ones, the
+	// chat template weighs too much.
 	minRatioTokens = 32
-	// ratioWeight is how far a long text moves what is known; one of halfWeight
-	// tokens moves it half as far.
+	// ratioWeight is the weight of a long text. A text of halfWeight tokens weighs half as
+	// much.
 	ratioWeight, halfWeight = 0.5, 256
-	// minRatio and maxRatio, in bytes per token, are beyond what any tokenizer
-	// does with text.
+	// minRatio and maxRatio, in bytes per token, are outside of any tokenizer's range.
 	minRatio, maxRatio = 0.5, 64.0
 )
 
-// ratioSeed makes hashes of names differ between processes, so that nobody can
-// choose names that collide.
+// ratioSeed makes hashes of names differ between processes, so that clients cannot choose
+// colliding names.
 var ratioSeed = maphash.MakeSeed()
 
-// Ratios learns for each model how many bytes of text make a token, for each kind
-// of text (see [TextBlock]). The 1024 models used last are remembered. The zero
-// value is ready for use, by many goroutines.
+// Ratios learns the bytes per token of each model, for each kind of text (see [TextBlock]).
+// It keeps the 1024 most recently used models. The zero value is ready for use by many
+// goroutines.
 type Ratios struct {
 	mu     sync.Mutex
 	all    textRatios // over all models
 	models map[uint64]*modelRatio
-	used   modelRatio // the ring of all, newest first, begins and ends here
+	used   modelRatio // head of the ring of all models, newest first
 }
 
-// modelRatio is what is known of one model. Names are kept as hashes only:
-// they may be long.
+// modelRatio has the ratios of one model. It keeps only a hash of the name, which may be
+// long.
 type modelRatio struct {
 	name         uint64
 	ratios       textRatios
@@ -52,12 +51,12 @@ type textRatios struct {
 	tokens  [index.Kinds]float64
 	learned bool
 
-	size    int                 // of the blocks that weights are for, in bytes
-	weights *[index.Kinds]int32 // nil: to be made
+	size    int                 // block size of weights, in bytes
+	weights *[index.Kinds]int32 // nil until computed
 }
 
-// prior is where all kinds begin, by the level of their other bytes, in tokens
-// per byte.
+// prior is the initial ratio, by the level of bytes that are not letters, in tokens per
+// byte.
 var prior = [8]float64{0.18, 0.2, 0.22, 0.25, 0.3, 0.36, 0.42, 0.5}
 
 func (t *textRatios) init() {
@@ -81,9 +80,9 @@ func (t *textRatios) weightsOf(size int) index.Weights {
 	return index.Weights{Kinds: t.weights}
 }
 
-// learn records that a text with so many bytes of each kind has so many tokens.
-// The first text changes all kinds alike. Later ones change each kind by its part
-// in what was expected.
+// learn records the tokens of a text with the given bytes of each kind. The first text
+// changes all kinds alike. Later ones change each kind by its share of the expected
+// tokens.
 func (t *textRatios) learn(bytes *[index.Kinds]float64, tokens float64) {
 	t.init()
 	var expected, squares float64
@@ -110,9 +109,8 @@ func (t *textRatios) learn(bytes *[index.Kinds]float64, tokens float64) {
 	t.learned, t.weights = true, nil
 }
 
-// Weights returns the tokens in blocks of size bytes of a model's text: the
-// model's own; those over all models while the model has not shown its own; the
-// defaults while none has. They do not change any more.
+// Weights returns the tokens in blocks of size bytes of a model's text. If the model is
+// unknown, they are the average over all models, or the defaults. The result never changes.
 func (r *Ratios) Weights(model string, size int) index.Weights {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,16 +120,16 @@ func (r *Ratios) Weights(model string, size int) index.Weights {
 	return r.all.weightsOf(size)
 }
 
-// Known returns whether the model has shown its own ratios.
+// Known reports whether ratios are learned for the model itself.
 func (r *Ratios) Known(model string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.find(model) != nil
 }
 
-// Learn records that an engine counted so many tokens in a text: full blocks of
-// size bytes, and past blocks more of unknown kind. Texts of less than 32 tokens,
-// and ratios that no tokenizer has, teach nothing.
+// Learn records the tokens that an engine counted in a text of full blocks of size bytes,
+// and past blocks more of unknown kind. It ignores texts of less than 32 tokens, and
+// ratios outside of any tokenizer's range.
 func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, tokens float64) {
 	n := float64(len(blocks)) + max(0, past)
 	seen := n * float64(size) / tokens
@@ -154,7 +152,7 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 	m.ratios.learn(&bytes, tokens)
 }
 
-// find returns the model, now the one used last, or nil. The lock is held.
+// find returns the model or nil, and makes it the most recently used. The lock is held.
 func (r *Ratios) find(model string) *modelRatio {
 	if r.models == nil {
 		return nil
@@ -167,8 +165,7 @@ func (r *Ratios) find(model string) *modelRatio {
 	return m
 }
 
-// add makes a model known, in place of the one unused longest if there are too
-// many. The lock is held.
+// add adds a model. At the bound it replaces the least recently used one. The lock is held.
 func (r *Ratios) add(model string) *modelRatio {
 	if r.models == nil {
 		r.models = make(map[uint64]*modelRatio)
@@ -176,7 +173,7 @@ func (r *Ratios) add(model string) *modelRatio {
 	}
 	m := new(modelRatio)
 	if len(r.models) >= maxRatios {
-		m = r.used.newer // the oldest of the ring
+		m = r.used.newer // the least recently used
 		m.unlink()
 		delete(r.models, m.name)
 	}

@@ -12,34 +12,34 @@ import (
 const (
 	DefaultMemory    = 512 << 20
 	DefaultBlockSize = 16
-	// DefaultCapacity is the KV cache of an engine that nobody described: about
-	// that of an 8B model on a 48 GB card.
+	// DefaultCapacity is the KV cache of an engine of unknown size, in tokens: about that
+	// of an 8B model on a 48 GB card.
 	DefaultCapacity = 262_144
-	// DefaultLeaseExpiry is far longer than an engine is silent in a request.
+	// DefaultLeaseExpiry is far longer than the silence of an engine in a request.
 	DefaultLeaseExpiry = 15 * time.Minute
 )
 
 // Settings of a Scheduler; zero values stand for the defaults.
 type Settings struct {
-	// Memory bounds what the index keeps, in bytes. Default: 512 MiB.
+	// Memory bounds the index, in bytes. Default: 512 MiB.
 	Memory int64
 	// BlockSize is the number of tokens in one KV block. Default: 16.
 	BlockSize int
-	// LeaseExpiry is how long a lease lives without any sign of life from its
-	// request. It is a last resort against leaks. Default: 15 minutes.
+	// LeaseExpiry is how long a lease lives without a sign of life from its request. It
+	// is a last resort against leaks. Default: 15 minutes.
 	LeaseExpiry time.Duration
 }
 
-// Scheduler chooses targets and keeps the books about the choices: a mirror of
-// each target's KV cache, and what is booked on it. Leases are the only way to
-// change the books. It is safe for concurrent use.
+// Scheduler chooses targets and books requests on them. It keeps the load of each target,
+// and a model of its KV cache. Leases are the only way to change a load. It is safe for
+// concurrent use.
 type Scheduler struct {
 	mu       sync.Mutex
 	settings Settings
 	index    *index.Index
 	match    index.Match // scratch of snapshot
 	targets  map[Target]*load
-	slots    []*load // by slot; nil where nobody has it
+	slots    []*load // by slot; nil if the slot is free
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
@@ -47,7 +47,7 @@ type Scheduler struct {
 	traffic  traffic
 	learned  float64 // logarithm of capacity/declared, over all targets
 
-	fallback LeastLoad // where a policy makes no choice
+	fallback LeastLoad // for policies that return an invalid choice
 
 	expired, untracked, policyFaults uint64 // see Stats
 }
@@ -75,8 +75,8 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// Apply changes the settings of a scheduler in use. Nothing is forgotten but
-// what no longer fits, and that little by little: see Step.
+// Apply changes the settings of a scheduler in use. It removes only what no longer fits,
+// in steps: see Step.
 func (s *Scheduler) Apply(settings Settings) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,8 +84,8 @@ func (s *Scheduler) Apply(settings Settings) {
 	s.index.SetMemory(s.settings.Memory)
 }
 
-// Declare makes a target known, or changes its capacity: the tokens that its
-// KV cache has room for, DefaultCapacity if 0. It takes back a Retire.
+// Declare adds a target, or changes the capacity of its KV cache, in tokens. 0 stands for
+// DefaultCapacity. It reverts a Retire.
 func (s *Scheduler) Declare(t Target, capacity int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,8 +111,8 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 	return ld
 }
 
-// SetPage sets how many tokens a block has that the engine of a target reuses
-// whole; 0 is unknown, and Settings.BlockSize stands in for it.
+// SetPage sets the tokens in the smallest block that a target's engine reuses. 0 is unknown
+// and stands for Settings.BlockSize.
 func (s *Scheduler) SetPage(t Target, tokens int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +121,7 @@ func (s *Scheduler) SetPage(t Target, tokens int64) {
 	}
 }
 
-// freeSlot returns a slot that nobody has and that holds nothing of whoever had
-// it before.
+// freeSlot returns a free slot that holds nothing of an earlier target.
 func (s *Scheduler) freeSlot() int {
 	for i, ld := range s.slots {
 		if ld == nil && s.index.Idle(i) {
@@ -133,8 +132,8 @@ func (s *Scheduler) freeSlot() int {
 	return len(s.slots) - 1
 }
 
-// Clear takes in that a target has lost its cache, as by a restart. What is
-// booked there stays booked; it leaves no trace in the mirror when it ends.
+// Clear records that a target has lost its cache, for example by a restart. Its leases stay
+// booked, but do not change the cache model when they end.
 func (s *Scheduler) Clear(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +146,8 @@ func (s *Scheduler) Clear(t Target) {
 	if s.index.Idle(ld.slot) {
 		return
 	}
-	// Emptying a large mirror takes a while, and requests in flight use theirs:
-	// the target goes on with an empty one.
+	// Emptying a large cache model takes a while, and requests in flight use theirs. The
+	// target continues with an empty one.
 	if s.index.InUse(ld.slot) > 0 {
 		ld.before = append(ld.before, ld.slot)
 	}
@@ -158,7 +157,7 @@ func (s *Scheduler) Clear(t Target) {
 	s.index.SetCapacity(ld.slot, ld.capacity)
 }
 
-// Forget removes a target that has no leases, and tells whether it did.
+// Forget removes a target that has no leases. It returns false if the target has some.
 func (s *Scheduler) Forget(t Target) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,12 +179,11 @@ func (s *Scheduler) forget(t Target) bool {
 	return true
 }
 
-// maxRetired bounds the retired targets remembered.
+// maxRetired bounds the number of retired targets.
 const maxRetired = 1024
 
-// Retire removes a target as soon as it has no leases, at once if it has none,
-// and again after requests that are booked on it later, as their list of targets
-// was older. Declare takes it back.
+// Retire removes a target as soon as it has no leases. A request with an older list of
+// targets may still book it; the scheduler then removes it again. Declare reverts Retire.
 func (s *Scheduler) Retire(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,15 +198,15 @@ func (s *Scheduler) Retire(t Target) {
 	s.forget(t)
 }
 
-// Expire ends the leases without a sign of life since Settings.LeaseExpiry and
-// returns how many. To be called every now and then.
+// Expire ends the leases without a sign of life for Settings.LeaseExpiry, and returns their
+// number. It also calls Step until no work is left. The owner calls it regularly.
 func (s *Scheduler) Expire(now time.Time) int {
 	n := s.expire(now)
 	for range stepsAtOnce {
 		if !s.Step(stepWork) {
 			break
 		}
-		runtime.Gosched() // to whoever waits for the lock
+		runtime.Gosched() // others may wait for the lock
 	}
 	return n
 }
@@ -230,16 +228,15 @@ func (s *Scheduler) expire(now time.Time) int {
 }
 
 const (
-	// stepWork is what Expire lets Step do at once, a fraction of a
-	// millisecond; stepsAtOnce is how often, so that it returns within seconds.
+	// stepWork is the work of one Step in Expire, a fraction of a millisecond.
+	// stepsAtOnce bounds the number of steps, so that Expire returns within seconds.
 	stepWork    = 2048
 	stepsAtOnce = 10_000
 )
 
-// Step does some of the work that the mirrors are behind with, after memory or
-// a capacity was lowered or a target lost its cache: about so many records are
-// visited, of which a thousand take some 0.1 ms. It returns whether there is
-// more. Expire calls it, too, until nothing is left.
+// Step does a part of the work that a lower memory or capacity, or a lost cache, leaves in
+// the index. work is the number of records to visit; a thousand take about 0.1 ms. It
+// returns whether there is more.
 func (s *Scheduler) Step(work int) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,7 +39,7 @@ func idle(t *testing.T, s *Scheduler, ts []Target, at time.Time) {
 	}
 	for _, target := range ts {
 		if l, _ := s.Load(at, target); l.Requests != 0 || l.PrefillTokens != 0 || l.PromptBlocks != 0 || l.OutputBlocks != 0 {
-			t.Errorf("the books of %s are not at zero: %+v", target, l)
+			t.Errorf("the load of %s is not zero: %+v", target, l)
 		}
 	}
 }
@@ -71,7 +71,7 @@ func TestPrefillIsBookedUntilTheFirstToken(t *testing.T) {
 	l2.End(false, nil)
 	idle(t, s, ts, epoch)
 	if load, _ := s.Load(epoch, ts[0]); load.CachedTokens != 160 {
-		t.Errorf("the mirror holds %d tokens, want the 160 that were computed", load.CachedTokens)
+		t.Errorf("the cache model holds %d tokens, want the 160 that were computed", load.CachedTokens)
 	}
 }
 
@@ -197,10 +197,10 @@ func TestRetire(t *testing.T) {
 	if l2.End(true, nil); known(1) {
 		t.Error("a retired target outlives its last lease")
 	}
-	// who was choosing meanwhile may book it, and takes it away again
+	// a concurrent request may still book it; the end of that removes it again
 	_, l := s.Select(epoch, prompt(1), ts, 0, nil, &Selection{})
 	if !known(0) {
-		t.Error("a lease without books")
+		t.Error("a lease without a load")
 	}
 	if l.End(true, nil); known(0) {
 		t.Error("a retired target that was booked again is still known")
@@ -259,8 +259,8 @@ func TestLeakedLeaseExpires(t *testing.T) {
 	idle(t, s, ts, epoch)
 }
 
-// Whatever happens to leases, in whatever order, the books come back to zero.
-func TestBooksComeBackToZero(t *testing.T) {
+// Whatever happens to leases, in whatever order, the loads come back to zero.
+func TestLoadsComeBackToZero(t *testing.T) {
 	s, ts := NewScheduler(Settings{Memory: 1 << 20, LeaseExpiry: time.Hour}), targets(5)
 	for _, target := range ts {
 		s.Declare(target, 2000)
@@ -282,7 +282,7 @@ func TestBooksComeBackToZero(t *testing.T) {
 			for i := range r.Blocks {
 				r.Blocks[i] += uint64(i/7) * uint64(rnd.IntN(3)) * 1000
 			}
-			if rnd.IntN(50) == 0 { // more than the mirror takes
+			if rnd.IntN(50) == 0 { // more than the cache model takes
 				r.Blocks = distinct(rnd.Uint64(), 200)
 			}
 			r.ExpectedTokens, r.Home = rnd.Int64N(2)*rnd.Int64N(500), ts[rnd.IntN(5)]
@@ -340,7 +340,7 @@ func TestBooksComeBackToZero(t *testing.T) {
 		q := &b.awaiting
 		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 || len(b.before) != 0 ||
 			q.n != 0 || q.first != nil || q.last != nil || q.work != (work{}) || b.timing != nil {
-			t.Errorf("the books of %s are not at zero: %+v", b.target, b)
+			t.Errorf("the load of %s is not zero: %+v", b.target, b)
 		}
 	}
 	for _, target := range ts {

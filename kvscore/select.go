@@ -7,69 +7,65 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// Request is what a scheduler must know of a request.
+// Request is what a scheduler must know of a request. It has many fields because it is all
+// that a choice depends on.
 type Request struct {
-	// Root identifies what prompts must have in common to share blocks at all:
-	// model, LoRA, salt, kind of content.
+	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the
+	// same root share blocks.
 	Root uint64
 	// Blocks are the content hashes of the prompt's full blocks in order.
 	Blocks []uint64
-	// BlockTokens is the number of tokens in one of Blocks, estimated where
-	// they are blocks of text.
+	// BlockTokens is the number of tokens in one of Blocks, estimated for blocks of text.
 	BlockTokens float64
-	// Weights are the tokens in each of Blocks by its kind, in milli-tokens, where
-	// they are blocks of text. The zero value stands for BlockTokens in each.
+	// Weights are the milli-tokens in a block of text, by its kind. The zero value stands
+	// for BlockTokens in each of Blocks.
 	Weights index.Weights
-	// Past is how far the prompt goes on behind its last full block, in blocks.
+	// Past is the length of the prompt after its last full block, in blocks.
 	Past float32
-	// MediaTokens and OtherTokens are what of Tokens is not in Blocks and Past:
-	// images and the like, and the other prompts of a batch.
+	// MediaTokens and OtherTokens are the part of Tokens that is not in Blocks and Past:
+	// images and other media, and the other prompts of a batch.
 	MediaTokens, OtherTokens int64
-	// MediaEnd is how many of Blocks, and perhaps one more, it takes to have all
-	// images of the prompt; 0 if there are none.
+	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded
+	// up; 0 if there is none. It can be len(Blocks) + 1.
 	MediaEnd int
-	// SkipsCache says that the engine computes the whole prompt, whatever its
-	// cache holds, as vLLM does for prompt_logprobs. What it computes is held
-	// afterwards as usual.
+	// SkipsCache says that the engine computes the whole prompt even if it is cached, as
+	// vLLM does for prompt_logprobs. The engine caches the result as usual.
 	SkipsCache bool
-	// NominalBlockTokens is the same as BlockTokens before anything was learned, for choices
-	// that must not change with what is learned. 0 stands for BlockTokens.
+	// NominalBlockTokens is BlockTokens before the router has learned anything, for choices
+	// that must not change by learning. 0 stands for BlockTokens.
 	NominalBlockTokens float64
 	// Tokens is the length of the prompt, known or estimated.
 	Tokens int64
-	// Streamed says that the first token will be seen when it comes. The
-	// prefill of other requests is taken to be over when it should be.
+	// Streamed says that the router will see the first token. The prefill of other requests
+	// ends at its predicted time.
 	Streamed bool
-	// ExpectedTokens is how long the client expects the answer to be: the nearer
-	// it comes to that, the less its blocks weigh. 0 is not known.
+	// ExpectedTokens is the length of the answer that the client expects, in tokens. Near
+	// to that length, its blocks weigh less. 0 is unknown.
 	ExpectedTokens int64
-	// Factors are what the costs of the targets are multiplied with, by their
-	// position. Nil, and 0, stand for 1.
+	// Factors multiply the costs of the targets, by position. Nil and 0 stand for 1.
 	Factors []float64
-	// Override changes the policy for this request; nil changes nothing.
+	// Override changes the policy for this request. Nil changes nothing.
 	Override *Override
-	// Home is the target that the request's session is bound to, the zero Target if
-	// there is none. A policy may count it as a reason to stay there.
+	// Home is the target that the request's session is bound to, the zero Target if there
+	// is none. A policy may prefer it.
 	Home Target
-	// Priority is what the client asks for: above 0, the request's own time weighs
-	// more; below 0, less.
+	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
+	// less.
 	Priority int
 }
 
-// Select lets the policy choose among targets and books the request on the
-// chosen one. It returns the chosen position, and the lease; -1 and nil if
-// there are no targets. bound is the position of the target that the choice is
-// already made for, negative if it is not; the candidates' terms are filled in
-// all the same. sel keeps the terms of the choice; it is the caller's, to be
-// used again.
+// Select lets the policy choose among targets, and books the request on the chosen one. It
+// returns the chosen position and the lease, or -1 and nil without targets. A bound of 0 or
+// more is a position: Select takes that target without the policy. sel gets the terms of
+// the choice in either case. It belongs to the caller, which may reuse it.
 //
-// If the policy makes no choice, the target with the least load is taken: see
-// Selection.Fault. If it panics, nothing is booked.
+// If the policy's choice is invalid, Select takes the least loaded target: see
+// Selection.Fault. If the policy panics, nothing is booked.
 func (s *Scheduler) Select(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
 	return s.SelectAmong(now, r, sel.among(targets), bound, p, sel)
 }
 
-// among returns references without short cuts. They are the Selection's.
+// among returns references to targets. The slice belongs to the Selection.
 func (s *Selection) among(targets []Target) []TargetRef {
 	s.refs = s.refs[:0]
 	for _, t := range targets {
@@ -80,10 +76,9 @@ func (s *Selection) among(targets []Target) []TargetRef {
 
 // SelectAmong is Select for long lists of targets: see [Scheduler.Refs].
 //
-// The policy, which may be anybody's, runs under the lock. Without the lock,
-// simultaneous requests would see the same loads and choose the same target.
-// Detecting this and choosing again needs a second snapshot, which costs more than
-// most policies.
+// The policy runs under the lock, even one from another module. Without the lock,
+// simultaneous requests would see the same loads and choose the same target. To detect
+// this and choose again needs a second snapshot, which costs more than most policies.
 func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
 	sel.Dry = false
 	if len(among) == 0 {
@@ -101,18 +96,18 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
 }
 
-// choose returns the position that the policy chooses, or in its place that of
-// the target with the least load. The lock is held.
+// choose returns the policy's choice, or the least loaded target if that is invalid. The
+// lock is held.
 func (s *Scheduler) choose(now time.Time, r *Request, among []TargetRef, p Policy, sel *Selection) int {
 	if i := p.Choose(sel); i >= 0 && i < len(among) && sel.lists(among) {
 		return i
 	}
-	s.snapshot(now, r, among, sel) // the policy may have spoilt it
+	s.snapshot(now, r, among, sel) // the policy may have changed it
 	sel.Fault, sel.Drawn = true, sel.Drawn[:0]
 	return s.fallback.Choose(sel)
 }
 
-// lists tells whether the candidates are still these targets, in this order.
+// lists reports whether the candidates are still these targets, in this order.
 func (s *Selection) lists(among []TargetRef) bool {
 	if len(s.Candidates) != len(among) {
 		return false
@@ -125,7 +120,7 @@ func (s *Selection) lists(among []TargetRef) bool {
 	return true
 }
 
-// snapshot fills in sel for the request. The lock is held.
+// snapshot sets the terms of a choice in sel. The lock is held.
 func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *Selection) {
 	chain := r.chain()
 	s.index.Match(&chain, &s.match)
@@ -182,8 +177,8 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	s.predict(now, ld, c, sel)
 }
 
-// assume gives the candidates whose load is unknown the medians of the others':
-// unknown is not idle.
+// assume sets the terms of unknown candidates to the medians of the others: unknown is not
+// idle.
 func (s *Selection) assume() {
 	assume(s, func(c *Candidate) *int64 { return &c.PrefillTokens })
 	assume(s, func(c *Candidate) *float64 { return &c.PromptBlocks })
@@ -214,7 +209,7 @@ func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
 	}
 }
 
-// book makes the lease. The lock is held.
+// book books the request on a target. The lock is held.
 func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c *Candidate, sel *Selection) *Lease {
 	ld := s.loadOf(t)
 	if ld == nil {

@@ -4,27 +4,27 @@ import "time"
 
 // Stats are the totals of a scheduler.
 type Stats struct {
-	// Leases are those that have not ended; Expired counts those that had to
-	// be ended by Expire, ever.
+	// Leases is the number of leases that have not ended. Expired is the total number
+	// that Expire has ended.
 	Leases  int
 	Expired uint64
-	// Untracked counts the leases, ever, whose prompt did not go into the
-	// mirror whole, for its capacity or memory was in use. Their blocks are
-	// booked all the same, but those that they share count for each of them.
+	// Untracked is the total number of leases whose prompt did not fit into the cache
+	// model, because its capacity or memory was in use. Their blocks are booked, but
+	// shared ones count for each lease.
 	Untracked uint64
-	// PolicyFaults counts the choices, ever, that a policy spoilt: see
-	// Selection.Fault.
+	// PolicyFaults is the total number of invalid choices: see Selection.Fault.
 	PolicyFaults uint64
-	// PrefillRate is the prefill rate learned over all targets in tokens a
-	// second, waiting included; 0 while nothing is learned.
+	// PrefillRate is the learned prefill rate over all targets for a prompt of 4096 tokens,
+	// in tokens per second; 0 while nothing is learned.
 	PrefillRate float64
-	// Latency are the coefficients learned for prefill times, from so many Timings.
+	// Latency are the learned coefficients of prefill times. Timings is the number of
+	// samples.
 	Latency Latency
 	Timings uint64
-	// ExpectedTurns is how many further turns a new conversation has on average;
-	// ExpectedAnswer is the mean length of an answer, in tokens, 0 while none has ended.
+	// ExpectedTurns is the average number of further turns of a new conversation.
+	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended.
 	ExpectedTurns, ExpectedAnswer float64
-	// IndexBytes and IndexBlocks are the size of the index.
+	// IndexBytes and IndexBlocks are the size of the index in bytes and blocks.
 	IndexBytes, IndexBlocks int64
 }
 
@@ -42,26 +42,26 @@ func (s *Scheduler) Stats() Stats {
 	}
 }
 
-// Load is what is booked on a target and what its mirror holds.
+// Load is the load of a target, and the state of its cache model. It has many fields
+// because it is one row of the admin API and of the metrics.
 type Load struct {
 	Target        Target
 	Requests      int
 	PrefillTokens int64
-	// PromptBlocks counts those that several requests share once, as far as
-	// the mirror has room to track them.
+	// PromptBlocks counts shared blocks once, if the cache model has room to track them.
 	PromptBlocks float64
 	OutputBlocks int64
 	CachedTokens int64
-	// CapacityTokens is what the mirror has room for. It is learned from cached tokens
-	// that the engine reports, beginning with ToldTokens, the declared capacity.
+	// CapacityTokens is the capacity of the cache model. The scheduler learns it from the
+	// cached tokens that the engine reports, starting at ToldTokens, the declared capacity.
 	CapacityTokens, ToldTokens int64
-	// Slowness is how many times longer than the pool predicts the target takes for a
-	// prefill, as its last Timings have shown; LastTiming is when the last one was.
+	// Slowness is the target's prefill time divided by the pool's prediction. Timings is
+	// the number of samples, LastTiming the time of the last one.
 	Slowness   float64
 	Timings    uint64
 	LastTiming time.Time
-	// ErrorMedian and ErrorP90 are quantiles of the error of the predicted times to the
-	// first token, |observed/predicted - 1|, over the last Predictions, 64 at most.
+	// ErrorMedian and ErrorP90 are quantiles of the relative error of predicted times to the
+	// first token, |observed/predicted - 1|. Predictions is their number, at most 64.
 	ErrorMedian, ErrorP90 float64
 	Predictions           int
 	// PrefillRate is the predicted prefill rate for a prompt of 4096 tokens, in tokens
@@ -69,7 +69,7 @@ type Load struct {
 	PrefillRate float64
 }
 
-// Load returns the books of a target; false if it is not known.
+// Load returns the load of a target, and false if the target is unknown.
 func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,38 +1,33 @@
-// Package index remembers which leading part of a prompt each target's engine
-// has in its KV cache, so that a router can send a request where most of it is
-// computed already. It is a mirror built from what the router itself sent, not
-// from what the engine says: every target (a slot, numbered from 0) has an LRU
-// of blocks as large as its engine's cache, and all of them share one
-// compressed trie, so that one walk answers for every slot.
+// Package index keeps the cache models: which leading part of a prompt each target's engine
+// has in its KV cache. It builds them from the requests that the router has sent, not from
+// the engine's events. Every target is a slot, numbered from 0, with an LRU of blocks as
+// large as its engine's cache. All slots share one compressed trie, so that one walk
+// answers for every slot.
 //
-// It does not tokenize, hash or score, it does not choose a target, it hears no
-// cache events from engines, and it does not lock: the owner does. [Index.Match]
-// changes nothing, so a read lock is enough for it and for the methods that
-// only report a number; everything else needs the write lock.
+// It does not tokenize, hash, score or choose a target. The owner locks: [Index.Match] and
+// the methods that only return a number need the read lock, everything else the write lock.
 //
 // # Chains
 //
-// A prompt is a root (whatever must be equal for two prompts to share anything:
-// the model, a salt) and the content hashes of its full blocks in order. They
-// are hashes of the block alone; the place in the trie stands for what comes
-// before it. A slot's residency is closed under prefixes: what it holds of a
-// chain always begins at the first block and has no holes.
+// A prompt is a root and the content hashes of its full blocks in order. The root stands for
+// everything that must be equal for two prompts to share blocks: the model, a salt. A hash
+// is that of the block alone; the place in the trie stands for the blocks before it. What a
+// slot holds of a chain always begins at the first block and has no holes.
 //
 // # Memory
 //
-// The index stays within a number of bytes, counting all that it keeps: hashes
-// by the size the allocator gives them, records, tables. A prefix with one
-// holder costs about 133 bytes and 8 for each block, another holder of it 40
-// more. When full, it forgets what was used longest ago on any slot. Records
-// come in pages, so a bound below about 64 KiB keeps little or nothing.
+// The index stays within a number of bytes. It counts all that it keeps: hashes by the size
+// that the allocator gives them, records, tables. A prefix with one holder costs about 133
+// bytes and 8 for each block; another holder costs 40 more. A full index evicts what was
+// used longest ago on any slot. Records come in pages, so a bound below about 64 KiB keeps
+// little or nothing.
 //
 // # Time
 //
-// No call does more than a bounded amount of work, whatever the size of the
-// index, but for walking and copying the chain that it is given: what is to be
-// forgotten or moved beyond that is left to later calls, and to [Index.Step],
-// which the owner calls now and then. Until then, a slot may hold more than its
-// capacity, and after the bound in bytes was lowered the index is larger.
+// Each call walks and copies its chain, and does a bounded amount of other work, whatever
+// the size of the index. It leaves further eviction and moving to later calls and to
+// [Index.Step], which the owner calls regularly. Until then, a slot may hold more than its
+// capacity, and the index may exceed a lowered bound in bytes.
 package index
 
 import (
@@ -45,9 +40,9 @@ import (
 // maxSlots bounds slot numbers: a hold keeps its slot in 16 bits.
 const maxSlots = 1 << 16
 
-// Index is the mirror of all slots' prefix caches. Make it with [New]. It is
-// not safe for concurrent use, except that any number of calls of Match and of
-// the reporting methods may run at the same time.
+// Index has the cache models of all slots. Make it with [New]. It is not safe for concurrent
+// use, except that calls of Match and of the methods that return a number may run at the
+// same time.
 type Index struct {
 	runs  slab[run, *run]
 	holds slab[hold, *hold]
@@ -55,45 +50,45 @@ type Index struct {
 	slots []slot
 
 	memory    int64  // bound in bytes
-	limit     int64  // the bound now: above memory while that was lowered
+	limit     int64  // the bound now: above memory for a while after memory was lowered
 	hashBytes int64  // allocated for all runs' hashes
 	blocks    int64  // distinct blocks
-	clock     uint64 // last touched number given out
+	clock     uint64 // last value of touched
 	random    uint64 // state of the seeds' generator
 
-	left   int    // work that the call may still do
+	left   int    // work that the current call may still do
 	worked uint64 // all work ever
 }
 
-// run is an edge of the trie: blocks that follow each other with no branch in
-// between. Every run has a holder of its whole length, and whoever holds a run
-// holds all of its parent; so a run without children is cut as soon as nobody
-// holds its last block, and a run without holds has no children.
+// run is an edge of the trie: consecutive blocks without a branch in between. Every run has
+// a holder of its whole length, and a holder of a run holds all of its parent. A run
+// without children is therefore cut as soon as no slot holds its last block, and a run
+// without holds has no children.
 type run struct {
 	hashes     []uint64
 	root       uint64
-	parent     uint32 // 0 at the top; the next free record when this one is free
+	parent     uint32 // 0 at the top; in a free record, the next free one
 	holds      uint32 // first of the holds
 	child      uint32 // first of the children; none are listed at the top
 	prev, next uint32 // the parent's other children
 	weight     int32  // milli-tokens per block
 	start      int32  // blocks before this run
 	arrivals   uint16 // see Match
-	seed       uint16 // random, for the keys of the children, as numbers change
-	// count is the length in tokens of a prompt that ended past blocks behind the
-	// run, as an engine counted it; 0 if there was none.
+	seed       uint16 // random, for the keys of the children: record numbers change
+	// count is an engine's count of a prompt that ended past blocks after the run, in
+	// tokens; 0 if there is none.
 	count   int32
 	past    uint16 // in 1/65536
 	weighed bool   // the weight follows from an engine's counts
 }
 
-// hold says that a slot has the first n blocks of a run. One with refs counts
-// for requests in flight; then n is the whole run. It lies in one of its slot's
-// two lists: lru, ordered by touched, or parked: in use and not in the order,
-// because it is new or because eviction met it at the end of the order.
+// hold says that a slot has the first n blocks of a run. If requests in flight use it, refs
+// counts them and n is the whole run. A hold is in one of its slot's two lists: lru,
+// ordered by touched, or parked. A parked hold is in use and outside of the order, because
+// it is new or because eviction met it.
 type hold struct {
 	touched      uint64
-	run          uint32 // 0 when the record is free
+	run          uint32 // 0 in a free record
 	next         uint32 // in the run's list, or the next free record
 	newer, older uint32 // in the slot's list
 	n            int32
@@ -111,7 +106,7 @@ type slot struct {
 	inUseBlocks int64
 	lru, parked list
 	declared    bool
-	cleared     bool // the engine has nothing of it, it is to be emptied
+	cleared     bool // the engine has lost its cache; the slot is being emptied
 }
 
 type list struct{ front, back uint32 } // front is the most recent
@@ -121,10 +116,10 @@ func (r *run) live() bool     { return len(r.hashes) > 0 }
 func (h *hold) link() *uint32 { return &h.next }
 func (h *hold) live() bool    { return h.run != 0 }
 
-// Ref is what a request in flight keeps: see [Index.Acquire]. The zero value
-// stands for nothing.
+// Ref names what a request in flight uses: see [Index.Acquire]. The zero value names
+// nothing.
 type Ref struct {
-	run  uint32 // the deepest; splitting leaves it its number, and pinned runs do not move
+	run  uint32 // the deepest; it keeps its number when split, and pinned runs do not move
 	slot uint16
 }
 
@@ -137,16 +132,16 @@ func New(memory int64) *Index {
 		limit:  memory,
 		random: binary.LittleEndian.Uint64(b[16:]),
 		table: table{
-			// Keyed, so that nobody can choose prompts that collide.
+			// Keyed, so that clients cannot choose colliding prompts.
 			k0: binary.LittleEndian.Uint64(b[:]),
 			k1: binary.LittleEndian.Uint64(b[8:]),
 		},
 	}
 }
 
-// SetMemory changes the bound in bytes. When it is lower than before, what was
-// used longest ago is forgotten, little by little: Bytes does not grow until it
-// is within the bound, see [Index.Step]. What is in use stays until released.
+// SetMemory changes the bound in bytes. After a lower bound, the index evicts what was used
+// longest ago in steps: see [Index.Step]. Bytes does not grow until it is within the bound.
+// What is in use stays until released.
 func (x *Index) SetMemory(bytes int64) {
 	x.memory = bytes
 	x.limit = max(bytes, min(x.limit, x.Bytes()))
@@ -154,10 +149,10 @@ func (x *Index) SetMemory(bytes int64) {
 	x.settle(nil)
 }
 
-// SetCapacity declares a slot, or changes how many tokens its engine's cache
-// has room for; 0 means as many as memory allows. What is beyond a lower
-// capacity is forgotten, see [Index.Step]; what is in use stays until released.
-// Slots are numbers below 65536, and should be dense; others are ignored.
+// SetCapacity declares a slot, or changes the capacity of its engine's cache, in tokens; 0
+// means as much as memory allows. The index evicts what exceeds a lower capacity: see
+// [Index.Step]. What is in use stays until released. Slots are numbers below 65536, and
+// should be dense. Others are ignored.
 func (x *Index) SetCapacity(slot int, tokens int64) {
 	if slot < 0 || slot >= maxSlots {
 		return
@@ -169,7 +164,7 @@ func (x *Index) SetCapacity(slot int, tokens int64) {
 	x.settle(s)
 }
 
-// declare grows the slots by little: append would double what is accounted for.
+// declare grows the slots in small steps: append would double their memory.
 func (x *Index) declare(n int) {
 	if n >= cap(x.slots) {
 		grown := make([]slot, len(x.slots), (n/16+1)*16)
@@ -198,8 +193,8 @@ func (x *Index) Used(slot int) int64 {
 	return 0
 }
 
-// InUse returns the tokens that requests in flight use on the slot; those that
-// several share count once. 0 for an unknown slot.
+// InUse returns the tokens that requests in flight use on the slot. Shared tokens count
+// once. 0 for an unknown slot.
 func (x *Index) InUse(slot int) int64 {
 	if s := x.slot(slot); s != nil {
 		return s.inUse / 1000
@@ -219,9 +214,9 @@ func (x *Index) InUseBlocks(slot int) int64 {
 // any slot holds or uses.
 func (x *Index) Blocks() int64 { return x.blocks }
 
-// Bytes returns the size of all that the index keeps, spare records included.
-// It exceeds the bound only after that was lowered, until Step has caught up
-// and what is in use is released, or where the slots' own records do.
+// Bytes returns the size of all that the index keeps, including spare records. It exceeds
+// the bound only if the slots' own records do, or after the bound was lowered: then until
+// Step has caught up and what is in use is released.
 func (x *Index) Bytes() int64 {
 	return x.hashBytes + x.runs.bytes() + x.holds.bytes() + x.table.bytes() +
 		int64(cap(x.slots))*int64(unsafe.Sizeof(slot{})) + int64(unsafe.Sizeof(Index{}))

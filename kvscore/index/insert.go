@@ -5,17 +5,17 @@ import (
 	"sort"
 )
 
-// Acquire records that a prompt is sent to a slot: the slot holds its blocks
-// from now on, and they are in use until [Index.Release] is called with the
-// returned Ref, which must happen exactly once. It returns how many leading
-// blocks are in use for it: fewer than given if the slot's capacity or the
-// memory has no room because all else is in use too, or cannot be had with
-// little work; the rest is not tracked.
-// Blocks known already keep their weight. On a slot that was not declared it returns zero values,
-// as for an empty chain, and on one that was cleared until it is [Index.Idle].
+// Acquire records that a prompt is sent to a slot. The slot holds its blocks from now on.
+// They are in use until [Index.Release], which the caller must call exactly once with the
+// returned Ref. Known blocks keep their weight.
 //
-// It counts an arrival where the chain's match ended before (see [Match]), if
-// there was a match and the blocks taken reach to its end.
+// Acquire returns how many leading blocks it tracks. These are fewer than given if the
+// slot's capacity or the memory has no room, or if making room takes too much work. It
+// returns zero values for an empty chain, for a slot that was not declared, and for a
+// cleared slot until that is [Index.Idle].
+//
+// It counts an arrival where the chain's match ended before (see [Match]), if there was a
+// match and the tracked blocks reach its end.
 func (x *Index) Acquire(slot int, c *Chain) (Ref, int) {
 	s := x.open(slot)
 	if s == nil {
@@ -27,10 +27,10 @@ func (x *Index) Acquire(slot int, c *Chain) (Ref, int) {
 	return ref, n
 }
 
-// Touch records that the slot's engine has the whole chain, as at the end of a
-// request (prompt and answer): what is missing is inserted, all of it becomes
-// the most recently used. tokens is the chain's length as the engine counted it,
-// see [Index.RecordCount]; 0 is unknown. The rest is as for Acquire.
+// Touch records that the slot's engine has the whole chain, for example prompt and answer
+// at the end of a request. It inserts what is missing and makes all of it the most recently
+// used. tokens is the engine's count of the chain (see [Index.RecordCount]); 0 is unknown.
+// The rest is as for Acquire.
 func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	s := x.open(slot)
 	if s == nil {
@@ -45,7 +45,7 @@ func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	x.settle(s)
 }
 
-// open returns a slot that takes something new, or nil.
+// open returns a slot that can take new blocks, or nil.
 func (x *Index) open(slot int) *slot {
 	s := x.slot(slot)
 	if s != nil && s.cleared {
@@ -57,12 +57,12 @@ func (x *Index) open(slot int) *slot {
 	return s
 }
 
-// maxRuns bounds how deep a chain goes: each call walks all of its runs.
+// maxRuns bounds the runs of a chain: each call walks all of them.
 const maxRuns = 4096
 
-// acquire pins the chain run by run from the top; what is pinned already is
-// safe from the evictions that make room for the rest. When it comes to the
-// end of a run at the position arrival, it counts one there.
+// acquire pins the chain run by run from the top. Pinned runs are safe from the evictions
+// that make room for the rest. It counts an arrival at the end of the run that ends at the
+// position arrival.
 func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) {
 	root, blocks := c.Root, c.Blocks
 	parent, pos := uint32(0), 0
@@ -109,9 +109,9 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 	return Ref{run: parent, slot: slot}, pos
 }
 
-// affordable returns how many of the run's first blocks the slot can pin in one
-// step. If it holds a part of them it is that part: what is confirmed and what
-// is new must not be in one hold, or a failed request could not be undone.
+// affordable returns how many of the run's first blocks the slot can pin in one step. If the
+// slot holds a part of them, it is that part. Confirmed and new blocks must not share a
+// hold, or a failed request could not be undone.
 func (x *Index) affordable(s *slot, id uint32, slot uint16, blocks int) int {
 	r := x.runs.at(id)
 	if _, h := x.holdOf(r, slot); h != nil {
@@ -138,8 +138,8 @@ func (x *Index) pinDemand(id uint32, slot uint16, blocks int) demand {
 	return d
 }
 
-// grow adds a run below parent with as many of the blocks as there is room for,
-// pinned, and returns it; 0 if there is none.
+// grow adds a pinned run below parent with as many of the blocks as fit, and returns it; 0
+// if none fits.
 func (x *Index) grow(s *slot, slot uint16, parent uint32, root uint64, blocks []uint64, start int, weight int32) uint32 {
 	n := x.roomTokens(s, len(blocks), weight)
 	d := demand{runs: 1, holds: 1, hashes: hashCost(n)}
@@ -197,10 +197,9 @@ func (x *Index) holdOf(r *run, slot uint16) (uint32, *hold) {
 	return 0, nil
 }
 
-// split cuts a run in two and returns the new one, which is the upper: the
-// lower keeps its number, for Refs name the deepest run of their chain. Both
-// get copies of the hashes, so that either can be freed. Its tokens are divided
-// by the kinds of the blocks.
+// split cuts a run in two and returns the new one, which is the upper. The lower one keeps
+// its number, because Refs name the deepest run of their chain. Both get copies of the
+// hashes, so that either can be freed. The kinds of the blocks divide the run's tokens.
 func (x *Index) split(id uint32, at int, w *Weights) uint32 {
 	low := x.runs.at(id)
 	upper, lower := w.divide(low, at)
@@ -243,8 +242,8 @@ func (x *Index) split(id uint32, at int, w *Weights) uint32 {
 	return up
 }
 
-// splitHold gives the upper run its copy of a hold, next to it in the slot's
-// list on the recent side: tails are evicted before heads.
+// splitHold gives the upper run a copy of a hold. The copy follows the hold in the slot's
+// list on the recent side, because tails are evicted before heads.
 func (x *Index) splitHold(id uint32, h *hold, up uint32, at int32) {
 	r := x.runs.at(up)
 	cid, c := x.holds.take()

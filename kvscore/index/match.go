@@ -5,51 +5,47 @@ type Match struct {
 	// Held is, by slot, how many leading blocks of the chain the slot holds:
 	// computed there, or being computed by a request sent there.
 	Held []int32
-	// Tokens is, by slot, how many milli-tokens these are: as engines counted them
-	// where a prompt ended there (see [Index.RecordCount]), else estimated.
+	// Tokens is, by slot, the milli-tokens of these blocks. An engine has counted them if a
+	// prompt ended there (see [Index.RecordCount]); otherwise they are estimated.
 	Tokens []int64
 	// InUse is, by slot, how many leading blocks requests in flight use there.
 	InUse []int32
 	// Blocks is the greatest of all Held and InUse: where the match ends.
 	Blocks int
-	// Known is the length of the known prefix in blocks: Blocks, and more where a
-	// prompt ended whose part behind its last full block is known, too. KnownTokens
-	// is the same prefix in milli-tokens.
+	// Known is the length of the known prefix in blocks. It exceeds Blocks if a known
+	// prompt ended a part of a block later. KnownTokens is the same prefix in
+	// milli-tokens.
 	Known       float64
 	KnownTokens int64
-	// Counted is whether an engine counted KnownTokens. Else they are estimated.
+	// Counted is whether an engine counted KnownTokens. Otherwise they are estimated.
 	Counted bool
 	// Holders is the number of slots that hold all of Blocks; 0 if Blocks is 0.
 	Holders int
-	// Arrivals is how many earlier chains had their match end at the very place
-	// where this one's does.
+	// Arrivals is the number of earlier chains whose match ended at the same place.
 	//
-	// It tells a common stem from a conversation's own history. Below a system
-	// prompt every newcomer diverges at the same block: the first chain makes
-	// the prefix, the second finds its end inside a run nobody ended at (0
-	// here), and from the third on the count is 1, 2, 3... A conversation's
-	// next turn ends its match where its last turn ended, where nobody else
-	// comes. So a high number says that the matched prefix is worth having on
-	// more than one slot, a low one that it belongs to one user.
+	// It distinguishes a common stem from a conversation's own history. After a system
+	// prompt, every new chain diverges at the same block. The second chain finds 0 there,
+	// the third 1, the fourth 2. The next turn of a conversation ends its match where its
+	// last turn ended, and no other chain does. A high number therefore means a prefix
+	// that is worth having on several slots, a low one the prefix of one user.
 	//
-	// Acquire counts; Touch and Match do not. Asking the identical prompt again
-	// counts as well, at the prompt's end. A place's count is forgotten when no
-	// slot has the block before it any more. 0 when nothing matches.
+	// Acquire counts; Touch and Match do not. An identical prompt also counts, at its end.
+	// A count is lost when no slot has the block before it. 0 if nothing matches.
 	Arrivals int
-	// AtEnd is whether the match ends where an earlier chain ended or two have
-	// parted, and not within what only longer chains have. With Arrivals 0 the
-	// chain is most likely the next turn of a conversation.
+	// AtEnd is whether the match ends where an earlier chain ended or two chains parted,
+	// and not inside of a run. With Arrivals 0, the chain is most likely the next turn of
+	// a conversation.
 	AtEnd bool
-	// The longest prefix of the match that several chains have gone on from
-	// differently is shared: SharedArrivals counts them as Arrivals does, at least 8, and
-	// SharedHolders the slots that hold all of it. SharedTokens is its length in
-	// milli-tokens, 0 if there is none.
+	// The shared prefix is the longest prefix of the match after which at least 8 chains
+	// continue differently. SharedTokens is its length in milli-tokens, 0 if there is
+	// none. SharedArrivals counts these chains as Arrivals does, SharedHolders the slots
+	// that hold all of it.
 	SharedTokens                  int64
 	SharedArrivals, SharedHolders int
 }
 
-// minShared is the least number of chains that go on from a shared prefix. Fewer may be the
-// turns and branches of one conversation.
+// minShared is the least number of chains that continue from a shared prefix. Fewer may be
+// the turns and branches of one conversation.
 const minShared = 8
 
 func (m *Match) reset(slots int) {
@@ -65,9 +61,9 @@ func (m *Match) reset(slots int) {
 	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
 }
 
-// Match finds how much of a chain each slot has, in one walk of the trie. The
-// slices in m get one element for each slot up to the highest declared. It
-// changes nothing in the index, and allocates only to make m's slices larger.
+// Match finds how much of a chain each slot has, in one walk of the trie. The slices in m
+// get one element for each slot up to the highest declared one. Match does not change the
+// index, and allocates only to enlarge m's slices.
 func (x *Index) Match(c *Chain, m *Match) {
 	m.reset(len(x.slots))
 	parent, seed, blocks := uint32(0), uint16(0), c.Blocks
@@ -109,8 +105,8 @@ func (x *Index) Match(c *Chain, m *Match) {
 	}
 }
 
-// reach extends what is known of the chain's length to the first n blocks of a
-// run that begins behind so many milli-tokens. It returns the milli-tokens there.
+// reach extends the known length of the chain by the first n blocks of a run. before is the
+// milli-tokens before the run. It returns the milli-tokens at the end of these blocks.
 func (m *Match) reach(r *run, n int, before int64, c *Chain) (end int64) {
 	if n < len(r.hashes) {
 		upper, _ := c.Weights.divide(r, n)

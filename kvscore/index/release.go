@@ -1,13 +1,12 @@
 package index
 
-// Release ends what Acquire began; it must be called exactly once for each Ref
-// that Acquire returned. The zero Ref is ignored.
+// Release ends the use that Acquire began. The caller calls it exactly once for each Ref
+// that Acquire returned. It ignores the zero Ref.
 //
-// With keep the engine computed the prompt: its blocks become the most recently
-// used, and stay. Without keep it is unknown or untrue that it did: blocks that
-// no request has confirmed and none uses any more are forgotten; those known
-// from before stay as they were, not refreshed. After a [Index.Clear] in
-// between, keep is ignored, because what the engine computed is lost.
+// keep says that the engine has computed the prompt: its blocks stay and become the most
+// recently used. Without keep, Release removes the blocks that no request has confirmed or
+// uses, and does not refresh the others. After an [Index.Clear] in between, it ignores
+// keep, because the engine has lost the blocks.
 func (x *Index) Release(ref Ref, keep bool) {
 	if ref.run == 0 {
 		return
@@ -42,8 +41,8 @@ func (x *Index) release(ref Ref, keep bool) {
 		case !h.confirmed:
 			x.remove(hid)
 		case h.parked && !x.unpark(s, hid, h, &walk):
-			// Its place is too far to look for. If it becomes the most recent, so
-			// must all that is above it, for heads go after tails.
+			// Its place is too far away, so it becomes the most recent. All that is
+			// above it must follow, because heads are evicted after tails.
 			refresh = true
 			x.refresh(s, hid, h)
 		}
@@ -51,7 +50,7 @@ func (x *Index) release(ref Ref, keep bool) {
 	x.runs.unstick()
 }
 
-// refresh makes a hold the most recently used. From the tail to the head, so
+// refresh makes a hold the most recently used. The caller goes from the tail to the head, so
 // that the head is more recent.
 func (x *Index) refresh(s *slot, id uint32, h *hold) {
 	x.clock++
@@ -60,10 +59,10 @@ func (x *Index) refresh(s *slot, id uint32, h *hold) {
 	x.push(&s.lru, id)
 }
 
-// Clear records that the slot's engine lost its cache, as by a restart: what the
-// slot holds is forgotten, see [Index.Step], what is in use there when it is
-// released. Until it is [Index.Idle] the slot takes nothing new, so that
-// whoever has much there should go on with another.
+// Clear records that the slot's engine has lost its cache, for example by a restart. The
+// index removes what the slot holds (see [Index.Step]), and what is in use when it is
+// released. The slot takes nothing new until it is [Index.Idle]. The owner should use
+// another slot for the target until then.
 func (x *Index) Clear(slot int) {
 	s := x.slot(slot)
 	if s == nil || s.idle() {
@@ -115,12 +114,12 @@ func (x *Index) park(s *slot, id uint32, h *hold) {
 	x.push(&s.parked, id)
 }
 
-// maxWalk bounds how far Release looks for the places of holds in the order.
+// maxWalk bounds the search of Release for the places of holds in the order.
 const maxWalk = 1024
 
-// unpark puts a hold back where it was in the order, if that is within the walk
-// that is left. It was at the old end when it was parked, so only others of its
-// kind can be older: the walk is short.
+// unpark puts a hold back at its place in the order, if the rest of the walk reaches it. It
+// was at the old end when it was parked, so only other such holds can be older: the walk
+// is short.
 func (x *Index) unpark(s *slot, id uint32, h *hold, walk *int) bool {
 	older, newer := uint32(0), s.lru.back
 	for newer != 0 && x.before(x.holds.at(newer), h) {
@@ -146,8 +145,8 @@ func (x *Index) unpark(s *slot, id uint32, h *hold, walk *int) bool {
 	return true
 }
 
-// before reports whether a is to be evicted before b. Only halves of a split
-// hold were touched at the same time; of these the lower goes first.
+// before reports whether a is evicted before b. Only the halves of a split hold have equal
+// touched values; the lower half goes first.
 func (x *Index) before(a, b *hold) bool {
 	if a.touched != b.touched {
 		return a.touched < b.touched

@@ -1,18 +1,18 @@
 package index
 
-// Work is counted in records visited, about 0.1 µs each in a large index. These
-// are the bounds of one call.
+// Bounds of the work in one call, in records visited. A record takes about 0.1 µs in a large
+// index.
 const (
-	// roomWork is for what a chain needs room for at once.
+	// roomWork is for the room that a chain needs at once.
 	roomWork = 6144
-	// settleWork is for what is left from earlier calls.
+	// settleWork is for the work that earlier calls have left.
 	settleWork = 1024
-	// copied is how many hashes can be copied, or entries of the table, in the
-	// time that a record takes.
+	// copied is the number of hashes or table entries that are copied in the time of one
+	// record.
 	copied = 64
 )
 
-// begin lets a call do its work.
+// begin sets the work that a call may do.
 func (x *Index) begin() { x.left = roomWork }
 
 func (x *Index) spend(n int) {
@@ -20,8 +20,8 @@ func (x *Index) spend(n int) {
 	x.worked += uint64(n)
 }
 
-// settle ends a call that concerns a slot, or none: it does some of the work
-// that is left.
+// settle ends a call for a slot, or for none if s is nil. It does some of the remaining
+// work.
 func (x *Index) settle(s *slot) {
 	x.spend(x.table.worked / copied)
 	x.table.worked = 0
@@ -32,8 +32,8 @@ func (x *Index) settle(s *slot) {
 	x.shrink()
 }
 
-// shrink brings the index within its bound, and below it: a reserve makes room
-// for most chains without work.
+// shrink brings the index below its bound. The reserve gives most chains room without
+// work.
 func (x *Index) shrink() {
 	if x.runs.count() == 0 && len(x.runs.pages)+len(x.holds.pages) > 2 {
 		x.empty()
@@ -47,9 +47,8 @@ func (x *Index) shrink() {
 	x.limit = max(x.memory, min(x.limit, x.Bytes()))
 }
 
-// Step does about so much of the work that is left after memory or a capacity
-// was lowered or a slot cleared, counted in records visited. It reports whether
-// there may be more.
+// Step does a part of the work that a lower memory or capacity, or a cleared slot, leaves.
+// work is the number of records to visit. It reports whether there may be more.
 func (x *Index) Step(work int) (more bool) {
 	x.left = max(work, 1)
 	for i := range x.slots {
