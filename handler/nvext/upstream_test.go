@@ -137,7 +137,7 @@ func expect(m map[string]any, g Grants) {
 		}
 	}
 	drop(m, "router_config_override allowed_worker_ids session_control session_params cache_control")
-	only(m, strings.Join(topNames[:], " "))
+	only(m, names(fields))
 	for kind, names := range map[Grants]string{Pins: "backend_instance_id prefill_worker_id decode_worker_id dp_rank prefill_dp_rank", Overrides: "routing_constraints", Uploads: "metadata_upload", Explain: "extra_fields"} {
 		if g&kind == 0 {
 			drop(m, names)
@@ -148,9 +148,9 @@ func expect(m map[string]any, g Grants) {
 			delete(m, rank)
 		}
 	}
-	for name, in := range map[string][]string{"agent_hints": hintNames[:], "routing_constraints": constraintNames[:], "router": routerNames[:], "metadata_upload": uploadNames[:]} {
+	for name, in := range map[string][]field{"agent_hints": hintFields, "routing_constraints": constraintFields, "router": routerFields, "metadata_upload": uploadFields} {
 		if o, ok := m[name].(map[string]any); ok {
-			only(o, strings.Join(in, " "))
+			only(o, names(in))
 		}
 	}
 	if hints, ok := m["agent_hints"].(map[string]any); ok && g&Priorities == 0 {
@@ -165,4 +165,12 @@ func expect(m map[string]any, g Grants) {
 			return g&Explain == 0 && name != "request_id" && name != "token_ids" && name != "formatted_prompt"
 		})
 	}
+}
+
+func names(fields []field) string {
+	var all []string
+	for _, f := range fields {
+		all = append(all, f.name)
+	}
+	return strings.Join(all, " ")
 }
