@@ -1,6 +1,9 @@
 package nvext
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // field is a field of nvext, or of an object within it.
 type field struct {
@@ -51,8 +54,12 @@ var fields = []field{
 	{name: "max_thinking_tokens", read: func(p *parser) { p.ext.MaxThinkingTokens = p.uint32() }},
 	{name: "request_timestamp_ms", read: func(p *parser) { p.ext.RequestTimestampMS = p.number(anyNumber) }},
 	{name: "cache_salt", read: func(p *parser) { p.ext.CacheSalt = p.text() }},
-	{name: "annotations", needs: Explain, read: (*parser).annotations},
-	{name: "extra_fields", needs: Explain, read: (*parser).extraFields},
+	{name: "annotations", needs: Explain, read: func(p *parser) {
+		p.words(func(name string) { p.ext.Annotations |= annotationNamed(name) })
+	}},
+	{name: "extra_fields", needs: Explain, read: func(p *parser) {
+		p.words(func(name string) { p.ext.ExtraFields |= fieldNamed(name) })
+	}},
 	{name: "allowed_worker_ids", needs: Overrides, own: true, read: func(p *parser) { p.ext.AllowedWorkerIDs = p.ids() }},
 	{name: nameTokenData, read: (*parser).tokenData},
 	{name: "agent_hints", in: hintFields},
@@ -67,7 +74,7 @@ var fields = []field{
 
 var hintFields = []field{
 	{name: "priority", needs: Priorities, read: func(p *parser) {
-		n := p.signed(32, wantI32)
+		n := integer(p, 32, wantI32, strconv.ParseInt)
 		p.ext.AgentHints.Priority = Opt[int32]{int32(n.Value), n.Set}
 	}},
 	{name: "strict_priority", needs: Priorities, read: func(p *parser) { p.ext.AgentHints.StrictPriority = p.uint32() }},
@@ -104,7 +111,7 @@ func (p *parser) sessionControl() {
 var paramFields = []field{
 	{name: "id", read: func(p *parser) { p.ext.SessionParams.ID = p.text() }},
 	{name: "rid", read: func(p *parser) { p.ext.SessionParams.RID = p.text() }},
-	{name: "offset", read: func(p *parser) { p.ext.SessionParams.Offset = p.signed(64, wantI64) }},
+	{name: "offset", read: func(p *parser) { p.ext.SessionParams.Offset = integer(p, 64, wantI64, strconv.ParseInt) }},
 	{name: "replace", read: func(p *parser) { p.ext.SessionParams.Replace = p.bool() }},
 	{name: "drop_previous_output", read: func(p *parser) { p.ext.SessionParams.DropPreviousOutput = p.bool() }},
 }

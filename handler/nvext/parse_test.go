@@ -51,7 +51,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		PrefillWorkerID: Some[uint64](1<<53 + 1), DecodeWorkerID: Some[uint64](0), DPRank: Some[uint32](UnsetRank - 1), PrefillDPRank: Some[uint32](0),
 		MaxThinkingTokens: Some[uint32](math.MaxUint32), RequestTimestampMS: Some(math.MaxFloat64),
 		TokenData: []uint32{0, 1, math.MaxUint32}, TokenCount: 3, TokenSpan: got.TokenSpan,
-		Annotations: annotationsHarmless | AnnotationQueryOnly | annotationOther | annotationOwned, ExtraFields: 1<<9 - 1,
+		Annotations: annotationsHarmless | AnnotationQueryOnly | annotationOther | annotationOwned, ExtraFields: fieldOther<<1 - 1,
 		CacheSalt: "salt", MetadataUpload: "s3://bucket/x",
 		AgentHints: AgentHints{
 			Priority: Some[int32](math.MinInt32), StrictPriority: Some[uint32](math.MaxUint32), OSL: Some[uint32](1),

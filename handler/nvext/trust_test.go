@@ -195,17 +195,17 @@ func TestRetentionHasABound(t *testing.T) {
 // The handler finds headers by these names, and drops by these kinds.
 func TestHeaders(t *testing.T) {
 	all := 0
-	for set, names := range headerNames {
-		for _, header := range names {
+	for _, h := range headers {
+		for _, header := range h.names {
 			all++
-			if header != http.CanonicalHeaderKey(header) || HeaderNeeds(header) != headerGrants[set] {
+			if header != http.CanonicalHeaderKey(header) || HeaderNeeds(header) != h.needs {
 				t.Errorf("%s needs %v", header, HeaderNeeds(header))
 			}
 			var e Ext
 			if bad := e.ApplyHeaders(func(name string) (string, bool) { return "1", name == header }); len(bad) > 0 {
 				t.Errorf("%s is malformed", header)
 			}
-			if dropped, _ := e.Restrict(0); dropped != headerGrants[set] || !reflect.DeepEqual(e, Ext{}) {
+			if dropped, _ := e.Restrict(0); dropped != h.needs || !reflect.DeepEqual(e, Ext{}) {
 				t.Errorf("%s: dropped %v, left %+v", header, dropped, e)
 			}
 		}

@@ -2,19 +2,19 @@ package nvext
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// Cuts appends the parts of an nvext that a Dynamo frontend must not get, in
-// order and without overlaps. These are cut out, each with its comma:
-//   - fields that need a grant which g lacks, as Restrict drops them
-//   - the router's own fields (router_config_override, allowed_worker_ids)
+// Cuts appends edits that remove the parts of an nvext that a Dynamo frontend
+// must not get. The edits are in order and do not overlap. They remove:
+//   - fields that need a grant which g lacks, as Restrict does
+//   - the router's own fields: router_config_override, allowed_worker_ids
 //   - fields that Dynamo 1.3 and later refuse: session_control, session_params,
 //     cache_control, null, and all unknown fields
-//   - all but the last of several fields of one name, so that no other reader
-//     takes the first
-//   - cache_salt, if noSalt says that a tenant's salt stands for it
+//   - all but the last of several fields of one name: another reader might
+//     use the first
+//   - cache_salt, if noSalt says that a tenant's salt replaces it
 //
-// All other bytes stay, and the result is valid JSON. The ids of pins are those
-// of this router's workers, not Dynamo's: a caller that can translate them sends
-// headers, which win, and grants no Pins here. Parse must have accepted the nvext.
+// All other bytes stay, and the result is valid JSON. A pin's ids are those of
+// this router's workers, not Dynamo's: the caller grants no Pins here, and sends
+// translated pins as headers. Parse must have accepted the nvext.
 func Cuts(cuts []rawjson.Edit, raw []byte, g Grants, noSalt bool) []rawjson.Edit {
 	i := rawjson.SkipSpace(raw, 0)
 	if i == len(raw) || raw[i] != '{' {

@@ -65,25 +65,25 @@ func (p *parser) digits() string {
 // exponent.
 func isInteger(digits string) bool { return digits != "" && !strings.ContainsAny(digits, ".eE") }
 
-// unsigned reads an integer from 0 to the largest of that many bits.
-func (p *parser) unsigned(bits int, want string) (u Opt[uint64]) {
+// integer reads an integer of that many bits with one of strconv's functions.
+func integer[T any](p *parser, bits int, want string, parse func(s string, base, bits int) (T, error)) (i Opt[T]) {
 	digits := p.digits()
 	if !isInteger(digits) {
 		p.wrong(want)
-		return u
+		return i
 	}
-	n, err := strconv.ParseUint(digits, 10, bits)
+	n, err := parse(digits, 10, bits)
 	if err != nil {
 		p.invalid(want, describe(p.at.Of(p.raw)))
-		return u
+		return i
 	}
 	return Some(n)
 }
 
-func (p *parser) uint64() Opt[uint64] { return p.unsigned(64, wantU64) }
+func (p *parser) uint64() Opt[uint64] { return integer(p, 64, wantU64, strconv.ParseUint) }
 
 func (p *parser) uint32() Opt[uint32] {
-	n := p.unsigned(32, wantU32)
+	n := integer(p, 32, wantU32, strconv.ParseUint)
 	return Opt[uint32]{uint32(n.Value), n.Set}
 }
 
@@ -94,21 +94,6 @@ func (p *parser) rank() Opt[uint32] {
 		return Opt[uint32]{}
 	}
 	return n
-}
-
-// signed reads an integer of that many bits.
-func (p *parser) signed(bits int, want string) (i Opt[int64]) {
-	digits := p.digits()
-	if !isInteger(digits) {
-		p.wrong(want)
-		return i
-	}
-	n, err := strconv.ParseInt(digits, 10, bits)
-	if err != nil {
-		p.invalid(want, describe(p.at.Of(p.raw)))
-		return i
-	}
-	return Some(n)
 }
 
 func (p *parser) number(l limits) (f Opt[float64]) {
@@ -159,25 +144,25 @@ func (p *parser) action() Action {
 
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
 func (p *parser) ttl() time.Duration {
-	digits, unit, text := p.digits(), uint64(1), ""
+	digits, unit := p.digits(), uint64(1)
 	switch {
 	case isInteger(digits):
 	case p.at.First(p.raw) == '"':
-		text = p.at.Text(p.raw)
-		digits, unit = cutUnit(text)
+		digits, unit = cutUnit(p.at.Text(p.raw))
 	default:
 		p.wrong(wantTTL)
 		return 0
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
-	switch {
-	case (err != nil || n == 0) && p.digits() == "":
-		p.invalid(wantTTL, describeWord(text))
+	if err != nil || n == 0 {
+		got := describe(p.at.Of(p.raw))
+		if p.digits() == "" {
+			got = describeWord(p.at.Text(p.raw))
+		}
+		p.invalid(wantTTL, got)
 		return 0
-	case err != nil || n == 0:
-		p.invalid(wantTTL, describe(p.at.Of(p.raw)))
-		return 0
-	case n > uint64(MaxTTL/time.Second)/unit:
+	}
+	if n > uint64(MaxTTL/time.Second)/unit {
 		return MaxTTL
 	}
 	return time.Duration(n*unit) * time.Second
@@ -224,14 +209,6 @@ func (p *parser) words(each func(s string)) {
 			each(s)
 		}
 	})
-}
-
-func (p *parser) annotations() {
-	p.words(func(name string) { p.ext.Annotations |= annotationNamed(name) })
-}
-
-func (p *parser) extraFields() {
-	p.words(func(name string) { p.ext.ExtraFields |= fieldNamed(name) })
 }
 
 // ids reads a list of worker ids.
