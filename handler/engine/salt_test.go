@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// Who keeps caches apart gets the salt, and who does not get it does not.
+// An engine that isolates caches gets the salt. One that gets none does not.
 func TestKeepsApart(t *testing.T) {
 	on, off := Settings{CacheSalt: On}, Settings{CacheSalt: Off}
 	for _, c := range []struct {
@@ -64,14 +64,14 @@ func TestKeepsApart(t *testing.T) {
 			}
 			e := Engine{Type: kind, Info: Info{Version: "99.0"}}
 			if e.KeepsApart(a.Name()) && !strings.Contains(got.body, `"mine"`) {
-				t.Errorf("%s, %s keeps apart what it is not told: %s", kind, path, got.body)
+				t.Errorf("%s, %s keeps caches apart without getting the salt: %s", kind, path, got.body)
 			}
 		}
 	}
 }
 
-// TestSGLangSessionsAreOpenedInTheirScope has a tenant open a session, use it by
-// the name that it chose and by the one that it was told, and close it.
+// TestSGLangSessionsAreOpenedInTheirScope has a tenant open a session, use it by its
+// own id and by the engine's, and close it.
 func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 	send := func(path, body string) string {
 		t.Helper()

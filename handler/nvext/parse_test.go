@@ -16,8 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// every has each field of both generations, with what its values can be at the
-// most.
+// every has each field of both generations, with extreme values.
 var every = strings.ReplaceAll(`{"greed_sampling":true,"use_raw_prompt":false,
 "annotations":["request_id","token_ids","formatted_prompt","query_instance_id:","output_replay_id","x-bypass-remote-prefill"],
 "backend_instance_id":18446744073709551615,"token_data":[0,1,4294967295],"max_thinking_tokens":4294967295,
@@ -69,7 +68,7 @@ func TestParseReadsEveryField(t *testing.T) {
 	}
 }
 
-// Nothing is what nvext says if each field is null, or there is none.
+// An nvext of nulls, or without fields, says nothing.
 func TestParseTakesNullForAbsent(t *testing.T) {
 	var nulls []string
 	for _, f := range fields {
@@ -134,8 +133,8 @@ func message(err error) string {
 	return err.Error()
 }
 
-// The cases of dynamo-llm's own test of session_control, and what it leaves
-// open: a timeout that overflows.
+// The cases of dynamo-llm's own test of session_control, and timeouts that
+// overflow.
 func TestParseSessionControlAsTheReference(t *testing.T) {
 	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour}
 	for _, c := range []struct {
@@ -244,8 +243,8 @@ func at(field, value string) string {
 	return `{"` + field + `":` + value + `}`
 }
 
-// A wrong value of what needs trust is an error where it is trusted, and
-// dropped where it is not.
+// A wrong value of a field that needs a grant is an error with the grant, and is
+// dropped without.
 func TestWrongValuesAreErrorsWhereTrusted(t *testing.T) {
 	taints := strings.Repeat(`"t",`, MaxList) + `"t"`
 	for _, c := range []struct {
@@ -392,7 +391,7 @@ func TestParseRefusesMalformed(t *testing.T) {
 	}
 }
 
-// Answers to what the plan asks of an Ext.
+// The methods of an Ext that the plan uses.
 func TestExtAnswers(t *testing.T) {
 	for raw, want := range map[string]float64{
 		`{}`: 0, `{"priority":3}`: 3, `{"priority":-3}`: 0, `{"latency_sensitivity":2.5}`: 2.5, `{"priority":4,"latency_sensitivity":9}`: 4, `{"priority":0,"latency_sensitivity":9}`: 0,
@@ -414,8 +413,8 @@ func TestExtAnswers(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that what is accepted means the same when it is written
-// anew, by another reader, and that types are what that one sees.
+// FuzzParse reads an accepted nvext with another reader, which writes it anew: the
+// meaning stays, and the types agree.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		every, `{"session_control":{"session_id":"a\u0000"}}`, `{"session_control":[],"session_control":{}}`, `5`, `{"a":[[[]]]}`,
@@ -442,8 +441,8 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("strict: %v", err)
 			}
 		}
-		// The standard library replaces invalid UTF-8 and lone surrogates,
-		// which are passed on here.
+		// The standard library replaces invalid UTF-8 and lone surrogates. Parse
+		// keeps invalid UTF-8.
 		if !utf8.Valid(raw) || bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
 			return
 		}
@@ -483,7 +482,7 @@ func sortTaints(e *Ext) {
 	}
 }
 
-// checkTypes compares a few fields with what another reader has found.
+// checkTypes compares a few fields with those of another reader.
 func checkTypes(t *testing.T, raw map[string]any, ext *Ext) {
 	t.Helper()
 	n, _ := raw["backend_instance_id"].(json.Number)

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// What needs no trust needs none, and each kind is told apart.
+// Needs returns the kinds that a request uses, and none for harmless fields.
 func TestNeeds(t *testing.T) {
 	for raw, want := range map[string]Grants{
 		`{}`: 0, `{"cache_salt":"s","agent_hints":{"osl":5},"annotations":["request_id"],"session_control":{"session_id":"s"}}`: 0,
 		`{"dp_rank":4294967295}`:                              0,
 		`{"dp_rank":0}`:                                       Pins,
-		`{"dp_rank":-1}`:                                      Pins, // wrong, but asked for
+		`{"dp_rank":-1}`:                                      Pins, // wrong values count
 		`{"agent_hints":{"priority":0}}`:                      Priorities,
 		`{"cache_control":{}}`:                                Priorities,
 		`{"cache_control":{"ttl":0}}`:                         Priorities,
@@ -168,7 +168,7 @@ func TestApplyHeaders(t *testing.T) {
 	}
 }
 
-// TestHeaderNeeds has headers that are held back, and some that look alike.
+// TestHeaderNeeds has headers that need grants, and similar ones that do not.
 func TestHeaderNeeds(t *testing.T) {
 	for name, want := range map[string]Grants{
 		"X-Dynamo-Meta-Policy-Class": Priorities, "X-Dynamo-Meta-Anything": Priorities,
@@ -182,7 +182,7 @@ func TestHeaderNeeds(t *testing.T) {
 	}
 }
 
-// TestRetentionHasABound moves what a client asks for below the operator's.
+// TestRetentionHasABound checks that the operator bounds a client's ttl.
 func TestRetentionHasABound(t *testing.T) {
 	for ttl, want := range map[string]time.Duration{`"5m"`: 5 * time.Minute, `"100000h"`: time.Hour, `3601`: time.Hour, `18446744073709551615`: time.Hour} {
 		ext, err := Parse([]byte(`{"cache_control":{"ttl":`+ttl+`}}`), Options{MaxRetention: time.Hour})
@@ -192,7 +192,7 @@ func TestRetentionHasABound(t *testing.T) {
 	}
 }
 
-// The handler finds headers by these names, and drops by these kinds.
+// Each header has a canonical name, and Restrict drops what it sets.
 func TestHeaders(t *testing.T) {
 	all := 0
 	for _, h := range headers {

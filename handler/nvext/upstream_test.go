@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// without cuts, in order.
+// without returns raw without the cuts, which must be in order.
 func without(t testing.TB, raw []byte, cuts []rawjson.Edit) []byte {
 	t.Helper()
 	var out []byte
@@ -70,8 +70,8 @@ func TestCuts(t *testing.T) {
 	}
 }
 
-// FuzzCuts checks a cut nvext with another reader: it is valid, and
-// equals the original but for the fields that are named here.
+// FuzzCuts checks a cut nvext with another reader: it is valid, and equals the
+// original without the fields named here.
 func FuzzCuts(f *testing.F) {
 	for _, s := range []string{every, `{"dp_rank":1,"dp_rank":2,"x":[],"x":{}}`, `{"annotations":["a","request_id","b"],"agent_hints":{"priority":1,"q":null}}`, `{"session_control":{"timeout":0,"session_id":"s"}}`, `{"cache_control":{"type":"ephemeral","ttl":" h"}}`} {
 		f.Add([]byte(s), uint8(0))
@@ -89,9 +89,9 @@ func FuzzCuts(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
-		// What goes on is what is honoured here.
+		// A Dynamo gets what the router honours.
 		if _, err := before.Restrict(g); err != nil {
-			return // it is refused
+			return // the router refuses the request
 		}
 		if before.AgentHints != after.AgentHints || before.DPRank != after.DPRank || before.Annotations != after.Annotations {
 			t.Fatalf("%s became %s: %+v, but %+v is honoured", raw, out, after, before)
@@ -122,7 +122,7 @@ func decode(raw []byte, to *map[string]any) error {
 	return d.Decode(to)
 }
 
-// expect does to a decoded nvext what Cuts does to its bytes.
+// expect does with a decoded nvext what Cuts does with its bytes.
 func expect(m map[string]any, g Grants) {
 	drop := func(m map[string]any, names string) {
 		for name := range strings.FieldsSeq(names) {
