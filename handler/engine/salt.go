@@ -40,10 +40,10 @@ var salts = map[string]salted{
 // maxVLLMSalt is the longest salt that vLLM accepts, in characters.
 const maxVLLMSalt = 1024
 
-// KeepsApart returns whether an engine isolates the caches of requests with
+// IsolatesCaches returns whether an engine isolates the caches of requests with
 // different salts, in an API: the engine gets the salt there and heeds it, or the
 // operator says so.
-func (e *Engine) KeepsApart(api string) bool {
+func (e *Engine) IsolatesCaches(api string) bool {
 	set, version := e.Settings, e.Info.Version
 	if set.CacheSalt == Off {
 		return false

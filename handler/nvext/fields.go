@@ -25,11 +25,7 @@ type field struct {
 // maxFields is the largest number of fields in one object.
 const maxFields = 22
 
-const (
-	nameTokenData = "token_data"
-	// wantFull is what a text should be that must say something.
-	wantFull = "a string that is not empty"
-)
+const nameTokenData = "token_data"
 
 // indexOf returns the index of the field of that name, -1 if there is none.
 func indexOf(fields []field, name string) int {

@@ -15,6 +15,7 @@ const (
 	wantObject  = "an object"
 	wantBool    = "a boolean"
 	wantString  = "a string"
+	wantFull    = "a string that is not empty"
 	wantStrings = "an array of at most 64 strings"
 	wantWeights = "an object of at most 64 numbers"
 	wantText    = "a string of at most 8192 bytes"
