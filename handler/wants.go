@@ -100,7 +100,7 @@ func (p *pool) isolates(want *Wants, w *worker) bool {
 		return true
 	}
 	e := p.engineOf(w)
-	return e.KeepsApart(want.API)
+	return e.IsolatesCaches(want.API)
 }
 
 // isChoosy returns whether workers may be unfit for another reason than their models.

@@ -9,46 +9,44 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Request is what is known of a request, and of the worker that it goes to,
-// before it is put into the words of that worker's engine.
+// Request is a request on its way to a worker, before Adapt.
 type Request struct {
-	// API is the name of the client's API, else what PostTo has of the path.
+	// API is the name of the client's API, else the result of PostTo.
 	API string
-	// Salt keeps the request's cache and sessions apart, empty if nothing does:
-	// that of Ext, or the one that the body has beside nvext.
+	// Salt isolates the request's cache and sessions: the salt of Ext, or of the
+	// body outside nvext. It is empty for a request without isolation.
 	Salt string
 	// Sent are the client's headers, in the canonical form of net/http.
 	Sent map[string][]string
-	// Body changes the request's body. It is nil if that was not read.
+	// Body edits the request's body. It is nil for a body that was not read.
 	Body *api.Editor
-	// Ext is what the client says to the router, less what is not granted.
+	// Ext is what the client says to the router, without what is not granted.
 	Ext *nvext.Ext
-	// Grants are what Ext was restricted to.
+	// Grants are the grants by which Ext was restricted.
 	Grants nvext.Grants
-	// Rank is the data-parallel rank that was chosen, of so many Ranks.
+	// Rank is the selected data-parallel rank. Ranks is the number of ranks.
 	Rank  uint32
 	Ranks int
-	// GiveTokens is whether the ids of token_data take the place of the body's
-	// prompt.
+	// GiveTokens replaces the body's prompt by the ids of token_data.
 	GiveTokens bool
 }
 
-// Settings are what an operator says of an engine that it may not tell.
+// Settings are what an operator says of an engine that may not report it.
 type Settings struct {
-	// Priority is whether the engine orders requests by their priority.
-	// Engines that do not may refuse those that have one.
+	// Priority says whether the engine orders requests by priority. Other engines
+	// may refuse requests that have one.
 	Priority Switch
-	// ThinkingBudget is whether the engine takes a limit of reasoning tokens.
+	// ThinkingBudget says whether the engine accepts a limit of reasoning tokens.
 	ThinkingBudget Switch
-	// CacheSalt is whether the engine keeps the caches of requests with
-	// different salts apart, in each API in which it is given one.
+	// CacheSalt says whether the engine isolates the caches of requests with
+	// different salts, in each API in which it gets one.
 	CacheSalt Switch
-	// DynamoInstance is the instance that a worker's pins mean to the Dynamo
-	// behind it, 0 if they mean nothing there.
+	// DynamoInstance is the instance of the Dynamo behind the worker that a pin to
+	// the worker means. 0 means no instance.
 	DynamoInstance uint64
 }
 
-// Switch is a setting that may be left to what an engine tells.
+// Switch is a setting that may depend on what an engine reports.
 type Switch uint8
 
 // The switches.
@@ -58,7 +56,7 @@ const (
 	Off
 )
 
-// ParseSwitch returns the switch of a word: `on`, `off`, and `auto` or nothing.
+// ParseSwitch returns the switch for a word: `on`, `off`, and `auto` or nothing.
 // It is not ok for anything else.
 func ParseSwitch(word string) (s Switch, ok bool) {
 	switch word {
@@ -72,32 +70,32 @@ func ParseSwitch(word string) (s Switch, ok bool) {
 	return Auto, false
 }
 
-// or returns whether it is on, where told is what counts for Auto.
-func (s Switch) or(told bool) bool { return s == On || s == Auto && told }
+// or returns whether the switch is on. Auto follows what the engine reported.
+func (s Switch) or(reported bool) bool { return s == On || s == Auto && reported }
 
-// Header is a request header. An engine gets this value and no other.
+// Header is a request header. The engine gets this value instead of the client's.
 type Header struct {
 	// Name is in the canonical form of net/http.
 	Name  string
 	Value string
-	// Default leaves the client's own value, if it sends one.
+	// Default keeps the client's value, if there is one.
 	Default bool
 }
 
-// Adapted is what an engine gets in place of what the client sent.
+// Adapted is what an engine gets instead of what the client sent.
 type Adapted struct {
-	// Headers are set. The client's own that name a worker or a rank are taken
-	// out by the caller.
+	// Headers are to be set. The caller removes the client's headers that name a
+	// worker or a rank.
 	Headers []Header
-	// Lacks are the fields of nvext that this engine, or this API of it, has
-	// nothing for. They are dropped.
+	// Lacks are the fields of nvext that this engine cannot use in this API. Adapt
+	// has dropped them.
 	Lacks Fields
-	// Dropped are the kinds of trust that members of the engine's own would have
-	// needed, which were cut out.
+	// Dropped are the grants that the client lacks for members of the engine's own.
+	// Adapt has removed those members.
 	Dropped nvext.Grants
 }
 
-// Fields are fields of nvext that are for the engine.
+// Fields are fields of nvext for the engine.
 type Fields uint16
 
 // The fields.
@@ -119,8 +117,8 @@ var fieldNames = [fieldCount]string{
 	"agent_hints.priority", "metadata_upload",
 }
 
-// Names calls yield with the name of each field in f. It is a sequence: range
-// over it. The names are good as label values.
+// Names is an iterator over the names of the fields in f. They are fit for label
+// values.
 func (f Fields) Names(yield func(string) bool) {
 	for n, name := range fieldNames {
 		if f>>n&1 == 1 && !yield(name) {
@@ -142,30 +140,30 @@ func said(e *nvext.Ext) (f Fields) {
 	return f
 }
 
-// Speaks tells whether anything that a client says in headers or in its body is
-// for the engine.
+// Speaks returns whether a client says anything for the engine, in headers or in
+// its body.
 func Speaks(e *nvext.Ext) bool {
 	return said(e) != 0 || e.Session() != "" || e.BackendInstanceID.Set || e.DecodeWorkerID.Set
 }
 
-// Adapt puts a request into the engine's words. The changes of the body are in
-// r.Body.
+// Adapt puts a request into the engine's own members and headers. It edits r.Body.
 func (e *Engine) Adapt(r *Request) Adapted {
 	f := fit{Request: r, Engine: e, said: said(r.Ext)}
 	if e.Type == Dynamo {
 		f.toDynamo()
 		return f.Adapted
 	}
-	if e.TakesRank() {
-		f.rankByHeader()
+	if e.TakesRank() && f.Ranks > 1 {
+		f.header(HeaderRank, strconv.FormatUint(uint64(f.Rank), 10))
 	}
 	if e.Type == SGLang {
 		f.sglangRank()
 		f.sglangSessions()
 	}
-	if f.plain() {
+	if f.cutNVExt() {
 		f.greedy()
 		f.giveTokens()
+		f.cacheSalt()
 		switch e.Type {
 		case VLLM:
 			f.toVLLM()
@@ -175,21 +173,23 @@ func (e *Engine) Adapt(r *Request) Adapted {
 			f.toTRTLLM()
 		case LlamaCpp:
 			f.toLlamaCpp()
-		default:
-			f.toOther()
 		}
 	}
 	f.guard()
-	f.Lacks |= f.said // what nobody took is dropped
+	f.Lacks |= f.said
 	return f.Adapted
 }
 
-// fit is one request being put into the words of an engine.
+// HeaderRank is vLLM's header for the rank, in the canonical form of net/http.
+// Newer versions of SGLang read it, too.
+const HeaderRank = "X-Data-Parallel-Rank"
+
+// fit is one request for one engine.
 type fit struct {
 	*Request
 	*Engine
 	Adapted
-	said      Fields        // and not dealt with yet
+	said      Fields        // the fields that the engine did not get yet
 	samplings []*api.Editor // see sampling
 	scope     string        // of the salt, see sglangSessions
 }
@@ -204,13 +204,12 @@ const (
 	apiTokens      = "tokens"   // vLLM's /inference/v1/generate
 )
 
-// on tells whether the request is of one of the APIs.
+// on returns whether the request is of one of the APIs.
 func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
 
-// plain takes nvext out for an engine that does not know it. It returns false if
-// there is no more to be done. Null is the same as nothing to all but
-// TensorRT-LLM, which refuses members that it does not know.
-func (f *fit) plain() bool {
+// cutNVExt removes nvext from the body. It returns false if nothing else is to be
+// done. Only TensorRT-LLM refuses a null member that it does not know.
+func (f *fit) cutNVExt() bool {
 	if f.Body == nil {
 		return false
 	}
@@ -222,8 +221,8 @@ func (f *fit) plain() bool {
 	return f.said != 0
 }
 
-// takes tells whether a field is there to be given to the engine, which takes it
-// if ok.
+// takes returns whether the caller must give a field to the engine: the client
+// said it, and the engine accepts it (ok). The field is then dealt with.
 func (f *fit) takes(field Fields, ok bool) bool {
 	if f.said&field == 0 || !ok {
 		return false
@@ -237,35 +236,21 @@ func (f *fit) header(name, value string) {
 	f.Headers = append(f.Headers, Header{Name: name, Value: value})
 }
 
-// HeaderRank is the header by which vLLM is told the rank, in the canonical form
-// of net/http. SGLang reads it, too, in newer versions.
-const HeaderRank = "X-Data-Parallel-Rank"
-
-// rankByHeader tells the rank where there are several.
-func (f *fit) rankByHeader() {
-	if f.Ranks > 1 {
-		f.header(HeaderRank, strconv.FormatUint(uint64(f.Rank), 10))
-	}
-}
-
 // greedy asks for the likeliest token each time: temperature 0.
 func (f *fit) greedy() {
-	zero := []byte{'0'}
-	switch {
-	case f.takes(GreedSampling, f.on(apiChat, apiCompletions, apiResponses, apiMessages)):
-		f.Body.Set("temperature", zero)
-	case f.said&GreedSampling == 0:
-	case f.on(apiGenerate, apiTokens):
-		all, ok := f.sampling()
+	all, ok := []*api.Editor{f.Body}, f.on(apiChat, apiCompletions, apiResponses, apiMessages)
+	if f.said&GreedSampling != 0 && f.on(apiGenerate, apiTokens) {
+		all, ok = f.sampling()
+	}
+	if f.takes(GreedSampling, ok) {
 		for _, in := range all {
-			in.Set("temperature", zero)
+			in.Set("temperature", []byte{'0'})
 		}
-		f.takes(GreedSampling, ok)
 	}
 }
 
-// sampling returns the objects in sampling_params: one, or in a list one for
-// each prompt.
+// sampling returns the objects in sampling_params: one object, or a list with one
+// for each prompt.
 func (f *fit) sampling() (all []*api.Editor, ok bool) {
 	if f.samplings == nil {
 		if in, ok := f.Body.Object("sampling_params"); ok {
@@ -277,19 +262,17 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 	return f.samplings, f.samplings != nil
 }
 
-// part returns a part of the nvext at a place of the body.
-func (f *fit) part(at, s rawjson.Span) []byte {
-	return f.Body.Text(at.Within(s))
-}
-
-// integer sets a member of the body to a number, or replaces the client's.
+// integer sets a member of the body to a number.
 func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
 
-// text is integer for a text.
+// text sets a member of the body to a text.
 func (f *fit) text(member, s string) { f.Body.Set(member, quoted(s)) }
 
-// short returns a text as it is if it is no longer than most bytes, else a digest
-// of it, which has 71.
+// quoted returns a text as JSON.
+func quoted(s string) []byte { return rawjson.AppendString(nil, s) }
+
+// short returns a text of at most that many bytes unchanged, else a digest of it,
+// which has 71.
 func short(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -297,5 +280,4 @@ func short(s string, most int) string {
 	return digest([]byte(s))
 }
 
-// digest returns a digest of a text.
 func digest(s []byte) string { return "sha256:" + nvext.Digest(s) }

@@ -11,13 +11,13 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// paths are those of the clients' APIs.
+// paths are the paths of the clients' APIs.
 var paths = []string{
 	"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate", "/v1/embeddings",
 	"/v1/rerank", "/v1/score", "/v1/classify", "/pooling", "/v1/messages/count_tokens",
 }
 
-// apiOf returns the API of a path, or what reads those of none.
+// apiOf returns the API of a path, or the one for all other paths.
 func apiOf(path string) api.API {
 	if a := api.For(path); a != nil {
 		return a
@@ -38,7 +38,7 @@ type asked struct {
 	Engine
 }
 
-// adapted puts a request into the words of an engine. set may change both.
+// adapted returns what an engine gets of a request. set may change both.
 func adapted(t testing.TB, kind, path, body string, set func(*asked)) outcome {
 	t.Helper()
 	a := apiOf(path)
@@ -86,7 +86,7 @@ func off(r *asked) { r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off }
 func TestAdapt(t *testing.T) {
 	const chat, completions, generate, tokens = "/v1/chat/completions", "/v1/completions", "/generate", "/inference/v1/generate"
 	long := strings.Repeat("s", 1025)
-	told := func(told Info) func(*asked) { return func(r *asked) { r.Info = told } }
+	reports := func(info Info) func(*asked) { return func(r *asked) { r.Info = info } }
 	salt := func(salt string) func(*asked) { return func(r *asked) { r.Salt = salt } }
 	for _, c := range []struct {
 		name, kind, path, body, want string
@@ -108,22 +108,22 @@ func TestAdapt(t *testing.T) {
 		{"priority", VLLM, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, on, ""},
 		{"priority that is in the body", VLLM, chat, `{"priority":9,"nvext":{"agent_hints":{"priority":-2147483648}}}`, `{"priority":2147483648}`, on, ""},
 		{"priority that is off", VLLM, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{}`, nil, "agent_hints.priority"},
-		{"priority of SGLang", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, told(Info{Priority: true}), ""},
+		{"priority of SGLang", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, reports(Info{Priority: true}), ""},
 		{"priority of SGLang as configured", SGLang, completions, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":5}`, on, ""},
-		{"priority of SGLang, low first", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, told(Info{Priority: true, LowFirst: true}), ""},
+		{"priority of SGLang, low first", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{"priority":-5}`, reports(Info{Priority: true, LowFirst: true}), ""},
 		{"priority of SGLang that is off", SGLang, chat, `{"nvext":{"agent_hints":{"priority":5}}}`, `{}`, nil, "agent_hints.priority"},
 		{"priority of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{"priority":0.75}`, on, ""},
 		{"priority of TensorRT-LLM, lowest", TRTLLM, completions, `{"nvext":{"agent_hints":{"priority":-1}}}`, `{"priority":0.25}`, on, ""},
 		{"priority of TensorRT-LLM that is off", TRTLLM, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{}`, nil, "agent_hints.priority"},
 		{"priority of llama.cpp", LlamaCpp, chat, `{"nvext":{"agent_hints":{"priority":1}}}`, `{}`, on, "agent_hints.priority"},
-		{"retention", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"},"agent_hints":{"priority":5}}}`, `{"priority":5,"retention_seconds":300}`, told(Info{PriorityEviction: true}), ""},
-		{"retention that is unknown", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, told(Info{Priority: true}), "cache_control"},
+		{"retention", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"},"agent_hints":{"priority":5}}}`, `{"priority":5,"retention_seconds":300}`, reports(Info{PriorityEviction: true}), ""},
+		{"retention that is unknown", SGLang, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, reports(Info{Priority: true}), "cache_control"},
 		{"retention of vLLM", VLLM, chat, `{"nvext":{"cache_control":{"ttl":"5m"}}}`, `{}`, on, "cache_control"},
 		{"thinking", VLLM, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_token_budget":9}`, on, ""},
 		{"thinking that is off", VLLM, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, nil, "max_thinking_tokens"},
 		{"thinking of tokens", VLLM, tokens, `{"token_ids":[1],"sampling_params":{"n":1},"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"token_ids":[1],"sampling_params":{"n":1,"temperature":0,"thinking_token_budget":9}}`, on, ""},
-		{"thinking of SGLang", SGLang, chat, `{"custom_params":{"x":1},"nvext":{"max_thinking_tokens":9}}`, `{"custom_params":{"x":1,"thinking_budget":9}}`, told(Info{StrictThinking: true}), ""},
-		{"thinking of SGLang's generate", SGLang, generate, `{"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"sampling_params":{"temperature":0,"custom_params":{"thinking_budget":9}}}`, told(Info{StrictThinking: true}), ""},
+		{"thinking of SGLang", SGLang, chat, `{"custom_params":{"x":1},"nvext":{"max_thinking_tokens":9}}`, `{"custom_params":{"x":1,"thinking_budget":9}}`, reports(Info{StrictThinking: true}), ""},
+		{"thinking of SGLang's generate", SGLang, generate, `{"nvext":{"max_thinking_tokens":9,"greed_sampling":true}}`, `{"sampling_params":{"temperature":0,"custom_params":{"thinking_budget":9}}}`, reports(Info{StrictThinking: true}), ""},
 		{"thinking of SGLang that is off", SGLang, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{}`, func(r *asked) { r.Info.StrictThinking = true; off(r) }, "max_thinking_tokens"},
 		{"thinking of TensorRT-LLM", TRTLLM, completions, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_token_budget":9}`, on, ""},
 		{"thinking of llama.cpp", LlamaCpp, chat, `{"nvext":{"max_thinking_tokens":9}}`, `{"thinking_budget_tokens":9}`, nil, ""},
@@ -149,7 +149,7 @@ func TestAdapt(t *testing.T) {
 		{"salt beside, of SGLang's messages", SGLang, "/v1/messages", `{"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of vLLM's messages", VLLM, "/v1/messages", `{"cache_salt":"victim","nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
 		{"salt of vLLM's embeddings", VLLM, "/v1/embeddings", `{"input":"x","nvext":{"cache_salt":"s"}}`, `{"input":"x","cache_salt":"s"}`, nil, ""},
-		{"salt of nobody's tenant", LlamaCpp, chat, `{"cache_salt":"own"}`, `{"cache_salt":"own"}`, nil, ""},
+		{"salt without a tenant", LlamaCpp, chat, `{"cache_salt":"own"}`, `{"cache_salt":"own"}`, nil, ""},
 		{"salt and SGLang's extra_key", SGLang, chat, `{"extra_key":"k","nvext":{"cache_salt":"s"}}`, `{"extra_key":"` + short("s", 0) + `k","cache_salt":"s"}`, nil, ""},
 		{"SGLang's extra_key alone", SGLang, chat, `{"extra_key":"k"}`, `{"extra_key":"k"}`, nil, ""},
 		{"salt of SGLang's generate", SGLang, generate, `{"text":"x","extra_key":["a"],"nvext":{"cache_salt":"s"}}`, `{"text":"x","extra_key":"` + short("s", 0) + `[\"a\"]","cache_salt":"s"}`, nil, ""},
@@ -159,7 +159,7 @@ func TestAdapt(t *testing.T) {
 		{"session of another one's scope", SGLang, chat, `{"session_id":"` + ScopedSession("u", "s") + `"}`, `{"session_id":"` + ScopedSession("t", ScopedSession("u", "s")) + `"}`, salt("t"), ""},
 		{"own priority", VLLM, chat, `{"priority":-9}`, `{}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
 		{"own priority that is granted", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, on, ""},
-		{"own priority where nobody orders", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"own priority of an engine without priorities", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own priority in place of which the router's is", VLLM, chat, `{"priority":-9,"nvext":{"agent_hints":{"priority":-5}}}`, `{"priority":5}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
 		{"own priority of SGLang's embeddings", SGLang, "/v1/embeddings", `{"priority":9,"input":"x"}`, `{"input":"x"}`, func(r *asked) { r.Info.Priority, r.Grants = true, 0 }, ""},
 		{"own rank where one is known", SGLang, chat, `{"routed_dp_rank":3,"a":1,"data_parallel_rank":null}`, `{"a":1,"data_parallel_rank":null}`, func(r *asked) { r.Grants = 0 }, ""},
@@ -170,7 +170,7 @@ func TestAdapt(t *testing.T) {
 		{"salt of TensorRT-LLM's completions", TRTLLM, completions, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of llama.cpp", LlamaCpp, chat, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
 		{"salt of an unknown one", "", chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
-		{"what nobody takes", VLLM, chat, `{"nvext":{"use_raw_prompt":true,"metadata_upload":{"url":"u"},"router":{"ttft_target":1},"agent_hints":{"osl":5,"speculative_prefill":true}}}`, `{}`, on, "use_raw_prompt metadata_upload"},
+		{"what no engine accepts", VLLM, chat, `{"nvext":{"use_raw_prompt":true,"metadata_upload":{"url":"u"},"router":{"ttft_target":1},"agent_hints":{"osl":5,"speculative_prefill":true}}}`, `{}`, on, "use_raw_prompt metadata_upload"},
 		{"rank of SGLang", SGLang, chat, `{"routed_dp_rank":7,"a":1,"data_parallel_rank":7}`, `{"routed_dp_rank":1,"a":1}`, func(r *asked) {
 			r.Rank, r.Ranks, r.Info.Version = 1, 2, "0.5.10"
 		}, ""},
@@ -181,7 +181,7 @@ func TestAdapt(t *testing.T) {
 			"Dynamo", Dynamo, chat, `{"nvext":{"a":1},"temperature":1,"nvext":{"greed_sampling":true,"cache_control":{},"dp_rank":1}}`,
 			`{"temperature":1,"nvext":{"greed_sampling":true}}`, nil, "",
 		},
-		{"Dynamo that trusts nobody", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"Dynamo without grants", Dynamo, chat, `{"nvext":{"agent_hints":{"priority":1,"osl":2}}}`, `{"nvext":{"agent_hints":{"osl":2}}}`, func(r *asked) { r.Grants = 0 }, ""},
 	} {
 		got := adapted(t, c.kind, c.path, c.body, c.set)
 		if got.body != c.want || strings.Join(got.lacks, " ") != c.lacks {
@@ -239,7 +239,7 @@ func TestAdaptHeaders(t *testing.T) {
 	}
 }
 
-// TestBodyThatWasNotRead has the headers, and says what is lost.
+// TestBodyThatWasNotRead checks the headers and the dropped fields without a body.
 func TestBodyThatWasNotRead(t *testing.T) {
 	for _, kind := range append(slices.Clone(Names), "") {
 		ext := nvext.Ext{Tenant: "t"}
@@ -270,7 +270,7 @@ const fuzzed = `{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt
 	`"session_params":{"id":"s"},"session_control":{"session_id":"s"},"cache_control":{"ttl":60},"cache_salt":"b","agent_hints":{"priority":2,"osl":1},` +
 	`"metadata_upload":{"url":"u"},"backend_instance_id":1,"dp_rank":0,"zzz":1}}`
 
-// BenchmarkAdapt puts a request with every field into each engine's words.
+// BenchmarkAdapt adapts a request with every field to each engine.
 func BenchmarkAdapt(b *testing.B) {
 	for _, kind := range Names {
 		b.Run(kind, func(b *testing.B) {

@@ -7,22 +7,22 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// MaxBody is how much of an answer is worth handing in, in bytes: pages of
+// MaxBody is the longest answer that a Get needs to return, in bytes. Pages of
 // metrics are the longest.
 const MaxBody = 4 << 20
 
-// Get returns what a server answers to a GET request for a path: the status, and
-// the body up to MaxBody. The status is 0 if there was no answer.
+// Get returns a server's answer to a GET request for a path: the status, and the
+// body up to MaxBody. The status is 0 if there is no answer.
 type Get func(path string) (status int, body []byte)
 
-// Info is what a server tells of itself. What it does not tell is zero.
-type Info struct {
-	// Type is what it shows itself to be; Other if it answers and is none that
-	// is known.
+// Info is what a server reports about itself. What it does not report is zero.
+type Info struct { // one member for each fact
+	// Type is the engine type that the answers show; Other if the server answers
+	// and is of no known type.
 	Type    string
 	Version string
-	// KVTokens is the room in the KV cache of one data-parallel rank, in tokens:
-	// in that of the smallest, if they differ.
+	// KVTokens is the size of one data-parallel rank's KV cache, in tokens: of the
+	// smallest one, if they differ.
 	KVTokens int64
 	// BlockSize is the number of tokens in one KV block.
 	BlockSize int
@@ -30,36 +30,33 @@ type Info struct {
 	DPSize int
 	// ContextTokens is the longest prompt and answer together, in tokens.
 	ContextTokens int64
-	// MaxRunning is the most requests that one rank runs at a time.
+	// MaxRunning is the largest number of requests that one rank runs at a time.
 	MaxRunning int
 	// NoPrefixCache says that the engine keeps no KV cache between requests.
 	NoPrefixCache bool
-	// Priority says that the engine orders requests by their priority, and
-	// LowFirst that the lowest comes first; the highest does otherwise.
+	// Priority says that the engine orders requests by priority. LowFirst says
+	// that the lowest comes first instead of the highest.
 	Priority, LowFirst bool
-	// PriorityEviction says that its KV cache keeps longest what came with the
-	// highest priority.
+	// PriorityEviction says that the KV cache evicts low priorities first.
 	PriorityEviction bool
-	// StrictThinking says that it heeds a limit of reasoning tokens.
+	// StrictThinking says that the engine heeds a limit of reasoning tokens.
 	StrictThinking bool
-	// Started is when its process started.
+	// Started is when the server's process started.
 	Started time.Time
-	// Life is something that is another one after each start. Empty if it tells
-	// nothing of the kind.
+	// Life changes with each start of the server. It is empty if the server reports
+	// nothing of that kind.
 	Life string
-	// Unsure says that it did not answer all that it was asked, and is taken to
-	// be Other for that.
+	// Unsure says that the type is Other because some answers were missing.
 	Unsure bool
 }
 
-// Or returns what is told, with what was told before in place of what is
-// missing: a server that is busy may leave out a part. What another server, or
-// another life of it, told before does not count.
+// Or fills gaps in t with what the same server reported before: a busy server may
+// omit a part. It uses nothing from another server or another life.
 func (t Info) Or(before Info) Info {
 	if t.Type != before.Type || t.Life != before.Life && t.Life != "" && before.Life != "" {
 		return t
 	}
-	if t.KVTokens == 0 && t.BlockSize == 0 { // what tells these tells those
+	if t.KVTokens == 0 && t.BlockSize == 0 { // the same page reports all of these
 		t.Priority, t.LowFirst, t.PriorityEviction, t.StrictThinking = before.Priority, before.LowFirst, before.PriorityEviction, before.StrictThinking
 	}
 	orDefault(&t.Version, before.Version)
@@ -80,86 +77,82 @@ func orDefault[T comparable](v *T, def T) {
 	}
 }
 
-// Ask finds out what a server is, and what it tells. The answer's Type is empty
-// if nothing was learned.
+// Ask finds out the engine type of a server, and what it reports. The result's
+// Type is empty if the answers show nothing.
 func Ask(get Get) Info {
 	s := newServer(get)
-	kind := s.owner()
-	for i := 0; kind == "" && i < len(shapes); i++ {
-		if shapes[i].shows(s) {
-			kind = shapes[i].kind
-		}
-	}
+	kind := s.kind("")
 	if kind == "" {
 		if status, _ := s.ask(pathModels); status == 200 {
 			return Info{Type: Other, Unsure: s.gone}
 		}
+	}
+	if kind == "" || s.gone {
 		return Info{}
 	}
-	if s.gone {
-		return Info{}
-	}
-	return s.figures(kind)
+	return s.info(kind)
 }
 
-// AskAs asks a server that is said to be of a type for what it tells. The
-// answer's Type is what it shows itself to be, which may be another one; empty
-// if it shows nothing.
+// AskAs asks a server of an expected type what it reports. The result's Type is
+// what the answers show, which may be another type; empty if they show nothing.
 func AskAs(kind string, get Get) Info {
 	s := newServer(get)
-	if shows := s.owner(); shows != "" {
-		kind = shows
+	if owner := s.owner(); owner != "" {
+		kind = owner
 	}
-	told := s.figures(kind)
-	told.Type = s.owner()
-	for i := 0; told.Type == "" && i < len(shapes); i++ {
-		if shapes[i].kind == kind && shapes[i].shows(s) {
-			told.Type = kind
-		}
-	}
+	info := s.info(kind)
+	info.Type = s.kind(kind)
 	if s.gone {
 		return Info{}
 	}
-	return told
+	return info
 }
 
-// shapes are what servers are known by that do not say it in their list of
-// models. A question that may have an effect comes last: asking TensorRT-LLM for
-// its metrics takes them away from whoever else reads them.
-var shapes = []struct {
-	kind  string
+// types are how a server shows its type, if its list of models does not, and how
+// to read its Info. A question with an effect comes late: reading TensorRT-LLM's
+// metrics takes them from their other readers.
+var types = []struct {
+	name  string
 	shows func(*server) bool
+	read  func(*server, *Info)
 }{
-	{SGLang, (*server).isSGLang},
-	{TRTLLM, (*server).isTRTLLM},
-	{LlamaCpp, (*server).isLlamaCpp},
-	{Dynamo, (*server).isDynamo},
-	{VLLM, (*server).isVLLM},
+	{SGLang, (*server).isSGLang, (*server).readSGLang},
+	{TRTLLM, (*server).isTRTLLM, (*server).readTRTLLM},
+	{LlamaCpp, (*server).isLlamaCpp, (*server).readLlamaCpp},
+	{Dynamo, (*server).isDynamo, (*server).readDynamo},
+	{VLLM, (*server).isVLLM, (*server).readVLLM},
 }
 
-// figures asks for what servers of a type tell.
-func (s *server) figures(kind string) Info {
-	told := Info{Type: kind}
-	switch kind {
-	case VLLM:
-		s.tellVLLM(&told)
-	case SGLang:
-		s.tellSGLang(&told)
-	case TRTLLM:
-		s.tellTRTLLM(&told)
-	case LlamaCpp:
-		s.tellLlamaCpp(&told)
-	case Dynamo:
-		s.tellDynamo(&told)
+// kind returns the type that the server shows, empty if it shows none. It tests
+// for one type only, if that is not empty.
+func (s *server) kind(only string) string {
+	if owner := s.owner(); owner != "" {
+		return owner
 	}
-	return told
+	for _, t := range types {
+		if (only == "" || only == t.name) && t.shows(s) {
+			return t.name
+		}
+	}
+	return ""
 }
 
-// server is one server that is asked, each path once.
+// info reads what servers of a type report.
+func (s *server) info(kind string) Info {
+	info := Info{Type: kind}
+	for _, t := range types {
+		if t.name == kind {
+			t.read(s, &info)
+		}
+	}
+	return info
+}
+
+// server asks one server for each path once.
 type server struct {
 	get  Get
 	had  map[string]answer
-	gone bool // it did not answer once: it is not asked any more
+	gone bool // it failed to answer: do not ask again
 }
 
 type answer struct {
@@ -180,8 +173,7 @@ func (s *server) ask(path string) (int, []byte) {
 	return a.status, a.body
 }
 
-// json returns the JSON object that a path answers with, an empty result if it
-// answers with something else.
+// json returns the JSON object at a path, an empty result for any other answer.
 func (s *server) json(path string) gjson.Result {
 	status, body := s.ask(path)
 	if status != 200 {
@@ -198,20 +190,17 @@ const (
 	pathMetrics    = "/metrics"
 )
 
-// owners are the types by what the list of models says of who owns them. Others
-// write anything there.
+// owners are the types by the owner in the list of models. Other servers write
+// anything there.
 var owners = map[string]string{"vllm": VLLM, "sglang": SGLang, "tensorrt_llm": TRTLLM, "llamacpp": LlamaCpp}
 
 // owner returns the type that the list of models names, empty if it names none.
-func (s *server) owner() string {
-	return owners[s.listed()]
-}
+func (s *server) owner() string { return owners[s.ownedBy()] }
 
-// listed returns whom the list of models names.
-func (s *server) listed() string { return s.json(pathModels).Get("data.0.owned_by").Str }
+// ownedBy returns the owner in the list of models.
+func (s *server) ownedBy() string { return s.json(pathModels).Get("data.0.owned_by").Str }
 
-// contextTokens returns the longest context that the list of models tells, 0 if
-// it tells none.
+// contextTokens returns the longest context in the list of models, 0 without one.
 func (s *server) contextTokens() int64 {
 	var most int64
 	s.json(pathModels).Get("data.#.max_model_len").ForEach(func(_, n gjson.Result) bool {
@@ -221,7 +210,6 @@ func (s *server) contextTokens() int64 {
 	return most
 }
 
-// version returns what /version tells.
 func (s *server) version() string { return readVersion(s.json(pathVersion)) }
 
 func readObject(body []byte) gjson.Result {
@@ -232,12 +220,12 @@ func readObject(body []byte) gjson.Result {
 	return r
 }
 
-// maxVersion is how much of a version is kept, in bytes.
+// maxVersion is the longest version that is kept, in bytes.
 const maxVersion = 64
 
 func readVersion(r gjson.Result) string { return cleaned(r.Get("version").Str) }
 
-// cleaned returns a version as it can be shown.
+// cleaned returns the printable characters of a version.
 func cleaned(v string) string {
 	v = strings.Map(func(r rune) rune {
 		if r <= ' ' || r > '~' {
@@ -248,7 +236,7 @@ func cleaned(v string) string {
 	return v[:min(len(v), maxVersion)]
 }
 
-// maxCount is the largest number that is believed.
+// maxCount is the largest credible number.
 const maxCount = 1 << 40
 
 // count returns a positive whole number, 0 for anything else.
@@ -259,13 +247,13 @@ func count(r gjson.Result) int64 {
 	return int64(r.Num)
 }
 
-// Bounds of what is believed.
+// Bounds of what is credible.
 const (
 	maxRanks     = 1024
 	maxBlockSize = 4096
 )
 
-// within returns n, or 0 if it is more than most.
+// within returns n, or 0 if it is negative or more than most.
 func within(n, most int64) int {
 	if n < 0 || n > most {
 		return 0

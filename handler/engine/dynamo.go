@@ -9,13 +9,12 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// isDynamo tells whether the server is a Dynamo frontend, by its metrics. It is
-// a router itself: it tells no capacity, and which of its workers and ranks
-// computes what is its own choice. Who is not known to be one is not asked for its
-// health, though that would show it: there are servers which make a request of
-// every model they have for that answer.
+// isDynamo returns whether the server is a Dynamo frontend, by its metrics. The
+// frontend is a router itself: it reports no capacity, and chooses worker and rank.
+// isDynamo does not ask for /health, which some servers answer by sending a request
+// to each of their models.
 func (s *server) isDynamo() bool {
-	owner := s.listed() // none while it has no model
+	owner := s.ownedBy() // empty while the server has no model
 	if owner != "nvidia" && (owner != "" || s.isTRTLLM()) {
 		return false
 	}
@@ -23,32 +22,35 @@ func (s *server) isDynamo() bool {
 	return status == 200 && bytes.Contains(page, []byte("\ndynamo_frontend_"))
 }
 
-// tellDynamo reads the version from /health, if that tells one. It decides
-// whether the frontend keeps caches apart.
-func (s *server) tellDynamo(told *Info) {
+// readDynamo reads the version from /health, if it is there. Whether the frontend
+// isolates caches depends on it.
+func (s *server) readDynamo(info *Info) {
 	_, body := s.ask("/health")
-	told.Version = readVersion(readObject(body))
+	info.Version = readVersion(readObject(body))
 }
 
-// maxDynamoSession is the longest id of a session that Dynamo takes, in bytes.
+// maxDynamoSession is the longest session id that Dynamo accepts, in bytes.
 const maxDynamoSession = 256
 
-// toDynamo leaves nvext in the body, once, without what the Dynamo must not see
-// or would refuse. The session and the pin go in headers. Dynamo's workers are
-// not ours: a pin names one of its instances only if the operator says which.
+// toDynamo keeps nvext in the body, once, without what the Dynamo must not see or
+// would refuse. Session and pin go into headers. Dynamo's workers are not ours: a
+// pin names one of its instances only if the operator says which.
 func (f *fit) toDynamo() {
-	if f.pinned() && f.Settings.DynamoInstance != 0 {
-		f.pin()
+	if n := f.Settings.DynamoInstance; n != 0 && (f.Ext.BackendInstanceID.Set || f.Ext.DecodeWorkerID.Set) {
+		f.header("X-Dynamo-Worker-Instance-Id", strconv.FormatUint(n, 10))
+		if r := f.Ext.DPRank; r.Set {
+			f.header("X-Dynamo-Dp-Rank", strconv.FormatUint(uint64(r.Value), 10))
+		}
 	}
 	if f.Ext.Tenant != "" {
-		f.header(nvext.HeaderTenant, printable(f.Ext.Tenant))
+		f.header(nvext.HeaderTenant, visible(f.Ext.Tenant, " \t"))
 	}
 	f.dynamoSession()
 	if f.Body == nil {
 		return
 	}
 	if f.said&CacheSalt != 0 {
-		f.Body.Cut(nameSalt) // it is in nvext, or in the tenant's header
+		f.Body.Cut(nameSalt) // nvext or the tenant's header has it
 	}
 	f.Body.OnlyNVExt()
 	at, ok := f.Body.NVExt()
@@ -60,8 +62,9 @@ func (f *fit) toDynamo() {
 	}
 }
 
-// dynamoSessions are the headers in which Dynamo looks for the session of a request and the one that has begun it, its own names and those of
-// coding agents (lib/llm/src/protocols/agents.rs). Its own go before.
+// dynamoSessions are the headers in which Dynamo looks for a request's session and
+// its parent: its own names first, then those of coding agents
+// (lib/llm/src/protocols/agents.rs).
 var dynamoSessions = []string{
 	nvext.HeaderSession, "X-Dynamo-Parent-Session-Id",
 	"X-Claude-Code-Session-Id", "X-Claude-Code-Agent-Id", "X-Claude-Code-Parent-Agent-Id",
@@ -70,9 +73,9 @@ var dynamoSessions = []string{
 	"X-Session-Id", "X-Parent-Session-Id",
 }
 
-// dynamoSession names the session by header, and scopes those that the client
-// names so. What ends a session, X-Dynamo-Session-Final, ends the one that the
-// request is of, and is without effect where there is none.
+// dynamoSession sends the session as a header, and scopes sessions in the client's
+// headers. X-Dynamo-Session-Final needs no change: it ends only the request's own
+// session.
 func (f *fit) dynamoSession() {
 	if id := f.Ext.Session(); id != "" {
 		f.Headers = append(f.Headers, Header{nvext.HeaderSession, f.session(id), true})
@@ -89,43 +92,30 @@ func (f *fit) dynamoSession() {
 	}
 }
 
-// session returns what a session is called in a Dynamo.
+// session returns a session's id for a Dynamo.
 func (f *fit) session(id string) string {
 	if f.Salt != "" {
 		return short(ScopedSession(f.Salt, id), 0)
 	}
-	return short(shown(id), maxDynamoSession)
+	return short(visible(id, ""), maxDynamoSession)
 }
 
-// pinned tells whether the client named the worker.
-func (f *fit) pinned() bool { return f.Ext.BackendInstanceID.Set || f.Ext.DecodeWorkerID.Set }
-
-// pin names the instance, and the rank if the client did.
-func (f *fit) pin() {
-	f.header("X-Dynamo-Worker-Instance-Id", strconv.FormatUint(f.Settings.DynamoInstance, 10))
-	if r := f.Ext.DPRank; r.Set {
-		f.header("X-Dynamo-Dp-Rank", strconv.FormatUint(uint64(r.Value), 10))
-	}
-}
-
-// printable returns a tenant as a Dynamo can read it in a header, which it takes
-// for none if it has other bytes than visible ASCII, spaces and tabs.
-func printable(tenant string) string {
-	for i := range len(tenant) {
-		if c := tenant[i]; c != '\t' && (c < ' ' || c > '~') {
-			return short(tenant, 0)
-		}
-	}
-	return tenant
-}
-
-// shown returns a text as a header can have it: one with other characters than
-// that as a digest.
-func shown(s string) string {
+// visible returns a text unchanged if it has only visible ASCII and the characters
+// of also, else a digest of it. Dynamo ignores headers with other characters.
+func visible(s, also string) string {
 	for i := range len(s) {
-		if s[i] <= ' ' || s[i] > '~' {
+		if c := s[i]; (c <= ' ' || c > '~') && strings.IndexByte(also, c) < 0 {
 			return short(s, 0)
 		}
 	}
 	return s
+}
+
+// askDynamo asks a Dynamo frontend. Newer ones have a tokenizer of vLLM's form,
+// which always applies the template (lib/llm/src/http/service/tokenize.rs).
+func (q *Question) askDynamo(post Post) []byte {
+	if q.Raw {
+		return nil
+	}
+	return q.askTokenizer(post)
 }

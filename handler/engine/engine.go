@@ -1,7 +1,7 @@
-// Package engine knows in what vLLM, SGLang, TensorRT-LLM, llama.cpp and Dynamo
-// differ for a router: what they tell of themselves, and in what words they are
-// told what a client asks for. It speaks to nobody: what the servers said is
-// handed in.
+// Package engine contains what differs between vLLM, SGLang, TensorRT-LLM,
+// llama.cpp and Dynamo for a router. It reads what servers report about themselves
+// ([Ask]) and puts a client's request into an engine's own members and headers
+// ([Engine.Adapt]). It does no I/O: callers pass the servers' answers.
 package engine
 
 import (
@@ -17,28 +17,28 @@ const (
 	TRTLLM   = "trtllm"
 	LlamaCpp = "llamacpp"
 	Dynamo   = "dynamo"
-	// Other is a server that is none of these, or that nothing is known of.
+	// Other is a server of none of these types.
 	Other = "other"
 )
 
 // Names are all engine types.
 var Names = []string{VLLM, SGLang, TRTLLM, LlamaCpp, Dynamo, Other}
 
-// Known tells whether there is such an engine type.
+// Known returns whether an engine type has that name.
 func Known(name string) bool { return slices.Contains(Names, name) }
 
-// Engine is what is known of one engine.
+// Engine is what the router knows of one engine.
 type Engine struct {
-	// Type is one of Names, as the operator says or else as the engine shows; empty
-	// if it is not known.
+	// Type is one of Names: the operator's, or else the one that the engine shows.
+	// It is empty if it is unknown.
 	Type string
-	// Info is what the engine answered, Settings what the operator says.
+	// Info is what the engine reported, Settings what the operator set.
 	Info     Info
 	Settings Settings
 }
 
-// TakesRank tells whether the engine can be told which of its data-parallel ranks
-// is to compute a request. Others choose it themselves.
+// TakesRank returns whether the router can choose the engine's data-parallel rank
+// for a request. Other engines choose it themselves.
 func (e *Engine) TakesRank() bool {
 	switch e.Type {
 	case VLLM:
@@ -49,8 +49,8 @@ func (e *Engine) TakesRank() bool {
 	return true
 }
 
-// before tells whether a version is older than another one. Where it cannot be
-// read, as that of a build of one's own, it is not.
+// before returns whether a version is older than another one. It returns false for
+// a version that it cannot read, such as that of a private build.
 func before(version string, than ...int) bool {
 	for _, want := range than {
 		digits := len(version) - len(strings.TrimLeft(version, "0123456789"))

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// a server by its paths: bodies of answers with status 200, or `!` and a status.
+// site is a server by its paths: bodies of answers with status 200, or `!401`.
 type site map[string]string
 
 func (s site) get(asked *[]string) Get {
@@ -79,7 +79,7 @@ var sites = []struct {
 		pathServerInfo: `{"page_size":64,"enable_priority_scheduling":false,"schedule_low_priority_values_first":true,"max_total_num_tokens":1,` +
 			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":null}`,
 	}, Info{Type: SGLang, KVTokens: 1, BlockSize: 64}},
-	{"Dynamo that tells its version", site{
+	{"Dynamo that reports its version", site{
 		pathModels:  `{"object":"list","data":[]}`,
 		pathMetrics: "\ndynamo_frontend_inflight_requests 0\n",
 		"/health":   `{"status":"healthy","endpoints":[],"instances":[],"version":"1.2.1"}`,
@@ -133,13 +133,13 @@ func TestAskFindsOut(t *testing.T) {
 				return
 			}
 			if again := AskAs(c.want.Type, c.site.get(&asked)); again != c.want {
-				t.Errorf("asked as %s it tells %+v\nwant %+v", c.want.Type, again, c.want)
+				t.Errorf("asked as %s it reports %+v\nwant %+v", c.want.Type, again, c.want)
 			}
 		})
 	}
 }
 
-// TestAskAsAnother asks servers as what they are not: they show it.
+// TestAskAsAnother asks servers as another type: they show their own.
 func TestAskAsAnother(t *testing.T) {
 	for _, c := range sites {
 		for _, kind := range Names {
@@ -155,7 +155,7 @@ func TestAskAsAnother(t *testing.T) {
 	}
 }
 
-// TestServerThatFallsSilent answers with its list of models, and to nothing else.
+// TestServerThatFallsSilent has a server that answers only for its list of models.
 func TestServerThatFallsSilent(t *testing.T) {
 	for owner, want := range map[string]Info{"openai": {Type: Other, Unsure: true}, "vllm": {Type: VLLM}} {
 		got := Ask(func(path string) (int, []byte) {
@@ -170,7 +170,7 @@ func TestServerThatFallsSilent(t *testing.T) {
 	}
 }
 
-func TestWhoTakesRanks(t *testing.T) {
+func TestTakesRank(t *testing.T) {
 	for _, c := range []struct {
 		kind, version string
 		want          bool
@@ -194,7 +194,7 @@ func TestWhoTakesRanks(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingWasTold(t *testing.T) {
+func TestInfoFillsGaps(t *testing.T) {
 	before := Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}
 	for _, c := range []struct {
 		now  Info
@@ -212,15 +212,15 @@ func TestWhatIsMissingWasTold(t *testing.T) {
 	}
 }
 
-// checkTold fails where something is told that cannot be.
-func checkTold(t *testing.T, told Info) {
+// checkInfo fails for values that are out of bounds.
+func checkInfo(t *testing.T, info Info) {
 	t.Helper()
 	switch {
-	case told.Type != "" && !Known(told.Type), len(told.Version) > maxVersion, len(told.Life) > maxVersion,
-		told.KVTokens < 0 || told.KVTokens > maxCount*maxBlockSize, told.BlockSize < 0 || told.BlockSize > maxBlockSize,
-		told.DPSize < 0 || told.DPSize > maxRanks, told.ContextTokens < 0 || told.ContextTokens > maxCount,
-		told.MaxRunning < 0 || told.MaxRunning > maxCount:
-		t.Errorf("told %+v", told)
+	case info.Type != "" && !Known(info.Type), len(info.Version) > maxVersion, len(info.Life) > maxVersion,
+		info.KVTokens < 0 || info.KVTokens > maxCount*maxBlockSize, info.BlockSize < 0 || info.BlockSize > maxBlockSize,
+		info.DPSize < 0 || info.DPSize > maxRanks, info.ContextTokens < 0 || info.ContextTokens > maxCount,
+		info.MaxRunning < 0 || info.MaxRunning > maxCount:
+		t.Errorf("info %+v", info)
 	}
 }
 
@@ -229,13 +229,13 @@ func FuzzMetrics(f *testing.F) {
 	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"))
 	f.Add([]byte("process_start_time_seconds{ 1e300"))
 	f.Fuzz(func(t *testing.T, page []byte) {
-		var told Info
-		readVLLMMetrics(page, &told)
-		checkTold(t, told)
+		var info Info
+		readVLLMMetrics(page, &info)
+		checkInfo(t, info)
 	})
 }
 
-// FuzzAsk answers all questions with the same.
+// FuzzAsk has a server that gives one answer at all paths.
 func FuzzAsk(f *testing.F) {
 	for _, c := range sites {
 		for _, body := range c.site {
@@ -245,8 +245,8 @@ func FuzzAsk(f *testing.F) {
 	f.Add([]byte(`{"page_size":1e400,"dp_size":-1,"version":{"version":"\u0000"},"max_total_num_tokens":"9"}`), uint8(1))
 	f.Fuzz(func(t *testing.T, body []byte, as uint8) {
 		get := func(string) (int, []byte) { return 200, body }
-		checkTold(t, Ask(get))
-		checkTold(t, AskAs(Names[int(as)%len(Names)], get))
+		checkInfo(t, Ask(get))
+		checkInfo(t, AskAs(Names[int(as)%len(Names)], get))
 	})
 }
 
@@ -257,7 +257,7 @@ func BenchmarkMetrics(b *testing.B) {
 	}
 	b.SetBytes(int64(len(page)))
 	for b.Loop() {
-		var told Info
-		readVLLMMetrics(page, &told)
+		var info Info
+		readVLLMMetrics(page, &info)
 	}
 }

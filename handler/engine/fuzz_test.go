@@ -17,16 +17,16 @@ import (
 
 const nvextMember = "nvext"
 
-// fuzzPaths are those of the APIs, and one that belongs to none.
+// fuzzPaths are the paths of the APIs, and one outside them.
 var fuzzPaths = append(slices.Clone(paths), "/vertex_generate")
 
-// steeringBody has the engines' own members beside what nvext says.
+// steeringBody has the engines' own members, and those of nvext.
 const steeringBody = `{"model":"m","priority":-5,"routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":0,"id_slot":1,"retention_seconds":9,` +
 	`"session_id":"s","session_params":{"id":"s","rid":"r"},"extra_key":"k","cache_salt":"victim","n":1,"nvext":{"cache_salt":"mine"}}`
 
-// FuzzAdapt compares what an engine gets with what another reader, which knows
-// none of this code, says that it is to get: each member that is named has that
-// value, all others are as the client sent them.
+// FuzzAdapt compares what an engine gets with what the oracle, an independent
+// reader, expects: each named member has the expected value, and all others are as
+// the client sent them.
 func FuzzAdapt(f *testing.F) {
 	long := strings.Repeat("long ", 300)
 	bodies := []string{
@@ -42,13 +42,13 @@ func FuzzAdapt(f *testing.F) {
 		`{"priority":null,"priority":7,"routed_dp_r\u0061nk":1,"nvext":null}`,
 		`{"nvext":{"agent_hints":{"priority":-2147483648}},"priority":1,"temperature":0.5}`,
 	}
-	// Nobody is trusted, or everybody; engines order by priority, or tell so, or
-	// do not; there is a tenant, or several ranks.
-	const all, tenant, ranks, on, told, off = uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<10, 1<<8 | 1<<9, 1<<11 | 1<<12 | 1<<13, 1 << 15
+	// With and without grants, priorities (as set or as reported), a tenant and
+	// several ranks.
+	const all, tenant, ranks, on, reported, off = uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<10, 1<<8 | 1<<9, 1<<11 | 1<<12 | 1<<13, 1 << 15
 	for _, body := range bodies {
 		for i := range fuzzPaths {
 			for k := range len(Names) + 1 {
-				for _, bits := range []uint32{0, all, on, all | on, told, all | told | 1<<14, tenant | told, all | tenant | ranks | on, ranks, all | off} {
+				for _, bits := range []uint32{0, all, on, all | on, reported, all | reported | 1<<14, tenant | reported, all | tenant | ranks | on, ranks, all | off} {
 					f.Add([]byte(body), uint8(i), uint8(k), bits)
 				}
 			}
@@ -79,7 +79,7 @@ func FuzzAdapt(f *testing.F) {
 			Engine{Type: kind},
 		}
 		if r.Body == nil {
-			return // it has too many members
+			return // too many members
 		}
 		if _, err := ext.Restrict(r.Grants); err != nil {
 			return
@@ -99,14 +99,14 @@ func FuzzAdapt(f *testing.F) {
 		if bit(10) {
 			r.Info.Version = map[string]string{SGLang: "0.5.10"}[kind]
 		}
-		o.kind, o.api, o.tenant, o.rank, o.ranks, o.told, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Info, r.Settings
+		o.kind, o.api, o.tenant, o.rank, o.ranks, o.info, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Info, r.Settings
 		o.pins, o.priorities, o.uploads = r.Grants&nvext.Pins != 0, r.Grants&nvext.Priorities != 0, r.Grants&nvext.Uploads != 0
 		o.expect()
 		compare(t, &o, &r, body)
 	})
 }
 
-// compare has the engine's request made, and compares it with the oracle's.
+// compare compares the engine's request with the oracle's.
 func compare(t *testing.T, o *oracle, r *asked, body []byte) {
 	t.Helper()
 	got := r.Adapt(&r.Request)
@@ -135,7 +135,7 @@ func compare(t *testing.T, o *oracle, r *asked, body []byte) {
 		t.Fatalf("%s, %s:\n%s became\n%s, want\n%s", o.kind, o.api, body, out, want)
 	}
 	slices.Sort(o.lacks)
-	o.lacks = slices.Compact(o.lacks) // one of nvext's, and one of the body's own
+	o.lacks = slices.Compact(o.lacks) // one of nvext's and one of the body's own
 	if lacks := slices.Collect(got.Lacks.Names); !same(lacks, o.lacks) {
 		t.Fatalf("%s, %s: %s lacks %v, want %v", o.kind, o.api, body, lacks, o.lacks)
 	}
@@ -144,14 +144,14 @@ func compare(t *testing.T, o *oracle, r *asked, body []byte) {
 	}
 }
 
-// same compares lists whose order is of no matter.
+// same compares lists in any order.
 func same(a, b []string) bool {
 	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
 	return slices.Equal(a, b)
 }
 
-// checkNVExt checks what a Dynamo gets of nvext, and takes it away: what of it
-// passes is nvext's own test.
+// checkNVExt checks that a Dynamo gets one nvext, and removes it. Package nvext
+// tests its content.
 func checkNVExt(t *testing.T, want, is doc, out []byte) {
 	t.Helper()
 	left, there := is[nvextMember]

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// scoped is what a session is called where there is a salt, by how its id is
-// written. It is false for what is no text.
+// scoped returns a session's id with the scope of its salt. It returns false for
+// an id that is no text.
 func scoped(salt string, raw json.RawMessage) (string, bool) {
 	var id string
 	if raw[0] != '"' || json.Unmarshal(raw, &id) != nil {
@@ -22,7 +22,7 @@ func scoped(salt string, raw json.RawMessage) (string, bool) {
 	return prefix + id, true
 }
 
-// sessions names the sessions of SGLang.
+// sessions expects the session members of SGLang.
 func (o *oracle) sessions(session doc, salt string) {
 	if o.kind != SGLang {
 		return
@@ -50,8 +50,8 @@ func (o *oracle) sessions(session doc, salt string) {
 	}
 }
 
-// session scopes a session_id, and returns false if there is one that is no text
-// and so goes.
+// session scopes a session_id. It returns false for one that is no text, which is
+// removed.
 func (o *oracle) session(in doc, raw map[string]json.RawMessage, salt string) bool {
 	if in["session_id"] == nil {
 		return true
@@ -63,8 +63,8 @@ func (o *oracle) session(in doc, raw map[string]json.RawMessage, salt string) bo
 	return ok
 }
 
-// params scopes session_params, and returns false if there are some that go, as
-// they cannot be.
+// params scopes session_params. It returns false if they cannot be scoped and are
+// removed.
 func (o *oracle) params(in doc, raw map[string]json.RawMessage, salt string) bool {
 	ok := false
 	switch v := in["session_params"].(type) {
@@ -87,8 +87,8 @@ func (o *oracle) params(in doc, raw map[string]json.RawMessage, salt string) boo
 	return ok
 }
 
-// named scopes the id in an object. It returns false if there is one that is
-// neither a text nor null, be it hidden by another one.
+// named scopes the id in an object. It returns false if any id there is neither a
+// text nor null.
 func named(in doc, raw json.RawMessage, salt string) bool {
 	good := true
 	pairs(raw, func(name string, raw json.RawMessage) {

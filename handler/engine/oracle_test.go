@@ -15,19 +15,19 @@ import (
 // doc is a JSON object as encoding/json reads it.
 type doc = map[string]any
 
-// oracle says what an engine is to get, from what the client sent alone: with no
-// code of this package, of nvext's or of api's.
+// oracle computes what an engine should get from the client's request, without the
+// code of this package, nvext and api.
 type oracle struct {
 	kind, api string
 	raw       map[string]json.RawMessage // the body's members, the last of each name
 	nv        doc                        // the nvext that counts
-	nvRaw     json.RawMessage            // as it is written
-	null      bool                       // an nvext that is null
+	nvRaw     json.RawMessage            // as written
+	null      bool                       // an nvext is null
 
 	pins, priorities, uploads bool // granted
 	tenant, top               string
 	rank, ranks               int
-	told                      Info
+	info                      Info
 	set                       Settings
 
 	want    doc
@@ -35,7 +35,7 @@ type oracle struct {
 	dropped []string
 }
 
-// readOracle reads a body. It returns false for one that is no object.
+// readOracle reads a body. It returns false if that is no object.
 func readOracle(body []byte) (o oracle, ok bool) {
 	if decode(body, &o.want) != nil || o.want == nil {
 		return o, false
@@ -55,8 +55,8 @@ func readOracle(body []byte) (o oracle, ok bool) {
 	return o, ok && good
 }
 
-// pairs calls each with the members of an object, in order, also those that are
-// there twice. It returns false for what is no object.
+// pairs calls each for all members of an object in order, duplicates included. It
+// returns false if the value is no object.
 func pairs(object []byte, each func(name string, raw json.RawMessage)) bool {
 	d := json.NewDecoder(bytes.NewReader(object))
 	if first, err := d.Token(); err != nil || first != json.Delim('{') {
@@ -73,17 +73,17 @@ func pairs(object []byte, each func(name string, raw json.RawMessage)) bool {
 	return true
 }
 
-// on tells whether the request is of one of the APIs.
+// on returns whether the request is of one of the APIs.
 func (o *oracle) on(apis string) bool { return slices.Contains(strings.Fields(apis), o.api) }
 
-// wish takes a field of nvext as dealt with. What is not done for it is lacking.
+// wish records a field of nvext. The field is lacking if it is not done.
 func (o *oracle) wish(field string, there bool, do func() bool) {
 	if there && !do() {
 		o.lacks = append(o.lacks, field)
 	}
 }
 
-// integer returns what a JSON integer says.
+// integer returns the value of a JSON integer.
 func integer(v any) *big.Int {
 	n, ok := v.(json.Number)
 	if !ok {
@@ -100,7 +100,7 @@ func sum(s string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// expect works out what the engine is to get.
+// expect computes what the engine should get.
 func (o *oracle) expect() {
 	before := maps.Clone(o.want)
 	hints, _ := o.nv["agent_hints"].(doc)
@@ -132,12 +132,12 @@ func (o *oracle) expect() {
 	o.wish("max_thinking_tokens", thinking != nil, func() bool { return o.thinking(number(thinking)) })
 	o.sessions(session, salt)
 	o.wish("session_params", session != nil, func() bool { return o.kind == SGLang && o.on("chat completions generate") })
-	evicts := o.kind == SGLang && o.told.PriorityEviction && o.set.Priority != Off
+	evicts := o.kind == SGLang && o.info.PriorityEviction && o.set.Priority != Off
 	o.wish("cache_control", cache, func() bool {
 		if !evicts || !o.on("chat completions generate") {
 			return false
 		}
-		o.want["retention_seconds"] = json.Number("60") // of all that are fuzzed
+		o.want["retention_seconds"] = json.Number("60") // the ttl of every fuzzed request
 		return true
 	})
 	o.wish("cache_salt", salt != "", func() bool { return o.salt(salt) })
@@ -146,8 +146,8 @@ func (o *oracle) expect() {
 	o.ranksAndSteering(before, evicts)
 }
 
-// sampled calls set for the objects of sampling_params, and tells whether there
-// are any.
+// sampled calls set for the objects of sampling_params. It returns whether there are
+// any.
 func (o *oracle) sampled(set func(doc)) bool {
 	switch v := o.want["sampling_params"].(type) {
 	case nil:
@@ -220,7 +220,7 @@ func (o *oracle) thinking(n json.Number) bool {
 		o.want["thinking_budget_tokens"] = n
 		return true
 	case SGLang:
-		if o.set.ThinkingBudget == Off || o.set.ThinkingBudget == Auto && !o.told.StrictThinking {
+		if o.set.ThinkingBudget == Off || o.set.ThinkingBudget == Auto && !o.info.StrictThinking {
 			return false
 		}
 		all := true
@@ -243,8 +243,8 @@ func (o *oracle) thinking(n json.Number) bool {
 	return false
 }
 
-// salt gives the salt to the engines that have one in an API, and takes the
-// client's own away from the others.
+// salt gives the salt to the engines that accept it in an API. The others lose the
+// client's own.
 func (o *oracle) salt(salt string) bool {
 	takes := map[string]string{
 		VLLM: "chat completions responses tokens messages embeddings rerank score classify pooling", SGLang: "chat completions responses generate",
@@ -265,8 +265,7 @@ func (o *oracle) salt(salt string) bool {
 	return true
 }
 
-// extra puts the salt before an extra_key, long ones as a digest of how they are
-// written.
+// extra puts the salt before an extra_key. A digest replaces a long one.
 func (o *oracle) extra(in doc, raw json.RawMessage, salt string, always bool) {
 	own, isText := in["extra_key"].(string)
 	switch {
@@ -287,8 +286,8 @@ func (o *oracle) priority(p *big.Int, evicts bool) bool {
 	switch {
 	case o.kind == VLLM && o.set.Priority == On && o.on("chat completions responses tokens"):
 		o.want["priority"] = down
-	case o.kind == SGLang && o.on("chat completions generate") && (evicts || o.set.Priority == On || o.set.Priority == Auto && o.told.Priority):
-		if o.want["priority"] = up; o.told.LowFirst {
+	case o.kind == SGLang && o.on("chat completions generate") && (evicts || o.set.Priority == On || o.set.Priority == Auto && o.info.Priority):
+		if o.want["priority"] = up; o.info.LowFirst {
 			o.want["priority"] = down
 		}
 	case o.kind == TRTLLM && o.set.Priority == On && o.on("chat completions"):
@@ -300,8 +299,7 @@ func (o *oracle) priority(p *big.Int, evicts bool) bool {
 	return true
 }
 
-// ranksAndSteering tells the rank, and takes away what the client is not trusted
-// with.
+// ranksAndSteering sets the rank, and removes members without a grant.
 func (o *oracle) ranksAndSteering(before doc, evicts bool) {
 	unknown := o.kind == Other || o.kind == ""
 	pins, priorities := "", ""
@@ -311,7 +309,7 @@ func (o *oracle) ranksAndSteering(before doc, evicts bool) {
 	case o.kind == LlamaCpp:
 		pins = "id_slot"
 	}
-	ordered := o.set.Priority == On && o.kind != LlamaCpp || evicts || o.kind == SGLang && o.set.Priority == Auto && o.told.Priority
+	ordered := o.set.Priority == On && o.kind != LlamaCpp || evicts || o.kind == SGLang && o.set.Priority == Auto && o.info.Priority
 	if ordered {
 		priorities = "priority"
 	}
@@ -333,7 +331,7 @@ func (o *oracle) ranksAndSteering(before doc, evicts bool) {
 	cut(priorities, o.priorities, "priorities")
 	if o.kind == SGLang && o.ranks > 1 {
 		o.want["routed_dp_rank"] = number(big.NewInt(int64(o.rank)))
-		if delete(o.want, "data_parallel_rank"); o.told.Version == "" {
+		if delete(o.want, "data_parallel_rank"); o.info.Version == "" {
 			o.want["data_parallel_rank"] = o.want["routed_dp_rank"]
 		}
 	}

@@ -1,32 +1,33 @@
 package engine
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
-// The names of what is posted to paths that are no client's API, and that some
-// engine is told more in than others.
+// Names of requests to paths outside the clients' APIs that some engine handles
+// specially.
 const (
-	// Invocations is what SageMaker asks of a container: a request of any API
-	// that the server has, mostly chat.
+	// Invocations is SageMaker's request to a container: a request of any API that
+	// the server has, mostly chat.
 	Invocations = "invocations"
-	// OpenSession and CloseSession make and end a session that SGLang holds.
+	// OpenSession and CloseSession open and close a session that SGLang holds.
 	OpenSession  = "open_session"
 	CloseSession = "close_session"
 )
 
-// PostTo returns the name of what is posted to a path that belongs to no client's
-// API, empty if there is nothing special about it.
+// PostTo returns the name of a request to a path outside the clients' APIs, empty
+// for a request without a name.
 func PostTo(path string) string {
 	last := path[strings.LastIndexByte(path, '/')+1:]
-	switch last {
-	case Invocations, OpenSession, CloseSession:
+	if slices.Contains([]string{Invocations, OpenSession, CloseSession}, last) {
 		return last
 	}
 	return ""
 }
 
-// inferences are how the paths end, beside those of the clients' APIs, at which
-// some engine computes something of a model: vLLM, SGLang, TensorRT-LLM,
-// llama.cpp, Dynamo.
+// inferences are the ends of the paths outside the clients' APIs at which vLLM,
+// SGLang, TensorRT-LLM, llama.cpp or Dynamo uses a model.
 var inferences = []string{
 	"/" + Invocations, "/vertex_generate", "/generate_from_file", "/generate", "/chat", "/encode", "/embed", "/embedding",
 	"/completion", "/infill", "/reranking", "/generative_scoring", "/chat/completions/batch", "/completions/batch",
@@ -34,14 +35,9 @@ var inferences = []string{
 	"/videos", "/predict", "/judge",
 }
 
-// Infers tells whether some engine computes something of a model for what is
-// posted to a path that belongs to no client's API.
+// Infers returns whether some engine uses a model for a POST to a path outside
+// the clients' APIs.
 func Infers(path string) bool {
 	path = strings.TrimRight(path, "/")
-	for _, end := range inferences {
-		if strings.HasSuffix(path, end) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(inferences, func(end string) bool { return strings.HasSuffix(path, end) })
 }

@@ -8,24 +8,24 @@ import (
 	"unicode/utf8"
 )
 
-// salted are the APIs in which an engine is given the salt of its cache.
+// salted are the APIs in which an engine gets a salt for its cache.
 type salted struct {
-	// sure are those in which it is known to keep prompts with different salts
-	// apart, from the version since on.
+	// sure are the APIs in which the engine isolates prompts with different salts,
+	// from the version since on.
 	sure  []string
 	since []int
-	// also are those in which it depends on the version, and others pass over
-	// the member.
+	// also are the APIs in which that depends on the version. Other versions ignore
+	// the salt.
 	also []string
-	// most is the longest salt that it takes, in bytes.
+	// most is the longest salt that the engine accepts, in bytes.
 	most int
 }
 
-// salts are those of the engines. llama.cpp has none, for each slot keeps the
-// cache of its own last prompt, which any other may share. vLLM's messages and
-// what it pools take one in newer versions, of which no list is kept here, and
-// what is embedded in chunks has lost it. Who is not known is given one all the
-// same, for it is better refused than lost.
+// salts are the salted APIs by engine type. llama.cpp has none: each slot keeps the
+// cache of its last prompt, and any other prompt may share it. vLLM accepts a salt
+// in messages and pooling in newer versions only, and loses it for embeddings in
+// chunks. An engine of unknown type gets a salt, too: it may refuse the salt, but
+// cannot lose it silently.
 var salts = map[string]salted{
 	VLLM: {
 		sure: []string{apiChat, apiCompletions, apiResponses, apiTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
@@ -37,13 +37,13 @@ var salts = map[string]salted{
 	"":     {also: []string{apiChat, apiCompletions, apiResponses}, most: maxVLLMSalt},
 }
 
-// maxVLLMSalt is the longest salt that vLLM takes, in characters.
+// maxVLLMSalt is the longest salt that vLLM accepts, in characters.
 const maxVLLMSalt = 1024
 
-// KeepsApart tells whether an engine is known to keep the caches of requests with
-// different salts apart, in an API: whether it is given the salt there, and heeds
-// it, or the operator says so.
-func (e *Engine) KeepsApart(api string) bool {
+// IsolatesCaches returns whether an engine isolates the caches of requests with
+// different salts, in an API: the engine gets the salt there and heeds it, or the
+// operator says so.
+func (e *Engine) IsolatesCaches(api string) bool {
 	set, version := e.Settings, e.Info.Version
 	if set.CacheSalt == Off {
 		return false
@@ -58,26 +58,26 @@ func (e *Engine) KeepsApart(api string) bool {
 	return set.CacheSalt.or(sure && known) && (sure || slices.Contains(s.also, api))
 }
 
-// cacheSalt gives the engine the salt, or where it takes none at least not the
-// one that the client wrote beside it, which would be another one's.
+// cacheSalt gives the engine the salt. If the engine accepts none, cacheSalt removes
+// the client's own member, which could name another tenant's salt.
 func (f *fit) cacheSalt() {
-	s := salts[f.Type]
-	switch {
-	case f.said&CacheSalt == 0:
-	case f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)):
-		f.text(nameSalt, f.salt(s.most))
-		f.extraKey()
-	default:
-		f.Body.Cut(nameSalt)
-		f.extraKey()
+	if f.said&CacheSalt == 0 {
+		return
 	}
+	s := salts[f.Type]
+	if f.takes(CacheSalt, f.on(s.sure...) || f.on(s.also...)) {
+		f.text(nameSalt, f.salt(s.most))
+	} else {
+		f.Body.Cut(nameSalt)
+	}
+	f.extraKey()
 }
 
 const nameSalt, nameExtraKey = "cache_salt", "extra_key"
 
-// extraKey puts the salt before SGLang's other member that keeps caches apart.
-// SGLang joins the two, so that a client could otherwise turn its tenant's salt
-// into another's. /generate had only this member for long: there it is always set.
+// extraKey puts the salt before SGLang's other member that isolates caches. SGLang
+// joins the two: a client could otherwise turn its tenant's salt into another's.
+// Older versions of /generate know this member only, so there it is always set.
 func (f *fit) extraKey() {
 	if f.Type != SGLang {
 		return
@@ -98,9 +98,8 @@ func (f *fit) extraKey() {
 	}
 }
 
-// salt returns the salt as an engine can have it, of at most so many bytes: what
-// is no UTF-8, which JSON cannot say, as a digest, for it must not become what
-// another one becomes.
+// salt returns the salt for an engine, of at most that many bytes. A digest replaces
+// invalid UTF-8, which JSON cannot express: two salts must not become one.
 func (f *fit) salt(most int) string {
 	s := f.Ext.Salt("")
 	if !utf8.ValidString(s) {
@@ -109,5 +108,5 @@ func (f *fit) salt(most int) string {
 	return short(s, most)
 }
 
-// isNull tells whether a member is not there, for engines.
+// isNull returns whether a member is absent or null, which engines treat alike.
 func isNull(value []byte) bool { return value == nil || bytes.Equal(value, []byte("null")) }

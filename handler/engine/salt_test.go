@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// Who keeps caches apart gets the salt, and who does not get it does not.
-func TestKeepsApart(t *testing.T) {
+// An engine that isolates caches gets the salt. One that gets none does not.
+func TestIsolatesCaches(t *testing.T) {
 	on, off := Settings{CacheSalt: On}, Settings{CacheSalt: Off}
 	for _, c := range []struct {
 		kind, version, api string
@@ -51,7 +51,7 @@ func TestKeepsApart(t *testing.T) {
 		{Dynamo, "", apiMessages, on, true},
 	} {
 		e := Engine{Type: c.kind, Info: Info{Version: c.version}, Settings: c.set}
-		if got := e.KeepsApart(c.api); got != c.want {
+		if got := e.IsolatesCaches(c.api); got != c.want {
 			t.Errorf("%s %s, %s, %v: %v", c.kind, c.version, c.api, c.set.CacheSalt, got)
 		}
 	}
@@ -63,15 +63,15 @@ func TestKeepsApart(t *testing.T) {
 				t.Errorf("%s, %s got %s", kind, path, got.body)
 			}
 			e := Engine{Type: kind, Info: Info{Version: "99.0"}}
-			if e.KeepsApart(a.Name()) && !strings.Contains(got.body, `"mine"`) {
-				t.Errorf("%s, %s keeps apart what it is not told: %s", kind, path, got.body)
+			if e.IsolatesCaches(a.Name()) && !strings.Contains(got.body, `"mine"`) {
+				t.Errorf("%s, %s keeps caches apart without getting the salt: %s", kind, path, got.body)
 			}
 		}
 	}
 }
 
-// TestSGLangSessionsAreOpenedInTheirScope has a tenant open a session, use it by
-// the name that it chose and by the one that it was told, and close it.
+// TestSGLangSessionsAreOpenedInTheirScope has a tenant open a session, use it by its
+// own id and by the engine's, and close it.
 func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 	send := func(path, body string) string {
 		t.Helper()

@@ -9,10 +9,10 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// ScopedSession returns what a session of a request with a salt is called in an
-// engine: the client's id behind a digest of the salt, so that no tenant can name
-// another's. An id that is called so already stays as it is, for an engine tells
-// it to its client. Without a salt that is the client's own.
+// ScopedSession returns an engine's id for a session of a request with a salt: a
+// digest of the salt and the client's id, so that no tenant can name another's
+// session. An id with that digest stays unchanged: the engine reports it to the
+// client. Without a salt it is the client's id.
 func ScopedSession(salt, id string) string {
 	if salt == "" || id == "" {
 		return id
@@ -24,38 +24,38 @@ func ScopedSession(salt, id string) string {
 	return scope + id
 }
 
-// scopeOf returns what stands before the sessions' ids of requests with a salt.
+// scopeOf returns the prefix of the session ids of requests with a salt.
 func scopeOf(salt string) string { return nvext.Digest([]byte(salt))[:32] + ":" }
 
 const nameSession, nameParams = "session_id", "session_params"
 
-// maxWritten is the longest text of a client's that goes behind a digest of its
-// salt, as it is written in the body, in bytes: of a longer one a digest does.
-// maxParams is the longest session_params of nvext that is written anew.
+// maxWritten is the longest JSON text of a client that is kept behind its salt's
+// digest, in bytes. A digest replaces a longer one. maxParams is the longest
+// session_params of nvext that is rewritten, in bytes.
 const maxWritten, maxParams = 1 << 10, 128 << 10
 
-// sglangSessions scopes the sessions that the client's own members name. What
-// cannot be scoped is cut out, for it could name another tenant's.
+// sglangSessions scopes the sessions in the client's own members. It removes members
+// that it cannot scope: they could name another tenant's session.
 func (f *fit) sglangSessions() {
 	if f.Salt == "" || f.Body == nil {
 		return
 	}
-	f.scope = scopeOf(f.Salt) // once: the salt may be long, and sessions many
+	f.scope = scopeOf(f.Salt) // once: a salt may be long, and there may be many sessions
 	if raw := f.Body.Value(nameSession); f.API == OpenSession && (raw == nil || raw[0] != '"') {
-		f.text(nameSession, f.scope+rand.Text()) // or SGLang would make one up, which is nobody's
+		f.text(nameSession, f.scope+rand.Text()) // SGLang would choose an id without a scope
 	} else {
 		f.scopeID()
 	}
-	if f.said&SessionParams == 0 || !f.onSessions() { // else those of nvext take their place
+	if f.said&SessionParams == 0 || !f.onSessions() { // else nvext's replace them
 		f.scopeParams()
 	}
 }
 
-// onSessions tells whether nvext's session_params go to SGLang in this API.
+// onSessions returns whether SGLang gets nvext's session_params in this API.
 func (f *fit) onSessions() bool { return f.on(apiChat, apiCompletions, apiGenerate) }
 
-// scoped returns what becomes of a session's id, both as JSON has them. It is not
-// ok if that is no text. The empty one is a name like others in SGLang.
+// scoped returns a session's id with its scope, both as JSON. It is not ok for an id
+// that is no text. An empty id is an ordinary name in SGLang.
 func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return nil, false
@@ -84,8 +84,8 @@ func (f *fit) scopeID() {
 	f.Lacks |= SessionParams
 }
 
-// scopeParams scopes the body's session_params: one object, or in a list one for
-// each prompt. Their rid stays, for SGLang looks for it only within the session.
+// scopeParams scopes the body's session_params: one object, or a list with one for
+// each prompt. Their rid stays: SGLang looks it up within the session only.
 func (f *fit) scopeParams() {
 	at, ok := f.Body.Inner(nameParams, "id")
 	edits, ok := f.scopeAll(at, ok)
@@ -99,8 +99,8 @@ func (f *fit) scopeParams() {
 	}
 }
 
-// scopeAll returns the changes that scope the ids at places of the body. It is not
-// ok if one of them is no text, or they were not found.
+// scopeAll returns the edits that scope the ids at these places of the body. It is
+// not ok if an id is no text, or the places were not found.
 func (f *fit) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok bool) {
 	if !found {
 		return nil, false
@@ -125,9 +125,9 @@ func (f *fit) sessionParams() {
 	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
 		return
 	}
-	raw := f.part(at, f.Ext.SessionParams.Span)
+	raw := f.Body.Text(at.Within(f.Ext.SessionParams.Span))
 	if f.Salt != "" {
-		raw, ok = f.scopedParams(at, f.Ext.SessionParams.Span)
+		raw, ok = f.scopedParams(at.Within(f.Ext.SessionParams.Span))
 	}
 	if f.takes(SessionParams, ok) {
 		f.Body.Set(nameParams, raw)
@@ -136,11 +136,9 @@ func (f *fit) sessionParams() {
 	}
 }
 
-// scopedParams returns the session_params of the nvext at a place of the body with
-// their session scoped. It is not ok if they are too long, of white space or of
-// what is there twice.
-func (f *fit) scopedParams(nv, part rawjson.Span) (text []byte, ok bool) {
-	all := nv.Within(part)
+// scopedParams returns session_params of nvext, at a place of the body, with scoped
+// ids. It is not ok if the object is too long or its ids were not found.
+func (f *fit) scopedParams(all rawjson.Span) (text []byte, ok bool) {
 	if all.End-all.Start > maxParams {
 		return nil, false
 	}
@@ -153,11 +151,7 @@ func (f *fit) scopedParams(nv, part rawjson.Span) (text []byte, ok bool) {
 	return rawjson.Splice(nil, f.Body.Text(all), edits), ok
 }
 
-// behind returns a JSON text with something before it that needs no escapes. The
-// text stays as it is written.
+// behind returns a JSON text with a prefix that needs no escapes.
 func behind(prefix string, raw []byte) []byte {
 	return append([]byte(`"`+prefix), raw[1:]...)
 }
-
-// quoted returns a text as JSON.
-func quoted(s string) []byte { return rawjson.AppendString(nil, s) }

@@ -11,8 +11,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// TestSessionsDoNotPassUnscoped has a tenant name another one's session in all the
-// ways in which it cannot be scoped, or hides where it is.
+// TestSessionsDoNotPassUnscoped has a tenant name another tenant's session in all
+// ways that cannot be scoped, or that hide the id.
 func TestSessionsDoNotPassUnscoped(t *testing.T) {
 	victims := ScopedSession("victim", "s")
 	mine := ScopedSession("t", victims)
@@ -23,7 +23,7 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 		{"behind another id", `{"id":"` + victims + `","id":"s"}`, `{"id":"` + mine + `","id":"` + ScopedSession("t", "s") + `"}`},
 		{"beside null", `[` + id + `,null]`, `[{"id":"` + mine + `"},null]`},
 		{"without a name", `{"id":""}`, `{"id":"` + ScopedSession("t", "x")[:33] + `"}`},
-		{"of nobody", `[null,{"id":null},{}]`, `[null,{"id":null},{}]`},
+		{"without an id", `[null,{"id":null},{}]`, `[null,{"id":null},{}]`},
 		{"beside something else", `[` + id + `,7]`, ""},
 		{"in a list of lists", `[[` + id + `]]`, ""},
 		{"among many", `[` + strings.Repeat(id+",", 1024) + id + `]`, ""},
@@ -49,7 +49,7 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 			}
 		}
 	}
-	// what stands for nothing in the place of nvext's own takes nothing over
+	// session_params of nvext that is too long removes the body's own, too
 	pad := strings.Repeat(" ", maxParams)
 	got := adapted(t, SGLang, "/generate", `{"session_params":`+id+`,"nvext":{"session_params":{"id":"s"`+pad+`}}}`, func(r *asked) { r.Salt = "t" })
 	if got.body != `{}` || strings.Join(got.lacks, " ") != "session_params" {
@@ -57,8 +57,8 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 	}
 }
 
-// TestWhatIsMadeOfABodyIsBounded has members of megabytes go behind a salt: what
-// is made of them is short, and made at no great cost.
+// TestWhatIsMadeOfABodyIsBounded puts members of megabytes behind a salt: the result
+// is short and cheap.
 func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 	fill := strings.Repeat("<", 8<<20)
 	deep := `[` + strings.Repeat(`{"a":1,"a":1,"a":1,"a":1,"id":"s"},`, 1000) + `{}]`
@@ -95,7 +95,7 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 			t.Errorf("%.60s: %d bytes are made of %d, of %d allocated", v, made, len(v), cost)
 		}
 	}
-	// the salt is digested once, however long it is and however many the sessions
+	// the salt is digested once, for any length and any number of sessions
 	salt := strings.Repeat("s", 8<<20)
 	body := []byte(`{"session_params":` + deep + `}`)
 	parsed, err := api.Parse(apiOf("/generate"), body, api.Options{})
@@ -109,7 +109,7 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 	}
 }
 
-// TestLongNamesStayApart has ids that are too long to be kept as they are.
+// TestLongNamesStayApart has ids that digests replace.
 func TestLongNamesStayApart(t *testing.T) {
 	session := func(salt, id string) string {
 		t.Helper()

@@ -2,54 +2,50 @@ package engine
 
 import "github.com/caddy-kvrouter/kvrouter/handler/nvext"
 
-// steering is a member of an engine's own by which a client has what nvext would
-// need a grant for.
+// steering is an engine's own member that does what nvext needs a grant for.
 type steering struct {
 	member string
 	grant  nvext.Grants
 	heeded bool
 }
 
-// guard cuts out the members that steer the engine in what the client is not
-// trusted with. Those that the engine does not heed stay: to these it may have
-// something to say.
+const namePriority, nameRetention, nameRank, nameOldRank = "priority", "retention_seconds", "routed_dp_rank", "data_parallel_rank"
+
+// guard removes the members that steer the engine without the client's grant.
+// Members that the engine ignores stay.
 func (f *fit) guard() {
 	if f.Body == nil {
 		return
 	}
 	for _, s := range f.steerings() {
-		if !s.heeded || f.Grants&s.grant != 0 {
-			continue
-		}
-		if isNull(f.Body.Value(s.member)) {
+		if !s.heeded || f.Grants&s.grant != 0 || isNull(f.Body.Value(s.member)) {
 			continue
 		}
 		f.Dropped |= s.grant
-		if !f.Body.Changed(s.member) { // else the router's own is in its place
+		if !f.Body.Changed(s.member) { // else the router has replaced it
 			f.Body.Cut(s.member)
 		}
 	}
 }
 
-// steerings returns the members that steer this engine. A rank is one of an
-// engine that does not tell how many it has, too, and of one that is not known.
+// steerings returns the members that steer this engine. An engine of unknown type
+// may heed ranks.
 func (f *fit) steerings() []steering {
-	ordered := f.Settings.Priority == On
 	unknown := f.Type == "" || f.Type == Other
+	ranked, ordered := unknown, f.Settings.Priority == On
+	var more []steering
 	switch f.Type {
-	case SGLang:
-		evicts := f.evicts()
-		return append(ranks(true),
-			steering{namePriority, nvext.Priorities, evicts || f.Settings.Priority.or(f.Info.Priority)},
-			steering{nameRetention, nvext.Priorities, evicts})
 	case LlamaCpp:
 		return []steering{{"id_slot", nvext.Pins, true}}
+	case SGLang:
+		evicts := f.evicts()
+		ranked, ordered = true, evicts || f.Settings.Priority.or(f.Info.Priority)
+		more = []steering{{nameRetention, nvext.Priorities, evicts}}
 	}
-	return append(ranks(unknown), steering{namePriority, nvext.Priorities, ordered})
-}
-
-const namePriority, nameRetention, nameRank, nameOldRank = "priority", "retention_seconds", "routed_dp_rank", "data_parallel_rank"
-
-func ranks(heeded bool) []steering {
-	return []steering{{nameRank, nvext.Pins, heeded}, {nameOldRank, nvext.Pins, heeded}, {"disagg_prefill_dp_rank", nvext.Pins, heeded}}
+	return append([]steering{
+		{nameRank, nvext.Pins, ranked},
+		{nameOldRank, nvext.Pins, ranked},
+		{"disagg_prefill_dp_rank", nvext.Pins, ranked},
+		{namePriority, nvext.Priorities, ordered},
+	}, more...)
 }

@@ -9,41 +9,32 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Post returns what a server answers to a POST request with a JSON body: the
-// status, and the whole body. The status is 0 if there was no answer, or too long
-// a one.
+// Post returns a server's answer to a POST request with a JSON body: the status
+// and the whole body. The status is 0 if there is no answer or the answer is too
+// long.
 type Post func(path string, body []byte) (status int, answer []byte)
 
-// Question is a request whose prompt's token ids are wanted. The prompt is text
-// alone: what media become is known to engines only when they compute them.
+// Question asks for the token ids of a request's prompt. The prompt has no media:
+// only computing turns those into tokens.
 type Question struct {
 	// API is the name of the client's API.
 	API string
-	// Body is the request's body. Nothing else may be changed in it.
+	// Body is the request's body, without other edits.
 	Body *api.Editor
-	// Text is the prompt as a JSON string, nil if it is a conversation.
+	// Text is the prompt as a JSON string, nil for a conversation.
 	Text []byte
-	// Raw says that the client wants no template to be applied.
+	// Raw says that the client wants no chat template.
 	Raw bool
 }
 
-// Tokenize asks the engine for the token ids that it would compute for a request, and returns them as a JSON list without spaces. It returns nil if the
-// engine has no tokenizer to be asked, does not answer as one, or would be asked
-// for something else than it computes. Nothing is computed for it.
+// Tokenize asks the engine for the token ids that it would compute for a request.
+// It returns a JSON list without spaces. It returns nil if the engine has no
+// tokenizer, gives another answer, or would tokenize another prompt than it
+// computes. The engine computes nothing for it.
 func (e *Engine) Tokenize(q *Question, post Post) []byte {
-	switch q.API {
-	case apiChat:
-		if q.Text != nil {
-			return nil
-		}
-	case apiCompletions:
-		if q.Text == nil {
-			return nil
-		}
-	case apiGenerate:
-		if q.Text == nil || e.Type != SGLang {
-			return nil
-		}
+	switch {
+	case q.API == apiChat && q.Text == nil, q.API == apiCompletions && q.Text != nil:
+	case q.API == apiGenerate && q.Text != nil && e.Type == SGLang:
 	default:
 		return nil
 	}
@@ -57,17 +48,11 @@ func (e *Engine) Tokenize(q *Question, post Post) []byte {
 	case Dynamo:
 		return q.askDynamo(post)
 	}
-	return nil // TensorRT-LLM has no tokenizer that can be asked
+	return nil // TensorRT-LLM has no tokenizer endpoint
 }
 
-// Paths of tokenizers.
-const (
-	pathTokenize = "/tokenize"
-	pathTemplate = "/apply-template" // llama.cpp
-)
-
-// whole returns the body without what an engine other than Dynamo must not see,
-// or would make a stream of.
+// whole returns the body without nvext, and without the members that ask for a
+// stream.
 func (q *Question) whole() []byte {
 	q.Body.CutNVExt()
 	q.Body.Cut("stream")
@@ -75,17 +60,19 @@ func (q *Question) whole() []byte {
 	return q.Body.Apply()
 }
 
-// only returns a JSON object of these members of the body, as far as they are
-// there.
-func (q *Question) only(names ...string) []byte {
-	var o object
+// only returns an object, still open, of those members of the body.
+func (q *Question) only(names ...string) *rawjson.Object {
+	var o rawjson.Object
+	o.Open()
 	for _, name := range names {
-		o.add(name, q.Body.Value(name))
+		if v := q.Body.Value(name); v != nil {
+			o.Raw(name, v)
+		}
 	}
-	return o.end()
+	return &o
 }
 
-// says tells whether the body says something in one of these members.
+// says returns whether the body has one of these members, and not as null.
 func (q *Question) says(names ...string) bool {
 	for _, name := range names {
 		if !isNull(q.Body.Value(name)) {
@@ -95,31 +82,15 @@ func (q *Question) says(names ...string) bool {
 	return false
 }
 
-// object is a JSON object that is being written. Its names need no escapes.
-type object struct{ text []byte }
-
-// add adds a member, unless its value is nil.
-func (o *object) add(name string, value []byte) {
-	if value == nil {
-		return
-	}
-	mark := byte(',')
-	if o.text == nil {
-		mark = '{'
-	}
-	o.text = append(append(append(o.text, mark, '"'), name...), `":`...)
-	o.text = append(o.text, value...)
-}
-
-func (o *object) end() []byte {
-	if o.text == nil {
-		return []byte("{}")
-	}
-	return append(o.text, '}')
+// tokenize closes a body and posts it to the tokenizer.
+func tokenize(post Post, o *rawjson.Object) []byte {
+	o.Close()
+	status, answer := post("/tokenize", o.Buf)
+	return tokensIn(status, answer, "tokens")
 }
 
 // tokensIn returns the token ids in a member of an answer, which is an object or
-// a list of one. It returns nil if there are none, or the list has something else.
+// a list of one object. It returns nil if they are missing or malformed.
 func tokensIn(status int, answer []byte, member string) []byte {
 	if status != http.StatusOK || !gjson.ValidBytes(answer) {
 		return nil
@@ -140,5 +111,5 @@ func tokensIn(status int, answer []byte, member string) []byte {
 	if len(ids) == 0 {
 		return nil
 	}
-	return nvext.AppendTokens(raw[:0], ids) // it is no longer than that
+	return nvext.AppendTokens(raw[:0], ids) // no longer than the list
 }

@@ -21,9 +21,8 @@ func questionOf(t testing.TB, path, body string) *Question {
 	return &Question{API: r.API.Name(), Body: r.Editor([]byte(body)), Text: r.PromptText([]byte(body))}
 }
 
-// TestTokenizersAreAskedForWhatIsComputed has requests before engines that answer
-// each question with one more id: which questions they are asked, and which of the
-// answers counts.
+// TestTokenizersAreAskedForWhatIsComputed checks the questions to each engine, and
+// which answer counts. The nth answer is the id n.
 func TestTokenizersAreAskedForWhatIsComputed(t *testing.T) {
 	const chat, completions, generate = "/v1/chat/completions", "/v1/completions", "/generate"
 	const hi = `"messages":[{"role":"user","content":"hi"}]`
@@ -72,12 +71,12 @@ func TestTokenizersAreAskedForWhatIsComputed(t *testing.T) {
 	raw := questionOf(t, chat, `{`+hi+`}`)
 	raw.Raw = true
 	if (&Engine{Type: Dynamo}).Tokenize(raw, func(string, []byte) (int, []byte) { return 200, []byte(`{"tokens":[1]}`) }) != nil {
-		t.Error("a Dynamo is asked to apply a template that the client does not want")
+		t.Error("a Dynamo was asked to apply an unwanted template")
 	}
 }
 
-// FuzzTokenize has engines that answer with anything: what is told is a list of
-// token ids, and what is asked is JSON.
+// FuzzTokenize has engines with any answers: the questions are JSON, and the result
+// is a list of token ids.
 func FuzzTokenize(f *testing.F) {
 	for k := range Names {
 		for _, answer := range []string{`{"tokens":[1, 2],"token_ids":[3]}`, `[{"token_ids":[4]}]`, `{"prompt":"x"}`, `[]`, `{"tokens":[[1]]}`, `{"tokens":[-1]}`} {
@@ -106,7 +105,7 @@ func FuzzTokenize(f *testing.F) {
 			})
 			var ids []uint32
 			if got != nil && (json.Unmarshal(got, &ids) != nil || len(ids) == 0 || asked == 0 || bytes.ContainsAny(got, " \n")) {
-				t.Fatalf("%s and %s: told %s", first, second, got)
+				t.Fatalf("%s and %s: got %s", first, second, got)
 			}
 			if again, _ := json.Marshal(ids); got != nil && !bytes.Equal(again, got) {
 				t.Fatalf("%s, as JSON %s", got, again)

@@ -8,9 +8,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// TestTokenDataIsGivenWhereItIsTaken puts a request with token_data into the words
-// of every type and API: the engine gets the ids if it takes them and the caller
-// has planned them. A Dynamo gets them in nvext.
+// TestTokenDataIsGivenWhereItIsTaken sends token_data to every type and API: the
+// engine gets the ids if it accepts them and the caller has planned them. A Dynamo
+// gets them in nvext.
 func TestTokenDataIsGivenWhereItIsTaken(t *testing.T) {
 	const body = `{"messages":[],"prompt":"x","text":"x","token_ids":[7],"nvext":{"token_data":[4242,2]}}`
 	taken := 0

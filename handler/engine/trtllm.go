@@ -5,28 +5,26 @@ import (
 	"strconv"
 )
 
-// isTRTLLM tells whether the server is a trtllm-serve: what it tells at
-// /server_info is about handing over a prefill, null where it does not.
+// isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about
+// handing over a prefill, null without that.
 func (s *server) isTRTLLM() bool { return s.json(pathServerInfo).Get("disaggregated_params").Exists() }
 
-// tellTRTLLM asks for the version. Its capacity it tells nowhere: /metrics has
-// what happened since it was last asked, and must be left to whoever reads it.
-func (s *server) tellTRTLLM(told *Info) {
-	told.Version = s.version()
-	told.ContextTokens = s.contextTokens()
+// readTRTLLM reads the version and the context. The server reports its capacity
+// nowhere. Reading /metrics would take the statistics from their other readers.
+func (s *server) readTRTLLM(info *Info) {
+	info.Version = s.version()
+	info.ContextTokens = s.contextTokens()
 }
 
-// toTRTLLM knows TensorRT-LLM's members beyond OpenAI's. It refuses requests
-// with members that it does not know, so that what depends on its version is
-// left to the operator. Its priorities are from 0 to 1, where higher is earlier
-// and 0.5 what others have.
+// toTRTLLM sets TensorRT-LLM's own members. The server refuses unknown members,
+// so the operator must turn on what depends on the version. Its priorities are
+// from 0 to 1: a higher one is earlier, and 0.5 is the default.
 func (f *fit) toTRTLLM() {
-	f.cacheSalt()
 	if f.takes(Priority, f.on(apiChat, apiCompletions) && f.Settings.Priority == On) {
 		n := float64(f.Ext.AgentHints.Priority.Value)
 		f.Body.Set(namePriority, strconv.AppendFloat(nil, 0.5+n/(1+math.Abs(n))/2, 'f', -1, 64))
 	}
 	if f.takes(MaxThinkingTokens, f.on(apiChat, apiCompletions) && f.Settings.ThinkingBudget == On) {
-		f.integer("thinking_token_budget", int64(f.Ext.MaxThinkingTokens.Value))
+		f.integer(nameBudget, int64(f.Ext.MaxThinkingTokens.Value))
 	}
 }

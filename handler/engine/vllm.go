@@ -2,12 +2,13 @@ package engine
 
 import (
 	"bytes"
+	"net/http"
 	"strconv"
 	"time"
 )
 
-// isVLLM tells whether the server has vLLM's metrics: behind an API key, these
-// and the version are all that it shows.
+// isVLLM returns whether the server has vLLM's metrics. Behind an API key, only
+// these and the version are visible.
 func (s *server) isVLLM() bool {
 	if s.version() == "" {
 		return false
@@ -16,50 +17,51 @@ func (s *server) isVLLM() bool {
 	return status == 200 && bytes.Contains(page, []byte("\nvllm:"))
 }
 
-// tellVLLM asks for what a vLLM tells: /version, the list of models, and the
-// metrics, in which each data-parallel rank is an engine.
-func (s *server) tellVLLM(told *Info) {
-	told.ContextTokens = s.contextTokens()
-	told.Version = s.version()
+// readVLLM reads /version, the list of models, and the metrics. The metrics name
+// each data-parallel rank as an engine.
+func (s *server) readVLLM(info *Info) {
+	info.ContextTokens = s.contextTokens()
+	info.Version = s.version()
 	if status, page := s.ask(pathMetrics); status == 200 {
-		readVLLMMetrics(page, told)
+		readVLLMMetrics(page, info)
 	}
-	if told.KVTokens < told.ContextTokens/leastContexts {
-		told.KVTokens = 0
+	if info.KVTokens < info.ContextTokens/leastContexts {
+		info.KVTokens = 0
 	}
 }
 
-// A cache must have room for so many blocks, and for this part of the longest
-// context, to be believed: a vLLM with less would not have started.
+// A credible cache has room for this many blocks and this part of the longest
+// context: vLLM does not start with less.
 const leastBlocks, leastContexts = 16, 8
 
-// readVLLMMetrics reads vllm:cache_config_info, once for each rank, and
-// process_start_time_seconds. Where several API servers share one page, the
-// latter is missing.
-func readVLLMMetrics(page []byte, told *Info) {
+const cacheConfig, processStart = "vllm:cache_config_info", "process_start_time_seconds"
+
+// readVLLMMetrics reads vllm:cache_config_info, which each rank has, and
+// process_start_time_seconds, which is missing if API servers share a page.
+func readVLLMMetrics(page []byte, info *Info) {
 	ranks := make(map[string]bool)
-	samples(page, func(name []byte, l labels, value float64) {
-		switch string(name) {
-		case "process_start_time_seconds":
+	samples(page, func(name string, l labels, value float64) {
+		switch name {
+		case processStart:
 			if value > 0 && value < maxCount {
-				told.Started = time.UnixMilli(int64(value * 1000))
-				told.Life = strconv.FormatInt(told.Started.UnixMilli(), 10)
+				info.Started = time.UnixMilli(int64(value * 1000))
+				info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
 			}
-		case "vllm:cache_config_info":
+		case cacheConfig:
 			if len(ranks) < maxRanks {
-				ranks[l.get("engine")] = true
-				told.vllmCache(l)
+				ranks[l["engine"]] = true
+				info.addVLLMCache(l)
 			}
 		}
 	})
-	told.DPSize = ranksOf(ranks)
+	info.DPSize = ranksOf(ranks)
 }
 
-// vllmCache takes in the cache of one rank.
-func (t *Info) vllmCache(l labels) {
+// addVLLMCache records the cache of one rank. The smallest one counts.
+func (t *Info) addVLLMCache(l labels) {
 	size := l.count("block_size")
 	tokens := l.count("kv_cache_size_tokens")
-	if tokens == 0 { // older ones tell the blocks only
+	if tokens == 0 { // older versions have the number of blocks only
 		tokens = l.count("num_gpu_blocks") * int64(within(size, maxBlockSize))
 	}
 	if tokens < leastBlocks*max(size, 1) {
@@ -69,12 +71,12 @@ func (t *Info) vllmCache(l labels) {
 		t.KVTokens = tokens
 	}
 	t.BlockSize = within(size, maxBlockSize)
-	t.NoPrefixCache = l.get("enable_prefix_caching") == "False"
+	t.NoPrefixCache = l["enable_prefix_caching"] == "False"
 }
 
-// ranksOf returns the number of ranks with these names. Those that do not count
-// from 0 are a part of more, of which it is not known how to ask for them; a
-// single one is not asked for.
+// ranksOf returns the number of ranks with these names. It returns 0 if several
+// ranks do not count from 0: they are part of a larger set, and the router cannot
+// address them.
 func ranksOf(names map[string]bool) int {
 	for i := range len(names) {
 		if len(names) > 1 && !names[strconv.Itoa(i)] {
@@ -84,22 +86,52 @@ func ranksOf(names map[string]bool) int {
 	return len(names)
 }
 
-// toVLLM knows vLLM's members beyond OpenAI's. A lower priority is earlier
-// there, and any but 0 an error unless it runs with --scheduling-policy
-// priority, which it does not tell; so is thinking_token_budget where it does
-// not know how the model's reasoning ends.
+// toVLLM sets vLLM's own members. A lower priority is earlier. vLLM refuses
+// priorities without --scheduling-policy priority, and thinking_token_budget if
+// it does not know how the model's reasoning ends. It reports neither setting.
 func (f *fit) toVLLM() {
-	f.cacheSalt()
 	if f.takes(Priority, f.on(apiChat, apiCompletions, apiResponses, apiTokens) && f.Settings.Priority == On) {
 		f.integer(namePriority, -int64(f.Ext.AgentHints.Priority.Value))
 	}
 	budget := int64(f.Ext.MaxThinkingTokens.Value)
 	switch takes := f.Settings.ThinkingBudget == On; {
 	case f.takes(MaxThinkingTokens, takes && f.on(apiChat, apiCompletions)):
-		f.integer("thinking_token_budget", budget)
+		f.integer(nameBudget, budget)
 	case takes && f.on(apiTokens):
 		if all, ok := f.sampling(); f.takes(MaxThinkingTokens, ok) {
-			all[0].Set("thinking_token_budget", strconv.AppendInt(nil, budget, 10))
+			all[0].Set(nameBudget, strconv.AppendInt(nil, budget, 10))
 		}
 	}
+}
+
+const nameBudget = "thinking_token_budget" // vLLM and TensorRT-LLM
+
+// askVLLM posts the whole request to /render below the API's path. That path
+// handles every member, but exists only with --enable-scale-out. Otherwise
+// askVLLM uses the tokenizer.
+func (q *Question) askVLLM(post Post) []byte {
+	path := "/v1/completions/render" // answers with a list of one
+	if q.API == apiChat {
+		path = "/v1/chat/completions/render"
+	}
+	status, answer := post(path, q.whole())
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
+		return q.askTokenizer(post)
+	}
+	return tokensIn(status, answer, "token_ids")
+}
+
+// askTokenizer asks vLLM's tokenizer, or one of the same form, which knows the
+// usual members only (vllm/entrypoints/serve/tokenize/protocol.py). Other members
+// that change the prompt rule it out.
+func (q *Question) askTokenizer(post Post) []byte {
+	switch {
+	case q.says("reasoning_effort", "reasoning", "documents", "truncate_prompt_tokens", "suffix"):
+		return nil
+	case q.API == apiChat:
+		return tokenize(post, q.only("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+			"chat_template", "chat_template_kwargs"))
+	}
+	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
 }

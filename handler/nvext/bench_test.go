@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// withTokens returns an nvext with every field and so many token ids.
+// withTokens returns an nvext with every field and that many token ids.
 func withTokens(n int) []byte {
 	ids := make([]uint32, n)
 	for i := range ids {
@@ -17,8 +17,8 @@ func withTokens(n int) []byte {
 	return []byte(strings.Replace(every, "[0,1,4294967295]", string(AppendTokens(nil, ids)), 1))
 }
 
-// What a request takes from the heap does not grow with its tokens, unless
-// these are asked for, and then by one list.
+// Parse allocates the same however many tokens there are, and one list more if
+// the options ask for them.
 func TestParseAllocations(t *testing.T) {
 	count := func(raw []byte, o Options) float64 {
 		return testing.AllocsPerRun(20, func() {

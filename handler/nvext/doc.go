@@ -1,28 +1,26 @@
 // Package nvext is the protocol between clients and the router: the nvext
-// member of a request body and the routing headers, which are NVIDIA Dynamo's
-// names and forms for request extensions, and the nvext member of an answer.
+// member of a request body, the routing headers, and the nvext member of an
+// answer. Names and forms are those of NVIDIA Dynamo's request extensions.
 //
-// A request's extensions are read in three steps. [Parse] reads the member of
-// the body; [Ext.ApplyHeaders] puts the headers over it, field by field;
-// [Ext.Restrict] drops what the operator does not let this client say. What is
-// left is to be honoured. [Edits] makes the same restriction in the bytes that
-// go on to a Dynamo, and takes out what its generation refuses.
+// The router reads a request's extensions in three steps. [Parse] reads the
+// member of the body. [Ext.ApplyHeaders] replaces fields by what headers say.
+// [Ext.Restrict] removes what the operator does not grant this client. [Cuts]
+// makes the same restriction in the bytes that go to a Dynamo, and removes what
+// its generation refuses.
 //
-// An answer's nvext has the members that extra_fields asks for. They are made
-// with [WorkerID.Append], [Timing.Append] and [AppendTokens], and put into the
-// answer by [Additions], with an [AnswerFilter] if that is no stream. Annotations, which are events of their own, are made with
-// [AppendAnnotation].
+// An answer's nvext has the members that extra_fields asks for. The router makes
+// them with [WorkerID.Append], [Timing.Append] and [AppendTokens]. [Additions]
+// puts them into the chunks of a stream, [AnswerFilter] into a plain answer.
+// [AppendAnnotation] makes annotations, which are separate events.
 //
-// Both generations of the protocol are read: that of Dynamo 1.0 to 1.2, which
-// has sessions in the body, and that of 1.3 and later, which has headers for
-// them and routing constraints. The sources are dynamo-llm's
-// protocols/openai/nvext.rs (up to 1.2) and protocols/common/extensions.rs
-// (from 1.3 on), and for answers protocols/common/timing.rs and
-// http/service/metrics.rs.
+// The package reads both generations of the protocol. Dynamo 1.0 to 1.2 has
+// sessions in the body. Dynamo 1.3 and later has headers for them, and routing
+// constraints. The sources are dynamo-llm's protocols/openai/nvext.rs (up to
+// 1.2), protocols/common/extensions.rs (from 1.3 on), and for answers
+// protocols/common/timing.rs and http/service/metrics.rs.
 //
-// The package judges: an nvext that is not well-formed is an error, which the
-// caller answers with a 400, because whoever writes one means the router and
-// would otherwise not learn that it was not understood. It does not find the
-// member in a body, nor cut it out; that is package api. It chooses no worker
-// and knows no engine. It imports neither Caddy nor net/http.
+// A malformed nvext is an error, which the caller answers with a 400: a client
+// that writes nvext must learn that the router did not understand it. The
+// package does not find or remove the member in a body; package api does. It
+// chooses no worker and knows no engine. It imports neither Caddy nor net/http.
 package nvext

@@ -8,57 +8,53 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Bounds of what a request may say. What is above them is a wrong value.
+// Bounds of what a request may say. A larger value is wrong.
 const (
-	// MaxText is the longest text, in bytes: ids, salts and URLs. It is as
-	// long as a header line may be in most servers, since each of these texts
-	// may become one on its way to an engine.
+	// MaxText is the longest text, in bytes: ids, salts and URLs. Each may become
+	// a header on its way to an engine, and most servers allow headers of this
+	// length.
 	MaxText = 8 << 10
-	// MaxName is the longest name of a taint, in bytes: names are the
-	// operator's, who has to write them, too.
+	// MaxName is the longest name of a taint, in bytes.
 	MaxName = 256
-	// MaxList is how many annotations, extra fields or taints a list may
-	// have. There are fewer than twenty names in either generation.
+	// MaxList is the largest number of annotations, extra fields or taints in a
+	// list. Each generation has fewer than twenty names.
 	MaxList = 64
-	// MaxWorkers is how many ids allowed_worker_ids may have: more workers
-	// than one pool is made for.
+	// MaxWorkers is the largest number of ids in allowed_worker_ids.
 	MaxWorkers = 4096
-	// MaxTokens is how many ids token_data may have: more than the longest
-	// context of any model, and 64 MiB when they are kept.
+	// MaxTokens is the largest number of ids in token_data: more than any model's
+	// context, and 64 MiB in memory.
 	MaxTokens = 1 << 24
-	// MaxTTL is the longest time that a session or a cached prefix can be
-	// asked to live: one year, which is the most that Dynamo takes for a
-	// session.
+	// MaxTTL is the longest life of a session or a cached prefix. It is Dynamo's
+	// limit for sessions.
 	MaxTTL = 365 * 24 * time.Hour
 )
 
 // Defaults of the protocol.
 const (
-	// DefaultTimeout is how long a session lives that does not say.
+	// DefaultTimeout is the life of a session without a timeout.
 	DefaultTimeout = 300 * time.Second
-	// DefaultTTL is how long a prefix is kept whose cache_control does not
-	// say, which is Anthropic's default.
+	// DefaultTTL is the life of a cached prefix if cache_control has no ttl. It is
+	// Anthropic's default.
 	DefaultTTL = 300 * time.Second
-	// UnsetRank is a rank that means none, in the body and in headers.
+	// UnsetRank is the rank that means no rank, in the body and in headers.
 	UnsetRank = 1<<32 - 1
 )
 
-// Options say how an nvext is read.
+// Options configure [Parse].
 type Options struct {
-	// Strict makes fields that are not known an error. Default: they are
-	// passed over.
+	// Strict makes unknown fields an error. Default: they are ignored.
 	Strict bool
-	// Tokens keeps the ids of token_data. Default: they are checked, counted
-	// and found, and cost no memory.
+	// Tokens stores the ids of token_data. Default: they are checked, counted and
+	// located, and need no memory.
 	Tokens bool
-	// MinTimeout and MaxTimeout are what session_control.timeout is moved
-	// into. Default: a second and MaxTTL.
+	// MinTimeout and MaxTimeout bound session_control.timeout. Default: one second
+	// and MaxTTL.
 	MinTimeout, MaxTimeout time.Duration
-	// MaxRetention is what cache_control.ttl is moved below. Default: MaxTTL.
+	// MaxRetention bounds cache_control.ttl. Default: MaxTTL.
 	MaxRetention time.Duration
 }
 
-// retention moves the time that a prefix is to be kept below its bound.
+// retention returns the life of a cached prefix within its bound.
 func (o Options) retention(ttl time.Duration) time.Duration {
 	if o.MaxRetention > 0 {
 		return min(ttl, o.MaxRetention)
@@ -66,7 +62,7 @@ func (o Options) retention(ttl time.Duration) time.Duration {
 	return ttl
 }
 
-// clamp moves a timeout of that many seconds into its bounds.
+// clamp returns a timeout of that many seconds within its bounds.
 func (o Options) clamp(seconds uint64) time.Duration {
 	lo, hi := o.MinTimeout, o.MaxTimeout
 	if lo <= 0 {
@@ -87,7 +83,7 @@ type Opt[T any] struct {
 	Set   bool
 }
 
-// Some returns a value that is there.
+// Some returns a value that is present.
 func Some[T any](v T) Opt[T] { return Opt[T]{v, true} }
 
 // Or returns the value, or d if it is absent.
@@ -98,68 +94,66 @@ func (o Opt[T]) Or(d T) T {
 	return d
 }
 
-// Ext is what a request says to the router. The zero value says nothing. No
-// part of it points into the body. Nil lists and empty texts are absent.
-type Ext struct {
+// Ext is what a request says to the router. The zero value says nothing. No part
+// of it points into the body. Nil lists and empty texts are absent.
+type Ext struct { // one member for each field of the protocol
 	GreedSampling      Opt[bool]    // force greedy sampling
 	UseRawPrompt       Opt[bool]    // do not apply the chat template
-	BackendInstanceID  Opt[uint64]  // the worker, in each phase
+	BackendInstanceID  Opt[uint64]  // the worker, in both phases
 	DecodeWorkerID     Opt[uint64]  // the worker of the decode phase
 	PrefillWorkerID    Opt[uint64]  // the worker of the prefill phase
 	DPRank             Opt[uint32]  // the rank of the decode worker, or the only one
 	PrefillDPRank      Opt[uint32]  // the rank of the prefill worker
-	MaxThinkingTokens  Opt[uint32]  // the most tokens of reasoning
-	RequestTimestampMS Opt[float64] // when the client sent it, milliseconds
+	MaxThinkingTokens  Opt[uint32]  // the limit of reasoning tokens
+	RequestTimestampMS Opt[float64] // when the client sent the request, milliseconds
 
-	// TokenData has the prompt's token ids, if Options.Tokens asked for them.
-	// It is not nil if there is a list, be it empty.
+	// TokenData has the prompt's token ids if Options.Tokens is set. An empty list
+	// in the body gives an empty list that is not nil.
 	TokenData []uint32
-	// TokenCount is how many ids token_data has.
+	// TokenCount is the number of ids in token_data.
 	TokenCount int
-	// TokenSpan is where the list is: valid JSON that may be spliced into a
-	// body as it stands.
+	// TokenSpan is the list's place: valid JSON that can be spliced into a body.
 	TokenSpan rawjson.Span
 
 	Annotations Annotations // the events that the client asks for
-	ExtraFields Fields      // the members of the answer's nvext that it asks for
+	ExtraFields Fields      // the members of the answer's nvext that the client asks for
 
-	// CacheSalt is the body's salt, which keeps the cache of this client
-	// apart; Tenant is the one of the header, which an operator may set for
-	// it. See Salt.
+	// CacheSalt is the salt of the body, which isolates this client's cache.
+	// Tenant is the tenant of the header, which an operator may set. See Salt.
 	CacheSalt, Tenant string
-	// MetadataUpload is the URL, not empty and without spaces around it, to
-	// which the engine is to send its data.
+	// MetadataUpload is the URL to which the engine sends its data. It is not
+	// empty and has no spaces around it.
 	MetadataUpload string
 
 	AgentHints     AgentHints
 	SessionControl SessionControl
 	SessionParams  SessionParams
-	// CacheTTL is how long the prompt's cache is to be kept: the ttl of
-	// cache_control, DefaultTTL if that has none. It is at least a second and
-	// at most MaxTTL and Options.MaxRetention.
+	// CacheTTL is how long the engine should keep the prompt's cache: the ttl of
+	// cache_control, or DefaultTTL. It is between a second and the smaller of
+	// MaxTTL and Options.MaxRetention.
 	CacheTTL Opt[time.Duration]
 
 	RoutingConstraints RoutingConstraints
-	// AllowedWorkerIDs are the only workers that may be chosen. An empty list
-	// that is not nil allows none.
+	// AllowedWorkerIDs are the only workers that the router may choose. An empty
+	// list that is not nil allows none.
 	AllowedWorkerIDs []uint64
 	Router           Router
 	Override         RouterConfigOverride
 
-	bad [grantCount]*FieldError // the first wrong value of each kind, by its bit's number
+	bad [grantCount]*FieldError // the first wrong value of each kind, by Grants.number
 }
 
-// AgentHints are what the client knows of its request.
+// AgentHints are the client's hints about its request.
 type AgentHints struct {
 	Priority           Opt[int32]   // higher is more important
-	StrictPriority     Opt[uint32]  // the tier in the queue, higher is sooner
-	OSL                Opt[uint32]  // expected output, tokens
-	SpeculativePrefill Opt[bool]    // compute the next turn's prefix beforehand
+	StrictPriority     Opt[uint32]  // the tier in the queue; a higher one is served first
+	OSL                Opt[uint32]  // the expected output, in tokens
+	SpeculativePrefill Opt[bool]    // prefill the beginning of the next turn
 	LatencySensitivity Opt[float64] // the older name of priority, seconds
 }
 
-// PriorityJump returns the head start in the queue, in seconds: the priority,
-// or the older latency_sensitivity if there is none, and never below zero.
+// PriorityJump returns the head start in the queue, in seconds: the priority, or
+// else latency_sensitivity. It is never negative.
 func (h *AgentHints) PriorityJump() float64 {
 	if h.Priority.Set {
 		return max(0, float64(h.Priority.Value))
@@ -173,9 +167,9 @@ type Action uint8
 // The actions of session_control.
 const (
 	ActionNone  Action = iota // a turn of a session
-	ActionOpen                // the engine makes the session before this turn
-	ActionBind                // the router keeps the session, the engine knows nothing
-	ActionClose               // this turn is the session's last
+	ActionOpen                // the engine opens the session before this turn
+	ActionBind                // only the router knows the session
+	ActionClose               // this is the session's last turn
 )
 
 // String returns the protocol's word, empty for ActionNone.
@@ -192,37 +186,37 @@ func (a Action) String() string {
 	return ""
 }
 
-// SessionControl names the session of a request and what becomes of it.
+// SessionControl names the session of a request and what to do with it.
 type SessionControl struct {
-	// SessionID is the client's: not scoped to a tenant. It is empty if the
-	// request is of no session; with an action it is not.
+	// SessionID is the client's id, not scoped to a tenant. It is empty if the
+	// request has no session. With an action it is never empty.
 	SessionID string
 	Action    Action
 	// Timeout is how long the session may be idle, within the bounds of the
-	// Options, DefaultTimeout if the client does not say; 0 if there is no
-	// session. Timed is whether it does.
+	// Options. It is DefaultTimeout if the client sets none, and 0 without a
+	// session. Timed says that the client set it.
 	Timeout time.Duration
 	Timed   bool
 }
 
-// SessionParams are SGLang's parameters of a turn in a session that it holds.
+// SessionParams are SGLang's parameters for a turn in a session that SGLang holds.
 type SessionParams struct {
 	ID, RID            string
 	Offset             Opt[int64] // tokens
 	Replace            Opt[bool]
 	DropPreviousOutput Opt[bool]
-	// Span is where the object is: valid JSON that may be spliced into a body
-	// as it stands. It is the zero Span if there is none.
+	// Span is the object's place: valid JSON that can be spliced into a body. It
+	// is the zero Span if there is no object.
 	Span rawjson.Span
 }
 
-// RoutingConstraints choose workers by their taints.
+// RoutingConstraints select workers by their taints.
 type RoutingConstraints struct {
 	RequiredTaints  []string // a worker must have all of them
-	PreferredTaints []Taint  // those that a worker has change its cost
+	PreferredTaints []Taint  // each one that a worker has changes its cost
 }
 
-// Taint is a preferred taint and its weight: above zero it attracts.
+// Taint is a preferred taint and its weight. A positive weight attracts.
 type Taint struct {
 	Name   string
 	Weight float32
@@ -233,8 +227,8 @@ type Router struct {
 	TTFTTarget, ITLTarget Opt[float64]
 }
 
-// RouterConfigOverride changes the cost function for one request. Dynamo has
-// it within, but takes it from no client.
+// RouterConfigOverride changes the cost function for one request. Dynamo uses it
+// internally and accepts it from no client.
 type RouterConfigOverride struct {
 	OverlapScoreCredit    Opt[float64] // not below 0
 	PrefillLoadScale      Opt[float64] // not below 0
@@ -245,8 +239,7 @@ type RouterConfigOverride struct {
 }
 
 // Session returns the id of the request's session: that of session_control, or
-// the one of session_params, which alone was there first. It is empty if there
-// is none.
+// else that of session_params, the older field. It is empty without a session.
 func (e *Ext) Session() string {
 	if e.SessionControl.SessionID != "" {
 		return e.SessionControl.SessionID
@@ -254,8 +247,8 @@ func (e *Ext) Session() string {
 	return e.SessionParams.ID
 }
 
-// Salt returns what keeps this request's cache apart: the header's tenant, or
-// the body's salt, or top, which is the salt that the body has outside nvext.
+// Salt returns what isolates this request's cache: the header's tenant, else the
+// salt of nvext, else top, the body's salt outside nvext.
 func (e *Ext) Salt(top string) string {
 	if e.Tenant != "" {
 		return e.Tenant
@@ -266,19 +259,19 @@ func (e *Ext) Salt(top string) string {
 	return top
 }
 
-// QueryOnly tells whether the client wants to know where its request would go,
-// and no answer.
+// QueryOnly returns whether the client asks where the router would send its
+// request, instead of sending it.
 func (e *Ext) QueryOnly() bool { return e.Annotations&AnnotationQueryOnly != 0 }
 
-// QueryExplains tells whether such a client wants to know why, too.
+// QueryExplains returns whether such a client also asks for the reasons.
 func (e *Ext) QueryExplains() bool { return e.Annotations&AnnotationQueryExplain != 0 }
 
-// ErrChoices says that completion_token_ids were asked for of more than one
-// choice, which the answer could not tell apart.
+// ErrChoices says that a client asks for completion_token_ids of several choices.
+// The answer could not assign them to their choices.
 var ErrChoices = errors.New("nvext.extra_fields: completion_token_ids requires exactly one generated choice")
 
-// CheckChoices returns ErrChoices if the request, which makes so many choices,
-// asks for fields that are of one choice only.
+// CheckChoices returns ErrChoices if a request with that many choices asks for
+// fields that exist for a single choice only.
 func (e *Ext) CheckChoices(choices int) error {
 	if choices > 1 && e.ExtraFields&FieldCompletionTokenIDs != 0 {
 		return ErrChoices
@@ -294,14 +287,8 @@ const (
 	FieldWorkerID Fields = 1 << iota
 	FieldTiming
 	FieldTokenIDs
-	FieldRoutedExperts
-	FieldEngineData
-	FieldStopReason
 	FieldCompletionTokenIDs
-	FieldPromptLogprobs
-	// fieldOther stands for names that are not known, which are without
-	// effect here.
-	fieldOther
+	fieldOther // made by engines, or unknown; no effect here
 )
 
 // fieldNamed returns the field of a name.
@@ -313,21 +300,13 @@ func fieldNamed(name string) Fields {
 		return FieldTiming
 	case NameTokenIDs:
 		return FieldTokenIDs
-	case "routed_experts":
-		return FieldRoutedExperts
-	case "engine_data":
-		return FieldEngineData
-	case "stop_reason":
-		return FieldStopReason
 	case "completion_token_ids":
 		return FieldCompletionTokenIDs
-	case "prompt_logprobs":
-		return FieldPromptLogprobs
 	}
 	return fieldOther
 }
 
-// Annotations are what a client wants to be told in events of their own.
+// Annotations are information that a client asks for as separate events.
 type Annotations uint8
 
 // The annotations.
@@ -335,13 +314,10 @@ const (
 	AnnotationRequestID       Annotations = 1 << iota // request_id
 	AnnotationTokenIDs                                // token_ids
 	AnnotationFormattedPrompt                         // formatted_prompt
-	AnnotationQueryOnly                               // query_instance_id, alone or with a colon and anything
-	AnnotationQueryExplain                            // query_instance_id:explain, which is AnnotationQueryOnly, too
-	// annotationOther stands for names that are not known, which are without
-	// effect here and may show a Dynamo's topology.
-	annotationOther
-	// annotationOwned stands for those that only a router may write.
-	annotationOwned
+	AnnotationQueryOnly                               // query_instance_id, alone or followed by a colon and any text
+	AnnotationQueryExplain                            // query_instance_id:explain, which includes AnnotationQueryOnly
+	annotationOther                                   // unknown: no effect here, but a Dynamo may reveal its topology
+	annotationOwned                                   // only a router may write these
 
 	annotationsHarmless = AnnotationRequestID | AnnotationTokenIDs | AnnotationFormattedPrompt
 )

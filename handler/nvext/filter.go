@@ -2,12 +2,12 @@ package nvext
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// MaxAnswer is the longest plain answer that is changed, in bytes.
+// MaxAnswer is the longest plain answer that an AnswerFilter changes, in bytes.
 const MaxAnswer = 16 << 20
 
 // AnswerFilter puts additions into a plain answer: a JSON object that is no
-// error. It holds the answer back until it is whole, as an engine sends it in
-// one go. One that is longer than MaxAnswer passes as it is.
+// error. It holds the answer until that is complete; an engine sends it in one
+// piece. An answer longer than MaxAnswer passes unchanged.
 type AnswerFilter struct {
 	Additions
 
@@ -15,12 +15,11 @@ type AnswerFilter struct {
 	skipped bool
 }
 
-// Skipped tells whether the answer has passed as it was because it is too
-// long.
+// Skipped returns whether the answer passed unchanged because of its length.
 func (f *AnswerFilter) Skipped() bool { return f.skipped }
 
-// Write takes the next bytes of the answer and returns those to be forwarded,
-// which are none unless it is too long.
+// Write adds the next bytes of the answer and returns the bytes to forward: none
+// unless the answer is too long.
 func (f *AnswerFilter) Write(p []byte) []byte {
 	if f.skipped {
 		return p
@@ -35,8 +34,8 @@ func (f *AnswerFilter) Write(p []byte) []byte {
 	return b
 }
 
-// End returns the answer, or what has come of it, once no more comes. One that
-// broke off, or is no object, passes as it is.
+// End returns the rest of the answer after its last byte. An incomplete answer,
+// or one that is no object, passes unchanged.
 func (f *AnswerFilter) End() []byte {
 	b := f.held
 	f.held = nil

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// marks are what the tests put in: members that nothing else has.
+// marks are the additions of the tests: members that nothing else has.
 var marks = Additions{
 	Each:  []Member{{"zz_each", []byte(`{"decode_worker_id":7}`)}},
 	Final: func() []Member { return []Member{{"zz_final", []byte(`{"request_received_ms":1}`)}} },
@@ -71,7 +71,7 @@ func TestSplice(t *testing.T) {
 	}
 }
 
-// chunked puts the marks into what is written to a framer.
+// chunked puts the marks into the chunks of a framer.
 func chunked(f *rawjson.Framer, a *Additions, p []byte, over bool) []byte {
 	f.Write(p, over)
 	for e, ok := f.Next(); ok; e, ok = f.Next() {
@@ -82,7 +82,7 @@ func chunked(f *rawjson.Framer, a *Additions, p []byte, over bool) []byte {
 	return f.Forward()
 }
 
-// filtered passes a stream in the given reads.
+// filtered passes a stream, cut into these reads.
 func filtered(reads [][]byte) (out []byte) {
 	f, a := rawjson.Framer{Edits: true}, marks
 	for _, p := range reads {
@@ -101,8 +101,7 @@ func cut(r *rand.Rand, b []byte) (reads [][]byte) {
 	return reads
 }
 
-// However the stream is written and cut, chunks have their members, and all
-// else is as it came.
+// Chunks get their members and everything else stays, wherever the stream is cut.
 func TestEditChunkChangesChunksOnly(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -193,8 +192,8 @@ func TestAnswerFilter(t *testing.T) {
 	}
 }
 
-// FuzzEditChunk checks that the split does not matter, that nothing but the
-// members is put in, and that chunks stay JSON.
+// FuzzEditChunk checks that cuts do not matter, that only the members are added,
+// and that chunks stay JSON.
 func FuzzEditChunk(f *testing.F) {
 	f.Add(uint64(1), []byte("data: {\"choices\":[{}]}\r\n\r\ndata: {\"choices\":[],\"nvext\":{\"a\":1}}\r\n\r\ndata: [DONE]\r\n\r\n"))
 	f.Add(uint64(2), []byte(": x\n\ndata: {\ndata: \"choices\":[]}\r\rdata"))
@@ -208,7 +207,7 @@ func FuzzEditChunk(f *testing.F) {
 		if !bytes.Equal(one, many) {
 			t.Fatalf("the split matters: %q %q", one, many)
 		}
-		// What was in an nvext of nothing, or null, cannot be told.
+		// Nothing shows whether the nvext was missing, empty or null.
 		if !bytes.Contains(stream, []byte("null")) && !bytes.Contains(stream, []byte(`,"nvext":{}`)) && !bytes.Contains(stream, []byte("\\")) && !bytes.Equal(unmarked(one), stream) {
 			t.Fatalf("%q became %q, and without the members %q", stream, one, unmarked(one))
 		}
@@ -221,7 +220,7 @@ func FuzzEditChunk(f *testing.F) {
 	})
 }
 
-// unmarked takes out what the filter has put in.
+// unmarked removes what the filter added.
 func unmarked(b []byte) []byte {
 	for _, mark := range []string{markBoth, markEach} {
 		for _, how := range []string{`,"nvext":{` + mark + `}`, "," + mark, mark} {

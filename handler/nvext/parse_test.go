@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,8 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// every has each field of both generations, with what its values can be at the
-// most.
+// every has each field of both generations, with extreme values.
 var every = strings.ReplaceAll(`{"greed_sampling":true,"use_raw_prompt":false,
 "annotations":["request_id","token_ids","formatted_prompt","query_instance_id:","output_replay_id","x-bypass-remote-prefill"],
 "backend_instance_id":18446744073709551615,"token_data":[0,1,4294967295],"max_thinking_tokens":4294967295,
@@ -50,7 +50,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		PrefillWorkerID: Some[uint64](1<<53 + 1), DecodeWorkerID: Some[uint64](0), DPRank: Some[uint32](UnsetRank - 1), PrefillDPRank: Some[uint32](0),
 		MaxThinkingTokens: Some[uint32](math.MaxUint32), RequestTimestampMS: Some(math.MaxFloat64),
 		TokenData: []uint32{0, 1, math.MaxUint32}, TokenCount: 3, TokenSpan: got.TokenSpan,
-		Annotations: annotationsHarmless | AnnotationQueryOnly | annotationOther | annotationOwned, ExtraFields: 1<<9 - 1,
+		Annotations: annotationsHarmless | AnnotationQueryOnly | annotationOther | annotationOwned, ExtraFields: fieldOther<<1 - 1,
 		CacheSalt: "salt", MetadataUpload: "s3://bucket/x",
 		AgentHints: AgentHints{
 			Priority: Some[int32](math.MinInt32), StrictPriority: Some[uint32](math.MaxUint32), OSL: Some[uint32](1),
@@ -68,19 +68,14 @@ func TestParseReadsEveryField(t *testing.T) {
 	}
 }
 
-// Nothing is what nvext says if each field is null, or there is none.
+// An nvext of nulls, or without fields, says nothing.
 func TestParseTakesNullForAbsent(t *testing.T) {
 	var nulls []string
-	for n, name := range topNames {
-		one := strconv.Quote(name) + ":null"
-		nulls = append(nulls, one)
-		for l, within := range map[int][]string{
-			fAgentHints: hintNames[:], fSessionParams: paramNames[:], fRoutingConstraints: constraintNames[:], fRouter: routerNames[:], fRouterConfigOverride: overrideNames[:],
-		} {
-			for _, in := range within {
-				if l == n {
-					nulls = append(nulls, strconv.Quote(name)+`:{"`+in+`":null}`)
-				}
+	for _, f := range fields {
+		nulls = append(nulls, strconv.Quote(f.name)+":null")
+		for _, in := range f.in {
+			if !slices.ContainsFunc(f.in, func(in field) bool { return in.required }) && f.name != "cache_control" {
+				nulls = append(nulls, strconv.Quote(f.name)+`:{"`+in.name+`":null}`)
 			}
 		}
 	}
@@ -138,8 +133,8 @@ func message(err error) string {
 	return err.Error()
 }
 
-// The cases of dynamo-llm's own test of session_control, and what it leaves
-// open: a timeout that overflows.
+// The cases of dynamo-llm's own test of session_control, and timeouts that
+// overflow.
 func TestParseSessionControlAsTheReference(t *testing.T) {
 	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour}
 	for _, c := range []struct {
@@ -172,11 +167,11 @@ func TestParseSessionControlAsTheReference(t *testing.T) {
 func TestParseRefusesWrongTypes(t *testing.T) {
 	const u64, u32, i32 = wantU64, wantU32, wantI32
 	wrong := map[string]map[string]string{ // by field, by value
-		wantBool:   {},
-		wantObject: {`1`: "number 1", `[]`: "array", `"{}"`: "string", `true`: "boolean true"},
-		u64:        {`1.0`: "number 1.0", `1e3`: "number 1e3", `-1.0`: "number -1.0", `1E0`: "number 1E0", `"1"`: "string", `true`: "boolean true", `[1]`: "array"},
-		wantString: {`1`: "number 1", `[]`: "array", `false`: "boolean false"},
-		wantNumber: {`"1"`: "string", `[1.5]`: "array", `true`: "boolean true"},
+		wantBool:       {},
+		wantObject:     {`1`: "number 1", `[]`: "array", `"{}"`: "string", `true`: "boolean true"},
+		u64:            {`1.0`: "number 1.0", `1e3`: "number 1e3", `-1.0`: "number -1.0", `1E0`: "number 1E0", `"1"`: "string", `true`: "boolean true", `[1]`: "array"},
+		wantString:     {`1`: "number 1", `[]`: "array", `false`: "boolean false"},
+		anyNumber.want: {`"1"`: "string", `[1.5]`: "array", `true`: "boolean true"},
 	}
 	wrong[wantBool] = map[string]string{`1`: "number 1", `"true"`: "string", `{}`: "object"}
 	wrong[wantStrings] = map[string]string{`"a"`: "string", `{}`: "object", `1`: "number 1"}
@@ -184,27 +179,27 @@ func TestParseRefusesWrongTypes(t *testing.T) {
 	for _, same := range []string{u32, i32, wantI64} {
 		wrong[same] = wrong[u64]
 	}
-	for _, same := range []string{wantPositive, wantFraction} {
-		wrong[same] = wrong[wantNumber]
+	for _, same := range []string{notNegative.want, fraction.want} {
+		wrong[same] = wrong[anyNumber.want]
 	}
 	wrong[wantPrompt], wrong[wantWeights] = wrong[wantIDs], map[string]string{`1`: "number 1", `["a"]`: "array"}
 	wrong[wantTTL] = map[string]string{`1.0`: "number 1.0", `1e3`: "number 1e3", `true`: "boolean true", `{}`: "object"}
 	for want, fields := range map[string]string{
-		wantBool:     "greed_sampling use_raw_prompt agent_hints.speculative_prefill session_params.replace session_params.drop_previous_output router_config_override.assume_kv_reuse router_config_override.track_prefill_tokens",
-		wantObject:   "agent_hints session_control session_params cache_control routing_constraints router metadata_upload router_config_override",
-		u64:          "backend_instance_id prefill_worker_id decode_worker_id",
-		u32:          "dp_rank prefill_dp_rank max_thinking_tokens agent_hints.strict_priority agent_hints.osl",
-		i32:          "agent_hints.priority",
-		wantI64:      "session_params.offset",
-		wantString:   "cache_salt session_params.id session_params.rid cache_control.type metadata_upload.url",
-		wantNumber:   "request_timestamp_ms router.ttft_target router.itl_target agent_hints.latency_sensitivity",
-		wantPositive: "router_config_override.overlap_score_credit router_config_override.prefill_load_scale router_config_override.router_temperature router_config_override.overlap_score_weight",
-		wantFraction: "router_config_override.shared_cache_multiplier",
-		wantStrings:  "annotations extra_fields routing_constraints.required_taints",
-		wantWeights:  "routing_constraints.preferred_taints",
-		wantIDs:      "allowed_worker_ids router_config_override.allowed_worker_ids",
-		wantPrompt:   "token_data",
-		wantTTL:      "cache_control.ttl",
+		wantBool:         "greed_sampling use_raw_prompt agent_hints.speculative_prefill session_params.replace session_params.drop_previous_output router_config_override.assume_kv_reuse router_config_override.track_prefill_tokens",
+		wantObject:       "agent_hints session_control session_params cache_control routing_constraints router metadata_upload router_config_override",
+		u64:              "backend_instance_id prefill_worker_id decode_worker_id",
+		u32:              "dp_rank prefill_dp_rank max_thinking_tokens agent_hints.strict_priority agent_hints.osl",
+		i32:              "agent_hints.priority",
+		wantI64:          "session_params.offset",
+		wantString:       "cache_salt session_params.id session_params.rid cache_control.type metadata_upload.url",
+		anyNumber.want:   "request_timestamp_ms router.ttft_target router.itl_target agent_hints.latency_sensitivity",
+		notNegative.want: "router_config_override.overlap_score_credit router_config_override.prefill_load_scale router_config_override.router_temperature router_config_override.overlap_score_weight",
+		fraction.want:    "router_config_override.shared_cache_multiplier",
+		wantStrings:      "annotations extra_fields routing_constraints.required_taints",
+		wantWeights:      "routing_constraints.preferred_taints",
+		wantIDs:          "allowed_worker_ids router_config_override.allowed_worker_ids",
+		wantPrompt:       "token_data",
+		wantTTL:          "cache_control.ttl",
 	} {
 		for _, field := range strings.Fields(fields) {
 			for value, got := range wrong[want] {
@@ -248,8 +243,8 @@ func at(field, value string) string {
 	return `{"` + field + `":` + value + `}`
 }
 
-// A wrong value of what needs trust is an error where it is trusted, and
-// dropped where it is not.
+// A wrong value of a field that needs a grant is an error with the grant, and is
+// dropped without.
 func TestWrongValuesAreErrorsWhereTrusted(t *testing.T) {
 	taints := strings.Repeat(`"t",`, MaxList) + `"t"`
 	for _, c := range []struct {
@@ -263,15 +258,15 @@ func TestWrongValuesAreErrorsWhereTrusted(t *testing.T) {
 		{Pins, "prefill_dp_rank", `-1`, wantU32 + ", got number -1"},
 		{Priorities, "agent_hints.priority", `2147483648`, wantI32 + ", got number 2147483648"},
 		{Priorities, "agent_hints.strict_priority", `-1`, wantU32 + ", got number -1"},
-		{Priorities, "agent_hints.latency_sensitivity", `-1e999`, wantNumber + ", got number -1e999"},
+		{Priorities, "agent_hints.latency_sensitivity", `-1e999`, anyNumber.want + ", got number -1e999"},
 		{Priorities, "cache_control.type", `"persistent"`, `"ephemeral", got string "persistent"`},
 		{Priorities, "cache_control.ttl", `"5d"`, wantTTL + `, got string "5d"`},
 		{Priorities, "cache_control.ttl", `""`, wantTTL + `, got string ""`},
 		{Priorities, "cache_control.ttl", `0`, wantTTL + `, got number 0`},
 		{Priorities, "cache_control.ttl", `"-5m"`, wantTTL + `, got string "-5m"`},
-		{Overrides, "router_config_override.overlap_score_credit", `-0.1`, wantPositive + ", got number -0.1"},
-		{Overrides, "router_config_override.router_temperature", `1e999`, wantPositive + ", got number 1e999"},
-		{Overrides, "router_config_override.shared_cache_multiplier", `1.01`, wantFraction + ", got number 1.01"},
+		{Overrides, "router_config_override.overlap_score_credit", `-0.1`, notNegative.want + ", got number -0.1"},
+		{Overrides, "router_config_override.router_temperature", `1e999`, notNegative.want + ", got number 1e999"},
+		{Overrides, "router_config_override.shared_cache_multiplier", `1.01`, fraction.want + ", got number 1.01"},
 		{Overrides, "routing_constraints.required_taints", "[" + taints + "]", wantStrings + ", got more"},
 		{Overrides, "allowed_worker_ids", "[" + strings.Repeat("1,", MaxWorkers) + "1]", wantIDs + ", got more"},
 		{Uploads, "metadata_upload.url", `" \t"`, "a string that is not empty, got an empty one"},
@@ -396,7 +391,7 @@ func TestParseRefusesMalformed(t *testing.T) {
 	}
 }
 
-// Answers to what the plan asks of an Ext.
+// The methods of an Ext that the plan uses.
 func TestExtAnswers(t *testing.T) {
 	for raw, want := range map[string]float64{
 		`{}`: 0, `{"priority":3}`: 3, `{"priority":-3}`: 0, `{"latency_sensitivity":2.5}`: 2.5, `{"priority":4,"latency_sensitivity":9}`: 4, `{"priority":0,"latency_sensitivity":9}`: 0,
@@ -418,8 +413,8 @@ func TestExtAnswers(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that what is accepted means the same when it is written
-// anew, by another reader, and that types are what that one sees.
+// FuzzParse reads an accepted nvext with another reader, which writes it anew: the
+// meaning stays, and the types agree.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		every, `{"session_control":{"session_id":"a\u0000"}}`, `{"session_control":[],"session_control":{}}`, `5`, `{"a":[[[]]]}`,
@@ -446,8 +441,8 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("strict: %v", err)
 			}
 		}
-		// The standard library replaces invalid UTF-8 and lone surrogates,
-		// which are passed on here.
+		// The standard library replaces invalid UTF-8 and lone surrogates. Parse
+		// keeps invalid UTF-8.
 		if !utf8.Valid(raw) || bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
 			return
 		}
@@ -487,7 +482,7 @@ func sortTaints(e *Ext) {
 	}
 }
 
-// checkTypes compares a few fields with what another reader has found.
+// checkTypes compares a few fields with those of another reader.
 func checkTypes(t *testing.T, raw map[string]any, ext *Ext) {
 	t.Helper()
 	n, _ := raw["backend_instance_id"].(json.Number)

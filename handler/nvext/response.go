@@ -1,13 +1,12 @@
 package nvext
 
 import (
-	"bytes"
 	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Names of an answer's members and annotations that the router makes itself.
+// Names of the members and annotations that the router adds to an answer.
 const (
 	NameWorkerID        = "worker_id"
 	NameTiming          = "timing"
@@ -18,14 +17,12 @@ const (
 
 // Member is a member of an answer's nvext.
 type Member struct {
-	// Name has no characters that JSON escapes.
-	Name string
-	// Value is valid JSON.
-	Value []byte
+	Name  string // without characters that JSON escapes
+	Value []byte // valid JSON
 }
 
-// WorkerID says who has answered: the member worker_id. What is not set is
-// left out.
+// WorkerID is the member worker_id: the workers that answered. The JSON omits
+// what is not set.
 type WorkerID struct {
 	PrefillWorkerID Opt[uint64]
 	PrefillDPRank   Opt[uint32]
@@ -50,16 +47,16 @@ func (w WorkerID) Append(dst []byte) []byte {
 	return o.Buf
 }
 
-// Timing says how long an answer took: the member timing of the chunk that
-// ends it. What is not set, and what is no number, is left out.
+// Timing is the member timing of an answer's last chunk. The JSON omits what is
+// not set or not a number.
 type Timing struct {
 	RequestReceivedMS            uint64       // milliseconds since 1970
-	PrefillWaitTimeMS            Opt[float64] // from then to the prefill's start
-	PrefillTimeMS                Opt[float64] // from that to the first token
+	PrefillWaitTimeMS            Opt[float64] // from the request to the prefill's start
+	PrefillTimeMS                Opt[float64] // from the prefill's start to the first token
 	TTFTMS                       Opt[float64] // from the request to the first token
 	TotalTimeMS                  Opt[float64]
-	KVHitRate                    Opt[float64] // the share of the prompt's blocks that were cached, 0 to 1
-	RouterQueueDepth             Opt[uint64]  // requests that waited when this one came
+	KVHitRate                    Opt[float64] // the cached share of the prompt's blocks, 0 to 1
+	RouterQueueDepth             Opt[uint64]  // queued requests when this one arrived
 	KVTransferEstimatedLatencyMS Opt[float64]
 }
 
@@ -79,8 +76,8 @@ func (t Timing) Append(dst []byte) []byte {
 	return o.Buf
 }
 
-// AppendTokens appends token ids as JSON: the value of the member and the
-// payload of the annotation token_ids.
+// AppendTokens appends token ids as a JSON list: the value of the member
+// token_ids and the payload of the annotation.
 func AppendTokens(dst []byte, ids []uint32) []byte {
 	dst = append(dst, '[')
 	for i, id := range ids {
@@ -92,7 +89,7 @@ func AppendTokens(dst []byte, ids []uint32) []byte {
 	return append(dst, ']')
 }
 
-// AppendObject appends an nvext of these members.
+// AppendObject appends an nvext with these members.
 func AppendObject(dst []byte, all []Member) []byte {
 	o := rawjson.Object{Buf: dst}
 	o.Open()
@@ -101,9 +98,9 @@ func AppendObject(dst []byte, all []Member) []byte {
 	return o.Buf
 }
 
-// AppendAnnotation appends an annotation as Dynamo frames it: an event with a
-// name and no data, and the payload, which is JSON, as a comment. Line breaks,
-// which would end the comment, become spaces.
+// AppendAnnotation appends an annotation in Dynamo's form: an event with a name,
+// no data, and the JSON payload as a comment. Line breaks would end the comment,
+// so they become spaces.
 func AppendAnnotation(dst []byte, name string, payload []byte) []byte {
 	dst = append(dst, "event: "...)
 	dst = appendLine(dst, []byte(name))
@@ -113,13 +110,11 @@ func AppendAnnotation(dst []byte, name string, payload []byte) []byte {
 }
 
 func appendLine(dst, line []byte) []byte {
-	for len(line) > 0 {
-		n := bytes.IndexAny(line, "\r\n")
-		if n < 0 {
-			return append(dst, line...)
+	for _, c := range line {
+		if c == '\r' || c == '\n' {
+			c = ' '
 		}
-		dst = append(append(dst, line[:n]...), ' ')
-		line = line[n+1:]
+		dst = append(dst, c)
 	}
 	return dst
 }
@@ -139,10 +134,10 @@ func appendFloat(o *rawjson.Object, name string, n Opt[float64]) {
 	}
 }
 
-// appendMembers appends members, but for those whose bit is set in but.
-func appendMembers(o *rawjson.Object, all []Member, but uint64) {
+// appendMembers appends the members whose bit in skip is not set.
+func appendMembers(o *rawjson.Object, all []Member, skip uint64) {
 	for i, one := range all {
-		if but>>i&1 == 0 {
+		if skip>>i&1 == 0 {
 			o.Raw(one.Name, one.Value)
 		}
 	}

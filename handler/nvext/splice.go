@@ -2,27 +2,26 @@ package nvext
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// Additions are what is put into the nvext of an answer. A member that
-// the engine's nvext has, too, gets the value of these, for its workers are
-// not those that the client knows; its other members stay.
+// Additions are members to add to the nvext of an answer. They replace the
+// engine's members of the same name: the client does not know the engine's own
+// workers. The engine's other members stay.
 type Additions struct {
-	// Each is put into each chunk of a stream, and into a plain answer. It is
-	// not changed.
+	// Each goes into every chunk of a stream, and into a plain answer.
 	Each []Member
-	// Final makes what is put besides into each chunk that has a finish
-	// reason, and into a plain answer. Nil makes nothing.
+	// Final returns further members for each chunk that has a finish reason, and
+	// for a plain answer. It may be nil.
 	Final func() []Member
 
 	edits []rawjson.Edit
 	text  []byte
 }
 
-// maxMembers is how many members are merged with the engine's, of Each and of
-// Final: more than the protocol has.
+// maxMembers is the number of members, of Each and of Final, that may replace the
+// engine's: more than the protocol has.
 const maxMembers = 64
 
-// EditChunk returns the changes that put the additions into an event of a stream.
-// There are none if the event has a name, several lines of data, or no end.
+// EditChunk returns the edits that put the additions into an event of a stream.
+// It returns none if the event has a name, several lines of data, or no end.
 func (a *Additions) EditChunk(f rawjson.Frame) []rawjson.Edit {
 	if f.Named || f.Lines != 1 || f.Cut {
 		return nil
@@ -30,12 +29,12 @@ func (a *Additions) EditChunk(f rawjson.Frame) []rawjson.Edit {
 	return a.Edits(f.Data, true)
 }
 
-// Edits returns the changes that put the additions into the nvext of an answer's
-// object. They are good until the next call. There are none if the object is
-// malformed, an error, or has an nvext that is no object, or if it is a stream's
-// chunk without choices, which only chat and completions have.
+// Edits returns the edits that put the additions into the nvext of an answer's
+// object, valid until the next call. It returns none for a malformed object, an
+// error, an nvext that is no object, and a chunk without choices. Only chat and
+// completions have chunks with choices.
 func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
-	o, ok := lookAt(b)
+	o, ok := outlineOf(b)
 	if !ok || chunk && !o.choices {
 		return nil
 	}
@@ -66,7 +65,7 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	return a.edits
 }
 
-// appendObject appends an nvext of the members.
+// appendObject appends an nvext with the members of both lists.
 func appendObject(w *rawjson.Object, lists [2][]Member) {
 	w.Open()
 	for _, all := range lists {
@@ -75,8 +74,8 @@ func appendObject(w *rawjson.Object, lists [2][]Member) {
 	w.Close()
 }
 
-// merge replaces members of the nvext that opens at b[i], and appends those that
-// the nvext lacks. It returns where these belong.
+// merge adds edits that replace members of the nvext that opens at b[i], and
+// writes the missing members to w. It returns their place.
 func (a *Additions) merge(w *rawjson.Object, b []byte, i int, lists [2][]Member) rawjson.Span {
 	var has [2]uint64
 	c := rawjson.Enter(b, i)
@@ -99,18 +98,18 @@ func (a *Additions) merge(w *rawjson.Object, b []byte, i int, lists [2][]Member)
 	return rawjson.Span{Start: c.At - 1, End: c.At - 1}
 }
 
-// looked is what is seen of an answer's object.
-type looked struct {
+// outline is what an edit must know of an answer's object.
+type outline struct {
 	nvext    rawjson.Span // the last, the zero Span if there is none
-	brace    int          // where the closing bracket is
-	empty    bool         // it has no members
-	choices  bool         // it has a list of choices
-	finished bool         // one of them has a finish reason
+	brace    int          // the index of the closing bracket
+	empty    bool         // no members
+	choices  bool         // has a list of choices
+	finished bool         // a choice has a finish reason
 }
 
-// lookAt looks at an object. It is not ok if it is something else, malformed
-// or an error.
-func lookAt(b []byte) (o looked, ok bool) {
+// outlineOf reads an answer's object. It is not ok if the answer is no object,
+// malformed or an error.
+func outlineOf(b []byte) (o outline, ok bool) {
 	c, ok := rawjson.Open(b)
 	for ok && c.Next() {
 		name := c.Name()
@@ -131,7 +130,7 @@ func lookAt(b []byte) (o looked, ok bool) {
 	return o, ok && c.Alone()
 }
 
-// finished tells whether one of the choices has a finish reason.
+// finished returns whether one of the choices has a finish reason.
 func finished(b []byte, choices rawjson.Span) bool {
 	for choice := range choices.Objects(b) {
 		switch string(choice.Get(b, "finish_reason").Of(b)) {

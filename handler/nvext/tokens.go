@@ -5,33 +5,44 @@ import (
 	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/tidwall/gjson"
 )
 
-// tokens reads the value of token_data where the cursor stands, if it is a list
-// of ids, and passes it: it may be most of a body, and is looked at once. What
-// is not read stands there for the caller.
-func (p *parser) tokens(c *rawjson.Cursor) (at rawjson.Span, read bool) {
+// tokens reads the value of token_data at the cursor if it is a list of token
+// ids, and moves the cursor behind it: the list may be most of a body, and one
+// pass checks, counts and keeps the ids. Any other value stays for the caller.
+func (p *parser) tokens(c *rawjson.Cursor) bool {
 	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = nil, 0, rawjson.Span{}
 	var keep []uint32
 	if p.opt.Tokens {
 		n := bytes.IndexByte(p.raw[c.At:], ']')
-		keep = make([]uint32, 0, min(MaxTokens, bytes.Count(p.raw[c.At:c.At+max(n, 0)], []byte{','})+1))
+		keep = roomFor(p.raw[c.At : c.At+max(n, 0)])
 	}
 	ids, count, end := scanTokens(p.raw, c.At, keep)
-	p.counted = end > 0
-	if !p.counted {
-		return at, false
+	if p.counted = end > 0; p.counted {
+		p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = ids, count, rawjson.Span{Start: c.At, End: end}
+		c.At = end
 	}
-	at = rawjson.Span{Start: c.At, End: end}
-	c.At = end
-	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = ids, count, at
-	return at, true
+	return p.counted
 }
 
-// scanTokens reads the array of integers of 32 bits at b[i]. It returns the
-// index behind it, 0 if it is anything else. The first MaxTokens ids are
-// appended to keep, if that is not nil.
+// tokenData judges a token_data that tokens has found, or could not read.
+func (p *parser) tokenData() {
+	switch {
+	case !p.counted:
+		p.list(MaxTokens, wantPrompt, func() { p.uint32() })
+	case p.ext.TokenCount > MaxTokens:
+		p.invalid(wantPrompt, strconv.Itoa(p.ext.TokenCount))
+	}
+}
+
+// roomFor returns an empty list with room for the ids of a JSON list.
+func roomFor(list []byte) []uint32 {
+	return make([]uint32, 0, min(MaxTokens, bytes.Count(list, []byte{','})+1))
+}
+
+// scanTokens reads the list of 32-bit integers at b[i]. It returns the index
+// behind the list, 0 if the value is anything else. If keep is not nil, the
+// first MaxTokens ids are appended to it.
 func scanTokens(b []byte, i int, keep []uint32) (ids []uint32, count, end int) {
 	if b[i] != '[' {
 		return nil, 0, 0
@@ -61,34 +72,14 @@ func scanTokens(b []byte, i int, keep []uint32) (ids []uint32, count, end int) {
 	return keep, count, i + 1
 }
 
-// tokensLeft judges a token_data that is no list of ids, or too long a one.
-func (p *parser) tokensLeft(o *object) {
-	if p.counted {
-		if p.ext.TokenCount > MaxTokens {
-			o.invalid(fTokenData, 0, wantPrompt, strconv.Itoa(p.ext.TokenCount))
-		}
-		return
-	}
-	o.list(fTokenData, 0, MaxTokens, wantPrompt, func(n int, v gjson.Result) bool {
-		if !isInteger(v) {
-			return p.fail(&FieldError{Field: o.element(fTokenData, n), Want: wantU32, Got: describe(v)})
-		}
-		if _, err := strconv.ParseUint(v.Raw, 10, 32); err != nil {
-			return p.invalid(0, &FieldError{Field: o.element(fTokenData, n), Want: wantU32, Got: describe(v)})
-		}
-		return true
-	})
-}
-
-// AppendIDs appends the token ids of a list as JSON, which is in raw at s, to
-// ids: those of a TokenSpan that were not asked for. It returns ids as they
-// were if there is no such list.
+// AppendIDs appends the token ids of the JSON list at s in raw to ids, such as
+// those of a TokenSpan. If there is no such list, it returns ids unchanged.
 func AppendIDs(ids []uint32, raw []byte, s rawjson.Span) []uint32 {
 	if s.End == 0 {
 		return ids
 	}
 	if ids == nil {
-		ids = make([]uint32, 0, min(MaxTokens, bytes.Count(raw[s.Start:s.End], []byte{','})+1))
+		ids = roomFor(raw[s.Start:s.End])
 	}
 	more, _, end := scanTokens(raw, s.Start, ids)
 	if end == 0 {

@@ -1,13 +1,14 @@
 package nvext
 
 import (
+	"math/bits"
 	"slices"
 	"strings"
 	"time"
 )
 
-// Grants are kinds of what a client may say to the router, as the trust
-// directive has them. The zero value grants nothing.
+// Grants are kinds of what a client may say to the router, as in the trust
+// directive. The zero value grants nothing.
 type Grants uint8
 
 // The kinds.
@@ -15,22 +16,21 @@ const (
 	// Pins are workers, ranks and phases: backend_instance_id,
 	// decode_worker_id, prefill_worker_id, dp_rank, prefill_dp_rank.
 	Pins Grants = 1 << iota
-	// Priorities are agent_hints.priority, strict_priority and
-	// latency_sensitivity, and cache_control, which holds the cache against
-	// others.
+	// Priorities are agent_hints.priority, strict_priority, latency_sensitivity
+	// and cache_control, which keeps the cache from others.
 	Priorities
 	// Overrides are router_config_override, allowed_worker_ids and
 	// routing_constraints.
 	Overrides
 	// Tenants is the header that sets the cache's salt.
 	Tenants
-	// Uploads is metadata_upload, for the engine would send to a client's URL.
+	// Uploads is metadata_upload: the engine sends data to the client's URL.
 	Uploads
-	// Explain is query_instance_id, extra_fields, and all annotations that
-	// are not known to show the client's own request only.
+	// Explain is query_instance_id, extra_fields, and all annotations except those
+	// that show only the client's own request.
 	Explain
 
-	// Everything is all of them.
+	// Everything is all kinds.
 	Everything = Pins | Priorities | Overrides | Tenants | Uploads | Explain
 
 	grantCount = 6
@@ -41,7 +41,7 @@ var grantNames = [grantCount]string{"pins", "priorities", "overrides", "tenants"
 // GrantNames returns the names of all kinds, in the order of Grants.Names.
 func GrantNames() []string { return slices.Clone(grantNames[:]) }
 
-// ParseGrant returns the kind of a name. It is not ok if there is none.
+// ParseGrant returns the kind of that name. It is not ok if there is none.
 func ParseGrant(name string) (g Grants, ok bool) {
 	if n := slices.Index(grantNames[:], name); n >= 0 {
 		return 1 << n, true
@@ -49,8 +49,8 @@ func ParseGrant(name string) (g Grants, ok bool) {
 	return 0, false
 }
 
-// Names calls yield with the name of each kind in g. It is a sequence: range
-// over it. The names are good as label values.
+// Names is an iterator over the names of the kinds in g. They are fit for label
+// values.
 func (g Grants) Names(yield func(string) bool) {
 	for n, name := range grantNames {
 		if g>>n&1 == 1 && !yield(name) {
@@ -68,20 +68,13 @@ func (g Grants) String() string {
 	return strings.Join(names, " ")
 }
 
-// number returns which bit g is, of which it has one.
-func (g Grants) number() int {
-	n := 0
-	for g > 1 {
-		g >>= 1
-		n++
-	}
-	return n
-}
+// number returns the index of g's only bit.
+func (g Grants) number() int { return bits.TrailingZeros8(uint8(g)) }
 
-// Restrict drops what is not granted, and returns the kinds of which there was
-// something, wrong values included. The error is a [*FieldError] for a value
-// that is granted and wrong; then nothing of e is to be honoured. Annotations
-// that only a router may write are dropped in any case, as Explain.
+// Restrict removes from e what g does not grant, and returns the kinds that it
+// removed; a wrong value counts, too. The error is a [*FieldError] for a granted
+// but wrong value: the caller must then refuse the request. Restrict always
+// removes annotations that only a router may write, as Explain.
 func (e *Ext) Restrict(g Grants) (dropped Grants, err error) {
 	for n, bad := range e.bad {
 		switch kind := Grants(1) << n; {
@@ -123,8 +116,8 @@ func (e *Ext) Restrict(g Grants) (dropped Grants, err error) {
 	return dropped, err
 }
 
-// Needs returns the kinds of trust that e asks for, wrong values included. Where
-// there are none, nobody need find out who the client is.
+// Needs returns the kinds of trust that e asks for, wrong values included. If it
+// returns none, the client's identity does not matter.
 func (e *Ext) Needs() Grants {
 	needs := e.said()
 	for n, bad := range e.bad {
@@ -135,7 +128,7 @@ func (e *Ext) Needs() Grants {
 	return needs
 }
 
-// said returns the kinds of which e says something.
+// said returns the kinds that e uses with valid values.
 func (e *Ext) said() (g Grants) {
 	h, c := &e.AgentHints, &e.RoutingConstraints
 	for n, said := range [grantCount]bool{

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// What needs no trust needs none, and each kind is told apart.
+// Needs returns the kinds that a request uses, and none for harmless fields.
 func TestNeeds(t *testing.T) {
 	for raw, want := range map[string]Grants{
 		`{}`: 0, `{"cache_salt":"s","agent_hints":{"osl":5},"annotations":["request_id"],"session_control":{"session_id":"s"}}`: 0,
 		`{"dp_rank":4294967295}`:                              0,
 		`{"dp_rank":0}`:                                       Pins,
-		`{"dp_rank":-1}`:                                      Pins, // wrong, but asked for
+		`{"dp_rank":-1}`:                                      Pins, // wrong values count
 		`{"agent_hints":{"priority":0}}`:                      Priorities,
 		`{"cache_control":{}}`:                                Priorities,
 		`{"cache_control":{"ttl":0}}`:                         Priorities,
@@ -168,7 +168,7 @@ func TestApplyHeaders(t *testing.T) {
 	}
 }
 
-// TestHeaderNeeds has headers that are held back, and some that look alike.
+// TestHeaderNeeds has headers that need grants, and similar ones that do not.
 func TestHeaderNeeds(t *testing.T) {
 	for name, want := range map[string]Grants{
 		"X-Dynamo-Meta-Policy-Class": Priorities, "X-Dynamo-Meta-Anything": Priorities,
@@ -182,7 +182,7 @@ func TestHeaderNeeds(t *testing.T) {
 	}
 }
 
-// TestRetentionHasABound moves what a client asks for below the operator's.
+// TestRetentionHasABound checks that the operator bounds a client's ttl.
 func TestRetentionHasABound(t *testing.T) {
 	for ttl, want := range map[string]time.Duration{`"5m"`: 5 * time.Minute, `"100000h"`: time.Hour, `3601`: time.Hour, `18446744073709551615`: time.Hour} {
 		ext, err := Parse([]byte(`{"cache_control":{"ttl":`+ttl+`}}`), Options{MaxRetention: time.Hour})
@@ -192,20 +192,20 @@ func TestRetentionHasABound(t *testing.T) {
 	}
 }
 
-// The handler finds headers by these names, and drops by these kinds.
+// Each header has a canonical name, and Restrict drops what it sets.
 func TestHeaders(t *testing.T) {
 	all := 0
-	for set, names := range headerNames {
-		for _, header := range names {
+	for _, h := range headers {
+		for _, header := range h.names {
 			all++
-			if header != http.CanonicalHeaderKey(header) || HeaderNeeds(header) != headerGrants[set] {
+			if header != http.CanonicalHeaderKey(header) || HeaderNeeds(header) != h.needs {
 				t.Errorf("%s needs %v", header, HeaderNeeds(header))
 			}
 			var e Ext
 			if bad := e.ApplyHeaders(func(name string) (string, bool) { return "1", name == header }); len(bad) > 0 {
 				t.Errorf("%s is malformed", header)
 			}
-			if dropped, _ := e.Restrict(0); dropped != headerGrants[set] || !reflect.DeepEqual(e, Ext{}) {
+			if dropped, _ := e.Restrict(0); dropped != h.needs || !reflect.DeepEqual(e, Ext{}) {
 				t.Errorf("%s: dropped %v, left %+v", header, dropped, e)
 			}
 		}

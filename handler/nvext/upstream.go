@@ -1,31 +1,27 @@
 package nvext
 
-import (
-	"slices"
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-)
-
-// Cuts appends the parts of an nvext that a Dynamo frontend must not get, in
-// order and without overlaps. These are cut out, each with its comma:
-//   - fields that need a grant which g lacks, as Restrict drops them
-//   - the router's own fields (router_config_override, allowed_worker_ids)
+// Cuts appends edits that remove the parts of an nvext that a Dynamo frontend
+// must not get. The edits are in order and do not overlap. They remove:
+//   - fields that need a grant which g lacks, as Restrict does
+//   - the router's own fields: router_config_override, allowed_worker_ids
 //   - fields that Dynamo 1.3 and later refuse: session_control, session_params,
 //     cache_control, null, and all unknown fields
-//   - all but the last of several fields of one name, so that no other reader
-//     takes the first
-//   - cache_salt, if noSalt says that a tenant's salt stands for it
+//   - all but the last of several fields of one name: another reader might
+//     use the first
+//   - cache_salt, if noSalt says that a tenant's salt replaces it
 //
-// All other bytes stay, and the result is valid JSON. The ids of pins are those
-// of this router's workers, not Dynamo's: a caller that can translate them sends
-// headers, which win, and grants no Pins here. Parse must have accepted the nvext.
+// All other bytes stay, and the result is valid JSON. A pin's ids are those of
+// this router's workers, not Dynamo's: the caller grants no Pins here, and sends
+// translated pins as headers. Parse must have accepted the nvext.
 func Cuts(cuts []rawjson.Edit, raw []byte, g Grants, noSalt bool) []rawjson.Edit {
 	i := rawjson.SkipSpace(raw, 0)
 	if i == len(raw) || raw[i] != '{' {
 		return cuts
 	}
 	u := upstream{raw: raw, grants: g, noSalt: noSalt, cuts: cuts}
-	u.object(i, levelTop)
+	u.object(i, fields)
 	return u.cuts
 }
 
@@ -37,29 +33,12 @@ type upstream struct {
 	cuts   []rawjson.Edit
 }
 
-// level is which object of an nvext is being read.
-type level uint8
-
-const (
-	levelTop level = iota
-	levelHints
-	levelConstraints
-	levelRouter
-	levelUpload
-)
-
-var levelNames = [...][]string{
-	levelTop: topNames[:], levelHints: hintNames[:], levelConstraints: constraintNames[:],
-	levelRouter: routerNames[:], levelUpload: uploadNames[:],
-}
-
 // object collects the cuts in the object at raw[i].
-func (u *upstream) object(i int, l level) {
-	names := levelNames[l]
-	var last [topCount]int // where the last key of each name is
+func (u *upstream) object(i int, fields []field) {
+	var last [maxFields]int // where the last key of each name is
 	c := rawjson.Enter(u.raw, i)
 	for c.Next() {
-		if n := slices.Index(names, c.Name()); n >= 0 {
+		if n := indexOf(fields, c.Name()); n >= 0 {
 			last[n] = c.KeyAt
 		}
 		c.Value()
@@ -67,61 +46,35 @@ func (u *upstream) object(i int, l level) {
 	cut := rawjson.Cutter{Edits: &u.cuts}
 	c = rawjson.Enter(u.raw, i)
 	for c.Next() {
-		n := slices.Index(names, c.Name())
+		n := indexOf(fields, c.Name())
 		v := c.Value()
-		if n < 0 || c.KeyAt != last[n] || v.IsNull(u.raw) || u.refused(l, n, v) {
+		if n < 0 || c.KeyAt != last[n] || v.IsNull(u.raw) || u.refuses(&fields[n], v) {
 			cut.Drop(&c, v)
 			continue
 		}
 		cut.Keep(&c)
-		u.within(l, n, v)
+		switch f := &fields[n]; {
+		case f.in != nil:
+			u.object(v.Start, f.in)
+		case f.name == "annotations":
+			u.annotations(v.Start)
+		}
 	}
 }
 
-// refused tells whether field n with value v is not to be sent.
-func (u *upstream) refused(l level, n int, v rawjson.Span) bool {
-	if l == levelHints {
-		return u.grants&Priorities == 0 && (n == fPriority || n == fStrictPriority || n == fLatencySensitivity)
-	}
-	if l != levelTop {
-		return false
-	}
-	switch n {
-	case fBackendInstanceID, fPrefillWorkerID, fDecodeWorkerID:
-		return u.grants&Pins == 0
-	case fDPRank, fPrefillDPRank:
-		return u.grants&Pins == 0 || string(v.Of(u.raw)) == "4294967295"
-	case fRoutingConstraints:
-		return u.grants&Overrides == 0
-	case fMetadataUpload:
-		return u.grants&Uploads == 0
-	case fExtraFields:
-		return u.grants&Explain == 0
-	case fRouterConfigOverride, fAllowedWorkerIDs, fCacheControl, fSessionControl, fSessionParams:
-		return true
-	case fCacheSalt:
+// refuses returns whether a Dynamo must not get a field with this value.
+func (u *upstream) refuses(f *field, v rawjson.Span) bool {
+	switch f.name {
+	case "annotations":
+		return false // the list stays, without some of its elements
+	case "cache_salt":
 		return u.noSalt
+	case "dp_rank", "prefill_dp_rank":
+		if string(v.Of(u.raw)) == "4294967295" { // UnsetRank
+			return true
+		}
 	}
-	return false
-}
-
-// within collects the cuts in the value of a field that stays.
-func (u *upstream) within(l level, n int, v rawjson.Span) {
-	if l != levelTop {
-		return
-	}
-	switch n {
-	case fAnnotations:
-		u.annotations(v.Start)
-	case fAgentHints:
-		u.object(v.Start, levelHints)
-	case fRoutingConstraints:
-		u.object(v.Start, levelConstraints)
-	case fRouter:
-		u.object(v.Start, levelRouter)
-	case fMetadataUpload:
-		u.object(v.Start, levelUpload)
-	}
+	return f.own || f.needs&^u.grants != 0
 }
 
 // annotations collects the cuts in the list at raw[i].

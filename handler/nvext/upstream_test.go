@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// without cuts, in order.
+// without returns raw without the cuts, which must be in order.
 func without(t testing.TB, raw []byte, cuts []rawjson.Edit) []byte {
 	t.Helper()
 	var out []byte
@@ -70,8 +70,8 @@ func TestCuts(t *testing.T) {
 	}
 }
 
-// FuzzCuts checks a cut nvext with another reader: it is valid, and
-// equals the original but for the fields that are named here.
+// FuzzCuts checks a cut nvext with another reader: it is valid, and equals the
+// original without the fields named here.
 func FuzzCuts(f *testing.F) {
 	for _, s := range []string{every, `{"dp_rank":1,"dp_rank":2,"x":[],"x":{}}`, `{"annotations":["a","request_id","b"],"agent_hints":{"priority":1,"q":null}}`, `{"session_control":{"timeout":0,"session_id":"s"}}`, `{"cache_control":{"type":"ephemeral","ttl":" h"}}`} {
 		f.Add([]byte(s), uint8(0))
@@ -89,9 +89,9 @@ func FuzzCuts(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
-		// What goes on is what is honoured here.
+		// A Dynamo gets what the router honours.
 		if _, err := before.Restrict(g); err != nil {
-			return // it is refused
+			return // the router refuses the request
 		}
 		if before.AgentHints != after.AgentHints || before.DPRank != after.DPRank || before.Annotations != after.Annotations {
 			t.Fatalf("%s became %s: %+v, but %+v is honoured", raw, out, after, before)
@@ -122,7 +122,7 @@ func decode(raw []byte, to *map[string]any) error {
 	return d.Decode(to)
 }
 
-// expect does to a decoded nvext what Cuts does to its bytes.
+// expect does with a decoded nvext what Cuts does with its bytes.
 func expect(m map[string]any, g Grants) {
 	drop := func(m map[string]any, names string) {
 		for name := range strings.FieldsSeq(names) {
@@ -137,7 +137,7 @@ func expect(m map[string]any, g Grants) {
 		}
 	}
 	drop(m, "router_config_override allowed_worker_ids session_control session_params cache_control")
-	only(m, strings.Join(topNames[:], " "))
+	only(m, names(fields))
 	for kind, names := range map[Grants]string{Pins: "backend_instance_id prefill_worker_id decode_worker_id dp_rank prefill_dp_rank", Overrides: "routing_constraints", Uploads: "metadata_upload", Explain: "extra_fields"} {
 		if g&kind == 0 {
 			drop(m, names)
@@ -148,9 +148,9 @@ func expect(m map[string]any, g Grants) {
 			delete(m, rank)
 		}
 	}
-	for name, in := range map[string][]string{"agent_hints": hintNames[:], "routing_constraints": constraintNames[:], "router": routerNames[:], "metadata_upload": uploadNames[:]} {
+	for name, in := range map[string][]field{"agent_hints": hintFields, "routing_constraints": constraintFields, "router": routerFields, "metadata_upload": uploadFields} {
 		if o, ok := m[name].(map[string]any); ok {
-			only(o, strings.Join(in, " "))
+			only(o, names(in))
 		}
 	}
 	if hints, ok := m["agent_hints"].(map[string]any); ok && g&Priorities == 0 {
@@ -165,4 +165,12 @@ func expect(m map[string]any, g Grants) {
 			return g&Explain == 0 && name != "request_id" && name != "token_ids" && name != "formatted_prompt"
 		})
 	}
+}
+
+func names(fields []field) string {
+	var all []string
+	for _, f := range fields {
+		all = append(all, f.name)
+	}
+	return strings.Join(all, " ")
 }
