@@ -101,12 +101,16 @@ func Text(raw []byte) string {
 	if bytes.IndexByte(raw, '\\') < 0 {
 		return View(raw)
 	}
-	out := make([]byte, 0, len(raw))
+	return View(AppendText(make([]byte, 0, len(raw)), raw))
+}
+
+// AppendText appends a JSON string's text, given between its quotes.
+func AppendText(dst, raw []byte) []byte {
 	r := Runs{Raw: raw}
 	for p := r.Next(); p != nil; p = r.Next() {
-		out = append(out, p...)
+		dst = append(dst, p...)
 	}
-	return View(out)
+	return dst
 }
 
 // View returns b as a string without a copy, which is good while b does not
