@@ -30,10 +30,10 @@ func (c *idChain) begin(r *Request) {
 // whole returns whether the chain has all ids of the answer.
 func (c *idChain) whole() bool { return c.on && !c.lost && c.count > 0 }
 
-// grow appends an event's ids. The answer has tokens tokens by now, or -1 if that
-// is unknown; end means that it ends with this event. Where events repeat the ids,
-// only the last one is read.
-func (c *idChain) grow(b []byte, v rawjson.Span, tokens int64, end bool) {
+// grow appends an event's ids. total counts the answer's tokens so far, -1 if that
+// is unknown; end means that the answer ends with this event. If events repeat the
+// ids, only the last one is read.
+func (c *idChain) grow(b []byte, v rawjson.Span, total int64, end bool) {
 	if !c.on || c.lost || v.End == 0 {
 		return
 	}
@@ -42,7 +42,7 @@ func (c *idChain) grow(b []byte, v rawjson.Span, tokens int64, end bool) {
 		for range v.Elements(b) {
 			n++
 		}
-		c.repeats = n == tokens
+		c.repeats = n == total
 	}
 	switch {
 	case !c.repeats:
@@ -52,7 +52,7 @@ func (c *idChain) grow(b []byte, v rawjson.Span, tokens int64, end bool) {
 	default:
 		return
 	}
-	c.lost = c.lost || tokens >= 0 && c.count != tokens
+	c.lost = c.lost || total >= 0 && c.count != total
 }
 
 // add appends a list of ids, without the first ones.

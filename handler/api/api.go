@@ -58,7 +58,6 @@ type base struct{}
 
 func (base) Work() Work                           { return Generate }
 func (base) traits() traits                       { return traits{} }
-func (base) field(*parse, []byte, rawjson.Span)   {}
 func (base) prompt(*parse)                        {}
 func (base) begin(*Answer)                        {}
 func (base) event(*Answer, []byte, int) (ok bool) { return true }

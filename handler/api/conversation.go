@@ -16,7 +16,7 @@ import (
 //	each tool call:   markCall name markSep arguments
 //
 // An engine's template treats equal text equally. Two prompts with one canonical
-// beginning therefore have one beginning in tokens, whatever the template. But
+// beginning therefore have one beginning in tokens, with any template. But
 // templates differ in whether tools or system prompt come first: see seal.
 //
 // All APIs for conversations share this form. It follows what engines make of
@@ -57,8 +57,8 @@ type conversation struct {
 	mediaEnd    int64 // bytes up to the end of the last one
 }
 
-// maxParts is how many parts that are not text are read. Each costs a digest,
-// whatever its size.
+// maxParts is how many parts that are not text are read. Each costs a digest of any
+// size.
 const maxParts = 4096
 
 // seal ends the head of a conversation: tools and system prompt. If it has both,
@@ -155,7 +155,10 @@ func (c *conversation) part(v rawjson.Span) {
 	case "thinking", "redacted_thinking", "reasoning":
 		return
 	}
-	m := readMedium(c.b, v, name)
+	m := medium{class: classOf(name)}
+	if len(name) > 0 {
+		m.read(c.b, v, name)
+	}
 	c.medium(&m, v)
 }
 
@@ -173,7 +176,7 @@ func (c *conversation) medium(m *medium, v rawjson.Span) {
 	c.mediaTokens = min(c.mediaTokens+m.tokens(v), maxMediaTokens)
 }
 
-// tools writes a list of tools, whatever the API wraps them in.
+// tools writes a list of tools. All APIs' forms give the same text.
 func (c *conversation) tools(v rawjson.Span) {
 	if !v.HasContent(c.b) {
 		return

@@ -171,9 +171,8 @@ func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
 	}
 	for i := v.Start + 1; ; i++ {
 		if hash {
-			k := int64(0)
-			i, k = h.run(block, b, i)
-			n += k
+			next, k := h.run(block, b, i)
+			i, n = next, n+k
 		}
 		id, end := readID(b, i)
 		if end < 0 {
