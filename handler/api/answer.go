@@ -9,19 +9,18 @@ import (
 )
 
 const (
-	// maxAnswer bounds the plain JSON answer that is kept to be read at its
-	// end, and the answer text that is hashed, in bytes. Of one with results
-	// and no text only the end is looked at, where its usage is.
+	// maxAnswer bounds the plain answer that is kept until its end, and the
+	// answer text that is hashed, in bytes. Of longer results without text
+	// only the last maxResult bytes are read, for their usage.
 	maxAnswer, maxResult = 4 << 20, 64 << 10
-	// unknown is a usage count that the engine has not said.
+	// unknown is a usage count that the engine has not reported.
 	unknown = -1
 )
 
-// Answer observes the answer to one attempt at a request. A plain answer is
-// shown to Write, in pieces of any size, and a stream's events to Event; then
-// Finish is called. An Answer keeps no reference to what it is shown and never
-// fails: what it cannot read leaves it ignorant and nothing else. It is not safe
-// for concurrent use.
+// Answer observes the answer to one attempt. Give a plain answer to Write, in
+// pieces of any size, or a stream's events to Event; then call Finish. An Answer
+// keeps no reference to the bytes and never fails: it ignores what it cannot read.
+// It is not safe for concurrent use.
 type Answer struct {
 	req    *Request
 	stream bool
@@ -30,24 +29,25 @@ type Answer struct {
 	body []byte // of a plain answer
 	lost bool   // the plain answer was too long to keep
 
-	responseID string // the id of the response that it is, while it is not known ""
+	responseID string
 
-	legible bool // something in it was what the content type says
+	legible bool // something in it had the form that the content type promises
 
 	first    bool
 	chunks   int
-	others   int  // events with JSON that have none of that
+	others   int  // events with JSON, but without content
 	bearing  bool // the event being read has content
 	finished int  // choices with a finish_reason
 	done     bool // [DONE]
 	failed   bool
 
 	prompt, completion, cached int64
-	fresh, created             int64 // of the prompt, where they are said apart
+	fresh, created             int64 // of the prompt, where they are reported apart
 
-	kept   kept   // for the turn that follows
+	kept   kept   // for the next turn
 	steady bool   // the prediction is still possible
-	hash   Hasher // continues the prompt's; blocks are the answer's
+	hash   hasher // continues the prompt's; blocks are the answer's
+	args   []byte // of the last tool call
 	ids    idChain
 	think  thinkWatch
 	calls  callState
@@ -55,8 +55,8 @@ type Answer struct {
 	repeat repeat
 }
 
-// NewAnswer returns the observer of one attempt. Stream says what the
-// response is by its content type: text/event-stream, or else plain JSON.
+// NewAnswer returns the observer of one attempt. The response's content type
+// decides stream: text/event-stream, or else plain JSON.
 func (r *Request) NewAnswer(stream bool) *Answer {
 	a := &Answer{
 		req: r, stream: stream, steady: r.steady,
@@ -76,7 +76,7 @@ func (a *Answer) Event(f rawjson.Frame) {
 		a.failed, a.legible = true, true
 	}
 	if f.Long {
-		a.unlike()
+		a.unpredictable()
 		a.legible = true
 	}
 	a.event(f.Data)
@@ -84,13 +84,13 @@ func (a *Answer) Event(f rawjson.Frame) {
 
 // Write shows the next bytes of a plain answer.
 func (a *Answer) Write(p []byte) {
+	results := a.req.API.Work() == Prefill
 	switch {
-	case a.ended:
-	case a.req.API.Work() == Prefill && len(a.body)+len(p) > 2*maxResult:
+	case a.ended || a.lost && !results:
+	case results && len(a.body)+len(p) > 2*maxResult:
 		a.lost, a.legible = true, true
 		a.body = append(a.body, p[max(0, len(p)-maxResult):]...)
 		a.body = append(a.body[:0], a.body[max(0, len(a.body)-maxResult):]...)
-	case a.lost && a.req.API.Work() != Prefill:
 	case len(a.body)+len(p) > maxAnswer:
 		a.lost, a.body, a.steady, a.legible = true, nil, false, true
 	default:
@@ -98,71 +98,65 @@ func (a *Answer) Write(p []byte) {
 	}
 }
 
-// Finish says that no more bytes will come, whether the answer is whole or
-// not. A plain answer is read here. Calling it again does nothing.
+// Finish ends the answer, whole or not, and reads a plain one. Calling it again
+// does nothing.
 func (a *Answer) Finish() {
 	if a.ended {
 		return
 	}
 	a.ended = true
-	if a.stream {
-		return
-	}
-	if !a.lost {
+	switch {
+	case a.stream:
+	case a.lost:
+		a.resultsEnd()
+	default:
 		a.body = bytes.TrimPrefix(a.body, []byte("\xEF\xBB\xBF"))
 		a.event(a.body)
-		a.legible = a.legible || json.Valid(a.body) // JSON, though none of this API
-	} else {
-		a.resultsEnd()
+		a.legible = a.legible || json.Valid(a.body) // JSON, but not this API's
 	}
+	a.endCall()
 	a.body = nil
 }
 
-// FirstToken is whether the answer has begun: something that the engine
-// computed (text, reasoning, a tool call) has been seen. Roles, comments,
-// progress reports and empty deltas are not that. For a plain answer it is
-// known after Finish.
+// FirstToken returns whether the engine has sent something that it computed: text,
+// reasoning, a tool call. Roles, comments, progress reports and empty deltas do
+// not count. For a plain answer, ask after Finish.
 func (a *Answer) FirstToken() bool { return a.first }
 
-// Chunks is the number of events with content so far: in most engines about
+// Chunks returns the number of events with content so far: in most engines about
 // the number of tokens.
 func (a *Answer) Chunks() int { return a.chunks }
 
-// Others is the number of events so far that have JSON and no content that is
-// known, but for signs of life. A stream begins with a few; one of many is of a
-// kind that cannot be read here.
+// Others returns the number of events so far that have JSON, but neither known
+// content nor a sign of life. A stream begins with a few. Many mean that the
+// Answer cannot read this kind of stream.
 func (a *Answer) Others() int { return a.others }
 
-// Usage returns the engine's counts, in tokens: the prompt's, the answer's,
-// and how many of the prompt's were cached. Each is -1 while the engine has
-// not said it, which is not the same as 0.
+// Usage returns the engine's counts, in tokens: the prompt's, the answer's, and
+// the prompt's cached ones. Each is -1 until the engine reports it.
 func (a *Answer) Usage() (prompt, completion, cached int64) {
 	return a.prompt, a.completion, a.cached
 }
 
-// Failed is whether the answer is, or a stream ended in, an error object, or
+// Failed returns whether the answer is, or a stream ended in, an error object, or
 // the engine gave abort or error as the reason for its end.
 func (a *Answer) Failed() bool { return a.failed }
 
-// ResponseID returns the id under which the engine keeps this answer, as the
-// answer of the responses API says it, in a stream with its first event. It is
-// empty where there is none, or none yet.
+// ResponseID returns the id under which the engine keeps this answer of the
+// responses API. A stream's first event has it. It is empty until it is known.
 func (a *Answer) ResponseID() string { return a.responseID }
 
-// Legible is whether there was anything in the answer that its content type
-// promises: in a stream an event with JSON or [DONE] in it, in a plain answer
-// JSON from its beginning to its end. What was too long to be read counts. Ask
-// after Finish.
+// Legible returns whether the answer has what its content type promises: a stream
+// an event with JSON or [DONE], a plain answer JSON and nothing else. An answer
+// that was too long to read is legible. Ask after Finish.
 func (a *Answer) Legible() bool { return a.legible }
 
-// Done is whether the answer is complete: all its choices have a reason for
-// their end, or the stream said so.
-func (a *Answer) Done() bool {
-	return a.done || a.finished >= a.req.answers*a.req.prompts
-}
+// Done returns whether the answer is complete: the stream has ended by its API's
+// rules, or all choices have a reason for their end.
+func (a *Answer) Done() bool { return a.done || a.finished >= a.req.Answers() }
 
-// Closed is whether a stream has said that nothing more comes: by [DONE], or
-// the event that ends it in its API.
+// Closed returns whether a stream has sent [DONE], or the event that ends it in
+// its API.
 func (a *Answer) Closed() bool { return a.done }
 
 // resultsEnd reads the usage at the end of a long answer with results.
@@ -179,10 +173,10 @@ func (a *Answer) resultsEnd() {
 	}
 }
 
-// Prediction returns the blocks that the next turn's prompt begins with if the
-// client sends this answer back: those of prompt and answer together. Call it after
-// Finish. It is nil if
-//   - the prompt is unknown, or the answer's ids are where the prompt is ids,
+// Prediction returns the blocks with which the next turn's prompt begins if the
+// client sends this answer back: those of prompt and answer together. Call it
+// after Finish. It is nil if
+//   - the prompt is unknown, or it is token ids and the answer's ids are unknown,
 //   - there are several answers,
 //   - the answer is unfinished, failed or too long,
 //   - it does not come back in the same form, as with reasoning.
@@ -213,7 +207,7 @@ func (a *Answer) event(data []byte) {
 		return
 	}
 	if data[i] != '{' && data[i] != '[' {
-		a.unlike()
+		a.unpredictable()
 		return
 	}
 	if data[i] == '[' && string(bytes.TrimSpace(data[i:])) == "[DONE]" {
@@ -232,12 +226,11 @@ func (a *Answer) event(data []byte) {
 	}
 }
 
-// What engines send to show that they are there, while they compute nothing yet
-// or not enough.
+// Engines send these as signs of life before they have content.
 var ping, progress = []byte(`"ping"`), []byte(`"prompt_progress"`)
 
-// read reads one event's data, which begins at data[i]. It returns false if it
-// is malformed.
+// read reads one event's data from data[i] on. It returns false if it is
+// malformed.
 func (a *Answer) read(data []byte, i int) bool {
 	repeats := a.stream && !a.repeat.off
 	var before outcome
@@ -247,12 +240,12 @@ func (a *Answer) read(data []byte, i int) bool {
 	}
 	ok := a.req.API.event(a, data, i)
 	if !ok {
-		a.unlike()
+		a.unpredictable()
 	}
 	if repeats {
 		a.remember(data, before)
 	}
-	a.repeat.text = nil // it is not ours
+	a.repeat.text = nil // it points into data
 	return ok
 }
 
@@ -260,8 +253,8 @@ func (a *Answer) read(data []byte, i int) bool {
 // index behind it, or -1 if it is malformed.
 type choice func(a *Answer, b []byte, i int) int
 
-// chunk reads the object at b[i] in the form that OpenAI's older APIs and many
-// others have: choices, usage, error. It returns false if it is malformed.
+// chunk reads the object at b[i] in the form of OpenAI's older APIs: choices,
+// usage, error. It returns false if it is malformed.
 func (a *Answer) chunk(b []byte, i int, read choice) bool {
 	if b[i] != '{' {
 		return false
@@ -280,13 +273,11 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 				c.Fail(0)
 			}
 		case "usage":
-			if v := c.Value(); v.First(b) == '{' {
-				a.usage(b, v)
-			}
+			a.usage(b, c.Value())
 		case "error":
-			a.fault(b, c.Value())
+			a.fault(b, c.Value(), rawjson.Span{})
 		case "object":
-			a.object(b, c.Value())
+			a.fault(b, rawjson.Span{}, c.Value())
 		default:
 			c.Value()
 		}
@@ -294,18 +285,9 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 	return c.Err == nil
 }
 
-// fault notes an error member, unless it is null.
-func (a *Answer) fault(b []byte, v rawjson.Span) {
-	if v.End > 0 && !v.IsNull(b) {
-		a.failed = true
-	}
-}
-
-// object notes SGLang's form of an error.
-func (a *Answer) object(b []byte, v rawjson.Span) {
-	if raw, ok := v.Str(b); ok && string(raw) == "error" {
-		a.failed = true
-	}
+// fault records an error member, unless it is null, or SGLang's "object":"error".
+func (a *Answer) fault(b []byte, v, object rawjson.Span) {
+	a.failed = a.failed || v.End > 0 && !v.IsNull(b) || string(object.Of(b)) == `"error"`
 }
 
 // choices reads the array at b[i] and returns the index behind it, or -1.
@@ -327,14 +309,14 @@ func (a *Answer) choices(b []byte, i int, read choice) int {
 	return c.At
 }
 
-// select0 gives up the prediction if the choice is not the first one.
-func (a *Answer) select0(b []byte, index rawjson.Span) {
+// firstChoice ends the prediction if the choice is not the first one.
+func (a *Answer) firstChoice(b []byte, index rawjson.Span) {
 	if n, ok := integer(index.Of(b)); ok && n != 0 {
-		a.unlike()
+		a.unpredictable()
 	}
 }
 
-// text reads a piece of the answer's text, as it stands between its quotes.
+// text reads a piece of the answer's text, given between its quotes.
 func (a *Answer) text(raw []byte) {
 	a.repeat.texts++
 	a.repeat.text = raw
@@ -346,16 +328,16 @@ func (a *Answer) text(raw []byte) {
 		a.kept.add(raw)
 	}
 	if a.steady {
-		a.hash.AddString(raw)
+		a.hash.addString(raw)
 		a.bound()
 	}
 }
 
-// bound gives up the prediction of an answer without end.
+// bound ends the prediction of an answer that is too long.
 func (a *Answer) bound() {
-	if len(a.hash.blocks)*a.hash.size > maxAnswer {
+	if len(a.hash.blocks)*a.hash.size+len(a.args) > maxAnswer {
 		a.steady = false
-		a.hash.blocks = nil
+		a.hash.blocks, a.args = nil, nil
 	}
 }
 
@@ -367,22 +349,5 @@ func (a *Answer) finishReason(b []byte, v rawjson.Span) {
 	a.finished++
 	if string(raw) == "abort" || string(raw) == "error" {
 		a.failed = true
-	}
-}
-
-// usage reads a usage object. Some engines send one with each chunk: a count
-// that a later one leaves out stays.
-func (a *Answer) usage(b []byte, v rawjson.Span) {
-	var prompt, completion, details rawjson.Span
-	v.Read(b, rawjson.To("prompt_tokens", &prompt), rawjson.To("completion_tokens", &completion),
-		rawjson.To("prompt_tokens_details", &details))
-	count(&a.prompt, b, prompt)
-	count(&a.completion, b, completion)
-	count(&a.cached, b, details.Get(b, "cached_tokens"))
-}
-
-func count(to *int64, b []byte, v rawjson.Span) {
-	if n, ok := integer(v.Of(b)); ok && n >= 0 {
-		*to = n
 	}
 }

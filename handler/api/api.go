@@ -6,25 +6,22 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Work is what an engine does for a request, and so what is booked for it.
+// Work is what an engine does for a request.
 type Work uint8
 
 const (
-	// Count is no inference: the engine counts the prompt's tokens and
-	// computes nothing. Such a request is read like the API that it counts
-	// for, but has no chain (Kind None): place it by load, book nothing.
+	// Count means that the engine counts the prompt's tokens and computes
+	// nothing. The request has no chain (Kind None): place it by load.
 	Count Work = iota
-	// Prefill is an inference that ends with the prompt: embeddings, scores,
-	// classes. It has a chain, but no decode phase: expect no output blocks.
-	// Its Request.Stream is always false.
+	// Prefill means that the engine stops after the prompt: embeddings, scores,
+	// classes. Expect no output blocks; Request.Stream is false.
 	Prefill
-	// Generate is an inference with an answer of tokens.
+	// Generate means that the engine generates tokens.
 	Generate
 )
 
-// API is one of the clients' APIs. It is what For returns; the method set is
-// closed, because a request's reading and an answer's observing belong to one
-// another.
+// API is one of the clients' APIs, as For returns it. Only this package
+// implements it.
 type API interface {
 	// Name is short, constant and fit for a metric label: "chat",
 	// "completions".
@@ -32,34 +29,53 @@ type API interface {
 	// Work is what an engine does for a request.
 	Work() Work
 
-	// shape is how this API's clients expect errors.
-	shape() shape
-	// field notes where a top-level member is that only this API knows. Of
-	// members of one name the last counts, as in the engines.
+	// traits are the other constant properties.
+	traits() traits
+	// field reads a top-level member that the APIs do not share. If a name
+	// repeats, the last member counts, as in the engines.
 	field(p *parse, key []byte, v rawjson.Span)
-	// prompt reads what field has noted into the request.
+	// prompt reads the prompt from the members that field has found.
 	prompt(p *parse)
-	// begin writes what stands between a prompt and the text that answers it.
+	// begin writes what stands between a prompt and the answer's text.
 	begin(a *Answer)
 	// event reads the object or array at b[i]: an event's data, or a plain
 	// answer. It returns false if it is malformed.
 	event(a *Answer, b []byte, i int) bool
 }
 
+// traits are constant properties of an API.
+type traits struct {
+	shape shape // of errors
+	// asksUsage: a stream reports usage only if stream_options asks for it.
+	asksUsage bool
+	// continues: the answer's text, as one more of `messages`, begins the next
+	// turn.
+	continues bool
+}
+
+// base is what most APIs share. Each API embeds it.
+type base struct{}
+
+func (base) Work() Work                           { return Generate }
+func (base) traits() traits                       { return traits{} }
+func (base) prompt(*parse)                        {}
+func (base) begin(*Answer)                        {}
+func (base) event(*Answer, []byte, int) (ok bool) { return true }
+
 // where is what may stand before an API's suffix in a path.
 type where uint8
 
 const (
 	anywhere where = iota
-	// versioned is nothing, or a path that ends in a version (/v1), in /openai
-	// or in /deployments/{name} (Azure). It is for suffixes that also end
-	// other paths: /v1/threads/{id}/messages is no inference.
+	// versioned allows nothing, or a path that ends in a version (/v1), in
+	// /openai or in /deployments/{name} (Azure). Other paths may end in the same
+	// suffix: /v1/threads/{id}/messages is no inference.
 	versioned
-	// alone is nothing: /api/generate is Ollama's and reads otherwise.
+	// alone allows nothing: /api/generate is Ollama's, with another form.
 	alone
 )
 
-// apis lists what For knows. Of two suffixes that both fit, the first wins.
+// apis lists all APIs. If two suffixes fit, the first entry wins.
 var apis = [...]struct {
 	suffix string
 	where  where
@@ -72,17 +88,16 @@ var apis = [...]struct {
 	{"/messages/count_tokens", versioned, countTokens{}},
 	{"/inference/v1/generate", anywhere, tokensIn{}},
 	{"/generate", alone, generate{}},
-	{"/embeddings", versioned, pooled{"embeddings"}},
-	{"/rerank", versioned, scored{"rerank"}},
-	{"/score", versioned, scored{"score"}},
-	{"/classify", versioned, pooled{"classify"}},
-	{"/pooling", versioned, pooled{"pooling"}},
+	{"/embeddings", versioned, pooled{name: "embeddings"}},
+	{"/rerank", versioned, scored{pooled{name: "rerank"}}},
+	{"/score", versioned, scored{pooled{name: "score"}}},
+	{"/classify", versioned, pooled{name: "classify"}},
+	{"/pooling", versioned, pooled{name: "pooling"}},
 }
 
-// For returns the API that a request path belongs to, or nil if a POST to it
-// is no inference request. Before what names the API anything that usually
-// stands there may stand (/v1, /openai/v1, nothing). The method is the
-// caller's to check: a GET of such a path is no inference either.
+// For returns the API of a request path, or nil if a POST to the path is no
+// inference request. The usual prefixes may precede the API's own path (/v1,
+// /openai/v1, nothing). The caller checks the method.
 func For(path string) API {
 	for i := range apis {
 		e := &apis[i]
@@ -109,4 +124,18 @@ func (w where) allows(prefix string) bool {
 		}
 	}
 	return last == "openai" || slash > 0 && last != "" && strings.HasSuffix(prefix[:slash], "/deployments")
+}
+
+// Unplanned reads the bodies of requests that For does not know: the model and
+// routing members, but no prompt. Its errors have OpenAI's shape.
+var Unplanned API = unplanned{}
+
+type unplanned struct{ base }
+
+func (unplanned) Name() string { return "" }
+func (unplanned) Work() Work   { return Count }
+
+// field recognizes Vertex AI's form, as in SGLang's /vertex_generate.
+func (unplanned) field(p *parse, key []byte, _ rawjson.Span) {
+	p.req.Vertex = p.req.Vertex || string(key) == "instances"
 }

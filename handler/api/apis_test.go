@@ -87,9 +87,9 @@ func TestAnswersOfOtherAPIs(t *testing.T) {
 		"generate flat error":          {generate{}, askGenerate, false, []string{`{"object":"error","message":"x"}`}, false, false, false, true},
 		"generate vLLM":                {generate{}, `{"prompt":"say hello, "}`, false, []string{`{"text":["say hello, hello"]}`}, false, true, true, false},
 		"generate n":                   {generate{}, `{"text":"say hello, ","sampling_params":{"n":2}}`, false, []string{`[{"text":"a","meta_info":{"finish_reason":{"type":"stop"}}},{"text":"b","meta_info":{"finish_reason":{"type":"stop"}}}]`}, false, true, true, false},
-		"embeddings error":             {pooled{"embeddings"}, `{"input":"x"}`, false, []string{`{"error":{"message":"x"}}`}, false, false, false, true},
-		"embeddings batch of SGLang":   {pooled{"classify"}, `{"text":["a","b"]}`, false, []string{`[{"embedding":[1],"meta_info":{"prompt_tokens":1}}]`}, false, true, true, false},
-		"score of SGLang":              {scored{"score"}, `{"query":"a","items":["b"]}`, false, []string{`{"scores":[[0.1]],"object":"scoring"}`}, false, true, true, false},
+		"embeddings error":             {pooled{name: "embeddings"}, `{"input":"x"}`, false, []string{`{"error":{"message":"x"}}`}, false, false, false, true},
+		"embeddings batch of SGLang":   {pooled{name: "classify"}, `{"text":["a","b"]}`, false, []string{`[{"embedding":[1],"meta_info":{"prompt_tokens":1}}]`}, false, true, true, false},
+		"score of SGLang":              {scored{pooled{name: "score"}}, `{"query":"a","items":["b"]}`, false, []string{`{"scores":[[0.1]],"object":"scoring"}`}, false, true, true, false},
 		"count error":                  {countTokens{}, askMessages, false, []string{`{"type":"error","error":{"message":"x"}}`}, false, false, false, true},
 	} {
 		n := answerOf(t, c.api, c.request, c.stream, c.events...)
@@ -144,19 +144,19 @@ func TestPromptsInOtherForms(t *testing.T) {
 		{chat{}, `{"messages":[{"role":"user","content":"x"}],"input_ids":[1,2,3,4,5]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 5, 1},
 		{chat{}, `{"messages":[{"role":"user","content":"x"}],"input_ids":null}`, Text, nil, 7, 0, 1},
 		{completions{}, `{"prompt":"","prompt_token_ids":[1,2,3,4,5]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 5, 1},
-		{pooled{"embeddings"}, `{"input":` + quoted + `}`, Text, blocksOf(spelled(words)), 39, 0, 1},
-		{pooled{"embeddings"}, `{"input":[` + quoted + `,"xy"]}`, Text, blocksOf(spelled(words)), 41, 0, 2},
-		{pooled{"embeddings"}, `{"input":[1,2,3,4]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 4, 1},
-		{pooled{"embeddings"}, `{"input":[[1,2,3,4],[1]]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 5, 2},
-		{pooled{"pooling"}, `{"messages":[{"role":"user","content":"x"}]}`, Text, nil, 7, 0, 1},
-		{pooled{"pooling"}, `{"data":{"x":1}}`, None, nil, 0, 0, 1},
-		{scored{"rerank"}, `{"query":"who is it?","documents":["it is I","nobody"]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 20 + 13, 0, 2},
-		{scored{"rerank"}, `{"query":"who is it?","documents":[{"text":"it is I"}]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 17, 0, 1},
-		{scored{"score"}, `{"text_1":"who is it?","text_2":"it is I"}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 17, 0, 1},
-		{scored{"score"}, `{"queries":["who is it?","a"],"items":[{"content":[{"type":"text","text":"it is I"}]},"b"]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 19, 0, 2},
-		{scored{"score"}, `{"query":[1,2,3,4],"items":[[5,6],[7]],"label_token_ids":[1]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 11, 2},
-		{scored{"score"}, `{"query":"x"}`, None, nil, 0, 0, 1},
-		{scored{"score"}, `{"query":"x","items":[]}`, None, nil, 0, 0, 1},
+		{pooled{name: "embeddings"}, `{"input":` + quoted + `}`, Text, blocksOf(spelled(words)), 39, 0, 1},
+		{pooled{name: "embeddings"}, `{"input":[` + quoted + `,"xy"]}`, Text, blocksOf(spelled(words)), 41, 0, 2},
+		{pooled{name: "embeddings"}, `{"input":[1,2,3,4]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 4, 1},
+		{pooled{name: "embeddings"}, `{"input":[[1,2,3,4],[1]]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 5, 2},
+		{pooled{name: "pooling"}, `{"messages":[{"role":"user","content":"x"}]}`, Text, nil, 7, 0, 1},
+		{pooled{name: "pooling"}, `{"data":{"x":1}}`, None, nil, 0, 0, 1},
+		{scored{pooled{name: "rerank"}}, `{"query":"who is it?","documents":["it is I","nobody"]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 20 + 13, 0, 2},
+		{scored{pooled{name: "rerank"}}, `{"query":"who is it?","documents":[{"text":"it is I"}]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 17, 0, 1},
+		{scored{pooled{name: "score"}}, `{"text_1":"who is it?","text_2":"it is I"}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 17, 0, 1},
+		{scored{pooled{name: "score"}}, `{"queries":["who is it?","a"],"items":[{"content":[{"type":"text","text":"it is I"}]},"b"]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 19, 0, 2},
+		{scored{pooled{name: "score"}}, `{"query":[1,2,3,4],"items":[[5,6],[7]],"label_token_ids":[1]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 11, 2},
+		{scored{pooled{name: "score"}}, `{"query":"x"}`, None, nil, 0, 0, 1},
+		{scored{pooled{name: "score"}}, `{"query":"x","items":[]}`, None, nil, 0, 0, 1},
 		{countTokens{}, askMessages, None, nil, 0, 0, 1},
 		{messages{}, `{"system":"x","messages":[]}`, None, nil, 0, 0, 1},
 		{responses{}, `{"input":{}}`, None, nil, 0, 0, 1},
@@ -169,7 +169,7 @@ func TestPromptsInOtherForms(t *testing.T) {
 			t.Errorf("%s: streamed", c.api.Name())
 		}
 	}
-	if r := mustParse(t, pooled{"embeddings"}, `{"input":"x","stream":true}`); r.Stream {
+	if r := mustParse(t, pooled{name: "embeddings"}, `{"input":"x","stream":true}`); r.Stream {
 		t.Error("an embedding is streamed")
 	}
 	for body, want := range map[string]int64{
@@ -195,7 +195,7 @@ func TestErrorShapes(t *testing.T) {
 		{nil, 400, "nvext", `{"error":{"message":"no \"x\"","type":"invalid_request_error","param":"nvext","code":"c"}}`},
 		{chat{}, 404, "", `{"error":{"message":"no \"x\"","type":"invalid_request_error","param":null,"code":"c"}}`},
 		{responses{}, 429, "", `{"error":{"message":"no \"x\"","type":"rate_limit_error","param":null,"code":"c"}}`},
-		{pooled{"embeddings"}, 503, "", `{"error":{"message":"no \"x\"","type":"server_error","param":null,"code":"c"}}`},
+		{pooled{name: "embeddings"}, 503, "", `{"error":{"message":"no \"x\"","type":"server_error","param":null,"code":"c"}}`},
 		{generate{}, 401, "", `{"error":{"message":"no \"x\"","type":"authentication_error","param":null,"code":"c"}}`},
 		{chat{}, 403, "", `{"error":{"message":"no \"x\"","type":"permission_error","param":null,"code":"c"}}`},
 	} {

@@ -7,11 +7,10 @@ import (
 )
 
 // chat is /v1/chat/completions.
-type chat struct{}
+type chat struct{ base }
 
-func (chat) Name() string { return "chat" }
-func (chat) Work() Work   { return Generate }
-func (chat) shape() shape { return shapeOpenAI }
+func (chat) Name() string   { return "chat" }
+func (chat) traits() traits { return traits{asksUsage: true, continues: true} }
 
 func (chat) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
@@ -29,10 +28,12 @@ func (chat) field(p *parse, key []byte, v rawjson.Span) {
 }
 
 func (chat) prompt(p *parse) {
-	if p.ids.HasContent(p.body) { // it takes the place of the template's output
-		p.input(p.ids)
-		// what takes the places of images is not in the ids
-		p.unlike = p.unlike || showsMedia(p.main.Of(p.body))
+	// With echo, vLLM sets prompt_logprobs from top_logprobs (default 0), and
+	// computes the whole prompt.
+	p.req.SkipsCache = p.req.SkipsCache || p.echo && !p.noTop
+	if p.idsGiven() { // in place of the template's output
+		// The ids do not show which images take the places of their tokens.
+		p.opaque = p.opaque || showsMedia(p.main.Of(p.body))
 		return
 	}
 	p.chat(p.main)
@@ -44,7 +45,7 @@ func (p *parse) chat(list rawjson.Span) {
 	if list.First(b) != '[' {
 		return
 	}
-	t := p.talk(list.End - list.Start)
+	t := p.text(list.Len())
 	t.tools(p.tools)
 	t.tools(p.functions)
 	c := rawjson.Enter(b, list.Start)
@@ -57,10 +58,10 @@ func (p *parse) chat(list rawjson.Span) {
 			break
 		}
 	}
-	p.said(&t)
+	p.conversed(&t)
 }
 
-// showsMedia tells whether messages may have parts that are not text.
+// showsMedia returns whether messages may have parts that are not text.
 func showsMedia(messages []byte) bool {
 	for _, kind := range [...]string{"image", "video", "audio", "file"} {
 		if bytes.Contains(messages, []byte(kind)) {
@@ -70,27 +71,8 @@ func showsMedia(messages []byte) bool {
 	return false
 }
 
-// talk begins a conversation of about size bytes of JSON.
-func (p *parse) talk(size int) conversation {
-	p.begin(size + p.tools.End - p.tools.Start)
-	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed}
-}
-
-// said notes a conversation that has been written, if there is one.
-func (p *parse) said(t *conversation) {
-	if !t.sealed {
-		t.seal()
-	}
-	p.req.Media, p.req.MediaTokens, p.req.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
-	p.unlike = p.unlike || t.over
-	if t.messages > 0 {
-		p.req.Kind = Text
-		p.req.Bytes = p.hash.Bytes()
-	}
-}
-
 // message writes the message at b[i] and returns the index behind it, or -1
-// if it is malformed. Its members come in any order, so they are found first.
+// if it is malformed. Its members may have any order.
 func (t *conversation) message(i int) int {
 	b := t.b
 	var role, content, calls, call rawjson.Span
@@ -103,21 +85,82 @@ func (t *conversation) message(i int) int {
 	}
 	raw, _ := role.Str(b)
 	t.open(raw)
-	if raw, ok := content.Str(b); ok {
-		t.h.AddString(raw)
-	} else {
-		t.content(content)
+	t.content(content)
+	for v := range calls.Objects(b) {
+		t.call(readCall(b, v))
 	}
-	t.calls(calls)
 	if call.First(b) == '{' {
-		t.h.addCall(b, readFunction(b, call), &arguments{})
+		t.call(readFunction(b, call))
 	}
 	return end
 }
 
-// calls writes a message's tool_calls.
-func (t *conversation) calls(v rawjson.Span) {
-	for v := range v.Objects(t.b) {
-		t.h.addCall(t.b, readCall(t.b, v), &arguments{})
+func (chat) begin(a *Answer) { a.beginMessage() }
+
+// beginMessage opens the message that the client will send back.
+func (a *Answer) beginMessage() {
+	a.hash.addByte(markMessage)
+	a.hash.add(roleAssistant)
+	a.hash.addByte(markSep)
+}
+
+func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, chatChoice) }
+
+// chatChoice is a [choice].
+func chatChoice(a *Answer, b []byte, i int) int {
+	var index, delta, finish, ids rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),
+		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids))
+	if end < 0 {
+		return -1
+	}
+	a.ids.add(b, ids, 0)
+	a.firstChoice(b, index)
+	if delta.First(b) == '{' {
+		a.delta(b, delta)
+	}
+	a.finishReason(b, finish)
+	return end
+}
+
+// delta reads what a chunk adds to the message, or the message of a plain
+// answer. As in a prompt, it writes text before tool calls.
+func (a *Answer) delta(b []byte, v rawjson.Span) {
+	var content, calls, call rawjson.Span
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
+		switch string(key) {
+		case "content":
+			content = v
+		case "tool_calls":
+			calls = v
+		case "function_call":
+			call = v
+		case "role":
+			if raw, ok := v.Str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
+				a.unpredictable()
+			}
+		case "reasoning", "reasoning_content", "reasoning_details", "thinking":
+			if v.HasContent(b) {
+				a.bearing, a.steady = true, false
+			}
+		case "refusal", "audio":
+			if v.HasContent(b) {
+				a.bearing = true
+				a.unpredictable()
+			}
+		}
+	}
+	if raw, ok := content.Str(b); ok {
+		a.chatText(raw)
+	} else if content.HasContent(b) {
+		a.bearing = true
+		a.unpredictable() // clients send parts back in another form
+	}
+	a.toolCalls(b, calls)
+	if call.First(b) == '{' {
+		a.functionCall(b, call)
 	}
 }

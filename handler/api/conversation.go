@@ -7,26 +7,24 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// Marks divide the canonical text of a conversation. They are bytes that UTF-8
-// never has, so no text can be taken for them (a body that has them in its
-// strings all the same is one that no engine serves):
+// Marks divide the canonical text of a conversation. UTF-8 has none of these
+// bytes, so no text contains them:
 //
 //	for each tool:    markTool name markSep description markSep parameters
 //	for each message: markMessage role markSep content tool calls
 //	content:          text, and markMedia + 16 bytes for each other part
 //	each tool call:   markCall name markSep arguments
 //
-// What an engine's template does with these it does to the same text in the
-// same way, so two prompts with one canonical beginning have one beginning in
-// tokens, whatever the template. But some templates write the tools first and
-// some the system prompt: where there are both they agree together or not at
-// all, see seal. All APIs for conversations share this form,
-// each after the engines' own way of making a chat of its requests (vLLM,
-// entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py):
-// a system prompt that stands apart is a first message of the role system, a
-// tool's result a message of the role tool. Left out is what clients and
-// engines rewrite between turns: ids of tool calls, names, reasoning,
-// cache_control, and how JSON is spelled.
+// An engine's template treats equal text equally. Two prompts with one canonical
+// beginning therefore have one beginning in tokens, with any template. But
+// templates differ in whether tools or system prompt come first: see seal.
+//
+// All APIs for conversations share this form. It follows what engines make of
+// their requests (vLLM, entrypoints/anthropic/serving.py and
+// entrypoints/openai/responses/utils.py): a separate system prompt is a first
+// message of the role system, a tool's result a message of the role tool. The
+// form omits what clients and engines rewrite between turns: ids of tool calls,
+// names, reasoning, cache_control, and the spelling of JSON.
 const (
 	markMessage = 0xFF
 	markSep     = 0xFE
@@ -42,28 +40,29 @@ var (
 	roleTool      = []byte("tool")
 )
 
-// conversation writes one as canonical text.
+// conversation writes a conversation as canonical text.
 type conversation struct {
-	h    *Hasher
+	h    *hasher
 	b    []byte
 	seed uint64
+	args []byte // memory for a call's arguments
 
 	messages    int
 	assistant   bool // the last message is the assistant's
 	tooled      bool // there are tools
 	sealed      bool
-	over        bool // there are more parts than are read
+	over        bool // there are more than maxParts
 	media       int
 	mediaTokens int64
 	mediaEnd    int64 // bytes up to the end of the last one
 }
 
-// maxParts is how many parts of a conversation are read that are not text.
-// Each costs a digest, whatever its size.
+// maxParts is how many parts that are not text are read. Each costs a digest of any
+// size.
 const maxParts = 4096
 
-// seal ends the head of a conversation: its tools, and the system prompt if it
-// has one. With both, each block of the head is made to depend on all of it.
+// seal ends the head of a conversation: tools and system prompt. If it has both,
+// each block of the head depends on the whole head.
 func (c *conversation) seal() {
 	c.sealed = true
 	if !c.tooled || c.messages == 0 {
@@ -76,49 +75,55 @@ func (c *conversation) seal() {
 		binary.LittleEndian.PutUint64(buf[:], block)
 		d.add(buf[:])
 	}
-	sum := d.sum()
-	head := binary.LittleEndian.Uint64(sum[:]) &^ index.KindMask // kinds stay
+	head := d.sum64() &^ index.KindMask // kinds stay
 	for i := range c.h.blocks {
 		c.h.blocks[i] ^= head
 	}
 }
 
-// open begins a message; the role is as it stands between its quotes.
+// conversed records a conversation that has been written.
+func (p *parse) conversed(t *conversation) {
+	if !t.sealed {
+		t.seal()
+	}
+	p.shown(t)
+	if t.messages > 0 {
+		p.req.Kind, p.req.Bytes = Text, p.hash.written()
+	}
+}
+
+// open begins a message. The role is given between its quotes.
 func (c *conversation) open(role []byte) {
 	name := rawjson.Text(role)
 	if !c.sealed && name != "system" && name != "developer" {
 		c.seal()
 	}
-	c.h.AddByte(markMessage)
-	c.h.AddString(role)
-	c.h.AddByte(markSep)
+	c.h.addByte(markMessage)
+	c.h.addString(role)
+	c.h.addByte(markSep)
 	c.messages++
 	c.assistant = name == "assistant"
 }
 
-// content writes a message's content: a string, or parts one after the other,
-// so that a text is the same in one part, in several, or as a plain string.
+// content writes a message's content: a string, or parts one after the other. A
+// text in one part, in several, or as a plain string is the same.
 func (c *conversation) content(v rawjson.Span) {
-	switch v.First(c.b) {
-	case '"':
-		raw, _ := v.Str(c.b)
-		c.h.AddString(raw)
-	case '[':
-		for v := range v.Elements(c.b) {
-			switch v.First(c.b) {
-			case '"':
-				raw, _ := v.Str(c.b)
-				c.h.AddString(raw)
-			case '{':
-				c.part(v)
-			}
+	if raw, ok := v.Str(c.b); ok {
+		c.h.addString(raw)
+		return
+	}
+	for v := range v.Elements(c.b) {
+		if raw, ok := v.Str(c.b); ok {
+			c.h.addString(raw)
+		} else if v.First(c.b) == '{' {
+			c.part(v)
 		}
 	}
 }
 
 func (c *conversation) part(v rawjson.Span) {
 	var kind, txt rawjson.Span
-	var shown []byte // the member that shows something, in a part without a type
+	var shown []byte // the member with the content, in a part without a type
 	e := rawjson.Enter(c.b, v.Start)
 	for e.Next() {
 		key := e.Key()
@@ -141,7 +146,7 @@ func (c *conversation) part(v rawjson.Span) {
 	switch string(name) {
 	case "", "text", "input_text", "output_text", "refusal":
 		if raw, ok := txt.Str(c.b); ok {
-			c.h.AddString(raw)
+			c.h.addString(raw)
 			return
 		}
 		if len(name) > 0 {
@@ -150,92 +155,82 @@ func (c *conversation) part(v rawjson.Span) {
 	case "thinking", "redacted_thinking", "reasoning":
 		return
 	}
-	c.medium(v, name)
+	m := medium{class: classOf(name)}
+	if len(name) > 0 {
+		m.read(c.b, v, name)
+	}
+	c.medium(&m, v)
 }
 
 // medium writes a part that is not text.
-func (c *conversation) medium(v rawjson.Span, name []byte) {
-	m := readMedium(c.b, v, name)
-	c.write(&m, v)
-}
-
-func (c *conversation) write(m *medium, v rawjson.Span) {
+func (c *conversation) medium(m *medium, v rawjson.Span) {
 	if c.media >= maxParts {
 		c.over = true
 		return
 	}
 	sum := m.digest(c.b, v, c.seed)
-	c.h.AddByte(markMedia)
-	c.h.Add(sum[:])
-	c.mediaEnd = c.h.Bytes()
+	c.h.addByte(markMedia)
+	c.h.add(sum[:])
+	c.mediaEnd = c.h.written()
 	c.media++
 	c.mediaTokens = min(c.mediaTokens+m.tokens(v), maxMediaTokens)
 }
 
-// tools writes a list of tools, each in one form: name, description and
-// parameters, whatever the API wraps them in.
+// tools writes a list of tools. All APIs' forms give the same text.
 func (c *conversation) tools(v rawjson.Span) {
-	c.tooled = c.tooled || v.HasContent(c.b)
+	if !v.HasContent(c.b) {
+		return
+	}
+	c.tooled = true
 	if v.First(c.b) != '[' {
-		if v.HasContent(c.b) {
-			c.h.AddByte(markTool)
-			c.h.AddJSON(v.Of(c.b))
-		}
+		c.h.addByte(markTool)
+		c.h.addJSON(v.Of(c.b))
 		return
 	}
 	for v := range v.Elements(c.b) {
-		c.h.AddByte(markTool)
+		c.h.addByte(markTool)
 		if v.First(c.b) == '{' {
 			c.tool(v)
 		} else {
-			c.h.AddJSON(v.Of(c.b))
+			c.h.addJSON(v.Of(c.b))
 		}
 	}
 }
 
-// tool is where the parts of a tool's definition are.
-type tool struct {
-	kind, name, description, parameters, wrapped rawjson.Span
-}
-
-func readTool(b []byte, v rawjson.Span) (t tool) {
-	var function rawjson.Span
-	v.Read(b, rawjson.To("type", &t.kind), rawjson.To("name", &t.name), rawjson.To("description", &t.description),
-		rawjson.To("parameters", &t.parameters), rawjson.To("input_schema", &t.parameters), rawjson.To("format", &t.parameters),
-		rawjson.To("function", &function), rawjson.To("custom", &function))
-	if function.First(b) == '{' {
-		t.wrapped = function
-	}
-	return t
-}
-
 func (c *conversation) tool(v rawjson.Span) {
-	t := readTool(c.b, v)
-	kind, _ := t.kind.Str(c.b)
-	switch string(kind) {
+	var kind, name, description, parameters, wrapped rawjson.Span
+	read := func(v rawjson.Span) {
+		v.Read(c.b, rawjson.To("name", &name), rawjson.To("description", &description),
+			rawjson.To("parameters", &parameters), rawjson.To("input_schema", &parameters), rawjson.To("format", &parameters),
+			rawjson.To("type", &kind), rawjson.To("function", &wrapped), rawjson.To("custom", &wrapped))
+	}
+	read(v)
+	raw, _ := kind.Str(c.b)
+	switch string(raw) {
 	case "", "function", "custom":
 	default: // the server's own, with members of its own
-		c.h.AddString(kind)
-		c.h.AddByte(markSep)
+		c.h.addString(raw)
+		c.h.addByte(markSep)
 		c.others(v)
 		return
 	}
-	if t.wrapped.End > 0 {
-		t = readTool(c.b, t.wrapped)
+	if wrapped.First(c.b) == '{' {
+		name, description, parameters = rawjson.Span{}, rawjson.Span{}, rawjson.Span{}
+		read(wrapped)
 	}
-	name, _ := t.name.Str(c.b)
-	description, _ := t.description.Str(c.b)
-	c.h.AddString(name)
-	c.h.AddByte(markSep)
-	c.h.AddString(description)
-	c.h.AddByte(markSep)
-	if t.parameters.HasContent(c.b) {
-		c.h.AddJSON(t.parameters.Of(c.b))
+	raw, _ = name.Str(c.b)
+	c.h.addString(raw)
+	c.h.addByte(markSep)
+	raw, _ = description.Str(c.b)
+	c.h.addString(raw)
+	c.h.addByte(markSep)
+	if parameters.HasContent(c.b) {
+		c.h.addJSON(parameters.Of(c.b))
 	}
 }
 
-// others writes an object of unknown members. The mark of a cache breakpoint
-// is left out, for clients move it from turn to turn.
+// others writes an object of unknown members. It omits cache_control, which
+// clients move from turn to turn.
 func (c *conversation) others(v rawjson.Span) {
 	e := rawjson.Enter(c.b, v.Start)
 	for e.Next() {
@@ -244,50 +239,8 @@ func (c *conversation) others(v rawjson.Span) {
 		if string(key) == "cache_control" {
 			continue
 		}
-		c.h.Add(key)
-		c.h.AddByte(':')
-		c.h.AddJSON(v.Of(c.b))
-	}
-}
-
-// toolCall is where the parts of a tool call are.
-type toolCall struct {
-	index, id, name, args rawjson.Span
-}
-
-// readCall reads an element of tool_calls, whole or a delta of one.
-func readCall(b []byte, v rawjson.Span) (t toolCall) {
-	var index, id, fn rawjson.Span
-	v.Read(b, rawjson.To("index", &index), rawjson.To("id", &id), rawjson.To("function", &fn), rawjson.To("custom", &fn))
-	t = readFunction(b, fn)
-	t.index, t.id = index, id
-	return t
-}
-
-func readFunction(b []byte, v rawjson.Span) (t toolCall) {
-	v.Read(b,
-		rawjson.To("name", &t.name), rawjson.To("arguments", &t.args), rawjson.To("input", &t.args),
-	)
-	return t
-}
-
-// addCall writes a call. Its arguments may go on in w.
-func (h *Hasher) addCall(b []byte, t toolCall, w *arguments) {
-	h.AddByte(markCall)
-	if raw, ok := t.name.Str(b); ok {
-		h.AddString(raw)
-	}
-	h.AddByte(markSep)
-	h.addArgs(b, t.args, w)
-}
-
-// addArgs writes a call's arguments or what is added to them: a string, or the
-// value where an API, a client or an engine has an object in its place.
-func (h *Hasher) addArgs(b []byte, args rawjson.Span, w *arguments) {
-	if raw, ok := args.Str(b); ok {
-		w.addString(h, raw)
-	} else if args.Len() > 0 && !args.IsNull(b) {
-		h.AddJSON(args.Of(b))
-		w.mode = argsPlain
+		c.h.add(key)
+		c.h.addByte(':')
+		c.h.addJSON(v.Of(c.b))
 	}
 }

@@ -6,7 +6,38 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// shape is how an API's clients expect errors.
+// Codes of the router's own errors. They are stable.
+const (
+	CodeNVExt        = "invalid_nvext"
+	CodePin          = "invalid_pin"
+	CodeTooLarge     = "body_too_large"
+	CodeUnreadable   = "body_unreadable"
+	CodeNoModel      = "model_not_found"
+	CodeShared       = "cache_salt_unsupported"
+	CodeNoWorker     = "no_worker"
+	CodeFailed       = "worker_failed"
+	CodeTimeout      = "worker_timeout"
+	CodeQueueFull    = "queue_full"
+	CodeQueueTimeout = "queue_timeout"
+)
+
+// Refusal is an error of the router's own, with which it answers a request.
+type Refusal struct {
+	API        API // of the request; nil if it is for no known API
+	Status     int
+	Code       string
+	Param      string // the member or header at fault; empty if there is none
+	Err        error
+	RetryAfter int // seconds after which the client may try again; 0 if unknown
+}
+
+// Error implements error.
+func (r *Refusal) Error() string { return r.Err.Error() }
+
+// Body returns the body of the answer, see [ErrorBody].
+func (r *Refusal) Body() []byte { return ErrorBody(r.API, r.Status, r.Code, r.Error(), r.Param) }
+
+// shape is the form of errors that an API's clients expect.
 type shape uint8
 
 const (
@@ -20,28 +51,27 @@ func shapeOf(a API) shape {
 	if a == nil {
 		return shapeOpenAI
 	}
-	return a.shape()
+	return a.traits().shape
 }
 
-// ErrorBody returns the body of an error of our own, in the shape that the
-// API's clients expect: OpenAI's {"error":{"message","type","param","code"}},
+// ErrorBody returns the body of one of the router's own errors, in the shape that
+// the API's clients expect: OpenAI's {"error":{"message","type","param","code"}},
 // Anthropic's {"type":"error","error":{"type","message","code","param"}}, or
-// SGLang's {"error":{"message",...}} for its /generate. The type follows from
-// the status, as the API's own servers have it. Code is stable and for
-// programs to test, message for people; param names the member or header at
-// fault, and is null if it is empty. A nil API gives OpenAI's shape.
+// SGLang's {"error":{"message",...}} for its /generate. As on the API's own servers,
+// the type follows from the status. Programs may test the stable code; message is
+// for people. param names the member or header at fault, and is null if it is
+// empty. A nil API gives OpenAI's shape.
 func ErrorBody(a API, status int, code, message, param string) []byte {
-	kind := openAIType(status)
+	anthropic := shapeOf(a) == shapeAnthropic
 	var w rawjson.Object
 	w.Open()
-	if shapeOf(a) == shapeAnthropic {
-		kind = anthropicType(status)
+	if anthropic {
 		w.Text("type", "error")
 	}
 	w.Name("error")
 	w.Open()
 	w.Text("message", message)
-	w.Text("type", kind)
+	w.Text("type", errorType(status, anthropic))
 	if param == "" {
 		w.Raw("param", []byte("null"))
 	} else {
@@ -53,7 +83,9 @@ func ErrorBody(a API, status int, code, message, param string) []byte {
 	return w.Buf
 }
 
-func openAIType(status int) string {
+// errorType follows OpenAI's servers, or the table in Anthropic's documentation of
+// errors. That table lacks 503, which here has the type of its 529.
+func errorType(status int, anthropic bool) string {
 	switch {
 	case status == 401:
 		return "authentication_error"
@@ -61,39 +93,24 @@ func openAIType(status int) string {
 		return "permission_error"
 	case status == 429:
 		return "rate_limit_error"
-	case status >= 500:
+	case !anthropic && status >= 500:
 		return "server_error"
-	}
-	return "invalid_request_error"
-}
-
-// anthropicType is the table of Anthropic's documentation of errors; a 503,
-// which is not in it, says the same as its 529.
-func anthropicType(status int) string {
-	switch status {
-	case 401:
-		return "authentication_error"
-	case 403:
-		return "permission_error"
-	case 404:
+	case !anthropic:
+	case status == 404:
 		return "not_found_error"
-	case 413:
+	case status == 413:
 		return "request_too_large"
-	case 429:
-		return "rate_limit_error"
-	case 503, 529:
+	case status == 503 || status == 529:
 		return "overloaded_error"
-	case 504:
+	case status == 504:
 		return "timeout_error"
-	}
-	if status >= 500 {
+	case status >= 500:
 		return "api_error"
 	}
 	return "invalid_request_error"
 }
 
-// The object of a broken stream's last event; the type is Anthropic's word
-// there.
+// The object of a broken stream's last event.
 const (
 	brokenText  = `"message":"the engine's answer broke off"`
 	brokenError = `{` + brokenText + `,"type":"server_error","param":null,"code":"stream_broken"}`
@@ -102,21 +119,19 @@ const (
 const (
 	brokenOpenAI    = "data: " + `{"error":` + brokenError + "}\n\n"
 	brokenResponses = "event: error\ndata: " +
-		// OpenAI's reference has the members flat, its servers send, and its
-		// libraries look for, the object. The number is required, and nobody
-		// can tell the right one.
+		// OpenAI's reference has flat members, its servers and libraries an
+		// object. The number is required, but unknown here.
 		`{"type":"error","code":"stream_broken",` + brokenText + `,"param":null,"sequence_number":0,"error":` + brokenError + "}\n\n"
 	brokenAnthropic = "event: error\ndata: " +
 		`{"type":"error","error":{"type":"api_error",` + brokenText + `,"code":"stream_broken"}}` + "\n\n"
 )
 
-// BrokenEvent returns what ends a stream that broke off on the engine's side:
-// one event with an error of the code stream_broken, in the shape that the
-// API's clients expect, never the mark of a complete answer. before are the
-// last bytes that the client got, four of them or more: an event that was cut
-// is ended first, and only such a one, for there are clients that fail at an
-// empty line too many. The caller aborts the connection behind it. A nil API
-// gives OpenAI's shape.
+// BrokenEvent returns the end of a stream that the engine broke off: one event with
+// an error of the code stream_broken, in the shape that the API's clients expect.
+// before are the last bytes that the client got, at least four. If they cut an
+// event, BrokenEvent ends it first; otherwise it adds no empty line, at which some
+// clients fail. The caller then aborts the connection. A nil API gives OpenAI's
+// shape.
 func BrokenEvent(a API, before []byte) []byte {
 	event := brokenOpenAI
 	switch shapeOf(a) {
@@ -124,13 +139,13 @@ func BrokenEvent(a API, before []byte) []byte {
 		event = brokenResponses
 	case shapeAnthropic:
 		event = brokenAnthropic
-	case shapeOpenAI, shapeSGLang: // whose own errors are {"error":{"message"}}, too
+	case shapeOpenAI, shapeSGLang: // both have {"error":{"message"}}
 	}
 	return []byte(eventEnd(before) + event)
 }
 
-// eventEnd returns what ends the event that the bytes are the last of, nothing
-// if it has ended.
+// eventEnd returns what ends an event after its last bytes, nothing if it has
+// ended.
 func eventEnd(before []byte) string {
 	line, ended := cutLineBreak(before)
 	if _, blank := cutLineBreak(line); len(before) == 0 || ended && (blank || len(line) == 0) {
@@ -139,7 +154,7 @@ func eventEnd(before []byte) string {
 	if ended && before[len(before)-1] == '\n' {
 		return "\n"
 	}
-	return "\n\n" // behind a CR the first may be taken for its other half
+	return "\n\n" // after a CR, the first may be read as its other half
 }
 
 // cutLineBreak returns b without the line break at its end, if there is one.

@@ -6,13 +6,12 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// generate is SGLang's own /generate. vLLM's first server had one, too, with
-// the prompt in a member of that name.
-type generate struct{}
+// generate is SGLang's /generate. vLLM's first server had one, too, with the
+// prompt in a member of that name.
+type generate struct{ base }
 
-func (generate) Name() string { return "generate" }
-func (generate) Work() Work   { return Generate }
-func (generate) shape() shape { return shapeSGLang }
+func (generate) Name() string   { return "generate" }
+func (generate) traits() traits { return traits{shape: shapeSGLang} }
 
 func (generate) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
@@ -29,27 +28,27 @@ func (generate) field(p *parse, key []byte, v rawjson.Span) {
 	case "sampling_params":
 		p.sampling(v)
 	case "return_logprob":
-		p.returnLogprob = isTrue(v.Of(p.body))
+		p.logprobs = isTrue(v.Of(p.body))
 	case "logprob_start_len":
-		p.logprobStart = p.start(v)
+		n, ok := integer(firstOf(p.body, v).Of(p.body))
+		p.fromStart = ok && n >= 0 && n < int64(p.opt.BlockSize)
 	}
 }
 
 func (generate) prompt(p *parse) {
-	b := p.body
-	if p.ids.HasContent(b) {
-		p.input(p.ids)
-	} else {
+	// SGLang computes everything from logprob_start_len on.
+	p.req.SkipsCache = p.req.SkipsCache || p.logprobs && p.fromStart
+	if !p.idsGiven() {
 		p.input(p.main)
 	}
 	if p.req.Kind == Tokens && p.beside(nil) > 0 {
-		// what takes the places of images is not in the ids
+		// The ids do not show which images take the places of their tokens.
 		p.req.Kind, p.req.Blocks, p.req.Tokens = None, nil, 0
 	}
 }
 
-// sampling reads sampling_params; of a list, which has one for each prompt,
-// the first.
+// sampling reads sampling_params. A list has one object for each prompt: the first
+// counts.
 func (p *parse) sampling(v rawjson.Span) {
 	b := p.body
 	v = firstOf(b, v)
@@ -66,14 +65,12 @@ func (p *parse) sampling(v rawjson.Span) {
 		case "prompt_logprobs":
 			p.req.SkipsCache = p.req.SkipsCache || !v.IsNull(b)
 		case "max_new_tokens", "max_tokens":
-			if n, ok := integer(v.Of(b)); ok && n > 0 {
-				p.req.MaxTokens = n
-			}
+			p.limit(&p.req.MaxTokens, v)
 		}
 	}
 }
 
-// firstOf returns the first element of a list, the value itself if it is none.
+// firstOf returns the first element of a list, or the value itself if it is none.
 func firstOf(b []byte, v rawjson.Span) rawjson.Span {
 	for first := range v.Elements(b) {
 		return first
@@ -81,84 +78,117 @@ func firstOf(b []byte, v rawjson.Span) rawjson.Span {
 	return v
 }
 
-// beside reads the media that stand beside a prompt, each a string or a list
-// of strings, and returns how many there are. With a conversation they are
-// written before the text, whose places for them are in it.
-func (p *parse) beside(t *conversation) (n int) {
-	for i, v := range p.media {
-		n += p.listed(t, mediaImage+mediaClass(i), v, 0)
-	}
-	return n
+// grownText is what is kept of a text that each event repeats from its
+// beginning.
+type grownText struct {
+	size   int // of the last event's, in bytes
+	tokens int64
+	n      int // bytes in head
+	head   [32]byte
 }
 
-func (p *parse) listed(t *conversation, class mediaClass, v rawjson.Span, depth int) (n int) {
-	b := p.body
-	switch v.First(b) {
-	case '[':
-		for v := range v.Elements(b) {
-			if depth < 2 {
-				n += p.listed(t, class, v, depth+1)
-			}
+// event reads one output, or the list of them in a plain answer to a batch.
+func (generate) event(a *Answer, b []byte, i int) bool {
+	if b[i] == '{' {
+		return a.output(b, i, true) >= 0
+	}
+	c := rawjson.Enter(b, i)
+	for n := 0; c.Next(); n++ {
+		if b[c.At] != '{' {
+			c.Value()
+			continue
 		}
-		return n
-	case '"', '{':
-	default:
-		return 0
+		// All outputs of a prompt repeat its length.
+		c.At = a.output(b, c.At, n%a.req.answers == 0)
+		if c.At < 0 {
+			return false
+		}
 	}
-	if t == nil {
-		return 1
-	}
-	m := medium{class: class}
-	if raw, ok := v.Str(b); ok {
-		m.set(raw, loose(raw))
-	} else {
-		m.read(b, v, []byte("data"))
-	}
-	t.write(&m, v)
-	return 1
+	return c.Err == nil
 }
 
-// loose tells what a string is that may be a URL or base64.
-func loose(raw []byte) mediaForm {
-	if i := bytes.IndexByte(raw[:min(len(raw), 16)], ':'); i > 0 {
-		return mediaURL
-	}
-	return mediaData
+// metaInfo is where the parts of a meta_info are.
+type metaInfo struct {
+	prompt, completion, cached, finish rawjson.Span
 }
 
-// tokensIn is vLLM's /inference/v1/generate: ids in, ids out.
-type tokensIn struct{}
-
-func (tokensIn) Name() string { return "tokens" }
-func (tokensIn) Work() Work   { return Generate }
-func (tokensIn) shape() shape { return shapeOpenAI }
-
-func (tokensIn) field(p *parse, key []byte, v rawjson.Span) {
-	switch string(key) {
-	case "token_ids":
-		p.ids = v
-	case "features": // of images, whose places in the ids look alike
-		p.unlike = p.unlike || v.HasContent(p.body)
-	case "sampling_params":
-		p.sampling(v)
-	}
-}
-
-func (tokensIn) prompt(p *parse) { p.input(p.ids) }
-func (tokensIn) begin(*Answer)   {}
-
-func (tokensIn) event(a *Answer, b []byte, i int) bool {
-	return a.chunk(b, i, tokensChoice)
-}
-
-func tokensChoice(a *Answer, b []byte, i int) int {
-	var ids, finish rawjson.Span
-	end := rawjson.ReadAt(b, i, rawjson.To("token_ids", &ids), rawjson.To("finish_reason", &finish))
+// output reads the object at b[i] and returns the index behind it, or -1 if it
+// is malformed. With prompt, its counts of prompt tokens are added up.
+func (a *Answer) output(b []byte, i int, prompt bool) int {
+	var txt, ids, meta, object, fail rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("text", &txt), rawjson.To("output_ids", &ids), rawjson.To("meta_info", &meta),
+		rawjson.To("object", &object), rawjson.To("error", &fail))
 	if end < 0 {
 		return -1
 	}
-	a.bearing = a.bearing || ids.HasContent(b)
-	a.ids.add(b, ids)
-	a.finishReason(b, finish)
+	a.fault(b, fail, object)
+	var m metaInfo
+	meta.Read(b, rawjson.To("prompt_tokens", &m.prompt), rawjson.To("completion_tokens", &m.completion),
+		rawjson.To("cached_tokens", &m.cached), rawjson.To("finish_reason", &m.finish))
+	if m.finish.First(b) == '{' {
+		m.finish = m.finish.Get(b, "type")
+	}
+	a.outputUsage(b, m, prompt)
+	a.outputText(b, txt, ids, m)
 	return end
+}
+
+// outputUsage reads the counts of one output. In a plain answer to a batch they
+// add up; a stream mixes the outputs, and their sum stays unknown.
+func (a *Answer) outputUsage(b []byte, m metaInfo, prompt bool) {
+	if a.req.Answers() == 1 {
+		count(&a.prompt, b, m.prompt)
+		count(&a.completion, b, m.completion)
+		count(&a.cached, b, m.cached)
+		return
+	}
+	if a.stream {
+		return
+	}
+	add(&a.completion, b, m.completion)
+	if prompt {
+		add(&a.prompt, b, m.prompt)
+		add(&a.cached, b, m.cached)
+	}
+}
+
+func add(to *int64, b []byte, v rawjson.Span) {
+	n := int64(unknown)
+	if count(&n, b, v); n >= 0 {
+		*to = max(*to, 0) + n
+	}
+}
+
+// outputText reads an output's text. Each event of a stream repeats the text from
+// its beginning, so only the last one's is hashed. With an option, the engine
+// sends pieces instead: their text begins otherwise, and ends the prediction.
+func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
+	raw, ok := txt.Str(b)
+	g := &a.grown
+	tokens := int64(unknown)
+	count(&tokens, b, m.completion)
+	ends := m.finish.HasContent(b)
+	a.ids.grow(b, ids, tokens, !a.stream || ends)
+	switch {
+	case !ok: // vLLM's list of texts, each with its prompt
+		a.steady = false
+		a.bearing = a.bearing || txt.HasContent(b) || ids.HasContent(b)
+	case a.req.Answers() > 1: // mixed
+		a.bearing = a.bearing || len(raw) > 0
+	case tokens < 0:
+		a.bearing = a.bearing || len(raw) > g.size
+	default:
+		a.bearing = a.bearing || tokens > g.tokens
+	}
+	a.finishReason(b, m.finish)
+	a.done = a.done || txt.First(b) == '[' && !a.stream
+	if a.steady && g.n == 0 {
+		g.n = copy(g.head[:], raw)
+	}
+	a.steady = a.steady && len(raw) >= g.size && bytes.HasPrefix(raw, g.head[:g.n])
+	g.tokens, g.size = tokens, len(raw)
+	if a.steady && ends {
+		a.hash.addString(raw)
+		a.bound()
+	}
 }

@@ -2,7 +2,10 @@ package api
 
 import (
 	"bytes"
-	"slices"
+	"encoding/binary"
+	"math"
+	"math/bits"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -10,32 +13,22 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Hasher turns canonical prompt text, written piece by piece, into the hashes
-// of its full blocks. How the text is cut into pieces makes no difference. A
-// Hasher is made by NewHasher, is not safe for concurrent use, and can be
-// continued: Clone one, write more, and the blocks extend the first one's.
-type Hasher struct {
+// hasher turns canonical text, written in pieces of any size, into the hashes
+// of its full blocks.
+type hasher struct {
 	seed   uint64
-	size   int
-	tail   []byte // the bytes of the block that is not full yet
+	size   int    // of a block, in bytes
+	tail   []byte // of the block that is not full yet
 	blocks []uint64
 	before int64 // bytes in full blocks that are not in blocks
 }
 
-// NewHasher returns a Hasher of blocks of size bytes. The seed should be kept
-// secret and is one for the process, so that nobody outside can choose texts
-// that collide.
-func NewHasher(size int, seed uint64) *Hasher {
-	h := newHasher(size, seed)
-	return &h
+func newHasher(size int, seed uint64) hasher {
+	return hasher{seed: seed, size: size, tail: make([]byte, 0, size)}
 }
 
-func newHasher(size int, seed uint64) Hasher {
-	return Hasher{seed: seed, size: size, tail: make([]byte, 0, size)}
-}
-
-// Add appends text.
-func (h *Hasher) Add(p []byte) {
+// add appends text.
+func (h *hasher) add(p []byte) {
 	if len(h.tail) > 0 {
 		k := min(h.size-len(h.tail), len(p))
 		h.tail = append(h.tail, p[:k]...)
@@ -53,8 +46,8 @@ func (h *Hasher) Add(p []byte) {
 	h.tail = append(h.tail, p...)
 }
 
-// AddByte appends one byte, which need not be text: see the marks in chat.go.
-func (h *Hasher) AddByte(c byte) {
+// addByte appends one byte: text, or a mark.
+func (h *hasher) addByte(c byte) {
 	h.tail = append(h.tail, c)
 	if len(h.tail) == h.size {
 		h.full(h.tail)
@@ -62,11 +55,10 @@ func (h *Hasher) AddByte(c byte) {
 	}
 }
 
-// AddString appends the text of a JSON string, given as it stands between its
-// quotes. Canonical text is JSON in its shortest spelling: é and \u00e9 are the
-// same, and a line break stays the two bytes \n. So nearly all of a prompt is
-// hashed where it stands, without a copy.
-func (h *Hasher) AddString(raw []byte) {
+// addString appends the text of a JSON string, given between its quotes.
+// Canonical text is JSON in its shortest spelling: \u00e9 becomes é, a line break
+// stays \n. Thus the hasher reads nearly all text in place.
+func (h *hasher) addString(raw []byte) {
 	from := 0
 	for i := 0; ; {
 		k := bytes.IndexByte(raw[i:], '\\')
@@ -78,19 +70,19 @@ func (h *Hasher) AddString(raw []byte) {
 			i += 2
 			continue
 		}
-		h.Add(raw[from:i])
+		h.add(raw[from:i])
 		i += h.addEscapes(raw[i:])
 		from = i
 	}
-	h.Add(raw[from:])
+	h.add(raw[from:])
 }
 
 // short are the bytes behind a backslash that have no shorter spelling.
 var short = [256]bool{'"': true, '\\': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
 
-// addEscapes appends what the escapes stand for that raw begins with, up to one
-// that is spelled as short as can be, and returns how many bytes they take.
-func (h *Hasher) addEscapes(raw []byte) (used int) {
+// addEscapes appends the text of the escapes at the beginning of raw, up to one
+// in its shortest spelling, and returns their length.
+func (h *hasher) addEscapes(raw []byte) (used int) {
 	var out [64]byte
 	var buf [utf8.UTFMax]byte
 	n := 0
@@ -99,72 +91,56 @@ func (h *Hasher) addEscapes(raw []byte) (used int) {
 		used += k
 		n += len(spell(out[n:n], buf[:m]))
 		if n > len(out)-8 {
-			h.Add(out[:n])
+			h.add(out[:n])
 			n = 0
 		}
 	}
-	h.Add(out[:n])
+	h.add(out[:n])
 	return used
-}
-
-// addRune appends one character of text.
-func (h *Hasher) addRune(p []byte) {
-	var out [8]byte
-	h.Add(spell(out[:0], p))
 }
 
 // spell appends one character of text in JSON's shortest spelling.
 func spell(to, p []byte) []byte {
+	const (
+		hex     = "0123456789abcdef"
+		escaped = "\"\\\n\t\r\b\f"
+		letters = `"\ntrbf`
+	)
 	c := p[0]
-	if c >= ' ' && c != '"' && c != '\\' {
-		return append(to, p...)
+	if i := strings.IndexByte(escaped, c); i >= 0 {
+		return append(to, '\\', letters[i])
 	}
-	switch c {
-	case '"', '\\':
-		return append(to, '\\', c)
-	case '\n':
-		return append(to, '\\', 'n')
-	case '\t':
-		return append(to, '\\', 't')
-	case '\r':
-		return append(to, '\\', 'r')
-	case '\b':
-		return append(to, '\\', 'b')
-	case '\f':
-		return append(to, '\\', 'f')
+	if c < ' ' {
+		return append(to, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
 	}
-	const hex = "0123456789abcdef"
-	return append(to, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+	return append(to, p...)
 }
 
-// full hashes the block.
-func (h *Hasher) full(block []byte) {
+// addJSON appends a JSON value without the white space outside its strings and
+// with its escapes resolved. Clients spell one value differently.
+func (h *hasher) addJSON(raw []byte) {
+	c := compact{raw}
+	for p := c.next(); p != nil; p = c.next() {
+		h.addString(p)
+	}
+}
+
+func (h *hasher) full(block []byte) {
 	block = block[:h.size]
 	h.blocks = append(h.blocks, kvscore.TextBlock(xxh3.HashSeed(block, h.seed), block))
 }
 
-// Blocks returns the hashes of the full blocks so far, in order. The slice is
-// the Hasher's own: it must not be changed.
-func (h *Hasher) Blocks() []uint64 { return h.blocks }
-
-// Bytes returns how many bytes have been written, in full blocks or not.
-func (h *Hasher) Bytes() int64 {
+// written returns the length of the text so far, in bytes.
+func (h *hasher) written() int64 {
 	return h.before + int64(len(h.blocks)*h.size+len(h.tail))
 }
 
 // past returns how far the text goes on behind its last full block, in blocks.
-func (h *Hasher) past() float32 { return float32(len(h.tail)) / float32(h.size) }
+func (h *hasher) past() float32 { return float32(len(h.tail)) / float32(h.size) }
 
-// Clone returns an independent copy.
-func (h *Hasher) Clone() *Hasher {
-	c := h.follow()
-	c.before, c.blocks = h.before, slices.Clone(h.blocks)
-	return &c
-}
-
-// follow returns a Hasher that continues this one, but keeps only the blocks
+// follow returns a hasher that continues this one. Its blocks are only those
 // that are still to come.
-func (h *Hasher) follow() Hasher {
+func (h *hasher) follow() hasher {
 	c := *h
 	c.tail = append(make([]byte, 0, h.size), h.tail...)
 	c.before += int64(len(h.blocks) * h.size)
@@ -172,14 +148,14 @@ func (h *Hasher) follow() Hasher {
 	return c
 }
 
-// digest is a streamed 128-bit hash of a part of a message that is not text.
+// digest is a streamed 128-bit hash.
 type digest struct{ h xxh3.Hasher }
 
 func (d *digest) add(p []byte) {
 	_, _ = d.h.Write(p) // it never fails
 }
 
-// addString is Hasher.AddString for a digest.
+// addString adds the text of a JSON string, given between its quotes.
 func (d *digest) addString(raw []byte) {
 	r := rawjson.Runs{Raw: raw}
 	for p := r.Next(); p != nil; p = r.Next() {
@@ -187,12 +163,114 @@ func (d *digest) addString(raw []byte) {
 	}
 }
 
-// addJSON is Hasher.AddJSON for a digest.
+// addJSON adds a JSON value without the white space outside its strings.
 func (d *digest) addJSON(raw []byte) {
-	c := compact{raw: raw}
+	c := compact{raw}
 	for p := c.next(); p != nil; p = c.next() {
 		d.add(p)
 	}
 }
 
 func (d *digest) sum() [16]byte { return d.h.Sum128().Bytes() }
+
+// sum64 returns the sum's first half.
+func (d *digest) sum64() uint64 {
+	sum := d.sum()
+	return binary.LittleEndian.Uint64(sum[:])
+}
+
+// compact yields a JSON value without the white space outside its strings, in
+// pieces that point into it.
+type compact struct{ raw []byte }
+
+// next returns the next piece, never an empty one, or nil at the end.
+func (c *compact) next() []byte {
+	b := c.raw
+	at := rawjson.SkipSpace(b, 0)
+	for i := at; i < len(b); {
+		switch b[i] {
+		case '"':
+			end, _ := rawjson.SkipString(b, i)
+			if end < 0 {
+				end = len(b)
+			}
+			i = end
+		case ' ', '\n', '\t', '\r':
+			c.raw = b[i:]
+			return b[at:i]
+		default:
+			i++
+		}
+	}
+	c.raw = nil
+	if at == len(b) {
+		return nil
+	}
+	return b[at:]
+}
+
+// idHasher turns token ids into the hashes of their full blocks. Callers keep the
+// memory for one block, which can thus be on the stack.
+type idHasher struct {
+	seed   uint64
+	fill   int // bytes of block in use
+	blocks []uint64
+}
+
+func (h *idHasher) put(block []byte, id uint32) {
+	binary.LittleEndian.PutUint32(block[h.fill:], id)
+	if h.fill += 4; h.fill == len(block) {
+		h.blocks = append(h.blocks, xxh3.HashSeed(block, h.seed))
+		h.fill = 0
+	}
+}
+
+// run puts the ids from b[i] on that have less than eight digits and a comma
+// directly behind them. It returns the index behind the last comma and the number
+// of ids.
+func (h *idHasher) run(block, b []byte, i int) (next int, n int64) {
+	fill := h.fill
+	for i+8 <= len(b) {
+		id, digits := short8(binary.LittleEndian.Uint64(b[i:]))
+		if digits-1 >= 7 || b[i+digits] != ',' {
+			break
+		}
+		i += digits + 1
+		n++
+		binary.LittleEndian.PutUint32(block[fill:], uint32(id))
+		if fill += 4; fill == len(block) {
+			h.blocks = append(h.blocks, xxh3.HashSeed(block, h.seed))
+			fill = 0
+		}
+	}
+	h.fill = fill
+	return i, n
+}
+
+// short8 reads the number at the beginning of eight bytes of text if it has
+// fewer digits than that; digits is 0 if there is none, and 8 if there are more.
+func short8(x uint64) (n uint64, digits int) {
+	x ^= 0x3030303030303030
+	// The first byte that is no digit has bits in its upper half, or gets them.
+	other := (x | (x + 0x0606060606060606)) & 0xF0F0F0F0F0F0F0F0
+	digits = bits.TrailingZeros64(other) >> 3
+	x <<= (64 - 8*uint(digits)) & 63 // the last digit becomes the last byte
+	x = (x*10 + x>>8) & 0x00FF00FF00FF00FF
+	x = (x*100 + x>>16) & 0x0000FFFF0000FFFF
+	return (x*10000 + x>>32) & 0xFFFFFFFF, digits
+}
+
+// readID reads the u32 at b[i], with white space around it. It returns the index
+// behind both, or -1 if there is none.
+func readID(b []byte, i int) (id uint32, end int) {
+	i = rawjson.SkipSpace(b, i)
+	at, n := i, uint64(0)
+	// Eleven digits, one more than a u32 has, do not overflow.
+	for ; b[i]-'0' <= 9 && i < at+11; i++ {
+		n = n*10 + uint64(b[i]-'0')
+	}
+	if i == at || n > math.MaxUint32 {
+		return 0, -1
+	}
+	return uint32(n), rawjson.SkipSpace(b, i)
+}

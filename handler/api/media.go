@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// mediaClass is what kind of thing a part shows.
+// mediaClass is the kind of content of a part.
 type mediaClass uint8
 
 const (
@@ -18,11 +18,11 @@ const (
 	mediaFile
 )
 
-// mediaForm is what stands for a part in the body.
+// mediaForm is the form of a part's content in the body.
 type mediaForm uint8
 
 const (
-	mediaNone mediaForm = iota // nothing that is known
+	mediaNone mediaForm = iota // unknown
 	mediaID                    // the id of a file on the server
 	mediaData                  // base64
 	mediaURL
@@ -32,12 +32,12 @@ const (
 type medium struct {
 	class mediaClass
 	form  mediaForm
-	rank  int    // of raw, among the members that may stand for the part
+	rank  int    // of raw, among the members that may have the content
 	raw   []byte // as it stands between its quotes; of a data URL the base64
-	low   bool   // an image that is to be looked at in low detail
+	low   bool   // an image for low detail
 }
 
-// classOf tells by the type of a part, or the name of a member.
+// classOf returns the class that the type of a part, or the name of a member, has.
 func classOf(name []byte) mediaClass {
 	switch {
 	case bytes.Contains(name, []byte("image")):
@@ -52,20 +52,11 @@ func classOf(name []byte) mediaClass {
 	return mediaOther
 }
 
-// readMedium reads a part of a type: {"type":"image_url","image_url":{"url"}}
-// in chat, where the object may also be the string in it; {"type":
-// "input_image","image_url"} in Responses; {"type":"image","source":{"data"}}
-// in Messages.
-func readMedium(b []byte, v rawjson.Span, kind []byte) medium {
-	m := medium{class: classOf(kind)}
-	if len(kind) > 0 {
-		m.read(b, v, kind)
-	}
-	return m
-}
-
-// read looks for what stands for the part in an object, and in the objects
-// that its type names. Of several the most telling counts.
+// read reads the content from an object, and from the objects in it that the type
+// names. Of several members, the one with the highest rank counts. Chat has
+// {"type":"image_url","image_url":{"url"}}, also with a string instead of the inner
+// object. Responses has {"type":"input_image","image_url"}, and Messages
+// {"type":"image","source":{"data"}}.
 func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
 	c := rawjson.Enter(b, v.Start)
 	for c.Next() {
@@ -100,7 +91,7 @@ func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
 	}
 }
 
-// set takes a payload; what a data URL wraps is the same as the data alone.
+// set records the content. A data URL is the same as its data alone.
 func (m *medium) set(raw []byte, form mediaForm) {
 	m.raw, m.form = raw, form
 	if !bytes.HasPrefix(raw, []byte("data:")) {
@@ -113,10 +104,9 @@ func (m *medium) set(raw []byte, form mediaForm) {
 	}
 }
 
-// digest hashes a part by what it shows, so that hints beside it do not
-// matter, nor which API it came through: the same base64 has one digest as a
-// data URL and as Anthropic's source. Of a part in an unknown form all members
-// count.
+// digest hashes a part by its content: hints beside it and the API do not matter.
+// The same base64 has one digest as a data URL and as Anthropic's source. In an
+// unknown form, all members count.
 func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	var d digest
 	var head [10]byte
@@ -135,7 +125,7 @@ func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	for c.Next() {
 		key := c.Key()
 		v := c.Value()
-		if string(key) == "cache_control" { // moved from turn to turn
+		if string(key) == "cache_control" { // clients move it from turn to turn
 			continue
 		}
 		d.add(key)

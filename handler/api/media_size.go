@@ -8,22 +8,20 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// What a part takes in tokens, by the rules of thumb of the models that the
-// engines serve. They are estimates, to be right within a factor.
+// Estimates of a part's tokens, by rules of thumb of the models that engines serve.
 const (
-	// pixelsPerToken is one patch of 28 by 28 pixels, which Qwen2-VL and its
-	// successors make one token of. Anthropic's rule, width x height / 750, is
-	// the same order.
+	// pixelsPerToken is a patch of 28 by 28 pixels, one token for Qwen2-VL and
+	// its successors. Anthropic's rule is close: width x height / 750.
 	pixelsPerToken = 28 * 28
-	// minImage and maxMedia bound a part; 64 to 16384 are about what Qwen-VL's
-	// processors resize images to by default.
+	// minImage and maxMedia bound a part, about as Qwen-VL's processors resize
+	// images by default.
 	minImage, maxMedia = 64, 16384
-	// maxMediaTokens bounds the parts of one request together: a client must
-	// not make a worker look buried with URLs.
+	// maxMediaTokens bounds all parts of a request: a client must not make a
+	// worker look overloaded with URLs.
 	maxMediaTokens = 128 << 10
-	// unknownMedia is a part whose size cannot be seen: a URL, a file's id.
+	// unknownMedia is for a part of unknown size: a URL, a file's id.
 	unknownMedia = 1024
-	// lowDetail is what OpenAI counts for an image with "detail":"low".
+	// lowDetail is OpenAI's count for an image with "detail":"low".
 	lowDetail = 85
 	// audioPerSecond is Qwen2-Audio's: one token for 40 ms.
 	audioPerSecond = 25
@@ -37,8 +35,8 @@ const (
 	fileBytes = 4
 )
 
-// tokens estimates what the part takes in the prompt, in tokens. v is the
-// whole part, which counts where nothing is known of it.
+// tokens estimates the part's tokens in the prompt. v is the whole part, whose
+// length counts if its form is unknown.
 func (m *medium) tokens(v rawjson.Span) int64 {
 	size := int64(len(m.raw)) * 3 / 4
 	switch {
@@ -61,12 +59,11 @@ func (m *medium) tokens(v rawjson.Span) int64 {
 	return min(size/fileBytes, maxMedia)
 }
 
-// base64Text gives access to bytes where their base64 stands: only what is
-// asked for is decoded.
+// base64Text reads single bytes of base64 without decoding all of it.
 type base64Text []byte
 
-// textOf returns base64 that stands between a JSON string's quotes. Some
-// clients write its slashes as \/; then its beginning alone is copied.
+// textOf returns the base64 of a JSON string, given between its quotes. Some clients
+// escape its slashes (\/): then it returns a copy of the beginning.
 func textOf(raw []byte) base64Text {
 	const head = 4096
 	if bytes.IndexByte(raw[:min(len(raw), 2*head)], '\\') < 0 {
@@ -80,8 +77,8 @@ func textOf(raw []byte) base64Text {
 	return out
 }
 
-// at decodes the bytes at an offset into dst, at most 30, and tells whether
-// all of them are there.
+// at decodes the bytes at an offset into dst, at most 30. It returns false if some
+// are missing.
 func (t base64Text) at(offset int, dst []byte) bool {
 	var buf [36]byte
 	skip := offset % 3
@@ -152,16 +149,15 @@ func jpegSize(t base64Text) (w, h int64) {
 	return 0, 0
 }
 
-// byteRate returns the bytes that a second of audio takes: as a WAV's header
-// says, or what compressed audio usually has.
+// byteRate returns the bytes of a second of audio: from a WAV's header, or the usual
+// rate of compressed audio.
 func byteRate(raw []byte) int64 {
-	var b [30]byte
-	if textOf(raw).at(0, b[:]) && string(b[:4]) == "RIFF" && string(b[8:16]) == "WAVEfmt " {
-		var rate [4]byte
-		if textOf(raw).at(28, rate[:]) {
-			if n := binary.LittleEndian.Uint32(rate[:]); n > 0 {
-				return int64(n)
-			}
+	t := textOf(raw)
+	var b [16]byte
+	var rate [4]byte
+	if t.at(0, b[:]) && string(b[:4]) == "RIFF" && string(b[8:]) == "WAVEfmt " && t.at(28, rate[:]) {
+		if n := binary.LittleEndian.Uint32(rate[:]); n > 0 {
+			return int64(n)
 		}
 	}
 	return audioBytes

@@ -7,11 +7,10 @@ import (
 )
 
 // messages is Anthropic's /v1/messages.
-type messages struct{}
+type messages struct{ base }
 
-func (messages) Name() string { return "messages" }
-func (messages) Work() Work   { return Generate }
-func (messages) shape() shape { return shapeAnthropic }
+func (messages) Name() string   { return "messages" }
+func (messages) traits() traits { return traits{shape: shapeAnthropic, continues: true} }
 
 func (messages) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
@@ -22,9 +21,7 @@ func (messages) field(p *parse, key []byte, v rawjson.Span) {
 	case "tools":
 		p.tools = v
 	case "metadata":
-		if v.First(p.body) == '{' {
-			p.req.UserID = v.Get(p.body, "user_id").Text(p.body)
-		}
+		p.req.UserID = v.Get(p.body, "user_id").Text(p.body)
 	}
 }
 
@@ -33,7 +30,7 @@ func (messages) prompt(p *parse) {
 	if p.main.First(b) != '[' {
 		return
 	}
-	t := p.talk(p.main.End - p.main.Start + p.system.End - p.system.Start)
+	t := p.text(p.main.Len())
 	t.tools(p.tools)
 	hoisted := bytes.Contains(p.main.Of(b), []byte(`"system"`)) // or a text of that name
 	t.systemOf(p.system, p.main, hoisted)
@@ -46,46 +43,44 @@ func (messages) prompt(p *parse) {
 	if t.messages == before {
 		t.messages = 0 // a system prompt alone is no prompt
 	}
-	p.resume = t.assistant // the answer goes on with that message
-	p.said(&t)
+	p.resume = t.assistant // the answer continues that message
+	p.conversed(&t)
 }
 
-// systemOf writes the system prompt. Messages of the role system, wherever they
-// stand, belong to it: engines move them there (vLLM, entrypoints/anthropic/
-// serving.py).
+// systemOf writes the system prompt. Engines move messages of the role system
+// to it, wherever they stand (vLLM, entrypoints/anthropic/serving.py).
 func (t *conversation) systemOf(system, messages rawjson.Span, hoisted bool) {
 	b := t.b
-	open := func() {
+	add := func(v rawjson.Span) {
 		if t.messages == 0 {
 			t.open(roleSystem)
 		}
+		t.unbilled(v)
 	}
 	if system.HasContent(b) {
-		open()
-		t.told(system)
+		add(system)
 	}
 	if !hoisted {
 		return
 	}
 	for v := range messages.Objects(b) {
 		if isSystem(b, v) {
-			open()
-			t.told(v.Get(b, "content"))
+			add(v.Get(b, "content"))
 		}
 	}
 }
 
-// isSystem tells whether a message has the role system.
+// isSystem returns whether a message has the role system.
 func isSystem(b []byte, v rawjson.Span) bool {
 	return v.Get(b, "role").Text(b) == "system"
 }
 
-// billing is what a block of a system prompt begins with that Claude Code
-// writes anew for each request, and that engines leave out.
+// billing begins a block of a system prompt that Claude Code changes with each
+// request, and that engines leave out.
 const billing = "x-anthropic-billing-header"
 
-// told writes the content of a system prompt but for such blocks.
-func (t *conversation) told(v rawjson.Span) {
+// unbilled writes the content of a system prompt without such blocks.
+func (t *conversation) unbilled(v rawjson.Span) {
 	b := t.b
 	if v.First(b) != '[' {
 		t.content(v)
@@ -93,20 +88,15 @@ func (t *conversation) told(v rawjson.Span) {
 	}
 	for v := range v.Elements(b) {
 		if raw, ok := v.Str(b); ok {
-			t.h.AddString(raw)
-			continue
-		}
-		if v.First(b) != '{' {
-			continue
-		}
-		if _, txt := kindAndText(b, v); !bytes.HasPrefix(txt, []byte(billing)) {
+			t.h.addString(raw)
+		} else if _, txt := kindAndText(b, v); v.First(b) == '{' && !bytes.HasPrefix(txt, []byte(billing)) {
 			t.part(v)
 		}
 	}
 }
 
-// turn writes a message. An engine makes a chat of it: results of tools come
-// first, as messages of their own; an assistant's calls come after its text.
+// turn writes a message as the chat that engines make of it: the results of tools
+// come first, as messages of their own; an assistant's calls follow its text.
 func (t *conversation) turn(v rawjson.Span) {
 	b := t.b
 	var role, content rawjson.Span
@@ -118,21 +108,29 @@ func (t *conversation) turn(v rawjson.Span) {
 		return
 	}
 	if string(raw) == "user" {
-		t.toolResults(content)
+		for v := range content.Objects(b) {
+			if kind, _ := kindAndText(b, v); string(kind) == "tool_result" {
+				t.toolResult(v)
+			}
+		}
 		t.blocks(content, raw, "tool_result")
 		return
 	}
 	t.open(raw)
 	t.blocks(content, nil, "tool_use")
-	t.toolUses(content)
+	for v := range content.Objects(b) {
+		if kind, _ := kindAndText(b, v); string(kind) == "tool_use" {
+			t.call(readFunction(b, v))
+		}
+	}
 }
 
-// blocks writes a content's blocks but those of one type. With a role their
-// message is opened for the first of them.
-func (t *conversation) blocks(content rawjson.Span, role []byte, but string) {
+// blocks writes a content's blocks except those of one type. With a role, the
+// first of them opens a message.
+func (t *conversation) blocks(content rawjson.Span, role []byte, except string) {
 	for v := range content.Objects(t.b) {
 		kind, txt := kindAndText(t.b, v)
-		if string(kind) == but || string(kind) == "text" && len(txt) == 0 {
+		if string(kind) == except || string(kind) == "text" && len(txt) == 0 {
 			continue
 		}
 		if role != nil {
@@ -143,25 +141,8 @@ func (t *conversation) blocks(content rawjson.Span, role []byte, but string) {
 	}
 }
 
-// toolUses writes the calls among an assistant's blocks.
-func (t *conversation) toolUses(content rawjson.Span) {
-	for v := range content.Objects(t.b) {
-		if kind, _ := kindAndText(t.b, v); string(kind) == "tool_use" {
-			t.h.addCall(t.b, readFunction(t.b, v), &arguments{})
-		}
-	}
-}
-
-// toolResults writes the results among a user's blocks: a message of the role
-// tool with the text of each, and one of the user's with its images.
-func (t *conversation) toolResults(content rawjson.Span) {
-	for v := range content.Objects(t.b) {
-		if kind, _ := kindAndText(t.b, v); string(kind) == "tool_result" {
-			t.toolResult(v)
-		}
-	}
-}
-
+// toolResult writes a tool's result: a message of the role tool with its text,
+// and one of the role user with its images.
 func (t *conversation) toolResult(v rawjson.Span) {
 	b := t.b
 	content := v.Get(b, "content")
@@ -172,27 +153,162 @@ func (t *conversation) toolResult(v rawjson.Span) {
 	}
 	others, texts := false, 0
 	for v := range content.Objects(b) {
-		if kind, txt := kindAndText(b, v); string(kind) == "text" {
-			if texts++; texts > 1 {
-				t.h.Add([]byte(`\n`)) // as engines join them
-			}
-			t.h.AddString(txt)
-		} else {
+		kind, txt := kindAndText(b, v)
+		if string(kind) != "text" {
 			others = true
+			continue
 		}
+		if texts++; texts > 1 {
+			t.h.add([]byte(`\n`)) // as engines join them
+		}
+		t.h.addString(txt)
 	}
 	if others {
 		t.blocks(content, roleUser, "text")
 	}
 }
 
-// countTokens is Anthropic's /v1/messages/count_tokens: the request of
-// messages, for which nothing is computed.
+// kindAndText returns an object's type and text, as they stand between their
+// quotes.
+func kindAndText(b []byte, v rawjson.Span) (kind, txt []byte) {
+	var k, t rawjson.Span
+	v.Read(b, rawjson.To("type", &k), rawjson.To("text", &t))
+	kind, _ = k.Str(b)
+	txt, _ = t.Str(b)
+	return kind, txt
+}
+
+func (messages) begin(a *Answer) { a.beginMessage() }
+
+// event reads an event, whose data repeat its type, or a plain answer.
+func (messages) event(a *Answer, b []byte, i int) bool {
+	var kind, message, block, delta, usage, content, stop, fail rawjson.Span
+	if b[i] != '{' || rawjson.ReadAt(b, i,
+		rawjson.To("type", &kind), rawjson.To("message", &message), rawjson.To("content_block", &block),
+		rawjson.To("delta", &delta), rawjson.To("usage", &usage), rawjson.To("content", &content),
+		rawjson.To("stop_reason", &stop), rawjson.To("error", &fail),
+	) < 0 {
+		return false
+	}
+	a.fault(b, fail, rawjson.Span{})
+	a.messageUsage(b, usage)
+	switch name, _ := kind.Str(b); string(name) {
+	case "content_block_delta":
+		a.blockDelta(b, delta)
+	case "content_block_start":
+		a.blockStart(b, block)
+	case "content_block_stop":
+		a.blockStop()
+	case "message_start":
+		a.messageUsage(b, message.Get(b, "usage"))
+	case "message_delta":
+		a.finishReason(b, delta.Get(b, "stop_reason"))
+	case "message_stop":
+		a.done = true
+	case "message":
+		bearing := false
+		for v := range content.Elements(b) {
+			a.bearing = false
+			a.blockStart(b, v)
+			a.blockStop()
+			bearing = bearing || a.bearing
+		}
+		a.bearing = bearing
+		a.finishReason(b, stop)
+	case "error":
+		a.failed = true
+	}
+	return true
+}
+
+// contentBlock is where the parts of a block or of its delta are.
+type contentBlock struct {
+	kind, text     []byte
+	partial        rawjson.Span // partial_json
+	thinking, data rawjson.Span
+	call           toolCall
+}
+
+func readBlock(b []byte, v rawjson.Span) (t contentBlock) {
+	var kind, text rawjson.Span
+	v.Read(b, rawjson.To("type", &kind), rawjson.To("text", &text), rawjson.To("partial_json", &t.partial),
+		rawjson.To("thinking", &t.thinking), rawjson.To("data", &t.data),
+		rawjson.To("name", &t.call.name), rawjson.To("input", &t.call.args))
+	t.kind, _ = kind.Str(b)
+	t.text, _ = text.Str(b)
+	return t
+}
+
+func (a *Answer) blockStart(b []byte, v rawjson.Span) {
+	t := readBlock(b, v)
+	switch string(t.kind) {
+	case "text":
+		if len(t.text) > 0 {
+			a.chatText(t.text)
+		}
+	case "tool_use":
+		a.bearing, a.kept.lost = true, true
+		a.beginCall(b, t.call)
+		if t.call.args.HasContent(b) { // else they follow in deltas
+			a.addArguments(b, t.call.args)
+		}
+	case "thinking", "redacted_thinking":
+		a.steady = false
+		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
+	default: // clients send the server's own tools back in another form
+		a.unpredictable()
+		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
+	}
+}
+
+func (a *Answer) blockDelta(b []byte, v rawjson.Span) {
+	t := readBlock(b, v)
+	switch string(t.kind) {
+	case "text_delta":
+		a.chatText(t.text)
+	case "input_json_delta":
+		if raw, _ := t.partial.Str(b); len(raw) == 0 {
+			return
+		}
+		a.bearing, a.kept.lost = true, true
+		a.steady = a.steady && a.calls.open
+		a.addArguments(b, t.partial)
+	case "thinking_delta":
+		a.steady = false
+		a.bearing = t.thinking.HasContent(b)
+	}
+}
+
+// blockStop ends a block. Clients send a call without arguments back with an
+// empty object.
+func (a *Answer) blockStop() {
+	if a.calls.open && rawjson.SkipSpace(a.args, 0) == len(a.args) {
+		a.args = append(a.args, "{}"...)
+	}
+}
+
+// messageUsage reads a usage object. Its input_tokens omits tokens that were read
+// from the cache or written to it. vLLM gives the whole prompt in a stream's
+// first event, and splits it in the last: the last value of each counts.
+func (a *Answer) messageUsage(b []byte, v rawjson.Span) {
+	var fresh, cached, created, completion rawjson.Span
+	v.Read(b, rawjson.To("input_tokens", &fresh), rawjson.To("cache_read_input_tokens", &cached),
+		rawjson.To("cache_creation_input_tokens", &created), rawjson.To("output_tokens", &completion))
+	count(&a.fresh, b, fresh)
+	count(&a.cached, b, cached)
+	count(&a.created, b, created)
+	count(&a.completion, b, completion)
+	if a.fresh >= 0 {
+		a.prompt = a.fresh + max(a.cached, 0) + max(a.created, 0)
+	}
+}
+
+// countTokens is Anthropic's /v1/messages/count_tokens, whose requests are those
+// of messages.
 type countTokens struct{ messages }
 
-func (countTokens) Name() string { return "count_tokens" }
-func (countTokens) Work() Work   { return Count }
-
+func (countTokens) Name() string  { return "count_tokens" }
+func (countTokens) Work() Work    { return Count }
 func (countTokens) prompt(*parse) {}
 
 func (countTokens) event(a *Answer, b []byte, i int) bool {
@@ -201,6 +317,6 @@ func (countTokens) event(a *Answer, b []byte, i int) bool {
 		return false
 	}
 	a.done = a.done || tokens.Len() > 0
-	a.fault(b, fail)
+	a.fault(b, fail, rawjson.Span{})
 	return true
 }

@@ -2,9 +2,8 @@ package api
 
 import "bytes"
 
-// repeat remembers the last chunk that did nothing but bring text. Most chunks
-// of a stream differ from the one before in that text alone: then what stands
-// around it need not be read again.
+// repeat remembers what surrounds the text in the last chunk that had nothing but
+// text. Most chunks of a stream differ from the one before in that text alone.
 type repeat struct {
 	begin, end []byte // of that chunk, around its text; nil if there is none
 	off        bool   // it does not pay
@@ -12,16 +11,16 @@ type repeat struct {
 	learned, used int
 
 	// of the chunk being read
-	chunk bool   // it has the form that is remembered
+	chunk bool   // it has the form that can be remembered
 	texts int    // pieces of text in it
 	text  []byte // the last of them
-	chat  bool   // which was read as a message's
+	chat  bool   // it was read as a message's
 }
 
 const (
 	// maxRepeat bounds what is remembered of a chunk, in bytes.
 	maxRepeat = 4096
-	// fewRepeats is after how many chunks it is seen whether it pays.
+	// fewRepeats is the number of chunks after which repeat may turn itself off.
 	fewRepeats = 8
 )
 
@@ -32,16 +31,17 @@ type outcome struct {
 	prompt, completion, cached, fresh, created int64
 	ids                                        int64
 	calls                                      callState
+	args                                       int
 }
 
 func (a *Answer) outcome() outcome {
 	return outcome{
 		a.finished, a.done, a.failed, a.steady,
-		a.prompt, a.completion, a.cached, a.fresh, a.created, a.ids.count, a.calls,
+		a.prompt, a.completion, a.cached, a.fresh, a.created, a.ids.count, a.calls, len(a.args),
 	}
 }
 
-// again reads a chunk that repeats the one before, and tells whether it does.
+// again reads a chunk if it repeats the one before, and returns whether it does.
 func (a *Answer) again(data []byte) bool {
 	r := &a.repeat
 	if r.begin == nil || len(data) < len(r.begin)+len(r.end) ||
@@ -54,7 +54,7 @@ func (a *Answer) again(data []byte) bool {
 	}
 	for _, c := range raw {
 		if c == '"' || c == '\\' {
-			return false // the text may not end where the one before did
+			return false // the text may end elsewhere
 		}
 	}
 	r.used++
@@ -66,7 +66,7 @@ func (a *Answer) again(data []byte) bool {
 	return true
 }
 
-// remember keeps what stood around the text of a chunk that did nothing else.
+// remember keeps what surrounds the text of a chunk that had nothing else.
 func (a *Answer) remember(data []byte, before outcome) {
 	r := &a.repeat
 	r.begin = nil

@@ -110,22 +110,23 @@ func TestHasherPieces(t *testing.T) {
 	s := speller{rand.New(rand.NewPCG(1, 2))}
 	for range 300 {
 		text := s.words(300)
-		h := NewHasher(testOptions.TextBlock, testSeed)
-		var before *Hasher
+		h := newHasher(testOptions.TextBlock, testSeed)
+		var before hasher
+		var held []uint64
 		rest := []string{}
 		pieces := s.split(text)
 		for i, p := range pieces {
 			if i == len(pieces)/2 {
-				before, rest = h.Clone(), pieces[i:]
+				before, held, rest = h.follow(), h.blocks, pieces[i:]
 			}
 			raw := s.str(p)
-			h.AddString([]byte(raw[1 : len(raw)-1]))
+			h.addString([]byte(raw[1 : len(raw)-1]))
 		}
 		for _, p := range rest {
-			before.Add(spelled(p))
+			before.add(spelled(p))
 		}
-		if want := blocksOf(spelled(text)); !slices.Equal(h.Blocks(), want) || !slices.Equal(before.Blocks(), want) || h.Bytes() != int64(len(spelled(text))) {
-			t.Fatalf("%q: %x %x, want %x", text, h.Blocks(), before.Blocks(), want)
+		if want := blocksOf(spelled(text)); !slices.Equal(h.blocks, want) || !slices.Equal(slices.Concat(held, before.blocks), want) || before.written() != h.written() || h.written() != int64(len(spelled(text))) {
+			t.Fatalf("%q: %x %x, want %x", text, h.blocks, before.blocks, want)
 		}
 	}
 }
@@ -223,26 +224,26 @@ func FuzzHasher(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, size, before uint16) {
 		block := minTextBlock + int(size)%300
 		prefix := bytes.Repeat([]byte("x"), int(before)%1000)
-		h := NewHasher(block, testSeed)
-		h.Add(prefix)
-		h.AddString(raw)
-		want := NewHasher(block, testSeed)
-		want.Add(prefix)
+		h := newHasher(block, testSeed)
+		h.add(prefix)
+		h.addString(raw)
+		want := newHasher(block, testSeed)
+		want.add(prefix)
 		for i := 0; i < len(raw); {
 			if raw[i] != '\\' {
-				want.AddByte(raw[i])
+				want.addByte(raw[i])
 				i++
 				continue
 			}
 			var buf [utf8.UTFMax]byte
 			n, used := rawjson.Unescape(raw[i:], &buf)
 			for _, c := range spelled(string(buf[:n])) {
-				want.AddByte(c)
+				want.addByte(c)
 			}
 			i += used
 		}
-		if !slices.Equal(h.Blocks(), want.Blocks()) || !bytes.Equal(h.tail, want.tail) || h.Bytes() != want.Bytes() {
-			t.Fatalf("%q after %d bytes in blocks of %d: %d bytes, want %d", raw, len(prefix), block, h.Bytes(), want.Bytes())
+		if !slices.Equal(h.blocks, want.blocks) || !bytes.Equal(h.tail, want.tail) || h.written() != want.written() {
+			t.Fatalf("%q after %d bytes in blocks of %d: %d bytes, want %d", raw, len(prefix), block, h.written(), want.written())
 		}
 	})
 }

@@ -1,13 +1,17 @@
 package api
 
-import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+import (
+	"bytes"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // responses is OpenAI's /v1/responses.
-type responses struct{}
+type responses struct{ base }
 
-func (responses) Name() string { return "responses" }
-func (responses) Work() Work   { return Generate }
-func (responses) shape() shape { return shapeResponses }
+func (responses) Name() string   { return "responses" }
+func (responses) traits() traits { return traits{shape: shapeResponses} }
 
 func (responses) field(p *parse, key []byte, v rawjson.Span) {
 	r, b := p.req, p.body
@@ -28,47 +32,37 @@ func (responses) field(p *parse, key []byte, v rawjson.Span) {
 		if r.Conversation = v.Text(b); v.First(b) == '{' {
 			r.Conversation = v.Get(b, "id").Text(b)
 		}
-	case "prompt": // one that is kept by the server
+	case "prompt": // a template that the server keeps
 		p.template = v.First(b) == '{'
 	}
 }
 
 func (responses) prompt(p *parse) {
 	b, r := p.body, p.req
-	if r.PreviousResponse != "" || r.Conversation != "" || p.template {
+	if r.PreviousResponse != "" || r.Conversation != "" || p.template || p.idsGiven() {
 		return
 	}
-	if p.ids.HasContent(b) {
-		p.input(p.ids)
+	raw, isText := p.main.Str(b)
+	if !isText && p.main.First(b) != '[' {
 		return
 	}
-	if f := p.main.First(b); f != '"' && f != '[' {
-		return
-	}
-	t := p.talk(p.main.End - p.main.Start + p.system.End - p.system.Start)
+	t := p.text(p.main.Len())
 	t.tools(p.tools)
-	t.system(p.system)
-	if raw, ok := p.main.Str(b); ok {
+	if p.system.HasContent(b) {
+		t.open(roleSystem)
+		t.content(p.system)
+	}
+	if isText {
 		t.open(roleUser)
-		t.h.AddString(raw)
-		p.said(&t)
-		return
+		t.h.addString(raw)
 	}
 	for v := range p.main.Objects(b) {
 		if !t.item(v) {
-			return // a part of the prompt is kept by the server
+			return // the server keeps a part of the prompt
 		}
 	}
 	p.resume = t.assistant
-	p.said(&t)
-}
-
-// system writes a system prompt that stands apart from the messages.
-func (t *conversation) system(v rawjson.Span) {
-	if v.HasContent(t.b) {
-		t.open(roleSystem)
-		t.content(v)
-	}
+	p.conversed(&t)
 }
 
 // item is where the parts of an item of a response's input or output are.
@@ -86,15 +80,15 @@ func readItem(b []byte, v rawjson.Span) (t item) {
 	return t
 }
 
-// item writes one. A call belongs to the assistant's message before it, where
+// item writes an item. A call belongs to the assistant's message before it, if
 // there is one. It returns false for a reference to what the server keeps.
 func (t *conversation) item(v rawjson.Span) bool {
 	it := readItem(t.b, v)
 	kind, _ := it.kind.Str(t.b)
-	role, said := it.role.Str(t.b)
+	role, ok := it.role.Str(t.b)
 	switch string(kind) {
 	case "", "message":
-		if !said {
+		if !ok {
 			return len(kind) > 0
 		}
 		t.open(role)
@@ -103,7 +97,7 @@ func (t *conversation) item(v rawjson.Span) bool {
 		if !t.assistant {
 			t.open(roleAssistant)
 		}
-		t.h.addCall(t.b, it.call, &arguments{})
+		t.call(it.call)
 	case "function_call_output", "custom_tool_call_output":
 		t.open(roleTool)
 		t.content(it.output)
@@ -115,4 +109,118 @@ func (t *conversation) item(v rawjson.Span) bool {
 		t.others(v)
 	}
 	return true
+}
+
+// event reads an event, whose data have its type, or a plain answer. The last
+// event repeats the whole response, which is what the client sends back. Deltas
+// only show that tokens come.
+func (responses) event(a *Answer, b []byte, i int) bool {
+	if b[i] != '{' {
+		return false
+	}
+	var kind, object, response, delta, item, fail rawjson.Span
+	end := rawjson.ReadAt(b, i,
+		rawjson.To("type", &kind), rawjson.To("object", &object), rawjson.To("response", &response),
+		rawjson.To("delta", &delta), rawjson.To("item", &item), rawjson.To("error", &fail),
+	)
+	if end < 0 {
+		return false
+	}
+	a.fault(b, fail, object)
+	name, _ := kind.Str(b)
+	switch string(name) {
+	case "": // a plain answer
+		a.response(b, rawjson.Span{Start: i, End: end})
+	case "response.completed", "response.incomplete", "response.failed":
+		if response.First(b) == '{' {
+			a.response(b, response)
+		}
+		a.failed = a.failed || string(name) == "response.failed"
+	case "response.created", "response.queued", "response.in_progress":
+		if a.responseID == "" {
+			a.keepID(response.Get(b, "id").Text(b))
+		}
+	case "response.output_item.added":
+		a.bearing = item.Get(b, "name").HasContent(b)
+	case "error":
+		a.failed = true
+	default:
+		if bytes.HasSuffix(name, []byte(".delta")) {
+			a.bearing = delta.HasContent(b)
+			a.steady = a.steady && !bytes.HasPrefix(name, []byte("response.reasoning"))
+		}
+	}
+	return true
+}
+
+// response reads a whole response.
+func (a *Answer) response(b []byte, v rawjson.Span) {
+	var id, status, output, usage, fail rawjson.Span
+	v.Read(b, rawjson.To("id", &id), rawjson.To("status", &status), rawjson.To("output", &output),
+		rawjson.To("usage", &usage), rawjson.To("error", &fail))
+	a.fault(b, fail, rawjson.Span{})
+	a.keepID(id.Text(b))
+	a.usage(b, usage)
+	switch raw, _ := status.Str(b); string(raw) {
+	case "completed", "incomplete":
+		a.finished++
+		a.done = true
+	case "failed", "cancelled":
+		a.failed = true
+	default: // the engine computes it in the background
+		return
+	}
+	if output.First(b) != '[' || !output.HasContent(b) {
+		a.steady = false // the engine did not repeat it
+		return
+	}
+	if !a.first {
+		a.bearing = true
+	}
+	if a.steady {
+		a.items(b, output)
+	}
+}
+
+// maxResponseID is the length of the longest id that is kept, in bytes.
+const maxResponseID = 1 << 10
+
+// keepID copies the response's first id.
+func (a *Answer) keepID(id string) {
+	if a.responseID == "" && len(id) <= maxResponseID {
+		a.responseID = strings.Clone(id)
+	}
+}
+
+// items writes a response's output.
+func (a *Answer) items(b []byte, output rawjson.Span) {
+	t := conversation{h: &a.hash, b: b}
+	for v := range output.Elements(b) {
+		if v.First(b) != '{' || !a.comesBack(b, v) || !t.item(v) {
+			a.steady = false
+			return
+		}
+		a.bound()
+	}
+}
+
+// comesBack returns whether the next prompt will have an item of the output as it
+// is. Templates drop reasoning, also in a message's text, and the server rewrites
+// its own tools' items.
+func (a *Answer) comesBack(b []byte, v rawjson.Span) bool {
+	it := readItem(b, v)
+	switch kind, _ := it.kind.Str(b); string(kind) {
+	case "function_call", "custom_tool_call":
+		return true
+	case "message":
+	default:
+		return false
+	}
+	for v := range it.content.Elements(b) {
+		kind, txt := kindAndText(b, v)
+		if string(kind) != "output_text" || a.think.saw(txt) {
+			return false
+		}
+	}
+	return it.content.First(b) == '['
 }

@@ -2,18 +2,13 @@ package api
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// scored is an API that compares texts: /rerank (one query, many documents)
-// and /score (as many on both sides, or one on the first). Each pair is a
-// prompt of its own, which begins with the first text, so that it is what they
-// have in common.
-type scored struct{ name string }
+// scored is an API that compares texts: /rerank (one query, many documents) and
+// /score (as many on both sides, or one on the first). Each pair is a prompt that
+// begins with the first text, which is what the prompts have in common.
+type scored struct{ pooled }
 
-func (a scored) Name() string { return a.name }
-func (scored) Work() Work     { return Prefill }
-func (scored) shape() shape   { return shapeOpenAI }
-
-// field knows vLLM's four names for each side (entrypoints/pooling/scoring/
-// protocol.py) and SGLang's, which are among them.
+// field reads vLLM's four names for each side (entrypoints/pooling/scoring/
+// protocol.py), which include SGLang's.
 func (scored) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "query", "queries", "text_1", "data_1":
@@ -32,35 +27,33 @@ func (scored) prompt(p *parse) {
 	if !p.main.HasContent(b) || !p.other.HasContent(b) {
 		return
 	}
-	p.begin(p.main.End - p.main.Start + p.other.End - p.other.Start)
-	t := conversation{h: &p.hash, b: b, seed: p.opt.Seed}
+	t := p.text(p.main.Len() + p.other.Len())
 	n1, size1 := t.passages(p.main)
-	t.h.AddByte(markSep)
+	t.h.addByte(markSep)
 	n2, size2 := t.passages(p.other)
 	if n1 == 1 {
 		size1 *= int64(n2)
 	}
 	r.Kind, r.Bytes, r.prompts = Text, size1+size2, max(n1, n2)
-	r.Media, r.MediaTokens, r.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
+	p.shown(&t)
 }
 
-// passages writes the first of one side's texts, and returns how many there
-// are and their length in bytes.
+// passages writes the first of one side's texts. It returns their number and
+// their total length in bytes.
 func (t *conversation) passages(v rawjson.Span) (n int, size int64) {
+	before := t.h.written()
 	if v.First(t.b) != '[' {
-		before := t.h.Bytes()
 		t.passage(v)
-		return 1, t.h.Bytes() - before
+		return 1, t.h.written() - before
 	}
 	for v := range v.Elements(t.b) {
 		if n == 0 {
-			before := t.h.Bytes()
 			t.passage(v)
-			size = t.h.Bytes() - before
+			size = t.h.written() - before
 		} else if raw, ok := v.Str(t.b); ok {
 			size += textLen(raw)
 		} else {
-			size += int64(v.End - v.Start)
+			size += int64(v.Len())
 		}
 		n++
 	}
@@ -69,19 +62,17 @@ func (t *conversation) passages(v rawjson.Span) (n int, size int64) {
 
 // passage writes a text: a string, {"text"}, or {"content":[parts]}.
 func (t *conversation) passage(v rawjson.Span) {
-	if v.First(t.b) != '{' {
-		t.content(v)
-		return
+	if v.First(t.b) == '{' {
+		text := v.Get(t.b, "text")
+		if v = v.Get(t.b, "content"); !v.HasContent(t.b) {
+			v = text
+		}
 	}
-	if content := v.Get(t.b, "content"); content.HasContent(t.b) {
-		t.content(content)
-		return
-	}
-	t.content(v.Get(t.b, "text"))
+	t.content(v)
 }
 
-// scoredTokens reads SGLang's form of a query and items that are token ids.
-// The query alone is the chain.
+// scoredTokens reads SGLang's form of a query and items that are token ids. The
+// query alone is the chain.
 func (p *parse) scoredTokens() {
 	r, b := p.req, p.body
 	n, ok := p.tokens(p.main, true)
@@ -93,16 +84,11 @@ func (p *parse) scoredTokens() {
 	items := 0
 	for v := range p.other.Elements(b) {
 		if v.First(b) == '[' {
-			if k, ok := p.tokens(v, false); ok {
-				sum += k
-			}
+			k, _ := p.tokens(v, false)
+			sum += k
 		}
 		items++
 	}
 	r.Kind, r.prompts = Tokens, max(items, 1)
 	r.Tokens = n*int64(max(items, 1)) + sum
 }
-
-func (scored) begin(*Answer) {}
-
-func (scored) event(a *Answer, b []byte, i int) bool { return a.result(b, i) }

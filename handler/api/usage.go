@@ -2,33 +2,27 @@ package api
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// AskUsage returns the change of a body by which the engine is asked to report
-// usage at the end of its stream: "include_usage":true is put into
-// stream_options, which is made if the body has none or null. It is not ok if
-// nothing is to be asked: no stream, an API whose streams have their usage
-// anyway, or a client that asks itself. That is also one that has a
-// stream_options without a word of include_usage, which vLLM takes for a yes,
-// or asks for usage in each chunk. Otherwise the answer has one chunk that the
-// client did not ask for: see UsageIn. The body must be the
-// one that was parsed.
+// AskUsage returns the edit that asks the engine for usage at the end of its
+// stream. It sets "include_usage":true in stream_options, which it adds if the
+// body has none or null. The answer then has one chunk that the client did not
+// ask for: see UsageIn. There is nothing to ask (ok is false) if
+//   - the body is no stream, or the API's streams always report usage,
+//   - the client asks itself: also with stream_options that omit include_usage,
+//     which vLLM takes for true, or with usage in each chunk.
+//
+// The body must be the one that was parsed.
 func (r *Request) AskUsage(body []byte) (e rawjson.Edit, ok bool) {
 	const ask = `"include_usage":true`
-	switch r.API.(type) {
-	case chat, completions:
-	default:
-		return e, false
-	}
-	if !r.Stream || len(body) != r.size {
+	if !r.API.traits().asksUsage || !r.Stream || len(body) != r.size {
 		return e, false
 	}
 	v := r.options
 	switch v.First(body) {
-	case 0:
-		// There is another member, stream, for the comma.
+	case 0: // the member stream follows the comma
 		at := rawjson.Span{Start: r.brace + 1, End: r.brace + 1}
 		return rawjson.Edit{Span: at, Text: []byte(`"stream_options":{` + ask + `},`)}, true
 	case '{':
-	default: // null, or something that the engine will refuse
+	default: // null, or something that the engine refuses
 		return rawjson.Edit{Span: v, Text: []byte(`{` + ask + `}`)}, v.IsNull(body)
 	}
 	if each := v.Get(body, "continuous_usage_stats"); each.Len() > 0 && !isNo(each.Of(body)) {
@@ -39,10 +33,9 @@ func (r *Request) AskUsage(body []byte) (e rawjson.Edit, ok bool) {
 }
 
 // UsageIn finds the usage that AskUsage asked for in an event's data: an object
-// with a usage and an empty list of choices, and without an error. All tells
-// that the data has nothing else to say. Otherwise cut is what is to be cut out
-// of it, for llama.cpp says its timings there, too. It is the zero Span if the
-// data is something else.
+// with a usage, an empty list of choices, and no error. With all, the data holds
+// nothing else. Otherwise cut is the part to cut out: llama.cpp reports its timings
+// in the same chunk. For other data, cut is the zero Span.
 func UsageIn(data []byte) (cut rawjson.Span, all bool) {
 	none := rawjson.Span{}
 	c, _ := rawjson.Open(data)
@@ -56,7 +49,7 @@ func UsageIn(data []byte) (cut rawjson.Span, all bool) {
 		at := c.At
 		switch string(key) {
 		case "choices":
-			// most chunks are known from here
+			// Most chunks end the search here.
 			if i := rawjson.SkipSpace(data, at+1); data[at] != '[' || i < len(data) && data[i] != ']' {
 				return none, false
 			}
@@ -84,4 +77,22 @@ func UsageIn(data []byte) (cut rawjson.Span, all bool) {
 		cut.End = rawjson.SkipSpace(data, cut.End) + 1
 	}
 	return cut, all
+}
+
+// usage reads a usage object, or SGLang's meta_info. Some engines repeat it in
+// each chunk: a count that a later one omits stays.
+func (a *Answer) usage(b []byte, v rawjson.Span) {
+	var prompt, completion, details rawjson.Span
+	v.Read(b, rawjson.To("prompt_tokens", &prompt), rawjson.To("input_tokens", &prompt),
+		rawjson.To("completion_tokens", &completion), rawjson.To("output_tokens", &completion),
+		rawjson.To("prompt_tokens_details", &details), rawjson.To("input_tokens_details", &details))
+	count(&a.prompt, b, prompt)
+	count(&a.completion, b, completion)
+	count(&a.cached, b, details.Get(b, "cached_tokens"))
+}
+
+func count(to *int64, b []byte, v rawjson.Span) {
+	if n, ok := integer(v.Of(b)); ok && n >= 0 {
+		*to = n
+	}
 }

@@ -1,7 +1,7 @@
-// Package rawjson reads and edits JSON by position, in the bytes in which it
-// came: a [Cursor] walks objects and lists, a [Span] is a part of the bytes, an
-// [Edit] changes one, and [Splice] makes the changes. A [Framer] cuts a stream
-// of server-sent events into its [Frame]s.
+// Package rawjson reads and edits JSON by position, in the original bytes. A
+// [Cursor] walks objects and lists, a [Span] is a part of the bytes, an [Edit]
+// changes one, and [Splice] makes the changes. A [Framer] cuts a stream of
+// server-sent events into [Frame]s.
 //
 // The package does not decode, validate or reformat JSON: it checks that
 // strings end and that brackets match. It knows no API and no field names, and
@@ -19,10 +19,10 @@ import (
 const MaxDepth = 256
 
 var (
-	// ErrMalformed says that a string does not end, that brackets do not match,
-	// or that something stands where it must not.
+	// ErrMalformed means that a string does not end, that brackets do not match,
+	// or that a byte is in the wrong place.
 	ErrMalformed = errors.New("malformed JSON")
-	// ErrDepth says that a value nests deeper than MaxDepth.
+	// ErrDepth means that a value nests deeper than MaxDepth.
 	ErrDepth = errors.New("JSON nested too deeply")
 )
 
@@ -36,7 +36,7 @@ func (s Span) Of(b []byte) []byte { return b[s.Start:s.End] }
 // Len returns the span's length in bytes.
 func (s Span) Len() int { return s.End - s.Start }
 
-// Within returns the place of a span of this span's bytes.
+// Within converts a span of this span's bytes to one of the bytes around it.
 func (s Span) Within(in Span) Span { return Span{s.Start + in.Start, s.Start + in.End} }
 
 // First returns the value's first byte, 0 for an absent value.
@@ -63,10 +63,10 @@ func (s Span) Text(b []byte) string {
 	return Text(raw)
 }
 
-// IsNull tells whether a value is null.
+// IsNull returns whether a value is null.
 func (s Span) IsNull(b []byte) bool { return string(s.Of(b)) == "null" }
 
-// HasContent tells whether a value is neither absent, null nor empty.
+// HasContent returns whether a value is neither absent, null nor empty.
 func (s Span) HasContent(b []byte) bool {
 	switch s.First(b) {
 	case '[', '{':
@@ -110,7 +110,7 @@ func (s Span) Get(b []byte, name string) (v Span) {
 	return v
 }
 
-// Field says where Read and ReadAt put the value of a member.
+// Field is where Read and ReadAt put the value of a member.
 type Field struct {
 	name string
 	to   *Span
@@ -146,14 +146,14 @@ func ReadAt(b []byte, i int, fields ...Field) (end int) {
 	return c.At
 }
 
-// maxKey is the length of the longest key, in bytes, that is unescaped: longer
-// than any key that is looked for.
+// maxKey is the length of the longest key that is unescaped, in bytes. No known key
+// is longer.
 const maxKey = 32
 
-// Cursor walks the members of one object, or the elements of one list, where
-// they stand. Between two calls of Next its owner must move At behind the
-// value, with Value or by entering the value with another Cursor. A Cursor does
-// not recurse, and allocates for keys with escapes only.
+// Cursor walks the members of one object, or the elements of one list. Between two
+// calls of Next its owner must move At behind the value, with Value or by entering
+// the value with another Cursor. A Cursor does not recurse, and allocates only for
+// keys with escapes.
 type Cursor struct {
 	At     int   // of the value, once Next has returned true; behind the closing bracket at the end
 	KeyAt  int   // of the key's opening quote
@@ -174,8 +174,8 @@ func Enter(b []byte, i int) Cursor {
 	return Cursor{b: b, At: i + 1, depth: 1, shut: b[i] + 2, Empty: true} // '{'+2 is '}', as '['+2 is ']'
 }
 
-// Open returns a Cursor over the object that b is, but for white space around
-// it. It is not ok if b begins with something else.
+// Open returns a Cursor over the object in b, which may have white space around it.
+// It is not ok if b begins with something else.
 func Open(b []byte) (c Cursor, ok bool) {
 	i := SkipSpace(b, 0)
 	if i == len(b) || b[i] != '{' {
@@ -184,8 +184,8 @@ func Open(b []byte) (c Cursor, ok bool) {
 	return Enter(b, i), true
 }
 
-// Alone tells whether nothing but white space stands behind the object or list,
-// which has been read to its end.
+// Alone returns whether the object or list has been read to its end, and only white
+// space follows.
 func (c *Cursor) Alone() bool { return c.Done && SkipSpace(c.b, c.At) == len(c.b) }
 
 // Next moves to the next value, and in an object reads its key. It returns
@@ -253,8 +253,8 @@ func (c *Cursor) Value() Span {
 	return Span{at, end}
 }
 
-// Key returns the member's key, unescaped if that has at most 32 bytes. A key
-// with escapes costs an allocation.
+// Key returns the member's key, unescaped if it then has at most 32 bytes. A key with
+// escapes costs an allocation.
 func (c *Cursor) Key() []byte {
 	raw := c.b[c.KeyAt+1 : c.KeyEnd-1]
 	if c.plain {
@@ -263,8 +263,8 @@ func (c *Cursor) Key() []byte {
 	return UnescapeKey(raw)
 }
 
-// Name returns the member's key as a text, however long it is. The text points
-// into the bytes if the key has no escapes.
+// Name returns the member's key, of any length, as a text. The text points into the
+// bytes if the key has no escapes.
 func (c *Cursor) Name() string {
 	raw := c.b[c.KeyAt+1 : c.KeyEnd-1]
 	if c.plain {
@@ -273,8 +273,8 @@ func (c *Cursor) Name() string {
 	return Text(raw)
 }
 
-// UnescapeKey returns the key that stands between quotes as raw, which it
-// returns as it is if the key has no escapes or more than 32 bytes.
+// UnescapeKey unescapes a key, given between its quotes. It returns a key without
+// escapes, or of more than 32 bytes, unchanged.
 func UnescapeKey(raw []byte) []byte {
 	if len(raw) > 6*maxKey || bytes.IndexByte(raw, '\\') < 0 {
 		return raw

@@ -1,7 +1,7 @@
 package rawjson
 
-// Edit is a change of some bytes: Text takes the place of the bytes of Span,
-// which may be none. Text may be a part of these bytes itself.
+// Edit is a change of some bytes: Text replaces the bytes of Span, which may be
+// empty. Text may be a part of these bytes.
 type Edit struct {
 	Span
 	Text []byte
@@ -18,10 +18,9 @@ func Splice(dst, b []byte, edits []Edit) []byte {
 	return append(dst, b[at:]...)
 }
 
-// Cutter makes the edits that cut members out of one object, or elements out of
-// one list, each with one comma. It is told of all of them in order. One that
-// goes takes the comma before it, once something has stayed; until then the
-// comma behind it.
+// Cutter makes the edits that cut members out of one object, or elements out of one
+// list, each with one comma. Call Keep or Drop for each in order. A dropped one
+// loses the comma before it if something before it stays, otherwise the one behind.
 type Cutter struct {
 	Edits *[]Edit // where the changes are appended
 
@@ -29,7 +28,7 @@ type Cutter struct {
 	open int // 1 + the edit that takes the next comma, 0 for none
 }
 
-// Keep says that the member that a Cursor has passed stays.
+// Keep keeps the member or element that a Cursor has passed.
 func (k *Cutter) Keep(c *Cursor) {
 	k.shut(c.Comma)
 	k.kept = true

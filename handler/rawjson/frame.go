@@ -5,14 +5,14 @@ import "bytes"
 // MaxFrame is the length of the longest event that is read or changed, in bytes.
 const MaxFrame = 1 << 20
 
-// Frame is one event of a stream of server-sent events. It is good until the
+// Frame is one event of a stream of server-sent events. It is valid until the
 // next call of its Framer.
 type Frame struct {
 	Data   []byte // the values of its data lines, with a line feed between two
 	Lines  int    // how many data lines it has
 	Named  bool   // it has a name
 	Failed bool   // its name is error, or it has a field error, as in old llama.cpp
-	Long   bool   // it is longer than MaxFrame; nothing else is known of it
+	Long   bool   // it is longer than MaxFrame; the other fields are unset
 	Cut    bool   // the stream ended before the empty line that ends an event
 }
 
@@ -22,10 +22,9 @@ type Frame struct {
 // not copied, unless it has several lines of data. The zero value is ready for
 // use, for one stream.
 //
-// Give each read to Write, and call Next until it returns false. A Framer with
-// Edits set also tells what to forward (Forward): it holds an event back until
-// the event is whole, and Edit and Drop change the frame that Next returned
-// last.
+// Give each read to Write, and call Next until it returns false. With Edits set,
+// Forward returns the bytes to forward: the Framer holds an event back until it is
+// whole, and Edit and Drop change the last frame of Next.
 type Framer struct {
 	Edits bool
 
@@ -41,8 +40,8 @@ type Framer struct {
 	stream
 }
 
-// event is what is known of an event so far. The indices are into b; they are
-// negative for what was forwarded before the event was whole.
+// event is the state of an event that is being read. The indices are into b, and
+// negative for bytes that were forwarded before the event was whole.
 type event struct {
 	Frame
 	begin  int
@@ -53,7 +52,7 @@ type event struct {
 	fields int  // lines that are no comments
 }
 
-// stream is what is known of the stream.
+// stream is the state of the stream.
 type stream struct {
 	late bool // the first line, which may begin with a BOM, was read
 	over bool // no more comes
@@ -61,8 +60,8 @@ type stream struct {
 	drop bool // and is dropped with it
 }
 
-// Write takes the next bytes of the stream, with over the last ones. They must
-// not change before Next has returned false, and what Forward returns is used.
+// Write gives the Framer the next bytes of the stream, with over the last ones. They
+// must not change until Next has returned false and Forward's result is used.
 func (f *Framer) Write(p []byte, over bool) {
 	f.over = over
 	if f.cr && len(p) > 0 {
@@ -108,7 +107,7 @@ func (f *Framer) Next() (Frame, bool) {
 	return Frame{}, false
 }
 
-// quick reads an event that is one line of data and two LF, as most are.
+// quick reads an event of one line of data and two LF, the usual form.
 func (f *Framer) quick() bool {
 	if f.now.seen != f.now.begin || !f.late || !bytes.HasPrefix(f.b[f.now.begin:], quickStart) {
 		return false
@@ -125,9 +124,9 @@ func (f *Framer) quick() bool {
 
 var quickStart = []byte("data: ")
 
-// read reads on in an event up to its end, and returns false if that has not
-// come yet. A comment before the first field is an event of its own, for it may
-// be there to keep a connection alive; so is an empty line.
+// read reads an event up to its end, and returns false if that has not come yet. A
+// comment before the first field, which may keep a connection alive, is an event of
+// its own, and so is an empty line.
 func (f *Framer) read() (whole bool) {
 	for f.now.seen < len(f.b) {
 		end := f.lineEnd()
@@ -231,8 +230,8 @@ func (f *Framer) hold() {
 	f.b = nil
 }
 
-// Forward returns what is to be forwarded of the last Write, once Next has
-// returned false. It is good until the next Write.
+// Forward returns the bytes to forward after the last Write, once Next has returned
+// false. They are valid until the next Write.
 func (f *Framer) Forward() []byte { return f.done }
 
 // Edit changes the data of the frame that Next has returned, which must be one

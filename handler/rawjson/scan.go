@@ -6,8 +6,7 @@ import (
 	"math/bits"
 )
 
-// SkipSpace returns the index of the first byte from b[i] on that is no white
-// space.
+// SkipSpace returns the index of the first byte from b[i] on that is not white space.
 func SkipSpace(b []byte, i int) int {
 	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -15,13 +14,12 @@ func SkipSpace(b []byte, i int) int {
 	return i
 }
 
-// maxShort is up to where SkipString looks itself, in bytes: keys, ids, a token's text.
+// maxShort is how many bytes SkipString searches itself: keys, ids, a token's text.
 const maxShort = 48
 
-// SkipString returns the index behind the string that opens at b[i], -1 if that
-// does not end, and whether the string is known to have no escapes. It looks at
-// the first bytes eight at a time, for most strings are short, like keys: only
-// longer ones pay for the call to a search.
+// SkipString returns the index behind the string that opens at b[i], -1 if that does
+// not end, and whether the string is known to have no escapes. Most strings are
+// short, like keys: it compares their bytes eight at a time.
 func SkipString(b []byte, i int) (end int, plain bool) {
 	for j := i + 1; j+8 <= len(b) && j < i+maxShort; j += 8 {
 		x := binary.LittleEndian.Uint64(b[j:])

@@ -59,7 +59,7 @@ var unescaped = func() (t [256]byte) {
 }()
 
 func unescapeUnicode(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
-	c, ok := Hex4(s)
+	c, ok := hex4(s)
 	if !ok {
 		return utf8.EncodeRune(buf[:], utf8.RuneError), 2
 	}
@@ -67,15 +67,15 @@ func unescapeUnicode(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
 		return utf8.EncodeRune(buf[:], c), 6
 	}
 	if c < 0xDC00 && len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
-		if low, ok := Hex4(s[6:]); ok && low >= 0xDC00 && low <= 0xDFFF {
+		if low, ok := hex4(s[6:]); ok && low >= 0xDC00 && low <= 0xDFFF {
 			return utf8.EncodeRune(buf[:], 0x10000+(c-0xD800)<<10+(low-0xDC00)), 12
 		}
 	}
 	return utf8.EncodeRune(buf[:], utf8.RuneError), 6
 }
 
-// Hex4 reads the four digits of the \uXXXX that s begins with.
-func Hex4(s []byte) (r rune, ok bool) {
+// hex4 reads the four digits of the \uXXXX that s begins with.
+func hex4(s []byte) (r rune, ok bool) {
 	if len(s) < 6 {
 		return 0, false
 	}
@@ -101,12 +101,16 @@ func Text(raw []byte) string {
 	if bytes.IndexByte(raw, '\\') < 0 {
 		return View(raw)
 	}
-	out := make([]byte, 0, len(raw))
+	return View(AppendText(make([]byte, 0, len(raw)), raw))
+}
+
+// AppendText appends a JSON string's text, given between its quotes.
+func AppendText(dst, raw []byte) []byte {
 	r := Runs{Raw: raw}
 	for p := r.Next(); p != nil; p = r.Next() {
-		out = append(out, p...)
+		dst = append(dst, p...)
 	}
-	return View(out)
+	return dst
 }
 
 // View returns b as a string without a copy, which is good while b does not

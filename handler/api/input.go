@@ -1,0 +1,197 @@
+package api
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// idsGiven reads the token ids that a client sent in place of the prompt. It
+// returns false if there are none.
+func (p *parse) idsGiven() bool {
+	if !p.ids.HasContent(p.body) {
+		return false
+	}
+	p.input(p.ids)
+	return true
+}
+
+// input reads a prompt that is a string or token ids, or a list of either.
+func (p *parse) input(v rawjson.Span) {
+	b := p.body
+	switch v.First(b) {
+	case '"':
+		p.texts(v, false)
+	case '[':
+		switch b[rawjson.SkipSpace(b, v.Start+1)] {
+		case '"':
+			p.texts(v, true)
+		case '[':
+			p.tokenLists(v)
+		case ']':
+		default:
+			if n, ok := p.tokens(v, true); ok {
+				p.req.Kind, p.req.Tokens, p.req.First, p.req.ids = Tokens, n, n, v
+			}
+		}
+	}
+}
+
+// text begins the prompt's text, which is about size bytes of JSON besides
+// tools and system prompt.
+func (p *parse) text(size int) conversation {
+	const most = 4096 // a large body is often one image, which is one block
+	size += p.tools.Len() + p.system.Len()
+	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
+	p.hash.blocks = make([]uint64, 0, min(size/p.opt.TextBlock+1, most))
+	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed}
+}
+
+// shown records the parts of a prompt that are not text.
+func (p *parse) shown(t *conversation) {
+	p.req.Media, p.req.MediaTokens, p.req.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
+	p.opaque = p.opaque || t.over
+}
+
+// texts reads a prompt that is a string or a list of strings.
+func (p *parse) texts(v rawjson.Span, list bool) {
+	b, r := p.body, p.req
+	t := p.text(v.Len())
+	p.beside(&t)
+	p.shown(&t)
+	if !list {
+		raw, _ := v.Str(b)
+		p.hash.addString(raw)
+		r.Kind, r.Bytes, r.given = Text, p.hash.written(), v
+		return
+	}
+	n, size := 0, int64(0)
+	for v := range v.Elements(b) {
+		raw, ok := v.Str(b)
+		if !ok {
+			return
+		}
+		if n == 0 {
+			p.hash.addString(raw)
+			size = p.hash.written()
+		} else {
+			size += textLen(raw)
+		}
+		n++
+	}
+	p.opaque = p.opaque || n > 1 && t.media > 0 // the media's prompts are unknown
+	r.Kind, r.Bytes, r.prompts = Text, size, n
+}
+
+// textLen returns the length of a JSON string's text, in bytes.
+func textLen(raw []byte) (n int64) {
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
+		n += int64(len(p))
+	}
+	return n
+}
+
+// beside reads the media beside a prompt, each a string or a list of strings,
+// and returns their number. With a conversation it writes them before the text,
+// which has the places for them.
+func (p *parse) beside(t *conversation) (n int) {
+	for i, v := range p.media {
+		n += p.listed(t, mediaImage+mediaClass(i), v, 0)
+	}
+	return n
+}
+
+func (p *parse) listed(t *conversation, class mediaClass, v rawjson.Span, depth int) (n int) {
+	b := p.body
+	switch v.First(b) {
+	case '[':
+		for v := range v.Elements(b) {
+			if depth < 2 {
+				n += p.listed(t, class, v, depth+1)
+			}
+		}
+		return n
+	case '"', '{':
+	default:
+		return 0
+	}
+	if t == nil {
+		return 1
+	}
+	m := medium{class: class}
+	if raw, ok := v.Str(b); !ok {
+		m.read(b, v, []byte("data"))
+	} else if bytes.IndexByte(raw[:min(len(raw), 16)], ':') > 0 {
+		m.set(raw, mediaURL)
+	} else {
+		m.set(raw, mediaData)
+	}
+	t.medium(&m, v)
+	return 1
+}
+
+// tokenLists reads a prompt that is a list of lists of token ids.
+func (p *parse) tokenLists(v rawjson.Span) {
+	b, r := p.body, p.req
+	n, sum := 0, int64(0)
+	for v := range v.Elements(b) {
+		k, ok := int64(0), false
+		if v.First(b) == '[' {
+			k, ok = p.tokens(v, n == 0)
+		}
+		if n == 0 {
+			r.First = k
+		}
+		if !ok {
+			r.Blocks = nil
+			return
+		}
+		sum += k
+		n++
+	}
+	r.Kind, r.Tokens, r.prompts = Tokens, sum, n
+}
+
+// tokens reads one list of token ids, and with hash makes the request's blocks
+// of them. It is not ok if the list is empty or has something else than u32s.
+func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
+	b, size := p.body, 4*p.opt.BlockSize
+	var stack [1024]byte
+	block := stack[:]
+	h := idHasher{seed: p.opt.Seed}
+	if hash {
+		if size > len(stack) {
+			block = make([]byte, size)
+		}
+		block = block[:size]
+		// A token takes two bytes of JSON at least.
+		h.blocks = make([]uint64, 0, min(v.Len()*2/size, 4096))
+	}
+	for i := v.Start + 1; ; i++ {
+		if hash {
+			next, k := h.run(block, b, i)
+			i, n = next, n+k
+		}
+		id, end := readID(b, i)
+		if end < 0 {
+			return 0, false
+		}
+		n++
+		if hash {
+			h.put(block, id)
+		}
+		switch i = end; b[i] {
+		case ',':
+		case ']':
+			if hash {
+				p.req.Blocks, p.req.Past = h.blocks, float32(h.fill)/float32(size)
+				p.req.tail = slices.Clone(block[:h.fill])
+			}
+			return n, true
+		default:
+			return 0, false
+		}
+	}
+}

@@ -1,0 +1,36 @@
+package api
+
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+
+// tokensIn is vLLM's /inference/v1/generate: token ids in, token ids out.
+type tokensIn struct{ base }
+
+func (tokensIn) Name() string { return "tokens" }
+
+func (tokensIn) field(p *parse, key []byte, v rawjson.Span) {
+	switch string(key) {
+	case "token_ids":
+		p.main = v
+	case "features": // of images, whose ids look alike
+		p.opaque = p.opaque || v.HasContent(p.body)
+	case "sampling_params":
+		p.sampling(v)
+	}
+}
+
+func (tokensIn) prompt(p *parse) { p.input(p.main) }
+
+func (tokensIn) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, tokensChoice) }
+
+// tokensChoice is a [choice].
+func tokensChoice(a *Answer, b []byte, i int) int {
+	var ids, finish rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("token_ids", &ids), rawjson.To("finish_reason", &finish))
+	if end < 0 {
+		return -1
+	}
+	a.bearing = a.bearing || ids.HasContent(b)
+	a.ids.add(b, ids, 0)
+	a.finishReason(b, finish)
+	return end
+}
