@@ -19,7 +19,7 @@ func (rt *route) adapted(req *http.Request, whole *body.Replay) (*http.Request, 
 		as = body.Edited{Of: whole, Size: whole.Size}
 	}
 	a, p := rt.attempt, rt.plan
-	ranks := a.worker.ranks()
+	ranks := a.Worker.Ranks()
 	if ranks < 2 && !p.editsBody && !p.asked {
 		return req, as
 	}
@@ -27,10 +27,10 @@ func (rt *route) adapted(req *http.Request, whole *body.Replay) (*http.Request, 
 	if read := p.parsed(); read != nil && whole != nil {
 		edit = read.Editor(whole.Parts[0])
 	}
-	e := rt.pool.engineOf(a.worker)
+	e := rt.pool.EngineOf(a.Worker)
 	say := engine.Request{
 		Body: edit, Ext: p.ext, Grants: p.grants, Salt: p.salt(), Sent: req.Header,
-		Rank: a.target.Rank, Ranks: ranks, GiveTokens: p.given,
+		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.given,
 	}
 	if p.api != nil {
 		say.API = p.api.Name()
@@ -76,7 +76,7 @@ func (rt *route) lacks(kind string, fields engine.Fields) {
 		kind = engine.Other
 	}
 	for name := range fields.Names {
-		rt.metrics.unsupported.WithLabelValues(rt.pool.name, kind, name).Inc()
+		rt.metrics.unsupported.WithLabelValues(rt.pool.Name, kind, name).Inc()
 	}
-	rt.pool.incidents.met(time.Now(), "nvext that the engine does not take", rt.pool.logger)
+	rt.pool.Incidents.Raise(time.Now(), "nvext that the engine does not take", rt.pool.Logger)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -109,24 +110,24 @@ func notThere(_ http.ResponseWriter, r *http.Request) error {
 }
 
 // thePools returns the pools in use, by name.
-func thePools() []*pool {
-	var list []*pool
-	pools.Range(func(_, value any) bool {
-		if p, ok := value.(*pool); ok {
+func thePools() []*pool.Pool {
+	var list []*pool.Pool
+	pool.Pools.Range(func(_, value any) bool {
+		if p, ok := value.(*pool.Pool); ok {
 			list = append(list, p)
 		}
 		return true
 	})
-	slices.SortFunc(list, func(a, b *pool) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(list, func(a, b *pool.Pool) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
 // ofPool calls f with the pool that the path names.
-func ofPool(f func(*http.Request, *pool) (any, error)) answerer {
+func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 	return func(r *http.Request) (any, error) {
 		name := r.PathValue("pool")
 		for _, p := range thePools() {
-			if p.name == name {
+			if p.Name == name {
 				return f(r, p)
 			}
 		}
@@ -143,13 +144,13 @@ func getPools(*http.Request) (any, error) {
 	return views, nil
 }
 
-func getPool(_ *http.Request, p *pool) (any, error) { return viewPool(p, time.Now()), nil }
+func getPool(_ *http.Request, p *pool.Pool) (any, error) { return viewPool(p, time.Now()), nil }
 
-func getWorkers(_ *http.Request, p *pool) (any, error) {
-	return viewWorkers(p, time.Now(), func(*worker) bool { return true }), nil
+func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
+	return viewWorkers(p, time.Now(), func(*pool.Worker) bool { return true }), nil
 }
 
-func getWorker(r *http.Request, p *pool) (any, error) {
+func getWorker(r *http.Request, p *pool.Pool) (any, error) {
 	w, err := workerOf(r, p)
 	if err != nil {
 		return nil, err
@@ -157,51 +158,51 @@ func getWorker(r *http.Request, p *pool) (any, error) {
 	return viewOf(p, w)
 }
 
-func viewOf(p *pool, w *worker) (any, error) {
-	views := viewWorkers(p, time.Now(), func(o *worker) bool { return o == w })
+func viewOf(p *pool.Pool, w *pool.Worker) (any, error) {
+	views := viewWorkers(p, time.Now(), func(o *pool.Worker) bool { return o == w })
 	if len(views) == 0 {
-		return nil, apiError(http.StatusNotFound, "pool %s has no worker %q any more", p.name, w.dial)
+		return nil, apiError(http.StatusNotFound, "pool %s has no worker %q any more", p.Name, w.Dial)
 	}
 	return views[0], nil
 }
 
 // workerOf returns the worker that the path names by its address or its id.
-func workerOf(r *http.Request, p *pool) (*worker, error) {
+func workerOf(r *http.Request, p *pool.Pool) (*pool.Worker, error) {
 	name := r.PathValue("worker")
-	if w := p.known(name); w != nil {
+	if w := p.Known(name); w != nil {
 		return w, nil
 	}
 	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
-		for _, w := range p.all() {
-			if w.id == id {
+		for _, w := range p.All() {
+			if w.Id == id {
 				return w, nil
 			}
 		}
 	}
-	return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.name, name)
+	return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.Name, name)
 }
 
-func drain(r *http.Request, p *pool) (any, error) {
+func drain(r *http.Request, p *pool.Pool) (any, error) {
 	w, err := workerOf(r, p)
 	if err != nil {
 		return nil, err
 	}
-	if w.drain.Or(drainAsked) == 0 {
-		p.logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.dial))
+	if w.Drain.Or(pool.DrainAsked) == 0 {
+		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w)
 }
 
-func undrain(r *http.Request, p *pool) (any, error) {
+func undrain(r *http.Request, p *pool.Pool) (any, error) {
 	w, err := workerOf(r, p)
 	if err != nil {
 		return nil, err
 	}
-	switch w.drain.And(^drainAsked) {
-	case drainConfigured:
-		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.dial)
-	case drainAsked:
-		p.logger().Info("worker is not drained any more", zap.String("upstream", w.dial))
+	switch w.Drain.And(^pool.DrainAsked) {
+	case pool.DrainConfigured:
+		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)
+	case pool.DrainAsked:
+		p.Logger().Info("worker is not drained any more", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w)
 }
@@ -219,7 +220,7 @@ type sessionPage struct {
 	Next string `json:"next_after,omitempty"`
 }
 
-func getSessions(r *http.Request, p *pool) (any, error) {
+func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 	after, limit := r.URL.Query().Get("after"), defaultPage
 	if after != "" && !isKeyHash(after) {
 		return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*keyHashBytes, after)
@@ -230,7 +231,7 @@ func getSessions(r *http.Request, p *pool) (any, error) {
 			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
 		}
 	}
-	page := sessionPage{Total: p.sessions.Len(), Sessions: sessionsAfter(p, after, limit+1)}
+	page := sessionPage{Total: p.Sessions.Len(), Sessions: sessionsAfter(p, after, limit+1)}
 	if len(page.Sessions) > limit {
 		page.Sessions = page.Sessions[:limit]
 		page.Next = page.Sessions[limit-1].KeyHash
@@ -239,13 +240,13 @@ func getSessions(r *http.Request, p *pool) (any, error) {
 }
 
 // sessionsAfter returns the first sessions after a hash.
-func sessionsAfter(p *pool, after string, limit int) []sessionView {
+func sessionsAfter(p *pool.Pool, after string, limit int) []sessionView {
 	type hashed struct {
 		hash string
 		b    affinity.Binding
 	}
 	var first []hashed
-	p.sessions.Range(func(e affinity.Entry) bool {
+	p.Sessions.Range(func(e affinity.Entry) bool {
 		h := keyHash(e.Session)
 		if h <= after || len(first) == limit && h >= first[limit-1].hash {
 			return true
@@ -273,7 +274,7 @@ func isKeyHash(s string) bool {
 
 // sessionNamed returns the key that a session is kept by, empty if there is no
 // such session.
-func sessionNamed(r *http.Request, p *pool) (string, error) {
+func sessionNamed(r *http.Request, p *pool.Pool) (string, error) {
 	key := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
 		return tenantKey(r.URL.Query().Get("tenant"), key), nil
@@ -282,7 +283,7 @@ func sessionNamed(r *http.Request, p *pool) (string, error) {
 		return "", apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*keyHashBytes)
 	}
 	found := ""
-	p.sessions.Range(func(e affinity.Entry) bool {
+	p.Sessions.Range(func(e affinity.Entry) bool {
 		if keyHash(e.Session) == key {
 			found = e.Session
 		}
@@ -291,18 +292,18 @@ func sessionNamed(r *http.Request, p *pool) (string, error) {
 	return found, nil
 }
 
-func getSession(r *http.Request, p *pool) (any, error) {
-	return viewNamed(r, p, p.sessions.Peek)
+func getSession(r *http.Request, p *pool.Pool) (any, error) {
+	return viewNamed(r, p, p.Sessions.Peek)
 }
 
-func unbind(r *http.Request, p *pool) (any, error) {
+func unbind(r *http.Request, p *pool.Pool) (any, error) {
 	return viewNamed(r, p, func(key string) (affinity.Binding, bool) {
 		for {
-			b, ok := p.sessions.Peek(key)
+			b, ok := p.Sessions.Peek(key)
 			if !ok {
 				return b, false
 			}
-			if b, ok = p.sessions.Remove(key, b.Version); ok {
+			if b, ok = p.Sessions.Remove(key, b.Version); ok {
 				return b, true
 			} // else it was bound anew meanwhile
 		}
@@ -311,19 +312,19 @@ func unbind(r *http.Request, p *pool) (any, error) {
 
 // viewNamed answers with the binding that get returns of the session that the
 // path names.
-func viewNamed(r *http.Request, p *pool, get func(string) (affinity.Binding, bool)) (any, error) {
+func viewNamed(r *http.Request, p *pool.Pool, get func(string) (affinity.Binding, bool)) (any, error) {
 	key, err := sessionNamed(r, p)
 	if err != nil {
 		return nil, err
 	}
 	b, ok := get(key)
 	if !ok {
-		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.name)
+		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
 	}
 	return viewSession(keyHash(key), b, dials(p), time.Now()), nil
 }
 
-func explain(r *http.Request, p *pool) (any, error) {
+func explain(r *http.Request, p *pool.Pool) (any, error) {
 	path := r.URL.Query().Get("path")
 	if !strings.HasPrefix(path, "/") {
 		return nil, apiError(http.StatusBadRequest, "path: must be the path of a request, such as /v1/chat/completions, got %q", path)
@@ -334,7 +335,7 @@ func explain(r *http.Request, p *pool) (any, error) {
 	}
 	x := explainerOf(p)
 	if x == nil {
-		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s at this moment", p.name)
+		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s at this moment", p.Name)
 	}
 	return x.explain(client)
 }

@@ -38,10 +38,10 @@ func (h *Handler) adoptWhenLive(ctx context.Context, registry *prometheus.Regist
 // or with the first request if that comes sooner.
 func (h *Handler) adopt() {
 	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.apply(h.config.get()) {
+		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		h.pool.live.Store(time.Now().Unix())
+		h.pool.Live.Store(time.Now().Unix())
 		h.explainer.lead()
 		h.prober.start()
 	}

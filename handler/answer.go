@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
 )
@@ -62,9 +63,9 @@ func (rt *route) extras(a *attempt, readable bool) *response.Extras {
 	}
 	e := &response.Extras{
 		Fields: x.fields, Annotations: x.annotations, Id: x.id, Ids: x.ids, Prompt: x.prompt,
-		Worker: a.target.Worker, Rank: a.target.Rank, Waiting: x.waiting, Received: rt.start, Begun: a.begun, HitRate: -1,
+		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.waiting, Received: rt.start, Begun: a.Begun, HitRate: -1,
 	}
-	if rt.pool.engineOf(a.worker).Type == engine.Dynamo {
+	if rt.pool.EngineOf(a.Worker).Type == engine.Dynamo {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
 	if n := a.prompt.tokens; n > 0 {
@@ -99,7 +100,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 
 // prefilled records a first token. The prefills of a hung worker are not measured.
 func (a *attempt) prefilled(t time.Time) {
-	if a.worker.flow.hangs() {
+	if a.Worker.Flow.Hangs() {
 		a.lease.Prefilled(t)
 	} else {
 		a.lease.FirstToken(t)
@@ -111,7 +112,7 @@ func (d *delivery) Waiting(worker bool) {
 	if g := d.attempt.guard; g != nil && !d.alive.IsZero() {
 		g.await(worker)
 	}
-	d.attempt.waiting.Store(worker)
+	d.attempt.Waiting.Store(worker)
 }
 
 // Received implements listener.
@@ -121,8 +122,8 @@ func (d *delivery) Received(t time.Time) {
 		d.alive = t
 		a.lease.Alive(t)
 	}
-	if a.work != workNone && d.Status < 300 {
-		a.worker.flow.last.Store(ticks(t))
+	if a.Work != pool.WorkNone && d.Status < 300 {
+		a.Worker.Flow.Last.Store(pool.Ticks(t))
 	}
 }
 
@@ -138,14 +139,14 @@ func (d *delivery) Tokens(t time.Time, n int) {
 	d.attempt.lease.Output(t, int64(n))
 	if d.rt.session != "" && t.Sub(d.refreshed) > d.rt.sessionTTL()/4 {
 		d.refreshed = t
-		d.rt.pool.sessions.Get(d.rt.session)
+		d.rt.pool.Sessions.Get(d.rt.session)
 	}
 }
 
 // ResponseID implements listener.
 func (d *delivery) ResponseID(id string) {
 	if !d.rt.plan.request.Unstored {
-		d.rt.pool.responses.keep(id, d.attempt.lease.Target())
+		d.rt.pool.Responses.Keep(id, d.attempt.lease.Target())
 	}
 }
 
@@ -191,8 +192,8 @@ func (d *delivery) computed() bool { return d != nil && d.Summary.Computed() }
 // didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
 // header is no progress.
 func (rt *route) didWell(a *attempt) {
-	if !a.worker.flow.hangs() && a.worker.health.succeed(time.Now(), a.begun) {
-		rt.logger.Info("worker is well again", zap.String("pool", rt.pool.name), zap.String("upstream", a.worker.dial))
+	if !a.Worker.Flow.Hangs() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
+		rt.logger.Info("worker is well again", zap.String("pool", rt.pool.Name), zap.String("upstream", a.Worker.Dial))
 	}
 }
 
@@ -203,7 +204,7 @@ func (rt *route) garbled(a *attempt) {
 	rt.fallBack(fallbackUnreadable)
 	rt.erred(a, "not what their content type says", true)
 	if rt.seenAt == a.lease.Target() {
-		rt.pool.sessions.Remove(rt.session, rt.bound)
+		rt.pool.Sessions.Remove(rt.session, rt.bound)
 	}
 }
 
@@ -217,6 +218,6 @@ const conditionEncoded = "event streams leave compressed (keep encode away from 
 // do shows in the header that they share.
 func (rt *route) noticeEncoding(w http.ResponseWriter) {
 	if o := rt.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
-		rt.pool.incidents.met(time.Now(), conditionEncoded, rt.pool.logger)
+		rt.pool.Incidents.Raise(time.Now(), conditionEncoded, rt.pool.Logger)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -32,7 +33,7 @@ func benchHandler(b testing.TB) *Handler {
 	h.metrics = theMetrics()
 	h.figures = h.metrics.of("bench")
 	var err error
-	if h.pool, err = newPool("bench", h.settings.withDefaults()); err != nil {
+	if h.pool, err = pool.New("bench", h.settings.WithDefaults()); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { h.pool.Destruct() })
@@ -126,7 +127,7 @@ func BenchmarkObserve(b *testing.B) {
 		[]byte(`data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n"),
 		[]byte(`data: {"id":"c","choices":[],"usage":{"prompt_tokens":4000,"completion_tokens":100}}`+"\n\n"),
 		[]byte("data: [DONE]\n\n"))
-	w := h.pool.worker("127.0.0.1:1")
+	w := h.pool.Worker("127.0.0.1:1")
 	repl := caddy.NewReplacer()
 	buf := make([]byte, 32<<10)
 	b.ReportAllocs()
@@ -134,10 +135,10 @@ func BenchmarkObserve(b *testing.B) {
 		rt := newTestRoute(h, p)
 		rt.repl, rt.returned = repl, true
 		rt.takeScratch()
-		_, lease := h.pool.scheduler.Select(time.Now(), &p.score, []kvscore.Target{w.target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
-		rt.attempt = &attempt{stream: stream{worker: w, begun: rt.start}, lease: lease, terms: rt.scratch.sel.Candidates[0]}
-		rt.attempt.work = rt.work()
-		w.flow.begin(&rt.attempt.stream)
+		_, lease := h.pool.Scheduler.Select(time.Now(), &p.score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+		rt.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
+		rt.attempt.Work = rt.work()
+		w.Flow.Begin(&rt.attempt.Stream)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
 		rt.observe(r, resp)
 		for err = nil; err == nil; {
@@ -168,15 +169,15 @@ func BenchmarkGuard(b *testing.B) {
 			rt := newTestRoute(h, p)
 			rt.takeScratch()
 			for i := range workers {
-				rt.scratch.workers = append(rt.scratch.workers, h.pool.worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+				rt.scratch.Workers = append(rt.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
 			}
-			_, lease := h.pool.scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.scratch.workers[0].target(0)}, -1, &passThroughPolicy, &rt.scratch.sel)
+			_, lease := h.pool.Scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{stream: stream{worker: rt.scratch.workers[0], begun: rt.start}, lease: lease}
-				a.work, rt.attempt = rt.work(), a
-				a.worker.flow.begin(&a.stream)
+				a := &attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
+				a.Work, rt.attempt = rt.work(), a
+				a.Worker.Flow.Begin(&a.Stream)
 				rt.guarded(r)
 				if err := rt.arrived(nil, nil); err != nil {
 					b.Fatal(err)
@@ -184,7 +185,7 @@ func BenchmarkGuard(b *testing.B) {
 				if a.guard != nil {
 					a.guard.cancel(nil) // as the end of the request does
 				}
-				a.worker.flow.end(&a.stream)
+				a.Worker.Flow.End(&a.Stream)
 			}
 		})
 	}
@@ -205,9 +206,9 @@ func BenchmarkNVExt(b *testing.B) {
 		for _, kind := range []string{"vllm", "sglang", "dynamo"} {
 			b.Run(fmt.Sprintf("%s/%dKiB", kind, kib), func(b *testing.B) {
 				h := benchHandler(b)
-				s := *h.pool.settings.Load()
-				s.workers = map[string]workerSettings{allWorkers: {Engine: kind, Priority: "on", ThinkingBudget: "on"}}
-				h.pool.settings.Store(&s)
+				s := *h.pool.Settings.Load()
+				s.Workers = map[string]pool.WorkerSettings{pool.AllWorkers: {Engine: kind, Priority: "on", ThinkingBudget: "on"}}
+				h.pool.Settings.Store(&s)
 				plain := chatBody(b, kib<<10, false)
 				full := append([]byte(`{"nvext":`+everyField+`,`), plain[1:]...)
 				b.ReportAllocs()
@@ -240,7 +241,7 @@ func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w := h.pool.worker("127.0.0.1:1")
+	w := h.pool.Worker("127.0.0.1:1")
 	rt := newTestAttempt(h, p, w)
 	out := rt.outgoing(r, new(atomic.Int32))
 	out.Body.Close()

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddyserver/caddy/v2"
@@ -202,7 +203,7 @@ func unmarshalPolicy(d *caddyfile.Dispenser, to *json.RawMessage) error {
 }
 
 func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
-	w := new(workerSettings)
+	w := new(pool.WorkerSettings)
 	if err := stringArg(d, &w.Dial); err != nil {
 		return err
 	}

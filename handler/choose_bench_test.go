@@ -21,9 +21,9 @@ func BenchmarkChooseAmong(b *testing.B) {
 				h, ups := benchHandler(b), make(reverseproxy.UpstreamPool, n)
 				for i := range ups {
 					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
-					w := h.pool.worker(ups[i].Dial)
+					w := h.pool.Worker(ups[i].Dial)
 					if model != "" {
-						w.models.Store(readModels([]byte(`{"data":[{"id":"` + model + `"}]}`)))
+						w.Models.Store(readModels([]byte(`{"data":[{"id":"` + model + `"}]}`)))
 					}
 				}
 				h.ReverseProxy.Upstreams = ups

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -79,31 +80,31 @@ func (s sink) emit(d *prometheus.Desc, kind prometheus.ValueType, v float64, lab
 func (collector) Collect(ch chan<- prometheus.Metric) {
 	t := time.Now()
 	for _, p := range thePools() {
-		to := sink{ch, []string{p.name}}
+		to := sink{ch, []string{p.Name}}
 		collectPool(to, p, t)
-		set, proxy := p.settings.Load(), proxyOf(p)
-		for _, w := range p.all() {
-			if p.isCurrent(set, w) { // else there is nothing that an operator would act on
-				collectWorker(to.with(w.dial), p, w, t, proxy)
+		set, proxy := p.Settings.Load(), proxyOf(p)
+		for _, w := range p.All() {
+			if p.IsCurrent(set, w) { // else there is nothing that an operator would act on
+				collectWorker(to.with(w.Dial), p, w, t, proxy)
 			}
-			for rank := range w.ranks() {
-				load, known := p.scheduler.Load(t, w.target(rank))
-				collectRank(to.with(w.dial, strconv.Itoa(rank)), &load, known)
+			for rank := range w.Ranks() {
+				load, known := p.Scheduler.Load(t, w.Target(rank))
+				collectRank(to.with(w.Dial, strconv.Itoa(rank)), &load, known)
 			}
 		}
 	}
 }
 
-func collectPool(to sink, p *pool, t time.Time) {
-	s := p.scheduler.Stats()
+func collectPool(to sink, p *pool.Pool, t time.Time) {
+	s := p.Scheduler.Stats()
 	to.gauge(descLeases, float64(s.Leases))
-	to.gauge(descWaiting, float64(p.queue.length.Load()))
+	to.gauge(descWaiting, float64(p.Queue.Length.Load()))
 	to.emit(descExpired, prometheus.CounterValue, float64(s.Expired))
 	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))
 	to.emit(descFaults, prometheus.CounterValue, float64(s.PolicyFaults))
-	to.gauge(descSessions, float64(p.sessions.Len()))
+	to.gauge(descSessions, float64(p.Sessions.Len()))
 	to.gauge(descIndex, float64(s.IndexBytes))
-	for _, in := range viewIncidents(&p.incidents, t) { // their names are a fixed few
+	for _, in := range viewIncidents(&p.Incidents, t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)
 	}
 	if s.Timings == 0 {
@@ -116,8 +117,8 @@ func collectPool(to sink, p *pool, t time.Time) {
 	to.gauge(descPrefills, v.Context/1e3, "1000_context_tokens")
 }
 
-func collectWorker(to sink, p *pool, w *worker, t time.Time, proxy map[string]proxyState) {
-	health := w.health.state(t)
+func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]proxyState) {
+	health := w.Health.State(t)
 	if yes := isAvailable(w, &health, proxy); yes != nil {
 		to.gauge(descAvailable, asNumber(*yes))
 	}
@@ -126,7 +127,7 @@ func collectWorker(to sink, p *pool, w *worker, t time.Time, proxy map[string]pr
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}
-	to.gauge(descHung, asNumber(w.flow.hangs()))
+	to.gauge(descHung, asNumber(w.Flow.Hangs()))
 }
 
 func collectRank(to sink, l *kvscore.Load, known bool) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 )
 
@@ -15,28 +16,28 @@ import (
 const detectTimeout = 3 * time.Second
 
 // detect asks a worker about its engine, if that is due. It returns whether it was.
-func (p *prober) detect(ctx context.Context, w *worker) bool {
-	set := p.pool.settings.Load().worker(w.dial)
-	if set.Engine == engine.Other || !w.engine.claim(time.Now()) {
+func (p *prober) detect(ctx context.Context, w *pool.Worker) bool {
+	set := p.pool.Settings.Load().Worker(w.Dial)
+	if set.Engine == engine.Other || !w.Engine.Claim(time.Now()) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	get := func(path string) (int, []byte) {
-		if path == pathModels && w.refusals.Load() > 0 {
+		if path == pathModels && w.Refusals.Load() > 0 {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
-		status, body, err := p.client.Fetch(ctx, w.dial, http.MethodGet, path, nil, nil, engine.MaxBody)
-		if !p.pool.saw(ctx, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
+		status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
+		if !p.pool.Saw(ctx, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
 			return 0, nil
 		}
 		return status, body
 	}
-	kind := p.pool.engineOf(w).Type
-	if kind == "" || kind == engine.Other || set.Engine == engineAuto && w.engine.isSilent() {
-		p.pool.learn(w, engine.Ask(get))
+	kind := p.pool.EngineOf(w).Type
+	if kind == "" || kind == engine.Other || set.Engine == pool.EngineAuto && w.Engine.IsSilent() {
+		p.pool.Learn(w, engine.Ask(get))
 	} else {
-		p.pool.learn(w, engine.AskAs(kind, get))
+		p.pool.Learn(w, engine.AskAs(kind, get))
 	}
 	return true
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -15,7 +16,7 @@ import (
 // dispatcher sends the requests of one configuration to the workers of its pool. It
 // is made once and does not change.
 type dispatcher struct {
-	pool      *pool
+	pool      *pool.Pool
 	proxy     *reverseproxy.Handler // makes the attempts
 	transport *upstream.Transport
 
@@ -35,7 +36,7 @@ type dispatcher struct {
 	ctx         context.Context // ends with the configuration
 	client      *upstream.Client
 
-	lastTable atomic.Pointer[table] // of the upstreams last offered
+	lastTable atomic.Pointer[pool.Table] // of the upstreams last offered
 	metrics   *metrics
 	figures   *figures
 	logger    *zap.Logger
@@ -44,9 +45,9 @@ type dispatcher struct {
 // asker asks workers what they serve.
 type asker interface {
 	// Met records that a dynamic source gave a worker for a request.
-	Met(*worker)
+	Met(*pool.Worker)
 	// AskAgain asks a worker soon which models it serves, because its list is wrong.
-	AskAgain(*worker)
+	AskAgain(*pool.Worker)
 }
 
 // attemptOf returns what makes the round trips of a request that the dispatcher has

@@ -19,10 +19,10 @@ const (
 // that cannot be read.
 func (d *dispatcher) countDropped(p *plan) {
 	for name := range p.dropped.Names {
-		d.metrics.dropped.WithLabelValues(d.pool.name, name).Inc()
+		d.metrics.dropped.WithLabelValues(d.pool.Name, name).Inc()
 	}
 	for _, name := range p.malformed {
-		d.metrics.malformed.WithLabelValues(d.pool.name, name).Inc()
+		d.metrics.malformed.WithLabelValues(d.pool.Name, name).Inc()
 	}
 	if p.dropped == 0 && len(p.malformed) == 0 {
 		return
@@ -41,7 +41,7 @@ func (rt *route) noticeCut(grants nvext.Grants) {
 	}
 	rt.cut |= grants
 	for name := range grants.Names {
-		rt.metrics.dropped.WithLabelValues(rt.pool.name, name).Inc()
+		rt.metrics.dropped.WithLabelValues(rt.pool.Name, name).Inc()
 	}
 	if c := rt.logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
 		c.Write(zap.Stringer("not_granted", grants))
@@ -55,6 +55,6 @@ func (rt *route) noticeIneffective() {
 		return
 	}
 	if unit := kvscore.CostUnit(rt.active); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
-		rt.pool.incidents.met(rt.start, "preferred taints or overrides without effect under this policy", rt.pool.logger)
+		rt.pool.Incidents.Raise(rt.start, "preferred taints or overrides without effect under this policy", rt.pool.Logger)
 	}
 }

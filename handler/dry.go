@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -28,13 +29,13 @@ type dryChoice struct {
 
 	// What follows is empty if no worker would be chosen.
 	Candidates []kvscore.Candidate
-	Workers    []*worker // of Candidates
+	Workers    []*pool.Worker // of Candidates
 	Picked     kvscore.Explanation
 	Reason     string // of the choice
 	Unit       string // of the costs; empty if the policy compares none
 	Bound      bool   // the session or the request decided, and no policy was asked
 	Home       *dryHome
-	Used       resort
+	Used       pool.Resort
 	Tokens     int64 // of the prompt
 }
 
@@ -50,7 +51,7 @@ type dryHome struct {
 
 // leftOut is a worker that is offered and is no candidate.
 type leftOut struct {
-	Worker *worker
+	Worker *pool.Worker
 	Why    string
 }
 
@@ -72,12 +73,12 @@ func (d *dispatcher) explain(r *http.Request, p *plan) *dryChoice {
 	rt.offered = d.upstreams(r)
 	c := new(dryChoice)
 	used, found := rt.gather(rt.offered, t)
-	if !found && len(rt.scratch.full) > 0 {
+	if !found && len(rt.scratch.Full) > 0 {
 		c.Full = true
 		if p.ext.QueryOnly() {
 			want := rt.wants()
 			want.Slot = false
-			used, found = rt.pool.gather(rt.scratch, &want, rt.model, rt.offers(), nil, t)
+			used, found = rt.pool.Gather(rt.scratch, &want, rt.model, rt.offers(), nil, t)
 		}
 	}
 	c.LeftOut = rt.leftOut()
@@ -88,13 +89,13 @@ func (d *dispatcher) explain(r *http.Request, p *plan) *dryChoice {
 		return c
 	}
 	bound := rt.boundPosition()
-	targets := make([]kvscore.Target, 0, len(rt.scratch.targets))
-	for _, ref := range rt.scratch.targets {
+	targets := make([]kvscore.Target, 0, len(rt.scratch.Targets))
+	for _, ref := range rt.scratch.Targets {
 		targets = append(targets, ref.Target)
 	}
-	sel := &rt.scratch.sel
-	c.Picked = rt.pool.scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), sel)
-	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(rt.scratch.workers)
+	sel := &rt.scratch.Sel
+	c.Picked = rt.pool.Scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), sel)
+	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(rt.scratch.Workers)
 	c.Reason, c.Unit, c.Bound = rt.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), rt.costUnit(), bound >= 0
 	c.Home, c.Used, c.Tokens = rt.homeOf(c.Picked.Chosen), used, sel.Tokens
 	return c
@@ -114,7 +115,7 @@ func (rt *route) homeOf(chosen int) *dryHome {
 	if rt.bound == 0 {
 		return nil
 	}
-	sel := &rt.scratch.sel
+	sel := &rt.scratch.Sel
 	h := &dryHome{Target: rt.seenAt, Position: sel.Home, Holds: sel.HomeHolds(), Priced: rt.mayLeave() && !rt.pinned()}
 	h.Stays = chosen == sel.Home || rt.wait.away || rt.mayLeave() && h.Holds
 	for i := range sel.Candidates {
@@ -125,15 +126,15 @@ func (rt *route) homeOf(chosen int) *dryHome {
 
 // leftOut returns the workers that are offered but are not candidates, with the reason.
 func (rt *route) leftOut() (list []leftOut) {
-	rows := rt.table(rt.offered).rows // which gather has used
+	rows := rt.table(rt.offered).Rows // which gather has used
 	for i, up := range rt.offered {
-		w := rows[i].worker
-		if slices.Contains(rt.scratch.workers, w) {
+		w := rows[i].Worker
+		if slices.Contains(rt.scratch.Workers, w) {
 			continue
 		}
 		why := "rated_down"
 		switch {
-		case !available(up):
+		case !pool.Available(up):
 			why = "proxy_unavailable" // by its health checks, or it is full
 		case rt.pinned() && w != rt.only.worker:
 			why = "not_named"
@@ -143,9 +144,9 @@ func (rt *route) leftOut() (list []leftOut) {
 			why = "not_allowed"
 		case !rt.fits(w):
 			why = "other_models"
-		case slices.Contains(rt.scratch.full, w):
+		case slices.Contains(rt.scratch.Full, w):
 			why = "full"
-		case w.draining():
+		case w.Draining():
 			why = "draining"
 		}
 		list = append(list, leftOut{w, why})

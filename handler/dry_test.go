@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // TestDryChoiceOfAnUnknownUpstream has an upstream that the pool does not know: each
@@ -11,7 +13,7 @@ import (
 func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
 	for name, p := range map[string]*plan{
 		"free":   {wishes: wishes{ext: &noExt}},
-		"pinned": {wishes: wishes{ext: &noExt}, pin: pin{named: true, worker: derivedID("new:1"), field: "x"}},
+		"pinned": {wishes: wishes{ext: &noExt}, pin: pin{named: true, worker: pool.DerivedID("new:1"), field: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1")
@@ -22,15 +24,15 @@ func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
 			}
 			seen := make(map[string]int)
 			for _, w := range c.Workers {
-				seen[w.dial]++
+				seen[w.Dial]++
 			}
 			for _, l := range c.LeftOut {
-				seen[l.Worker.dial]++
+				seen[l.Worker.Dial]++
 			}
 			if seen["a:1"] != 1 || seen["new:1"] != 1 {
 				t.Errorf("candidates and left out: %v, want each worker once", seen)
 			}
-			if h.pool.known("new:1") != nil {
+			if h.pool.Known("new:1") != nil {
 				t.Error("the pool knows it now")
 			}
 		})

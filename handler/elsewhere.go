@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
@@ -24,15 +25,15 @@ func (rt *route) servedElsewhere(resp *http.Response) bool {
 	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || rt.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
-	_, told := a.worker.serves(rt.plan.model)
+	_, told := a.Worker.Serves(rt.plan.model)
 	found := false
-	for i, row := range rt.table(rt.offered).rows {
-		w := row.worker
-		if w == a.worker || !available(rt.offered[i]) || slices.Contains(rt.tried, w) || !rt.permits(w) {
+	for i, row := range rt.table(rt.offered).Rows {
+		w := row.Worker
+		if w == a.Worker || !pool.Available(rt.offered[i]) || slices.Contains(rt.tried, w) || !rt.permits(w) {
 			continue
 		}
-		yes, known := w.serves(rt.plan.model)
-		found = found || yes || !known && (told || !w.wasProbed())
+		yes, known := w.Serves(rt.plan.model)
+		found = found || yes || !known && (told || !w.WasProbed())
 	}
 	if !found {
 		return false

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -40,23 +41,23 @@ type infoView struct {
 	Started       *time.Time `json:"started"`
 }
 
-func viewEngine(p *pool, w *worker) engineView {
-	s, info := p.settings.Load(), w.engine.last()
-	set := s.worker(w.dial)
+func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
+	s, info := p.Settings.Load(), w.Engine.Last()
+	set := s.Worker(w.Dial)
 	v := engineView{
-		Type: known(p.engineOf(w).Type), Source: fromConfig, Version: known(info.Version),
+		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
 			Priority: known(info.Priority), Eviction: known(info.PriorityEviction), Thinking: known(info.StrictThinking),
 		},
 	}
-	v.Contradictions = slices.Sorted(maps.Values(s.contradictions(set, info)))
+	v.Contradictions = slices.Sorted(maps.Values(s.Contradictions(set, info)))
 	if v.Contradictions == nil && info.Type != "" {
 		v.Contradictions = []string{}
 	}
 	switch {
-	case set.Engine != engineAuto:
+	case set.Engine != pool.EngineAuto:
 	case v.Type != nil:
 		v.Source = fromEngine
 	default:
@@ -106,10 +107,10 @@ func viewLoad(l *kvscore.Load) rankLoad {
 	return rankLoad{l.Requests, l.PrefillTokens, l.PromptBlocks, l.OutputBlocks}
 }
 
-func viewRanks(p *pool, t time.Time, w *worker) []rankView {
-	list := make([]rankView, 0, w.ranks())
-	for rank := range w.ranks() {
-		l, _ := p.scheduler.Load(t, w.target(rank))
+func viewRanks(p *pool.Pool, t time.Time, w *pool.Worker) []rankView {
+	list := make([]rankView, 0, w.Ranks())
+	for rank := range w.Ranks() {
+		l, _ := p.Scheduler.Load(t, w.Target(rank))
 		list = append(list, rankView{
 			Rank: rank, Load: viewLoad(&l),
 			Cache: viewCache(p, w, &l), Prefill: rateView{l.PrefillRate, l.Timings > 0}, Latency: viewSpeed(t, &l),
@@ -119,11 +120,11 @@ func viewRanks(p *pool, t time.Time, w *worker) []rankView {
 }
 
 // blockSource returns where the size of the blocks that are compared comes from.
-func blockSource(p *pool, set *poolSettings) string {
+func blockSource(p *pool.Pool, set *pool.Settings) string {
 	switch {
-	case !set.openBlocks:
+	case !set.OpenBlocks:
 		return fromConfig
-	case p.tellsBlockSize():
+	case p.TellsBlockSize():
 		return fromEngine
 	}
 	return "default"

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -157,7 +158,7 @@ func (x *explainer) explain(r *http.Request) (*explanation, error) {
 }
 
 func (x *explainer) newExplanation() *explanation {
-	e := &explanation{Pool: x.pool.name, Candidates: []candidateView{}, LeftOut: []leftOutView{}}
+	e := &explanation{Pool: x.pool.Name, Candidates: []candidateView{}, LeftOut: []leftOutView{}}
 	if m, ok := x.active.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
 	}
@@ -173,17 +174,17 @@ func (x *explainer) view(p *plan, c *dryChoice) *explanation {
 		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
 	}
 	if c.Full {
-		e.Waits = &waitView{int(x.pool.queue.length.Load())}
+		e.Waits = &waitView{int(x.pool.Queue.Length.Load())}
 	}
 	for _, l := range c.LeftOut {
-		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.id, l.Worker.dial, l.Why})
+		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.Id, l.Worker.Dial, l.Why})
 	}
 	if len(c.Candidates) == 0 {
 		return e
 	}
 	e.Plan.PromptTokens = c.Tokens
 	for i := range c.Candidates {
-		e.Candidates = append(e.Candidates, viewCandidate(&c.Candidates[i], c.Workers[i].dial, e.Unit))
+		e.Candidates = append(e.Candidates, viewCandidate(&c.Candidates[i], c.Workers[i].Dial, e.Unit))
 	}
 	e.Home, e.Chosen = viewHome(x.pool, c.Home), viewChosen(p, c)
 	return e
@@ -202,7 +203,7 @@ func viewCandidate(c *kvscore.Candidate, dial, unit string) candidateView {
 }
 
 // viewHome returns nil if the session is not bound.
-func viewHome(p *pool, h *dryHome) *homeView {
+func viewHome(p *pool.Pool, h *dryHome) *homeView {
 	if h == nil {
 		return nil
 	}
@@ -219,7 +220,7 @@ func viewHome(p *pool, h *dryHome) *homeView {
 func viewChosen(p *plan, c *dryChoice) *chosenView {
 	chosen, preferred := c.Candidates[c.Picked.Chosen].Target, c.Candidates[c.Picked.Preferred].Target
 	v := &chosenView{
-		Worker: chosen.Worker, Dial: c.Workers[c.Picked.Chosen].dial, Rank: chosen.Rank,
+		Worker: chosen.Worker, Dial: c.Workers[c.Picked.Chosen].Dial, Rank: chosen.Rank,
 		Reason: c.Reason, Why: why(p, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if !c.Bound {
@@ -260,15 +261,15 @@ func why(p *plan, c *dryChoice) string {
 		}
 	}
 	switch {
-	case c.Used.draining:
+	case c.Used.Draining:
 		text += "; only draining workers are left, so that draining is ignored"
-	case c.Used.marked:
+	case c.Used.Marked:
 		text += "; all workers are rated down, so that marks are ignored"
 	}
 	return text
 }
 
-func viewPlan(of *pool, p *plan) *planView {
+func viewPlan(of *pool.Pool, p *plan) *planView {
 	v := &planView{
 		Model: p.model, Streamed: p.score.Streamed, PromptKind: promptKinds[api.None],
 		PromptTokens: p.score.Tokens, TokensEstimated: p.score.Tokens > 0,
@@ -289,7 +290,7 @@ func viewPlan(of *pool, p *plan) *planView {
 	}
 	if key := p.session.key; key != "" {
 		v.Session = &sessionView{KeyHash: keyHash(key)}
-		if b, ok := of.sessions.Peek(key); ok {
+		if b, ok := of.Sessions.Peek(key); ok {
 			*v.Session = viewSession(v.Session.KeyHash, b, dials(of), time.Now())
 		}
 	}

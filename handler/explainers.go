@@ -4,14 +4,16 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // explainer explains where the requests of one handler would go.
 type explainer struct {
 	*dispatcher
 	reader *reader
-	config *sharedSettings // identifies the configuration
-	served atomic.Bool     // the handler had a request
+	config *pool.SharedSettings // identifies the configuration
+	served atomic.Bool          // the handler had a request
 }
 
 // explainers are those of the handlers in use, in the order in which they joined, and
@@ -19,8 +21,8 @@ type explainer struct {
 var explainers = struct {
 	mu      sync.Mutex
 	all     []*explainer
-	current map[*pool]*explainer
-}{current: make(map[*pool]*explainer)}
+	current map[*pool.Pool]*explainer
+}{current: make(map[*pool.Pool]*explainer)}
 
 // join makes an explainer one of its pool's.
 func (x *explainer) join() {
@@ -68,7 +70,7 @@ func (x *explainer) answerIf(yes func(current *explainer) bool) {
 // configuration has served a request, it is any of them. Before a configuration is
 // active, it is the oldest one, because newer configurations may be rejected. It is
 // nil for a moment when a pool begins or ends.
-func explainerOf(p *pool) *explainer {
+func explainerOf(p *pool.Pool) *explainer {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
 	if x := explainers.current[p]; x != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -30,7 +31,7 @@ type followUp func(text []byte, whole *body.Replay, sent *http.Request)
 type turn struct {
 	plan     *plan
 	size     int64 // of its body; -1 if that is not in memory
-	worker   *worker
+	worker   *pool.Worker
 	target   kvscore.Target
 	upstream *reverseproxy.Upstream
 }
@@ -44,7 +45,7 @@ func (rt *route) foresee(resp *http.Response) {
 	if rt.next != nil { // of an answer that the operator has tried again
 		rt.next(nil, nil, nil)
 	}
-	t := turn{plan: rt.plan, size: -1, worker: rt.attempt.worker, target: rt.attempt.target, upstream: rt.last}
+	t := turn{plan: rt.plan, size: -1, worker: rt.attempt.Worker, target: rt.attempt.Target, upstream: rt.last}
 	if rt.body != nil {
 		t.size = rt.body.Size
 	}
@@ -66,7 +67,7 @@ func (rt *route) follow(outcome string) {
 
 // prepared returns a request of the router's own in the words of a worker's engine.
 // What is cut out of its body is not counted.
-func (d *dispatcher) prepared(req *http.Request, p *plan, whole *body.Replay, w *worker, t kvscore.Target) *http.Request {
-	rt := &route{dispatcher: d, plan: p, body: whole, attempt: &attempt{stream: stream{worker: w, target: t}}, cut: nvext.Everything}
+func (d *dispatcher) prepared(req *http.Request, p *plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
+	rt := &route{dispatcher: d, plan: p, body: whole, attempt: &attempt{Stream: pool.Stream{Worker: w, Target: t}}, cut: nvext.Everything}
 	return rt.outgoing(req, new(atomic.Int32))
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -62,23 +63,23 @@ type guard struct {
 // can happen to is returned as it is.
 func (rt *route) guarded(req *http.Request) *http.Request {
 	a := rt.attempt
-	probe := a.worker.flow.hangs()
-	if a.work == workNone || a.work == workSilent && !probe {
+	probe := a.Worker.Flow.Hangs()
+	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
 		return req
 	}
 	late := errFirstToken
 	var limit, pause time.Duration
-	if t := rt.timeouts; a.work == workStream {
+	if t := rt.timeouts; a.Work == pool.WorkStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	movable := rt.movable()
 	if probe && movable {
 		// what is to show whether the worker still hangs may not be lost there
 		silent := 0
-		if a.work == workSilent {
+		if a.Work == pool.WorkSilent {
 			silent = 1
 		}
-		if patience := rt.pool.patience(a.lease.Target(), a.ahead, silent); limit == 0 || patience < limit {
+		if patience := rt.pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
 			limit, late = patience, errHangs
 		}
 	}
@@ -89,7 +90,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
 	a.guard = g
 	if movable {
-		a.worker.flow.allow(&a.stream, &move{func() { g.cancel(errHangs) }, rt.wants(), rt.offers()})
+		a.Worker.Flow.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: rt.wants(), Offers: rt.offers()})
 	}
 	if p := rt.pool; limit > 0 {
 		g.first = time.AfterFunc(limit, func() {
@@ -97,7 +98,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 				g.cancel(late)
 				return
 			}
-			p.moveSoon(&a.stream) // it shows whether its worker is still hung
+			p.MoveSoon(&a.Stream) // it shows whether its worker is still hung
 		})
 	}
 	return req.WithContext(g.ctx)
@@ -117,7 +118,7 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 	a := rt.attempt
 	g := a.guard
 	if g == nil {
-		a.waiting.Store(false)
+		a.Waiting.Store(false)
 		return err
 	}
 	if err == nil && g.first != nil && rt.readable(resp) {
@@ -125,7 +126,7 @@ func (rt *route) arrived(resp *http.Response, err error) error {
 		err = a.answer.body.Hold()
 	}
 	var ended *endedError
-	if a.worker.flow.arrived(&a.stream) {
+	if a.Worker.Flow.Arrived(&a.Stream) {
 		ended = errHangs
 	}
 	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {

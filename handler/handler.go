@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -89,7 +90,7 @@ type Handler struct {
 
 	// Settings of workers, by their dial address. One with the address `*`
 	// gives the defaults of all.
-	Workers []*workerSettings `json:"workers,omitempty"`
+	Workers []*pool.WorkerSettings `json:"workers,omitempty"`
 
 	// The index of what the workers' KV caches hold.
 	Index *Index `json:"index,omitempty"`
@@ -113,7 +114,7 @@ type Handler struct {
 	MaxBody int64 `json:"max_body,omitempty"`
 
 	// If set, responses say how they were routed, in headers whose names begin
-	// with this prefix: `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks`,
+	// with this prefix: `Worker`, `DP-Rank`, `Reason`, `Overlap-Blocks`,
 	// `Predicted-Cached-Tokens`. Default: none, for they show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 
@@ -160,9 +161,9 @@ type Handler struct {
 
 	policy     kvscore.Policy
 	keys       []keySource
-	settings   *poolSettings
-	config     *sharedSettings // those of all handlers that name the pool
-	pool       *pool
+	settings   *pool.Settings
+	config     *pool.SharedSettings // those of all handlers that name the pool
+	pool       *pool.Pool
 	adopted    atomic.Bool
 	holdsPool  bool
 	proxyReady bool
@@ -281,12 +282,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.loadShadow(ctx); err != nil {
 		return err
 	}
-	value, _, err := pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return newPool(h.Pool, h.settings.withDefaults()) })
+	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return pool.New(h.Pool, h.settings.WithDefaults()) })
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
-	h.pool, h.holdsPool = value.(*pool), true
-	if h.config, err = h.pool.agree(registry, h.settings); err != nil {
+	h.pool, h.holdsPool = value.(*pool.Pool), true
+	if h.config, err = h.pool.Agree(registry, h.settings); err != nil {
 		return err
 	}
 	if err := h.wireProxy(ctx); err != nil {
@@ -317,7 +318,7 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 	rp.LoadBalancing.SelectionPolicy = selector{}
 	var err error
 	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return body.Conn{Conn: c} }, attemptOf)
-	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.settings.Load().worker(dial).APIKey })
+	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.Settings.Load().Worker(dial).APIKey })
 	return err
 }
 
@@ -365,9 +366,9 @@ func (h *Handler) newReader() *reader {
 		maxBody: h.MaxBody, keys: h.keys, heldOnly: h.sessionMode() == affinityOff, injectsUsage: h.Usage == usageInject,
 		strict: h.NVExt == nvextStrict, direct: h.Mode == modeDirect, enforcesSalt: h.CacheSalt == saltEnforce,
 		mergesModels: h.MergeModels == nil || *h.MergeModels, grants: h.grants,
-		memory: &p.memory, ratios: &p.ratios, hashing: p.hashing, takesTokens: h.prober.takesTokenData,
-		ttl:     func() time.Duration { return p.settings.Load().ttl },
-		waiting: func() uint64 { return uint64(max(0, p.queue.length.Load())) },
+		memory: &p.Memory, ratios: &p.Ratios, hashing: p.Hashing, takesTokens: h.prober.takesTokenData,
+		ttl:     func() time.Duration { return p.Settings.Load().TTL },
+		waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}
 }
 
@@ -386,7 +387,7 @@ func (h *Handler) Cleanup() error {
 		if h.explainer != nil {
 			h.explainer.leave()
 		}
-		_, _ = pools.Delete(h.Pool)
+		_, _ = pool.Pools.Delete(h.Pool)
 	}
 	return err
 }

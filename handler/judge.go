@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -77,7 +78,7 @@ func (rt *route) judgeFailure(ctx context.Context, resent bool, err error) judgm
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	v := judgment{do: fail, effect: showsFailed, why: err.Error(), suspect: !unconnected || resent}
-	if refused(err) {
+	if pool.Refused(err) {
 		v.effect = showsAbsent
 	}
 	suspects := rt.suspects
@@ -93,15 +94,15 @@ func (rt *route) judgeFailure(ctx context.Context, resent bool, err error) judgm
 // report tells the pool what an attempt has shown of its worker.
 func (rt *route) reportOutcome(a *attempt, v *judgment, err error) {
 	if err == nil {
-		rt.pool.found(a.worker)
+		rt.pool.Found(a.Worker)
 	} else if v.do != abandon {
-		a.worker.engine.askAgain() // it may have restarted
+		a.Worker.Engine.AskAgain() // it may have restarted
 	}
 	switch v.effect {
 	case showsWell:
 		rt.didWell(a)
 	case showsAbsent:
-		rt.pool.missed(a.worker, err)
+		rt.pool.Missed(a.Worker, err)
 	case showsFailed:
 		rt.rateDown(a, v.why, v.wait, v.busy)
 	case showsError:

@@ -3,6 +3,7 @@ package handler
 import (
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -68,9 +69,9 @@ type cacheSize struct {
 	Cached  int64  `json:"cached_tokens"`
 }
 
-func viewCache(p *pool, w *worker, l *kvscore.Load) cacheSize {
+func viewCache(p *pool.Pool, w *pool.Worker, l *kvscore.Load) cacheSize {
 	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
-	if told := l.ToldTokens; p.settings.Load().worker(w.dial).KVTokens > 0 || w.engine.last().KVTokens > 0 {
+	if told := l.ToldTokens; p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Last().KVTokens > 0 {
 		v.Told = &told
 	}
 	return v

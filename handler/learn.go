@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
@@ -11,13 +12,13 @@ import (
 // learn records what the engine has counted in a prompt and its answer.
 func (d *delivery) learn() {
 	m := d.rt.figures
-	cached := d.attempt.worker.cachedTokens(reportKind{d.rt.plan.api.Name(), d.Stream}, d.Cached)
+	cached := d.attempt.Worker.CachedTokens(pool.ReportKind{Api: d.rt.plan.api.Name(), Stream: d.Stream}, d.Cached)
 	if d.Prompt > 0 {
 		m.inputTokens.Observe(float64(d.Prompt))
 		d.count(cached)
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(d.Prompt))
-			d.attempt.worker.hits.reported(cached, d.Prompt)
+			d.attempt.Worker.Hits.Reported(cached, d.Prompt)
 		}
 	}
 	if d.Completion >= 0 {
@@ -68,7 +69,7 @@ func (d *delivery) learnRatios(req *api.Request) {
 	}
 	all := float64(req.Bytes) / float64(size)
 	past := all - float64(len(req.Blocks)) - k.Past
-	d.rt.pool.ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(d.Prompt)-k.Tokens)
+	d.rt.pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(d.Prompt)-k.Tokens)
 }
 
 // verify compares the predicted cached tokens with the engine's count; cached is negative
@@ -82,7 +83,7 @@ func (d *delivery) verify(cached int64) {
 	m.comparedPrompt.Add(float64(d.Prompt))
 	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
-	rt.pool.verify(a.worker, &prediction{a.begun, rt.blameKey(), a.terms.OverlapTokens, a.terms.SharedBlocks}, cached)
+	rt.pool.Verify(a.Worker, &pool.Prediction{Begun: a.Begun, Prompt: rt.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}, cached)
 }
 
 // promptLength is the estimated length of a prompt when an attempt was booked.

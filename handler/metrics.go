@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -112,7 +113,7 @@ var theMetrics = sync.OnceValue(func() *metrics {
 // registry. Several handlers may do so.
 func registerMetrics(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *metrics {
 	m := theMetrics()
-	for _, c := range append(append(poolCollectors(), others...), []prometheus.Collector{
+	for _, c := range append(append(pool.PoolCollectors(), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
 		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.speculative,
 	}...) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -16,7 +17,7 @@ import (
 
 // only is the one worker that may serve a request.
 type only struct {
-	worker *worker // nil if others may, too
+	worker *pool.Worker // nil if others may, too
 	rank   nvext.Opt[uint32]
 	reason string
 }
@@ -52,8 +53,8 @@ func (rt *route) narrow(r *http.Request) error {
 }
 
 // someWorker returns whether a condition holds for a worker among upstreams.
-func (rt *route) someWorker(ups reverseproxy.UpstreamPool, holds func(*worker) bool) bool {
-	return slices.ContainsFunc(rt.table(ups).rows, func(row tableRow) bool { return holds(row.worker) })
+func (rt *route) someWorker(ups reverseproxy.UpstreamPool, holds func(*pool.Worker) bool) bool {
+	return slices.ContainsFunc(rt.table(ups).Rows, func(row pool.TableRow) bool { return holds(row.Worker) })
 }
 
 // pinTo makes the worker that the request names the only one.
@@ -64,12 +65,12 @@ func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
 	case w == nil:
 		return rt.badPin("%s: no worker of this pool has the id %d", pin.field, pin.worker)
 	case pin.rank.Set && !rt.hasRank(w):
-		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.worker, pin.rank.Value, w.ranks()-1)
-	case !pin.rank.Set && w.ranks() > 1:
+		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.worker, pin.rank.Value, w.Ranks()-1)
+	case !pin.rank.Set && w.Ranks() > 1:
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
 		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.worker)
 	case !rt.keepsApart(w):
-		return rt.shared("that of worker %d, which the request names", w.id)
+		return rt.shared("that of worker %d, which the request names", w.Id)
 	case !rt.permits(w):
 		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.field, pin.worker, rt.plan.errNonePermitted())
 	}
@@ -84,9 +85,9 @@ func (rt *route) badPin(format string, args ...any) error {
 
 // keepsApart returns whether the worker's engine isolates the request's cache, if that
 // is needed.
-func (rt *route) keepsApart(w *worker) bool {
+func (rt *route) keepsApart(w *pool.Worker) bool {
 	want := rt.wants()
-	return rt.pool.isolates(&want, w)
+	return rt.pool.Isolates(&want, w)
 }
 
 // shared returns the error of a request that would share a cache.
@@ -103,7 +104,7 @@ func (rt *route) shared(format string, args ...any) error {
 // whether that worker is known and still an upstream. If it no longer has the rank,
 // any of its ranks may serve the request.
 func (rt *route) returnTo(ups reverseproxy.UpstreamPool) bool {
-	t, ok := rt.pool.responses.find(rt.plan.response, !rt.dry)
+	t, ok := rt.pool.Responses.Find(rt.plan.response, !rt.dry)
 	if !ok {
 		return false
 	}
@@ -112,25 +113,25 @@ func (rt *route) returnTo(ups reverseproxy.UpstreamPool) bool {
 		return false // it is gone, and what it kept
 	}
 	rank := nvext.Some(t.Rank)
-	rank.Set = int64(t.Rank) < int64(w.ranks())
+	rank.Set = int64(t.Rank) < int64(w.Ranks())
 	rt.only = only{w, rank, reasonResponse}
 	return true
 }
 
 // named returns the worker with an id among upstreams, nil if there is none.
-func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *worker {
-	for _, row := range rt.table(ups).rows {
-		if row.worker.id == id {
-			return row.worker
+func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker {
+	for _, row := range rt.table(ups).Rows {
+		if row.Worker.Id == id {
+			return row.Worker
 		}
 	}
 	return nil
 }
 
 // hasRank returns whether a worker has the rank that the request names, if it names one.
-func (rt *route) hasRank(w *worker) bool {
+func (rt *route) hasRank(w *pool.Worker) bool {
 	rank := rt.plan.pin.rank
-	return !rank.Set || int64(rank.Value) < int64(w.ranks())
+	return !rank.Set || int64(rank.Value) < int64(w.Ranks())
 }
 
 // pinned returns whether only one worker may serve the request.
@@ -140,10 +141,10 @@ func (rt *route) pinned() bool { return rt.only.worker != nil }
 // -1 if the policy must choose among several ranks. A session that is bound to another
 // target stays bound there.
 func (rt *route) pinnedPosition(session kvscore.Target) int {
-	if len(rt.scratch.targets) != 1 {
+	if len(rt.scratch.Targets) != 1 {
 		return -1
 	}
-	rt.wait.away = rt.bound != 0 && session != rt.scratch.targets[0].Target
+	rt.wait.away = rt.bound != 0 && session != rt.scratch.Targets[0].Target
 	return 0
 }
 
@@ -166,18 +167,18 @@ func (rt *route) incidentNobody() string {
 // errUnavailable returns why the only worker that may serve the request does not.
 func (o *only) errUnavailable() error {
 	if o.reason == reasonResponse {
-		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.id)
+		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.Id)
 	}
-	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.id)
+	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.Id)
 }
 
 // incidentPinned is a condition that lasts, as the log and the admin API say it.
 const incidentPinned = "a worker that requests name is not available"
 
 // permits returns whether the client's constraints allow a worker.
-func (rt *route) permits(w *worker) bool {
+func (rt *route) permits(w *pool.Worker) bool {
 	want := rt.wants()
-	return rt.pool.permits(&want, w)
+	return rt.pool.Permits(&want, w)
 }
 
 // score returns what the scheduler is told of the request: the plan's, the client's
@@ -188,18 +189,18 @@ func (rt *route) score() *kvscore.Request {
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &rt.plan.score
 	}
-	scored := &rt.scratch.scored
+	scored := &rt.scratch.Scored
 	*scored = rt.plan.score // the plan does not change
 	scored.Home = home
 	if len(prefers) == 0 {
 		return scored
 	}
-	rt.scratch.factors = slices.Grow(rt.scratch.factors[:0], len(rt.scratch.workers))[:len(rt.scratch.workers)]
-	scored.Factors = rt.scratch.factors
-	for i, w := range rt.scratch.workers {
+	rt.scratch.Factors = slices.Grow(rt.scratch.Factors[:0], len(rt.scratch.Workers))[:len(rt.scratch.Workers)]
+	scored.Factors = rt.scratch.Factors
+	for i, w := range rt.scratch.Workers {
 		sum := 0.0
 		for _, taint := range prefers {
-			if slices.Contains(w.tainted(), taint.Name) {
+			if slices.Contains(w.Tainted(), taint.Name) {
 				sum += float64(taint.Weight)
 			}
 		}

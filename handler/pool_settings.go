@@ -7,41 +7,42 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // poolSettings returns what the configuration says of the pool.
-func (h *Handler) poolSettings() (*poolSettings, error) {
+func (h *Handler) poolSettings() (*pool.Settings, error) {
 	dynamic := h.ReverseProxy.DynamicUpstreamsRaw != nil
-	s := &poolSettings{
-		engine: h.Engine, others: dynamic,
-		workers:   make(map[string]workerSettings, len(h.Workers)),
-		upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
+	s := &pool.Settings{
+		Engine: h.Engine, Others: dynamic,
+		Workers:   make(map[string]pool.WorkerSettings, len(h.Workers)),
+		Upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
 	}
 	if ix := h.Index; ix != nil {
-		s.memory, s.blockSize, s.textBlock = ix.Memory, ix.BlockSize, ix.TextBlock
+		s.Memory, s.BlockSize, s.TextBlock = ix.Memory, ix.BlockSize, ix.TextBlock
 	}
 	if a := h.Affinity; a != nil {
-		s.ttl, s.maxSessions = time.Duration(a.TTL), a.MaxSessions
+		s.TTL, s.MaxSessions = time.Duration(a.TTL), a.MaxSessions
 	}
 	if q := h.Queue; q != nil {
-		s.maxWaiting, s.maxWait = q.MaxWaiting, time.Duration(q.MaxWait)
+		s.MaxWaiting, s.MaxWait = q.MaxWaiting, time.Duration(q.MaxWait)
 	}
 	if b := h.RetryBudget; b != nil {
-		s.retries = retryBudget{true, b.Percent, b.PerSecond}
+		s.Retries = pool.RetryBudget{Set: true, Percent: b.Percent, Rate: b.PerSecond}
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
-		s.upstreams[up.Dial] = true
-		s.others = s.others || strings.Contains(up.Dial, "{")
+		s.Upstreams[up.Dial] = true
+		s.Others = s.Others || strings.Contains(up.Dial, "{")
 	}
-	if err := s.check(); err != nil {
+	if err := s.Check(); err != nil {
 		return nil, err
 	}
 	for _, w := range h.Workers {
-		if err := s.add(w, dynamic); err != nil {
+		if err := s.Add(w, dynamic); err != nil {
 			return nil, err
 		}
 	}
-	return s, s.checkIDs()
+	return s, s.CheckIDs()
 }
 
 // sessionKey is one place where a session's key is looked for: a header, a

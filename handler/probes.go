@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 
@@ -26,10 +27,10 @@ const (
 
 // prober probes the workers of a configuration, from when that serves until it ends.
 type prober struct {
-	pool   *pool
+	pool   *pool.Pool
 	proxy  *reverseproxy.Handler // whose upstreams it probes
 	client *upstream.Client
-	config *sharedSettings // identifies the configuration
+	config *pool.SharedSettings // identifies the configuration
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
 
@@ -38,10 +39,10 @@ type prober struct {
 	first  chan struct{} // closed after the first probes, or after firstWait
 }
 
-func newProber(ctx context.Context, p *pool, proxy *reverseproxy.Handler, client *upstream.Client, config *sharedSettings, logger *zap.Logger) *prober {
+func newProber(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *prober {
 	return &prober{
 		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
-		id: p.probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
+		id: p.Probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
 
@@ -54,7 +55,7 @@ func (p *prober) start() {
 	}
 	go func() {
 		// After a reload the pool knows its workers, and nobody has to wait.
-		known := !slices.ContainsFunc(p.own(), func(w *worker) bool { return !w.wasProbed() })
+		known := !slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() })
 		if known {
 			close(p.first)
 		}
@@ -82,21 +83,21 @@ func (p *prober) firstProbes(ctx context.Context) {
 	go func() {
 		var under sync.WaitGroup
 		for _, w := range p.own() {
-			if w.probedFor.Swap(p.config) == p.config {
-				under.Go(func() { <-w.probed }) // another handler of the pool probes it
+			if w.ProbedFor.Swap(p.config) == p.config {
+				under.Go(func() { <-w.Probed }) // another handler of the pool probes it
 				continue
 			}
-			w.probedAt.Store(time.Now().UnixNano())
-			began := w.probing.CompareAndSwap(false, true)
+			w.ProbedAt.Store(time.Now().UnixNano())
+			began := w.Probing.CompareAndSwap(false, true)
 			under.Go(func() {
 				p.probe(ctx, w, true)
 				if began {
-					w.probing.Store(false)
+					w.Probing.Store(false)
 				}
 			})
 		}
 		under.Wait()
-		p.pool.agreeOnBlocks()
+		p.pool.AgreeOnBlocks()
 		close(over)
 	}()
 	timer := time.NewTimer(firstWait)
@@ -104,7 +105,7 @@ func (p *prober) firstProbes(ctx context.Context) {
 	select {
 	case <-over:
 	case <-timer.C:
-		p.pool.agreeOnBlocks() // among those that answered in time
+		p.pool.AgreeOnBlocks() // among those that answered in time
 	case <-ctx.Done():
 	}
 }
@@ -121,16 +122,16 @@ func (p *prober) await(ctx context.Context) {
 // own returns the workers that this handler probes: its upstreams, and of a
 // dynamic source those that it returned lately. Other workers of the pool may be
 // reached in another way, or have an address that a client chose.
-func (p *prober) own() []*worker {
+func (p *prober) own() []*pool.Worker {
 	if p.proxy.DynamicUpstreams != nil {
-		list := p.pool.all()
-		return slices.DeleteFunc(list, func(w *worker) bool {
-			return w.by.Load() != p.id || p.pool.used.Load()-w.seen.Load() > int64(workerGrace/time.Second)
+		list := p.pool.All()
+		return slices.DeleteFunc(list, func(w *pool.Worker) bool {
+			return w.By.Load() != p.id || p.pool.Used.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
 		})
 	}
-	list := make([]*worker, 0, len(p.proxy.Upstreams))
+	list := make([]*pool.Worker, 0, len(p.proxy.Upstreams))
 	for _, up := range p.proxy.Upstreams {
-		if w := p.pool.known(up.Dial); w != nil {
+		if w := p.pool.Known(up.Dial); w != nil {
 			list = append(list, w)
 		}
 	}
@@ -144,31 +145,31 @@ func (p *prober) takesTokenData(api string) bool {
 	if len(workers) == 0 {
 		return unknown.TakesTokenData(api)
 	}
-	return !slices.ContainsFunc(workers, func(w *worker) bool {
-		e := p.pool.engineOf(w)
+	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool {
+		e := p.pool.EngineOf(w)
 		return !e.TakesTokenData(api)
 	})
 }
 
 // Met records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (p *prober) Met(w *worker) {
-	if p.proxy.DynamicUpstreams == nil || w.by.Load() == p.id {
+func (p *prober) Met(w *pool.Worker) {
+	if p.proxy.DynamicUpstreams == nil || w.By.Load() == p.id {
 		return
 	}
-	w.by.Store(p.id)
-	if !w.wasProbed() {
+	w.By.Store(p.id)
+	if !w.WasProbed() {
 		p.soon()
 	}
 }
 
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
-func (p *prober) AskAgain(w *worker) {
-	if time.Now().UnixNano()-w.asked.Load() < int64(soonest) {
+func (p *prober) AskAgain(w *pool.Worker) {
+	if time.Now().UnixNano()-w.Asked.Load() < int64(soonest) {
 		return
 	}
-	w.asked.Store(0)
-	w.probedAt.Store(0)
+	w.Asked.Store(0)
+	w.ProbedAt.Store(0)
 	p.soon()
 }
 
@@ -183,17 +184,17 @@ func (p *prober) soon() {
 // probeDue starts a probe of each worker that is due.
 func (p *prober) probeDue(ctx context.Context) {
 	for _, w := range p.own() {
-		t, last := time.Now().UnixNano(), w.probedAt.Load()
-		if w.probing.Load() || t-last < int64(pauseOf(w)) || !w.probedAt.CompareAndSwap(last, t) {
+		t, last := time.Now().UnixNano(), w.ProbedAt.Load()
+		if w.Probing.Load() || t-last < int64(pauseOf(w)) || !w.ProbedAt.CompareAndSwap(last, t) {
 			continue // another handler of the pool probes it, or has just done so
 		}
-		w.probing.Store(true)
-		ask := t-w.asked.Load() >= int64(p.pool.restOf(w))
+		w.Probing.Store(true)
+		ask := t-w.Asked.Load() >= int64(p.pool.RestOf(w))
 		go func() {
 			told := p.probe(ctx, w, ask)
-			w.probing.Store(false)
+			w.Probing.Store(false)
 			if told {
-				p.pool.agreeOnBlocks()
+				p.pool.AgreeOnBlocks()
 			}
 		}()
 	}
@@ -201,12 +202,12 @@ func (p *prober) probeDue(ctx context.Context) {
 
 // probe finds out whether a worker can be reached. If ask is set, it asks what the
 // worker serves and, if that is due, what it is: told is whether it did the latter.
-func (p *prober) probe(whole context.Context, w *worker, ask bool) (told bool) {
-	defer w.markProbed()
+func (p *prober) probe(whole context.Context, w *pool.Worker, ask bool) (told bool) {
+	defer w.MarkProbed()
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
-		w.asked.Store(time.Now().UnixNano())
+		w.Asked.Store(time.Now().UnixNano())
 		if p.asksModels(w) {
 			return p.askModels(ctx, w) && p.detect(whole, w)
 		}
@@ -220,27 +221,27 @@ func (p *prober) probe(whole context.Context, w *worker, ask bool) (told bool) {
 
 // asksModels tells whether a worker is asked which models it serves. If the
 // operator lists them, it is asked only to end an absence.
-func (p *prober) asksModels(w *worker) bool {
-	return w.configured.Load() == nil ||
-		w.health.reach() == unresponsive && p.pool.settings.Load().worker(w.dial).Engine != engine.Other
+func (p *prober) asksModels(w *pool.Worker) bool {
+	return w.Configured.Load() == nil ||
+		w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other
 }
 
 // connect makes a connection to a worker that is not asked anything now.
-func (p *prober) connect(ctx context.Context, w *worker) {
-	tried, err := p.client.Connect(ctx, w.dial)
+func (p *prober) connect(ctx context.Context, w *pool.Worker) {
+	tried, err := p.client.Connect(ctx, w.Dial)
 	switch {
 	case !tried:
 	case err == nil:
-		p.pool.connected(w)
+		p.pool.Connected(w)
 	default:
-		p.pool.saw(ctx, w, 0, err)
+		p.pool.Saw(ctx, w, 0, err)
 	}
 }
 
 // pauseOf returns for how long a worker is not probed again.
-func pauseOf(w *worker) time.Duration {
-	if w.health.reach().away() {
+func pauseOf(w *pool.Worker) time.Duration {
+	if w.Health.Reach().Away() {
 		return probeTick / 2
 	}
-	return probeEvery - probeTick/2
+	return pool.ProbeEvery - probeTick/2
 }

@@ -45,7 +45,7 @@ func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan)
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	_, release := x.pool.memory.Reserve(int64(len(answer)))
+	_, release := x.pool.Memory.Reserve(int64(len(answer)))
 	defer release()
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err

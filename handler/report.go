@@ -42,7 +42,7 @@ type Report struct {
 func (rt *route) report() *Report {
 	r := &Report{Outcome: rt.outcome(), Attempts: rt.attempts, Waited: rt.wait.waited, Turned: rt.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
 	if a := rt.shown(); a != nil {
-		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.target, a.worker.dial, a.reason
+		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
 		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
 	}
 	r.Err = rt.failure
@@ -166,7 +166,7 @@ func (rt *route) end() {
 	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
 		rt.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.worker.hits.predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
+			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
 	}
 	rt.publish(report)
@@ -202,8 +202,8 @@ func (rt *route) outcome() string {
 }
 
 func routingMessage(a *attempt) string {
-	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.target.Worker, 10) +
-		" dp_rank=" + strconv.FormatUint(uint64(a.target.Rank), 10) +
+	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
+		" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
 		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
 		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
 }

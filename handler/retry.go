@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
 
@@ -122,7 +123,7 @@ func (rt *route) retry(req *http.Request, resp *http.Response, v *judgment, err 
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		rt.probes.AskAgain(rt.attempt.worker) // its list of models is out of date
+		rt.probes.AskAgain(rt.attempt.Worker) // its list of models is out of date
 	}
 	return rt.hold(req, resp), nil
 }
@@ -136,7 +137,7 @@ func (rt *route) giveUp() (*http.Response, error) {
 		return resp, nil
 	}
 	if rt.failure == nil {
-		rt.pool.incidents.met(time.Now(), rt.incidentNobody(), rt.pool.logger)
+		rt.pool.Incidents.Raise(time.Now(), rt.incidentNobody(), rt.pool.Logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
 	}
 	return nil, lastError{rt.failure}
@@ -158,7 +159,7 @@ func (rt *route) deliver(req *http.Request, resp *http.Response) *http.Response 
 	if resp.StatusCode < 300 {
 		rt.commit()
 	}
-	if rt.plan.lists && !response.MergeModels(resp, rt.pool.modelsBeside(a.worker, rt.workersOffered())) {
+	if rt.plan.lists && !response.MergeModels(resp, rt.pool.ModelsBeside(a.Worker, rt.workersOffered())) {
 		rt.fallBack(fallbackUnmerged)
 	}
 	rt.observe(req, resp)
@@ -213,16 +214,16 @@ func (rt *route) release() {
 }
 
 func (rt *route) countRetry(a *attempt, reason string) {
-	rt.pool.countRetries(a.worker, reason, 1)
+	rt.pool.CountRetries(a.Worker, reason, 1)
 	rt.trace.retried(a, reason)
 }
 
 // rateDown marks the worker of a failed attempt, with one log line when it was
 // well before. wait is how long the worker asked to be left alone.
 func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool) {
-	if a.worker.health.fail(time.Now(), a.begun, wait, busy) {
-		rt.logger.Warn("worker is marked down", zap.String("pool", rt.pool.name),
-			zap.String("upstream", a.worker.dial), zap.String("why", why))
+	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
+		rt.logger.Warn("worker is marked down", zap.String("pool", rt.pool.Name),
+			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
 	}
 }
 
@@ -231,18 +232,18 @@ func (rt *route) rateDown(a *attempt, why string, wait time.Duration, busy bool)
 // client's.
 func (rt *route) erred(a *attempt, status string, own bool) {
 	t := time.Now()
-	errs, share := a.worker.health.err(t, own, rt.blameKey())
-	if errs < fewErrors {
+	errs, share := a.Worker.Health.Err(t, own, rt.blameKey())
+	if errs < pool.FewErrors {
 		return
 	}
 	var others, theirs float64
 	for _, w := range rt.workersOffered() {
-		if w != a.worker {
-			n, e := w.health.lately()
+		if w != a.Worker {
+			n, e := w.Health.Lately()
 			others, theirs = others+n, theirs+e
 		}
 	}
-	if worse(errs, share, theirs/max(others, 1)) {
+	if pool.Worse(errs, share, theirs/max(others, 1)) {
 		rt.rateDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
 	}
 }
@@ -250,7 +251,7 @@ func (rt *route) erred(a *attempt, status string, own bool) {
 // stays tells whether a request cannot be made on another worker: none is left,
 // it has broken on one already, or the budget is spent.
 func (rt *route) stays() bool {
-	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.spending.spent(time.Now(), rt.pool.settings.Load().retries)
+	return !rt.otherLeft() || rt.lastSuspect() || rt.pool.Spending.Spent(time.Now(), rt.pool.Settings.Load().Retries)
 }
 
 // affordable tells whether the budget allows that an attempt is made again that
@@ -259,5 +260,5 @@ func (rt *route) stays() bool {
 // worker was found to hang.
 func (rt *route) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.moved || rt.pool.mayRetry(time.Now())
+	return unconnected || a.Moved || rt.pool.MayRetry(time.Now())
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -33,7 +34,7 @@ func testHandler(t testing.TB, dials ...string) *Handler {
 	h.metrics = registerMetrics(prometheus.NewRegistry(), h.logger)
 	h.figures = h.metrics.of("test")
 	h.pool = testPool(t, h.settings)
-	h.config = &sharedSettings{all: h.settings}
+	h.config = &pool.SharedSettings{All: h.settings}
 	h.policy = &passThroughPolicy
 	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	h.reader = h.newReader()
@@ -85,7 +86,7 @@ func TestStatusesMeanWhatTheyMean(t *testing.T) {
 
 // TestRetryAfterIsSecondsOrADate reads what workers ask for.
 func TestRetryAfterIsSecondsOrADate(t *testing.T) {
-	at := epoch.UTC()
+	at := time.Unix(1e9, 0).UTC()
 	date := func(d time.Duration) string { return at.Add(d).Format(http.TimeFormat) }
 	for _, v := range []struct {
 		value, date string
@@ -124,7 +125,7 @@ func FuzzRetryAfter(f *testing.F) {
 	f.Add("7", "")
 	f.Add("Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:27:57 GMT")
 	f.Fuzz(func(t *testing.T, value, date string) {
-		if d := retryAfter(http.Header{"Retry-After": {value}, "Date": {date}}, epoch); d < 0 || d > longestRetryAfter {
+		if d := retryAfter(http.Header{"Retry-After": {value}, "Date": {date}}, time.Unix(1e9, 0)); d < 0 || d > longestRetryAfter {
 			t.Errorf("Retry-After %q at %q: %v", value, date, d)
 		}
 	})
@@ -142,7 +143,7 @@ func TestRefusedIsSaidOfTheWorker(t *testing.T) {
 		"dial tcp: lookup gpu-1: no such host":                                                        false,
 		"dial tcp 10.0.0.1:8000: i/o timeout":                                                         false,
 	} {
-		if got := refused(reverseproxy.NewDialError(errors.New(text))); got != want {
+		if got := pool.Refused(reverseproxy.NewDialError(errors.New(text))); got != want {
 			t.Errorf("%q: refused %v", text, got)
 		}
 	}
@@ -175,20 +176,20 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 	h := testHandler(t, "a:1")
 	one, n := plannedRoute(t, h, 1000)
 	two, m := plannedRoute(t, h, 5000)
-	if got := h.pool.memory.Held.Load(); got != n+m {
+	if got := h.pool.Memory.Held.Load(); got != n+m {
 		t.Errorf("%d bytes are booked, want %d", got, n+m)
 	}
 	one.dropBody()
-	if got := h.pool.memory.Held.Load(); got != m || one.body != nil {
+	if got := h.pool.Memory.Held.Load(); got != m || one.body != nil {
 		t.Errorf("%d bytes are booked after one was let go, want %d", got, m)
 	}
 	one.dropBody() // again
 	one.end()
-	if got := h.pool.memory.Held.Load(); got != m {
+	if got := h.pool.Memory.Held.Load(); got != m {
 		t.Errorf("%d bytes are booked after that one's end, want %d", got, m)
 	}
 	two.end() // never let go before
-	if got := h.pool.memory.Held.Load(); got != 0 {
+	if got := h.pool.Memory.Held.Load(); got != 0 {
 		t.Errorf("%d bytes are booked after both have ended", got)
 	}
 }
@@ -196,13 +197,13 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 // TestTooManyBodiesAreStreamedThrough fills the bound on bodies in memory.
 func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
-	h.pool.memory.Held.Store(body.MaxBytes)
+	h.pool.Memory.Held.Store(body.MaxBytes)
 	rt, _ := plannedRoute(t, h, 1<<20)
 	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
 		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
 	}
 	rt.end()
-	if got := h.pool.memory.Held.Load(); got != body.MaxBytes {
+	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {
 		t.Errorf("%d bytes are booked, want as many as before", got)
 	}
 }
@@ -215,19 +216,19 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 		rt, _ := plannedRoute(t, h, 10)
 		rt.offered = h.ReverseProxy.Upstreams
 		rt.plan.api = api.For("/v1/chat/completions")
-		for n := range 3 * fewErrors {
+		for n := range 3 * pool.FewErrors {
 			rt.plan.session.key = strconv.Itoa(n)
 			for i, up := range rt.offered {
-				w := h.pool.worker(up.Dial)
+				w := h.pool.Worker(up.Dial)
 				if i == 0 || all {
-					rt.erred(&attempt{stream: stream{worker: w, begun: time.Now()}}, "404 Not Found", false)
+					rt.erred(&attempt{Stream: pool.Stream{Worker: w, Begun: time.Now()}}, "404 Not Found", false)
 				} else {
-					w.health.succeed(time.Now(), time.Now())
+					w.Health.Succeed(time.Now(), time.Now())
 				}
 			}
 		}
 		for i, up := range rt.offered {
-			if ok, want := h.pool.worker(up.Dial).health.available(time.Now()), i > 0 || all; ok != want {
+			if ok, want := h.pool.Worker(up.Dial).Health.Available(time.Now()), i > 0 || all; ok != want {
 				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -33,17 +34,17 @@ type route struct {
 	repl  *caddy.Replacer
 	extra *caddyhttp.ExtraLogFields
 
-	scratch  *scratch // nil outside choose and explainPlan
+	scratch  *pool.Scratch // nil outside choose and explainPlan
 	offered  reverseproxy.UpstreamPool
 	model    string // the one that the worker must be known to serve, if any
 	session  string // the key that the session is bound by, empty if there is none
 	attempt  *attempt
 	attempts int
-	suspects int        // of these, those that broke and may have reached an engine
-	tried    []*worker  // in this round over the workers
-	usual    [4]*worker // where tried begins: there are seldom more
-	spent    bool       // nobody is left: give what there is
-	again    bool       // the proxy is to make another attempt
+	suspects int             // of these, those that broke and may have reached an engine
+	tried    []*pool.Worker  // in this round over the workers
+	usual    [4]*pool.Worker // where tried begins: there are seldom more
+	spent    bool            // nobody is left: give what there is
+	again    bool            // the proxy is to make another attempt
 	held     heldAnswer
 	failure  error                  // of the last attempt
 	last     *reverseproxy.Upstream // the last one selected
@@ -65,7 +66,7 @@ type route struct {
 	returned bool // false in finish: the proxy panicked, as it does to abort
 	trace    *routeTrace
 	dry      bool         // it explains what would be chosen, and changes nothing
-	dryTable *table       // the one that it explains by
+	dryTable *pool.Table  // the one that it explains by
 	only     only         // the worker that it never leaves, if there is one
 	cut      nvext.Grants // what of its engines' own members was cut out
 	apart    bool         // it goes only where its cache is kept apart
@@ -73,7 +74,7 @@ type route struct {
 
 // attempt is one try on one worker.
 type attempt struct {
-	stream
+	pool.Stream
 	lease  *kvscore.Lease
 	terms  kvscore.Candidate
 	reason string
@@ -112,7 +113,7 @@ func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, e
 	}
 	rt.countDropped(p)
 	rt.noticeIneffective()
-	d.pool.spending.request(rt.ready)
+	d.pool.Spending.Request(rt.ready)
 	d.followUps.Arrived(p)
 	rt.tried = rt.usual[:0]
 	p.body = nil
@@ -139,14 +140,14 @@ func (rt *route) settle(w http.ResponseWriter, r *http.Request, err error) error
 	if rt.wait.turnedAway != nil {
 		return rt.wait.turnedAway
 	}
-	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.name), zap.Error(rt.err))
+	rt.logger.Error("no worker answered", zap.String("pool", rt.pool.Name), zap.Error(rt.err))
 	return rt.unserved(rt.err)
 }
 
 // fallBack takes in that the request is routed with less than full knowledge.
 func (d *dispatcher) fallBack(reason string) {
-	d.metrics.fallbacks.WithLabelValues(d.pool.name, reason).Inc()
-	d.pool.incidents.met(time.Now(), "fallback "+reason, d.pool.logger)
+	d.metrics.fallbacks.WithLabelValues(d.pool.Name, reason).Inc()
+	d.pool.Incidents.Raise(time.Now(), "fallback "+reason, d.pool.Logger)
 }
 
 // request returns the request as the proxy gets it.
@@ -178,21 +179,21 @@ func (rt *route) request(r *http.Request) *http.Request {
 type selector struct{}
 
 // Select implements reverseproxy.Selector.
-func (selector) Select(pool reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+func (selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
 	rt, ok := r.Context().Value(routeKey{}).(*route)
 	if !ok {
 		return nil
 	}
-	return rt.choose(r.Context(), pool)
+	return rt.choose(r.Context(), offered)
 }
 
 // choose selects the upstream of the next attempt and books it. It returns nil
 // if the proxy is to ask again later.
-func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *reverseproxy.Upstream {
+func (rt *route) choose(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	rt.endAttempt(false)
 	rt.takeScratch()
 	defer rt.returnScratch()
-	rt.offered, rt.again, rt.answer = pool, false, nil
+	rt.offered, rt.again, rt.answer = offered, false, nil
 	for {
 		t := time.Now()
 		found := rt.candidates(rt.offered, t)
@@ -200,7 +201,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 			rt.giveBackGranted() // its worker cannot be used any more
 			continue
 		}
-		if !found && len(rt.scratch.full) == 0 {
+		if !found && len(rt.scratch.Full) == 0 {
 			if rt.anotherRound() {
 				if !rt.withoutScratch(ctx, rt.pause) {
 					rt.wait.left = ctx.Err()
@@ -210,7 +211,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 				t = time.Now()
 				found = rt.candidates(rt.offered, t)
 			}
-			if !found && len(rt.scratch.full) == 0 {
+			if !found && len(rt.scratch.Full) == 0 {
 				return rt.nobody()
 			}
 		}
@@ -218,7 +219,7 @@ func (rt *route) choose(ctx context.Context, pool reverseproxy.UpstreamPool) *re
 			if up := rt.book(t); up != nil {
 				return up
 			}
-			if rt.pool.queue.length.Load() == 0 {
+			if rt.pool.Queue.Length.Load() == 0 {
 				continue // the worker has just filled up
 			}
 		}
@@ -264,28 +265,28 @@ func (rt *route) nobody() *reverseproxy.Upstream {
 func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	bound := rt.boundPosition()
 	request := rt.score()
-	i, lease := rt.pool.scheduler.SelectAmong(t, request, rt.scratch.targets, bound, rt.policy(), &rt.scratch.sel)
+	i, lease := rt.pool.Scheduler.SelectAmong(t, request, rt.scratch.Targets, bound, rt.policy(), &rt.scratch.Sel)
 	rt.noticeChoice(t)
 	rt.noticeLeaving(bound, i)
-	if !rt.takeSlot(rt.scratch.workers[i]) {
+	if !rt.takeSlot(rt.scratch.Workers[i]) {
 		lease.End(false, nil)
 		return nil
 	}
 	a := &attempt{
-		stream: stream{worker: rt.scratch.workers[i], target: rt.scratch.targets[i].Target, begun: t, work: rt.work()},
-		lease:  lease, terms: rt.scratch.sel.Candidates[i], slot: rt.plan.computes, bound: bound >= 0,
+		Stream: pool.Stream{Worker: rt.scratch.Workers[i], Target: rt.scratch.Targets[i].Target, Begun: t, Work: rt.work()},
+		lease:  lease, terms: rt.scratch.Sel.Candidates[i], slot: rt.plan.computes, bound: bound >= 0,
 	}
 	a.reason = rt.reasonOf(bound, &a.terms)
-	a.mark = a.worker.health.admit()
-	a.prompt = promptLength{rt.scratch.sel.Tokens, rt.scratch.sel.Known}
-	a.ahead = a.terms.PrefillTokens + a.prompt.tokens
-	a.worker.flow.begin(&a.stream)
+	a.mark = a.Worker.Health.Admit()
+	a.prompt = promptLength{rt.scratch.Sel.Tokens, rt.scratch.Sel.Known}
+	a.Ahead = a.terms.PrefillTokens + a.prompt.tokens
+	a.Worker.Flow.Begin(&a.Stream)
 	if rt.plan.computes {
-		rt.pool.yield(a.worker) // what is computed beforehand must cost nobody anything
+		rt.pool.Yield(a.Worker) // what is computed beforehand must cost nobody anything
 	}
 	rt.attempts++
-	rt.attempt, rt.last = a, rt.scratch.upstreams[i]
-	rt.tried = append(rt.tried, a.worker)
+	rt.attempt, rt.last = a, rt.scratch.Upstreams[i]
+	rt.tried = append(rt.tried, a.Worker)
 	rt.show(a)
 	rt.trace.selected(rt, a, t)
 	if rt.shadow != nil && bound < 0 && rt.plan.request != nil {
@@ -297,18 +298,18 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 // noticeLeaving records, after a choice, whether the session stays bound though the
 // policy has sent this turn elsewhere: it does while its worker holds the prompt.
 func (rt *route) noticeLeaving(bound, chosen int) {
-	if bound < 0 && chosen != rt.scratch.sel.Home && rt.scratch.sel.HomeHolds() {
+	if bound < 0 && chosen != rt.scratch.Sel.Home && rt.scratch.Sel.HomeHolds() {
 		rt.wait.away = true
 	}
 }
 
 // noticeChoice logs what degraded the choice.
 func (rt *route) noticeChoice(t time.Time) {
-	if rt.scratch.sel.Fault {
-		rt.pool.incidents.met(t, incidentFault, rt.pool.logger)
+	if rt.scratch.Sel.Fault {
+		rt.pool.Incidents.Raise(t, incidentFault, rt.pool.Logger)
 	}
-	if rt.scratch.sel.Unknown > 0 {
-		rt.pool.incidents.met(t, incidentUnknown, rt.pool.logger)
+	if rt.scratch.Sel.Unknown > 0 {
+		rt.pool.Incidents.Raise(t, incidentUnknown, rt.pool.Logger)
 	}
 }
 
@@ -341,35 +342,35 @@ func (rt *route) reasonOf(bound int, c *kvscore.Candidate) string {
 
 // candidates fills in the targets to choose from and tells whether there are
 // any.
-func (rt *route) candidates(pool reverseproxy.UpstreamPool, t time.Time) bool {
-	if sec := t.Unix(); rt.pool.used.Load() != sec {
-		rt.pool.used.Store(sec)
+func (rt *route) candidates(offered reverseproxy.UpstreamPool, t time.Time) bool {
+	if sec := t.Unix(); rt.pool.Used.Load() != sec {
+		rt.pool.Used.Store(sec)
 	}
-	used, found := rt.gather(pool, t)
+	used, found := rt.gather(offered, t)
 	switch {
 	case rt.pinned(): // whatever it is at
-	case used.draining:
-		rt.pool.incidents.met(t, "no worker left but draining ones, which are used all the same", rt.pool.logger)
-	case used.marked && len(rt.tried) == 0:
-		rt.pool.incidents.met(t, "all workers marked down, and used all the same", rt.pool.logger)
+	case used.Draining:
+		rt.pool.Incidents.Raise(t, "no worker left but draining ones, which are used all the same", rt.pool.Logger)
+	case used.Marked && len(rt.tried) == 0:
+		rt.pool.Incidents.Raise(t, "all workers marked down, and used all the same", rt.pool.Logger)
 	}
 	return found
 }
 
 // workersOffered returns the workers behind the upstreams that the proxy has.
-func (rt *route) workersOffered() []*worker {
-	list := make([]*worker, 0, len(rt.offered))
-	for _, row := range rt.table(rt.offered).rows {
-		list = append(list, row.worker)
+func (rt *route) workersOffered() []*pool.Worker {
+	list := make([]*pool.Worker, 0, len(rt.offered))
+	for _, row := range rt.table(rt.offered).Rows {
+		list = append(list, row.Worker)
 	}
 	return list
 }
 
 // otherLeft tells whether a worker is available that was not tried.
 func (rt *route) otherLeft() bool {
-	want, rows := rt.wants(), rt.table(rt.offered).rows
+	want, rows := rt.wants(), rt.table(rt.offered).Rows
 	for i, up := range rt.offered {
-		if w := rows[i].worker; up.Available() && !slices.Contains(rt.tried, w) && rt.pool.fits(&want, rt.model, w) {
+		if w := rows[i].Worker; up.Available() && !slices.Contains(rt.tried, w) && rt.pool.Fits(&want, rt.model, w) {
 			return true
 		}
 	}
@@ -391,7 +392,7 @@ func (rt *route) boundPosition() int {
 	if rt.mayLeave() {
 		return -1
 	}
-	return slices.IndexFunc(rt.scratch.targets, func(t kvscore.TargetRef) bool { return t.Target == target })
+	return slices.IndexFunc(rt.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }
 
 // placeholder returns the value of one of our placeholders.
@@ -411,9 +412,9 @@ func (rt *route) placeholder(key string) (any, bool) {
 	}
 	switch name {
 	case "worker":
-		return a.target.Worker, true
+		return a.Target.Worker, true
 	case "dp_rank":
-		return a.target.Rank, true
+		return a.Target.Rank, true
 	case "overlap_blocks":
 		return int64(a.terms.OverlapBlocks), true
 	case "predicted_cached_tokens":
@@ -438,7 +439,7 @@ func (rt *route) show(a *attempt) {
 	if c := rt.logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
 		fields := []zap.Field{
-			zap.String("upstream", a.worker.dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
+			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
 			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
 		}
 		if rt.costsTime(a) {
@@ -475,14 +476,14 @@ func (rt *route) endAttempt(computed bool) {
 		return
 	}
 	a.over = true
-	a.worker.health.leave(a.mark)
-	a.worker.flow.end(&a.stream)
+	a.Worker.Health.Leave(a.mark)
+	a.Worker.Flow.End(&a.Stream)
 	var answer []uint64
 	if computed && rt.answer != nil {
 		answer = rt.answer.Blocks
 	}
 	a.lease.End(computed, answer)
 	if a.slot {
-		rt.pool.freeSlot(a.worker)
+		rt.pool.FreeSlot(a.Worker)
 	}
 }

@@ -3,8 +3,10 @@ package handler
 import (
 	"context"
 	"net/http"
+	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -18,9 +20,9 @@ func newTestRoute(h *Handler, p *plan) *route {
 
 // newTestAttempt returns a route that owns the plan's body, with an attempt on the
 // worker's first rank.
-func newTestAttempt(h *Handler, p *plan, w *worker) *route {
+func newTestAttempt(h *Handler, p *plan, w *pool.Worker) *route {
 	rt := newTestRoute(h, p)
-	rt.body, rt.attempt = p.body, &attempt{stream: stream{worker: w, target: w.target(0)}}
+	rt.body, rt.attempt = p.body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
 	return rt
 }
 
@@ -50,4 +52,25 @@ func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
+}
+
+// testPool opens a pool of its own.
+func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
+	t.Helper()
+	p, err := pool.New("test", s.WithDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Destruct() })
+	return p
+}
+
+// wantedWorkers returns the settings of a pool with these workers.
+func wantedWorkers(workers ...pool.WorkerSettings) *pool.Settings {
+	s := &pool.Settings{Workers: make(map[string]pool.WorkerSettings), Upstreams: make(map[string]bool)}
+	for _, w := range workers {
+		s.Workers[w.Dial] = w
+		s.Upstreams[w.Dial] = true
+	}
+	return s
 }

@@ -42,7 +42,7 @@ type runner struct {
 
 func newRunner(d *dispatcher, allowed bool) *runner {
 	r := &runner{dispatcher: d, allowed: allowed}
-	d.metrics.speculative.WithLabelValues(d.pool.name, speculativeOK) // 0 is there to be seen
+	d.metrics.speculative.WithLabelValues(d.pool.Name, speculativeOK) // 0 is there to be seen
 	return r
 }
 
@@ -50,7 +50,7 @@ func newRunner(d *dispatcher, allowed bool) *runner {
 // for one. A Dynamo is asked, too, and does it itself.
 func (r *runner) Answering(t turn, resp *http.Response) followUp {
 	p := t.plan
-	if !p.ext.AgentHints.SpeculativePrefill.Value || r.pool.engineOf(t.worker).Type == engine.Dynamo {
+	if !p.ext.AgentHints.SpeculativePrefill.Value || r.pool.EngineOf(t.worker).Type == engine.Dynamo {
 		return nil
 	}
 	switch {
@@ -72,7 +72,7 @@ func (r *runner) Answering(t turn, resp *http.Response) followUp {
 // expect records a prefill whose turn has not ended. It returns false if there is no
 // memory for it.
 func (r *runner) expect(s *speculation) bool {
-	if !r.pool.backgrounds.keep(s.size) {
+	if !r.pool.Backgrounds.Keep(s.size) {
 		return false
 	}
 	r.mu.Lock()
@@ -89,7 +89,7 @@ func (r *runner) expect(s *speculation) bool {
 
 // start records that a prefill begins. It returns false if it must not.
 func (r *runner) start(s *speculation) bool {
-	leave, ok := r.pool.background(s.turn.worker, func() { r.callOff(s, speculativeYielded) })
+	leave, ok := r.pool.Background(s.turn.worker, func() { r.callOff(s, speculativeYielded) })
 	if !ok {
 		r.end(s, speculativeLimit)
 		return false
@@ -124,17 +124,17 @@ func (r *runner) end(s *speculation, outcome string) {
 	if s.leave != nil {
 		s.leave()
 	}
-	r.pool.backgrounds.drop(s.size)
+	r.pool.Backgrounds.Drop(s.size)
 	r.open.Add(-1)
 	close(s.done)
 	r.count(outcome)
 	if outcome == speculativeFailed || outcome == speculativeTimeout {
-		r.pool.incidents.met(time.Now(), incidentSpeculative, r.pool.logger)
+		r.pool.Incidents.Raise(time.Now(), incidentSpeculative, r.pool.Logger)
 	}
 }
 
 func (r *runner) count(outcome string) {
-	r.metrics.speculative.WithLabelValues(r.pool.name, outcome).Inc()
+	r.metrics.speculative.WithLabelValues(r.pool.Name, outcome).Inc()
 }
 
 // callOff ends a prefill that has begun. Its worker has its slot back when it returns.

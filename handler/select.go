@@ -7,20 +7,21 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // table returns the table of a list of upstreams. A dry route keeps its table: a
 // worker that the pool does not know exists only there.
-func (rt *route) table(list reverseproxy.UpstreamPool) *table {
-	if rt.dryTable != nil && rt.dryTable.isOf(list) {
+func (rt *route) table(list reverseproxy.UpstreamPool) *pool.Table {
+	if rt.dryTable != nil && rt.dryTable.IsOf(list) {
 		return rt.dryTable
 	}
 	t := rt.lastTable.Load()
-	if t == nil || t.layout != rt.pool.layout.Load() || !t.isOf(list) {
+	if t == nil || t.Layout != rt.pool.Layout.Load() || !t.IsOf(list) {
 		var lasting bool
-		if t, lasting = rt.pool.newTable(list, rt.repl, rt.dry); lasting && !rt.dry {
+		if t, lasting = rt.pool.NewTable(list, rt.repl, rt.dry); lasting && !rt.dry {
 			rt.lastTable.Store(t)
 		}
 	}
@@ -38,35 +39,35 @@ func (rt *route) withoutScratch(ctx context.Context, wait func(context.Context) 
 	return wait(ctx)
 }
 
-func (rt *route) takeScratch() { rt.scratch = rt.pool.takeScratch() }
+func (rt *route) takeScratch() { rt.scratch = rt.pool.TakeScratch() }
 
 func (rt *route) returnScratch() {
-	rt.pool.returnScratch(rt.scratch)
+	rt.pool.ReturnScratch(rt.scratch)
 	rt.scratch = nil
 }
 
 // gather fills in the targets that the request's next attempt can be made on.
-func (rt *route) gather(pool reverseproxy.UpstreamPool, t time.Time) (used resort, found bool) {
-	tab := rt.table(pool)
+func (rt *route) gather(offered reverseproxy.UpstreamPool, t time.Time) (used pool.Resort, found bool) {
+	tab := rt.table(offered)
 	if !rt.dry {
 		rt.markSeen(tab, t.Unix())
 	}
 	want := rt.wants()
-	rt.model = modelAmong(tab.rows, want.Model)
-	return rt.pool.gather(rt.scratch, &want, rt.model, offers{pool, tab}, rt.wait.granted, t)
+	rt.model = pool.ModelAmong(tab.Rows, want.Model)
+	return rt.pool.Gather(rt.scratch, &want, rt.model, pool.Offers{Ups: offered, Table: tab}, rt.wait.granted, t)
 }
 
 // markSeen records that the workers are upstreams in a second of Unix time. Of a static
 // list, one request a second does that.
-func (rt *route) markSeen(tab *table, second int64) {
+func (rt *route) markSeen(tab *pool.Table, second int64) {
 	dynamic := rt.proxy.DynamicUpstreams != nil
-	if tab.seen.Swap(second) == second && !dynamic {
+	if tab.Seen.Swap(second) == second && !dynamic {
 		return
 	}
-	for i := range tab.rows {
-		w := tab.rows[i].worker
-		if w.seen.Load() != second { // all processors share what is only read
-			w.seen.Store(second)
+	for i := range tab.Rows {
+		w := tab.Rows[i].Worker
+		if w.Seen.Load() != second { // all processors share what is only read
+			w.Seen.Store(second)
 		}
 		if dynamic {
 			rt.probes.Met(w)
@@ -75,11 +76,11 @@ func (rt *route) markSeen(tab *table, second int64) {
 }
 
 // wants returns what the request needs of the next attempt's worker.
-func (rt *route) wants() Wants {
+func (rt *route) wants() pool.Wants {
 	e := rt.plan.ext
 	tier, arrival := rt.precedence()
-	want := Wants{
-		Model: rt.plan.model, Only: rt.only.worker, Rank: anyRank, Workers: e.AllowedWorkerIDs,
+	want := pool.Wants{
+		Model: rt.plan.model, Only: rt.only.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.name,
 		Tried: rt.tried, Slot: rt.plan.computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
 	}
@@ -97,7 +98,9 @@ func (rt *route) wants() Wants {
 }
 
 // offers returns what the proxy offers for the next attempt.
-func (rt *route) offers() offers { return offers{rt.offered, rt.table(rt.offered)} }
+func (rt *route) offers() pool.Offers {
+	return pool.Offers{Ups: rt.offered, Table: rt.table(rt.offered)}
+}
 
 // longestHeadStart bounds what a priority is worth, in seconds: more than any request
 // waits.
@@ -114,16 +117,16 @@ func (rt *route) precedence() (tier int, arrival time.Time) {
 }
 
 // fits returns whether a worker may serve the request.
-func (rt *route) fits(w *worker) bool {
+func (rt *route) fits(w *pool.Worker) bool {
 	want := rt.wants()
-	return rt.pool.fits(&want, rt.model, w)
+	return rt.pool.Fits(&want, rt.model, w)
 }
 
 // checkModel returns the refusal of an inference request for a model that no worker
 // serves, nil otherwise.
 func (d *dispatcher) checkModel(p *plan) *api.Refusal {
 	static := d.proxy.DynamicUpstreams == nil && len(d.proxy.Upstreams) > 0
-	if p.request == nil || p.model == "" || !static || !d.pool.noneServes(d.proxy.Upstreams, p.model) {
+	if p.request == nil || p.model == "" || !static || !d.pool.NoneServes(d.proxy.Upstreams, p.model) {
 		return nil
 	}
 	return &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
@@ -131,12 +134,12 @@ func (d *dispatcher) checkModel(p *plan) *api.Refusal {
 }
 
 // work returns the kind of an attempt of the request.
-func (rt *route) work() work {
+func (rt *route) work() pool.Work {
 	switch {
 	case !rt.plan.computes:
-		return workNone
+		return pool.WorkNone
 	case rt.plan.request != nil && rt.plan.request.Stream:
-		return workStream
+		return pool.WorkStream
 	}
-	return workSilent
+	return pool.WorkSilent
 }

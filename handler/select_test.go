@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -29,8 +30,8 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
 	rt, list := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}}), h.ReverseProxy.Upstreams
-	ranked := func(id uint64, ranks int) workerSettings {
-		return workerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
+	ranked := func(id uint64, ranks int) pool.WorkerSettings {
+		return pool.WorkerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
 	}
 	last := rt.table(list)
 	for _, v := range []struct {
@@ -39,15 +40,15 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 		kept   bool
 	}{
 		{"nothing", func() {}, true},
-		{"a drain", func() { h.pool.worker("a:1").drain.Or(drainAsked) }, true},
-		{"another worker", func() { h.pool.worker("c:1") }, false},
-		{"an id and ranks", func() { h.pool.apply(wanted(ranked(7, 2)).withDefaults()) }, false},
-		{"ranks", func() { h.pool.apply(wanted(ranked(7, 4)).withDefaults()) }, false},
-		{"nothing that is seen here", func() { h.pool.apply(wanted(ranked(7, 4)).withDefaults()) }, true},
+		{"a drain", func() { h.pool.Worker("a:1").Drain.Or(pool.DrainAsked) }, true},
+		{"another worker", func() { h.pool.Worker("c:1") }, false},
+		{"an id and ranks", func() { h.pool.Apply(wantedWorkers(ranked(7, 2)).WithDefaults()) }, false},
+		{"ranks", func() { h.pool.Apply(wantedWorkers(ranked(7, 4)).WithDefaults()) }, false},
+		{"nothing that is seen here", func() { h.pool.Apply(wantedWorkers(ranked(7, 4)).WithDefaults()) }, true},
 		{"a worker that goes", func() {
-			h.pool.mu.Lock()
-			defer h.pool.mu.Unlock()
-			h.pool.drop(h.pool.workers["b:1"])
+			h.pool.Mu.Lock()
+			defer h.pool.Mu.Unlock()
+			h.pool.Drop(h.pool.Workers["b:1"])
 		}, false},
 		{"a list of the same addresses", func() { list = upstreamsOf("a:1", "b:1", "a:1") }, true},
 		{"another list", func() { list = upstreamsOf("b:1", "a:1", "a:1") }, false},
@@ -58,25 +59,25 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 			t.Errorf("after %s: kept %v, want %v", v.what, tab == last, v.kept)
 		}
 		for i, up := range list {
-			row := tab.rows[i]
-			if w := h.pool.worker(up.Dial); row.worker != w || len(row.targets) != w.ranks() {
+			row := tab.Rows[i]
+			if w := h.pool.Worker(up.Dial); row.Worker != w || len(row.Targets) != w.Ranks() {
 				t.Fatalf("after %s: %s is worker %d with %d ranks, want %d with %d",
-					v.what, up.Dial, row.worker.id, len(row.targets), w.id, w.ranks())
+					v.what, up.Dial, row.Worker.Id, len(row.Targets), w.Id, w.Ranks())
 			}
-			for rank, target := range row.targets {
-				if target.Target != row.worker.target(rank) {
+			for rank, target := range row.Targets {
+				if target.Target != row.Worker.Target(rank) {
 					t.Errorf("after %s: rank %d of %s is %s", v.what, rank, up.Dial, target)
 				}
 			}
-			if row.again != (i == 2) {
-				t.Errorf("after %s: %s at %d: again is %v", v.what, up.Dial, i, row.again)
+			if row.Again != (i == 2) {
+				t.Errorf("after %s: %s at %d: again is %v", v.what, up.Dial, i, row.Again)
 			}
 		}
 		last = rt.table(list) // the first may have made workers known, which makes it void
 	}
 	rt.takeScratch()
-	if _, found := rt.gather(list, time.Now()); !found || len(rt.scratch.workers) != 1+4 && len(rt.scratch.workers) != 1 {
-		t.Errorf("%d candidates", len(rt.scratch.workers))
+	if _, found := rt.gather(list, time.Now()); !found || len(rt.scratch.Workers) != 1+4 && len(rt.scratch.Workers) != 1 {
+		t.Errorf("%d candidates", len(rt.scratch.Workers))
 	}
 }
 
@@ -90,17 +91,17 @@ func TestTablesHeedNewModels(t *testing.T) {
 		for _, m := range models {
 			ids[m] = true
 		}
-		h.pool.worker(dial).models.Store(&modelList{ids: ids})
+		h.pool.Worker(dial).Models.Store(&pool.ModelList{Ids: ids})
 	}
 	offered := func(model string) (dials string) {
 		t.Helper()
 		rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, model: model})
 		rt.takeScratch()
 		defer rt.returnScratch()
-		rt.model = modelAmong(rt.table(list).rows, rt.wants().Model)
+		rt.model = pool.ModelAmong(rt.table(list).Rows, rt.wants().Model)
 		rt.gather(list, time.Now())
-		for _, w := range rt.scratch.workers {
-			dials += w.dial[:1]
+		for _, w := range rt.scratch.Workers {
+			dials += w.Dial[:1]
 		}
 		return dials
 	}
@@ -121,11 +122,11 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("z", "abc")
 	serve("b:1", "y", "x")
 	want("y", "ab")
-	h.pool.worker("c:1").configured.Store(&map[string]bool{"y": true})
+	h.pool.Worker("c:1").Configured.Store(&map[string]bool{"y": true})
 	serve("a:1", "x")
 	want("y", "bc")
 	want("x", "ab")
-	h.pool.worker("b:1").models.Store(nil)
+	h.pool.Worker("b:1").Models.Store(nil)
 	want("x", "a")
 	if h.dispatcher.lastTable.Load() != tab {
 		t.Error("other models made another table")
@@ -141,7 +142,7 @@ func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
 		for range 4 { // the first may make workers known, which makes the table void
 			rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
 			chosen := rt.choose(t.Context(), list)
-			if booked := rt.attempt.worker.dial; chosen.Dial != booked {
+			if booked := rt.attempt.Worker.Dial; chosen.Dial != booked {
 				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
 			}
 			rt.endAttempt(false)
@@ -159,7 +160,7 @@ func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
 		repl.Set("up", fmt.Sprintf("b:%d", i+1))
 		rt := newTestRoute(h, nil)
 		rt.repl = repl
-		if got := rt.table(h.ReverseProxy.Upstreams).rows[1].worker.dial; got != fmt.Sprintf("b:%d", i+1) {
+		if got := rt.table(h.ReverseProxy.Upstreams).Rows[1].Worker.Dial; got != fmt.Sprintf("b:%d", i+1) {
 			t.Errorf("request %d is offered %s", i, got)
 		}
 	}
@@ -173,10 +174,10 @@ func TestExplainingMakesNoWorkerKnown(t *testing.T) {
 	dry := newTestRoute(h, nil)
 	dry.dry = true
 	dry.table(list)
-	if h.pool.known("new:1") != nil {
+	if h.pool.Known("new:1") != nil {
 		t.Error("it is known")
 	}
-	if w := newTestRoute(h, nil).table(list).rows[0].worker; w != h.pool.known("new:1") {
+	if w := newTestRoute(h, nil).table(list).Rows[0].Worker; w != h.pool.Known("new:1") {
 		t.Error("a request is offered a worker that is not the pool's")
 	}
 }
@@ -208,20 +209,20 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				return
 			default:
 			}
-			var set []workerSettings
+			var set []pool.WorkerSettings
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, workerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+					set = append(set, pool.WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
 				}
 			}
-			h.pool.apply(wanted(set...).withDefaults())
-			for _, w := range h.pool.all() {
+			h.pool.Apply(wantedWorkers(set...).WithDefaults())
+			for _, w := range h.pool.All() {
 				if rand.IntN(4) == 0 {
-					h.pool.mu.Lock()
-					if h.pool.workers[w.dial] == w {
-						h.pool.drop(w)
+					h.pool.Mu.Lock()
+					if h.pool.Workers[w.Dial] == w {
+						h.pool.Drop(w)
 					}
-					h.pool.mu.Unlock()
+					h.pool.Mu.Unlock()
 				}
 			}
 		}
@@ -234,7 +235,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
 				rt := &route{dispatcher: d, plan: p, start: time.Now(), cached: -1}
-				if up := rt.choose(t.Context(), list); up == nil || up == nowhere || rt.attempt.worker.dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.target {
+				if up := rt.choose(t.Context(), list); up == nil || up == nowhere || rt.attempt.Worker.Dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.Target {
 					t.Errorf("chose %v, booked %+v", up, rt.attempt)
 				}
 				rt.endAttempt(true)
@@ -244,15 +245,15 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	choosing.Wait()
 	close(stop)
 	changing.Wait()
-	if s := h.pool.scheduler.Stats(); s.Leases != 0 || s.PolicyFaults != 0 {
+	if s := h.pool.Scheduler.Stats(); s.Leases != 0 || s.PolicyFaults != 0 {
 		t.Errorf("at the end: %+v", s)
 	}
 	rt := newTestRoute(h, p)
-	for i, row := range rt.table(h.ReverseProxy.Upstreams).rows {
-		if w := h.pool.worker(dials[i]); row.worker != w || len(row.targets) != w.ranks() {
+	for i, row := range rt.table(h.ReverseProxy.Upstreams).Rows {
+		if w := h.pool.Worker(dials[i]); row.Worker != w || len(row.Targets) != w.Ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
-		} else if _, known := h.pool.scheduler.Load(time.Now(), w.target(0)); !known {
-			t.Errorf("%s: worker %d has no books", dials[i], w.id)
+		} else if _, known := h.pool.Scheduler.Load(time.Now(), w.Target(0)); !known {
+			t.Errorf("%s: worker %d has no books", dials[i], w.Id)
 		}
 	}
 }
@@ -274,12 +275,12 @@ func (p doneProbe) Done() <-chan struct{} {
 func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
 	for name, prepare := range map[string]func(h *Handler, rt *route){
 		"in the queue": func(h *Handler, _ *route) {
-			h.pool.worker("a:1").slots.limit.Store(1)
-			h.pool.worker("a:1").slots.take()
+			h.pool.Worker("a:1").Slots.Limit.Store(1)
+			h.pool.Worker("a:1").Slots.Take()
 		},
 		"for lb_try_interval": func(h *Handler, rt *route) {
 			testDispatcher(h).limits.retries, h.dispatcher.limits.interval = 3, time.Hour
-			rt.tried = []*worker{h.pool.worker("a:1")}
+			rt.tried = []*pool.Worker{h.pool.Worker("a:1")}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -334,13 +335,13 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	rt.takeScratch()
 	defer rt.returnScratch()
 	rt.gather(h.ReverseProxy.Upstreams, time.Now())
-	w := h.pool.worker("a:1")
-	h.pool.mu.Lock()
-	h.pool.drop(w)
-	h.pool.mu.Unlock()
+	w := h.pool.Worker("a:1")
+	h.pool.Mu.Lock()
+	h.pool.Drop(w)
+	h.pool.Mu.Unlock()
 	rt.book(time.Now())
 	rt.endAttempt(true)
-	if _, known := h.pool.scheduler.Load(time.Now(), w.target(0)); known {
+	if _, known := h.pool.Scheduler.Load(time.Now(), w.Target(0)); known {
 		t.Error("it still has books")
 	}
 }

@@ -15,12 +15,12 @@ func (rt *route) boundTo() (none kvscore.Target) {
 	if rt.session == "" {
 		return none
 	}
-	b, ok := rt.pool.sessions.Peek(rt.session)
+	b, ok := rt.pool.Sessions.Peek(rt.session)
 	rt.home = b.Version
 	if ok && rt.servesOthers(b.Target) {
 		// The session uses several models; this one is bound by itself.
 		rt.session = modelKey(rt.session, rt.plan.model)
-		b, ok = rt.pool.sessions.Peek(rt.session)
+		b, ok = rt.pool.Sessions.Peek(rt.session)
 	}
 	if !ok {
 		return none
@@ -51,9 +51,9 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 	if rt.model == "" {
 		return false
 	}
-	for _, row := range rt.table(rt.offered).rows {
-		if w := row.worker; w.id == t.Worker {
-			return !w.isKnownToServe(rt.model)
+	for _, row := range rt.table(rt.offered).Rows {
+		if w := row.Worker; w.Id == t.Worker {
+			return !w.IsKnownToServe(rt.model)
 		}
 	}
 	return false
@@ -67,7 +67,7 @@ func (rt *route) sessionTTL() time.Duration {
 	if rt.bound != 0 {
 		return rt.keptFor // as an earlier turn said, wherever it goes now
 	}
-	return rt.pool.settings.Load().ttl
+	return rt.pool.Settings.Load().TTL
 }
 
 // commit binds the session to the target that answers it, or refreshes its binding. A
@@ -77,18 +77,18 @@ func (rt *route) commit() {
 		return
 	}
 	if rt.wait.away {
-		rt.pool.sessions.Get(rt.session) // it stays bound for its next turn
+		rt.pool.Sessions.Get(rt.session) // it stays bound for its next turn
 		return
 	}
 	target, idle := rt.attempt.lease.Target(), rt.plan.session.idle
 	if rt.bound != 0 && rt.seenAt == target {
-		b, ok := rt.pool.sessions.Get(rt.session)
+		b, ok := rt.pool.Sessions.Get(rt.session)
 		if rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL; ok && (idle == 0 || idle == b.TTL) {
 			return
 		}
 		// The binding has just expired, or its time to live changes.
 	}
-	b, _, err := rt.pool.sessions.CompareAndSwap(rt.session, rt.bound, target, rt.sessionTTL(), affinity.RouterOnly)
+	b, _, err := rt.pool.Sessions.CompareAndSwap(rt.session, rt.bound, target, rt.sessionTTL(), affinity.RouterOnly)
 	if err != nil {
 		rt.fallBack(fallbackUnbound) // the store is full of others' sessions
 		return
@@ -104,9 +104,9 @@ func (rt *route) endTurn(computed bool) {
 	switch {
 	case rt.session == "":
 	case rt.plan.session.last:
-		rt.pool.sessions.Remove(rt.session, rt.bound)
-		rt.pool.sessions.Remove(rt.plan.session.key, rt.home)
+		rt.pool.Sessions.Remove(rt.session, rt.bound)
+		rt.pool.Sessions.Remove(rt.plan.session.key, rt.home)
 	case computed:
-		rt.pool.sessions.Get(rt.session)
+		rt.pool.Sessions.Get(rt.session)
 	}
 }

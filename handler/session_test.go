@@ -13,7 +13,7 @@ import (
 func TestLastTurnSparesANewerBinding(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		h := benchHandler(t)
-		store := h.pool.sessions
+		store := h.pool.Sessions
 		bind := func(worker uint64) {
 			if _, err := store.Put("s", kvscore.Target{Worker: worker}, time.Hour, affinity.RouterOnly); err != nil {
 				t.Fatal(err)

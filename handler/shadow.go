@@ -25,17 +25,17 @@ func newShadow(p kvscore.Policy, m *metrics, pool string) *shadow {
 // compare asks the shadow for the choice that the active policy has just made
 // and that is booked: at position chosen of rt.scratch.sel.
 func (s *shadow) compare(rt *route, chosen int) {
-	sel := rt.scratch.sel // and candidates of its own, without the active policy's costs
-	rt.scratch.shadow = append(rt.scratch.shadow[:0], rt.scratch.sel.Candidates...)
-	sel.Candidates = rt.scratch.shadow
+	sel := rt.scratch.Sel // and candidates of its own, without the active policy's costs
+	rt.scratch.Shadow = append(rt.scratch.Shadow[:0], rt.scratch.Sel.Candidates...)
+	sel.Candidates = rt.scratch.Shadow
 	for i := range sel.Candidates {
 		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
 	}
 	i, panicked := s.ask(&sel)
 	switch {
-	case panicked != nil || i < 0 || i >= len(rt.scratch.targets) || !slices.EqualFunc(sel.Candidates, rt.scratch.targets, isOf):
+	case panicked != nil || i < 0 || i >= len(rt.scratch.Targets) || !slices.EqualFunc(sel.Candidates, rt.scratch.Targets, isOf):
 		s.fault.Inc()
-		rt.pool.incidents.met(rt.start, "shadow policy that makes no choice", rt.pool.logger)
+		rt.pool.Incidents.Raise(rt.start, "shadow policy that makes no choice", rt.pool.Logger)
 		if c := rt.logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
 			c.Write(zap.Int("position", i), zap.Any("panic", panicked))
 		}
@@ -44,10 +44,10 @@ func (s *shadow) compare(rt *route, chosen int) {
 	default:
 		s.differed.Inc()
 		if c := rt.logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
-			a, b := &rt.scratch.sel.Candidates[chosen], &sel.Candidates[i]
-			c.Write(zap.Stringer("target", rt.scratch.targets[chosen]), zap.String("upstream", rt.scratch.workers[chosen].dial),
+			a, b := &rt.scratch.Sel.Candidates[chosen], &sel.Candidates[i]
+			c.Write(zap.Stringer("target", rt.scratch.Targets[chosen]), zap.String("upstream", rt.scratch.Workers[chosen].Dial),
 				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
-				zap.Stringer("shadow_target", rt.scratch.targets[i]), zap.String("shadow_upstream", rt.scratch.workers[i].dial),
+				zap.Stringer("shadow_target", rt.scratch.Targets[i]), zap.String("shadow_upstream", rt.scratch.Workers[i].Dial),
 				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", b.TTFT()))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -106,14 +107,14 @@ func (s *speculation) prefill() (outcome string) {
 	if p == nil {
 		return speculativeUnfit
 	}
-	if !w.slots.take() {
+	if !w.Slots.Take() {
 		return speculativeBusy
 	}
 	var sel kvscore.Selection
-	_, lease := s.r.pool.scheduler.Select(t, &p.score, []kvscore.Target{s.turn.target}, 0, nil, &sel)
+	_, lease := s.r.pool.Scheduler.Select(t, &p.score, []kvscore.Target{s.turn.target}, 0, nil, &sel)
 	err := s.send(p)
 	lease.End(err == nil, nil)
-	s.r.pool.freeSlot(w)
+	s.r.pool.FreeSlot(w)
 	switch {
 	case err == nil:
 		return speculativeOK
@@ -129,12 +130,12 @@ func (s *speculation) prefill() (outcome string) {
 // whether the target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
 	w := s.turn.worker
-	load, known := s.r.pool.scheduler.Load(t, s.turn.target)
-	limit := w.slots.limit.Load()
+	load, known := s.r.pool.Scheduler.Load(t, s.turn.target)
+	limit := w.Slots.Limit.Load()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
 		load.Requests > 0 && s.behind > maxBeside ||
-		limit > 0 && 2*w.slots.running.Load() >= limit || s.r.pool.queue.length.Load() > 0 ||
-		w.draining() || !w.health.available(t) || w.flow.hangs() || !available(s.turn.upstream)
+		limit > 0 && 2*w.Slots.Running.Load() >= limit || s.r.pool.Queue.Length.Load() > 0 ||
+		w.Draining() || !w.Health.Available(t) || w.Flow.Hangs() || !pool.Available(s.turn.upstream)
 }
 
 // next returns the plan of the request that computes the prefix, nil if there can
@@ -148,13 +149,13 @@ func (s *speculation) next() *plan {
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
 	data, ok := api.NextTurn(b.Data[:0], whole, s.text)
 	b.Data = data
-	s.r.pool.memory.Count(b)
+	s.r.pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
 	old.Done()
 	if !ok {
 		return nil
 	}
-	req, err := api.Parse(of.api, data, s.r.pool.hashing())
+	req, err := api.Parse(of.api, data, s.r.pool.Hashing())
 	if err != nil {
 		return nil
 	}
@@ -179,7 +180,7 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 func (s *speculation) send(p *plan) error {
 	req := s.r.prepared(ownRequest(s.ctx, s.sent), p, s.body, s.turn.worker, s.turn.target)
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.r.client.Forward(req, s.turn.worker.dial)
+	resp, err := s.r.client.Forward(req, s.turn.worker.Dial)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 )
 
@@ -25,7 +26,7 @@ const (
 // askTokens asks the worker that a query is told for the prompt's token ids, and
 // returns them as JSON; nil if it does not tell them, which is counted. The question is
 // not booked, takes no slot, and marks no worker that does not answer.
-func (x *explainer) askTokens(r *http.Request, p *plan, w *worker) (ids []byte) {
+func (x *explainer) askTokens(r *http.Request, p *plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
 		x.fallBack(fallbackUntokenized)
@@ -34,17 +35,17 @@ func (x *explainer) askTokens(r *http.Request, p *plan, w *worker) (ids []byte) 
 	size := p.body.Size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is told
-	within, release := x.pool.memory.Reserve(room)
+	within, release := x.pool.Memory.Reserve(room)
 	defer release()
-	asking := x.pool.asking.Add(1)
-	defer x.pool.asking.Add(-1)
+	asking := x.pool.Asking.Add(1)
+	defer x.pool.Asking.Add(-1)
 	if !within || asking > maxAsking {
 		x.fallBack(fallbackUntokenized)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
-	e := x.pool.engineOf(w)
+	e := x.pool.EngineOf(w)
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		return x.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
 	})
@@ -73,10 +74,10 @@ func questionOf(p *plan) *engine.Question {
 // postOwn makes a POST request of the router's own to a worker, for a client with
 // that authorization, and returns the status and the body of the answer. The
 // status is 0 if there is no answer, or if it is longer than most bytes.
-func (x *explainer) postOwn(ctx context.Context, w *worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
-	status, answer, err := x.client.Fetch(ctx, w.dial, http.MethodPost, path, body, authorization, most)
+func (x *explainer) postOwn(ctx context.Context, w *pool.Worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
+	status, answer, err := x.client.Fetch(ctx, w.Dial, http.MethodPost, path, body, authorization, most)
 	if c := x.logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
-		c.Write(zap.String("upstream", w.dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
+		c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 	}
 	if err != nil {
 		return 0, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 
@@ -24,14 +25,14 @@ import (
 // stays booked. With room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
-	pool, err := newPool("test", new(poolSettings).withDefaults())
+	the, err := pool.New("test", new(pool.Settings).WithDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pool.Destruct()
-	s := *pool.settings.Load()
-	s.workers = map[string]workerSettings{allWorkers: {Engine: engine.SGLang}}
-	pool.settings.Store(&s)
+	defer the.Destruct()
+	s := *the.Settings.Load()
+	s.Workers = map[string]pool.WorkerSettings{pool.AllWorkers: {Engine: engine.SGLang}}
+	the.Settings.Store(&s)
 	transport := &upstream.Transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			dials.Add(1)
@@ -39,7 +40,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		},
 	}}}
 	x := &explainer{dispatcher: &dispatcher{
-		pool: pool, metrics: theMetrics(), logger: zap.NewNop(),
+		pool: the, metrics: theMetrics(), logger: zap.NewNop(),
 		client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
@@ -47,25 +48,25 @@ func TestQuestionsAreBounded(t *testing.T) {
 		asking int32
 		bodies int64
 	}{{maxAsking, 0}, {0, body.MaxBytes - 1000}, {0, 0}} {
-		pool.memory.Held.Store(0)
+		the.Memory.Held.Store(0)
 		of, whole := api.For("/v1/completions"), body.NewBuffer(int64(len(prompt)))
 		whole.Data = append(whole.Data[:0], prompt...)
-		pool.memory.Count(whole)
-		req, err := api.Parse(of, whole.Data, api.Options{TextBlock: s.textBlock, BlockSize: s.blockSize})
+		the.Memory.Count(whole)
+		req, err := api.Parse(of, whole.Data, api.Options{TextBlock: s.TextBlock, BlockSize: s.BlockSize})
 		if err != nil {
 			t.Fatal(err)
 		}
 		p := &plan{api: of, request: req, wishes: wishes{ext: &noExt}, content: content{body: body.NewReplay(whole, whole.Data)}}
-		pool.asking.Store(v.asking)
-		pool.memory.Held.Add(v.bodies)
-		ids := x.askTokens(httptest.NewRequest(http.MethodPost, "/v1/completions", nil), p, pool.worker("127.0.0.1:1"))
+		the.Asking.Store(v.asking)
+		the.Memory.Held.Add(v.bodies)
+		ids := x.askTokens(httptest.NewRequest(http.MethodPost, "/v1/completions", nil), p, the.Worker("127.0.0.1:1"))
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}
 		p.done()
-		if n, held := pool.asking.Load(), pool.memory.Held.Load(); n != v.asking || held != v.bodies {
+		if n, held := the.Asking.Load(), the.Memory.Held.Load(); n != v.asking || held != v.bodies {
 			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
 		}
-		pool.memory.Held.Add(-v.bodies)
+		the.Memory.Held.Add(-v.bodies)
 	}
 }

@@ -45,7 +45,7 @@ func (rt *route) startTrace(ctx context.Context) context.Context {
 	}
 	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
-		attribute.String("kv_router.pool", rt.pool.name),
+		attribute.String("kv_router.pool", rt.pool.Name),
 		attribute.Bool("kv_router.session", rt.plan.session.key != ""), // the key is a secret
 	}
 	if p := rt.plan; p.api != nil {
@@ -71,10 +71,10 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 	c := &a.terms
 	attrs := []attribute.KeyValue{
 		attribute.Int("kv_router.attempt", rt.attempts),
-		attribute.Int("kv_router.candidates", len(rt.scratch.sel.Candidates)),
+		attribute.Int("kv_router.candidates", len(rt.scratch.Sel.Candidates)),
 		// ids have 64 bits, and numbers here 63
 		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
-		attribute.String("kv_router.upstream", a.worker.dial),
+		attribute.String("kv_router.upstream", a.Worker.Dial),
 		attribute.Int64("kv_router.dp_rank", int64(c.Target.Rank)),
 		attribute.String("kv_router.reason", a.reason),
 		attribute.Int64("kv_router.prompt_tokens", a.prompt.tokens),
@@ -106,7 +106,7 @@ func (t *routeTrace) selected(rt *route, a *attempt, begun time.Time) {
 func (t *routeTrace) retried(a *attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(
-			attribute.String("kv_router.upstream", a.worker.dial), attribute.String("kv_router.reason", reason)))
+			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
 	}
 }
 

@@ -75,7 +75,7 @@ func (rt *route) sendOver(roundTrip func(*http.Request) (*http.Response, error),
 	}
 	n := resends.Load()
 	if n > 0 {
-		rt.pool.countRetries(rt.attempt.worker, "resend", int(n))
+		rt.pool.CountRetries(rt.attempt.Worker, "resend", int(n))
 	}
 	return resp, n > 0, err
 }
@@ -153,8 +153,8 @@ func (rt *route) label(h http.Header, a *attempt) {
 	if prefix == "" {
 		return
 	}
-	h.Set(prefix+"Worker", strconv.FormatUint(a.target.Worker, 10))
-	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.target.Rank), 10))
+	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
+	h.Set(prefix+"DP-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
 	h.Set(prefix+"Reason", a.reason)
 	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
 	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))

@@ -99,7 +99,7 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		match, err := t.matchers.AnyMatchWithError(r)
 		switch {
 		case err != nil:
-			h.pool.incidents.met(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.logger)
+			h.pool.Incidents.Raise(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.Logger)
 			if c := h.logger.Check(zap.DebugLevel, "matcher of trust failed"); c != nil {
 				c.Write(zap.Strings("trust", t.What), zap.Error(err))
 			}

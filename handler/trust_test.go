@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -20,20 +21,20 @@ func (failing) MatchWithError(*http.Request) (bool, error) { return true, fmt.Er
 // TestMatcherThatFailsGrantsNothing has one that says yes with an error, beside
 // lines that hold.
 func TestMatcherThatFailsGrantsNothing(t *testing.T) {
-	p, err := newPool("trust", new(poolSettings).withDefaults())
+	p, err := pool.New("trust", new(pool.Settings).WithDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Destruct()
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
-	h := &Handler{pool: p, logger: p.logger(), Trust: []*Trust{
+	h := &Handler{pool: p, logger: p.Logger(), Trust: []*Trust{
 		{What: []string{"pins"}, grants: nvext.Pins, matchers: caddyhttp.MatcherSets{{failing{}}}},
 		{What: []string{"explain"}, grants: nvext.Explain},
 	}}
 	if g := h.grants(r); g != nvext.Explain {
 		t.Errorf("granted %v", g)
 	}
-	if n := len(p.incidents.lasting()); n != 1 {
+	if n := len(p.Incidents.Lasting()); n != 1 {
 		t.Errorf("%d conditions last, want 1", n)
 	}
 	h.Mode = modeDirect

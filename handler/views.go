@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -57,22 +58,22 @@ type incidentView struct {
 	Times int     `json:"times"`
 }
 
-func viewPool(p *pool, t time.Time) poolView {
-	s, set := p.scheduler.Stats(), p.settings.Load()
+func viewPool(p *pool.Pool, t time.Time) poolView {
+	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
-		Name: p.name, Leases: s.Leases, Waiting: int(p.queue.length.Load()), Sessions: p.sessions.Len(), SessionBytes: p.sessions.Bytes(), Responses: p.responses.count(),
-		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.memory.Bytes(), Speculative: p.backgrounds.count(),
-		Settings:  settingsView{set.memory, set.blockSize, blockSource(p, set), set.textBlock, set.ttl.Seconds(), set.maxSessions, set.maxWaiting, set.maxWait.Seconds()},
+		Name: p.Name, Leases: s.Leases, Waiting: int(p.Queue.Length.Load()), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
+		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Bytes(), Speculative: p.Backgrounds.Count(),
+		Settings:  settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, set.TTL.Seconds(), set.MaxSessions, set.MaxWaiting, set.MaxWait.Seconds()},
 		Latency:   viewLatency(&s),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
-		Incidents: viewIncidents(&p.incidents, t),
+		Incidents: viewIncidents(&p.Incidents, t),
 	}
 	if s.PrefillRate > 0 {
 		v.PrefillRate = &s.PrefillRate
 	}
-	for _, w := range p.all() {
+	for _, w := range p.All() {
 		v.Workers++
-		if w.draining() {
+		if w.Draining() {
 			v.DrainingWorkers++
 		}
 	}
@@ -80,11 +81,11 @@ func viewPool(p *pool, t time.Time) poolView {
 }
 
 // viewIncidents returns the conditions that last, the oldest first.
-func viewIncidents(i *incidents, t time.Time) []incidentView {
-	open := i.lasting()
+func viewIncidents(i *pool.Incidents, t time.Time) []incidentView {
+	open := i.Lasting()
 	list := make([]incidentView, 0, len(open))
 	for what, in := range open {
-		list = append(list, incidentView{what, t.Sub(in.begun).Seconds(), t.Sub(in.last).Seconds(), in.times})
+		list = append(list, incidentView{what, t.Sub(in.Begun).Seconds(), t.Sub(in.Last).Seconds(), in.Times})
 	}
 	slices.SortFunc(list, func(a, b incidentView) int { return cmp.Compare(b.Begun, a.Begun) })
 	return list
@@ -165,17 +166,17 @@ type hitsView struct {
 	Cached    int64    `json:"reported_cached_tokens"`
 	RepRatio  *float64 `json:"reported_hit_ratio"`
 	// Error is null while no answer told what was cached.
-	Error *missesView `json:"prediction_error"`
+	Error *pool.MissesView `json:"prediction_error"`
 }
 
 // viewWorkers returns the views of those of the pool's workers that are wanted.
-func viewWorkers(p *pool, t time.Time, wanted func(*worker) bool) []workerView {
-	all := p.all()
-	slices.SortFunc(all, func(a, b *worker) int { return cmp.Compare(a.dial, b.dial) })
-	proxy, set := proxyOf(p), p.settings.Load()
+func viewWorkers(p *pool.Pool, t time.Time, wanted func(*pool.Worker) bool) []workerView {
+	all := p.All()
+	slices.SortFunc(all, func(a, b *pool.Worker) int { return cmp.Compare(a.Dial, b.Dial) })
+	proxy, set := proxyOf(p), p.Settings.Load()
 	loads, sum := make([]kvscore.Load, len(all)), int64(0)
 	for i, w := range all {
-		loads[i] = p.load(t, w)
+		loads[i] = p.Load(t, w)
 		sum += loads[i].CachedTokens
 	}
 	list := make([]workerView, 0, len(all))
@@ -189,7 +190,7 @@ func viewWorkers(p *pool, t time.Time, wanted func(*worker) bool) []workerView {
 			v.Latency = v.Ranks[0].Latency
 		}
 		v.Cache.cacheSize = viewCache(p, w, &loads[i])
-		v.Static = set.upstreams[w.dial]
+		v.Static = set.Upstreams[w.Dial]
 		v.Cache.IndexShare = ratio(v.Cache.Cached, sum)
 		list = append(list, v)
 	}
@@ -204,57 +205,57 @@ type proxyState struct {
 
 // proxyOf returns the states of a pool's static upstreams by address. Which these are
 // is a matter of the configuration that answers for the pool.
-func proxyOf(p *pool) map[string]proxyState {
+func proxyOf(p *pool.Pool) map[string]proxyState {
 	said := make(map[string]proxyState)
 	if x := explainerOf(p); x != nil {
 		for _, up := range x.proxy.Upstreams {
-			said[up.Dial] = proxyState{available(up), up.Host == nil || up.Healthy()}
+			said[up.Dial] = proxyState{pool.Available(up), up.Host == nil || up.Healthy()}
 		}
 	}
 	return said
 }
 
-func viewWorker(w *worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState) workerView {
-	drain, health := w.drain.Load(), w.health.state(t)
+func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState) workerView {
+	drain, health := w.Drain.Load(), w.Health.State(t)
 	v := workerView{
-		ID: w.id, Dial: w.dial,
-		Draining: drain != 0, DrainAsked: drain&drainAsked != 0, DrainConfigured: drain&drainConfigured != 0,
+		ID: w.Id, Dial: w.Dial,
+		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
-			Available: isAvailable(w, &health, proxy), Hung: w.flow.hangs(),
-			Failures: health.fails, Answers: health.answers, Errors: health.errors,
+			Available: isAvailable(w, &health, proxy), Hung: w.Flow.Hangs(),
+			Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
 		},
-		Load:    loadView{viewLoad(load), w.slots.running.Load(), nil},
+		Load:    loadView{viewLoad(load), w.Slots.Running.Load(), nil},
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
-			Estimated: w.hits.estimated.Load(), Predicted: w.hits.foreseen.Load(),
-			Prompt: w.hits.prompt.Load(), Cached: w.hits.cached.Load(),
+			Estimated: w.Hits.Estimated.Load(), Predicted: w.Hits.Foreseen.Load(),
+			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(),
 		},
 	}
-	if state, said := proxy[w.dial]; said {
+	if state, said := proxy[w.Dial]; said {
 		v.Health.Proxy = &state.available
 	}
 	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
-	v.Hits.Error = w.misses.view()
-	v.Taints = w.tainted()
-	if limit := w.slots.limit.Load(); limit > 0 {
+	v.Hits.Error = w.Misses.View()
+	v.Taints = w.Tainted()
+	if limit := w.Slots.Limit.Load(); limit > 0 {
 		v.Load.MaxRunning = &limit
 	}
-	if health.reach != reachUnknown {
-		v.Health.Refusing = &health.away
+	if health.Reach != pool.ReachUnknown {
+		v.Health.Refusing = &health.Away
 	}
-	if !health.until.IsZero() {
-		until := health.until.UTC()
+	if !health.Until.IsZero() {
+		until := health.Until.UTC()
 		v.Health.RatedDownUntil, v.Health.RatedDownSeconds = &until, until.Sub(t).Seconds()
 	}
-	if health.window > 0 {
-		v.Health.LetBack = &health.window
+	if health.Window > 0 {
+		v.Health.LetBack = &health.Window
 	}
-	if set := w.configured.Load(); set != nil {
+	if set := w.Configured.Load(); set != nil {
 		v.Models.Configured = slices.Sorted(maps.Keys(*set))
 	}
-	if list := w.models.Load(); list != nil {
-		v.Models.Listed = slices.Sorted(maps.Keys(list.ids))
+	if list := w.Models.Load(); list != nil {
+		v.Models.Listed = slices.Sorted(maps.Keys(list.Ids))
 	}
 	return v
 }
@@ -262,10 +263,10 @@ func viewWorker(w *worker, t time.Time, load *kvscore.Load, proxy map[string]pro
 // isAvailable returns whether a worker gets new requests as others do: one that is let
 // back, with a few at a time, does not yet. It is nil if that is not known, because no
 // connection to it was tried.
-func isAvailable(w *worker, s *healthState, proxy map[string]proxyState) *bool {
-	state, said := proxy[w.dial]
-	yes := (state.healthy || !said) && !w.draining() && !w.flow.hangs() && s.well && !s.away
-	if yes && s.reach == reachUnknown {
+func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
+	state, said := proxy[w.Dial]
+	yes := (state.healthy || !said) && !w.Draining() && !w.Flow.Hangs() && s.Well && !s.Away
+	if yes && s.Reach == pool.ReachUnknown {
 		return nil
 	}
 	return &yes
@@ -293,11 +294,11 @@ type sessionView struct {
 }
 
 // dials returns the addresses of a pool's workers by target.
-func dials(p *pool) map[kvscore.Target]string {
+func dials(p *pool.Pool) map[kvscore.Target]string {
 	list := make(map[kvscore.Target]string)
-	for _, w := range p.all() {
-		for rank := range w.ranks() {
-			list[w.target(rank)] = w.dial
+	for _, w := range p.All() {
+		for rank := range w.Ranks() {
+			list[w.Target(rank)] = w.Dial
 		}
 	}
 	return list

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -17,7 +18,7 @@ import (
 // waiting is what a request has to do with full workers.
 type waiting struct {
 	away       bool          // this turn is not at the session's worker, which stays bound
-	granted    *worker       // the queue has taken a slot of it for the next attempt
+	granted    *pool.Worker  // the queue has taken a slot of it for the next attempt
 	waited     time.Duration // in the queue, over all attempts
 	turnedAway *api.Refusal  // why the request is not served
 	left       error         // the client's context ended meanwhile
@@ -33,22 +34,22 @@ const (
 // or without one, if there is no worker to be waited for. It returns false if the request
 // was turned away, or its client left.
 func (rt *route) await(ctx context.Context) bool {
-	set := rt.pool.settings.Load()
-	g, waited := rt.pool.wait(ctx, rt.wants(), rt.offers(), min(set.maxWait-rt.wait.waited, rt.patience()))
+	set := rt.pool.Settings.Load()
+	g, waited := rt.pool.Wait(ctx, rt.wants(), rt.offers(), min(set.MaxWait-rt.wait.waited, rt.patience()))
 	rt.wait.waited += waited
-	rt.wait.granted, rt.wait.left = g.worker, ctx.Err()
+	rt.wait.granted, rt.wait.left = g.Worker, ctx.Err()
 	switch {
 	case rt.wait.left != nil:
 		return false
-	case g.full:
+	case g.Full:
 		rt.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, incidentOverflow, fmt.Errorf(
-			"all workers are full, and %d requests wait, which is as many as may; try again later", set.maxWaiting))
+			"all workers are full, and %d requests wait, which is as many as may; try again later", set.MaxWaiting))
 		return false
-	case g.late && rt.held.resp != nil:
+	case g.Late && rt.held.resp != nil:
 		return false
-	case g.late:
+	case g.Late:
 		rt.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, incidentLate, fmt.Errorf(
-			"all workers are full, and none had room within %s; try again later", set.maxWait))
+			"all workers are full, and none had room within %s; try again later", set.MaxWait))
 		return false
 	}
 	return true
@@ -67,11 +68,11 @@ func (rt *route) patience() time.Duration {
 
 // turnAway records that the operator's limits refuse the request.
 func (rt *route) turnAway(status int, code, incident string, err error) {
-	rt.pool.incidents.met(time.Now(), incident, rt.pool.logger)
+	rt.pool.Incidents.Raise(time.Now(), incident, rt.pool.Logger)
 	rt.figures.turnedAway[code].Inc()
 	rt.wait.turnedAway = &api.Refusal{
 		API: rt.plan.api, Status: status, Code: code, Err: err,
-		RetryAfter: rt.pool.queue.retryAfter(rt.pool.settings.Load().maxWait),
+		RetryAfter: rt.pool.Queue.RetryAfter(rt.pool.Settings.Load().MaxWait),
 	}
 }
 
@@ -102,7 +103,7 @@ func (rt *route) errWaiting() error {
 // isAway tells whether a session's worker was left out only because it is full:
 // the session is elsewhere for one turn, and stays bound.
 func (rt *route) isAway(t kvscore.Target) bool {
-	return slices.ContainsFunc(rt.scratch.full, func(w *worker) bool { return w.id == t.Worker })
+	return slices.ContainsFunc(rt.scratch.Full, func(w *pool.Worker) bool { return w.Id == t.Worker })
 }
 
 // endWaiting ends what the request has to do with full workers.
@@ -115,7 +116,7 @@ func (rt *route) endWaiting() {
 
 // takeSlot takes a slot of the chosen worker for an attempt. It returns false
 // if the worker filled up meanwhile, or a queued request has first claim to its room.
-func (rt *route) takeSlot(w *worker) bool {
+func (rt *route) takeSlot(w *pool.Worker) bool {
 	switch {
 	case !rt.plan.computes:
 		return true
@@ -123,13 +124,13 @@ func (rt *route) takeSlot(w *worker) bool {
 		rt.wait.granted = nil
 		return true
 	}
-	return rt.pool.queue.takeUnclaimed(w)
+	return rt.pool.Queue.TakeUnclaimed(w)
 }
 
 // giveBackGranted frees the slot that the queue has granted, if it was not used.
 func (rt *route) giveBackGranted() {
 	if w := rt.wait.granted; w != nil {
 		rt.wait.granted = nil
-		rt.pool.freeSlot(w)
+		rt.pool.FreeSlot(w)
 	}
 }

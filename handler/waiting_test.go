@@ -9,16 +9,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // setLimits sets the limits of a handler's workers, in their order.
-func setLimits(h *Handler, limits ...int) []*worker {
+func setLimits(h *Handler, limits ...int) []*pool.Worker {
 	h.adopt() // else its settings come later
-	var workers []*worker
+	var workers []*pool.Worker
 	for i, up := range h.ReverseProxy.Upstreams {
-		w := h.pool.worker(up.Dial)
-		w.slots.limit.Store(int64(limits[i]))
+		w := h.pool.Worker(up.Dial)
+		w.Slots.Limit.Store(int64(limits[i]))
 		workers = append(workers, w)
 	}
 	return workers
@@ -34,18 +35,18 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 		if up := rt.choose(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
 			t.Fatalf("got %v", up)
 		}
-		if n := w.slots.running.Load(); n != int64(i+1) {
+		if n := w.Slots.Running.Load(); n != int64(i+1) {
 			t.Errorf("%d slots are taken, want %d", n, i+1)
 		}
 	}
 	one.endAttempt(false)
 	one.endAttempt(false)
 	one.end()
-	if n := w.slots.running.Load(); n != 1 {
+	if n := w.Slots.Running.Load(); n != 1 {
 		t.Errorf("%d slots are taken after one has ended, want 1", n)
 	}
 	two.end()
-	if n := w.slots.running.Load(); n != 0 {
+	if n := w.Slots.Running.Load(); n != 0 {
 		t.Errorf("%d slots are taken after both have ended", n)
 	}
 }
@@ -55,22 +56,30 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 func TestNewcomersDoNotOvertake(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 1)[0]
-	w.slots.take()
-	m := newWaiter(time.Now(), w)
-	h.pool.queue.enter(m, 10)
+	w.Slots.Take()
+	first := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, handling: handling{computes: true}})
+	first.offered = h.ReverseProxy.Upstreams
+	granted := make(chan *pool.Worker, 1)
+	go func() {
+		g, _ := h.pool.Wait(t.Context(), first.wants(), first.offers(), time.Minute)
+		granted <- g.Worker
+	}()
+	for h.pool.Queue.Length.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
 	rt, _ := plannedRoute(t, h, 10)
-	w.slots.running.Add(-1)
+	w.Slots.Running.Add(-1)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if up := rt.choose(ctx, h.ReverseProxy.Upstreams); up != nowhere {
 		t.Errorf("the newcomer got %v", up)
 	}
 	rt.end()
-	if v, ok := m.decided(); !ok || v.worker != w {
-		t.Errorf("the one that waited got %+v, %v", v, ok)
+	if got := <-granted; got != w {
+		t.Errorf("the request that waited got %v", got)
 	}
-	h.pool.freeSlot(w)
-	if n := w.slots.running.Load(); n != 0 || h.pool.queue.length.Load() != 0 {
+	h.pool.FreeSlot(w)
+	if n := w.Slots.Running.Load(); n != 0 || h.pool.Queue.Length.Load() != 0 {
 		t.Errorf("%d running at the end", n)
 	}
 }
@@ -86,14 +95,14 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 		prepare func(rt *route)
 		want    int // position of the worker, -1 if none
 	}{
-		{"Used", func(*route) { workers[1].slots.take() }, 0},
-		{"RatedDown", func(*route) { workers[0].health.fail(time.Now(), time.Now(), 0, false) }, 0},
+		{"Used", func(*route) { workers[1].Slots.Take() }, 0},
+		{"RatedDown", func(*route) { workers[0].Health.Fail(time.Now(), time.Now(), 0, false) }, 0},
 		{"Tried", func(rt *route) { rt.tried = append(rt.tried, workers[0]) }, 1},
 		{"NeverAsked", nil, -1},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			rt, _ := plannedRoute(t, h, 10)
-			workers[0].slots.take()
+			workers[0].Slots.Take()
 			rt.wait.granted = workers[0]
 			if v.prepare != nil {
 				v.prepare(rt)
@@ -102,20 +111,20 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 				}
 			}
 			for i, w := range workers {
-				if n := w.slots.running.Load(); v.want >= 0 && n != 1 && i == v.want {
-					t.Errorf("%s has %d slots taken, want 1", w.dial, n)
+				if n := w.Slots.Running.Load(); v.want >= 0 && n != 1 && i == v.want {
+					t.Errorf("%s has %d slots taken, want 1", w.Dial, n)
 				}
 			}
 			rt.end()
 			for _, w := range workers {
-				w.health = health{}
+				w.Health = pool.Health{}
 			}
 			if v.name == "Used" {
-				workers[1].slots.running.Add(-1)
+				workers[1].Slots.Running.Add(-1)
 			}
 			for _, w := range workers {
-				if n := w.slots.running.Load(); n != 0 {
-					t.Errorf("%s has %d slots taken at the end", w.dial, n)
+				if n := w.Slots.Running.Load(); n != 0 {
+					t.Errorf("%s has %d slots taken at the end", w.Dial, n)
 				}
 			}
 		})

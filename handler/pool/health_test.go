@@ -1,0 +1,294 @@
+package pool
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// epoch is when the tests' clocks begin.
+var epoch = time.Unix(1_800_000_000, 0)
+
+// TestMarkGrowsWithEachFailure fails a worker each time that it is let back.
+func TestMarkGrowsWithEachFailure(t *testing.T) {
+	var h Health
+	now := epoch
+	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longest, longest} {
+		if !h.Available(now) {
+			t.Fatalf("failure %d: not available before it", i+1)
+		}
+		mark := h.Admit()
+		if was := h.Fail(now, now, 0, false); was != (i == 0) {
+			t.Errorf("failure %d: well before: %v", i+1, was)
+		}
+		h.Leave(mark)
+		if h.Available(now.Add(down - time.Millisecond)) {
+			t.Errorf("failure %d: available before %v", i+1, down)
+		}
+		now = now.Add(down)
+		if !h.Available(now) {
+			t.Errorf("failure %d: not available after %v", i+1, down)
+		}
+	}
+}
+
+// TestMarkIsAsLongAsTheWorkerAsks has Retry-After, within bounds, and refusals
+// of a busy worker, which do not make the mark grow.
+func TestMarkIsAsLongAsTheWorkerAsks(t *testing.T) {
+	for _, v := range []struct{ wait, down time.Duration }{
+		{0, firstDown},
+		{time.Millisecond, firstDown},
+		{2 * time.Second, 2 * time.Second},
+		{time.Hour, longest},
+	} {
+		var h Health
+		now := epoch
+		for i := range 5 {
+			h.Fail(now, now, v.wait, true)
+			if h.Available(now.Add(v.down-time.Millisecond)) || !h.Available(now.Add(v.down)) {
+				t.Errorf("refusal %d with wait %v: not down for %v", i+1, v.wait, v.down)
+			}
+			now = now.Add(v.down)
+		}
+	}
+}
+
+// TestRequestsUnderWayDoNotCountAgain has many requests at a worker when it
+// fails: they fail with it, and are one failure.
+func TestRequestsUnderWayDoNotCountAgain(t *testing.T) {
+	var h Health
+	if !h.Fail(epoch, epoch, 0, false) {
+		t.Error("the first failure did not find the worker well")
+	}
+	for i := range 20 {
+		at := epoch.Add(time.Duration(i) * time.Second) // long requests fail late
+		if h.Fail(at, epoch.Add(-time.Second), 0, false) {
+			t.Error("the worker was well again, without a success")
+		}
+	}
+	if !h.Available(epoch.Add(firstDown)) {
+		t.Error("failures of requests from before made the mark longer")
+	}
+}
+
+// TestWorkerIsLetBackByAndBy counts the requests that it gets at a time: one,
+// and with each success twice as many, whatever it has from before.
+func TestWorkerIsLetBackByAndBy(t *testing.T) {
+	var h Health
+	var before []uint64
+	for range 200 {
+		before = append(before, h.Admit())
+	}
+	h.Fail(epoch, epoch, 0, false)
+	now := epoch.Add(firstDown)
+	for want := 1; want < fullWindow; want *= 2 {
+		var marks []uint64
+		for h.Available(now) && len(marks) < 1000 {
+			marks = append(marks, h.Admit())
+		}
+		if len(marks) != want {
+			t.Fatalf("%d requests at a time, want %d", len(marks), want)
+		}
+		// the end of those from before makes no room
+		h.Leave(before[0])
+		if before = before[1:]; h.Available(now) {
+			t.Error("a request from before made room for another")
+		}
+		for _, m := range marks {
+			h.Leave(m)
+		}
+		if !h.Available(now) {
+			t.Error("not available though none of its requests is left")
+		}
+		if well := h.Succeed(now, now); well != (2*want >= fullWindow) {
+			t.Errorf("well after a success with %d at a time: %v", want, well)
+		}
+	}
+	for range 10 * fullWindow {
+		if !h.Available(now) {
+			t.Fatal("a worker that is well is limited")
+		}
+		h.Admit()
+	}
+}
+
+// TestWorkerThatAnswersIsLetBackWithTime has answers that take long, so that
+// successes are few. Without one nothing grows.
+func TestWorkerThatAnswersIsLetBackWithTime(t *testing.T) {
+	var h Health
+	room := func(now time.Time) (n int) {
+		for h.Available(now) && n < 10*fullWindow {
+			n++
+			defer h.Leave(h.Admit())
+		}
+		return n
+	}
+	h.Fail(epoch, epoch, 0, false)
+	now := epoch.Add(firstDown)
+	if n := room(now.Add(time.Hour)); n != 1 {
+		t.Errorf("%d requests at a time without a success, want 1", n)
+	}
+	h.Succeed(now, now)
+	for i, want := range []int{2, 4, 8, 16, 10 * fullWindow} {
+		if n := room(now.Add(time.Duration(i) * growAfter)); n != want {
+			t.Errorf("%d requests at a time, %d s after a success, want %d", n, i, want)
+		}
+	}
+	now = now.Add(4 * growAfter)
+	if !h.Succeed(now, now) {
+		t.Error("not well again with the next success")
+	}
+	h.Fail(now, now, 0, false)
+	if n := room(now.Add(longest)); n != 1 {
+		t.Errorf("%d requests at a time after another failure, want 1", n)
+	}
+}
+
+// TestOldSuccessesHealNothing has answers to requests that were begun before the
+// failure.
+func TestOldSuccessesHealNothing(t *testing.T) {
+	var h Health
+	h.Fail(epoch, epoch, 0, false)
+	now := epoch.Add(firstDown)
+	for range 100 {
+		if h.Succeed(now, epoch.Add(-time.Second)) {
+			t.Fatal("well again by an answer to an old request")
+		}
+	}
+	h.Admit()
+	if h.Available(now) {
+		t.Error("more than one request at a time")
+	}
+}
+
+// TestErrorsFade counts errors and lets them be forgotten.
+func TestErrorsFade(t *testing.T) {
+	var h Health
+	now := epoch
+	for range 10 {
+		h.Err(now, false, rand.Uint64())
+	}
+	if n, share := h.Err(now, false, rand.Uint64()); n != 11 || share != 1 {
+		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
+	}
+	now = now.Add(10 * errorMemory)
+	h.Err(now, false, rand.Uint64())
+	if _, n := h.Lately(); n < 1 || n > 1.01 {
+		t.Errorf("%v errors of late, want the last one", n)
+	}
+	for range 99 {
+		h.Succeed(now, now)
+	}
+	if _, share := h.Err(now, false, rand.Uint64()); share > 0.03 {
+		t.Errorf("a share of %v, want about 2 of 101", share)
+	}
+	if n, e := h.Lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
+		t.Errorf("%v answers, %v errors of late; want 101 and 2", n, e)
+	}
+}
+
+// TestErrorsAloneAreSeenSoon has a worker that did well for long and then gives
+// errors only.
+func TestErrorsAloneAreSeenSoon(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		var h Health
+		for range 1000 {
+			h.Succeed(epoch, epoch)
+		}
+		n := 1
+		for ; n < 5000; n++ {
+			if errs, share := h.Err(epoch, own, rand.Uint64()); Worse(errs, share, 0) {
+				break
+			}
+			if n == allErrors-1 {
+				h.Succeed(epoch, epoch) // one good answer begins the row anew
+			}
+		}
+		if want := 2*allErrors - 1; own && n != want || !own && n < 1000 {
+			t.Errorf("errors of its own: %v; seen after %d", own, n)
+		}
+	}
+}
+
+// TestErrorsOfAllAreNobodysFault compares a worker with the others.
+func TestErrorsOfAllAreNobodysFault(t *testing.T) {
+	for _, v := range []struct {
+		errors, share, others float64
+		worse                 bool
+	}{
+		{FewErrors, 1, 0, true},
+		{FewErrors - 0.5, 1, 0, false}, // too few to tell
+		{100, 1, 0.1, true},
+		{100, 0.6, 0.1, true},
+		{100, 0.4, 0, false}, // it serves more than it fails
+		{100, 1, 0.5, false},
+		{100, 1, 1, false},
+		{100, 0.9, 0.8, false},
+	} {
+		if got := Worse(v.errors, v.share, v.others); got != v.worse {
+			t.Errorf("%v errors, share %v, the others' %v: worse %v", v.errors, v.share, v.others, got)
+		}
+	}
+}
+
+// TestOneClientAloneShowsNothing has errors with few sessions or prompts, however
+// many.
+func TestOneClientAloneShowsNothing(t *testing.T) {
+	for different := 1; different <= fewPrompts; different++ {
+		var h Health
+		seen := false
+		for i := range 100 {
+			errs, share := h.Err(epoch, true, uint64(i%different))
+			seen = seen || Worse(errs, share, 0)
+		}
+		if want := different >= fewPrompts; seen != want {
+			t.Errorf("errors with %d prompts show that the worker is ill: %v", different, seen)
+		}
+		// what was long ago counts no more
+		later := epoch.Add(10 * errorMemory)
+		if errs, _ := h.Err(later, true, 100); errs != 0 {
+			t.Errorf("%v errors after a long time", errs)
+		}
+	}
+}
+
+// TestMissedWorkerIsWellWhenItAnswers has connections to a worker fail and be made
+// again. A connection alone lets one request in.
+func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
+	var h Health
+	if before, was := h.miss(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
+		t.Errorf("missed: before %v, well before: %v, available: %v", before, was, h.Available(epoch))
+	}
+	at := epoch.Add(time.Second)
+	if before, was := h.miss(at, refusing); before != refusing || was || h.Available(at.Add(longest-1)) || !h.Available(at.Add(longest)) {
+		t.Errorf("missed again: before %v, well before: %v", before, was)
+	}
+	if before := h.connected(at); before != refusing || !h.Available(at) || h.State(at).Window != 1 || h.State(at).Well {
+		t.Errorf("connected: before %v, state %+v", before, h.State(at))
+	}
+	h.Admit()
+	if h.Available(at) || h.connected(at) != Unresponsive {
+		t.Error("a connection let in more than one request")
+	}
+	if before, again := h.meet(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
+		t.Errorf("met: before %v, well again: %v, state %+v", before, again, h.State(at))
+	}
+}
+
+// TestOtherMarksOutliveAConnection has a worker fail requests, be missed, and be
+// met: it is let back as after any failure. If no request comes, it is not shown
+// as let back for ever.
+func TestOtherMarksOutliveAConnection(t *testing.T) {
+	var h Health
+	h.Fail(epoch, epoch, 0, false)
+	if _, was := h.miss(epoch, refusing); was {
+		t.Error("a worker that is marked down was well")
+	}
+	over := epoch.Add(longest)
+	if _, again := h.meet(); again || h.Available(over.Add(-1)) || !h.Available(over) {
+		t.Errorf("a connection made it well: %v", again)
+	}
+	if h.State(over.Add(unproven)).Well || !h.State(over.Add(unproven+1)).Well {
+		t.Error("it is shown as let back for another time than a minute")
+	}
+}

@@ -1,0 +1,364 @@
+package pool
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// flowTest is a pool of two workers, a and b, at a time of its own.
+type flowTest struct {
+	p    *Pool
+	a, b *Worker
+	now  time.Time
+}
+
+func newFlowTest(t *testing.T) *flowTest {
+	t.Helper()
+	// without the upkeep, which has a clock of its own
+	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), Workers: make(map[string]*Worker)}
+	p.Settings.Store(wanted().WithDefaults())
+	p.Queue.pool = p
+	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}
+}
+
+// booked is an attempt with its booking.
+type booked struct {
+	Stream
+	lease  *kvscore.Lease
+	caused atomic.Bool // it was canceled to move
+}
+
+// begin books an attempt on the worker.
+func (f *flowTest) begin(w *Worker, kind Work, ahead int64) *booked {
+	var sel kvscore.Selection
+	sel.Rand = random{}
+	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	a := &booked{Stream: Stream{Worker: w, Target: w.Target(0), Begun: f.now, Work: kind, Ahead: ahead}, lease: lease}
+	w.Flow.Begin(&a.Stream)
+	return a
+}
+
+// showsRate has a worker show that it is as fast as is reckoned with.
+func (f *flowTest) showsRate(w *Worker) {
+	a := f.begin(w, WorkStream, 512)
+	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
+	a.lease.End(true, nil)
+	w.Flow.End(&a.Stream)
+}
+
+// moved returns which of the attempts were canceled to move, and checks how many.
+func (f *flowTest) moved(t *testing.T, all []*booked, want int) (moved []bool) {
+	t.Helper()
+	n := 0
+	for _, a := range all {
+		if moved = append(moved, a.caused.Load()); a.caused.Load() {
+			n++
+		}
+	}
+	if n != want {
+		t.Errorf("%d were moved, want %d", n, want)
+	}
+	return moved
+}
+
+// allow lets an attempt move to another worker than a.
+func (f *flowTest) allow(a *booked) {
+	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
+	tab, _ := f.p.NewTable(ups, nil, false)
+	want := Wants{Rank: AnyRank, Slot: true, Tried: []*Worker{f.a}}
+	a.Worker.Flow.Allow(&a.Stream, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
+}
+
+// pass lets time pass in which something comes from the workers given, and
+// returns after how long the first one was found to hang, 0 if none was.
+func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
+	for i := range int(d / hungCheck) {
+		f.now = f.now.Add(hungCheck)
+		for _, w := range from {
+			w.Flow.Last.Store(Ticks(f.now))
+		}
+		f.p.findHung(f.now)
+		if f.a.Flow.Hangs() || f.b.Flow.Hangs() {
+			return time.Duration(i+1) * hungCheck
+		}
+	}
+	return 0
+}
+
+// TestWorkerHangs is silent on a stream for longer and longer.
+func TestWorkerHangs(t *testing.T) {
+	soon := hungAfter + (hungChecks-1)*hungCheck
+	for _, v := range []struct {
+		name string
+		set  func(f *flowTest) (others []*Worker)
+		want time.Duration // 0 is never
+	}{
+		{"a stream", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 10)
+			return []*Worker{f.b}
+		}, soon},
+		{"many streams", func(f *flowTest) []*Worker {
+			for range 32 {
+				f.begin(f.a, WorkStream, 10)
+			}
+			return []*Worker{f.b}
+		}, soon},
+		{"nothing is asked of it", func(f *flowTest) []*Worker { return []*Worker{f.b} }, 0},
+		{"its stream has ended", func(f *flowTest) []*Worker {
+			x, y := f.begin(f.a, WorkStream, 10), f.begin(f.a, WorkStream, 10)
+			f.a.Flow.End(&x.Stream)
+			f.a.Flow.End(&y.Stream)
+			return []*Worker{f.b}
+		}, 0},
+		{"nobody makes progress", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 10)
+			f.begin(f.b, WorkStream, 10)
+			return nil
+		}, 0},
+		{"it makes progress", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 10)
+			return []*Worker{f.a, f.b}
+		}, 0},
+		{"not streamed", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkSilent, 10)
+			return []*Worker{f.b}
+		}, quietUnknown + (hungChecks-1)*hungCheck},
+		{"not streamed, and answers are known to be short", func(f *flowTest) []*Worker {
+			f.b.Flow.longest = time.Second
+			f.begin(f.a, WorkSilent, 10)
+			return []*Worker{f.b}
+		}, quietAfter + (hungChecks-1)*hungCheck},
+		{"not streamed, and answers are known to take long", func(f *flowTest) []*Worker {
+			f.a.Flow.longest = time.Minute
+			f.begin(f.a, WorkSilent, 10)
+			return []*Worker{f.b}
+		}, quietAnswers*time.Minute + (hungChecks-1)*hungCheck},
+		{"not streamed, and nobody makes progress", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkSilent, 10)
+			f.begin(f.b, WorkSilent, 10)
+			return nil
+		}, 0},
+		{"no inference", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkNone, 10)
+			return []*Worker{f.b}
+		}, 0},
+		{"it has an answer to make that is silent", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkSilent, 10)
+			f.begin(f.a, WorkStream, 10)
+			return []*Worker{f.b}
+		}, hungSilent*hungAfter + (hungChecks-1)*hungCheck},
+		{"the client does not read", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 10).Waiting.Store(false)
+			return []*Worker{f.b}
+		}, 0},
+		{"a long prompt", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 50*leastRate) // predicted to take 50 s
+			return []*Worker{f.b}
+		}, hungPrefills*50*time.Second + (hungChecks-1)*hungCheck},
+		{"the prompts that came later", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 10)
+			f.now = f.now.Add(5 * time.Second)
+			f.begin(f.a, WorkStream, 500*leastRate)
+			return []*Worker{f.b}
+		}, soon - 5*time.Second},
+		{"a stream that waits for a client, and a new one", func(f *flowTest) []*Worker {
+			f.begin(f.a, WorkStream, 10).Waiting.Store(false)
+			f.a.Flow.Last.Store(Ticks(f.now))
+			f.now = f.now.Add(time.Minute)
+			f.begin(f.a, WorkStream, 10)
+			return []*Worker{f.b}
+		}, soon},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			f := newFlowTest(t)
+			others := v.set(f)
+			if got := f.pass(10*time.Minute, others...); got != v.want {
+				t.Errorf("found to hang after %v, want %v", got, v.want)
+			}
+			if f.b.Flow.Hangs() {
+				t.Error("the other one is said to hang")
+			}
+			if v.want > 0 && f.a.Health.Available(f.now) {
+				t.Error("it is not marked down")
+			}
+		})
+	}
+}
+
+// TestOthersAreAtWorkMeanwhile has all stop at the same time, and one of them
+// go on a moment longer: neither is to blame.
+func TestOthersAreAtWorkMeanwhile(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, WorkStream, 10)
+	f.begin(f.b, WorkStream, 10)
+	f.pass(2*time.Second, f.b)
+	if got := f.pass(10 * time.Minute); got != 0 {
+		t.Errorf("a worker was found to hang after %v, and the other one stopped, too", got)
+	}
+}
+
+// TestOneLateByteIsEnough stands still for so long that a check sees it.
+func TestOneLateByteIsEnough(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, WorkStream, 10)
+	f.now = f.now.Add(time.Hour)
+	for range 20 {
+		f.b.Flow.Last.Store(Ticks(f.now))
+		f.p.findHung(f.now)
+		f.now = f.now.Add(hungCheck)
+		f.a.Flow.Last.Store(Ticks(f.now)) // it comes a moment after the check
+		if f.a.Flow.Hangs() {
+			t.Fatal("found to hang, though something came")
+		}
+	}
+}
+
+// TestHungWorkerFlowsAgain lets something come.
+func TestHungWorkerFlowsAgain(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, WorkStream, 10)
+	if f.pass(time.Minute, f.b) == 0 {
+		t.Fatal("it does not hang")
+	}
+	for range 60 {
+		f.now = f.now.Add(hungCheck)
+		f.p.findHung(f.now)
+	}
+	if !f.a.Flow.Hangs() {
+		t.Fatal("it is forgotten that it hangs")
+	}
+	f.now = f.now.Add(hungCheck)
+	f.a.Flow.Last.Store(Ticks(f.now))
+	f.p.findHung(f.now)
+	if f.a.Flow.Hangs() || !f.a.Health.Available(f.now) {
+		t.Errorf("hangs: %v, available: %v", f.a.Flow.Hangs(), f.a.Health.Available(f.now))
+	}
+}
+
+// TestUnheadedRequestsAreMoved has requests with and without a header on a
+// worker that hangs, and room elsewhere and a budget for some of them. Those that
+// have no room are left alone until there is some.
+func TestUnheadedRequestsAreMoved(t *testing.T) {
+	for _, v := range []struct {
+		name   string
+		budget float64
+		set    func(f *flowTest)
+		want   int
+		later  int // once b has a slot more
+	}{
+		{"all", 100, func(f *flowTest) {}, 8, 8},
+		{"the budget", 4, func(f *flowTest) {}, 4, 4},
+		{"some room", 100, func(f *flowTest) { f.b.Slots.Limit.Store(3) }, 3, 4},
+		{"no room", 100, func(f *flowTest) {
+			f.b.Slots.Limit.Store(1)
+			f.b.Slots.Take()
+		}, 0, 1},
+		{"the other is marked down", 100, func(f *flowTest) { f.b.Health.Fail(time.Now(), time.Now(), 0, false) }, 0, 0},
+		{"the other drains", 100, func(f *flowTest) { f.b.Drain.Store(DrainAsked) }, 0, 0},
+		{"it has given no first token", 100, func(f *flowTest) {
+			f.p.Scheduler = kvscore.NewScheduler(kvscore.Settings{})
+			f.p.Scheduler.Declare(f.a.Target(0), 1<<20)
+			f.p.Scheduler.Declare(f.b.Target(0), 1<<20)
+		}, 0, 0},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			f := newFlowTest(t)
+			f.showsRate(f.a)
+			v.set(f)
+			set := *f.p.Settings.Load()
+			set.Retries = RetryBudget{true, 0, v.budget / budgetWindow}
+			f.p.Settings.Store(&set)
+			var all []*booked
+			for i := range 16 {
+				a := f.begin(f.a, WorkStream, 10)
+				f.allow(a)
+				all = append(all, a)
+				if i%2 == 0 && f.a.Flow.Arrived(&a.Stream) {
+					t.Error("moved before it hangs")
+				}
+				a.Waiting.Store(true)
+			}
+			if f.pass(time.Minute, f.b) == 0 {
+				t.Fatal("it does not hang")
+			}
+			for i, m := range f.moved(t, all, v.want) {
+				if m && i%2 == 0 {
+					t.Error("a request was moved whose header had come")
+				}
+			}
+			for range v.want { // the retries take their slots
+				f.b.Slots.Take()
+			}
+			f.b.Slots.Running.Add(-1)
+			f.p.findHung(f.now.Add(hungCheck))
+			f.moved(t, all, v.later)
+		})
+	}
+}
+
+// TestFlowCountsWhatIsThere begins and ends attempts in any order.
+func TestFlowCountsWhatIsThere(t *testing.T) {
+	f := newFlowTest(t)
+	rng := rand.New(rand.NewPCG(1, 2))
+	var live []*booked
+	for range 2000 {
+		if len(live) > 0 && rng.IntN(2) == 0 {
+			i := rng.IntN(len(live))
+			f.a.Flow.End(&live[i].Stream)
+			live[i].lease.End(false, nil)
+			live[i] = live[len(live)-1]
+			live = live[:len(live)-1]
+		} else {
+			live = append(live, f.begin(f.a, Work(rng.IntN(3)), 1))
+		}
+		var want [3]int
+		for _, a := range live {
+			want[a.Work]++
+			if a.Work == WorkStream && f.a.Flow.streams[a.pos] != &a.Stream {
+				t.Fatal("an attempt is not where it says it is")
+			}
+		}
+		if len(f.a.Flow.streams) != want[WorkStream] || f.a.Flow.silent != want[WorkSilent] {
+			t.Fatalf("%d streams and %d silent, want %d and %d", len(f.a.Flow.streams), f.a.Flow.silent, want[WorkStream], want[WorkSilent])
+		}
+	}
+}
+
+// TestProbeIsNotLost sends a request to a hung worker that does not answer. The request
+// moves if the budget and the state of its answer allow it.
+func TestProbeIsNotLost(t *testing.T) {
+	for _, v := range []struct {
+		name    string
+		budget  float64
+		arrived bool
+		moved   bool
+	}{
+		{"moved", 1, false, true},
+		{"no budget", 0, false, false},
+		{"its header has come", 1, true, false},
+	} {
+		f := newFlowTest(t)
+		f.showsRate(f.a)
+		set := *f.p.Settings.Load()
+		set.Retries = RetryBudget{true, 0, v.budget}
+		f.p.Settings.Store(&set)
+		a := f.begin(f.a, WorkStream, 10)
+		f.allow(a)
+		if v.arrived {
+			f.a.Flow.Arrived(&a.Stream)
+		}
+		f.p.MoveSoon(&a.Stream)
+		if got := a.caused.Load(); got != v.moved {
+			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
+		}
+		if moved := f.a.Flow.Arrived(&a.Stream); moved != v.moved {
+			t.Errorf("%s: moved %v, want %v", v.name, moved, v.moved)
+		}
+	}
+}

@@ -1,0 +1,39 @@
+package pool
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	zapobserver "go.uber.org/zap/zaptest/observer"
+)
+
+func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
+	core, logs := zapobserver.New(zap.InfoLevel)
+	logger := zap.New(core)
+	var in Incidents
+	start := time.Unix(1000, 0)
+	for i := range 100 {
+		in.Raise(start.Add(time.Duration(i)*time.Second), "fallback oversized", func() *zap.Logger { return logger })
+		in.settle(start.Add(time.Duration(i)*time.Second), logger)
+	}
+	in.settle(start.Add(99*time.Second+incidentOver), logger)
+	in.settle(start.Add(time.Hour), logger)
+	in.Raise(start.Add(time.Hour), "fallback oversized", func() *zap.Logger { return logger })
+	var got []string
+	for _, e := range logs.All() {
+		got = append(got, e.Message)
+	}
+	want := []string{
+		"fallback oversized begins; further ones are counted only",
+		"fallback oversized is over",
+		"fallback oversized begins; further ones are counted only",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("logged %q, want %q", got, want)
+	}
+	if n := logs.All()[1].ContextMap()["times"]; n != int64(100) {
+		t.Errorf("the incident was met %v times, want 100", n)
+	}
+}

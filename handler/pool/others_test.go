@@ -1,0 +1,95 @@
+package pool
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// TestAddressesOfRequestsAreBounded has more addresses come than are told apart,
+// as from a placeholder that a client fills in, and some that are none.
+func TestAddressesOfRequestsAreBounded(t *testing.T) {
+	s := wanted(WorkerSettings{Dial: "static:1"})
+	s.Others = true
+	p := testPool(t, s)
+	for _, dial := range []string{"", "127.0.0.1:9\xff", "\xff:9", "a:1-100", "a:b", strings.Repeat("a", 600) + ":1"} {
+		if w := p.Worker(dial); w != p.unnamed {
+			t.Errorf("%q became the worker %q", dial, w.Dial)
+		}
+	}
+	old := time.Now().Add(-time.Hour).Unix()
+	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
+	lease := p.serve(busy)
+	drained.Drain.Or(DrainAsked)
+	for i := range 3 * maxOthers {
+		w := p.Worker(fmt.Sprintf("host-%d:1", i))
+		if i < maxOthers/2 {
+			w.Seen.Store(old)
+		}
+	}
+	busy.Seen.Store(old)
+	if n := len(p.All()); n > maxOthers+1 {
+		t.Errorf("%d workers are known", n)
+	}
+	if w := p.Worker("one-more:1"); w != p.unnamed {
+		t.Errorf("with %d workers in use, there is room for %s", len(p.All()), w.Dial)
+	}
+	l := p.serve(p.unnamed)
+	l.End(true, nil)
+	if n := p.cached(p.unnamed); n > 0 {
+		t.Errorf("what is not told apart is thought to hold %d tokens", n)
+	}
+	for _, w := range p.All() {
+		w.Seen.Store(old)
+	}
+	p.swept = time.Time{}
+	if w := p.Worker("one-more:1"); w == p.unnamed {
+		t.Error("there is no room though nothing is in use")
+	}
+	for _, w := range []*Worker{busy, drained, p.Worker("static:1")} {
+		if p.Known(w.Dial) != w {
+			t.Errorf("%s was forgotten", w.Dial)
+		}
+	}
+	lease.End(true, nil)
+}
+
+// TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the
+// configuration of a pool that serves nothing.
+func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
+	b := p.Worker("b:1")
+	b.Seen.Store(time.Now().Add(-time.Hour).Unix())
+	if !p.IsCurrent(p.Settings.Load(), b) {
+		t.Error("an upstream is said to be none")
+	}
+	p.Apply(wanted(WorkerSettings{Dial: "a:1"}).WithDefaults())
+	if p.IsCurrent(p.Settings.Load(), b) {
+		t.Error("what was removed is said to be an upstream")
+	}
+	p.forget(time.Now().Add(WorkerGrace - time.Minute))
+	if p.Known("b:1") == nil {
+		t.Error("forgotten before its time")
+	}
+	p.forget(time.Now().Add(WorkerGrace + time.Minute))
+	if p.Known("b:1") != nil {
+		t.Error("remembered for ever")
+	}
+}
+
+// TestNothingIsKeptOfUnnamedWorkersThoughManyGo retires more targets than the
+// scheduler remembers as retired.
+func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
+	p := testPool(t, wanted())
+	for id := range uint64(3000) {
+		p.Scheduler.Retire(kvscore.Target{Worker: id + 1})
+	}
+	p.forget(time.Now())
+	p.serve(p.unnamed).End(true, nil)
+	if n := p.cached(p.unnamed); n != -1 {
+		t.Errorf("%d tokens are kept", n)
+	}
+}

@@ -1,0 +1,266 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// testPool opens a pool of its own.
+func testPool(t testing.TB, s *Settings) *Pool {
+	t.Helper()
+	p, err := New("test", s.WithDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Destruct(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// serve lets a worker compute a prompt of 100 blocks, up to its first token.
+func (p *Pool) serve(w *Worker) *kvscore.Lease {
+	blocks := make([]uint64, 100)
+	for i := range blocks {
+		blocks[i] = uint64(i+1) * 77
+	}
+	var sel kvscore.Selection
+	sel.Rand = random{}
+	r := &kvscore.Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600, Streamed: true}
+	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	l.FirstToken(time.Now())
+	return l
+}
+
+// cached returns the tokens that a worker is thought to hold, -1 if it is not
+// known.
+func (p *Pool) cached(w *Worker) int64 {
+	load, ok := p.Scheduler.Load(time.Now(), w.Target(0))
+	if !ok {
+		return -1
+	}
+	return load.CachedTokens
+}
+
+// TestIdlePoolForgetsNothing has no traffic for longer than a worker is
+// remembered that is no upstream any more.
+func TestIdlePoolForgetsNothing(t *testing.T) {
+	s := wanted(WorkerSettings{Dial: "static:1"})
+	s.Others = true
+	p := testPool(t, s)
+	static, dynamic := p.Worker("static:1"), p.Worker("dynamic:1")
+	for _, w := range []*Worker{static, dynamic} {
+		p.serve(w).End(true, nil)
+		if n := p.cached(w); n != 1600 {
+			t.Fatalf("%s holds %d tokens, want 1600", w.Dial, n)
+		}
+	}
+	long := time.Now().Add(-10 * WorkerGrace).Unix()
+	for _, w := range []*Worker{static, dynamic} {
+		w.Seen.Store(long)
+	}
+	p.Used.Store(long)
+	p.forget(time.Now())
+	for _, w := range []*Worker{static, dynamic} {
+		if p.Worker(w.Dial) != w || p.cached(w) != 1600 {
+			t.Errorf("a quiet time made the pool forget %s: it holds %d tokens", w.Dial, p.cached(w))
+		}
+	}
+}
+
+// TestWorkerThatIsGoneIsForgotten has traffic without a dynamic upstream, which
+// has a request that still goes on. Static upstreams stay, seen or not.
+func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
+	s := wanted(WorkerSettings{Dial: "static:1"})
+	s.Others = true
+	p := testPool(t, s)
+	static, gone := p.Worker("static:1"), p.Worker("gone:1")
+	p.serve(static).End(true, nil)
+	lease := p.serve(gone)
+	seen := time.Now().Unix()
+	static.Seen.Store(seen)
+	gone.Seen.Store(seen)
+
+	p.Used.Store(seen + int64(WorkerGrace/time.Second))
+	p.forget(time.Now())
+	if len(p.All()) != 2 {
+		t.Error("forgotten before its time")
+	}
+	p.Used.Store(seen + int64(WorkerGrace/time.Second) + 1)
+	p.forget(time.Now())
+	if len(p.All()) != 2 {
+		t.Error("forgotten with a request under way")
+	}
+	lease.End(true, nil)
+	p.forget(time.Now())
+	if all := p.All(); len(all) != 1 || all[0] != static || p.cached(static) != 1600 {
+		t.Errorf("%d workers are left, want the static one with its 1600 tokens", len(all))
+	}
+	if n := p.cached(gone); n > 0 {
+		t.Errorf("the mirror of a forgotten worker holds %d tokens", n)
+	}
+}
+
+// TestNewIDLeavesNothingBehind gives one worker one id after the other, each
+// with a request under way at the change.
+func TestNewIDLeavesNothingBehind(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 10}))
+	var olds []kvscore.Target
+	var leases []*kvscore.Lease
+	for id := uint64(11); id < 15; id++ {
+		w := p.Worker("a:1")
+		p.serve(w).End(true, nil)
+		leases, olds = append(leases, p.serve(w)), append(olds, w.Target(0))
+		p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: id}).WithDefaults())
+		if w := p.Worker("a:1"); w.Id != id || w.Target(0).Worker != id || p.cached(w) > 0 {
+			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.Id, w.Target(0), p.cached(w), id)
+		}
+	}
+	for _, l := range leases {
+		if !l.End(true, nil) {
+			t.Error("the lease of a request under way had been ended")
+		}
+	}
+	for _, target := range olds {
+		if _, known := p.Scheduler.Load(time.Now(), target); known {
+			t.Errorf("target %v is still known", target)
+		}
+	}
+	if s := p.Scheduler.Stats(); s.IndexBlocks != 0 || s.Leases != 0 {
+		t.Errorf("%d blocks and %d leases are left", s.IndexBlocks, s.Leases)
+	}
+}
+
+// TestIDsMoveAmongWorkers has configurations in which an id of one address becomes
+// that of another one: nobody gets the cache of another engine, and all stay
+// known to the scheduler.
+func TestIDsMoveAmongWorkers(t *testing.T) {
+	dials := []string{"a:1", "b:1", "c:1"}
+	for name, ids := range map[string][]uint64{"shifted up": {2, 3, 4}, "shifted down": {0, 1, 2}, "swapped": {2, 1, 3}, "rotated": {2, 3, 1}} {
+		t.Run(name, func(t *testing.T) {
+			set := func(ids []uint64) *Settings {
+				var list []WorkerSettings
+				for i, dial := range dials {
+					list = append(list, WorkerSettings{Dial: dial, ID: ids[i]})
+				}
+				return wanted(list...).WithDefaults()
+			}
+			for range 8 { // the order of a map is random
+				p := testPool(t, set([]uint64{1, 2, 3}))
+				busy := p.Worker("b:1")
+				for _, dial := range dials {
+					p.serve(p.Worker(dial)).End(true, nil)
+				}
+				lease := p.serve(busy) // is under way at the change
+				p.Apply(set(ids))
+				for _, dial := range dials {
+					want := int64(0)
+					if w := p.Worker(dial); w == busy || dial == "c:1" && w.Id == 3 {
+						want = 1600
+					}
+					if n := p.cached(p.Worker(dial)); n != want {
+						t.Errorf("%s holds %d tokens, want %d", dial, n, want)
+					}
+				}
+				if !lease.End(true, nil) {
+					t.Error("the lease of a request under way had been ended")
+				}
+				for _, dial := range dials {
+					w := p.Worker(dial)
+					p.serve(w).End(true, nil)
+					if n := p.cached(w); n != 1600 {
+						t.Errorf("%s holds %d tokens after a request, want 1600", dial, n)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
+// room changes.
+func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
+	s := wanted(WorkerSettings{Dial: "a:1", ID: 10}).WithDefaults()
+	p := testPool(t, s)
+	w := p.Worker("a:1")
+	p.serve(w).End(true, nil)
+	if p.Apply(s) {
+		t.Error("the same settings are said to differ")
+	}
+	if !p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: 10, KVTokens: 5000}, WorkerSettings{Dial: "b:1"}).WithDefaults()) {
+		t.Error("other settings are said to be the same")
+	}
+	load, _ := p.Scheduler.Load(time.Now(), w.Target(0))
+	if p.Worker("a:1") != w || load.CapacityTokens != 5000 || load.CachedTokens != 1600 {
+		t.Errorf("another worker, or its load is %+v", load)
+	}
+	if len(p.All()) != 2 {
+		t.Errorf("%d workers, want the new one among 2", len(p.All()))
+	}
+}
+
+// TestHandlersOfOneConfigurationAgree has two configurations: what those of the
+// first want does not bind the second, and stays what they have.
+func TestHandlersOfOneConfigurationAgree(t *testing.T) {
+	p := testPool(t, wanted())
+	one, two := prometheus.NewRegistry(), prometheus.NewRegistry()
+	with := func(textBlock int, dial string) *Settings {
+		s := wanted(WorkerSettings{Dial: dial})
+		s.TextBlock = textBlock
+		return s
+	}
+	a, err := p.Agree(one, with(32, "a:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := p.Agree(one, with(0, "b:1")); err != nil || b != a {
+		t.Errorf("the second handler does not share the first one's settings, error %v", err)
+	}
+	if _, err := p.Agree(one, with(64, "c:1")); err == nil {
+		t.Error("a contradiction within one configuration is no error")
+	}
+	c, err := p.Agree(two, with(128, "a:1"))
+	if err != nil || c == a {
+		t.Errorf("another configuration shares the settings, error %v", err)
+	}
+	if got := a.Get(); got.TextBlock != 32 || len(got.Upstreams) != 2 {
+		t.Errorf("the first configuration has %+v", got)
+	}
+	if got := c.Get(); got.TextBlock != 128 || len(got.Upstreams) != 1 {
+		t.Errorf("the second configuration has %+v", got)
+	}
+}
+
+// TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
+// requests may still wait for it, and come back under another id.
+func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
+	w := p.Worker("a:1")
+	w.Slots.Take()
+	for _, v := range []struct {
+		settings *Settings
+		limit    int64
+	}{
+		{wanted(WorkerSettings{Dial: "b:1"}), 3},
+		{wanted(WorkerSettings{Dial: "b:1"}), 3},
+		{wanted(WorkerSettings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
+		{wanted(WorkerSettings{Dial: "a:1", ID: 2}), 0},
+		{wanted(WorkerSettings{Dial: "a:1", MaxRunning: 1}), 1},
+		{&Settings{Others: true}, 0},
+	} {
+		p.Apply(v.settings.WithDefaults())
+		s := p.Worker("a:1").Slots
+		if limit, running := s.Limit.Load(), s.Running.Load(); limit != v.limit || running != 1 {
+			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.Workers, limit, v.limit, running)
+		}
+	}
+	p.FreeSlot(w)
+	if n := p.Worker("a:1").Slots.Running.Load(); n != 0 {
+		t.Errorf("%d running at the end", n)
+	}
+}

@@ -1,0 +1,391 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// queueRoom is a queue before workers with the given limits.
+func queueRoom(limits ...int) (*queue, []*Worker) {
+	p := &Pool{Workers: make(map[string]*Worker)}
+	p.Settings.Store(wanted().WithDefaults())
+	p.Queue.pool = p
+	workers := make([]*Worker, len(limits))
+	for i, n := range limits {
+		workers[i] = newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: n})
+		p.Workers[workers[i].Dial] = workers[i]
+	}
+	return &p.Queue, workers
+}
+
+// newWaiter is one that any of the workers may serve.
+func newWaiter(arrival time.Time, workers ...*Worker) *waiter {
+	o := Offers{Table: new(Table)}
+	for _, w := range workers {
+		o.Ups = append(o.Ups, new(reverseproxy.Upstream))
+		o.Table.Rows = append(o.Table.Rows, TableRow{Worker: w})
+	}
+	return &waiter{want: Wants{Rank: AnyRank, Slot: true, Arrival: arrival}, offers: o, verdict: make(chan Grant, 1)}
+}
+
+// decided returns the verdict, if there is one.
+func (m *waiter) decided() (Grant, bool) {
+	select {
+	case v := <-m.verdict:
+		return v, true
+	default:
+		return Grant{}, false
+	}
+}
+
+// plainQueue is what a queue is to do, written for clarity alone: after each
+// event all waiters are looked at in their order.
+type plainQueue struct {
+	waiting []*waiter
+	running map[*Worker]int
+	allowed map[*waiter][]*Worker
+	got     map[*waiter]Grant
+}
+
+func (p *plainQueue) look() {
+	slices.SortFunc(p.waiting, (*waiter).compare)
+	var rest []*waiter
+	for _, m := range p.waiting {
+		if v, ok := p.serve(m); ok {
+			p.got[m] = v
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	p.waiting = rest
+}
+
+func (p *plainQueue) serve(m *waiter) (Grant, bool) {
+	var there []*Worker // those that are not drained, else all
+	for _, w := range p.allowed[m] {
+		if !w.Draining() {
+			there = append(there, w)
+		}
+	}
+	if there == nil {
+		there = p.allowed[m]
+	}
+	var best *Worker
+	for _, w := range there {
+		limit := int(w.Slots.Limit.Load())
+		if (limit == 0 || p.running[w] < limit) && (best == nil || p.running[w] < p.running[best]) {
+			best = w
+		}
+	}
+	if best != nil {
+		p.running[best]++
+	}
+	return Grant{Worker: best}, best != nil || len(there) == 0
+}
+
+// TestQueueDoesWhatAPlainOneDoes lets random things happen to a queue and to its
+// model: who is served, by whom and in which order must be the same.
+func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
+	served, refused := 0, 0
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			q, workers := queueRoom(2, 1, 3, 2)
+			p := &plainQueue{running: map[*Worker]int{}, allowed: map[*waiter][]*Worker{}, got: map[*waiter]Grant{}}
+			begun := time.Now()
+			const most = 12
+			for step := range 3000 {
+				var m *waiter
+				switch op := rng.IntN(20); {
+				case op < 8: // somebody comes, now and then for the second time
+					arrival := begun.Add(time.Duration(step) * time.Second)
+					if rng.IntN(5) == 0 {
+						arrival = begun.Add(time.Duration(rng.IntN(step+1)) * time.Second)
+					}
+					var allowed []*Worker
+					for _, w := range workers {
+						if rng.IntN(2) == 0 {
+							allowed = append(allowed, w)
+						}
+					}
+					m = newWaiter(arrival, allowed...)
+					m.want.Tier = -(rng.IntN(4) / 3) // most are of one tier
+					q.Enter(m, most)
+					p.allowed[m] = allowed
+					p.waiting = append(p.waiting, m)
+				case op < 16: // an attempt ends
+					w := workers[rng.IntN(len(workers))]
+					if p.running[w] == 0 {
+						continue
+					}
+					p.running[w]--
+					w.Slots.Running.Add(-1)
+					q.freed(w)
+				case op < 18: // a client leaves
+					if len(p.waiting) == 0 {
+						continue
+					}
+					i := rng.IntN(len(p.waiting))
+					if !q.leave(p.waiting[i]) {
+						t.Fatal("one that waits has left before")
+					}
+					p.waiting = slices.Delete(p.waiting, i, i+1)
+				case op < 19: // the operator changes a limit
+					workers[rng.IntN(len(workers))].Slots.Limit.Store(int64(rng.IntN(5)))
+					q.look()
+				default: // or drains a worker, or ends that
+					w := workers[rng.IntN(len(workers))]
+					w.Drain.Store(DrainAsked - w.Drain.Load())
+					q.look()
+				}
+				p.look()
+				if len(p.waiting) > most {
+					last := p.waiting[most]
+					p.got[last] = Grant{Full: true}
+					p.waiting = p.waiting[:most]
+				}
+				for m, want := range p.got {
+					got, ok := m.decided()
+					if !ok || got != want {
+						t.Fatalf("seed %d, step %d: got %+v (%v), want %+v", seed, step, got, ok, want)
+					}
+					if got.Full {
+						refused++
+					} else if got.Worker != nil {
+						served++
+					}
+				}
+				clear(p.got)
+				for _, m := range p.waiting {
+					if v, ok := m.decided(); ok {
+						t.Fatalf("seed %d, step %d: %+v, and the plain queue lets it wait", seed, step, v)
+					}
+				}
+				if n := int(q.Length.Load()); n != len(p.waiting) {
+					t.Fatalf("seed %d, step %d: length %d, want %d", seed, step, n, len(p.waiting))
+				}
+				for i, w := range workers {
+					if n := int(w.Slots.Running.Load()); n != p.running[w] {
+						t.Fatalf("seed %d, step %d: worker %d has %d, want %d", seed, step, i, n, p.running[w])
+					}
+				}
+			}
+			for _, m := range p.waiting {
+				q.leave(m)
+			}
+			time.Sleep(2 * lookAfter) // then nobody looks any more
+			synctest.Wait()
+			if q.looking {
+				t.Error("somebody still looks after an empty queue")
+			}
+		})
+	}
+	if served == 0 || refused == 0 {
+		t.Errorf("%d served, %d refused: the test shows nothing", served, refused)
+	}
+}
+
+// TestWaitEndsInTime covers the ends of a wait: a slot, time, the client, and a
+// worker that recovers without a slot becoming free.
+func TestWaitEndsInTime(t *testing.T) {
+	const most = 30 * time.Second
+	for _, v := range []struct {
+		name    string
+		happens func(q *queue, w *Worker, leave func())
+		after   time.Duration
+		decided bool
+	}{
+		{"TimeIsUp", nil, most, false},
+		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
+		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.Slots.Running.Add(-1); q.freed(w) }, 5 * time.Second, true},
+		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.Slots.Limit.Store(2) }, 5*time.Second + lookAfter, true},
+		{"WorkerIsGone", func(q *queue, w *Worker, _ func()) {
+			delete(q.pool.Workers, w.Dial) // the pool has forgotten it
+			q.pool.Layout.Add(1)
+			q.look()
+		}, 5 * time.Second, true},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q, workers := queueRoom(1)
+				w := workers[0]
+				w.Slots.Take()
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				m := newWaiter(time.Now(), w)
+				q.Enter(m, 10)
+				begun := time.Now()
+				if v.happens != nil {
+					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
+				}
+				got := q.outcome(ctx, m, most)
+				if decided := !got.Late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.Worker != w {
+					t.Errorf("decided %v: %+v", decided, got)
+				}
+				if d := time.Now().Sub(begun); d < v.after-lookAfter || d > v.after+lookAfter {
+					t.Errorf("after %v, want %v", d, v.after)
+				}
+				if n := q.Length.Load(); n != 0 {
+					t.Errorf("%d still wait", n)
+				}
+				time.Sleep(2 * lookAfter)
+			})
+		})
+	}
+}
+
+// TestSlotsAreNeverLostNorTooMany has clients that come, leave and are served at
+// the same time, some of them for one worker only.
+func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
+	q, workers := queueRoom(3, 2)
+	var served atomic.Int64
+	var clients sync.WaitGroup
+	for i := range 32 {
+		clients.Go(func() {
+			for n := range 200 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
+				m := newWaiter(time.Now(), workers[i%3/2:]...)
+				q.Enter(m, 20)
+				v := q.outcome(ctx, m, time.Minute)
+				if w := v.Worker; w != nil {
+					if running, limit := w.Slots.Running.Load(), w.Slots.Limit.Load(); running > limit {
+						t.Errorf("%d are running, %d may", running, limit)
+					}
+					served.Add(1)
+					if n%4 == 0 {
+						time.Sleep(100 * time.Microsecond)
+					}
+					w.Slots.Running.Add(-1)
+					q.freed(w)
+				}
+				cancel()
+			}
+		})
+	}
+	clients.Wait()
+	t.Logf("%d of %d were served", served.Load(), 32*200)
+	if served.Load() == 0 {
+		t.Error("nobody was served")
+	}
+	for i, w := range workers {
+		if n := w.Slots.Running.Load(); n != 0 {
+			t.Errorf("worker %d has %d slots taken at the end", i, n)
+		}
+	}
+	if q.Length.Load() != 0 || len(q.waiting) != 0 {
+		t.Errorf("%d wait at the end, %d are counted", len(q.waiting), q.Length.Load())
+	}
+}
+
+// TestOnlyUnclaimedSlotsAreTaken has one that waits for the first worker.
+func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
+	q, workers := queueRoom(1, 1)
+	workers[0].Slots.Take()
+	m := newWaiter(time.Now(), workers[0])
+	q.Enter(m, 10)
+	workers[0].Slots.Running.Add(-1) // and is not said to be free yet
+	if q.TakeUnclaimed(workers[0]) {
+		t.Error("a slot was taken that another one waits for")
+	}
+	if !q.TakeUnclaimed(workers[1]) || q.TakeUnclaimed(workers[1]) {
+		t.Error("the other worker has one slot to take")
+	}
+	q.freed(workers[0])
+	if v, ok := m.decided(); !ok || v.Worker != workers[0] {
+		t.Errorf("%+v, %v", v, ok)
+	}
+}
+
+// TestRetryAfterFollowsTheQueue lets a worker serve two waiters a second.
+func TestRetryAfterFollowsTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, workers := queueRoom(1)
+		w := workers[0]
+		w.Slots.Take()
+		if s := q.RetryAfter(30 * time.Second); s != 30 {
+			t.Errorf("%d s when nothing is known, want 30", s)
+		}
+		if s := q.RetryAfter(time.Hour); s != maxRetryAfter {
+			t.Errorf("%d s, want no more than %d", s, maxRetryAfter)
+		}
+		var waiting []*waiter
+		for range 100 {
+			m := newWaiter(time.Now(), w)
+			q.Enter(m, 1000)
+			waiting = append(waiting, m)
+		}
+		for range 80 {
+			time.Sleep(500 * time.Millisecond)
+			w.Slots.Running.Add(-1)
+			q.freed(w)
+		}
+		if s := q.RetryAfter(time.Hour); s < 10 || s > 12 { // 21 at two a second
+			t.Errorf("%d s with 20 waiting, want 11", s)
+		}
+		for _, m := range waiting {
+			q.leave(m)
+		}
+		time.Sleep(time.Hour) // an idle time changes nothing
+		if s := q.RetryAfter(time.Hour); s != minRetryAfter {
+			t.Errorf("%d s with nobody waiting, want %d", s, minRetryAfter)
+		}
+	})
+}
+
+// BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
+// the last for another worker.
+func BenchmarkFreedSlot(b *testing.B) {
+	for _, n := range []int{10, 1000} {
+		for _, unfit := range []int{0, n - 1} {
+			b.Run(fmt.Sprintf("waiting=%d/unfit=%d", n, unfit), func(b *testing.B) {
+				q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
+				for _, w := range workers {
+					w.Slots.Take()
+				}
+				for i := range n {
+					if i < unfit {
+						q.Enter(newWaiter(time.Now(), workers[8:]...), n+1)
+					} else {
+						q.Enter(newWaiter(time.Now(), workers[:8]...), n+1)
+					}
+				}
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					w := workers[i%8]
+					w.Slots.Running.Add(-1)
+					q.freed(w)
+					q.Enter(newWaiter(time.Now(), workers[:8]...), n+1)
+					i++
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkReview looks at 1000 waiters anew, as happens every lookAfter.
+func BenchmarkReview(b *testing.B) {
+	limits := make([]int, 16)
+	for i := range limits {
+		limits[i] = 1
+	}
+	q, workers := queueRoom(limits...)
+	for _, w := range workers {
+		w.Slots.Take()
+	}
+	for range 1000 {
+		q.Enter(newWaiter(time.Now(), workers...), 1000)
+	}
+	for b.Loop() {
+		q.look()
+	}
+}

@@ -1,0 +1,38 @@
+package pool
+
+import (
+	"strconv"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// TestResponsesAreBounded keeps many more responses than there is room for: the
+// number stays within the bound, and one that is named again and again stays.
+func TestResponsesAreBounded(t *testing.T) {
+	r := responses{seed: 1}
+	used, unused := kvscore.Target{Worker: 1, Rank: 2}, kvscore.Target{Worker: 2}
+	r.Keep("used", used)
+	r.Keep("unused", unused)
+	for i := range 5 * maxResponses {
+		r.Keep("resp_"+strconv.Itoa(i), unused)
+		if i%1000 == 0 {
+			if got, ok := r.Find("used", true); !ok || got != used {
+				t.Fatalf("after %d others: %v, %v", i, got, ok)
+			}
+			r.Find("unused", false)
+		}
+	}
+	if n := r.Count(); n < maxResponses || n > 2*maxResponses {
+		t.Errorf("%d are remembered", n)
+	}
+	if _, ok := r.Find("unused", true); ok {
+		t.Error("one that nobody named for long is remembered")
+	}
+	if _, ok := r.Find("resp_"+strconv.Itoa(5*maxResponses-1), true); !ok {
+		t.Error("the newest is not remembered")
+	}
+	if _, ok := r.Find("never", true); ok {
+		t.Error("one is found that never was")
+	}
+}

@@ -1,0 +1,230 @@
+package pool
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// Settings are what one handler says of its pool, or all handlers that name it.
+// Zero values were not set.
+type Settings struct {
+	Memory      int64
+	BlockSize   int
+	OpenBlocks  bool // the operator did not say blockSize; filled in with the defaults
+	TextBlock   int
+	TTL         time.Duration
+	MaxSessions int
+	Engine      string // type of all workers that have no type of their own
+	MaxWaiting  int
+	MaxWait     time.Duration
+	Retries     RetryBudget
+	Workers     map[string]WorkerSettings // by dial address, as far as configured
+	Upstreams   map[string]bool           // static ones, by dial address
+	Others      bool                      // workers may be none of these
+}
+
+// RetryBudget bounds the retries. It may be unset.
+type RetryBudget struct {
+	Set     bool
+	Percent float64 // of requests
+	Rate    float64 // a second
+}
+
+// String implements fmt.Stringer.
+func (b RetryBudget) String() string { return fmt.Sprintf("%g%% %g/s", b.Percent, b.Rate) }
+
+var defaultRetryBudget = RetryBudget{Set: true, Percent: 20, Rate: 10}
+
+const (
+	defaultTextBlock   = 64
+	defaultTTL         = 5 * time.Minute
+	defaultMaxSessions = 1_000_000
+	defaultMaxWaiting  = 1024
+	defaultMaxWait     = 30 * time.Second
+	minIndexMemory     = 1 << 20
+	minTextBlock       = 16
+	maxTextBlock       = 4096
+	maxBlockSize       = 4096
+)
+
+// Add adds the settings of one worker. dynamic says that the worker need not be among
+// the upstreams.
+func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
+	if w == nil || w.Dial == "" {
+		return errors.New("worker: the dial address is missing")
+	}
+	if _, twice := s.Workers[w.Dial]; twice {
+		return fmt.Errorf("worker %s: configured twice", w.Dial)
+	}
+	if err := w.check(); err != nil {
+		return err
+	}
+	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
+		return fmt.Errorf("worker %s: is not among the upstreams", w.Dial)
+	}
+	s.Workers[w.Dial] = *w
+	return nil
+}
+
+// Check returns what is wrong with the settings, but for those of workers.
+func (s *Settings) Check() error {
+	switch full := s.WithDefaults(); {
+	case full.Memory < minIndexMemory:
+		return fmt.Errorf("index memory: must be at least %d bytes, got %d", minIndexMemory, s.Memory)
+	case full.BlockSize < 1 || full.BlockSize > maxBlockSize:
+		return fmt.Errorf("index block_size: must be between 1 and %d tokens, got %d", maxBlockSize, s.BlockSize)
+	case full.TextBlock < minTextBlock || full.TextBlock > maxTextBlock:
+		return fmt.Errorf("index text_block: must be between %d and %d bytes, got %d", minTextBlock, maxTextBlock, s.TextBlock)
+	case full.TTL < time.Second:
+		return fmt.Errorf("affinity ttl: must be at least 1s, got %s", s.TTL)
+	case full.MaxSessions < 1:
+		return fmt.Errorf("affinity max_sessions: must be at least 1, got %d", s.MaxSessions)
+	case full.MaxWaiting < 0:
+		return fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.MaxWaiting)
+	case full.MaxWait < 0:
+		return fmt.Errorf("queue max_wait: must be positive, got %s", s.MaxWait)
+	case !(full.Retries.Percent >= 0 && full.Retries.Percent <= 1000):
+		return fmt.Errorf("retry_budget: the percentage must be between 0 and 1000, got %g", s.Retries.Percent)
+	case !(full.Retries.Rate >= 0 && full.Retries.Rate <= 1e6):
+		return fmt.Errorf("retry_budget: the rate must be between 0 and 1000000 a second, got %g", s.Retries.Rate)
+	case !knownEngine(s.Engine):
+		return fmt.Errorf("engine: %w, got %q", errEngine, s.Engine)
+	}
+	return nil
+}
+
+// CheckIDs checks that no two workers have one id.
+func (s *Settings) CheckIDs() error {
+	byID := make(map[uint64]string)
+	known := maps.Clone(s.Upstreams)
+	for dial := range s.Workers {
+		known[dial] = dial != AllWorkers
+	}
+	for _, dial := range slices.Sorted(maps.Keys(known)) {
+		if !known[dial] {
+			continue
+		}
+		id := s.Worker(dial).ID
+		if other, taken := byID[id]; taken {
+			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
+		}
+		byID[id] = dial
+	}
+	return nil
+}
+
+// WithDefaults returns the settings with the defaults in place of what was not
+// set.
+func (s *Settings) WithDefaults() *Settings {
+	full := *s
+	full.OpenBlocks = s.OpenBlocks || s.BlockSize == 0
+	full.Memory = cmp.Or(s.Memory, kvscore.DefaultMemory)
+	full.BlockSize = cmp.Or(s.BlockSize, kvscore.DefaultBlockSize)
+	full.TextBlock = cmp.Or(s.TextBlock, defaultTextBlock)
+	full.TTL = cmp.Or(s.TTL, defaultTTL)
+	full.MaxSessions = cmp.Or(s.MaxSessions, defaultMaxSessions)
+	full.MaxWaiting = cmp.Or(s.MaxWaiting, defaultMaxWaiting)
+	full.MaxWait = cmp.Or(s.MaxWait, defaultMaxWait)
+	full.Retries = cmp.Or(s.Retries, defaultRetryBudget)
+	all := s.Workers[AllWorkers]
+	all.Engine = cmp.Or(all.Engine, s.Engine, EngineAuto)
+	full.Workers = map[string]WorkerSettings{AllWorkers: all}
+	for dial, w := range s.Workers {
+		if dial != AllWorkers {
+			full.Workers[dial], _ = w.merge(all)
+		}
+	}
+	return &full
+}
+
+// Worker returns the settings of the worker with the address, with an id. s has its
+// defaults. DPSize and KVTokens are 0 if the operator has not set them.
+func (s *Settings) Worker(dial string) WorkerSettings {
+	w, configured := s.Workers[dial]
+	if !configured {
+		w = s.Workers[AllWorkers]
+	}
+	w.Dial = dial
+	if w.ID == 0 {
+		w.ID = DerivedID(dial)
+	}
+	return w
+}
+
+// merge returns what two handlers of one pool say together. Each may leave open what
+// the other says. The error names what they set to different values.
+func (s *Settings) merge(o *Settings) (*Settings, error) {
+	m := &Settings{Workers: maps.Clone(s.Workers), Upstreams: maps.Clone(s.Upstreams), Others: s.Others || o.Others}
+	maps.Copy(m.Upstreams, o.Upstreams)
+	err := errors.Join(
+		mergeOption(&m.Memory, s.Memory, o.Memory, "index memory"),
+		mergeOption(&m.BlockSize, s.BlockSize, o.BlockSize, "index block_size"),
+		mergeOption(&m.TextBlock, s.TextBlock, o.TextBlock, "index text_block"),
+		mergeOption(&m.TTL, s.TTL, o.TTL, "affinity ttl"),
+		mergeOption(&m.MaxSessions, s.MaxSessions, o.MaxSessions, "affinity max_sessions"),
+		mergeOption(&m.Engine, s.Engine, o.Engine, "engine"),
+		mergeOption(&m.MaxWaiting, s.MaxWaiting, o.MaxWaiting, "queue max_waiting"),
+		mergeOption(&m.MaxWait, s.MaxWait, o.MaxWait, "queue max_wait"),
+		mergeOption(&m.Retries, s.Retries, o.Retries, "retry_budget"),
+	)
+	for dial, theirs := range o.Workers {
+		w, contradiction := s.Workers[dial].merge(theirs)
+		m.Workers[dial], err = w, errors.Join(err, contradiction)
+	}
+	if err == nil {
+		err = m.CheckIDs()
+	}
+	return m, err
+}
+
+func mergeOption[T comparable](to *T, a, b T, name string) error {
+	*to = cmp.Or(a, b)
+	var unset T
+	if a != b && a != unset && b != unset {
+		return errContradiction(name, a, b)
+	}
+	return nil
+}
+
+func errContradiction(name string, a, b any) error {
+	return fmt.Errorf("%s: one handler says %v, another %v", name, a, b)
+}
+
+// SharedSettings are the settings of all handlers of one configuration that name one
+// pool. They grow while the configuration is provisioned.
+type SharedSettings struct {
+	mu  sync.Mutex
+	All *Settings
+}
+
+// Get returns the settings, with defaults.
+func (s *SharedSettings) Get() *Settings {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.All.WithDefaults()
+}
+
+// add adds the settings of one handler.
+func (s *SharedSettings) add(one *Settings) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, err := s.All.merge(one)
+	if err == nil {
+		s.All = all
+	}
+	return err
+}
+
+// Hashing returns how the prompts of the pool's requests are cut into blocks.
+func (p *Pool) Hashing() api.Options {
+	set := p.Settings.Load()
+	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Seed: p.seed}
+}

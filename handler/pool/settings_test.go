@@ -1,0 +1,154 @@
+package pool
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// wanted returns settings of workers, and of nothing else.
+func wanted(workers ...WorkerSettings) *Settings {
+	s := &Settings{Workers: make(map[string]WorkerSettings), Upstreams: make(map[string]bool)}
+	for _, w := range workers {
+		s.Workers[w.Dial] = w
+		if w.Dial != AllWorkers {
+			s.Upstreams[w.Dial] = true
+		}
+	}
+	return s
+}
+
+// TestMergeFillsInWhatOneLeavesOpen merges both ways.
+func TestMergeFillsInWhatOneLeavesOpen(t *testing.T) {
+	a := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", KVTokens: 300}, WorkerSettings{Dial: AllWorkers, KVTokens: 100})
+	a.Memory, a.TTL = 8<<20, time.Minute
+	b := wanted(WorkerSettings{Dial: "b:1", ID: 9}, WorkerSettings{Dial: "c:1", ID: 10})
+	b.BlockSize, b.TextBlock, b.MaxSessions, b.TTL = 32, 128, 11, time.Minute
+	want := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 9, KVTokens: 300}, WorkerSettings{Dial: "c:1", ID: 10}, WorkerSettings{Dial: AllWorkers, KVTokens: 100})
+	want.Memory, want.BlockSize, want.TextBlock, want.TTL, want.MaxSessions = 8<<20, 32, 128, time.Minute, 11
+	for _, pair := range [][2]*Settings{{a, b}, {b, a}} {
+		got, err := pair[0].merge(pair[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+	if len(a.Workers) != 3 || len(a.Upstreams) != 2 || a.BlockSize != 0 {
+		t.Errorf("merging changed what it merged: %+v", a)
+	}
+	if w := want.Worker("b:1"); w.ID != 9 || w.KVTokens != 300 {
+		t.Errorf("b:1 is %+v", w)
+	}
+	if w := want.Worker("d:1"); w.ID != DerivedID("d:1") || w.KVTokens != 100 {
+		t.Errorf("d:1 is %+v, want a derived id and the room of all", w)
+	}
+}
+
+// TestContradictionsAreNamed merges what cannot both be.
+func TestContradictionsAreNamed(t *testing.T) {
+	for _, v := range []struct {
+		a, b *Settings
+		want []string
+	}{
+		{wanted(WorkerSettings{Dial: "a:1", Priority: "on"}), wanted(WorkerSettings{Dial: "a:1", Priority: "off"}), []string{"worker a:1 priority", "on", "off"}},
+		{wanted(WorkerSettings{Dial: "a:1", CacheSalt: "on"}), wanted(WorkerSettings{Dial: "a:1", CacheSalt: "off"}), []string{"worker a:1 cache_salt", "on", "off"}},
+		{wanted(WorkerSettings{Dial: "a:1", ThinkingBudget: "on"}), wanted(WorkerSettings{Dial: "a:1", ThinkingBudget: "off"}), []string{"worker a:1 thinking_budget", "on", "off"}},
+		{wanted(WorkerSettings{Dial: "a:1", DynamoInstanceID: 5}), wanted(WorkerSettings{Dial: "a:1", DynamoInstanceID: 6}), []string{"worker a:1 dynamo_instance_id", "5", "6"}},
+		{&Settings{Memory: 5 << 20}, &Settings{Memory: 6 << 20}, []string{"index memory", "5242880", "6291456"}},
+		{&Settings{BlockSize: 16}, &Settings{BlockSize: 32}, []string{"index block_size", "16", "32"}},
+		{&Settings{TextBlock: 48}, &Settings{TextBlock: 128}, []string{"index text_block", "48", "128"}},
+		{&Settings{TTL: time.Minute}, &Settings{TTL: time.Hour}, []string{"affinity ttl", "1m0s", "1h0m0s"}},
+		{&Settings{MaxSessions: 5}, &Settings{MaxSessions: 6}, []string{"affinity max_sessions", "5", "6"}},
+		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "a:1", ID: 8}), []string{"worker a:1 id", "7", "8"}},
+		{wanted(WorkerSettings{Dial: "a:1", KVTokens: 70}), wanted(WorkerSettings{Dial: "a:1", KVTokens: 80}), []string{"worker a:1 kv_tokens", "70", "80"}},
+		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "b:1", ID: 7}), []string{"a:1", "b:1", "id 7"}},
+		{&Settings{TTL: time.Minute, BlockSize: 16}, &Settings{TTL: time.Hour, BlockSize: 32}, []string{"ttl", "block_size"}},
+	} {
+		for _, pair := range [][2]*Settings{{v.a, v.b}, {v.b, v.a}} {
+			_, err := pair[0].merge(pair[1])
+			if err == nil {
+				t.Errorf("%q: no error", v.want)
+				continue
+			}
+			for _, part := range v.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the error %q does not say %q", err, part)
+				}
+			}
+		}
+	}
+}
+
+// TestNoTwoWorkersHaveOneID checks the ids of one handler, derived ones too, and
+// those of workers that come from a dynamic source.
+func TestNoTwoWorkersHaveOneID(t *testing.T) {
+	dynamic := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 7})
+	clear(dynamic.Upstreams)
+	for _, v := range []struct {
+		name string
+		s    *Settings
+		bad  bool
+	}{
+		{"Different", wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 8}, WorkerSettings{Dial: "c:1"}), false},
+		{"Same", wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 7}), true},
+		{"DerivedOfAnother", wanted(WorkerSettings{Dial: "a:1", ID: DerivedID("b:1")}, WorkerSettings{Dial: "b:1"}), true},
+		{"Dynamic", dynamic, true},
+		{"None", wanted(), false},
+	} {
+		if err := v.s.CheckIDs(); (err != nil) != v.bad {
+			t.Errorf("%s: error %v", v.name, err)
+		}
+	}
+}
+
+// TestRefusedSettingsAreNotShared adds the settings of handlers one by one: one
+// that contradicts leaves the others' as they are.
+func TestRefusedSettingsAreNotShared(t *testing.T) {
+	first := wanted(WorkerSettings{Dial: "a:1", ID: 7})
+	first.TextBlock = 32
+	s := &SharedSettings{All: first}
+	if err := s.add(wanted(WorkerSettings{Dial: "b:1", ID: 8})); err != nil {
+		t.Fatal(err)
+	}
+	bad := wanted(WorkerSettings{Dial: "c:1", ID: 9})
+	bad.TextBlock, bad.BlockSize = 64, 128
+	if err := s.add(bad); err == nil {
+		t.Error("a contradiction was added")
+	}
+	got := s.Get()
+	want := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 8})
+	want.TextBlock = 32
+	if !reflect.DeepEqual(got, want.WithDefaults()) {
+		t.Errorf("got %+v, want %+v", got, want.WithDefaults())
+	}
+	if got.BlockSize == 0 || got.Memory == 0 || got.TTL != defaultTTL || got.MaxSessions != defaultMaxSessions {
+		t.Errorf("defaults are missing: %+v", got)
+	}
+}
+
+// TestSettingsOfEngines has those that are refused, with field and value.
+func TestSettingsOfEngines(t *testing.T) {
+	for _, v := range []struct {
+		w    WorkerSettings
+		want string
+	}{
+		{WorkerSettings{Dial: "a:1", Priority: "on", ThinkingBudget: "auto", DynamoInstanceID: 1}, ""},
+		{WorkerSettings{Dial: AllWorkers, Priority: "off"}, ""},
+		{WorkerSettings{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
+		{WorkerSettings{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
+		{WorkerSettings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
+		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: 7 cannot be that of all workers"},
+	} {
+		err := v.w.errInvalid()
+		if (err == nil) != (v.want == "") || err != nil && err.Error() != v.want {
+			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
+		}
+	}
+	s := wanted(WorkerSettings{Dial: AllWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, WorkerSettings{Dial: "a:1", Priority: "off"}).WithDefaults()
+	if w := s.Worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" || w.CacheSalt != "on" {
+		t.Errorf("a:1 is %+v", w)
+	}
+}

@@ -1,0 +1,51 @@
+package pool
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// The collectors of the pools. Those with the label worker lose a worker's series with
+// the worker.
+var (
+	retriesMade = poolCounter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "worker", "reason")
+	// retriesDenied counts retries that the budget did not allow.
+	retriesDenied    = poolCounter("retries_denied_total", "Attempts that were not made again, for the retry budget was spent.")
+	cachesCleared    = poolCounter("mirror_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "worker", "reason")
+	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
+		Help:    "Difference between the cached tokens that were predicted and those that the engine reported, either way.",
+		Buckets: []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
+	}, []string{"pool", "worker"})
+)
+
+func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
+	opts := prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}
+	return prometheus.NewCounterVec(opts, append([]string{"pool"}, labels...))
+}
+
+// PoolCollectors returns the collectors of the pools, to be registered.
+func PoolCollectors() []prometheus.Collector {
+	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, predictionErrors}
+}
+
+// CountRetries counts attempts on a worker that are made again.
+func (p *Pool) CountRetries(w *Worker, reason string, n int) {
+	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
+}
+
+// countFromZero creates the series of a worker: Prometheus does not see the first event
+// of a series that begins with it.
+func (p *Pool) countFromZero(w *Worker) {
+	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
+		p.CountRetries(w, reason, 0)
+	}
+	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
+		cachesCleared.WithLabelValues(p.Name, w.Dial, why)
+	}
+}
+
+// forgetCounts deletes the series of a worker.
+func (p *Pool) forgetCounts(w *Worker) {
+	labels := prometheus.Labels{"pool": p.Name, "worker": w.Dial}
+	retriesMade.DeletePartialMatch(labels)
+	cachesCleared.DeletePartialMatch(labels)
+	predictionErrors.DeletePartialMatch(labels)
+}
