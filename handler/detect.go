@@ -28,7 +28,7 @@ func (p *prober) detect(ctx context.Context, w *pool.Worker) bool {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
 		status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
-		if !p.pool.Saw(ctx, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
+		if !p.saw(ctx, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
 			return 0, nil
 		}
 		return status, body

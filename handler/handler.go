@@ -114,7 +114,7 @@ type Handler struct {
 	MaxBody int64 `json:"max_body,omitempty"`
 
 	// If set, responses say how they were routed, in headers whose names begin
-	// with this prefix: `Worker`, `DP-Rank`, `Reason`, `Overlap-Blocks`,
+	// with this prefix: `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks`,
 	// `Predicted-Cached-Tokens`. Default: none, for they show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 

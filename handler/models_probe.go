@@ -18,7 +18,7 @@ const (
 // answer: the worker's list then stays as it is.
 func (p *prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, pathModels, nil, nil, pool.MaxModelList)
-	if !p.pool.Saw(ctx, w, status, err) {
+	if !p.saw(ctx, w, status, err) {
 		return false
 	}
 	closed := status == http.StatusUnauthorized || status == http.StatusForbidden

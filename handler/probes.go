@@ -2,6 +2,7 @@ package handler
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -244,4 +245,10 @@ func pauseOf(w *pool.Worker) time.Duration {
 		return probeTick / 2
 	}
 	return pool.ProbeEvery - probeTick/2
+}
+
+// saw tells the pool how a question to a worker ended, and returns whether it was
+// answered. An address that cannot be asked says nothing of its worker.
+func (p *prober) saw(ctx context.Context, w *pool.Worker, status int, err error) bool {
+	return !errors.Is(err, upstream.ErrNoDial) && p.pool.Saw(ctx, w, status, err)
 }

@@ -33,8 +33,8 @@ var (
 var headerRules = map[string]headerRule{
 	"worker":         {[]string{"X-Dynamo-Worker-Instance-Id", "X-Worker-Instance-Id"}, nvext.Pins, digits, "0", "18446744073709551615"},
 	"prefill worker": {[]string{"X-Dynamo-Prefill-Instance-Id", "X-Prefill-Instance-Id"}, nvext.Pins, digits, "0", "18446744073709551615"},
-	"rank":           {[]string{"X-Dynamo-DP-Rank", "X-DP-Rank", "X-Data-Parallel-Rank"}, nvext.Pins, digits, "0", "4294967295"},
-	"prefill rank":   {[]string{"X-Dynamo-Prefill-DP-Rank", "X-Prefill-DP-Rank"}, nvext.Pins, digits, "0", "4294967295"},
+	"rank":           {[]string{"X-Dynamo-Dp-Rank", "X-Dp-Rank", "X-Data-Parallel-Rank"}, nvext.Pins, digits, "0", "4294967295"},
+	"prefill rank":   {[]string{"X-Dynamo-Prefill-Dp-Rank", "X-Prefill-Dp-Rank"}, nvext.Pins, digits, "0", "4294967295"},
 	"priority":       {[]string{"X-Dynamo-Request-Priority"}, nvext.Priorities, integer, "-2147483648", "2147483647"},
 	"strict":         {[]string{"X-Dynamo-Request-Strict-Priority"}, nvext.Priorities, digits, "0", "4294967295"},
 	"tenant":         {[]string{"X-Tenant-Id"}, nvext.Tenants, nil, "", ""},
@@ -98,9 +98,9 @@ func FuzzHeaders(f *testing.F) {
 		"", "X-Worker-Instance-Id: 5", "X-Dynamo-Worker-Instance-Id: x\nX-Worker-Instance-Id: 5", "x-dp-rank: 4294967295\nX-Tenant-Id: t",
 		"X-Tenant-Id: a\nX-Tenant-Id: b\nX-Dynamo-Request-Priority: +3\nX-Dynamo-Request-Strict-Priority: -1",
 		"X-Dynamo-Meta-Policy-Class: gold\nX-Dynamo-Session-Id: s\nX-Dynamo-Session-Final: true\nConnection: close, X-Tenant-Id",
-		"X-Data-Parallel-Rank: 1\nAuthorization: a\nX-Dynamo-Meta-: x\nX-Prefill-DP-Rank: 18446744073709551616",
-		"X-Worker-Instance-Id: 7\nX-Worker-Instance-Id: 7\nX-DP-Rank: 0_1",
-		"X-Tenant-Id: " + strings.Repeat("t", nvext.MaxText+1) + "\nX-Override-Priority: 9\nX-Override-Routed-DP-Rank: 1\nX-Override-Rid: r",
+		"X-Data-Parallel-Rank: 1\nAuthorization: a\nX-Dynamo-Meta-: x\nX-Prefill-Dp-Rank: 18446744073709551616",
+		"X-Worker-Instance-Id: 7\nX-Worker-Instance-Id: 7\nX-Dp-Rank: 0_1",
+		"X-Tenant-Id: " + strings.Repeat("t", nvext.MaxText+1) + "\nX-Override-Priority: 9\nX-Override-Routed-Dp-Rank: 1\nX-Override-Rid: r",
 	} {
 		for _, raw := range []string{"", `{"backend_instance_id":1,"decode_worker_id":2,"prefill_worker_id":3,"dp_rank":4,"prefill_dp_rank":5,"agent_hints":{"priority":6,"strict_priority":7}}`} {
 			for _, g := range []uint8{0, uint8(nvext.Everything), uint8(nvext.Priorities), uint8(nvext.Pins | nvext.Tenants)} {

@@ -154,7 +154,7 @@ func (rt *route) label(h http.Header, a *attempt) {
 		return
 	}
 	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
-	h.Set(prefix+"DP-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
+	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
 	h.Set(prefix+"Reason", a.reason)
 	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
 	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))

@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -104,7 +103,7 @@ func (p *Pool) Saw(ctx context.Context, w *Worker, status int, err error) bool {
 	switch {
 	case status != 0:
 		p.Found(w)
-	case errors.Is(err, upstream.ErrNoDial), errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
+	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case errors.As(err, &dial), Refused(err):
 		p.Missed(w, err)
 	default:

@@ -12,10 +12,10 @@ type waiter struct {
 	offers Offers
 	number uint64 // in the order of entering
 
-	eligible []offer      // may serve the request now
+	eligible []offer    // may serve the request now
 	verdict  chan Grant // gets what becomes of the waiter, once it is out of the queue
-	waits    bool         // it was not served at once
-	out      bool         // of the queue
+	waits    bool       // it was not served at once
+	out      bool       // of the queue
 }
 
 // Grant says what becomes of a waiter. Without a worker and without a reason, the
