@@ -20,31 +20,31 @@ func (rt *route) adapted(req *http.Request, whole *body.Replay) (*http.Request, 
 	}
 	a, p := rt.attempt, rt.plan
 	ranks := a.Worker.Ranks()
-	if ranks < 2 && !p.editsBody && !p.asked {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage {
 		return req, as
 	}
 	var edit *api.Editor
-	if read := p.parsed(); read != nil && whole != nil {
+	if read := p.Parsed(); read != nil && whole != nil {
 		edit = read.Editor(whole.Parts[0])
 	}
 	e := rt.pool.EngineOf(a.Worker)
 	say := engine.Request{
-		Body: edit, Ext: p.ext, Grants: p.grants, Salt: p.salt(), Sent: req.Header,
-		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.given,
+		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
+		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given,
 	}
-	if p.api != nil {
-		say.API = p.api.Name()
+	if p.API != nil {
+		say.API = p.API.Name()
 	} else {
 		say.API = engine.PostTo(req.URL.Path)
 	}
 	said := e.Adapt(&say)
-	if p.computes {
+	if p.Computes {
 		rt.lacks(e.Type, said.Lacks)
 	}
 	rt.noticeCut(said.Dropped)
 	if edit != nil {
-		if p.asked {
-			edit.Replace(p.ask)
+		if p.AsksUsage {
+			edit.Replace(p.AskUsage)
 		}
 		as = whole.Edit(edit.Edits())
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 
@@ -277,7 +278,7 @@ func isKeyHash(s string) bool {
 func sessionNamed(r *http.Request, p *pool.Pool) (string, error) {
 	key := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
-		return tenantKey(r.URL.Query().Get("tenant"), key), nil
+		return plan.TenantKey(r.URL.Query().Get("tenant"), key), nil
 	}
 	if !isKeyHash(key) {
 		return "", apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*keyHashBytes)

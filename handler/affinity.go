@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -35,7 +36,7 @@ func (h *Handler) checkAffinity() error {
 		names = h.Affinity.Key
 	}
 	for _, name := range names {
-		source, err := parseKeySource(name)
+		source, err := plan.ParseKeySource(name)
 		if err != nil {
 			return err
 		}

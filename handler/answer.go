@@ -28,15 +28,15 @@ type delivery struct {
 func (rt *route) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	d := &delivery{rt: rt, attempt: a}
 	o := response.Options{Listener: d}
-	if rt.plan.request != nil && resp.StatusCode < 300 {
+	if rt.plan.Request != nil && resp.StatusCode < 300 {
 		d.refreshed = time.Now()
 		o.Stream = body.MediaType(resp.Header) == body.EventStream
 		if body.Compressed(resp.Header) { // although it was asked not to be
 			rt.fallBack(fallbackUnreadable)
 		} else {
-			o.Request, o.CutUsage = rt.plan.request, rt.plan.asked
+			o.Request, o.CutUsage = rt.plan.Request, rt.plan.AsksUsage
 		}
-		if rt.speculative && rt.plan.ext.AgentHints.SpeculativePrefill.Value {
+		if rt.speculative && rt.plan.Ext.AgentHints.SpeculativePrefill.Value {
 			o.KeepText = maxKeptText
 		}
 		if a.guard != nil {
@@ -53,17 +53,17 @@ func (rt *route) deliveryOf(a *attempt, resp *http.Response) *delivery {
 // extras returns the nvext that the answer is to carry; nil if there is none. What an
 // answer cannot carry is counted.
 func (rt *route) extras(a *attempt, readable bool) *response.Extras {
-	x := rt.plan.answer
+	x := rt.plan.Answer
 	if x == nil {
 		return nil
 	}
-	if !x.fits || !readable {
+	if !x.Fits || !readable {
 		rt.fallBack(fallbackUntold)
 		return nil
 	}
 	e := &response.Extras{
-		Fields: x.fields, Annotations: x.annotations, Id: x.id, Ids: x.ids, Prompt: x.prompt,
-		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.waiting, Received: rt.start, Begun: a.Begun, HitRate: -1,
+		Fields: x.Fields, Annotations: x.Annotations, Id: x.Id, Ids: x.Ids, Prompt: x.Prompt,
+		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: rt.start, Begun: a.Begun, HitRate: -1,
 	}
 	if rt.pool.EngineOf(a.Worker).Type == engine.Dynamo {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
@@ -83,7 +83,7 @@ func (rt *route) observe(req *http.Request, resp *http.Response) {
 	}
 	rt.answer = d
 	t := time.Now()
-	switch good := rt.plan.request != nil && resp.StatusCode < 300; {
+	switch good := rt.plan.Request != nil && resp.StatusCode < 300; {
 	case d.Read && d.Stream: // its first token is still to come
 	case d.Read:
 		d.header = t // the answer was complete then, if it is one
@@ -145,7 +145,7 @@ func (d *delivery) Tokens(t time.Time, n int) {
 
 // ResponseID implements listener.
 func (d *delivery) ResponseID(id string) {
-	if !d.rt.plan.request.Unstored {
+	if !d.rt.plan.Request.Unstored {
 		d.rt.pool.Responses.Keep(id, d.attempt.lease.Target())
 	}
 }

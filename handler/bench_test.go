@@ -84,11 +84,11 @@ func BenchmarkPlan(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				r.Body = io.NopCloser(bytes.NewReader(body))
-				p, err := h.reader.read(r)
-				if err != nil || len(p.score.Blocks) == 0 {
+				p, err := h.reader.Read(r)
+				if err != nil || len(p.Score.Blocks) == 0 {
 					b.Fatal(p, err)
 				}
-				p.body.Done()
+				p.Body.Done()
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func (p *pieces) Read(to []byte) (int, error) {
 func BenchmarkObserve(b *testing.B) {
 	h := benchHandler(b)
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
-	p, err := h.reader.read(r)
+	p, err := h.reader.Read(r)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func BenchmarkObserve(b *testing.B) {
 		rt := newTestRoute(h, p)
 		rt.repl, rt.returned = repl, true
 		rt.takeScratch()
-		_, lease := h.pool.Scheduler.Select(time.Now(), &p.score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
 		rt.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
 		rt.attempt.Work = rt.work()
 		w.Flow.Begin(&rt.attempt.Stream)
@@ -159,7 +159,7 @@ func BenchmarkGuard(b *testing.B) {
 		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
 			h := benchHandler(b)
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
-			p, err := h.reader.read(r)
+			p, err := h.reader.Read(r)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -171,7 +171,7 @@ func BenchmarkGuard(b *testing.B) {
 			for i := range workers {
 				rt.scratch.Workers = append(rt.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
 			}
-			_, lease := h.pool.Scheduler.Select(rt.start, &p.score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+			_, lease := h.pool.Scheduler.Select(rt.start, &p.Score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -237,7 +237,7 @@ func BenchmarkNVExt(b *testing.B) {
 func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
 	r.ContentLength = int64(len(body))
-	p, err := h.reader.read(r)
+	p, err := h.reader.Read(r)
 	if err != nil {
 		tb.Fatal(err)
 	}

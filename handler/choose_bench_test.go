@@ -29,11 +29,11 @@ func BenchmarkChooseAmong(b *testing.B) {
 				h.ReverseProxy.Upstreams = ups
 				h.policy = kvscore.NewDynamo()
 				r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
-				p, err := h.reader.read(r)
+				p, err := h.reader.Read(r)
 				if err != nil {
 					b.Fatal(err)
 				}
-				p.model = model
+				p.Model = model
 				b.ReportAllocs()
 				for b.Loop() {
 					rt := newTestRoute(h, p)

@@ -2,6 +2,7 @@ package handler
 
 import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
@@ -17,25 +18,25 @@ const (
 
 // countDropped counts the wishes of a request that were dropped, and its routing headers
 // that cannot be read.
-func (d *dispatcher) countDropped(p *plan) {
-	for name := range p.dropped.Names {
+func (d *dispatcher) countDropped(p *plan.Plan) {
+	for name := range p.Dropped.Names {
 		d.metrics.dropped.WithLabelValues(d.pool.Name, name).Inc()
 	}
-	for _, name := range p.malformed {
+	for _, name := range p.Malformed {
 		d.metrics.malformed.WithLabelValues(d.pool.Name, name).Inc()
 	}
-	if p.dropped == 0 && len(p.malformed) == 0 {
+	if p.Dropped == 0 && len(p.Malformed) == 0 {
 		return
 	}
 	if c := d.logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
-		c.Write(zap.Stringer("not_granted", p.dropped), zap.Strings("malformed_headers", p.malformed))
+		c.Write(zap.Stringer("not_granted", p.Dropped), zap.Strings("malformed_headers", p.Malformed))
 	}
 }
 
 // noticeCut counts what was cut out of a body because it was not granted, once for each
 // request.
 func (rt *route) noticeCut(grants nvext.Grants) {
-	grants &^= rt.cut | rt.plan.dropped
+	grants &^= rt.cut | rt.plan.Dropped
 	if grants == 0 {
 		return
 	}
@@ -51,7 +52,7 @@ func (rt *route) noticeCut(grants nvext.Grants) {
 // noticeIneffective records wishes that are granted but that the policy ignores.
 func (rt *route) noticeIneffective() {
 	p := rt.plan
-	if p.score.Override == nil && p.ext.RoutingConstraints.PreferredTaints == nil {
+	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {
 		return
 	}
 	if unit := kvscore.CostUnit(rt.active); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -58,7 +59,7 @@ type leftOut struct {
 // explain makes the choice of a request without booking it, and leaves nothing behind.
 // A client that only asks is told a worker even if all are full: it will wait for that
 // one.
-func (d *dispatcher) explain(r *http.Request, p *plan) *dryChoice {
+func (d *dispatcher) explain(r *http.Request, p *plan.Plan) *dryChoice {
 	t := time.Now()
 	rt := &route{dispatcher: d, plan: p, start: t, cached: -1, dry: true}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
@@ -75,7 +76,7 @@ func (d *dispatcher) explain(r *http.Request, p *plan) *dryChoice {
 	used, found := rt.gather(rt.offered, t)
 	if !found && len(rt.scratch.Full) > 0 {
 		c.Full = true
-		if p.ext.QueryOnly() {
+		if p.Ext.QueryOnly() {
 			want := rt.wants()
 			want.Slot = false
 			used, found = rt.pool.Gather(rt.scratch, &want, rt.model, rt.offers(), nil, t)
@@ -84,7 +85,7 @@ func (d *dispatcher) explain(r *http.Request, p *plan) *dryChoice {
 	c.LeftOut = rt.leftOut()
 	if !found {
 		if !c.Full {
-			c.Refused = &api.Refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
+			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
 		}
 		return c
 	}
@@ -166,7 +167,7 @@ func (d *dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
 
 // costUnit returns the unit of the costs that are compared for the request.
 func (rt *route) costUnit() string {
-	if rt.plan.request == nil {
+	if rt.plan.Request == nil {
 		return unitRequests
 	}
 	return rt.unit

@@ -5,15 +5,16 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // TestDryChoiceOfAnUnknownUpstream has an upstream that the pool does not know: each
 // look-up would make another worker of it.
 func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
-	for name, p := range map[string]*plan{
-		"free":   {wishes: wishes{ext: &noExt}},
-		"pinned": {wishes: wishes{ext: &noExt}, pin: pin{named: true, worker: pool.DerivedID("new:1"), field: "x"}},
+	for name, p := range map[string]*plan.Plan{
+		"free":   {Wishes: plan.Wishes{Ext: &plan.NoExt}},
+		"pinned": {Wishes: plan.Wishes{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: pool.DerivedID("new:1"), Field: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1")

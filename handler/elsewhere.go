@@ -22,17 +22,17 @@ const maxRefusal = 4 << 10
 // may be made again whatever it is.
 func (rt *route) servedElsewhere(resp *http.Response) bool {
 	a := rt.attempt
-	if resp.StatusCode != http.StatusNotFound || rt.plan.model == "" || rt.plan.stream != nil || rt.pinned() || body.Compressed(resp.Header) {
+	if resp.StatusCode != http.StatusNotFound || rt.plan.Model == "" || rt.plan.Stream != nil || rt.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
-	_, told := a.Worker.Serves(rt.plan.model)
+	_, told := a.Worker.Serves(rt.plan.Model)
 	found := false
 	for i, row := range rt.table(rt.offered).Rows {
 		w := row.Worker
 		if w == a.Worker || !pool.Available(rt.offered[i]) || slices.Contains(rt.tried, w) || !rt.permits(w) {
 			continue
 		}
-		yes, known := w.Serves(rt.plan.model)
+		yes, known := w.Serves(rt.plan.Model)
 		found = found || yes || !known && (told || !w.WasProbed())
 	}
 	if !found {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -14,15 +15,15 @@ import (
 
 // unserved returns the error of a request that no worker has answered.
 func (rt *route) unserved(err error) *api.Refusal {
-	e := &api.Refusal{API: rt.plan.api, Status: http.StatusBadGateway, Code: api.CodeFailed}
+	e := &api.Refusal{API: rt.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
 	var refused reverseproxy.DialError
 	var own *api.Refusal
 	var he caddyhttp.HandlerError
 	switch {
 	case errors.As(err, &own):
 		return own
-	case rt.plan.stream != nil && rt.plan.stream.Failed.Load():
-		return unreadable(rt.plan.api, err)
+	case rt.plan.Stream != nil && rt.plan.Stream.Failed.Load():
+		return plan.Unreadable(rt.plan.API, err)
 	case rt.failure == nil || errors.As(rt.failure, &refused) && rt.suspects < maxSuspects:
 		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker
 		e.Err = rt.errNobody()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -144,7 +145,7 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 // explain returns what would become of a request. It goes the way of one that is
 // served, up to the choice, but leaves nothing behind.
 func (x *explainer) explain(r *http.Request) (*explanation, error) {
-	p, err := x.reader.read(r)
+	p, err := x.reader.Read(r)
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		e := x.newExplanation()
 		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
@@ -153,7 +154,7 @@ func (x *explainer) explain(r *http.Request) (*explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer p.done()
+	defer p.Close()
 	return x.view(p, x.dispatcher.explain(r, p)), nil
 }
 
@@ -167,7 +168,7 @@ func (x *explainer) newExplanation() *explanation {
 
 // view returns the choice that would be made for a planned request as the admin API
 // shows it.
-func (x *explainer) view(p *plan, c *dryChoice) *explanation {
+func (x *explainer) view(p *plan.Plan, c *dryChoice) *explanation {
 	e := x.newExplanation()
 	e.Plan, e.Unit = viewPlan(x.pool, p), c.Unit
 	if own := c.Refused; own != nil {
@@ -217,7 +218,7 @@ func viewHome(p *pool.Pool, h *dryHome) *homeView {
 	return v
 }
 
-func viewChosen(p *plan, c *dryChoice) *chosenView {
+func viewChosen(p *plan.Plan, c *dryChoice) *chosenView {
 	chosen, preferred := c.Candidates[c.Picked.Chosen].Target, c.Candidates[c.Picked.Preferred].Target
 	v := &chosenView{
 		Worker: chosen.Worker, Dial: c.Workers[c.Picked.Chosen].Dial, Rank: chosen.Rank,
@@ -233,7 +234,7 @@ func viewChosen(p *plan, c *dryChoice) *chosenView {
 }
 
 // why returns in words what decided the choice.
-func why(p *plan, c *dryChoice) string {
+func why(p *plan.Plan, c *dryChoice) string {
 	switch c.Reason {
 	case reasonPin:
 		return "the request names it"
@@ -250,7 +251,7 @@ func why(p *plan, c *dryChoice) string {
 		text = "the policy returned no candidate, or changed their list, and the least loaded one is taken"
 	case len(c.Picked.Drawn) > 0:
 		text = "the policy draws it among several"
-	case p.request == nil:
+	case p.Request == nil:
 		text = "the request passes through, and it has the least load"
 	}
 	if h := c.Home; !c.Bound && h != nil && h.Position >= 0 {
@@ -269,26 +270,26 @@ func why(p *plan, c *dryChoice) string {
 	return text
 }
 
-func viewPlan(of *pool.Pool, p *plan) *planView {
+func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 	v := &planView{
-		Model: p.model, Streamed: p.score.Streamed, PromptKind: promptKinds[api.None],
-		PromptTokens: p.score.Tokens, TokensEstimated: p.score.Tokens > 0,
-		PromptBlocks: len(p.score.Blocks), BlockTokens: p.score.BlockTokens, Fallback: p.fallback,
+		Model: p.Model, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
+		PromptTokens: p.Score.Tokens, TokensEstimated: p.Score.Tokens > 0,
+		PromptBlocks: len(p.Score.Blocks), BlockTokens: p.Score.BlockTokens, Fallback: p.Fallback,
 	}
-	if p.api != nil {
-		v.API = p.api.Name()
+	if p.API != nil {
+		v.API = p.API.Name()
 	}
-	for name := range p.grants.Names {
+	for name := range p.Grants.Names {
 		v.Trusted = append(v.Trusted, name)
 	}
-	for name := range p.dropped.Names {
+	for name := range p.Dropped.Names {
 		v.Dropped = append(v.Dropped, name)
 	}
-	if p.request != nil {
-		v.PromptKind = promptKinds[p.request.Kind]
-		v.TokensEstimated = p.request.Kind != api.Tokens && p.score.Tokens > 0
+	if p.Request != nil {
+		v.PromptKind = promptKinds[p.Request.Kind]
+		v.TokensEstimated = p.Request.Kind != api.Tokens && p.Score.Tokens > 0
 	}
-	if key := p.session.key; key != "" {
+	if key := p.Session.Key; key != "" {
 		v.Session = &sessionView{KeyHash: keyHash(key)}
 		if b, ok := of.Sessions.Peek(key); ok {
 			*v.Session = viewSession(v.Session.KeyHash, b, dials(of), time.Now())

@@ -5,13 +5,14 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // explainer explains where the requests of one handler would go.
 type explainer struct {
 	*dispatcher
-	reader *reader
+	reader *plan.Reader
 	config *pool.SharedSettings // identifies the configuration
 	served atomic.Bool          // the handler had a request
 }

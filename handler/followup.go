@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -15,7 +16,7 @@ import (
 // followUps makes requests of the router's own that follow those of clients.
 type followUps interface {
 	// Arrived is called with the plan of each request before a worker is chosen.
-	Arrived(*plan)
+	Arrived(*plan.Plan)
 	// Answering is called when an answer begins. It returns nil if nothing is to follow.
 	// Else the request's body is kept.
 	Answering(turn, *http.Response) followUp
@@ -29,7 +30,7 @@ type followUp func(text []byte, whole *body.Replay, sent *http.Request)
 
 // turn is a request whose answer begins.
 type turn struct {
-	plan     *plan
+	plan     *plan.Plan
 	size     int64 // of its body; -1 if that is not in memory
 	worker   *pool.Worker
 	target   kvscore.Target
@@ -67,7 +68,7 @@ func (rt *route) follow(outcome string) {
 
 // prepared returns a request of the router's own in the words of a worker's engine.
 // What is cut out of its body is not counted.
-func (d *dispatcher) prepared(req *http.Request, p *plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
+func (d *dispatcher) prepared(req *http.Request, p *plan.Plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
 	rt := &route{dispatcher: d, plan: p, body: whole, attempt: &attempt{Stream: pool.Stream{Worker: w, Target: t}}, cut: nvext.Everything}
 	return rt.outgoing(req, new(atomic.Int32))
 }

@@ -107,7 +107,7 @@ func (rt *route) guarded(req *http.Request) *http.Request {
 // movable tells whether the attempt could be made on another worker, as far as
 // is known before it is made.
 func (rt *route) movable() bool {
-	return rt.plan.request != nil && rt.repeatable(true) && !rt.pinned() && len(rt.offered) > 1 && !rt.lastSuspect() &&
+	return rt.plan.Request != nil && rt.repeatable(true) && !rt.pinned() && len(rt.offered) > 1 && !rt.lastSuspect() &&
 		(!rt.limits.set() || rt.anotherRound())
 }
 

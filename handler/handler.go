@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -160,14 +161,14 @@ type Handler struct {
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
-	keys       []keySource
+	keys       []plan.KeySource
 	settings   *pool.Settings
 	config     *pool.SharedSettings // those of all handlers that name the pool
 	pool       *pool.Pool
 	adopted    atomic.Bool
 	holdsPool  bool
 	proxyReady bool
-	reader     *reader
+	reader     *plan.Reader
 	dispatcher *dispatcher
 	explainer  *explainer
 	prober     *prober
@@ -360,15 +361,15 @@ func (h *Handler) wireDispatcher() {
 }
 
 // newReader returns the reader of the handler's requests.
-func (h *Handler) newReader() *reader {
+func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
-	return &reader{
-		maxBody: h.MaxBody, keys: h.keys, heldOnly: h.sessionMode() == affinityOff, injectsUsage: h.Usage == usageInject,
-		strict: h.NVExt == nvextStrict, direct: h.Mode == modeDirect, enforcesSalt: h.CacheSalt == saltEnforce,
-		mergesModels: h.MergeModels == nil || *h.MergeModels, grants: h.grants,
-		memory: &p.Memory, ratios: &p.Ratios, hashing: p.Hashing, takesTokens: h.prober.takesTokenData,
-		ttl:     func() time.Duration { return p.Settings.Load().TTL },
-		waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
+	return &plan.Reader{
+		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.Usage == usageInject,
+		Strict: h.NVExt == nvextStrict, Direct: h.Mode == modeDirect, EnforcesSalt: h.CacheSalt == saltEnforce,
+		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
+		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.takesTokenData,
+		TTL:     func() time.Duration { return p.Settings.Load().TTL },
+		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}
 }
 
@@ -399,33 +400,33 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	h.prober.await(r.Context())
 	h.explainer.follow()
 	h.noticeServer(r)
-	p, err := h.reader.read(r)
+	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)
 	}
-	defer p.done()
-	if p.ext.QueryOnly() {
+	defer p.Close()
+	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
 	rt, err := h.dispatcher.begin(r, p, start)
 	if err != nil {
-		p.giveBack(r)
+		p.GiveBack(r)
 		return h.refuse(w, r, err)
 	}
 	defer rt.end()
 	err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
 	if err = answer(w, r, rt.settle(w, r, err)); err != nil {
-		body.GiveBack(r, rt.body, p.stream)
+		body.GiveBack(r, rt.body, p.Stream)
 	}
 	return err
 }
 
 // answerQuery answers a request that only asks where it would go.
-func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) error {
+func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
 	h.dispatcher.countDropped(p)
 	err := h.explainer.answerQuery(w, r, p)
 	if err != nil {
-		p.giveBack(r)
+		p.GiveBack(r)
 	}
 	return h.refuse(w, r, err)
 }

@@ -65,7 +65,7 @@ func (rt *route) judge(ctx context.Context, resp *http.Response, resent bool, er
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.effect, v.why, v.own = showsError, resp.Status, status >= 500
-	case rt.plan.request == nil || status >= 300 || body.Compressed(resp.Header):
+	case rt.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
 		v.effect = showsWell // an answer that is read shows more
 	}
 	return v
@@ -73,7 +73,7 @@ func (rt *route) judge(ctx context.Context, resp *http.Response, resent bool, er
 
 // judgeFailure judges an attempt without an answer.
 func (rt *route) judgeFailure(ctx context.Context, resent bool, err error) judgment {
-	if ctx.Err() != nil || rt.plan.stream != nil && rt.plan.stream.Failed.Load() {
+	if ctx.Err() != nil || rt.plan.Stream != nil && rt.plan.Stream.Failed.Load() {
 		return judgment{do: abandon}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)

@@ -12,7 +12,7 @@ import (
 // learn records what the engine has counted in a prompt and its answer.
 func (d *delivery) learn() {
 	m := d.rt.figures
-	cached := d.attempt.Worker.CachedTokens(pool.ReportKind{Api: d.rt.plan.api.Name(), Stream: d.Stream}, d.Cached)
+	cached := d.attempt.Worker.CachedTokens(pool.ReportKind{Api: d.rt.plan.API.Name(), Stream: d.Stream}, d.Cached)
 	if d.Prompt > 0 {
 		m.inputTokens.Observe(float64(d.Prompt))
 		d.count(cached)
@@ -36,7 +36,7 @@ func (d *delivery) learn() {
 // count records the engine's counts in the index, where the next turn finds them, and as
 // ratios of the model's kinds of text.
 func (d *delivery) count(cached int64) {
-	req := d.rt.plan.request
+	req := d.rt.plan.Request
 	if req.Truncated || req.Kind == api.None {
 		return
 	}
@@ -63,7 +63,7 @@ func (d *delivery) count(cached int64) {
 // count of the other part is known, else from all of it. Of a batch, the first
 // prompt's blocks stand for all.
 func (d *delivery) learnRatios(req *api.Request) {
-	k, size := d.attempt.prompt.known, d.rt.plan.textBlock
+	k, size := d.attempt.prompt.known, d.rt.plan.TextBlock
 	if !k.Counted || req.Batch() {
 		k = kvscore.Known{}
 	}
@@ -76,7 +76,7 @@ func (d *delivery) learnRatios(req *api.Request) {
 // if that is unknown.
 func (d *delivery) verify(cached int64) {
 	a, rt := d.attempt, d.rt
-	if a.prompt.tokens == 0 || d.Prompt <= 0 || cached < 0 || rt.plan.score.SkipsCache {
+	if a.prompt.tokens == 0 || d.Prompt <= 0 || cached < 0 || rt.plan.Score.SkipsCache {
 		return
 	}
 	m := rt.figures
@@ -97,15 +97,15 @@ type promptLength struct {
 // an API have one key, and those without a known prompt one each.
 func (rt *route) blameKey() uint64 {
 	switch {
-	case rt.plan.api == nil:
+	case rt.plan.API == nil:
 		return 0
-	case rt.plan.session.key != "":
-		return xxh3.HashString(rt.plan.session.key)
-	case len(rt.plan.score.Blocks) == 0:
+	case rt.plan.Session.Key != "":
+		return xxh3.HashString(rt.plan.Session.Key)
+	case len(rt.plan.Score.Blocks) == 0:
 		return uint64(rt.ready.UnixNano()) //nolint:gosec // after 1970
 	}
-	key := rt.plan.score.Root
-	for _, b := range rt.plan.score.Blocks {
+	key := rt.plan.Score.Root
+	for _, b := range rt.plan.Score.Blocks {
 		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
 	}
 	return key

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -26,28 +27,28 @@ type only struct {
 // is a *api.Refusal if no worker can be chosen.
 func (rt *route) narrow(r *http.Request) error {
 	p := rt.plan
-	rt.apart = p.isolated
-	if !p.pin.named && !p.pin.rank.Set && !p.constrained() && p.response == "" && !rt.apart {
+	rt.apart = p.Isolated
+	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !rt.apart {
 		return nil
 	}
 	ups := rt.upstreams(r)
 	if rt.apart && len(ups) > 0 && !rt.someWorker(ups, rt.keepsApart) {
 		return rt.shared("that of any worker")
 	}
-	if p.pin.named {
+	if p.Pin.Named {
 		return rt.pinTo(ups)
 	}
-	if p.pin.rank.Set && !rt.someWorker(ups, rt.hasRank) {
-		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.pin.rank.Value)
+	if p.Pin.Rank.Set && !rt.someWorker(ups, rt.hasRank) {
+		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.Pin.Rank.Value)
 	}
-	if p.response != "" && rt.returnTo(ups) {
+	if p.Response != "" && rt.returnTo(ups) {
 		if !rt.keepsApart(rt.only.worker) {
 			return rt.shared("that of the response which the request names")
 		}
 		return nil
 	}
-	if p.constrained() && !rt.someWorker(ups, rt.permits) {
-		return &api.Refusal{API: p.api, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "nvext", Err: p.errNonePermitted()}
+	if p.Constrained() && !rt.someWorker(ups, rt.permits) {
+		return &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "nvext", Err: p.ErrNonePermitted()}
 	}
 	return nil
 }
@@ -59,28 +60,28 @@ func (rt *route) someWorker(ups reverseproxy.UpstreamPool, holds func(*pool.Work
 
 // pinTo makes the worker that the request names the only one.
 func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
-	pin := &rt.plan.pin
-	w := rt.named(ups, pin.worker)
+	pin := &rt.plan.Pin
+	w := rt.named(ups, pin.Worker)
 	switch {
 	case w == nil:
-		return rt.badPin("%s: no worker of this pool has the id %d", pin.field, pin.worker)
-	case pin.rank.Set && !rt.hasRank(w):
-		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.worker, pin.rank.Value, w.Ranks()-1)
-	case !pin.rank.Set && w.Ranks() > 1:
+		return rt.badPin("%s: no worker of this pool has the id %d", pin.Field, pin.Worker)
+	case pin.Rank.Set && !rt.hasRank(w):
+		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.Worker, pin.Rank.Value, w.Ranks()-1)
+	case !pin.Rank.Set && w.Ranks() > 1:
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
-		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.worker)
+		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.Worker)
 	case !rt.keepsApart(w):
 		return rt.shared("that of worker %d, which the request names", w.Id)
 	case !rt.permits(w):
-		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.field, pin.worker, rt.plan.errNonePermitted())
+		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.Field, pin.Worker, rt.plan.ErrNonePermitted())
 	}
-	rt.only = only{w, pin.rank, reasonPin}
+	rt.only = only{w, pin.Rank, reasonPin}
 	return nil
 }
 
 // badPin returns the refusal of a pin that no worker can serve.
 func (rt *route) badPin(format string, args ...any) error {
-	return &api.Refusal{API: rt.plan.api, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
+	return &api.Refusal{API: rt.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
 
 // keepsApart returns whether the worker's engine isolates the request's cache, if that
@@ -93,10 +94,10 @@ func (rt *route) keepsApart(w *pool.Worker) bool {
 // shared returns the error of a request that would share a cache.
 func (rt *route) shared(format string, args ...any) error {
 	where := "this path"
-	if a := rt.plan.api; a != nil {
+	if a := rt.plan.API; a != nil {
 		where = "the API " + a.Name()
 	}
-	return &api.Refusal{API: orUnplanned(rt.plan.api), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
 		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
 }
 
@@ -104,7 +105,7 @@ func (rt *route) shared(format string, args ...any) error {
 // whether that worker is known and still an upstream. If it no longer has the rank,
 // any of its ranks may serve the request.
 func (rt *route) returnTo(ups reverseproxy.UpstreamPool) bool {
-	t, ok := rt.pool.Responses.Find(rt.plan.response, !rt.dry)
+	t, ok := rt.pool.Responses.Find(rt.plan.Response, !rt.dry)
 	if !ok {
 		return false
 	}
@@ -130,7 +131,7 @@ func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker {
 
 // hasRank returns whether a worker has the rank that the request names, if it names one.
 func (rt *route) hasRank(w *pool.Worker) bool {
-	rank := rt.plan.pin.rank
+	rank := rt.plan.Pin.Rank
 	return !rank.Set || int64(rank.Value) < int64(w.Ranks())
 }
 
@@ -185,12 +186,12 @@ func (rt *route) permits(w *pool.Worker) bool {
 // preferences among the targets, and the session's target, which boundPosition has looked
 // up.
 func (rt *route) score() *kvscore.Request {
-	prefers, home := rt.plan.ext.RoutingConstraints.PreferredTaints, rt.homeTarget()
+	prefers, home := rt.plan.Ext.RoutingConstraints.PreferredTaints, rt.homeTarget()
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
-		return &rt.plan.score
+		return &rt.plan.Score
 	}
 	scored := &rt.scratch.Scored
-	*scored = rt.plan.score // the plan does not change
+	*scored = rt.plan.Score // the plan does not change
 	scored.Home = home
 	if len(prefers) == 0 {
 		return scored

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
 
 // answerQuery answers a client that asks where its request would go, with the worker
@@ -18,7 +19,7 @@ import (
 // the client names the worker. Nothing is booked, remembered or computed. If the
 // request has no token ids, the chosen worker's engine is asked for them. The error is
 // a Refusal where the router refuses the request.
-func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan) error {
+func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
 	c := x.dispatcher.explain(r, p)
 	if c.Refused != nil {
 		return c.Refused
@@ -36,8 +37,8 @@ func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan)
 		return err
 	}
 	x.figures.requests[outcomeQuery].Inc()
-	stream := p.request.Stream
-	p.done() // the client may take its time to read
+	stream := p.Request.Stream
+	p.Close() // the client may take its time to read
 	kind := "application/json"
 	if stream {
 		kind = body.EventStream
@@ -67,24 +68,24 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func (x *explainer) encodeQuery(p *plan, c *dryChoice, ids []byte) ([]byte, error) {
+func (x *explainer) encodeQuery(p *plan.Plan, c *dryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(target.Worker, target.Rank).Append(nil)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}
-	if p.ext.QueryExplains() {
+	if p.Ext.QueryExplains() {
 		why, err := json.Marshal(x.view(p, c))
 		if err != nil {
 			return nil, fmt.Errorf("encoding the explanation: %w", err)
 		}
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
-	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.model, NVExt: nvext.AppendObject(nil, members)}
-	switch p.api.Name() {
+	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members)}
+	switch p.API.Name() {
 	case "chat":
 		answer.Object, answer.Choices = "chat.completion", new([0]int)
-		if p.request.Stream {
+		if p.Request.Stream {
 			answer.Object = "chat.completion.chunk"
 		}
 	case "completions":
@@ -94,12 +95,12 @@ func (x *explainer) encodeQuery(p *plan, c *dryChoice, ids []byte) ([]byte, erro
 }
 
 // tokenIDs returns the token ids of a request's prompt as JSON, nil if it has none.
-func tokenIDs(p *plan) []byte {
-	if p.ext.TokenCount > 0 {
-		return nvext.AppendTokens(nil, p.ext.TokenData)
+func tokenIDs(p *plan.Plan) []byte {
+	if p.Ext.TokenCount > 0 {
+		return nvext.AppendTokens(nil, p.Ext.TokenData)
 	}
-	if p.body.Buffer == nil {
+	if p.Body.Buffer == nil {
 		return nil
 	}
-	return p.request.AppendTokens(nil, p.body.Buffer.Data)
+	return p.Request.AppendTokens(nil, p.Body.Buffer.Data)
 }

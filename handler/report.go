@@ -147,7 +147,7 @@ func (r *Report) fault() (why string, bad bool) {
 // when the proxy aborts with a panic.
 func (rt *route) end() {
 	defer rt.dropBody()
-	defer rt.plan.stream.Done()
+	defer rt.plan.Stream.Done()
 	rt.endWaiting()
 	if rt.attempt == nil {
 		rt.publish(rt.report())
@@ -163,7 +163,7 @@ func (rt *route) end() {
 		rt.rateDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
 	}
 	rt.follow(report.Outcome)
-	if n := rt.attempt.prompt.tokens; rt.plan.request != nil && n > 0 {
+	if n := rt.attempt.prompt.tokens; rt.plan.Request != nil && n > 0 {
 		rt.figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
 			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)

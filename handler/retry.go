@@ -92,10 +92,10 @@ type heldAnswer struct {
 // repeatable tells whether the request can be made again, after it may have
 // reached a worker.
 func (rt *route) repeatable(reached bool) bool {
-	if rt.plan.stream != nil && rt.plan.stream.Touched.Load() {
+	if rt.plan.Stream != nil && rt.plan.Stream.Touched.Load() {
 		return false
 	}
-	return !reached || rt.plan.repeatable
+	return !reached || rt.plan.Repeatable
 }
 
 // anotherRound tells whether the operator wants workers to be tried again that
@@ -159,7 +159,7 @@ func (rt *route) deliver(req *http.Request, resp *http.Response) *http.Response 
 	if resp.StatusCode < 300 {
 		rt.commit()
 	}
-	if rt.plan.lists && !response.MergeModels(resp, rt.pool.ModelsBeside(a.Worker, rt.workersOffered())) {
+	if rt.plan.Lists && !response.MergeModels(resp, rt.pool.ModelsBeside(a.Worker, rt.workersOffered())) {
 		rt.fallBack(fallbackUnmerged)
 	}
 	rt.observe(req, resp)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -157,7 +158,7 @@ func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
 	r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
 	h.adopt()
-	p, err := h.reader.read(r)
+	p, err := h.reader.Read(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,8 +200,8 @@ func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
 	h.pool.Memory.Held.Store(body.MaxBytes)
 	rt, _ := plannedRoute(t, h, 1<<20)
-	if rt.plan.fallback != fallbackMemory || rt.body != nil || rt.plan.stream == nil {
-		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.fallback, rt.body != nil, rt.plan.stream != nil)
+	if rt.plan.Fallback != plan.FallbackMemory || rt.body != nil || rt.plan.Stream == nil {
+		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.Fallback, rt.body != nil, rt.plan.Stream != nil)
 	}
 	rt.end()
 	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {
@@ -215,9 +216,9 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
 		rt, _ := plannedRoute(t, h, 10)
 		rt.offered = h.ReverseProxy.Upstreams
-		rt.plan.api = api.For("/v1/chat/completions")
+		rt.plan.API = api.For("/v1/chat/completions")
 		for n := range 3 * pool.FewErrors {
-			rt.plan.session.key = strconv.Itoa(n)
+			rt.plan.Session.Key = strconv.Itoa(n)
 			for i, up := range rt.offered {
 				w := h.pool.Worker(up.Dial)
 				if i == 0 || all {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -28,7 +29,7 @@ type routeKey struct{}
 // that serves the request touches it, but for what is atomic.
 type route struct {
 	*dispatcher
-	plan  *plan
+	plan  *plan.Plan
 	start time.Time
 	ready time.Time // its body was read
 	repl  *caddy.Replacer
@@ -102,11 +103,11 @@ var passThroughPolicy kvscore.LeastLoad
 
 // begin begins to dispatch a request, and takes over the plan's body. The error is a
 // refusal; the plan then keeps its body.
-func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, error) {
+func (d *dispatcher) begin(r *http.Request, p *plan.Plan, start time.Time) (*route, error) {
 	if refused := d.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	rt := &route{dispatcher: d, plan: p, start: start, ready: time.Now(), body: p.body, cached: -1}
+	rt := &route{dispatcher: d, plan: p, start: start, ready: time.Now(), body: p.Body, cached: -1}
 	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := rt.narrow(r); err != nil {
 		return nil, err
@@ -116,11 +117,11 @@ func (d *dispatcher) begin(r *http.Request, p *plan, start time.Time) (*route, e
 	d.pool.Spending.Request(rt.ready)
 	d.followUps.Arrived(p)
 	rt.tried = rt.usual[:0]
-	p.body = nil
+	p.Body = nil
 	rt.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	rt.repl.Map(rt.placeholder)
-	if p.fallback != "" {
-		rt.fallBack(p.fallback)
+	if p.Fallback != "" {
+		rt.fallBack(p.Fallback)
 	}
 	return rt, nil
 }
@@ -134,7 +135,7 @@ func (rt *route) settle(w http.ResponseWriter, r *http.Request, err error) error
 		rt.err = nil
 		return nil
 	}
-	if rt.answer != nil || rt.plan.api == nil || r.Context().Err() != nil {
+	if rt.answer != nil || rt.plan.API == nil || r.Context().Err() != nil {
 		return rt.err
 	}
 	if rt.wait.turnedAway != nil {
@@ -153,10 +154,10 @@ func (d *dispatcher) fallBack(reason string) {
 // request returns the request as the proxy gets it.
 func (rt *route) request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(rt.startTrace(r.Context()), routeKey{}, rt))
-	out.Header = rt.plan.withoutRouting(r.Header)
+	out.Header = rt.plan.WithoutRouting(r.Header)
 	out.Trailer = nil // it could route, and engines read none
 	if rt.body == nil {
-		out.Body = rt.plan.stream
+		out.Body = rt.plan.Stream
 		return out
 	}
 	out.Body, out.TransferEncoding = http.NoBody, nil
@@ -274,14 +275,14 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	}
 	a := &attempt{
 		Stream: pool.Stream{Worker: rt.scratch.Workers[i], Target: rt.scratch.Targets[i].Target, Begun: t, Work: rt.work()},
-		lease:  lease, terms: rt.scratch.Sel.Candidates[i], slot: rt.plan.computes, bound: bound >= 0,
+		lease:  lease, terms: rt.scratch.Sel.Candidates[i], slot: rt.plan.Computes, bound: bound >= 0,
 	}
 	a.reason = rt.reasonOf(bound, &a.terms)
 	a.mark = a.Worker.Health.Admit()
 	a.prompt = promptLength{rt.scratch.Sel.Tokens, rt.scratch.Sel.Known}
 	a.Ahead = a.terms.PrefillTokens + a.prompt.tokens
 	a.Worker.Flow.Begin(&a.Stream)
-	if rt.plan.computes {
+	if rt.plan.Computes {
 		rt.pool.Yield(a.Worker) // what is computed beforehand must cost nobody anything
 	}
 	rt.attempts++
@@ -289,7 +290,7 @@ func (rt *route) book(t time.Time) *reverseproxy.Upstream {
 	rt.tried = append(rt.tried, a.Worker)
 	rt.show(a)
 	rt.trace.selected(rt, a, t)
-	if rt.shadow != nil && bound < 0 && rt.plan.request != nil {
+	if rt.shadow != nil && bound < 0 && rt.plan.Request != nil {
 		rt.shadow.compare(rt, i)
 	}
 	return rt.last
@@ -321,7 +322,7 @@ const (
 
 // policy returns the policy that chooses for this request.
 func (rt *route) policy() kvscore.Policy {
-	if rt.plan.request == nil {
+	if rt.plan.Request == nil {
 		return &passThroughPolicy
 	}
 	return rt.active
@@ -404,7 +405,7 @@ func (rt *route) placeholder(key string) (any, bool) {
 	a := rt.shown()
 	switch {
 	case name == "session":
-		return rt.plan.session.key, rt.plan.session.key != ""
+		return rt.plan.Session.Key, rt.plan.Session.Key != ""
 	case name == "cached_tokens":
 		return rt.cached, rt.cached >= 0
 	case a == nil:

@@ -6,13 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // newTestRoute returns a route of the plan as begin makes it, without a
 // request behind it. All tests that need such a route use this constructor.
-func newTestRoute(h *Handler, p *plan) *route {
+func newTestRoute(h *Handler, p *plan.Plan) *route {
 	rt := &route{dispatcher: testDispatcher(h), plan: p, start: time.Now(), cached: -1}
 	rt.ready, rt.tried = rt.start, rt.usual[:0]
 	return rt
@@ -20,9 +21,9 @@ func newTestRoute(h *Handler, p *plan) *route {
 
 // newTestAttempt returns a route that owns the plan's body, with an attempt on the
 // worker's first rank.
-func newTestAttempt(h *Handler, p *plan, w *pool.Worker) *route {
+func newTestAttempt(h *Handler, p *plan.Plan, w *pool.Worker) *route {
 	rt := newTestRoute(h, p)
-	rt.body, rt.attempt = p.body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
+	rt.body, rt.attempt = p.Body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
 	return rt
 }
 
@@ -44,7 +45,7 @@ func testDispatcher(h *Handler) *dispatcher {
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}
 
-func (noFollowUps) Arrived(*plan)                           {}
+func (noFollowUps) Arrived(*plan.Plan)                      {}
 func (noFollowUps) Answering(turn, *http.Response) followUp { return nil }
 
 // ended returns a context that has ended: a prober that has it probes nothing.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
 
 // The outcomes of speculative prefills.
@@ -50,18 +51,18 @@ func newRunner(d *dispatcher, allowed bool) *runner {
 // for one. A Dynamo is asked, too, and does it itself.
 func (r *runner) Answering(t turn, resp *http.Response) followUp {
 	p := t.plan
-	if !p.ext.AgentHints.SpeculativePrefill.Value || r.pool.EngineOf(t.worker).Type == engine.Dynamo {
+	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.pool.EngineOf(t.worker).Type == engine.Dynamo {
 		return nil
 	}
 	switch {
 	case !r.allowed:
 		r.count(speculativeOff)
 		return nil
-	case p.request == nil || !p.request.Continues() || p.session.last || p.ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.size < 0:
+	case p.Request == nil || !p.Request.Continues() || p.Session.Final || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.size < 0:
 		r.count(speculativeUnfit)
 		return nil
 	}
-	s := &speculation{r: r, session: p.session.key, turn: t, size: maxKeptText + t.size, done: make(chan struct{})}
+	s := &speculation{r: r, session: p.Session.Key, turn: t, size: maxKeptText + t.size, done: make(chan struct{})}
 	if !r.expect(s) {
 		r.count(speculativeMemory)
 		return nil
@@ -149,13 +150,13 @@ func (r *runner) callOff(s *speculation, outcome string) {
 }
 
 // Arrived implements followUps: the next turn ends the prefill that was made for it.
-func (r *runner) Arrived(p *plan) {
-	if r.open.Load() == 0 || !p.computes || p.request == nil {
+func (r *runner) Arrived(p *plan.Plan) {
+	if r.open.Load() == 0 || !p.Computes || p.Request == nil {
 		return
 	}
 	var list []*speculation
 	r.mu.Lock()
-	if s := r.sessions[p.session.key]; s != nil && s.over == "" && !slices.Contains(r.running, s) && s.precedes(p) {
+	if s := r.sessions[p.Session.Key]; s != nil && s.over == "" && !slices.Contains(r.running, s) && s.precedes(p) {
 		s.over = speculativeNextTurn // it has not begun, and will not
 	}
 	for _, s := range r.running {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -12,19 +13,19 @@ import (
 // before what was foreseen of it begins.
 func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 	first := kvscore.Request{Root: 7, Blocks: []uint64{1, 2, 3}}
-	coming := func(key string, root uint64, blocks ...uint64) *plan {
-		return &plan{
-			request: &api.Request{}, session: session{key: key},
-			handling: handling{computes: true}, prompt: prompt{score: kvscore.Request{Root: root, Blocks: blocks}},
+	coming := func(key string, root uint64, blocks ...uint64) *plan.Plan {
+		return &plan.Plan{
+			Request: &api.Request{}, Session: plan.Session{Key: key},
+			Handling: plan.Handling{Computes: true}, Prompt: plan.Prompt{Score: kvscore.Request{Root: root, Blocks: blocks}},
 		}
 	}
 	counting := coming("s", 7, 1, 2, 3, 4)
-	counting.computes = false
+	counting.Computes = false
 	for _, c := range []struct {
 		name   string
 		key    string // of the turn
 		turn   kvscore.Request
-		coming *plan
+		coming *plan.Plan
 		over   bool
 	}{
 		{"NextTurn", "s", first, coming("s", 7, 1, 2, 3, 9, 8), true},
@@ -39,7 +40,7 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &runner{dispatcher: &dispatcher{pool: &pool.Pool{}}}
-			s := &speculation{r: r, session: c.key, turn: turn{plan: &plan{prompt: prompt{score: c.turn}}}}
+			s := &speculation{r: r, session: c.key, turn: turn{plan: &plan.Plan{Prompt: plan.Prompt{Score: c.turn}}}}
 			if !r.expect(s) {
 				t.Fatal("no room")
 			}

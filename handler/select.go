@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -77,17 +78,17 @@ func (rt *route) markSeen(tab *pool.Table, second int64) {
 
 // wants returns what the request needs of the next attempt's worker.
 func (rt *route) wants() pool.Wants {
-	e := rt.plan.ext
+	e := rt.plan.Ext
 	tier, arrival := rt.precedence()
 	want := pool.Wants{
-		Model: rt.plan.model, Only: rt.only.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
-		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.name,
-		Tried: rt.tried, Slot: rt.plan.computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
+		Model: rt.plan.Model, Only: rt.only.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
+		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.Name,
+		Tried: rt.tried, Slot: rt.plan.Computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
 	}
 	if len(rt.proxy.Upstreams) < 2 && rt.proxy.DynamicUpstreams == nil {
 		want.Model = "" // there is no choice
 	}
-	rank := rt.plan.pin.rank
+	rank := rt.plan.Pin.Rank
 	if rt.only.worker != nil {
 		rank = rt.only.rank
 	}
@@ -111,7 +112,7 @@ const longestHeadStart = 1e9
 // higher ones go first. In a tier the time of arrival counts, with a head start of as
 // many seconds as the priority says.
 func (rt *route) precedence() (tier int, arrival time.Time) {
-	hints := &rt.plan.ext.AgentHints
+	hints := &rt.plan.Ext.AgentHints
 	jump := min(hints.PriorityJump(), longestHeadStart)
 	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
 }
@@ -124,21 +125,21 @@ func (rt *route) fits(w *pool.Worker) bool {
 
 // checkModel returns the refusal of an inference request for a model that no worker
 // serves, nil otherwise.
-func (d *dispatcher) checkModel(p *plan) *api.Refusal {
+func (d *dispatcher) checkModel(p *plan.Plan) *api.Refusal {
 	static := d.proxy.DynamicUpstreams == nil && len(d.proxy.Upstreams) > 0
-	if p.request == nil || p.model == "" || !static || !d.pool.NoneServes(d.proxy.Upstreams, p.model) {
+	if p.Request == nil || p.Model == "" || !static || !d.pool.NoneServes(d.proxy.Upstreams, p.Model) {
 		return nil
 	}
-	return &api.Refusal{API: p.api, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-		"no worker serves the model %q: GET /v1/models lists those that are served", p.model)}
+	return &api.Refusal{API: p.API, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
+		"no worker serves the model %q: GET /v1/models lists those that are served", p.Model)}
 }
 
 // work returns the kind of an attempt of the request.
 func (rt *route) work() pool.Work {
 	switch {
-	case !rt.plan.computes:
+	case !rt.plan.Computes:
 		return pool.WorkNone
-	case rt.plan.request != nil && rt.plan.request.Stream:
+	case rt.plan.Request != nil && rt.plan.Request.Stream:
 		return pool.WorkStream
 	}
 	return pool.WorkSilent

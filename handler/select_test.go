@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -29,7 +30,7 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 // changes what is behind it in between.
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
-	rt, list := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}}), h.ReverseProxy.Upstreams
+	rt, list := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}}), h.ReverseProxy.Upstreams
 	ranked := func(id uint64, ranks int) pool.WorkerSettings {
 		return pool.WorkerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
 	}
@@ -95,7 +96,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 	}
 	offered := func(model string) (dials string) {
 		t.Helper()
-		rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, model: model})
+		rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Model: model})
 		rt.takeScratch()
 		defer rt.returnScratch()
 		rt.model = pool.ModelAmong(rt.table(list).Rows, rt.wants().Model)
@@ -140,7 +141,7 @@ func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
 	list := upstreamsOf("a:1", "b:1")
 	for _, up := range append(upstreamsOf("c:1"), list[1]) {
 		for range 4 { // the first may make workers known, which makes the table void
-			rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
+			rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
 			chosen := rt.choose(t.Context(), list)
 			if booked := rt.attempt.Worker.Dial; chosen.Dial != booked {
 				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
@@ -194,11 +195,11 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	h := testHandler(t, dials...)
 	h.policy = kvscore.NewDynamo()
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader([]byte(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`)))
-	p, err := h.reader.read(r)
+	p, err := h.reader.Read(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.model = ""
+	p.Model = ""
 	d := testDispatcher(h)
 	var choosing, changing sync.WaitGroup
 	stop := make(chan struct{})
@@ -285,7 +286,7 @@ func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1")
-			rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, handling: handling{computes: true}})
+			rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
 			prepare(h, rt)
 			waits := false
 			rt.choose(doneProbe{t.Context(), func() {
@@ -313,7 +314,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		}
 		h := testHandler(t, dials...)
 		h.policy = kvscore.NewDynamo()
-		p := &plan{wishes: wishes{ext: &noExt}, prompt: prompt{score: kvscore.Request{Tokens: 100, Streamed: true}}}
+		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Tokens: 100, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {
 			rt := newTestRoute(h, p)
 			if rt.choose(t.Context(), h.ReverseProxy.Upstreams) == nil {
@@ -331,7 +332,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 // list of candidates and its booking.
 func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	h := testHandler(t, "a:1")
-	rt := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}})
+	rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
 	rt.takeScratch()
 	defer rt.returnScratch()
 	rt.gather(h.ReverseProxy.Upstreams, time.Now())

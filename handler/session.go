@@ -5,13 +5,14 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // boundTo looks up and returns the target that the session is bound to, the zero
 // Target if there is none.
 func (rt *route) boundTo() (none kvscore.Target) {
-	rt.session, rt.wait.away, rt.bound, rt.home = rt.plan.session.key, false, 0, 0
+	rt.session, rt.wait.away, rt.bound, rt.home = rt.plan.Session.Key, false, 0, 0
 	if rt.session == "" {
 		return none
 	}
@@ -19,7 +20,7 @@ func (rt *route) boundTo() (none kvscore.Target) {
 	rt.home = b.Version
 	if ok && rt.servesOthers(b.Target) {
 		// The session uses several models; this one is bound by itself.
-		rt.session = modelKey(rt.session, rt.plan.model)
+		rt.session = plan.ModelKey(rt.session, rt.plan.Model)
 		b, ok = rt.pool.Sessions.Peek(rt.session)
 	}
 	if !ok {
@@ -41,8 +42,8 @@ func (rt *route) homeTarget() (none kvscore.Target) {
 // mayLeave returns whether the policy may send the request to another worker than the
 // session's. It may not if the prompt is unknown: then only the key says what is cached.
 func (rt *route) mayLeave() bool {
-	r := rt.plan.request
-	return rt.soft && !rt.plan.session.held && r != nil && r.Kind != api.None
+	r := rt.plan.Request
+	return rt.soft && !rt.plan.Session.Held && r != nil && r.Kind != api.None
 }
 
 // servesOthers returns whether a target is an upstream that serves other models than the
@@ -61,7 +62,7 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 
 // sessionTTL returns how long the session is remembered after its last use.
 func (rt *route) sessionTTL() time.Duration {
-	if idle := rt.plan.session.idle; idle > 0 {
+	if idle := rt.plan.Session.TTL; idle > 0 {
 		return idle
 	}
 	if rt.bound != 0 {
@@ -73,14 +74,14 @@ func (rt *route) sessionTTL() time.Duration {
 // commit binds the session to the target that answers it, or refreshes its binding. A
 // last turn changes no binding: endTurn removes it.
 func (rt *route) commit() {
-	if rt.session == "" || rt.plan.request == nil || rt.plan.session.last {
+	if rt.session == "" || rt.plan.Request == nil || rt.plan.Session.Final {
 		return
 	}
 	if rt.wait.away {
 		rt.pool.Sessions.Get(rt.session) // it stays bound for its next turn
 		return
 	}
-	target, idle := rt.attempt.lease.Target(), rt.plan.session.idle
+	target, idle := rt.attempt.lease.Target(), rt.plan.Session.TTL
 	if rt.bound != 0 && rt.seenAt == target {
 		b, ok := rt.pool.Sessions.Get(rt.session)
 		if rt.bound, rt.seenAt, rt.keptFor = b.Version, b.Target, b.TTL; ok && (idle == 0 || idle == b.TTL) {
@@ -103,9 +104,9 @@ func (rt *route) commit() {
 func (rt *route) endTurn(computed bool) {
 	switch {
 	case rt.session == "":
-	case rt.plan.session.last:
+	case rt.plan.Session.Final:
 		rt.pool.Sessions.Remove(rt.session, rt.bound)
-		rt.pool.Sessions.Remove(rt.plan.session.key, rt.home)
+		rt.pool.Sessions.Remove(rt.plan.Session.Key, rt.home)
 	case computed:
 		rt.pool.Sessions.Get(rt.session)
 	}

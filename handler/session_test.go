@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -20,7 +21,7 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 			}
 		}
 		bind(1)
-		rt := newTestRoute(h, &plan{session: session{key: "s", last: true}})
+		rt := newTestRoute(h, &plan.Plan{Session: plan.Session{Key: "s", Final: true}})
 		if at := rt.boundTo(); at.Worker != 1 {
 			t.Fatalf("bound to %s", at)
 		}

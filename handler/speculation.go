@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -89,9 +90,9 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 // last of these, in blocks, and how many tokens the answer is.
 func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
 	p := s.turn.plan
-	blocks, past = p.request.BlocksWith(s.text)
-	more := float64(len(blocks)-len(p.request.Blocks)) + float64(past-p.request.Past)
-	return blocks, past, int64(more*p.score.Weights.Mean(blocks[len(p.request.Blocks):])) + 1
+	blocks, past = p.Request.BlocksWith(s.text)
+	more := float64(len(blocks)-len(p.Request.Blocks)) + float64(past-p.Request.Past)
+	return blocks, past, int64(more*p.Score.Weights.Mean(blocks[len(p.Request.Blocks):])) + 1
 }
 
 // prefill has the worker compute the prefix, and returns the outcome.
@@ -111,7 +112,7 @@ func (s *speculation) prefill() (outcome string) {
 		return speculativeBusy
 	}
 	var sel kvscore.Selection
-	_, lease := s.r.pool.Scheduler.Select(t, &p.score, []kvscore.Target{s.turn.target}, 0, nil, &sel)
+	_, lease := s.r.pool.Scheduler.Select(t, &p.Score, []kvscore.Target{s.turn.target}, 0, nil, &sel)
 	err := s.send(p)
 	lease.End(err == nil, nil)
 	s.r.pool.FreeSlot(w)
@@ -140,7 +141,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 
 // next returns the plan of the request that computes the prefix, nil if there can
 // be none. Its body replaces the turn's.
-func (s *speculation) next() *plan {
+func (s *speculation) next() *plan.Plan {
 	old, of := s.body, s.turn.plan
 	whole := old.Parts[0]
 	if len(old.Parts) > 1 {
@@ -155,14 +156,14 @@ func (s *speculation) next() *plan {
 	if !ok {
 		return nil
 	}
-	req, err := api.Parse(of.api, data, s.r.pool.Hashing())
+	req, err := api.Parse(of.API, data, s.r.pool.Hashing())
 	if err != nil {
 		return nil
 	}
 	// computes is not set: what the engine does not support is not counted.
-	p := &plan{api: of.api, request: req, model: of.model}
-	p.ext, p.grants, p.editsBody, p.score = ownExt(of.ext), of.grants, true, of.score
-	p.score.Blocks, p.score.Past, p.score.Tokens, p.score.Streamed = s.blocks, s.past, of.score.Tokens+s.behind, false
+	p := &plan.Plan{API: of.API, Request: req, Model: of.Model}
+	p.Ext, p.Grants, p.EditsBody, p.Score = ownExt(of.Ext), of.Grants, true, of.Score
+	p.Score.Blocks, p.Score.Past, p.Score.Tokens, p.Score.Streamed = s.blocks, s.past, of.Score.Tokens+s.behind, false
 	return p
 }
 
@@ -177,7 +178,7 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
-func (s *speculation) send(p *plan) error {
+func (s *speculation) send(p *plan.Plan) error {
 	req := s.r.prepared(ownRequest(s.ctx, s.sent), p, s.body, s.turn.worker, s.turn.target)
 	delete(req.Header, "Idempotency-Key")
 	resp, err := s.r.client.Forward(req, s.turn.worker.Dial)
@@ -189,7 +190,7 @@ func (s *speculation) send(p *plan) error {
 	if resp.StatusCode != http.StatusOK {
 		return errors.New("status " + resp.Status)
 	}
-	answer := p.request.NewAnswer(false)
+	answer := p.Request.NewAnswer(false)
 	if _, err := io.Copy(answerWriter{answer}, io.LimitReader(resp.Body, maxSpeculativeAnswer)); err != nil {
 		return err
 	}
@@ -217,7 +218,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req.URL = &u
 	req.Header = of.Header.Clone()
 	for _, name := range []string{
-		headerRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
+		plan.HeaderRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
 		"Expect", "Trailer", "Upgrade", "Connection",
 		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter says it anew
 	} {
@@ -231,12 +232,12 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 // precedes returns whether a plan is that of the next turn. In a session, the next
 // turn begins with this turn's prompt: clients make other requests in a session, too,
 // such as one for its title. Without a session it also begins with the answer.
-func (s *speculation) precedes(p *plan) bool {
-	of := &s.turn.plan.score
-	if s.session != "" && s.session == p.session.key {
-		return len(of.Blocks) == 0 || p.score.Root == of.Root && beginsWith(p.score.Blocks, of.Blocks)
+func (s *speculation) precedes(p *plan.Plan) bool {
+	of := &s.turn.plan.Score
+	if s.session != "" && s.session == p.Session.Key {
+		return len(of.Blocks) == 0 || p.Score.Root == of.Root && beginsWith(p.Score.Blocks, of.Blocks)
 	}
-	return len(s.blocks) > 0 && p.score.Root == of.Root && beginsWith(p.score.Blocks, s.blocks)
+	return len(s.blocks) > 0 && p.Score.Root == of.Root && beginsWith(p.Score.Blocks, s.blocks)
 }
 
 // beginsWith returns whether a prompt begins with another. It compares the last block

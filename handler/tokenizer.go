@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 )
@@ -26,13 +27,13 @@ const (
 // askTokens asks the worker that a query is told for the prompt's token ids, and
 // returns them as JSON; nil if it does not tell them, which is counted. The question is
 // not booked, takes no slot, and marks no worker that does not answer.
-func (x *explainer) askTokens(r *http.Request, p *plan, w *pool.Worker) (ids []byte) {
+func (x *explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
 		x.fallBack(fallbackUntokenized)
 		return nil
 	}
-	size := p.body.Size
+	size := p.Body.Size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is told
 	within, release := x.pool.Memory.Reserve(room)
@@ -57,13 +58,13 @@ func (x *explainer) askTokens(r *http.Request, p *plan, w *pool.Worker) (ids []b
 
 // questionOf returns what an engine is asked, nil if no engine can tell the ids of the
 // prompt.
-func questionOf(p *plan) *engine.Question {
-	if p.request.Kind != api.Text || p.request.Media > 0 || p.body.Buffer == nil {
+func questionOf(p *plan.Plan) *engine.Question {
+	if p.Request.Kind != api.Text || p.Request.Media > 0 || p.Body.Buffer == nil {
 		return nil
 	}
-	body := p.body.Buffer.Data
+	body := p.Body.Buffer.Data
 	q := &engine.Question{
-		API: p.api.Name(), Body: p.request.Editor(body), Text: p.request.PromptText(body), Raw: p.ext.UseRawPrompt.Value,
+		API: p.API.Name(), Body: p.Request.Editor(body), Text: p.Request.PromptText(body), Raw: p.Ext.UseRawPrompt.Value,
 	}
 	if q.Body == nil {
 		return nil
@@ -88,11 +89,11 @@ func (x *explainer) postOwn(ctx context.Context, w *pool.Worker, path string, bo
 // explainTokens makes the choice for a query again with the token ids that an engine has
 // told. Requests that had these, in a second stage, are known by them and not by the
 // text: the choice for the prompt of which more is cached counts.
-func (x *explainer) explainTokens(r *http.Request, planned *plan, c *dryChoice, ids []byte) *dryChoice {
+func (x *explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dryChoice, ids []byte) *dryChoice {
 	if ids == nil {
 		return c
 	}
-	p := x.reader.withTokens(planned, ids)
+	p := x.reader.WithTokens(planned, ids)
 	if p == nil {
 		return c
 	}

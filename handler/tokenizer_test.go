@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
@@ -56,14 +57,14 @@ func TestQuestionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &plan{api: of, request: req, wishes: wishes{ext: &noExt}, content: content{body: body.NewReplay(whole, whole.Data)}}
+		p := &plan.Plan{API: of, Request: req, Wishes: plan.Wishes{Ext: &plan.NoExt}, Content: plan.Content{Body: body.NewReplay(whole, whole.Data)}}
 		the.Asking.Store(v.asking)
 		the.Memory.Held.Add(v.bodies)
 		ids := x.askTokens(httptest.NewRequest(http.MethodPost, "/v1/completions", nil), p, the.Worker("127.0.0.1:1"))
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}
-		p.done()
+		p.Close()
 		if n, held := the.Asking.Load(), the.Memory.Held.Load(); n != v.asking || held != v.bodies {
 			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
 		}

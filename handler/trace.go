@@ -46,16 +46,16 @@ func (rt *route) startTrace(ctx context.Context) context.Context {
 	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
 		attribute.String("kv_router.pool", rt.pool.Name),
-		attribute.Bool("kv_router.session", rt.plan.session.key != ""), // the key is a secret
+		attribute.Bool("kv_router.session", rt.plan.Session.Key != ""), // the key is a secret
 	}
-	if p := rt.plan; p.api != nil {
-		attrs = append(attrs, attribute.String("kv_router.api", p.api.Name()), attribute.Int64("kv_router.prompt_tokens", p.score.Tokens))
+	if p := rt.plan; p.API != nil {
+		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
 	}
-	if rt.plan.model != "" {
-		attrs = append(attrs, attribute.String("kv_router.model", forSpan(rt.plan.model)))
+	if rt.plan.Model != "" {
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(rt.plan.Model)))
 	}
-	if rt.plan.fallback != "" {
-		attrs = append(attrs, attribute.String("kv_router.fallback", rt.plan.fallback))
+	if rt.plan.Fallback != "" {
+		attrs = append(attrs, attribute.String("kv_router.fallback", rt.plan.Fallback))
 	}
 	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(rt.start), trace.WithAttributes(attrs...))
 	rt.trace = t

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
@@ -14,7 +15,7 @@ import (
 func tracedRoute(tb testing.TB, ctx context.Context) (*route, *http.Request) {
 	tb.Helper()
 	h := testHandler(tb, "127.0.0.1:1")
-	p := &plan{model: "m", wishes: wishes{ext: &noExt}}
+	p := &plan.Plan{Model: "m", Wishes: plan.Wishes{Ext: &plan.NoExt}}
 	rt := newTestRoute(h, p)
 	rt.takeScratch()
 	if !rt.candidates(h.ReverseProxy.Upstreams, rt.start) {

@@ -52,7 +52,7 @@ func (rt *route) RoundTrip(req *http.Request) (*http.Response, error) {
 func (rt *route) send(req *http.Request) (resp *http.Response, resent bool, err error) {
 	sent := rt.guarded(req)
 	resp, resent, err = rt.sendOver(rt.transport.Send, sent)
-	if err != nil && resent && rt.plan.api != nil && sent.Context().Err() == nil && rt.stays() {
+	if err != nil && resent && rt.plan.API != nil && sent.Context().Err() == nil && rt.stays() {
 		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
 		rt.countRetry(rt.attempt, "reconnect")
@@ -82,7 +82,7 @@ func (rt *route) sendOver(roundTrip func(*http.Request) (*http.Response, error),
 
 // readsAnswer tells whether the router reads the answer as it passes. It must not
 // be compressed then.
-func (rt *route) readsAnswer() bool { return rt.plan.request != nil || rt.plan.lists }
+func (rt *route) readsAnswer() bool { return rt.plan.Request != nil || rt.plan.Lists }
 
 var errResent = errors.New("kv_router: already sent again once")
 
@@ -113,7 +113,7 @@ func (rt *route) outgoing(req *http.Request, resends *atomic.Int32) *http.Reques
 	// request again that met such a close, if it can have the body again and
 	// takes the request for idempotent; a header without a value says so and
 	// is not sent. Of what is not an inference that is not known.
-	if _, set := out.Header["Idempotency-Key"]; !set && rt.plan.api != nil {
+	if _, set := out.Header["Idempotency-Key"]; !set && rt.plan.API != nil {
 		out.Header["Idempotency-Key"] = []string{}
 	}
 	out.GetBody = func() (io.ReadCloser, error) {

@@ -71,7 +71,7 @@ func (rt *route) turnAway(status int, code, incident string, err error) {
 	rt.pool.Incidents.Raise(time.Now(), incident, rt.pool.Logger)
 	rt.figures.turnedAway[code].Inc()
 	rt.wait.turnedAway = &api.Refusal{
-		API: rt.plan.api, Status: status, Code: code, Err: err,
+		API: rt.plan.API, Status: status, Code: code, Err: err,
 		RetryAfter: rt.pool.Queue.RetryAfter(rt.pool.Settings.Load().MaxWait),
 	}
 }
@@ -118,7 +118,7 @@ func (rt *route) endWaiting() {
 // if the worker filled up meanwhile, or a queued request has first claim to its room.
 func (rt *route) takeSlot(w *pool.Worker) bool {
 	switch {
-	case !rt.plan.computes:
+	case !rt.plan.Computes:
 		return true
 	case w == rt.wait.granted:
 		rt.wait.granted = nil

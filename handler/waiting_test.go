@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -57,7 +58,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 1)[0]
 	w.Slots.Take()
-	first := newTestRoute(h, &plan{wishes: wishes{ext: &noExt}, handling: handling{computes: true}})
+	first := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
 	first.offered = h.ReverseProxy.Upstreams
 	granted := make(chan *pool.Worker, 1)
 	go func() {
@@ -145,11 +146,11 @@ func BenchmarkChoose(b *testing.B) {
 			setLimits(h, limit, limit, limit, limit)
 			h.policy = &passThroughPolicy
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
-			p, err := h.reader.read(r)
+			p, err := h.reader.Read(r)
 			if err != nil {
 				b.Fatal(err)
 			}
-			p.score.Blocks = nil // the mirror is not what is measured
+			p.Score.Blocks = nil // the mirror is not what is measured
 			b.ReportAllocs()
 			for b.Loop() {
 				rt := newTestRoute(h, p)

@@ -1,3 +1,6 @@
+// Package pool is the workers and all that is known of them: health, capacity, queue,
+// models, engines, cache checks. It survives reloads, and knows no configuration and no
+// request.
 package pool
 
 import (

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"errors"
@@ -8,12 +8,12 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// pin is the worker, the rank, or both that a request names.
-type pin struct {
-	named  bool // a worker
-	worker uint64
-	field  string // that names the worker
-	rank   nvext.Opt[uint32]
+// Pin is the worker, the rank, or both that a request names.
+type Pin struct {
+	Named  bool // a worker
+	Worker uint64
+	Field  string // that names the worker
+	Rank   nvext.Opt[uint32]
 }
 
 // errDirect is Dynamo's own text, which its users know
@@ -23,19 +23,19 @@ var errDirect = errors.New("Worker ID required (--direct-route) but none found i
 
 // takePin records which worker the request names. All workers do both phases: a
 // request that names another worker for the prefill is refused.
-func (p *plan) takePin() error {
-	e := p.ext
+func (p *Plan) takePin() error {
+	e := p.Ext
 	switch {
 	case e.PrefillWorkerID.Set && !samePhases(e):
 		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillWorkerID.Value)
 	case e.PrefillDPRank.Set && !samePhases(e):
 		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillDPRank.Value)
 	case e.DecodeWorkerID.Set:
-		p.pin = pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
+		p.Pin = Pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
 	case e.BackendInstanceID.Set:
-		p.pin = pin{true, e.BackendInstanceID.Value, "nvext.backend_instance_id", e.DPRank}
+		p.Pin = Pin{true, e.BackendInstanceID.Value, "nvext.backend_instance_id", e.DPRank}
 	default:
-		p.pin.rank = e.DPRank
+		p.Pin.Rank = e.DPRank
 	}
 	return nil
 }
@@ -50,22 +50,22 @@ func samePhases(e *nvext.Ext) bool {
 	return decode.Set && e.PrefillWorkerID == decode && (!e.PrefillDPRank.Set || e.PrefillDPRank == e.DPRank)
 }
 
-// constrained returns whether the client excludes workers.
-func (p *plan) constrained() bool {
-	return p.ext.AllowedWorkerIDs != nil || p.ext.RoutingConstraints.RequiredTaints != nil
+// Constrained returns whether the client excludes workers.
+func (p *Plan) Constrained() bool {
+	return p.Ext.AllowedWorkerIDs != nil || p.Ext.RoutingConstraints.RequiredTaints != nil
 }
 
-// errNonePermitted returns the error of a request whose constraints no worker meets.
-func (p *plan) errNonePermitted() error {
+// ErrNonePermitted returns the error of a request whose constraints no worker meets.
+func (p *Plan) ErrNonePermitted() error {
 	var wants []string
-	if ids := p.ext.AllowedWorkerIDs; ids != nil {
+	if ids := p.Ext.AllowedWorkerIDs; ids != nil {
 		more := ""
 		if len(ids) > maxListed {
 			more = fmt.Sprintf(" and %d more", len(ids)-maxListed)
 		}
 		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v%s", firstOf(ids), more))
 	}
-	if taints := p.ext.RoutingConstraints.RequiredTaints; taints != nil {
+	if taints := p.Ext.RoutingConstraints.RequiredTaints; taints != nil {
 		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", firstOf(taints)))
 	}
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))

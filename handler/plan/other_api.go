@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"net/http"
@@ -17,21 +17,21 @@ func saysJSON(h http.Header) bool {
 
 // readOther plans a request for no known API whose body was read. It goes to the least
 // loaded of the workers with its model.
-func (p *plan) readOther(r *http.Request, whole *body.Buffer) {
-	p.body, p.repeatable, p.score.Streamed = body.NewReplay(whole, whole.Data), idempotent(r.Method), true
+func (p *Plan) readOther(r *http.Request, whole *body.Buffer) {
+	p.Body, p.Repeatable, p.Score.Streamed = body.NewReplay(whole, whole.Data), idempotent(r.Method), true
 	req, err := api.Parse(api.Unplanned, whole.Data, api.Options{})
 	if err != nil || req.Vertex {
 		p.cannotParse(fallbackMalformed)
-		p.model = strings.Clone(api.Model(whole.Data))
+		p.Model = strings.Clone(api.Model(whole.Data))
 		return
 	}
 	detach(req)
-	p.model, p.other = req.Model, req
-	p.editsBody = req.NVExt != nil || req.NullNVExt
+	p.Model, p.other = req.Model, req
+	p.EditsBody = req.NVExt != nil || req.NullNVExt
 }
 
 // takeOther returns the nvext of a request for no known API, and releases it.
-func (p *plan) takeOther() (raw []byte) {
+func (p *Plan) takeOther() (raw []byte) {
 	if p.other != nil {
 		raw, p.other.NVExt = p.other.NVExt, nil
 	}
@@ -44,8 +44,8 @@ func infersUnplanned(r *http.Request) bool {
 	return posts(r.Method) && api.For(r.URL.Path) == nil && engine.Infers(r.URL.Path)
 }
 
-// orUnplanned returns an API for the shape of its errors.
-func orUnplanned(a api.API) api.API {
+// OrUnplanned returns an API for the shape of its errors.
+func OrUnplanned(a api.API) api.API {
 	if a == nil {
 		return api.Unplanned
 	}

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"net/http"
@@ -11,22 +11,22 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// answerExt is what the answer must carry for the client, of what the router can say.
-type answerExt struct {
-	fields      nvext.Fields
-	annotations nvext.Annotations
-	fits        bool   // the API's answers have room for it
-	id          string // the request's; empty if it is not wanted
-	waiting     uint64 // requests that waited when this one came
-	ids         []byte // the prompt's token ids as JSON, nil if they are not known
-	prompt      []byte // the prompt's text as JSON, nil if it is not known
+// AnswerExt is what the answer must carry for the client, of what the router can say.
+type AnswerExt struct {
+	Fields      nvext.Fields
+	Annotations nvext.Annotations
+	Fits        bool   // the API's answers have room for it
+	Id          string // the request's; empty if it is not wanted
+	Waiting     uint64 // requests that waited when this one came
+	Ids         []byte // the prompt's token ids as JSON, nil if they are not known
+	Prompt      []byte // the prompt's text as JSON, nil if it is not known
 }
 
 const (
 	routersFields      = nvext.FieldWorkerID | nvext.FieldTiming | nvext.FieldTokenIDs
 	routersAnnotations = nvext.AnnotationRequestID | nvext.AnnotationTokenIDs | nvext.AnnotationFormattedPrompt
 
-	headerRequestID = "X-Request-Id"
+	HeaderRequestID = "X-Request-Id"
 	// maxRequestID is the longest id of a request that an answer repeats, in bytes.
 	maxRequestID = 256
 	// maxTold is the longest prompt that an answer repeats, in bytes: it stays in memory
@@ -36,7 +36,7 @@ const (
 
 // answerExt returns what the answer to a request must carry, nil if nothing. It copies
 // what it needs of the body, because the answer may outlive it.
-func (rd *reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, body []byte) *answerExt {
+func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, body []byte) *AnswerExt {
 	fields, annotations := ext.ExtraFields&routersFields, ext.Annotations&routersAnnotations
 	if !req.Stream {
 		annotations = 0 // a plain answer has no events
@@ -44,15 +44,15 @@ func (rd *reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	if fields == 0 && annotations == 0 {
 		return nil
 	}
-	x := &answerExt{fields: fields, annotations: annotations, waiting: rd.waiting()}
+	x := &AnswerExt{Fields: fields, Annotations: annotations, Waiting: rd.Waiting()}
 	switch req.API.Name() {
 	case "chat", "completions":
-		x.fits = true
+		x.Fits = true
 	default:
 		return x // clients of other APIs do not expect it
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
-		x.id = requestID(r)
+		x.Id = requestID(r)
 	}
 	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
 		ids := nvext.AppendIDs(nil, req.NVExt, ext.TokenSpan)
@@ -60,12 +60,12 @@ func (rd *reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 			ids = nvext.AppendIDs(nil, raw, rawjson.Span{End: len(raw)})
 		}
 		if ids != nil && len(ids) <= maxTold/8 {
-			x.ids = nvext.AppendTokens(nil, ids)
+			x.Ids = nvext.AppendTokens(nil, ids)
 		}
 	}
 	if annotations&nvext.AnnotationFormattedPrompt != 0 {
 		if prompt := req.PromptText(body); len(prompt) <= maxTold {
-			x.prompt = slices.Clone(prompt)
+			x.Prompt = slices.Clone(prompt)
 		}
 	}
 	return x
@@ -75,7 +75,7 @@ func (rd *reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 // makes that when it is first read and keeps it among the request's variables, which
 // connections in the making read: it must be made before any attempt.
 func requestID(r *http.Request) string {
-	if id := r.Header.Get(headerRequestID); id != "" && len(id) <= maxRequestID { //nolint:canonicalheader // it is
+	if id := r.Header.Get(HeaderRequestID); id != "" && len(id) <= maxRequestID { //nolint:canonicalheader // it is
 		return id
 	}
 	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"net/http/httptest"
@@ -22,19 +22,19 @@ func FuzzKeys(f *testing.F) {
 		}
 		keys := map[string]string{plain: "plain"}
 		if salt != "" {
-			keys[tenantKey(salt, key)] = "tenant"
+			keys[TenantKey(salt, key)] = "tenant"
 			if len(keys) != 2 {
 				t.Fatalf("%q of %q is somebody else's", key, salt)
 			}
-			if salt != other && tenantKey(salt, key) == tenantKey(other, key) {
+			if salt != other && TenantKey(salt, key) == TenantKey(other, key) {
 				t.Fatalf("%q and %q share the key %q", salt, other, key)
 			}
 		}
-		if tenantKey("", key) != plain {
+		if TenantKey("", key) != plain {
 			t.Fatal("no salt makes another key")
 		}
 		for k := range keys {
-			if m := modelKey(k, other); len(k) > maxSessionKey || len(m) > maxSessionKey {
+			if m := ModelKey(k, other); len(k) > maxSessionKey || len(m) > maxSessionKey {
 				t.Fatalf("too long: %q, %q", k, m)
 			} else if strings.HasPrefix(m, own) != strings.HasPrefix(k, own) {
 				t.Fatalf("%q with a model is kept as %q", k, m)

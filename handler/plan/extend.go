@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"net/http"
@@ -13,43 +13,43 @@ import (
 // the operator keeps sessions for longer.
 const longestTimeout = time.Hour
 
-func (rd *reader) extOptions() nvext.Options {
-	longest := max(longestTimeout, rd.ttl())
-	return nvext.Options{Strict: rd.strict, MinTimeout: time.Second, MaxTimeout: longest, MaxRetention: longest}
+func (rd *Reader) extOptions() nvext.Options {
+	longest := max(longestTimeout, rd.TTL())
+	return nvext.Options{Strict: rd.Strict, MinTimeout: time.Second, MaxTimeout: longest, MaxRetention: longest}
 }
 
-// noExt is what most requests say. It is shared and never changes.
-var noExt nvext.Ext
+// NoExt is what most requests say. It is shared and never changes.
+var NoExt nvext.Ext
 
 // extend reads what a request says to the router, as far as it is granted. raw is the
 // body's nvext, nil if there is none or the body was not read. Headers override it.
-func (rd *reader) extend(r *http.Request, p *plan, raw []byte) error {
-	p.ext, p.headers = &noExt, headersNeed(r.Header)
+func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
+	p.Ext, p.headers = &NoExt, headersNeed(r.Header)
 	if raw != nil || p.headers != 0 || p.steers() {
 		if err := rd.takeExt(r, p, raw); err != nil {
-			return &api.Refusal{API: p.api, Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: err}
+			return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: err}
 		}
 		if err := p.takePin(); err != nil {
-			return &api.Refusal{API: p.api, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: err}
+			return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: err}
 		}
 	}
-	if rd.direct && !p.pin.named && (p.api != nil || infersUnplanned(r)) {
-		return &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
+	if rd.Direct && !p.Pin.Named && (p.API != nil || infersUnplanned(r)) {
+		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
 	}
 	return nil
 }
 
 // takeExt reads nvext and routing headers, and drops what is not granted.
-func (rd *reader) takeExt(r *http.Request, p *plan, raw []byte) (err error) {
+func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
 	ext := new(nvext.Ext)
-	p.ext = ext
+	p.Ext = ext
 	if raw != nil {
 		if *ext, err = nvext.Parse(raw, rd.extOptions()); err != nil {
 			return err
 		}
 	}
 	if p.headers != 0 {
-		p.malformed = ext.ApplyHeaders(func(name string) (string, bool) {
+		p.Malformed = ext.ApplyHeaders(func(name string) (string, bool) {
 			if values := r.Header[name]; len(values) > 0 {
 				return oneValue(values), true
 			}
@@ -57,12 +57,12 @@ func (rd *reader) takeExt(r *http.Request, p *plan, raw []byte) (err error) {
 		})
 	}
 	if p.steers() || p.headers|ext.Needs() != 0 {
-		p.grants = rd.grants(r)
+		p.Grants = rd.Grants(r)
 	}
-	if p.dropped, err = ext.Restrict(p.grants); err != nil {
+	if p.Dropped, err = ext.Restrict(p.Grants); err != nil {
 		return err
 	}
-	p.dropped |= p.headers &^ p.grants
+	p.Dropped |= p.headers &^ p.Grants
 	if ext.QueryOnly() { // its answer repeats them
 		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
 	}
@@ -71,14 +71,14 @@ func (rd *reader) takeExt(r *http.Request, p *plan, raw []byte) (err error) {
 }
 
 // honour tells the scheduler what the client wishes.
-func (p *plan) honour() {
-	p.score.ExpectedTokens = int64(p.ext.AgentHints.OSL.Value)
-	p.score.Priority = priority(&p.ext.AgentHints)
-	o := &p.ext.Override
+func (p *Plan) honour() {
+	p.Score.ExpectedTokens = int64(p.Ext.AgentHints.OSL.Value)
+	p.Score.Priority = priority(&p.Ext.AgentHints)
+	o := &p.Ext.Override
 	if *o == (nvext.RouterConfigOverride{}) {
 		return
 	}
-	p.score.Override = &kvscore.Override{
+	p.Score.Override = &kvscore.Override{
 		OverlapScoreCredit: finite(o.OverlapScoreCredit), PrefillLoadScale: finite(o.PrefillLoadScale),
 		Temperature: finite(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
 		TrackPrefillTokens: pointer(o.TrackPrefillTokens),

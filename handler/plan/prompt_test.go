@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"fmt"
@@ -11,14 +11,14 @@ import (
 )
 
 // identified returns the plan of a body.
-func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) *plan {
+func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) *Plan {
 	t.Helper()
 	opts := api.Options{TextBlock: 64, BlockSize: 16}
 	req, err := api.Parse(api.For(path), []byte(body), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plan{request: req}
+	p := &Plan{Request: req}
 	p.identify(opts, ratios)
 	return p
 }
@@ -43,7 +43,7 @@ func TestImagesLeaveTextAlone(t *testing.T) {
 				}
 				p := identified(t, "/v1/chat/completions", fmt.Sprintf(
 					`{"messages":[{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"part %d"}%s]}]}`, system, i, image), &ratios)
-				_, l := s.Select(time.Now(), &p.score, targets, 0, nil, &sel)
+				_, l := s.Select(time.Now(), &p.Score, targets, 0, nil, &sel)
 				if off := sel.Candidates[0].OverlapTokens - 800; i > 1 && (off < -16 || off > 16) {
 					t.Errorf("request %d: %d tokens predicted, 800 are cached", i, sel.Candidates[0].OverlapTokens)
 				}
@@ -63,13 +63,13 @@ func TestGivenIDsReplaceTheText(t *testing.T) {
 	var ratios kvscore.Ratios
 	p := identified(t, "/v1/completions", `{"prompt":"`+strings.Repeat("hello world, this is it. ", 200)+`"}`, &ratios)
 	ids := "[" + strings.Repeat("1234,5678,91011,17,", 400)
-	if p = testReader(0).withTokens(p, []byte(ids[:len(ids)-1]+"]")); p == nil {
+	if p = testReader(0).WithTokens(p, []byte(ids[:len(ids)-1]+"]")); p == nil {
 		t.Fatal("the ids are refused")
 	}
 	s, target := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}
 	s.Declare(target, 0)
 	var sel kvscore.Selection
-	s.Explain(time.Now(), &p.score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
+	s.Explain(time.Now(), &p.Score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
 	if sel.Tokens != 1600 || sel.RequestBlocks != 100 {
 		t.Errorf("1600 ids are measured as %d tokens in %v blocks", sel.Tokens, sel.RequestBlocks)
 	}

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"fmt"
@@ -12,45 +12,45 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// session is the session that the request is a turn of.
-type session struct {
-	key  string        // what its worker is remembered by; empty if there is no session
-	idle time.Duration // how long the client wants it remembered; 0 if the client does not say
-	last bool          // it ends with this turn
-	held bool          // the engine itself holds the session's state
+// Session is the session that the request is a turn of.
+type Session struct {
+	Key   string        // what its worker is remembered by; empty if there is no session
+	TTL   time.Duration // how long the client wants it remembered; 0 if the client does not say
+	Final bool          // it ends with this turn
+	Held  bool          // the engine itself holds the session's state
 }
 
-// keySource is a place where a session's key is looked for: a header, a member of the
+// KeySource is a place where a session's key is looked for: a header, a member of the
 // body, or its nvext if both are empty.
-type keySource struct {
+type KeySource struct {
 	header string
 	body   func(*api.Request) string
 }
 
-// parseKeySource parses an operand of the operator's option.
-func parseKeySource(name string) (keySource, error) {
+// ParseKeySource parses an operand of the operator's option.
+func ParseKeySource(name string) (KeySource, error) {
 	switch name {
 	case "nvext":
-		return keySource{}, nil
+		return KeySource{}, nil
 	case "body:prompt_cache_key":
-		return keySource{body: func(r *api.Request) string { return r.CacheKey }}, nil
+		return KeySource{body: func(r *api.Request) string { return r.CacheKey }}, nil
 	case "body:session_id":
-		return keySource{body: func(r *api.Request) string { return r.SessionID }}, nil
+		return KeySource{body: func(r *api.Request) string { return r.SessionID }}, nil
 	case "body:metadata.user_id":
-		return keySource{body: func(r *api.Request) string { return r.UserID }}, nil
+		return KeySource{body: func(r *api.Request) string { return r.UserID }}, nil
 	}
 	if header, ok := strings.CutPrefix(name, "header:"); ok && header != "" {
-		return keySource{header: textproto.CanonicalMIMEHeaderKey(header)}, nil
+		return KeySource{header: textproto.CanonicalMIMEHeaderKey(header)}, nil
 	}
-	return keySource{}, fmt.Errorf("affinity key: must be nvext, header:<name>, body:prompt_cache_key, body:session_id or body:metadata.user_id, got %q", name)
+	return KeySource{}, fmt.Errorf("affinity key: must be nvext, header:<name>, body:prompt_cache_key, body:session_id or body:metadata.user_id, got %q", name)
 }
 
 // session returns the request's session. The timeout and the close action of nvext
 // count only if nvext also gives the session's key.
-func (rd *reader) session(r *http.Request, req *api.Request, ext *nvext.Ext) session {
-	for _, source := range rd.keys {
+func (rd *Reader) session(r *http.Request, req *api.Request, ext *nvext.Ext) Session {
+	for _, source := range rd.Keys {
 		var key string
-		var s session
+		var s Session
 		switch {
 		case source.header != "":
 			if values := r.Header[source.header]; len(values) > 0 {
@@ -61,22 +61,22 @@ func (rd *reader) session(r *http.Request, req *api.Request, ext *nvext.Ext) ses
 		default:
 			key = ext.Session()
 			if c := &ext.SessionControl; c.SessionID != "" {
-				s.last = c.Action == nvext.ActionClose
+				s.Final = c.Action == nvext.ActionClose
 				if c.Timed {
-					s.idle = c.Timeout
+					s.TTL = c.Timeout
 				}
 			}
 		}
 		if key == "" {
 			continue
 		}
-		if s.held = req.SessionHeld || ext.SessionParams.ID != ""; rd.heldOnly && !s.held {
+		if s.Held = req.SessionHeld || ext.SessionParams.ID != ""; rd.HeldOnly && !s.Held {
 			break
 		}
-		s.key = tenantKey(req.Salt, key)
+		s.Key = TenantKey(req.Salt, key)
 		return s
 	}
-	return session{}
+	return Session{}
 }
 
 // maxSessionKey is the longest session key that is kept as it is, in bytes. Of a longer
@@ -100,17 +100,17 @@ func keptKey(key string) string {
 	return strings.Clone(key) // it may point into the body
 }
 
-// tenantKey returns what a session's key is kept as. It includes the request's salt, so
+// TenantKey returns what a session's key is kept as. It includes the request's salt, so
 // that no tenant can name another's session.
-func tenantKey(salt, key string) string {
+func TenantKey(salt, key string) string {
 	if salt == "" {
 		return keptKey(key)
 	}
 	return bounded(ownTenant + strconv.Itoa(len(salt)) + ":" + salt + key)
 }
 
-// modelKey returns what a session is kept as for one of its models.
-func modelKey(session, model string) string {
+// ModelKey returns what a session is kept as for one of its models.
+func ModelKey(session, model string) string {
 	key := session + own + model
 	if strings.HasPrefix(session, own) {
 		return bounded(key)

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"strings"
@@ -10,8 +10,8 @@ import (
 )
 
 // identify fills in the scheduler's view of the prompt.
-func (p *plan) identify(opts api.Options, ratios *kvscore.Ratios) {
-	req, score, size := p.request, &p.score, opts.TextBlock
+func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios) {
+	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream, req.SkipsCache
 	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = index.Weights{}, 0, 0, 0 // withTokens identifies again
 	if req.API.Work() == api.Count {
@@ -29,21 +29,21 @@ func (p *plan) identify(opts api.Options, ratios *kvscore.Ratios) {
 		score.OtherTokens = int64(float64(req.Bytes-req.First) / float64(size) * score.BlockTokens)
 		score.Tokens = int64(float64(req.First)/float64(size)*score.BlockTokens) + score.OtherTokens + req.MediaTokens
 	case api.None:
-		p.fallback = fallbackNoPrompt
+		p.Fallback = fallbackNoPrompt
 		return
 	}
-	score.Root, score.Blocks, score.Past, p.textBlock = req.Root, req.Blocks, req.Past, size
+	score.Root, score.Blocks, score.Past, p.TextBlock = req.Root, req.Blocks, req.Past, size
 }
 
-// withTokens returns the plan of the same request with token ids as the prompt; nil if
+// WithTokens returns the plan of the same request with token ids as the prompt; nil if
 // they cannot replace it. The plan has no body.
-func (rd *reader) withTokens(of *plan, ids []byte) *plan {
-	p, req, opts := *of, *of.request, rd.hashing()
+func (rd *Reader) WithTokens(of *Plan, ids []byte) *Plan {
+	p, req, opts := *of, *of.Request, rd.Hashing()
 	if !req.Give(ids, opts) {
 		return nil
 	}
-	p.request, p.body = &req, nil
-	p.identify(opts, rd.ratios)
+	p.Request, p.Body = &req, nil
+	p.identify(opts, rd.Ratios)
 	return &p
 }
 

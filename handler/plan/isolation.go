@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"fmt"
@@ -10,33 +10,33 @@ import (
 // mustRead refuses a request whose body the router could not read, if the request is a
 // tenant's or cache_salt is enforced: the body could name another tenant's cache or
 // session.
-func (rd *reader) mustRead(p *plan) error {
-	if p.unread == "" || p.ext.Tenant == "" && !rd.enforcesSalt {
+func (rd *Reader) mustRead(p *Plan) error {
+	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
 		return nil
 	}
 	status := http.StatusBadRequest
 	switch p.unread {
 	case fallbackOversized:
 		status = http.StatusRequestEntityTooLarge
-	case fallbackMemory:
+	case FallbackMemory:
 		status = http.StatusServiceUnavailable
 	}
-	return &api.Refusal{API: orUnplanned(p.api), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
+	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
 		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
 }
 
 // saltIsText refuses a salt that is not a string, if cache_salt is enforced and no
 // tenant replaces it: no engine is known to use such a salt.
-func (rd *reader) saltIsText(r *http.Request, p *plan) error {
-	req := p.parsed()
-	if !rd.enforcesSalt || req == nil || req.OddSalt == "" || p.ext.Salt("") != "" || !leavesCache(r, p) {
+func (rd *Reader) saltIsText(r *http.Request, p *Plan) error {
+	req := p.Parsed()
+	if !rd.EnforcesSalt || req == nil || req.OddSalt == "" || p.Ext.Salt("") != "" || !leavesCache(r, p) {
 		return nil
 	}
-	return &api.Refusal{API: orUnplanned(p.api), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
 		"cache_salt: must be a string, got %s", req.OddSalt)}
 }
 
 // leavesCache returns whether the engine computes a prompt, and so fills its cache.
-func leavesCache(r *http.Request, p *plan) bool {
-	return p.api != nil && p.api.Work() != api.Count || p.api == nil && infersUnplanned(r)
+func leavesCache(r *http.Request, p *Plan) bool {
+	return p.API != nil && p.API.Work() != api.Count || p.API == nil && infersUnplanned(r)
 }

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"maps"
@@ -28,9 +28,9 @@ func oneValue(values []string) string {
 	return values[0]
 }
 
-// withoutRouting returns a request's header without the routing headers that the engine
+// WithoutRouting returns a request's header without the routing headers that the engine
 // must not see: those that are not granted, and those that choose a worker or a rank.
-func (p *plan) withoutRouting(h http.Header) http.Header {
+func (p *Plan) WithoutRouting(h http.Header) http.Header {
 	if p.headers == 0 {
 		return h
 	}
@@ -38,7 +38,7 @@ func (p *plan) withoutRouting(h http.Header) http.Header {
 	for name, values := range kept {
 		switch needs := nvext.HeaderNeeds(name); {
 		case needs == 0:
-		case needs&nvext.Pins != 0 || needs&^p.grants != 0:
+		case needs&nvext.Pins != 0 || needs&^p.Grants != 0:
 			delete(kept, name)
 		case len(values) > 1:
 			kept[name] = []string{oneValue(values)}

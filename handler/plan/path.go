@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"net/http"

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"net/http"
@@ -13,11 +13,11 @@ import (
 )
 
 // testReader returns a reader that grants every client the same.
-func testReader(g nvext.Grants) *reader {
-	return &reader{
-		maxBody: 1 << 20, grants: func(*http.Request) nvext.Grants { return g }, memory: new(body.Memory), ratios: new(kvscore.Ratios),
-		hashing:     func() api.Options { return api.Options{TextBlock: 64, BlockSize: 16} },
-		takesTokens: func(string) bool { return true }, ttl: func() time.Duration { return time.Minute }, waiting: func() uint64 { return 0 },
+func testReader(g nvext.Grants) *Reader {
+	return &Reader{
+		MaxBody: 1 << 20, Grants: func(*http.Request) nvext.Grants { return g }, Memory: new(body.Memory), Ratios: new(kvscore.Ratios),
+		Hashing:     func() api.Options { return api.Options{TextBlock: 64, BlockSize: 16} },
+		TakesTokens: func(string) bool { return true }, TTL: func() time.Duration { return time.Minute }, Waiting: func() uint64 { return 0 },
 	}
 }
 
@@ -49,7 +49,7 @@ func BenchmarkExtend(b *testing.B) {
 	} {
 		b.Run(v.name, func(b *testing.B) {
 			rd := testReader(0)
-			p := &plan{api: a}
+			p := &Plan{API: a}
 			b.ReportAllocs()
 			for b.Loop() {
 				if err := rd.extend(v.r, p, v.raw); err != nil {
@@ -62,16 +62,16 @@ func BenchmarkExtend(b *testing.B) {
 
 // TestRequestWithoutWishesCostsNothing reads one, and makes nothing of it.
 func TestRequestWithoutWishesCostsNothing(t *testing.T) {
-	rd, r, p := new(reader), ordinary(), &plan{api: api.For("/v1/chat/completions")}
+	rd, r, p := new(Reader), ordinary(), &Plan{API: api.For("/v1/chat/completions")}
 	if n := testing.AllocsPerRun(100, func() {
-		if err := rd.extend(r, p, nil); err != nil || p.ext != &noExt || p.headers != 0 {
+		if err := rd.extend(r, p, nil); err != nil || p.Ext != &NoExt || p.headers != 0 {
 			t.Fatal(err, p)
 		}
-		_ = p.withoutRouting(r.Header)
+		_ = p.WithoutRouting(r.Header)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if noExt.Needs() != 0 || noExt.Session() != "" {
+	if NoExt.Needs() != 0 || NoExt.Session() != "" {
 		t.Error("what most requests say is not nothing any more")
 	}
 }
@@ -80,7 +80,7 @@ func TestRequestWithoutWishesCostsNothing(t *testing.T) {
 func TestTimeoutsHaveTheOperatorsBounds(t *testing.T) {
 	for ttl, want := range map[time.Duration]string{5 * time.Minute: "1h0m0s", 3 * time.Hour: "3h0m0s"} {
 		rd := testReader(0)
-		rd.ttl = func() time.Duration { return ttl }
+		rd.TTL = func() time.Duration { return ttl }
 		for seconds, want := range map[string]string{"0": "1s", "60": "1m0s", "18446744073709551615": want} {
 			ext, err := nvext.Parse([]byte(`{"session_control":{"session_id":"s","timeout":`+seconds+`}}`), rd.extOptions())
 			if err != nil || ext.SessionControl.Timeout.String() != want {

@@ -1,4 +1,4 @@
-package handler
+package plan
 
 import (
 	"crypto/sha256"
@@ -133,12 +133,12 @@ func FuzzHeaders(f *testing.F) {
 		}
 		r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
 		r.Header = header.Clone()
-		p := &plan{wishes: wishes{headers: headersNeed(r.Header)}}
+		p := &Plan{Wishes: Wishes{headers: headersNeed(r.Header)}}
 		if err := rd.takeExt(r, p, body); err != nil {
 			t.Fatalf("%q and %s: %v", lines, raw, err)
 		}
 		checkHonoured(t, header, &before, p, g)
-		checkKept(t, header, p.withoutRouting(r.Header), g)
+		checkKept(t, header, p.WithoutRouting(r.Header), g)
 		if !reflect.DeepEqual(r.Header, header) {
 			t.Fatalf("the server's own header became %v", r.Header)
 		}
@@ -146,9 +146,9 @@ func FuzzHeaders(f *testing.F) {
 }
 
 // checkHonoured checks what of the headers counts.
-func checkHonoured(t *testing.T, header http.Header, before *nvext.Ext, p *plan, g nvext.Grants) {
+func checkHonoured(t *testing.T, header http.Header, before *nvext.Ext, p *Plan, g nvext.Grants) {
 	t.Helper()
-	want, got := fieldsOf(before), fieldsOf(p.ext)
+	want, got := fieldsOf(before), fieldsOf(p.Ext)
 	var malformed []string
 	for field, rule := range headerRules {
 		value, there, good := rule.said(header)
@@ -177,7 +177,7 @@ func checkHonoured(t *testing.T, header http.Header, before *nvext.Ext, p *plan,
 		t.Fatalf("%v: %v, want %v", header, got, want)
 	}
 	slices.Sort(malformed)
-	if is := slices.Sorted(slices.Values(p.malformed)); !slices.Equal(is, malformed) {
+	if is := slices.Sorted(slices.Values(p.Malformed)); !slices.Equal(is, malformed) {
 		t.Fatalf("%v: malformed are %v, want %v", header, is, malformed)
 	}
 }
