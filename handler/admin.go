@@ -175,7 +175,7 @@ func workerOf(r *http.Request, p *pool.Pool) (*pool.Worker, error) {
 	}
 	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
 		for _, w := range p.All() {
-			if w.Id == id {
+			if w.ID == id {
 				return w, nil
 			}
 		}

@@ -62,7 +62,7 @@ func (rt *route) extras(a *attempt, readable bool) *response.Extras {
 		return nil
 	}
 	e := &response.Extras{
-		Fields: x.Fields, Annotations: x.Annotations, Id: x.Id, Ids: x.Ids, Prompt: x.Prompt,
+		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
 		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: rt.start, Begun: a.Begun, HitRate: -1,
 	}
 	if rt.pool.EngineOf(a.Worker).Type == engine.Dynamo {

@@ -17,31 +17,12 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// benchHandler is a handler as Provision leaves it, but for the proxy.
-func benchHandler(b testing.TB) *Handler {
-	b.Helper()
-	h := &Handler{logger: zap.NewNop(), ReverseProxy: &reverseproxy.Handler{Upstreams: reverseproxy.UpstreamPool{{Dial: "127.0.0.1:1"}}}}
-	if err := h.setDefaults(); err != nil {
-		b.Fatal(err)
-	}
-	h.metrics = theMetrics()
-	h.figures = h.metrics.of("bench")
-	var err error
-	if h.pool, err = pool.New("bench", h.settings.WithDefaults()); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { h.pool.Destruct() })
-	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
-	h.reader = h.newReader()
-	testDispatcher(h)
-	return h
-}
+// benchHandler returns a harness with one worker.
+func benchHandler(b testing.TB) *harness { return testHandler(b, "127.0.0.1:1") }
 
 // chatBody is a chat of several turns, of about size bytes.
 func chatBody(b *testing.B, size int, stream bool) []byte {
@@ -234,7 +215,7 @@ func BenchmarkNVExt(b *testing.B) {
 
 // attemptAt plans a request and returns that of an attempt, as the transport has
 // it.
-func (h *Handler) attemptAt(tb testing.TB, body []byte) *http.Request {
+func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
 	r.ContentLength = int64(len(body))
 	p, err := h.reader.Read(r)

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -23,7 +24,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
 					w := h.pool.Worker(ups[i].Dial)
 					if model != "" {
-						w.Models.Store(readModels([]byte(`{"data":[{"id":"` + model + `"}]}`)))
+						w.Models.Store(&pool.ModelList{IDs: map[string]bool{model: true}, Entries: []pool.ModelEntry{{ID: model}}})
 					}
 				}
 				h.ReverseProxy.Upstreams = ups

@@ -178,7 +178,7 @@ func (x *explainer) view(p *plan.Plan, c *dryChoice) *explanation {
 		e.Waits = &waitView{int(x.pool.Queue.Length.Load())}
 	}
 	for _, l := range c.LeftOut {
-		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.Id, l.Worker.Dial, l.Why})
+		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.ID, l.Worker.Dial, l.Why})
 	}
 	if len(c.Candidates) == 0 {
 		return e

@@ -71,7 +71,7 @@ func (rt *route) pinTo(ups reverseproxy.UpstreamPool) error {
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
 		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.Worker)
 	case !rt.keepsApart(w):
-		return rt.shared("that of worker %d, which the request names", w.Id)
+		return rt.shared("that of worker %d, which the request names", w.ID)
 	case !rt.permits(w):
 		return rt.badPin("%s: worker %d is not among those that the request allows: %w", pin.Field, pin.Worker, rt.plan.ErrNonePermitted())
 	}
@@ -122,7 +122,7 @@ func (rt *route) returnTo(ups reverseproxy.UpstreamPool) bool {
 // named returns the worker with an id among upstreams, nil if there is none.
 func (rt *route) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker {
 	for _, row := range rt.table(ups).Rows {
-		if row.Worker.Id == id {
+		if row.Worker.ID == id {
 			return row.Worker
 		}
 	}
@@ -168,9 +168,9 @@ func (rt *route) incidentNobody() string {
 // errUnavailable returns why the only worker that may serve the request does not.
 func (o *only) errUnavailable() error {
 	if o.reason == reasonResponse {
-		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.Id)
+		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.ID)
 	}
-	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.Id)
+	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.ID)
 }
 
 // incidentPinned is a condition that lasts, as the log and the admin API say it.

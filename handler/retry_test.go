@@ -15,33 +15,10 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
-
-// testHandler returns a handler as Provision leaves it, but for the proxy.
-func testHandler(t testing.TB, dials ...string) *Handler {
-	t.Helper()
-	h := &Handler{logger: zap.NewNop(), ReverseProxy: new(reverseproxy.Handler)}
-	for _, d := range dials {
-		h.ReverseProxy.Upstreams = append(h.ReverseProxy.Upstreams, &reverseproxy.Upstream{Dial: d, Host: new(reverseproxy.Host)})
-	}
-	if err := h.setDefaults(); err != nil {
-		t.Fatal(err)
-	}
-	h.metrics = registerMetrics(prometheus.NewRegistry(), h.logger)
-	h.figures = h.metrics.of("test")
-	h.pool = testPool(t, h.settings)
-	h.config = &pool.SharedSettings{All: h.settings}
-	h.policy = &passThroughPolicy
-	h.prober = newProber(ended(), h.pool, h.ReverseProxy, h.client, h.config, h.logger)
-	h.reader = h.newReader()
-	testDispatcher(h)
-	return h
-}
 
 // TestLimitsAreTheOperators counts attempts and time.
 func TestLimitsAreTheOperators(t *testing.T) {
@@ -152,7 +129,7 @@ func TestRefusedIsSaidOfTheWorker(t *testing.T) {
 
 // plannedRoute plans a chat of about size bytes, and returns the memory that its
 // body takes.
-func plannedRoute(t *testing.T, h *Handler, size int) (*route, int64) {
+func plannedRoute(t *testing.T, h *harness, size int) (*route, int64) {
 	t.Helper()
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))

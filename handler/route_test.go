@@ -1,19 +1,21 @@
 package handler
 
 import (
-	"context"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
 )
 
 // newTestRoute returns a route of the plan as begin makes it, without a
 // request behind it. All tests that need such a route use this constructor.
-func newTestRoute(h *Handler, p *plan.Plan) *route {
+func newTestRoute(h *harness, p *plan.Plan) *route {
 	rt := &route{dispatcher: testDispatcher(h), plan: p, start: time.Now(), cached: -1}
 	rt.ready, rt.tried = rt.start, rt.usual[:0]
 	return rt
@@ -21,39 +23,74 @@ func newTestRoute(h *Handler, p *plan.Plan) *route {
 
 // newTestAttempt returns a route that owns the plan's body, with an attempt on the
 // worker's first rank.
-func newTestAttempt(h *Handler, p *plan.Plan, w *pool.Worker) *route {
+func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *route {
 	rt := newTestRoute(h, p)
 	rt.body, rt.attempt = p.Body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
 	return rt
 }
 
-// testDispatcher returns the dispatcher of a handler that was not provisioned.
-func testDispatcher(h *Handler) *dispatcher {
-	if h.dispatcher == nil {
-		h.dispatcher = new(dispatcher)
-	}
-	d := h.dispatcher
-	d.pool, d.proxy, d.transport, d.client, d.active, d.metrics, d.figures, d.logger = h.pool, h.ReverseProxy, h.transport, h.client, h.policy, h.metrics, h.figures, h.logger
-	if d.proxy == nil {
-		d.proxy = new(reverseproxy.Handler)
-	}
-	d.unit, d.followUps = costUnit(h.policy), noFollowUps{}
-	h.explainer = &explainer{dispatcher: d, reader: h.reader, config: h.config}
-	return d
+// harness is a configuration as requests know it: a dispatcher, what reads its requests,
+// and its pool.
+type harness struct {
+	ReverseProxy *reverseproxy.Handler
+	pool         *pool.Pool
+	settings     *pool.Settings
+	policy       kvscore.Policy // may be changed until the first request
+	reader       *plan.Reader
+	dispatcher   *dispatcher
+	adopted      bool
 }
+
+// testHandler returns a harness with workers at these addresses.
+func testHandler(t testing.TB, dials ...string) *harness {
+	t.Helper()
+	h := &harness{ReverseProxy: new(reverseproxy.Handler), settings: wantedWorkers(), policy: &passThroughPolicy}
+	for _, d := range dials {
+		h.ReverseProxy.Upstreams = append(h.ReverseProxy.Upstreams, &reverseproxy.Upstream{Dial: d, Host: new(reverseproxy.Host)})
+		h.settings.Upstreams[d] = true
+	}
+	h.pool = testPool(t, h.settings)
+	m := theMetrics()
+	h.dispatcher = &dispatcher{
+		pool: h.pool, proxy: h.ReverseProxy, active: h.policy, followUps: noFollowUps{}, probes: noProbes{},
+		metrics: m, figures: m.of("test"), logger: zap.NewNop(),
+	}
+	h.reader = &plan.Reader{
+		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
+		Memory: &h.pool.Memory, Ratios: &h.pool.Ratios, Hashing: h.pool.Hashing,
+		TakesTokens: func(string) bool { return true }, TTL: func() time.Duration { return time.Minute },
+		Waiting: func() uint64 { return 0 },
+	}
+	return h
+}
+
+// adopt has the pool take over the harness's settings, once.
+func (h *harness) adopt() {
+	if !h.adopted {
+		h.adopted = true
+		h.pool.Apply(h.settings.WithDefaults())
+	}
+}
+
+// testDispatcher returns the harness's dispatcher.
+func testDispatcher(h *harness) *dispatcher {
+	if h.dispatcher.active != h.policy { // written only if it was changed: routes read it
+		h.dispatcher.active = h.policy
+	}
+	return h.dispatcher
+}
+
+// noProbes asks no worker anything.
+type noProbes struct{}
+
+func (noProbes) Met(*pool.Worker)      {}
+func (noProbes) AskAgain(*pool.Worker) {}
 
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}
 
 func (noFollowUps) Arrived(*plan.Plan)                      {}
 func (noFollowUps) Answering(turn, *http.Response) followUp { return nil }
-
-// ended returns a context that has ended: a prober that has it probes nothing.
-func ended() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}
 
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {

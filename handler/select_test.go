@@ -63,7 +63,7 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 			row := tab.Rows[i]
 			if w := h.pool.Worker(up.Dial); row.Worker != w || len(row.Targets) != w.Ranks() {
 				t.Fatalf("after %s: %s is worker %d with %d ranks, want %d with %d",
-					v.what, up.Dial, row.Worker.Id, len(row.Targets), w.Id, w.Ranks())
+					v.what, up.Dial, row.Worker.ID, len(row.Targets), w.ID, w.Ranks())
 			}
 			for rank, target := range row.Targets {
 				if target.Target != row.Worker.Target(rank) {
@@ -92,7 +92,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		for _, m := range models {
 			ids[m] = true
 		}
-		h.pool.Worker(dial).Models.Store(&pool.ModelList{Ids: ids})
+		h.pool.Worker(dial).Models.Store(&pool.ModelList{IDs: ids})
 	}
 	offered := func(model string) (dials string) {
 		t.Helper()
@@ -254,7 +254,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 		if w := h.pool.Worker(dials[i]); row.Worker != w || len(row.Targets) != w.Ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
 		} else if _, known := h.pool.Scheduler.Load(time.Now(), w.Target(0)); !known {
-			t.Errorf("%s: worker %d has no books", dials[i], w.Id)
+			t.Errorf("%s: worker %d has no books", dials[i], w.ID)
 		}
 	}
 }
@@ -274,12 +274,12 @@ func (p doneProbe) Done() <-chan struct{} {
 
 // TestRequestsThatWaitHoldNoScratch: its buffers are as large as the pool.
 func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
-	for name, prepare := range map[string]func(h *Handler, rt *route){
-		"in the queue": func(h *Handler, _ *route) {
+	for name, prepare := range map[string]func(h *harness, rt *route){
+		"in the queue": func(h *harness, _ *route) {
 			h.pool.Worker("a:1").Slots.Limit.Store(1)
 			h.pool.Worker("a:1").Slots.Take()
 		},
-		"for lb_try_interval": func(h *Handler, rt *route) {
+		"for lb_try_interval": func(h *harness, rt *route) {
 			testDispatcher(h).limits.retries, h.dispatcher.limits.interval = 3, time.Hour
 			rt.tried = []*pool.Worker{h.pool.Worker("a:1")}
 		},

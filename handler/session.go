@@ -53,7 +53,7 @@ func (rt *route) servesOthers(t kvscore.Target) bool {
 		return false
 	}
 	for _, row := range rt.table(rt.offered).Rows {
-		if w := row.Worker; w.Id == t.Worker {
+		if w := row.Worker; w.ID == t.Worker {
 			return !w.IsKnownToServe(rt.model)
 		}
 	}

@@ -218,7 +218,7 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState) workerView {
 	drain, health := w.Drain.Load(), w.Health.State(t)
 	v := workerView{
-		ID: w.Id, Dial: w.Dial,
+		ID: w.ID, Dial: w.Dial,
 		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
@@ -255,7 +255,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		v.Models.Configured = slices.Sorted(maps.Keys(*set))
 	}
 	if list := w.Models.Load(); list != nil {
-		v.Models.Listed = slices.Sorted(maps.Keys(list.Ids))
+		v.Models.Listed = slices.Sorted(maps.Keys(list.IDs))
 	}
 	return v
 }

@@ -103,7 +103,7 @@ func (rt *route) errWaiting() error {
 // isAway tells whether a session's worker was left out only because it is full:
 // the session is elsewhere for one turn, and stays bound.
 func (rt *route) isAway(t kvscore.Target) bool {
-	return slices.ContainsFunc(rt.scratch.Full, func(w *pool.Worker) bool { return w.Id == t.Worker })
+	return slices.ContainsFunc(rt.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
 }
 
 // endWaiting ends what the request has to do with full workers.

@@ -15,7 +15,7 @@ import (
 )
 
 // setLimits sets the limits of a handler's workers, in their order.
-func setLimits(h *Handler, limits ...int) []*pool.Worker {
+func setLimits(h *harness, limits ...int) []*pool.Worker {
 	h.adopt() // else its settings come later
 	var workers []*pool.Worker
 	for i, up := range h.ReverseProxy.Upstreams {
@@ -142,7 +142,6 @@ func BenchmarkChoose(b *testing.B) {
 				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1)})
 			}
 			h.ReverseProxy.Upstreams = ups
-			h.adopted.Store(true)
 			setLimits(h, limit, limit, limit, limit)
 			h.policy = &passThroughPolicy
 			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))

@@ -16,9 +16,9 @@ type AnswerExt struct {
 	Fields      nvext.Fields
 	Annotations nvext.Annotations
 	Fits        bool   // the API's answers have room for it
-	Id          string // the request's; empty if it is not wanted
+	ID          string // the request's; empty if it is not wanted
 	Waiting     uint64 // requests that waited when this one came
-	Ids         []byte // the prompt's token ids as JSON, nil if they are not known
+	IDs         []byte // the prompt's token ids as JSON, nil if they are not known
 	Prompt      []byte // the prompt's text as JSON, nil if it is not known
 }
 
@@ -52,7 +52,7 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		return x // clients of other APIs do not expect it
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
-		x.Id = requestID(r)
+		x.ID = requestID(r)
 	}
 	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
 		ids := nvext.AppendIDs(nil, req.NVExt, ext.TokenSpan)
@@ -60,7 +60,7 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 			ids = nvext.AppendIDs(nil, raw, rawjson.Span{End: len(raw)})
 		}
 		if ids != nil && len(ids) <= maxTold/8 {
-			x.Ids = nvext.AppendTokens(nil, ids)
+			x.IDs = nvext.AppendTokens(nil, ids)
 		}
 	}
 	if annotations&nvext.AnnotationFormattedPrompt != 0 {

@@ -17,12 +17,12 @@ const MaxModelList = 1 << 20
 
 // ModelList is the worker's own list of what it serves.
 type ModelList struct {
-	Ids     map[string]bool
+	IDs     map[string]bool
 	Entries []ModelEntry // in its order
 }
 
 type ModelEntry struct {
-	Id, Raw string
+	ID, Raw string
 }
 
 // Serves returns whether a worker serves a model, and whether that is known.
@@ -39,10 +39,10 @@ func (w *Worker) Serves(model string) (yes, known bool) {
 // has returns whether a model is in the list. A short list is searched sooner than a map.
 func (l *ModelList) has(model string) bool {
 	if len(l.Entries) == 0 || len(l.Entries) > 4 {
-		return l.Ids[model]
+		return l.IDs[model]
 	}
 	for i := range l.Entries {
-		if l.Entries[i].Id == model {
+		if l.Entries[i].ID == model {
 			return true
 		}
 	}
@@ -67,7 +67,7 @@ func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 // Learn records a worker's list, nil if it has none, unless it is unchanged.
 func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
 	old := w.Models.Load()
-	same := old != nil && list != nil && maps.Equal(old.Ids, list.Ids)
+	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
 	if same && slices.Equal(old.Entries, list.Entries) {
 		return
 	}
@@ -77,7 +77,7 @@ func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
 	}
 	ids := make([]string, 0, len(list.Entries))
 	for _, e := range list.Entries {
-		ids = append(ids, e.Id)
+		ids = append(ids, e.ID)
 	}
 	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
 }
@@ -94,7 +94,7 @@ func (p *Pool) ModelsBeside(answers *Worker, workers []*Worker) iter.Seq2[string
 				continue
 			}
 			for _, e := range w.listed() {
-				if !yield(e.Id, e.Raw) {
+				if !yield(e.ID, e.Raw) {
 					return
 				}
 			}
@@ -115,7 +115,7 @@ func (w *Worker) listed() []ModelEntry {
 	}
 	list := make([]ModelEntry, 0, len(*set))
 	for _, id := range slices.Sorted(maps.Keys(*set)) {
-		i := slices.IndexFunc(told.Entries, func(e ModelEntry) bool { return e.Id == id })
+		i := slices.IndexFunc(told.Entries, func(e ModelEntry) bool { return e.ID == id })
 		if i >= 0 {
 			list = append(list, told.Entries[i])
 			continue

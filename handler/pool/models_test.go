@@ -10,7 +10,7 @@ import (
 // and other entries.
 func TestEqualModelListIsNoNews(t *testing.T) {
 	list := func(raw string) *ModelList {
-		return &ModelList{Ids: map[string]bool{"x": true}, Entries: []ModelEntry{{"x", raw}}}
+		return &ModelList{IDs: map[string]bool{"x": true}, Entries: []ModelEntry{{"x", raw}}}
 	}
 	w, first, other := new(Worker), list("1"), list("2")
 	for i, v := range []struct{ own, want *ModelList }{{first, first}, {list("1"), first}, {other, other}, {nil, nil}, {first, first}} {

@@ -84,7 +84,7 @@ type Worker struct {
 	Health     Health
 
 	Dial       string
-	Id         uint64
+	ID         uint64
 	dp         atomic.Int32 // data-parallel ranks
 	Engine     engineState
 	cacheCheck cacheCheck
@@ -202,7 +202,7 @@ func (p *Pool) Apply(s *Settings) bool {
 func (p *Pool) renumber(s *Settings) {
 	var old []*Worker
 	for dial, w := range p.Workers {
-		if s.Worker(dial).ID == w.Id {
+		if s.Worker(dial).ID == w.ID {
 			continue
 		}
 		old = append(old, w)
@@ -288,7 +288,7 @@ func (p *Pool) peek(dial string) *Worker {
 }
 
 func newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, Id: set.ID, Slots: new(slots), Probed: make(chan struct{})}
+	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), Probed: make(chan struct{})}
 	w.dp.Store(int32(set.DPSize))
 	w.Slots.Limit.Store(int64(set.MaxRunning))
 	w.Seen.Store(time.Now().Unix())

@@ -117,8 +117,8 @@ func TestNewIDLeavesNothingBehind(t *testing.T) {
 		p.serve(w).End(true, nil)
 		leases, olds = append(leases, p.serve(w)), append(olds, w.Target(0))
 		p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: id}).WithDefaults())
-		if w := p.Worker("a:1"); w.Id != id || w.Target(0).Worker != id || p.cached(w) > 0 {
-			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.Id, w.Target(0), p.cached(w), id)
+		if w := p.Worker("a:1"); w.ID != id || w.Target(0).Worker != id || p.cached(w) > 0 {
+			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.ID, w.Target(0), p.cached(w), id)
 		}
 	}
 	for _, l := range leases {
@@ -160,7 +160,7 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 				p.Apply(set(ids))
 				for _, dial := range dials {
 					want := int64(0)
-					if w := p.Worker(dial); w == busy || dial == "c:1" && w.Id == 3 {
+					if w := p.Worker(dial); w == busy || dial == "c:1" && w.ID == 3 {
 						want = 1600
 					}
 					if n := p.cached(p.Worker(dial)); n != want {

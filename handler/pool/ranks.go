@@ -13,7 +13,7 @@ func (w *Worker) Ranks() int { return max(1, int(w.dp.Load())) }
 
 // Target returns one of the worker's targets.
 func (w *Worker) Target(rank int) kvscore.Target {
-	return kvscore.Target{Worker: w.Id, Rank: uint32(rank)}
+	return kvscore.Target{Worker: w.ID, Rank: uint32(rank)}
 }
 
 // declareRanks makes the worker's targets known with their capacity, as configured or

@@ -75,7 +75,7 @@ func (p *Pool) Fits(want *Wants, model string, w *Worker) bool {
 
 // Permits returns whether the client's constraints allow a worker.
 func (p *Pool) Permits(want *Wants, w *Worker) bool {
-	if want.Workers != nil && !slices.Contains(want.Workers, w.Id) || want.Rank >= int64(w.Ranks()) || !p.Isolates(want, w) {
+	if want.Workers != nil && !slices.Contains(want.Workers, w.ID) || want.Rank >= int64(w.Ranks()) || !p.Isolates(want, w) {
 		return false
 	}
 	for _, taint := range want.Taints {

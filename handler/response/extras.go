@@ -12,8 +12,8 @@ import (
 type Extras struct {
 	Fields      nvext.Fields
 	Annotations nvext.Annotations // of a stream
-	Id          string            // the request's; empty if there is none
-	Ids         []byte            // the prompt's token ids as JSON; nil if unknown
+	ID          string            // the request's; empty if there is none
+	IDs         []byte            // the prompt's token ids as JSON; nil if unknown
 	Prompt      []byte            // the prompt's text as JSON; nil if unknown
 
 	Worker          uint64 // that answers
@@ -60,14 +60,14 @@ func (b *Body) additions() *added {
 
 // events returns the annotations as events of a stream.
 func (x *Extras) events() (out []byte) {
-	if x.Annotations&nvext.AnnotationRequestID != 0 && x.Id != "" {
-		out = nvext.AppendAnnotation(out, nvext.NameRequestID, rawjson.AppendString(nil, x.Id))
+	if x.Annotations&nvext.AnnotationRequestID != 0 && x.ID != "" {
+		out = nvext.AppendAnnotation(out, nvext.NameRequestID, rawjson.AppendString(nil, x.ID))
 	}
 	if x.Annotations&nvext.AnnotationFormattedPrompt != 0 && x.Prompt != nil {
 		out = nvext.AppendAnnotation(out, nvext.NameFormattedPrompt, x.Prompt)
 	}
-	if x.Annotations&nvext.AnnotationTokenIDs != 0 && x.Ids != nil {
-		out = nvext.AppendAnnotation(out, nvext.NameTokenIDs, x.Ids)
+	if x.Annotations&nvext.AnnotationTokenIDs != 0 && x.IDs != nil {
+		out = nvext.AppendAnnotation(out, nvext.NameTokenIDs, x.IDs)
 	}
 	return out
 }
@@ -78,9 +78,9 @@ func (b *Body) finalMembers() (list []nvext.Member) {
 	if x.Fields&nvext.FieldTiming != 0 {
 		list = append(list, nvext.Member{Name: nvext.NameTiming, Value: b.timing().Append(nil)})
 	}
-	if x.Fields&nvext.FieldTokenIDs != 0 && x.Ids != nil && !b.added.ids {
+	if x.Fields&nvext.FieldTokenIDs != 0 && x.IDs != nil && !b.added.ids {
 		b.added.ids = true // once is enough if several choices end
-		list = append(list, nvext.Member{Name: nvext.NameTokenIDs, Value: x.Ids})
+		list = append(list, nvext.Member{Name: nvext.NameTokenIDs, Value: x.IDs})
 	}
 	return list
 }
