@@ -51,5 +51,5 @@ func (h *Handler) checkAffinity() error {
 // priceLeaving records whether the policy may send a session's turns elsewhere: only a
 // policy whose costs are times knows the price.
 func (h *Handler) priceLeaving() {
-	h.dispatcher.soft = h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds
+	h.dispatcher.Soft = h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds
 }

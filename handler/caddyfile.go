@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/dustin/go-humanize"
 
@@ -290,7 +291,7 @@ func (h *Handler) unmarshalQueue(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) unmarshalTimeouts(d *caddyfile.Dispenser) error {
-	h.Timeouts = new(Timeouts)
+	h.Timeouts = new(dispatch.Timeouts)
 	return readOptions(d, "timeouts option", func(name string) error {
 		switch name {
 		case "first_token":

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -155,12 +156,12 @@ func (x *explainer) explain(r *http.Request) (*explanation, error) {
 		return nil, err
 	}
 	defer p.Close()
-	return x.view(p, x.dispatcher.explain(r, p)), nil
+	return x.view(p, x.Dispatcher.Explain(r, p)), nil
 }
 
 func (x *explainer) newExplanation() *explanation {
-	e := &explanation{Pool: x.pool.Name, Candidates: []candidateView{}, LeftOut: []leftOutView{}}
-	if m, ok := x.active.(caddy.Module); ok {
+	e := &explanation{Pool: x.Pool.Name, Candidates: []candidateView{}, LeftOut: []leftOutView{}}
+	if m, ok := x.Policy.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
 	}
 	return e
@@ -168,14 +169,14 @@ func (x *explainer) newExplanation() *explanation {
 
 // view returns the choice that would be made for a planned request as the admin API
 // shows it.
-func (x *explainer) view(p *plan.Plan, c *dryChoice) *explanation {
+func (x *explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e := x.newExplanation()
-	e.Plan, e.Unit = viewPlan(x.pool, p), c.Unit
+	e.Plan, e.Unit = viewPlan(x.Pool, p), c.Unit
 	if own := c.Refused; own != nil {
 		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
 	}
 	if c.Full {
-		e.Waits = &waitView{int(x.pool.Queue.Length.Load())}
+		e.Waits = &waitView{int(x.Pool.Queue.Length.Load())}
 	}
 	for _, l := range c.LeftOut {
 		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.ID, l.Worker.Dial, l.Why})
@@ -187,7 +188,7 @@ func (x *explainer) view(p *plan.Plan, c *dryChoice) *explanation {
 	for i := range c.Candidates {
 		e.Candidates = append(e.Candidates, viewCandidate(&c.Candidates[i], c.Workers[i].Dial, e.Unit))
 	}
-	e.Home, e.Chosen = viewHome(x.pool, c.Home), viewChosen(p, c)
+	e.Home, e.Chosen = viewHome(x.Pool, c.Home), viewChosen(p, c)
 	return e
 }
 
@@ -197,14 +198,14 @@ func viewCandidate(c *kvscore.Candidate, dial, unit string) candidateView {
 		c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
 		c.Awaiting, c.WaitTime, c.PrefillTime, c.TTFT(), c.Slowness, c.RecentWork, nil, c.Factor,
 	}
-	if unit == unitMilliseconds {
+	if unit == dispatch.UnitMilliseconds {
 		v.Terms = (*termsView)(&c.Terms)
 	}
 	return v
 }
 
 // viewHome returns nil if the session is not bound.
-func viewHome(p *pool.Pool, h *dryHome) *homeView {
+func viewHome(p *pool.Pool, h *dispatch.DryHome) *homeView {
 	if h == nil {
 		return nil
 	}
@@ -218,7 +219,7 @@ func viewHome(p *pool.Pool, h *dryHome) *homeView {
 	return v
 }
 
-func viewChosen(p *plan.Plan, c *dryChoice) *chosenView {
+func viewChosen(p *plan.Plan, c *dispatch.DryChoice) *chosenView {
 	chosen, preferred := c.Candidates[c.Picked.Chosen].Target, c.Candidates[c.Picked.Preferred].Target
 	v := &chosenView{
 		Worker: chosen.Worker, Dial: c.Workers[c.Picked.Chosen].Dial, Rank: chosen.Rank,
@@ -234,11 +235,11 @@ func viewChosen(p *plan.Plan, c *dryChoice) *chosenView {
 }
 
 // why returns in words what decided the choice.
-func why(p *plan.Plan, c *dryChoice) string {
+func why(p *plan.Plan, c *dispatch.DryChoice) string {
 	switch c.Reason {
-	case reasonPin:
+	case dispatch.ReasonPin:
 		return "the request names it"
-	case reasonResponse:
+	case dispatch.ReasonResponse:
 		return "it keeps the response that the request names"
 	}
 	text := "the policy prefers it"

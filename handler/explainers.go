@@ -5,13 +5,14 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // explainer explains where the requests of one handler would go.
 type explainer struct {
-	*dispatcher
+	*dispatch.Dispatcher
 	reader *plan.Reader
 	config *pool.SharedSettings // identifies the configuration
 	served atomic.Bool          // the handler had a request
@@ -37,8 +38,8 @@ func (x *explainer) leave() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
 	explainers.all = slices.DeleteFunc(explainers.all, func(o *explainer) bool { return o == x })
-	if explainers.current[x.pool] == x {
-		delete(explainers.current, x.pool)
+	if explainers.current[x.Pool] == x {
+		delete(explainers.current, x.Pool)
 	}
 }
 
@@ -61,8 +62,8 @@ func (x *explainer) follow() {
 func (x *explainer) answerIf(yes func(current *explainer) bool) {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	if slices.Contains(explainers.all, x) && yes(explainers.current[x.pool]) {
-		explainers.current[x.pool] = x
+	if slices.Contains(explainers.all, x) && yes(explainers.current[x.Pool]) {
+		explainers.current[x.Pool] = x
 	}
 }
 
@@ -77,7 +78,7 @@ func explainerOf(p *pool.Pool) *explainer {
 	if x := explainers.current[p]; x != nil {
 		return x
 	}
-	if i := slices.IndexFunc(explainers.all, func(x *explainer) bool { return x.pool == p }); i >= 0 {
+	if i := slices.IndexFunc(explainers.all, func(x *explainer) bool { return x.Pool == p }); i >= 0 {
 		return explainers.all[i]
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -104,7 +105,7 @@ type Handler struct {
 
 	// How long workers may be silent. Default: as long as the reverse proxy
 	// lets them.
-	Timeouts *Timeouts `json:"timeouts,omitempty"`
+	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
 
 	// What retries may be made, in proportion to requests. Default: 20 percent
 	// and 10 a second.
@@ -169,13 +170,13 @@ type Handler struct {
 	holdsPool  bool
 	proxyReady bool
 	reader     *plan.Reader
-	dispatcher *dispatcher
+	dispatcher *dispatch.Dispatcher
 	explainer  *explainer
 	prober     *prober
 	transport  *upstream.Transport
 	client     *upstream.Client
-	metrics    *metrics
-	figures    *figures
+	metrics    *dispatch.Metrics
+	figures    *dispatch.Figures
 	ctx        context.Context // ends with the configuration
 	notices    notices
 	logger     *zap.Logger
@@ -266,7 +267,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // serves: it may be provisioned and rejected.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx = ctx.Logger(), ctx
-	h.dispatcher = new(dispatcher)
+	h.dispatcher = new(dispatch.Dispatcher)
 	if err := h.setDefaults(); err != nil {
 		return err
 	}
@@ -278,8 +279,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	registry := ctx.GetMetricsRegistry()
-	h.metrics = registerMetrics(registry, h.logger, collector{})
-	h.figures = h.metrics.of(h.Pool)
+	h.metrics = dispatch.Register(registry, h.logger, collector{})
+	h.figures = h.metrics.Of(h.Pool)
 	if err := h.loadShadow(ctx); err != nil {
 		return err
 	}
@@ -316,9 +317,9 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 	if rp.LoadBalancing == nil {
 		rp.LoadBalancing = new(reverseproxy.LoadBalancing)
 	}
-	rp.LoadBalancing.SelectionPolicy = selector{}
+	rp.LoadBalancing.SelectionPolicy = dispatch.Selector{}
 	var err error
-	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return body.Conn{Conn: c} }, attemptOf)
+	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return body.Conn{Conn: c} }, dispatch.AttemptOf)
 	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.Settings.Load().Worker(dial).APIKey })
 	return err
 }
@@ -327,20 +328,20 @@ func (h *Handler) wireProxy(ctx caddy.Context) error {
 // provisioned. What the operator has limited stays limited.
 func (h *Handler) wireRetries(ctx caddy.Context) error {
 	lb := h.ReverseProxy.LoadBalancing
-	h.dispatcher.keepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
-	h.dispatcher.limits = limits{
-		duration: time.Duration(lb.TryDuration), interval: time.Duration(lb.TryInterval), retries: lb.Retries,
+	h.dispatcher.KeepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
+	h.dispatcher.Limits = dispatch.Limits{
+		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
 	}
-	if !h.dispatcher.limits.set() {
+	if !h.dispatcher.Limits.Set() {
 		lb.Retries = math.MaxInt16 // each worker is tried once, which ends of itself
 	}
 	lb.TryInterval = 0 // waiting for another worker than the one that failed helps nobody
-	ours, err := retryMatchers(ctx)
+	ours, err := dispatch.RetryMatchers(ctx)
 	if err != nil {
 		return err
 	}
 	for _, set := range lb.RetryMatch {
-		ours = append(ours, append(caddyhttp.MatcherSet{anotherMatcher{}}, set...))
+		ours = append(ours, append(caddyhttp.MatcherSet{dispatch.AnotherMatcher{}}, set...))
 	}
 	lb.RetryMatch = ours
 	return nil
@@ -349,15 +350,15 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 // wireDispatcher completes the dispatcher.
 func (h *Handler) wireDispatcher() {
 	d := h.dispatcher
-	d.pool, d.proxy, d.transport, d.client, d.active = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
-	d.unit, d.metrics, d.figures, d.logger, d.ctx = costUnit(h.policy), h.metrics, h.figures, h.logger, h.ctx
-	d.labels, d.speculative, d.probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
+	d.Pool, d.Proxy, d.Transport, d.Client, d.Policy = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
+	d.Unit, d.Metrics, d.Figures, d.Logger, d.Context = costUnit(h.policy), h.metrics, h.figures, h.logger, h.ctx
+	d.Labels, d.Speculative, d.Probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
 	if h.Timeouts != nil {
-		d.timeouts = *h.Timeouts
+		d.Timeouts = *h.Timeouts
 	}
-	d.followUps = newRunner(d, h.SpeculativePrefill)
+	d.FollowUps = newRunner(d, h.SpeculativePrefill)
 	h.reader = h.newReader()
-	h.explainer = &explainer{dispatcher: d, reader: h.reader, config: h.config}
+	h.explainer = &explainer{Dispatcher: d, reader: h.reader, config: h.config}
 }
 
 // newReader returns the reader of the handler's requests.
@@ -408,22 +409,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
-	rt, err := h.dispatcher.begin(r, p, start)
+	rt, err := h.dispatcher.Begin(r, p, start)
 	if err != nil {
 		p.GiveBack(r)
 		return h.refuse(w, r, err)
 	}
-	defer rt.end()
-	err = h.ReverseProxy.ServeHTTP(w, rt.request(r), next)
-	if err = answer(w, r, rt.settle(w, r, err)); err != nil {
-		body.GiveBack(r, rt.body, p.Stream)
+	defer rt.End()
+	err = h.ReverseProxy.ServeHTTP(w, rt.Request(r), next)
+	if err = answer(w, r, rt.Settle(w, r, err)); err != nil {
+		body.GiveBack(r, rt.Body, p.Stream)
 	}
 	return err
 }
 
 // answerQuery answers a request that only asks where it would go.
 func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
-	h.dispatcher.countDropped(p)
+	h.dispatcher.CountDropped(p)
 	err := h.explainer.answerQuery(w, r, p)
 	if err != nil {
 		p.GiveBack(r)
@@ -434,11 +435,11 @@ func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Pl
 // refuse counts and answers a request that was not dispatched.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
 	if e, ok := errors.AsType[*api.Refusal](err); ok {
-		outcome := outcomeRejected
+		outcome := dispatch.OutcomeRejected
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
-			outcome = outcomeUnread
+			outcome = dispatch.OutcomeUnread
 		}
-		h.figures.requests[outcome].Inc()
+		h.figures.Requests[outcome].Inc()
 	}
 	return answer(w, r, err)
 }

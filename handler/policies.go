@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -42,7 +43,7 @@ func (h *Handler) loadShadow(ctx caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("shadow: %w", err)
 	}
-	h.dispatcher.shadow = newShadow(p, h.metrics, h.Pool)
+	h.dispatcher.Shadow = dispatch.NewShadow(p, h.metrics, h.Pool)
 	return nil
 }
 
@@ -279,11 +280,11 @@ func (PowerOfTwo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOp
 func costUnit(p kvscore.Policy) string {
 	switch p.(type) {
 	case *PredictedLatency:
-		return unitMilliseconds
+		return dispatch.UnitMilliseconds
 	case *Dynamo:
-		return unitBlocks
+		return dispatch.UnitBlocks
 	case *LeastLoad, *PowerOfTwo, *kvscore.LeastLoad:
-		return unitRequests
+		return dispatch.UnitRequests
 	}
 	return ""
 }

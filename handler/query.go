@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
@@ -20,7 +21,7 @@ import (
 // request has no token ids, the chosen worker's engine is asked for them. The error is
 // a Refusal where the router refuses the request.
 func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
-	c := x.dispatcher.explain(r, p)
+	c := x.Dispatcher.Explain(r, p)
 	if c.Refused != nil {
 		return c.Refused
 	}
@@ -36,7 +37,7 @@ func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	if err != nil {
 		return err
 	}
-	x.figures.requests[outcomeQuery].Inc()
+	x.Figures.Requests[dispatch.OutcomeQuery].Inc()
 	stream := p.Request.Stream
 	p.Close() // the client may take its time to read
 	kind := "application/json"
@@ -46,7 +47,7 @@ func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	_, release := x.pool.Memory.Reserve(int64(len(answer)))
+	_, release := x.Pool.Memory.Reserve(int64(len(answer)))
 	defer release()
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
@@ -68,7 +69,7 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func (x *explainer) encodeQuery(p *plan.Plan, c *dryChoice, ids []byte) ([]byte, error) {
+func (x *explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(target.Worker, target.Rank).Append(nil)}}
 	if ids != nil {

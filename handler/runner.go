@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
@@ -31,7 +32,7 @@ const incidentSpeculative = "speculative prefill without success"
 
 // runner makes the speculative prefills of a configuration.
 type runner struct {
-	*dispatcher
+	*dispatch.Dispatcher
 	allowed bool // by the operator
 
 	open atomic.Int32 // foreseen or running; read without the lock
@@ -41,28 +42,28 @@ type runner struct {
 	running  []*speculation
 }
 
-func newRunner(d *dispatcher, allowed bool) *runner {
-	r := &runner{dispatcher: d, allowed: allowed}
-	d.metrics.speculative.WithLabelValues(d.pool.Name, speculativeOK) // 0 is there to be seen
+func newRunner(d *dispatch.Dispatcher, allowed bool) *runner {
+	r := &runner{Dispatcher: d, allowed: allowed}
+	d.Metrics.Speculative.WithLabelValues(d.Pool.Name, speculativeOK) // 0 is there to be seen
 	return r
 }
 
 // Answering implements followUps. It foresees a speculative prefill if the client asked
 // for one. A Dynamo is asked, too, and does it itself.
-func (r *runner) Answering(t turn, resp *http.Response) followUp {
-	p := t.plan
-	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.pool.EngineOf(t.worker).Type == engine.Dynamo {
+func (r *runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
+	p := t.Plan
+	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.Pool.EngineOf(t.Worker).Type == engine.Dynamo {
 		return nil
 	}
 	switch {
 	case !r.allowed:
 		r.count(speculativeOff)
 		return nil
-	case p.Request == nil || !p.Request.Continues() || p.Session.Final || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.size < 0:
+	case p.Request == nil || !p.Request.Continues() || p.Session.Final || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
 		r.count(speculativeUnfit)
 		return nil
 	}
-	s := &speculation{r: r, session: p.Session.Key, turn: t, size: maxKeptText + t.size, done: make(chan struct{})}
+	s := &speculation{r: r, session: p.Session.Key, turn: t, size: dispatch.MaxKeptText + t.Size, done: make(chan struct{})}
 	if !r.expect(s) {
 		r.count(speculativeMemory)
 		return nil
@@ -73,7 +74,7 @@ func (r *runner) Answering(t turn, resp *http.Response) followUp {
 // expect records a prefill whose turn has not ended. It returns false if there is no
 // memory for it.
 func (r *runner) expect(s *speculation) bool {
-	if !r.pool.Backgrounds.Keep(s.size) {
+	if !r.Pool.Backgrounds.Keep(s.size) {
 		return false
 	}
 	r.mu.Lock()
@@ -90,7 +91,7 @@ func (r *runner) expect(s *speculation) bool {
 
 // start records that a prefill begins. It returns false if it must not.
 func (r *runner) start(s *speculation) bool {
-	leave, ok := r.pool.Background(s.turn.worker, func() { r.callOff(s, speculativeYielded) })
+	leave, ok := r.Pool.Background(s.turn.Worker, func() { r.callOff(s, speculativeYielded) })
 	if !ok {
 		r.end(s, speculativeLimit)
 		return false
@@ -125,17 +126,17 @@ func (r *runner) end(s *speculation, outcome string) {
 	if s.leave != nil {
 		s.leave()
 	}
-	r.pool.Backgrounds.Drop(s.size)
+	r.Pool.Backgrounds.Drop(s.size)
 	r.open.Add(-1)
 	close(s.done)
 	r.count(outcome)
 	if outcome == speculativeFailed || outcome == speculativeTimeout {
-		r.pool.Incidents.Raise(time.Now(), incidentSpeculative, r.pool.Logger)
+		r.Pool.Incidents.Raise(time.Now(), incidentSpeculative, r.Pool.Logger)
 	}
 }
 
 func (r *runner) count(outcome string) {
-	r.metrics.speculative.WithLabelValues(r.pool.Name, outcome).Inc()
+	r.Metrics.Speculative.WithLabelValues(r.Pool.Name, outcome).Inc()
 }
 
 // callOff ends a prefill that has begun. Its worker has its slot back when it returns.

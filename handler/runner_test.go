@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -39,8 +40,8 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 		{"ShortPrompt", "s", kvscore.Request{Root: 7}, coming("s", 7), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := &runner{dispatcher: &dispatcher{pool: &pool.Pool{}}}
-			s := &speculation{r: r, session: c.key, turn: turn{plan: &plan.Plan{Prompt: plan.Prompt{Score: c.turn}}}}
+			r := &runner{Dispatcher: &dispatch.Dispatcher{Pool: &pool.Pool{}}}
+			s := &speculation{r: r, session: c.key, turn: dispatch.Turn{Plan: &plan.Plan{Prompt: plan.Prompt{Score: c.turn}}}}
 			if !r.expect(s) {
 				t.Fatal("no room")
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -43,7 +44,7 @@ const (
 type speculation struct {
 	r       *runner
 	session string // of the turn, empty if it has none
-	turn    turn
+	turn    dispatch.Turn
 	size    int64 // bytes that are kept for it
 
 	// set when it begins
@@ -72,7 +73,7 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 	}
 	s.text, s.body, s.sent = text, whole, sent
 	s.blocks, s.past, s.behind = s.chain()
-	s.ctx, s.cancel = context.WithTimeout(s.r.ctx, longestSpeculative)
+	s.ctx, s.cancel = context.WithTimeout(s.r.Context, longestSpeculative)
 	if !s.r.start(s) {
 		s.cancel()
 		whole.Done()
@@ -89,7 +90,7 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 // chain returns the blocks of prompt and answer, how far both go on behind the
 // last of these, in blocks, and how many tokens the answer is.
 func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
-	p := s.turn.plan
+	p := s.turn.Plan
 	blocks, past = p.Request.BlocksWith(s.text)
 	more := float64(len(blocks)-len(p.Request.Blocks)) + float64(past-p.Request.Past)
 	return blocks, past, int64(more*p.Score.Weights.Mean(blocks[len(p.Request.Blocks):])) + 1
@@ -97,9 +98,9 @@ func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
 
 // prefill has the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
-	t, w := time.Now(), s.turn.worker
+	t, w := time.Now(), s.turn.Worker
 	switch {
-	case s.r.ctx.Err() != nil:
+	case s.r.Context.Err() != nil:
 		return speculativeStopped
 	case s.isBusy(t):
 		return speculativeBusy
@@ -112,14 +113,14 @@ func (s *speculation) prefill() (outcome string) {
 		return speculativeBusy
 	}
 	var sel kvscore.Selection
-	_, lease := s.r.pool.Scheduler.Select(t, &p.Score, []kvscore.Target{s.turn.target}, 0, nil, &sel)
+	_, lease := s.r.Pool.Scheduler.Select(t, &p.Score, []kvscore.Target{s.turn.Target}, 0, nil, &sel)
 	err := s.send(p)
 	lease.End(err == nil, nil)
-	s.r.pool.FreeSlot(w)
+	s.r.Pool.FreeSlot(w)
 	switch {
 	case err == nil:
 		return speculativeOK
-	case s.r.ctx.Err() != nil:
+	case s.r.Context.Err() != nil:
 		return speculativeStopped
 	case errors.Is(s.ctx.Err(), context.DeadlineExceeded):
 		return speculativeTimeout
@@ -130,19 +131,19 @@ func (s *speculation) prefill() (outcome string) {
 // isBusy tells whether the prefill would delay other requests on the target, or
 // whether the target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
-	w := s.turn.worker
-	load, known := s.r.pool.Scheduler.Load(t, s.turn.target)
+	w := s.turn.Worker
+	load, known := s.r.Pool.Scheduler.Load(t, s.turn.Target)
 	limit := w.Slots.Limit.Load()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
 		load.Requests > 0 && s.behind > maxBeside ||
-		limit > 0 && 2*w.Slots.Running.Load() >= limit || s.r.pool.Queue.Length.Load() > 0 ||
-		w.Draining() || !w.Health.Available(t) || w.Flow.Hangs() || !pool.Available(s.turn.upstream)
+		limit > 0 && 2*w.Slots.Running.Load() >= limit || s.r.Pool.Queue.Length.Load() > 0 ||
+		w.Draining() || !w.Health.Available(t) || w.Flow.Hangs() || !pool.Available(s.turn.Upstream)
 }
 
 // next returns the plan of the request that computes the prefix, nil if there can
 // be none. Its body replaces the turn's.
 func (s *speculation) next() *plan.Plan {
-	old, of := s.body, s.turn.plan
+	old, of := s.body, s.turn.Plan
 	whole := old.Parts[0]
 	if len(old.Parts) > 1 {
 		whole = slices.Concat(old.Parts...)
@@ -150,13 +151,13 @@ func (s *speculation) next() *plan.Plan {
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
 	data, ok := api.NextTurn(b.Data[:0], whole, s.text)
 	b.Data = data
-	s.r.pool.Memory.Count(b)
+	s.r.Pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
 	old.Done()
 	if !ok {
 		return nil
 	}
-	req, err := api.Parse(of.API, data, s.r.pool.Hashing())
+	req, err := api.Parse(of.API, data, s.r.Pool.Hashing())
 	if err != nil {
 		return nil
 	}
@@ -179,9 +180,9 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(p *plan.Plan) error {
-	req := s.r.prepared(ownRequest(s.ctx, s.sent), p, s.body, s.turn.worker, s.turn.target)
+	req := s.r.Prepared(ownRequest(s.ctx, s.sent), p, s.body, s.turn.Worker, s.turn.Target)
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.r.client.Forward(req, s.turn.worker.Dial)
+	resp, err := s.r.Client.Forward(req, s.turn.Worker.Dial)
 	if err != nil {
 		return err
 	}
@@ -233,7 +234,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 // turn begins with this turn's prompt: clients make other requests in a session, too,
 // such as one for its title. Without a session it also begins with the answer.
 func (s *speculation) precedes(p *plan.Plan) bool {
-	of := &s.turn.plan.Score
+	of := &s.turn.Plan.Score
 	if s.session != "" && s.session == p.Session.Key {
 		return len(of.Blocks) == 0 || p.Score.Root == of.Root && beginsWith(p.Score.Blocks, of.Blocks)
 	}

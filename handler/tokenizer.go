@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -30,28 +31,28 @@ const (
 func (x *explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
-		x.fallBack(fallbackUntokenized)
+		x.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}
 	size := p.Body.Size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is told
-	within, release := x.pool.Memory.Reserve(room)
+	within, release := x.Pool.Memory.Reserve(room)
 	defer release()
-	asking := x.pool.Asking.Add(1)
-	defer x.pool.Asking.Add(-1)
+	asking := x.Pool.Asking.Add(1)
+	defer x.Pool.Asking.Add(-1)
 	if !within || asking > maxAsking {
-		x.fallBack(fallbackUntokenized)
+		x.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
-	e := x.pool.EngineOf(w)
+	e := x.Pool.EngineOf(w)
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		return x.postOwn(ctx, w, path, body, r.Header["Authorization"], most)
 	})
 	if ids == nil {
-		x.fallBack(fallbackUntokenized)
+		x.FallBack(dispatch.FallbackUntokenized)
 	}
 	return ids
 }
@@ -76,8 +77,8 @@ func questionOf(p *plan.Plan) *engine.Question {
 // that authorization, and returns the status and the body of the answer. The
 // status is 0 if there is no answer, or if it is longer than most bytes.
 func (x *explainer) postOwn(ctx context.Context, w *pool.Worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
-	status, answer, err := x.client.Fetch(ctx, w.Dial, http.MethodPost, path, body, authorization, most)
-	if c := x.logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
+	status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, authorization, most)
+	if c := x.Logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
 		c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 	}
 	if err != nil {
@@ -89,7 +90,7 @@ func (x *explainer) postOwn(ctx context.Context, w *pool.Worker, path string, bo
 // explainTokens makes the choice for a query again with the token ids that an engine has
 // told. Requests that had these, in a second stage, are known by them and not by the
 // text: the choice for the prompt of which more is cached counts.
-func (x *explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dryChoice, ids []byte) *dryChoice {
+func (x *explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
 	if ids == nil {
 		return c
 	}
@@ -97,7 +98,7 @@ func (x *explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dryCho
 	if p == nil {
 		return c
 	}
-	if by := x.dispatcher.explain(r, p); by.overlap() > c.overlap() {
+	if by := x.Dispatcher.Explain(r, p); by.Overlap() > c.Overlap() {
 		return by
 	}
 	return c

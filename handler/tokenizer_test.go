@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -40,9 +41,9 @@ func TestQuestionsAreBounded(t *testing.T) {
 			return nil, errors.New("nobody is there")
 		},
 	}}}
-	x := &explainer{dispatcher: &dispatcher{
-		pool: the, metrics: theMetrics(), logger: zap.NewNop(),
-		client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
+	x := &explainer{Dispatcher: &dispatch.Dispatcher{
+		Pool: the, Metrics: dispatch.AllMetrics(), Logger: zap.NewNop(),
+		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {

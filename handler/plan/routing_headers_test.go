@@ -95,12 +95,12 @@ func fieldsOf(e *nvext.Ext) map[string]string {
 // gets through.
 func FuzzHeaders(f *testing.F) {
 	for _, lines := range []string{
-		"", "X-Worker-Instance-ID: 5", "X-Dynamo-Worker-Instance-ID: x\nX-Worker-Instance-ID: 5", "x-dp-rank: 4294967295\nX-Tenant-ID: t",
-		"X-Tenant-ID: a\nX-Tenant-ID: b\nX-Dynamo-Request-Priority: +3\nX-Dynamo-Request-Strict-Priority: -1",
+		"", "X-Worker-Instance-Id: 5", "X-Dynamo-Worker-Instance-Id: x\nX-Worker-Instance-Id: 5", "x-dp-rank: 4294967295\nX-Tenant-Id: t",
+		"X-Tenant-Id: a\nX-Tenant-Id: b\nX-Dynamo-Request-Priority: +3\nX-Dynamo-Request-Strict-Priority: -1",
 		"X-Dynamo-Meta-Policy-Class: gold\nX-Dynamo-Session-Id: s\nX-Dynamo-Session-Final: true\nConnection: close, X-Tenant-Id",
 		"X-Data-Parallel-Rank: 1\nAuthorization: a\nX-Dynamo-Meta-: x\nX-Prefill-Dp-Rank: 18446744073709551616",
-		"X-Worker-Instance-ID: 7\nX-Worker-Instance-ID: 7\nX-Dp-Rank: 0_1",
-		"X-Tenant-ID: " + strings.Repeat("t", nvext.MaxText+1) + "\nX-Override-Priority: 9\nX-Override-Routed-Dp-Rank: 1\nX-Override-Rid: r",
+		"X-Worker-Instance-Id: 7\nX-Worker-Instance-Id: 7\nX-Dp-Rank: 0_1",
+		"X-Tenant-Id: " + strings.Repeat("t", nvext.MaxText+1) + "\nX-Override-Priority: 9\nX-Override-Routed-Dp-Rank: 1\nX-Override-Rid: r",
 	} {
 		for _, raw := range []string{"", `{"backend_instance_id":1,"decode_worker_id":2,"prefill_worker_id":3,"dp_rank":4,"prefill_dp_rank":5,"agent_hints":{"priority":6,"strict_priority":7}}`} {
 			for _, g := range []uint8{0, uint8(nvext.Everything), uint8(nvext.Priorities), uint8(nvext.Pins | nvext.Tenants)} {

@@ -1,0 +1,250 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// benchHandler returns a harness with one worker.
+func benchHandler(b testing.TB) *harness { return testHandler(b, "127.0.0.1:1") }
+
+// chatBody is a chat of several turns, of about size bytes.
+func chatBody(b *testing.B, size int, stream bool) []byte {
+	b.Helper()
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	text := func(n int) string {
+		var s strings.Builder
+		for s.Len() < n {
+			fmt.Fprintf(&s, "word%d ", rng.IntN(1000))
+			if rng.IntN(12) == 0 {
+				s.WriteString("and \"said\".\n")
+			}
+		}
+		return s.String()
+	}
+	messages := []message{{"system", text(size / 4)}}
+	for written := size / 4; written < size-size/8; written += size / 8 {
+		messages = append(messages, message{[]string{"assistant", "user"}[len(messages)%2], text(size / 10)})
+	}
+	body, err := json.Marshal(map[string]any{"model": "m", "stream": stream, "messages": messages})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return body
+}
+
+// BenchmarkPlan reads a chat's body, parses it and makes its chain.
+func BenchmarkPlan(b *testing.B) {
+	for _, kib := range []int{1, 16, 256} {
+		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
+			h := benchHandler(b)
+			body := chatBody(b, kib<<10, false)
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
+			r.ContentLength = int64(len(body))
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				p, err := h.reader.Read(r)
+				if err != nil || len(p.Score.Blocks) == 0 {
+					b.Fatal(p, err)
+				}
+				p.Body.Done()
+			}
+		})
+	}
+}
+
+// pieces is a body that comes piece by piece, as a stream does.
+type pieces struct {
+	left [][]byte
+}
+
+// Read implements io.Reader.
+func (p *pieces) Read(to []byte) (int, error) {
+	if len(p.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(to, p.left[0])
+	p.left = p.left[1:]
+	return n, nil
+}
+
+// BenchmarkObserve reads along a stream of 100 chunks, each of which comes
+// alone, from its header to the end of the lease.
+func BenchmarkObserve(b *testing.B) {
+	h := benchHandler(b)
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
+	p, err := h.reader.Read(r)
+	if err != nil {
+		b.Fatal(err)
+	}
+	const chunks = 100
+	var chunked [][]byte
+	for i := range chunks {
+		chunked = append(chunked, fmt.Appendf(nil, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word%d"},"logprobs":null,"finish_reason":null}]}`+"\n\n", i))
+	}
+	chunked = append(chunked,
+		[]byte(`data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n"),
+		[]byte(`data: {"id":"c","choices":[],"usage":{"prompt_tokens":4000,"completion_tokens":100}}`+"\n\n"),
+		[]byte("data: [DONE]\n\n"))
+	w := h.pool.Worker("127.0.0.1:1")
+	repl := caddy.NewReplacer()
+	buf := make([]byte, 32<<10)
+	b.ReportAllocs()
+	for b.Loop() {
+		rt := newTestRoute(h, p)
+		rt.repl, rt.returned = repl, true
+		rt.takeScratch()
+		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+		rt.attempt = &Attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
+		rt.attempt.Work = rt.work()
+		w.Flow.Begin(&rt.attempt.Stream)
+		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
+		rt.observe(r, resp)
+		for err = nil; err == nil; {
+			_, err = resp.Body.Read(buf)
+		}
+		rt.End()
+		if rt.outcome() != outcomeOK || rt.answer.Chunks != chunks {
+			b.Fatal(rt.outcome(), rt.answer.Chunks)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
+}
+
+// BenchmarkGuard is what it costs each attempt at a stream that it can be ended
+// and made elsewhere, without a deadline.
+func BenchmarkGuard(b *testing.B) {
+	for _, workers := range []int{1, 2} {
+		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
+			h := benchHandler(b)
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
+			p, err := h.reader.Read(r)
+			if err != nil {
+				b.Fatal(err)
+			}
+			client, leave := context.WithCancel(b.Context())
+			defer leave()
+			r = r.WithContext(client)
+			rt := newTestRoute(h, p)
+			rt.takeScratch()
+			for i := range workers {
+				rt.scratch.Workers = append(rt.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+			}
+			_, lease := h.pool.Scheduler.Select(rt.start, &p.Score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+			defer lease.End(false, nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				a := &Attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
+				a.Work, rt.attempt = rt.work(), a
+				a.Worker.Flow.Begin(&a.Stream)
+				rt.guarded(r)
+				if err := rt.arrived(nil, nil); err != nil {
+					b.Fatal(err)
+				}
+				if a.guard != nil {
+					a.guard.cancel(nil) // as the end of the request does
+				}
+				a.Worker.Flow.End(&a.Stream)
+			}
+		})
+	}
+}
+
+// everyField is an nvext with every field, less the token ids.
+const everyField = `{"greed_sampling":true,"use_raw_prompt":true,"annotations":["request_id","token_ids"],"backend_instance_id":1,"max_thinking_tokens":512,` +
+	`"extra_fields":["worker_id","timing"],"prefill_worker_id":1,"decode_worker_id":2,"dp_rank":0,"prefill_dp_rank":0,` +
+	`"agent_hints":{"priority":5,"strict_priority":1,"osl":100,"speculative_prefill":false,"latency_sensitivity":1.5},"request_timestamp_ms":1.7e12,` +
+	`"session_control":{"session_id":"s","timeout":60},"session_params":{"id":"s"},"cache_control":{"type":"ephemeral","ttl":"1h"},"cache_salt":"salt",` +
+	`"routing_constraints":{"required_taints":["a"],"preferred_taints":{"b":1}},"router":{"ttft_target":200,"itl_target":5},` +
+	`"metadata_upload":{"url":"s3://b/x"},"allowed_worker_ids":[1,2],"router_config_override":{"router_temperature":0.5},"token_data":[1,2,3]}`
+
+// BenchmarkNVExt plans a chat and makes the request of an attempt, with every
+// field of nvext and without: ratio is that of the median times.
+func BenchmarkNVExt(b *testing.B) {
+	for _, kib := range []int{16, 512} {
+		for _, kind := range []string{"vllm", "sglang", "dynamo"} {
+			b.Run(fmt.Sprintf("%s/%dKiB", kind, kib), func(b *testing.B) {
+				h := benchHandler(b)
+				s := *h.pool.Settings.Load()
+				s.Workers = map[string]pool.WorkerSettings{pool.AllWorkers: {Engine: kind, Priority: "on", ThinkingBudget: "on"}}
+				h.pool.Settings.Store(&s)
+				plain := chatBody(b, kib<<10, false)
+				full := append([]byte(`{"nvext":`+everyField+`,`), plain[1:]...)
+				b.ReportAllocs()
+				var spent [2][]time.Duration
+				for b.Loop() {
+					for i, body := range [][]byte{plain, full} {
+						start := time.Now()
+						out := h.attemptAt(b, body)
+						spent[i] = append(spent[i], time.Since(start))
+						if (out.ContentLength == int64(len(plain))) != (i == 0) {
+							b.Fatal(out.ContentLength)
+						}
+					}
+				}
+				slices.Sort(spent[0])
+				slices.Sort(spent[1])
+				middle := len(spent[0]) / 2
+				b.ReportMetric(float64(spent[1][middle])/float64(spent[0][middle]), "ratio")
+			})
+		}
+	}
+}
+
+// attemptAt plans a request and returns that of an attempt, as the transport has
+// it.
+func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", io.NopCloser(bytes.NewReader(body)))
+	r.ContentLength = int64(len(body))
+	p, err := h.reader.Read(r)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	w := h.pool.Worker("127.0.0.1:1")
+	rt := newTestAttempt(h, p, w)
+	out := rt.outgoing(r, new(atomic.Int32))
+	out.Body.Close()
+	rt.Body.Done()
+	return out
+}
+
+// TestPlanDoesNotGrowWithTheBody counts what a request with every field takes
+// from the heap, of whatever length.
+func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
+	h := benchHandler(t)
+	count := func(tokens int) float64 {
+		ids := strings.Repeat("1,", tokens-1) + "1"
+		body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", 64) + `"}],"nvext":` +
+			strings.Replace(everyField, "[1,2,3]", "["+ids+"]", 1) + `}`)
+		return testing.AllocsPerRun(20, func() { h.attemptAt(t, body) })
+	}
+	few, many := count(2000), count(200_000)
+	// The memory of a long body grows in up to four steps, of two allocations each
+	// where a pool has none: pools may be emptied, and under the race detector lose
+	// some.
+	if many > few+8 {
+		t.Errorf("%v allocations, with a hundred times the tokens %v", few, many)
+	}
+}

@@ -1,0 +1,49 @@
+package dispatch
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// BenchmarkChooseAmong chooses among many workers by the default policy, books
+// the choice and ends it, with a model that all are known to serve or none.
+func BenchmarkChooseAmong(b *testing.B) {
+	for _, n := range []int{8, 64, 512} {
+		for _, model := range []string{"", "m"} {
+			b.Run(fmt.Sprintf("%dworkers/model=%s", n, model), func(b *testing.B) {
+				h, ups := benchHandler(b), make(reverseproxy.UpstreamPool, n)
+				for i := range ups {
+					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
+					w := h.pool.Worker(ups[i].Dial)
+					if model != "" {
+						w.Models.Store(&pool.ModelList{IDs: map[string]bool{model: true}, Entries: []pool.ModelEntry{{ID: model}}})
+					}
+				}
+				h.ReverseProxy.Upstreams = ups
+				h.policy = kvscore.NewDynamo()
+				r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
+				p, err := h.reader.Read(r)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.Model = model
+				b.ReportAllocs()
+				for b.Loop() {
+					rt := newTestRoute(h, p)
+					if rt.choose(b.Context(), ups) == nil {
+						b.Fatal("no worker")
+					}
+					rt.endAttempt(true)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddyserver/caddy/v2"
+)
+
+// endedError says why the router itself has ended an attempt.
+type endedError struct {
+	reason string // of the metrics
+	text   string
+}
+
+var (
+	errFirstToken = &endedError{"first_token", "no first token in time"}
+	errStalled    = &endedError{"stream_idle", "the stream stalled"}
+	errHangs      = &endedError{"hung", "the worker hangs"}
+)
+
+// Error implements error.
+func (e *endedError) Error() string { return e.text }
+
+// Timeout lets the proxy answer with 504.
+func (*endedError) Timeout() bool { return true }
+
+// Temporary completes net.Error.
+func (*endedError) Temporary() bool { return false }
+
+// Timeouts say how long a worker may be silent in a streamed answer. By
+// default there are none: prompts may take long.
+type Timeouts struct {
+	// How long the first token may take, from when a worker is sent the
+	// request. The answer's header is held back until then, so that another
+	// worker can be tried, once; when it is late there, too, or none is left, the
+	// answer is 504. Default: no limit.
+	FirstToken caddy.Duration `json:"first_token,omitempty"`
+
+	// How long an answer that has begun may pause. It is then ended as one
+	// that broke off. Time that a client takes to read does not count. Default:
+	// no limit.
+	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
+}
+
+// guard is what may end an attempt at a streamed answer before its worker or
+// its client does.
+type guard struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	first  *time.Timer   // nil if the first token may take as long as it likes
+	late   *endedError   // why that is, if it comes too late
+	pause  time.Duration // that an answer may make; 0 is no limit
+	idle   *time.Timer   // made when it is first needed
+}
+
+// guarded returns the request of an attempt, which may be ended by a deadline
+// or because its worker is found to hang. A request that nothing of this kind
+// can happen to is returned as it is.
+func (rt *Dispatch) guarded(req *http.Request) *http.Request {
+	a := rt.attempt
+	probe := a.Worker.Flow.Hangs()
+	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
+		return req
+	}
+	late := errFirstToken
+	var limit, pause time.Duration
+	if t := rt.Timeouts; a.Work == pool.WorkStream {
+		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+	}
+	movable := rt.movable()
+	if probe && movable {
+		// what is to show whether the worker still hangs may not be lost there
+		silent := 0
+		if a.Work == pool.WorkSilent {
+			silent = 1
+		}
+		if patience := rt.Pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
+			limit, late = patience, errHangs
+		}
+	}
+	if limit == 0 && pause == 0 && !movable {
+		return req
+	}
+	g := &guard{late: late, pause: pause}
+	g.ctx, g.cancel = context.WithCancelCause(req.Context())
+	a.guard = g
+	if movable {
+		a.Worker.Flow.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: rt.wants(), Offers: rt.offers()})
+	}
+	if p := rt.Pool; limit > 0 {
+		g.first = time.AfterFunc(limit, func() {
+			if late == errFirstToken {
+				g.cancel(late)
+				return
+			}
+			p.MoveSoon(&a.Stream) // it shows whether its worker is still hung
+		})
+	}
+	return req.WithContext(g.ctx)
+}
+
+// movable tells whether the attempt could be made on another worker, as far as
+// is known before it is made.
+func (rt *Dispatch) movable() bool {
+	return rt.plan.Request != nil && rt.repeatable(true) && !rt.pinned() && len(rt.offered) > 1 && !rt.lastSuspect() &&
+		(!rt.Limits.Set() || rt.anotherRound())
+}
+
+// arrived takes in what the round trip of an attempt came to. The header of a
+// stream whose first token has a deadline is held back until that has come, so
+// that another worker can be tried.
+func (rt *Dispatch) arrived(resp *http.Response, err error) error {
+	a := rt.attempt
+	g := a.guard
+	if g == nil {
+		a.Waiting.Store(false)
+		return err
+	}
+	if err == nil && g.first != nil && rt.readable(resp) {
+		a.answer = rt.deliveryOf(a, resp)
+		err = a.answer.body.Hold()
+	}
+	var ended *endedError
+	if a.Worker.Flow.Arrived(&a.Stream) {
+		ended = errHangs
+	}
+	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {
+		ended = errFirstToken
+	}
+	if ended == nil {
+		return err // of the worker's or the client's making
+	}
+	g.cancel(ended) // if that has not happened yet
+	if resp != nil {
+		_ = resp.Body.Close()
+	}
+	if cause := context.Cause(g.ctx); cause != nil {
+		return cause // the client's leaving, if it came first
+	}
+	return ended
+}
+
+// readable tells whether an answer is a stream in which tokens can be seen.
+func (rt *Dispatch) readable(resp *http.Response) bool {
+	return resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header)
+}
+
+// await begins or ends a wait for more of an answer. The attempt ends if the wait takes
+// longer than an answer may pause.
+func (g *guard) await(begins bool) {
+	switch {
+	case g.pause == 0:
+	case !begins:
+		if g.idle != nil {
+			g.idle.Stop()
+		}
+	case g.idle == nil:
+		g.idle = time.AfterFunc(g.pause, func() { g.cancel(errStalled) })
+	default:
+		g.idle.Reset(g.pause)
+	}
+}
+
+// retryReason says in the metrics why an attempt that failed is made again.
+func retryReason(err error, reached bool) string {
+	if ended, ok := errors.AsType[*endedError](err); ok {
+		return ended.reason
+	}
+	if reached {
+		return "broken"
+	}
+	return "refused"
+}

@@ -1,0 +1,211 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// Report is what became of a request. The access log, the span and the metrics are
+// all made of it.
+type Report struct {
+	Outcome  string
+	Attempts int
+	Waited   time.Duration // in the queue, over all attempts
+	// Turned says that the router turned the request away, as all workers were full.
+	Turned bool
+
+	// Chosen is whether a worker was chosen, and what follows says which: the one
+	// that answered, else the last one.
+	Chosen       bool
+	Target       kvscore.Target
+	Upstream     string
+	Reason       string
+	Overlap      float64 // blocks
+	Predicted    int64   // tokens of the prompt that the worker was predicted to hold
+	PromptTokens int64   // as estimated
+
+	Status int   // of the answer; 0 if there was none
+	Read   bool  // the answer was read as an inference's
+	Err    error // the failure of the last attempt or of the answer; nil if none
+
+	TTFT                       time.Duration // 0 if unknown
+	Prompt, Completion, Cached int64         // tokens as the engine counted them; -1 if unknown
+}
+
+// report sums up the request, which has ended.
+func (rt *Dispatch) report() *Report {
+	r := &Report{Outcome: rt.outcome(), Attempts: rt.attempts, Waited: rt.wait.waited, Turned: rt.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
+	if a := rt.shown(); a != nil {
+		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
+		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
+	}
+	r.Err = rt.failure
+	if r.Err == nil {
+		r.Err = rt.err
+	}
+	o := rt.answer
+	if o == nil {
+		return r
+	}
+	r.Status = o.Status
+	if r.Outcome == outcomeBroken {
+		r.Err = o.Broken
+	}
+	if !o.Read {
+		return r
+	}
+	r.Read = true
+	if !o.First.IsZero() {
+		r.TTFT = o.First.Sub(rt.start)
+	}
+	r.Prompt, r.Completion, r.Cached = o.Prompt, o.Completion, o.Cached
+	return r
+}
+
+// MarshalLogObject implements zapcore.ObjectMarshaler: the field kv_router of the
+// access log. Session keys are secrets, and are not logged.
+func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	if r.Chosen {
+		e.AddUint64("worker", r.Target.Worker)
+		e.AddString("upstream", r.Upstream)
+		e.AddUint32("dp_rank", r.Target.Rank)
+		e.AddString("reason", r.Reason)
+	}
+	e.AddString("outcome", r.Outcome)
+	e.AddInt("attempts", r.Attempts)
+	if r.Chosen {
+		e.AddInt64("overlap_blocks", int64(r.Overlap))
+		e.AddInt64("predicted_cached_tokens", r.Predicted)
+		e.AddInt64("estimated_prompt_tokens", r.PromptTokens)
+	}
+	if r.Waited > 0 || !r.Chosen {
+		e.AddDuration("queue_wait", r.Waited)
+	}
+	if r.TTFT > 0 {
+		e.AddDuration("ttft", r.TTFT)
+	}
+	for _, n := range r.counts() {
+		if n.tokens >= 0 {
+			e.AddInt64(n.name+"_tokens", n.tokens)
+		}
+	}
+	return nil
+}
+
+// loggedTerms are the terms of a cost in the log, in milliseconds.
+type loggedTerms kvscore.Terms
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (v loggedTerms) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddFloat64("wait", v.Wait)
+	e.AddFloat64("prefill", v.Prefill)
+	e.AddFloat64("delay", v.Delay)
+	e.AddFloat64("decode", v.Decode)
+	e.AddFloat64("turns", v.Turns)
+	e.AddFloat64("leave", v.Leave)
+	return nil
+}
+
+// tokenCount is a count of tokens by the name that logs give it.
+type tokenCount struct {
+	name   string
+	tokens int64
+}
+
+func (r *Report) counts() [3]tokenCount {
+	return [3]tokenCount{{"prompt", r.Prompt}, {"completion", r.Completion}, {"cached", r.Cached}}
+}
+
+// fault returns why the request's outcome is an error of the service; bad is false
+// if it is none. An engine's 4xx is the client's error, and a client that leaves sees
+// no error.
+func (r *Report) fault() (why string, bad bool) {
+	switch r.Outcome {
+	case outcomeOK, outcomeClientGone:
+		return "", false
+	case outcomeBroken:
+		return "stream broke: " + r.Err.Error(), true
+	case outcomeEngineError:
+		if r.Status >= 400 {
+			return "status " + strconv.Itoa(r.Status), r.Status >= 500
+		}
+		return "the answer ends with an error", true
+	}
+	if r.Err != nil {
+		return r.Outcome + ": " + r.Err.Error(), true
+	}
+	return r.Outcome, true
+}
+
+// End ends everything that the request has begun. It runs deferred, also
+// when the proxy aborts with a panic.
+func (rt *Dispatch) End() {
+	defer rt.dropBody()
+	defer rt.plan.Stream.Done()
+	rt.endWaiting()
+	if rt.attempt == nil {
+		rt.publish(rt.report())
+		return
+	}
+	rt.release()
+	o := rt.answer
+	o.close()
+	rt.endAttempt(o.computed())
+	rt.endTurn(o.computed())
+	report := rt.report()
+	if report.Outcome == outcomeBroken {
+		rt.markDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
+	}
+	rt.follow(report.Outcome)
+	if n := rt.attempt.prompt.tokens; rt.plan.Request != nil && n > 0 {
+		rt.Figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
+		if o.computed() {
+			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
+		}
+	}
+	rt.publish(report)
+}
+
+// publish counts the request, and adds it to the access log and its span.
+func (rt *Dispatch) publish(r *Report) {
+	rt.Figures.Requests[r.Outcome].Inc()
+	rt.trace.end(r)
+	if rt.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
+		rt.extra.Set(zap.Object("kv_router", r))
+	}
+}
+
+// outcome says what became of the request.
+func (rt *Dispatch) outcome() string {
+	o := rt.answer
+	switch {
+	case o == nil && rt.wait.turnedAway != nil:
+		return outcomeTurnedAway
+	case o == nil && rt.err == nil && rt.returned:
+		return outcomeClientGone // or an upgraded connection, at its end
+	case o == nil:
+		return outcomeUnavailable
+	case o.Broken != nil && !isCanceled(o.Broken):
+		return outcomeBroken
+	case !o.Whole && (!rt.returned || o.Broken != nil):
+		return outcomeClientGone
+	case o.Status >= 400 || o.Garbled || o.Failed:
+		return outcomeEngineError
+	}
+	return outcomeOK
+}
+
+func routingMessage(a *Attempt) string {
+	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
+		" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
+		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
+		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
+}
+
+func isCanceled(err error) bool { return errors.Is(err, context.Canceled) }

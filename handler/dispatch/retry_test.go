@@ -1,0 +1,229 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// TestLimitsAreTheOperators counts attempts and time.
+func TestLimitsAreTheOperators(t *testing.T) {
+	long, short := time.Now().Add(-time.Hour), time.Now().Add(time.Hour) // begun so long ago; not yet
+	for _, v := range []struct {
+		l        Limits
+		start    time.Time
+		attempts int
+		allowed  bool
+		set      bool
+	}{
+		{Limits{}, long, 1000, true, false},
+		{Limits{Interval: time.Second}, long, 1000, true, false},
+		{Limits{Retries: 2}, long, 1, true, true},
+		{Limits{Retries: 2}, long, 2, true, true},
+		{Limits{Retries: 2}, long, 3, false, true},
+		{Limits{Duration: time.Minute}, short, 1000, true, true},
+		{Limits{Duration: time.Minute}, long, 1, false, true},
+		{Limits{Duration: time.Minute, Retries: 2}, short, 2, true, true},
+		{Limits{Duration: time.Minute, Retries: 2}, short, 3, false, true},
+		{Limits{Duration: time.Minute, Retries: 2}, long, 1, false, true},
+	} {
+		if got := v.l.allow(v.start, v.attempts); got != v.allowed || v.l.Set() != v.set {
+			t.Errorf("%+v after %d attempts: allowed %v, set %v", v.l, v.attempts, got, v.l.Set())
+		}
+	}
+}
+
+// TestStatusesMeanWhatTheyMean sorts statuses: another worker may serve the
+// request, the worker may be ill, or neither.
+func TestStatusesMeanWhatTheyMean(t *testing.T) {
+	for status, want := range map[int][2]bool{
+		200: {}, 204: {}, 301: {}, 400: {}, 409: {}, 413: {}, 422: {},
+		429: {true, false}, 503: {true, true}, 529: {true, true},
+		401: {false, true}, 403: {false, true}, 404: {false, true}, 405: {false, true},
+		500: {false, true}, 502: {false, true}, 504: {false, true},
+	} {
+		if got := [2]bool{retryable(status), workersFault(status)}; got != want {
+			t.Errorf("status %d: retryable and the worker's fault %v, want %v", status, got, want)
+		}
+	}
+}
+
+// TestRetryAfterIsSecondsOrADate reads what workers ask for.
+func TestRetryAfterIsSecondsOrADate(t *testing.T) {
+	at := time.Unix(1e9, 0).UTC()
+	date := func(d time.Duration) string { return at.Add(d).Format(http.TimeFormat) }
+	for _, v := range []struct {
+		value, date string
+		want        time.Duration
+	}{
+		{"", "", 0},
+		{"0", "", 0},
+		{"7", "", 7 * time.Second},
+		{"3600", "", time.Hour},
+		{"3601", "", 0},
+		{"9223372036854775807", "", 0},
+		{"-1", "", 0},
+		{"1.5", "", 0},
+		{"soon", "", 0},
+		{date(7 * time.Second), "", 7 * time.Second},
+		{date(0), "", 0},
+		{date(-time.Second), "", 0},
+		{date(time.Hour), "", time.Hour},
+		{date(time.Hour + time.Second), "", 0},
+		{at.Add(5 * time.Second).Format("Monday, 02-Jan-06 15:04:05 GMT"), "", 5 * time.Second},
+		{at.Add(5 * time.Second).Format(time.ANSIC), "", 5 * time.Second},
+		{date(time.Hour), date(time.Hour - 3*time.Second), 3 * time.Second}, // its clock is ahead
+		{date(-time.Hour), date(-time.Hour - 3*time.Second), 3 * time.Second},
+		{"4", date(-time.Hour), 4 * time.Second},
+		{date(9 * time.Second), "yesterday", 9 * time.Second},
+	} {
+		h := http.Header{"Retry-After": {v.value}, "Date": {v.date}}
+		if got := retryAfter(h, at); got != v.want {
+			t.Errorf("Retry-After %q at %q: %v, want %v", v.value, v.date, got, v.want)
+		}
+	}
+}
+
+// FuzzRetryAfter reads anything.
+func FuzzRetryAfter(f *testing.F) {
+	f.Add("7", "")
+	f.Add("Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:27:57 GMT")
+	f.Fuzz(func(t *testing.T, value, date string) {
+		if d := retryAfter(http.Header{"Retry-After": {value}, "Date": {date}}, time.Unix(1e9, 0)); d < 0 || d > longestRetryAfter {
+			t.Errorf("Retry-After %q at %q: %v", value, date, d)
+		}
+	})
+}
+
+// TestRefusedIsSaidOfTheWorker tells a worker that is gone from a name server
+// that is.
+func TestRefusedIsSaidOfTheWorker(t *testing.T) {
+	for text, want := range map[string]bool{
+		"dial tcp 10.0.0.1:8000: connect: connection refused":                                         true,
+		"dial tcp [::1]:8000: connect: connection refused":                                            true,
+		"dial unix /run/engine.sock: connect: connection refused":                                     true,
+		"dial tcp: lookup gpu-1 on 10.0.0.2:53: dial udp 10.0.0.2:53: connect: connection refused":    false,
+		"dial tcp: lookup gpu-1 on 10.0.0.2:53: read udp 10.0.0.3:1->10.0.0.2:53: connection refused": false,
+		"dial tcp: lookup gpu-1: no such host":                                                        false,
+		"dial tcp 10.0.0.1:8000: i/o timeout":                                                         false,
+	} {
+		if got := pool.Refused(reverseproxy.NewDialError(errors.New(text))); got != want {
+			t.Errorf("%q: refused %v", text, got)
+		}
+	}
+}
+
+// plannedRoute plans a chat of about size bytes, and returns the memory that its
+// body takes.
+func plannedRoute(t *testing.T, h *harness, size int) (*Dispatch, int64) {
+	t.Helper()
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
+	r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
+	h.adopt()
+	p, err := h.reader.Read(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt, err := testDispatcher(h).Begin(r, p, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rt.Body == nil {
+		return rt, 0
+	}
+	return rt, int64(cap(rt.Body.Buffer.Data))
+}
+
+// TestBodiesAreOnTheBooksWhileTheyAreKept counts the pool's bytes.
+func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
+	h := testHandler(t, "a:1")
+	one, n := plannedRoute(t, h, 1000)
+	two, m := plannedRoute(t, h, 5000)
+	if got := h.pool.Memory.Held.Load(); got != n+m {
+		t.Errorf("%d bytes are booked, want %d", got, n+m)
+	}
+	one.dropBody()
+	if got := h.pool.Memory.Held.Load(); got != m || one.Body != nil {
+		t.Errorf("%d bytes are booked after one was let go, want %d", got, m)
+	}
+	one.dropBody() // again
+	one.End()
+	if got := h.pool.Memory.Held.Load(); got != m {
+		t.Errorf("%d bytes are booked after that one's end, want %d", got, m)
+	}
+	two.End() // never let go before
+	if got := h.pool.Memory.Held.Load(); got != 0 {
+		t.Errorf("%d bytes are booked after both have ended", got)
+	}
+}
+
+// TestTooManyBodiesAreStreamedThrough fills the bound on bodies in memory.
+func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
+	h := testHandler(t, "a:1")
+	h.pool.Memory.Held.Store(body.MaxBytes)
+	rt, _ := plannedRoute(t, h, 1<<20)
+	if rt.plan.Fallback != plan.FallbackMemory || rt.Body != nil || rt.plan.Stream == nil {
+		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.Fallback, rt.Body != nil, rt.plan.Stream != nil)
+	}
+	rt.End()
+	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {
+		t.Errorf("%d bytes are booked, want as many as before", got)
+	}
+}
+
+// TestWorkerIsComparedWithTheOthers lets workers answer errors, one of them or
+// all.
+func TestWorkerIsComparedWithTheOthers(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
+		rt, _ := plannedRoute(t, h, 10)
+		rt.offered = h.ReverseProxy.Upstreams
+		rt.plan.API = api.For("/v1/chat/completions")
+		for n := range 3 * pool.FewErrors {
+			rt.plan.Session.Key = strconv.Itoa(n)
+			for i, up := range rt.offered {
+				w := h.pool.Worker(up.Dial)
+				if i == 0 || all {
+					rt.erred(&Attempt{Stream: pool.Stream{Worker: w, Begun: time.Now()}}, "404 Not Found", false)
+				} else {
+					w.Health.Succeed(time.Now(), time.Now())
+				}
+			}
+		}
+		for i, up := range rt.offered {
+			if ok, want := h.pool.Worker(up.Dial).Health.Available(time.Now()), i > 0 || all; ok != want {
+				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
+			}
+		}
+		rt.End()
+	}
+}
+
+// TestNobodyIsAnsweredByTheTransport has no upstreams: the proxy gets one to
+// take to the transport, so that it does not ask again and again.
+func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
+	h := testHandler(t, "a:1")
+	rt, _ := plannedRoute(t, h, 10)
+	if up := rt.choose(context.Background(), nil); up != noUpstream || !rt.exhausted {
+		t.Errorf("got %v, spent %v", up, rt.exhausted)
+	}
+	if resp, err := rt.giveUp(); resp != nil || err == nil {
+		t.Errorf("an answer: %v, error %v", resp != nil, err)
+	}
+	rt.End()
+}

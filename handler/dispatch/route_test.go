@@ -1,0 +1,114 @@
+package dispatch
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+)
+
+// newTestRoute returns a route of the plan as begin makes it, without a
+// request behind it. All tests that need such a route use this constructor.
+func newTestRoute(h *harness, p *plan.Plan) *Dispatch {
+	rt := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), cached: -1}
+	rt.ready, rt.tried = rt.start, rt.usual[:0]
+	return rt
+}
+
+// newTestAttempt returns a route that owns the plan's body, with an attempt on the
+// worker's first rank.
+func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
+	rt := newTestRoute(h, p)
+	rt.Body, rt.attempt = p.Body, &Attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
+	return rt
+}
+
+// harness is a configuration as requests know it: a dispatcher, what reads its requests,
+// and its pool.
+type harness struct {
+	ReverseProxy *reverseproxy.Handler
+	pool         *pool.Pool
+	settings     *pool.Settings
+	policy       kvscore.Policy // may be changed until the first request
+	reader       *plan.Reader
+	dispatcher   *Dispatcher
+	adopted      bool
+}
+
+// testHandler returns a harness with workers at these addresses.
+func testHandler(t testing.TB, dials ...string) *harness {
+	t.Helper()
+	h := &harness{ReverseProxy: new(reverseproxy.Handler), settings: wantedWorkers(), policy: &passThroughPolicy}
+	for _, d := range dials {
+		h.ReverseProxy.Upstreams = append(h.ReverseProxy.Upstreams, &reverseproxy.Upstream{Dial: d, Host: new(reverseproxy.Host)})
+		h.settings.Upstreams[d] = true
+	}
+	h.pool = testPool(t, h.settings)
+	m := AllMetrics()
+	h.dispatcher = &Dispatcher{
+		Pool: h.pool, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
+		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(),
+	}
+	h.reader = &plan.Reader{
+		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
+		Memory: &h.pool.Memory, Ratios: &h.pool.Ratios, Hashing: h.pool.Hashing,
+		TakesTokens: func(string) bool { return true }, TTL: func() time.Duration { return time.Minute },
+		Waiting: func() uint64 { return 0 },
+	}
+	return h
+}
+
+// adopt has the pool take over the harness's settings, once.
+func (h *harness) adopt() {
+	if !h.adopted {
+		h.adopted = true
+		h.pool.Apply(h.settings.WithDefaults())
+	}
+}
+
+// testDispatcher returns the harness's dispatcher.
+func testDispatcher(h *harness) *Dispatcher {
+	if h.dispatcher.Policy != h.policy { // written only if it was changed: routes read it
+		h.dispatcher.Policy = h.policy
+	}
+	return h.dispatcher
+}
+
+// noProbes asks no worker anything.
+type noProbes struct{}
+
+func (noProbes) Met(*pool.Worker)      {}
+func (noProbes) AskAgain(*pool.Worker) {}
+
+// noFollowUps makes no requests of the router's own.
+type noFollowUps struct{}
+
+func (noFollowUps) Arrived(*plan.Plan)                      {}
+func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
+
+// testPool opens a pool of its own.
+func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
+	t.Helper()
+	p, err := pool.New("test", s.WithDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Destruct() })
+	return p
+}
+
+// wantedWorkers returns the settings of a pool with these workers.
+func wantedWorkers(workers ...pool.WorkerSettings) *pool.Settings {
+	s := &pool.Settings{Workers: make(map[string]pool.WorkerSettings), Upstreams: make(map[string]bool)}
+	for _, w := range workers {
+		s.Workers[w.Dial] = w
+		s.Upstreams[w.Dial] = true
+	}
+	return s
+}

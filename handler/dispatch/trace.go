@@ -1,0 +1,184 @@
+package dispatch
+
+import (
+	"context"
+	"net/http"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/contrib/propagators/autoprop"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+)
+
+const (
+	tracerName = "github.com/caddy-kvrouter/kvrouter/handler"
+	// spanRoute lasts as long as the request, over all its attempts.
+	spanRoute = "kv_router.route_request"
+	// spanSelect is one choice of a worker, in spanRoute.
+	spanSelect = "kv_router.select_worker"
+	// longestTraced bounds, in bytes, what comes from outside into a span.
+	longestTraced = 256
+)
+
+// routeTrace is what tracing knows of a request. It is nil where the request is
+// not traced, and its methods do nothing then: whether it is traced is decided
+// by Caddy's tracing directive, which stands before this handler.
+type routeTrace struct {
+	tracer trace.Tracer
+	ctx    context.Context // has the span
+	span   trace.Span
+}
+
+// startTrace begins the route's span as a child of the one in ctx, if that is
+// recorded, and returns the context that has it. What is not recorded passes on
+// the context that Caddy has put into the request's header.
+func (rt *Dispatch) startTrace(ctx context.Context) context.Context {
+	parent := trace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
+		return ctx
+	}
+	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
+	attrs := []attribute.KeyValue{
+		attribute.String("kv_router.pool", rt.Pool.Name),
+		attribute.Bool("kv_router.session", rt.plan.Session.Key != ""), // the key is a secret
+	}
+	if p := rt.plan; p.API != nil {
+		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
+	}
+	if rt.plan.Model != "" {
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(rt.plan.Model)))
+	}
+	if rt.plan.Fallback != "" {
+		attrs = append(attrs, attribute.String("kv_router.fallback", rt.plan.Fallback))
+	}
+	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(rt.start), trace.WithAttributes(attrs...))
+	rt.trace = t
+	return t.ctx
+}
+
+// selected records the choice of an attempt that was begun at the given time,
+// with the terms of the chosen candidate's cost.
+func (t *routeTrace) selected(rt *Dispatch, a *Attempt, begun time.Time) {
+	if t == nil {
+		return
+	}
+	c := &a.terms
+	attrs := []attribute.KeyValue{
+		attribute.Int("kv_router.attempt", rt.attempts),
+		attribute.Int("kv_router.candidates", len(rt.scratch.Sel.Candidates)),
+		// ids have 64 bits, and numbers here 63
+		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
+		attribute.String("kv_router.upstream", a.Worker.Dial),
+		attribute.Int64("kv_router.dp_rank", int64(c.Target.Rank)),
+		attribute.String("kv_router.reason", a.reason),
+		attribute.Int64("kv_router.prompt_tokens", a.prompt.tokens),
+		attribute.Int64("kv_router.predicted_cached_tokens", c.OverlapTokens),
+		attribute.Float64("kv_router.overlap_blocks", c.OverlapBlocks),
+		attribute.Float64("kv_router.request_blocks", c.RequestBlocks),
+		attribute.Float64("kv_router.shared_blocks", c.SharedBlocks),
+		attribute.Int64("kv_router.booked_prefill_tokens", c.PrefillTokens),
+		attribute.Float64("kv_router.booked_prompt_blocks", c.PromptBlocks),
+		attribute.Float64("kv_router.booked_unshared_blocks", c.UnsharedBlocks),
+		attribute.Float64("kv_router.booked_output_blocks", c.OutputBlocks),
+		attribute.Int("kv_router.active_requests", c.Requests),
+		attribute.Float64("kv_router.predicted_time_to_first_token_seconds", c.TTFT()/1e3),
+	}
+	if !a.bound { // else no policy was asked for a cost
+		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
+	}
+	if rt.costsTime(a) {
+		attrs = append(attrs,
+			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
+			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),
+			attribute.Float64("kv_router.cost_turns_ms", c.Terms.Turns), attribute.Float64("kv_router.cost_leave_ms", c.Terms.Leave))
+	}
+	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(begun), trace.WithAttributes(attrs...))
+	span.End()
+}
+
+// retried records that an attempt is made again.
+func (t *routeTrace) retried(a *Attempt, reason string) {
+	if t != nil {
+		t.span.AddEvent("retry", trace.WithAttributes(
+			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
+	}
+}
+
+// carry returns the request with the route's span as the engine's parent.
+// Caddy's own is in its header already; where the operator's header_up took
+// that out, nothing comes in again.
+func (t *routeTrace) carry(req *http.Request) *http.Request {
+	if t == nil {
+		return req
+	}
+	p := thePropagation()
+	for _, field := range p.fields {
+		if _, there := req.Header[field]; there {
+			out := *req
+			out.Header = req.Header.Clone() // an attempt before may still be writing it
+			p.Inject(t.ctx, propagation.HeaderCarrier(out.Header))
+			return &out
+		}
+	}
+	return req
+}
+
+// end ends the request's span.
+func (t *routeTrace) end(r *Report) {
+	if t == nil {
+		return
+	}
+	attrs := []attribute.KeyValue{
+		attribute.String("kv_router.outcome", r.Outcome),
+		attribute.Int("kv_router.attempts", r.Attempts),
+	}
+	if r.Waited > 0 {
+		attrs = append(attrs, attribute.Float64("kv_router.queue_wait_seconds", r.Waited.Seconds()))
+	}
+	if r.Status != 0 {
+		attrs = append(attrs, attribute.Int("kv_router.status", r.Status),
+			attribute.String("kv_router.worker", strconv.FormatUint(r.Target.Worker, 10)))
+	}
+	if r.TTFT > 0 {
+		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", r.TTFT.Seconds()))
+	}
+	for i, name := range []string{"kv_router.input_tokens", "kv_router.output_tokens", "kv_router.cached_tokens"} {
+		if n := r.counts()[i].tokens; n >= 0 {
+			attrs = append(attrs, attribute.Int64(name, n))
+		}
+	}
+	t.span.SetAttributes(attrs...)
+	if why, bad := r.fault(); bad {
+		t.span.SetStatus(codes.Error, forSpan(why))
+	}
+	t.span.End()
+}
+
+// forSpan returns what comes from outside as a span can take it: one string that
+// is no UTF-8 would lose all spans that are exported with it.
+func forSpan(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), longestTraced)], "\uFFFD")
+}
+
+// tracePropagation is how spans go from process to process, and the header
+// fields that this uses, in their canonical form.
+type tracePropagation struct {
+	propagation.TextMapPropagator
+	fields []string
+}
+
+// thePropagation is that of Caddy's tracing directive, which takes it from the
+// same environment variable.
+var thePropagation = sync.OnceValue(func() *tracePropagation {
+	p := &tracePropagation{TextMapPropagator: autoprop.NewTextMapPropagator()}
+	for _, field := range p.Fields() {
+		p.fields = append(p.fields, textproto.CanonicalMIMEHeaderKey(field))
+	}
+	return p
+})

@@ -1,0 +1,163 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// setLimits sets the limits of a handler's workers, in their order.
+func setLimits(h *harness, limits ...int) []*pool.Worker {
+	h.adopt() // else its settings come later
+	var workers []*pool.Worker
+	for i, up := range h.ReverseProxy.Upstreams {
+		w := h.pool.Worker(up.Dial)
+		w.Slots.Limit.Store(int64(limits[i]))
+		workers = append(workers, w)
+	}
+	return workers
+}
+
+// TestSlotIsReturnedHoweverTheAttemptEnds ends attempts more than once.
+func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
+	h := testHandler(t, "a:1")
+	w := setLimits(h, 2)[0]
+	one, _ := plannedRoute(t, h, 10)
+	two, _ := plannedRoute(t, h, 10)
+	for i, rt := range []*Dispatch{one, two} {
+		if up := rt.choose(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
+			t.Fatalf("got %v", up)
+		}
+		if n := w.Slots.Running.Load(); n != int64(i+1) {
+			t.Errorf("%d slots are taken, want %d", n, i+1)
+		}
+	}
+	one.endAttempt(false)
+	one.endAttempt(false)
+	one.End()
+	if n := w.Slots.Running.Load(); n != 1 {
+		t.Errorf("%d slots are taken after one has ended, want 1", n)
+	}
+	two.End()
+	if n := w.Slots.Running.Load(); n != 0 {
+		t.Errorf("%d slots are taken after both have ended", n)
+	}
+}
+
+// TestNewcomersDoNotOvertake has a slot that is free for a moment before it is
+// given to the one who waits for it, and a request that comes just then.
+func TestNewcomersDoNotOvertake(t *testing.T) {
+	h := testHandler(t, "a:1")
+	w := setLimits(h, 1)[0]
+	w.Slots.Take()
+	first := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
+	first.offered = h.ReverseProxy.Upstreams
+	granted := make(chan *pool.Worker, 1)
+	go func() {
+		g, _ := h.pool.Wait(t.Context(), first.wants(), first.offers(), time.Minute)
+		granted <- g.Worker
+	}()
+	for h.pool.Queue.Length.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	rt, _ := plannedRoute(t, h, 10)
+	w.Slots.Running.Add(-1)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if up := rt.choose(ctx, h.ReverseProxy.Upstreams); up != noUpstream {
+		t.Errorf("the newcomer got %v", up)
+	}
+	rt.End()
+	if got := <-granted; got != w {
+		t.Errorf("the request that waited got %v", got)
+	}
+	h.pool.FreeSlot(w)
+	if n := w.Slots.Running.Load(); n != 0 || h.pool.Queue.Length.Load() != 0 {
+		t.Errorf("%d running at the end", n)
+	}
+}
+
+// TestGrantedSlotIsReturned has a slot granted to a request that then cannot
+// or need not use it.
+func TestGrantedSlotIsReturned(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1")
+	workers := setLimits(h, 1, 1)
+	ups := h.ReverseProxy.Upstreams
+	for _, v := range []struct {
+		name    string
+		prepare func(rt *Dispatch)
+		want    int // position of the worker, -1 if none
+	}{
+		{"Used", func(*Dispatch) { workers[1].Slots.Take() }, 0},
+		{"RatedDown", func(*Dispatch) { workers[0].Health.Fail(time.Now(), time.Now(), 0, false) }, 0},
+		{"Tried", func(rt *Dispatch) { rt.tried = append(rt.tried, workers[0]) }, 1},
+		{"NeverAsked", nil, -1},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			rt, _ := plannedRoute(t, h, 10)
+			workers[0].Slots.Take()
+			rt.wait.granted = workers[0]
+			if v.prepare != nil {
+				v.prepare(rt)
+				if up := rt.choose(context.Background(), ups); up != ups[v.want] {
+					t.Errorf("got %v, want %v", up, ups[v.want])
+				}
+			}
+			for i, w := range workers {
+				if n := w.Slots.Running.Load(); v.want >= 0 && n != 1 && i == v.want {
+					t.Errorf("%s has %d slots taken, want 1", w.Dial, n)
+				}
+			}
+			rt.End()
+			for _, w := range workers {
+				w.Health = pool.Health{}
+			}
+			if v.name == "Used" {
+				workers[1].Slots.Running.Add(-1)
+			}
+			for _, w := range workers {
+				if n := w.Slots.Running.Load(); n != 0 {
+					t.Errorf("%s has %d slots taken at the end", w.Dial, n)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkChoose chooses and books a worker out of four, and ends that.
+func BenchmarkChoose(b *testing.B) {
+	for _, limit := range []int{0, 256} {
+		b.Run(fmt.Sprintf("max_running=%d", limit), func(b *testing.B) {
+			h := benchHandler(b)
+			var ups reverseproxy.UpstreamPool
+			for i := range 4 {
+				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1)})
+			}
+			h.ReverseProxy.Upstreams = ups
+			setLimits(h, limit, limit, limit, limit)
+			h.policy = &passThroughPolicy
+			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
+			p, err := h.reader.Read(r)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p.Score.Blocks = nil // the mirror is not what is measured
+			b.ReportAllocs()
+			for b.Loop() {
+				rt := newTestRoute(h, p)
+				if rt.choose(b.Context(), ups) == nil {
+					b.Fatal("no worker")
+				}
+				rt.End()
+			}
+		})
+	}
+}
