@@ -198,7 +198,7 @@ func viewCandidate(c *kvscore.Candidate, dial, unit string) candidateView {
 		c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
 		c.Awaiting, c.WaitTime, c.PrefillTime, c.TTFT(), c.Slowness, c.RecentWork, nil, c.Factor,
 	}
-	if unit == dispatch.UnitMilliseconds {
+	if unit == kvscore.UnitMilliseconds {
 		v.Terms = (*termsView)(&c.Terms)
 	}
 	return v

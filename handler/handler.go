@@ -351,7 +351,7 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 func (h *Handler) wireDispatcher() {
 	d := h.dispatcher
 	d.Pool, d.Proxy, d.Transport, d.Client, d.Policy = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
-	d.Unit, d.Metrics, d.Figures, d.Logger, d.Context = costUnit(h.policy), h.metrics, h.figures, h.logger, h.ctx
+	d.Metrics, d.Figures, d.Logger, d.Context = h.metrics, h.figures, h.logger, h.ctx
 	d.Labels, d.Speculative, d.Probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts

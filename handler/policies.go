@@ -275,20 +275,6 @@ func (PowerOfTwo) CaddyModule() caddy.ModuleInfo {
 // UnmarshalCaddyfile sets up the policy, which has no options.
 func (PowerOfTwo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
 
-// costUnit returns the unit of a policy's costs, empty if it compares none or is not
-// one of ours.
-func costUnit(p kvscore.Policy) string {
-	switch p.(type) {
-	case *PredictedLatency:
-		return dispatch.UnitMilliseconds
-	case *Dynamo:
-		return dispatch.UnitBlocks
-	case *LeastLoad, *PowerOfTwo, *kvscore.LeastLoad:
-		return dispatch.UnitRequests
-	}
-	return ""
-}
-
 func noOptions(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	if d.NextArg() || d.NextBlock(0) {

@@ -21,7 +21,6 @@ type Dispatcher struct {
 	Transport *upstream.Transport
 
 	Policy   kvscore.Policy
-	Unit     string  // of its costs; empty if it compares none
 	Soft     bool    // leaving a session's worker has a price
 	Shadow   *shadow // nil if none is configured
 	Timeouts Timeouts

@@ -15,13 +15,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Units of a policy's costs.
-const (
-	UnitMilliseconds = "ms"
-	UnitBlocks       = "blocks"
-	UnitRequests     = "requests"
-)
-
 // DryChoice is the choice that would be made for a request at this moment.
 type DryChoice struct {
 	Refused *api.Refusal // by the router itself; nil if it would not
@@ -97,7 +90,7 @@ func (d *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	sel := &rt.scratch.Sel
 	c.Picked = rt.Pool.Scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), sel)
 	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(rt.scratch.Workers)
-	c.Reason, c.Unit, c.Bound = rt.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), rt.costUnit(), bound >= 0
+	c.Reason, c.Unit, c.Bound = rt.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(rt.policy()), bound >= 0
 	c.Home, c.Used, c.Tokens = rt.homeOf(c.Picked.Chosen), used, sel.Tokens
 	return c
 }
@@ -163,12 +156,4 @@ func (d *Dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
 		}
 	}
 	return d.Proxy.Upstreams
-}
-
-// costUnit returns the unit of the costs that are compared for the request.
-func (rt *Dispatch) costUnit() string {
-	if rt.plan.Request == nil {
-		return UnitRequests
-	}
-	return rt.Unit
 }
