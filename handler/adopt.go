@@ -42,7 +42,7 @@ func (h *Handler) adopt() {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.pool.Live.Store(time.Now().Unix())
-		h.explainer.lead()
-		h.prober.start()
+		h.explainer.Lead()
+		h.prober.Start()
 	}
 }

@@ -17,11 +17,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -171,8 +174,8 @@ type Handler struct {
 	proxyReady bool
 	reader     *plan.Reader
 	dispatcher *dispatch.Dispatcher
-	explainer  *explainer
-	prober     *prober
+	explainer  *admin.Explainer
+	prober     *discovery.Prober
 	transport  *upstream.Transport
 	client     *upstream.Client
 	metrics    *dispatch.Metrics
@@ -279,7 +282,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	registry := ctx.GetMetricsRegistry()
-	h.metrics = dispatch.Register(registry, h.logger, collector{})
+	h.metrics = dispatch.Register(registry, h.logger, admin.Collector{})
 	h.figures = h.metrics.Of(h.Pool)
 	if err := h.loadShadow(ctx); err != nil {
 		return err
@@ -303,9 +306,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.wireRetries(ctx); err != nil {
 		return err
 	}
-	h.prober = newProber(ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
+	h.prober = discovery.New(ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
 	h.wireDispatcher()
-	h.explainer.join()
+	h.explainer.Join()
 	go h.adoptWhenLive(ctx, registry)
 	return nil
 }
@@ -356,9 +359,9 @@ func (h *Handler) wireDispatcher() {
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts
 	}
-	d.FollowUps = newRunner(d, h.SpeculativePrefill)
+	d.FollowUps = speculative.NewRunner(d, h.SpeculativePrefill)
 	h.reader = h.newReader()
-	h.explainer = &explainer{Dispatcher: d, reader: h.reader, config: h.config}
+	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader, Config: h.config}
 }
 
 // newReader returns the reader of the handler's requests.
@@ -368,7 +371,7 @@ func (h *Handler) newReader() *plan.Reader {
 		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.Usage == usageInject,
 		Strict: h.NVExt == nvextStrict, Direct: h.Mode == modeDirect, EnforcesSalt: h.CacheSalt == saltEnforce,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
-		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.takesTokenData,
+		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return p.Settings.Load().TTL },
 		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}
@@ -387,7 +390,7 @@ func (h *Handler) Cleanup() error {
 		// the pointer stays: requests of this config may still be under way
 		h.holdsPool = false
 		if h.explainer != nil {
-			h.explainer.leave()
+			h.explainer.Leave()
 		}
 		_, _ = pool.Pools.Delete(h.Pool)
 	}
@@ -398,8 +401,8 @@ func (h *Handler) Cleanup() error {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	start := time.Now()
 	h.adopt()
-	h.prober.await(r.Context())
-	h.explainer.follow()
+	h.prober.Await(r.Context())
+	h.explainer.Follow()
 	h.noticeServer(r)
 	p, err := h.reader.Read(r)
 	if err != nil {
@@ -425,7 +428,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // answerQuery answers a request that only asks where it would go.
 func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
 	h.dispatcher.CountDropped(p)
-	err := h.explainer.answerQuery(w, r, p)
+	err := h.explainer.AnswerQuery(w, r, p)
 	if err != nil {
 		p.GiveBack(r)
 	}

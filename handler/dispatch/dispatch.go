@@ -1,3 +1,6 @@
+// Package dispatch takes one request over all its attempts: it selects a worker, sends the
+// request, judges what comes back, retries, and reports how it ended. Caddy's reverse proxy
+// makes the loop, and enters here by two doors: Select and RoundTrip.
 package dispatch
 
 import (

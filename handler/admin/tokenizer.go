@@ -1,4 +1,4 @@
-package handler
+package admin
 
 import (
 	"context"
@@ -28,7 +28,7 @@ const (
 // askTokens asks the worker that a query is told for the prompt's token ids, and
 // returns them as JSON; nil if it does not tell them, which is counted. The question is
 // not booked, takes no slot, and marks no worker that does not answer.
-func (x *explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
+func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
 		x.FallBack(dispatch.FallbackUntokenized)
@@ -76,7 +76,7 @@ func questionOf(p *plan.Plan) *engine.Question {
 // postOwn makes a POST request of the router's own to a worker, for a client with
 // that authorization, and returns the status and the body of the answer. The
 // status is 0 if there is no answer, or if it is longer than most bytes.
-func (x *explainer) postOwn(ctx context.Context, w *pool.Worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
+func (x *Explainer) postOwn(ctx context.Context, w *pool.Worker, path string, body []byte, authorization []string, most int64) (int, []byte) {
 	status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, authorization, most)
 	if c := x.Logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
 		c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
@@ -90,11 +90,11 @@ func (x *explainer) postOwn(ctx context.Context, w *pool.Worker, path string, bo
 // explainTokens makes the choice for a query again with the token ids that an engine has
 // told. Requests that had these, in a second stage, are known by them and not by the
 // text: the choice for the prompt of which more is cached counts.
-func (x *explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
+func (x *Explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
 	if ids == nil {
 		return c
 	}
-	p := x.reader.WithTokens(planned, ids)
+	p := x.Reader.WithTokens(planned, ids)
 	if p == nil {
 		return c
 	}

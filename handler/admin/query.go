@@ -1,4 +1,4 @@
-package handler
+package admin
 
 import (
 	"crypto/rand"
@@ -15,12 +15,12 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
 
-// answerQuery answers a client that asks where its request would go, with the worker
+// AnswerQuery answers a client that asks where its request would go, with the worker
 // and the prompt's token ids under nvext. It is the first of two stages; in the second
 // the client names the worker. Nothing is booked, remembered or computed. If the
 // request has no token ids, the chosen worker's engine is asked for them. The error is
 // a Refusal where the router refuses the request.
-func (x *explainer) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
+func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
 	c := x.Dispatcher.Explain(r, p)
 	if c.Refused != nil {
 		return c.Refused
@@ -69,7 +69,7 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func (x *explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
+func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(target.Worker, target.Rank).Append(nil)}}
 	if ids != nil {

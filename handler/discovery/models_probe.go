@@ -1,4 +1,4 @@
-package handler
+package discovery
 
 import (
 	"context"
@@ -16,7 +16,7 @@ const (
 
 // askModels asks a worker which models it serves. It returns false if there is no
 // answer: the worker's list then stays as it is.
-func (p *prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
+func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, pathModels, nil, nil, pool.MaxModelList)
 	if !p.saw(ctx, w, status, err) {
 		return false

@@ -1,4 +1,6 @@
-package handler
+// Package speculative prefills the beginning of a session's next turn, if the client asks
+// for it and the worker has time.
+package speculative
 
 import (
 	"net/http"
@@ -30,8 +32,8 @@ const (
 
 const incidentSpeculative = "speculative prefill without success"
 
-// runner makes the speculative prefills of a configuration.
-type runner struct {
+// Runner makes the speculative prefills of a configuration.
+type Runner struct {
 	*dispatch.Dispatcher
 	allowed bool // by the operator
 
@@ -42,15 +44,15 @@ type runner struct {
 	running  []*speculation
 }
 
-func newRunner(d *dispatch.Dispatcher, allowed bool) *runner {
-	r := &runner{Dispatcher: d, allowed: allowed}
+func NewRunner(d *dispatch.Dispatcher, allowed bool) *Runner {
+	r := &Runner{Dispatcher: d, allowed: allowed}
 	d.Metrics.Speculative.WithLabelValues(d.Pool.Name, speculativeOK) // 0 is there to be seen
 	return r
 }
 
 // Answering implements followUps. It foresees a speculative prefill if the client asked
 // for one. A Dynamo is asked, too, and does it itself.
-func (r *runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
+func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
 	p := t.Plan
 	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.Pool.EngineOf(t.Worker).Type == engine.Dynamo {
 		return nil
@@ -73,7 +75,7 @@ func (r *runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 
 // expect records a prefill whose turn has not ended. It returns false if there is no
 // memory for it.
-func (r *runner) expect(s *speculation) bool {
+func (r *Runner) expect(s *speculation) bool {
 	if !r.Pool.Backgrounds.Keep(s.size) {
 		return false
 	}
@@ -90,7 +92,7 @@ func (r *runner) expect(s *speculation) bool {
 }
 
 // start records that a prefill begins. It returns false if it must not.
-func (r *runner) start(s *speculation) bool {
+func (r *Runner) start(s *speculation) bool {
 	leave, ok := r.Pool.Background(s.turn.Worker, func() { r.callOff(s, speculativeYielded) })
 	if !ok {
 		r.end(s, speculativeLimit)
@@ -110,7 +112,7 @@ func (r *runner) start(s *speculation) bool {
 }
 
 // end removes a prefill, and records its outcome unless that was set before.
-func (r *runner) end(s *speculation, outcome string) {
+func (r *Runner) end(s *speculation, outcome string) {
 	r.mu.Lock()
 	if s.over == "" {
 		s.over = outcome
@@ -135,12 +137,12 @@ func (r *runner) end(s *speculation, outcome string) {
 	}
 }
 
-func (r *runner) count(outcome string) {
+func (r *Runner) count(outcome string) {
 	r.Metrics.Speculative.WithLabelValues(r.Pool.Name, outcome).Inc()
 }
 
 // callOff ends a prefill that has begun. Its worker has its slot back when it returns.
-func (r *runner) callOff(s *speculation, outcome string) {
+func (r *Runner) callOff(s *speculation, outcome string) {
 	r.mu.Lock()
 	if s.over == "" {
 		s.over = outcome
@@ -151,7 +153,7 @@ func (r *runner) callOff(s *speculation, outcome string) {
 }
 
 // Arrived implements followUps: the next turn ends the prefill that was made for it.
-func (r *runner) Arrived(p *plan.Plan) {
+func (r *Runner) Arrived(p *plan.Plan) {
 	if r.open.Load() == 0 || !p.Computes || p.Request == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package handler
+package admin
 
 import (
 	"slices"
@@ -10,11 +10,11 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
-// explainer explains where the requests of one handler would go.
-type explainer struct {
+// Explainer explains where the requests of one handler would go.
+type Explainer struct {
 	*dispatch.Dispatcher
-	reader *plan.Reader
-	config *pool.SharedSettings // identifies the configuration
+	Reader *plan.Reader
+	Config *pool.SharedSettings // identifies the configuration
 	served atomic.Bool          // the handler had a request
 }
 
@@ -22,44 +22,44 @@ type explainer struct {
 // by pool the one that answers.
 var explainers = struct {
 	mu      sync.Mutex
-	all     []*explainer
-	current map[*pool.Pool]*explainer
-}{current: make(map[*pool.Pool]*explainer)}
+	all     []*Explainer
+	current map[*pool.Pool]*Explainer
+}{current: make(map[*pool.Pool]*Explainer)}
 
-// join makes an explainer one of its pool's.
-func (x *explainer) join() {
+// Join makes an explainer one of its pool's.
+func (x *Explainer) Join() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
 	explainers.all = append(explainers.all, x)
 }
 
-// leave is the end of join.
-func (x *explainer) leave() {
+// Leave is the end of join.
+func (x *Explainer) Leave() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	explainers.all = slices.DeleteFunc(explainers.all, func(o *explainer) bool { return o == x })
+	explainers.all = slices.DeleteFunc(explainers.all, func(o *Explainer) bool { return o == x })
 	if explainers.current[x.Pool] == x {
 		delete(explainers.current, x.Pool)
 	}
 }
 
-// lead makes an explainer whose configuration begins to serve the one that answers,
+// Lead makes an explainer whose configuration begins to serve the one that answers,
 // unless another one of that configuration is.
-func (x *explainer) lead() {
-	x.answerIf(func(current *explainer) bool { return current == nil || current.config != x.config })
+func (x *Explainer) Lead() {
+	x.answerIf(func(current *Explainer) bool { return current == nil || current.Config != x.Config })
 }
 
-// follow makes an explainer the one that answers, with the first request of its
+// Follow makes an explainer the one that answers, with the first request of its
 // handler.
-func (x *explainer) follow() {
+func (x *Explainer) Follow() {
 	if !x.served.Load() && x.served.CompareAndSwap(false, true) {
-		x.answerIf(func(*explainer) bool { return true })
+		x.answerIf(func(*Explainer) bool { return true })
 	}
 }
 
 // answerIf makes an explainer the one that answers, if its configuration has not ended
 // and the condition on the current one holds.
-func (x *explainer) answerIf(yes func(current *explainer) bool) {
+func (x *Explainer) answerIf(yes func(current *Explainer) bool) {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
 	if slices.Contains(explainers.all, x) && yes(explainers.current[x.Pool]) {
@@ -72,13 +72,13 @@ func (x *explainer) answerIf(yes func(current *explainer) bool) {
 // configuration has served a request, it is any of them. Before a configuration is
 // active, it is the oldest one, because newer configurations may be rejected. It is
 // nil for a moment when a pool begins or ends.
-func explainerOf(p *pool.Pool) *explainer {
+func explainerOf(p *pool.Pool) *Explainer {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
 	if x := explainers.current[p]; x != nil {
 		return x
 	}
-	if i := slices.IndexFunc(explainers.all, func(x *explainer) bool { return x.Pool == p }); i >= 0 {
+	if i := slices.IndexFunc(explainers.all, func(x *Explainer) bool { return x.Pool == p }); i >= 0 {
 		return explainers.all[i]
 	}
 	return nil

@@ -1,4 +1,4 @@
-package handler
+package speculative
 
 import (
 	"context"
@@ -42,7 +42,7 @@ const (
 // ended well, the worker that answered computes what the next turn certainly begins
 // with. That is a request of the router's own, for one token.
 type speculation struct {
-	r       *runner
+	r       *Runner
 	session string // of the turn, empty if it has none
 	turn    dispatch.Turn
 	size    int64 // bytes that are kept for it

@@ -1,4 +1,4 @@
-package handler
+package admin
 
 import (
 	"errors"
@@ -145,8 +145,8 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 
 // explain returns what would become of a request. It goes the way of one that is
 // served, up to the choice, but leaves nothing behind.
-func (x *explainer) explain(r *http.Request) (*explanation, error) {
-	p, err := x.reader.Read(r)
+func (x *Explainer) explain(r *http.Request) (*explanation, error) {
+	p, err := x.Reader.Read(r)
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		e := x.newExplanation()
 		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
@@ -159,7 +159,7 @@ func (x *explainer) explain(r *http.Request) (*explanation, error) {
 	return x.view(p, x.Dispatcher.Explain(r, p)), nil
 }
 
-func (x *explainer) newExplanation() *explanation {
+func (x *Explainer) newExplanation() *explanation {
 	e := &explanation{Pool: x.Pool.Name, Candidates: []candidateView{}, LeftOut: []leftOutView{}}
 	if m, ok := x.Policy.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
@@ -169,7 +169,7 @@ func (x *explainer) newExplanation() *explanation {
 
 // view returns the choice that would be made for a planned request as the admin API
 // shows it.
-func (x *explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
+func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e := x.newExplanation()
 	e.Plan, e.Unit = viewPlan(x.Pool, p), c.Unit
 	if own := c.Refused; own != nil {

@@ -1,4 +1,5 @@
-package handler
+// Package discovery asks workers what they are and what they serve, and tells the pool.
+package discovery
 
 import (
 	"context"
@@ -26,8 +27,8 @@ const (
 	soonest = 500 * time.Millisecond
 )
 
-// prober probes the workers of a configuration, from when that serves until it ends.
-type prober struct {
+// Prober probes the workers of a configuration, from when that serves until it ends.
+type Prober struct {
 	pool   *pool.Pool
 	proxy  *reverseproxy.Handler // whose upstreams it probes
 	client *upstream.Client
@@ -40,15 +41,15 @@ type prober struct {
 	first  chan struct{} // closed after the first probes, or after firstWait
 }
 
-func newProber(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *prober {
-	return &prober{
+func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
+	return &Prober{
 		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
 		id: p.Probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
 
-// start begins to probe the workers, until the configuration ends.
-func (p *prober) start() {
+// Start begins to probe the workers, until the configuration ends.
+func (p *Prober) Start() {
 	ctx := p.ctx
 	if ctx.Err() != nil { // the last requests of a configuration that has ended
 		close(p.first)
@@ -79,7 +80,7 @@ func (p *prober) start() {
 }
 
 // firstProbes probes all workers. It returns after firstWait at the latest.
-func (p *prober) firstProbes(ctx context.Context) {
+func (p *Prober) firstProbes(ctx context.Context) {
 	over := make(chan struct{})
 	go func() {
 		var under sync.WaitGroup
@@ -111,9 +112,9 @@ func (p *prober) firstProbes(ctx context.Context) {
 	}
 }
 
-// await lets a request that comes right after the start wait for the first
+// Await lets a request that comes right after the start wait for the first
 // probes. A plan then uses what is known.
-func (p *prober) await(ctx context.Context) {
+func (p *Prober) Await(ctx context.Context) {
 	select {
 	case <-p.first:
 	case <-ctx.Done():
@@ -123,7 +124,7 @@ func (p *prober) await(ctx context.Context) {
 // own returns the workers that this handler probes: its upstreams, and of a
 // dynamic source those that it returned lately. Other workers of the pool may be
 // reached in another way, or have an address that a client chose.
-func (p *prober) own() []*pool.Worker {
+func (p *Prober) own() []*pool.Worker {
 	if p.proxy.DynamicUpstreams != nil {
 		list := p.pool.All()
 		return slices.DeleteFunc(list, func(w *pool.Worker) bool {
@@ -139,9 +140,9 @@ func (p *prober) own() []*pool.Worker {
 	return list
 }
 
-// takesTokenData returns whether the engines of all workers take the ids of
+// TakesTokenData returns whether the engines of all workers take the ids of
 // nvext.token_data in an API. If one does not, the body's prompt counts for all.
-func (p *prober) takesTokenData(api string) bool {
+func (p *Prober) TakesTokenData(api string) bool {
 	workers, unknown := p.own(), engine.Engine{}
 	if len(workers) == 0 {
 		return unknown.TakesTokenData(api)
@@ -154,7 +155,7 @@ func (p *prober) takesTokenData(api string) bool {
 
 // Met records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (p *prober) Met(w *pool.Worker) {
+func (p *Prober) Met(w *pool.Worker) {
 	if p.proxy.DynamicUpstreams == nil || w.By.Load() == p.id {
 		return
 	}
@@ -165,7 +166,7 @@ func (p *prober) Met(w *pool.Worker) {
 }
 
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
-func (p *prober) AskAgain(w *pool.Worker) {
+func (p *Prober) AskAgain(w *pool.Worker) {
 	if time.Now().UnixNano()-w.Asked.Load() < int64(soonest) {
 		return
 	}
@@ -175,7 +176,7 @@ func (p *prober) AskAgain(w *pool.Worker) {
 }
 
 // soon has the workers that are due probed at once.
-func (p *prober) soon() {
+func (p *Prober) soon() {
 	select {
 	case p.wanted <- struct{}{}:
 	default: // it is about to be done
@@ -183,7 +184,7 @@ func (p *prober) soon() {
 }
 
 // probeDue starts a probe of each worker that is due.
-func (p *prober) probeDue(ctx context.Context) {
+func (p *Prober) probeDue(ctx context.Context) {
 	for _, w := range p.own() {
 		t, last := time.Now().UnixNano(), w.ProbedAt.Load()
 		if w.Probing.Load() || t-last < int64(pauseOf(w)) || !w.ProbedAt.CompareAndSwap(last, t) {
@@ -203,7 +204,7 @@ func (p *prober) probeDue(ctx context.Context) {
 
 // probe finds out whether a worker can be reached. If ask is set, it asks what the
 // worker serves and, if that is due, what it is: told is whether it did the latter.
-func (p *prober) probe(whole context.Context, w *pool.Worker, ask bool) (told bool) {
+func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (told bool) {
 	defer w.MarkProbed()
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
@@ -222,13 +223,13 @@ func (p *prober) probe(whole context.Context, w *pool.Worker, ask bool) (told bo
 
 // asksModels tells whether a worker is asked which models it serves. If the
 // operator lists them, it is asked only to end an absence.
-func (p *prober) asksModels(w *pool.Worker) bool {
+func (p *Prober) asksModels(w *pool.Worker) bool {
 	return w.Configured.Load() == nil ||
 		w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other
 }
 
 // connect makes a connection to a worker that is not asked anything now.
-func (p *prober) connect(ctx context.Context, w *pool.Worker) {
+func (p *Prober) connect(ctx context.Context, w *pool.Worker) {
 	tried, err := p.client.Connect(ctx, w.Dial)
 	switch {
 	case !tried:
@@ -249,6 +250,6 @@ func pauseOf(w *pool.Worker) time.Duration {
 
 // saw tells the pool how a question to a worker ended, and returns whether it was
 // answered. An address that cannot be asked says nothing of its worker.
-func (p *prober) saw(ctx context.Context, w *pool.Worker, status int, err error) bool {
+func (p *Prober) saw(ctx context.Context, w *pool.Worker, status int, err error) bool {
 	return !errors.Is(err, upstream.ErrNoDial) && p.pool.Saw(ctx, w, status, err)
 }

@@ -1,4 +1,4 @@
-package handler
+package discovery
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 const detectTimeout = 3 * time.Second
 
 // detect asks a worker about its engine, if that is due. It returns whether it was.
-func (p *prober) detect(ctx context.Context, w *pool.Worker) bool {
+func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	set := p.pool.Settings.Load().Worker(w.Dial)
 	if set.Engine == engine.Other || !w.Engine.Claim(time.Now()) {
 		return false

@@ -1,4 +1,4 @@
-package handler
+package admin
 
 import (
 	"slices"
@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collector reads the pools when metrics are scraped.
-type collector struct{}
+// Collector reads the pools when metrics are scraped.
+type Collector struct{}
 
 var (
 	descLeases    = desc("leases", "Attempts under way.", "pool")
@@ -43,7 +43,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 // Describe implements prometheus.Collector.
-func (collector) Describe(ch chan<- *prometheus.Desc) {
+func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descPrefills, descIncidents,
 		descHung, descAvailable, descEngine, descContrary,
@@ -77,7 +77,7 @@ func (s sink) emit(d *prometheus.Desc, kind prometheus.ValueType, v float64, lab
 }
 
 // Collect implements prometheus.Collector.
-func (collector) Collect(ch chan<- prometheus.Metric) {
+func (Collector) Collect(ch chan<- prometheus.Metric) {
 	t := time.Now()
 	for _, p := range thePools() {
 		to := sink{ch, []string{p.Name}}

@@ -1,4 +1,4 @@
-package handler
+package admin
 
 import (
 	"context"
@@ -41,7 +41,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 			return nil, errors.New("nobody is there")
 		},
 	}}}
-	x := &explainer{Dispatcher: &dispatch.Dispatcher{
+	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
 		Pool: the, Metrics: dispatch.AllMetrics(), Logger: zap.NewNop(),
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}}

@@ -1,4 +1,6 @@
-package handler
+// Package admin is the part of Caddy's admin API that shows and steers pools: workers,
+// sessions, explanations and queries, and the metrics that are read from pools.
+package admin
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package handler
+package speculative
 
 import (
 	"testing"
@@ -40,7 +40,7 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 		{"ShortPrompt", "s", kvscore.Request{Root: 7}, coming("s", 7), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := &runner{Dispatcher: &dispatch.Dispatcher{Pool: &pool.Pool{}}}
+			r := &Runner{Dispatcher: &dispatch.Dispatcher{Pool: &pool.Pool{}}}
 			s := &speculation{r: r, session: c.key, turn: dispatch.Turn{Plan: &plan.Plan{Prompt: plan.Prompt{Score: c.turn}}}}
 			if !r.expect(s) {
 				t.Fatal("no room")
