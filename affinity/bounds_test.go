@@ -56,7 +56,7 @@ func TestBoundsHoldAtAnyMoment(t *testing.T) {
 	}
 }
 
-func TestTooLargeASessionEvictsNobody(t *testing.T) {
+func TestTooLargeASessionEvictsNone(t *testing.T) {
 	r := open(t, Options{MaxBytes: 10 * (entryOverhead + 10)})
 	for i := range 10 {
 		mustPut(t, r, fmt.Sprint(i), 1, time.Hour, RouterOnly)
@@ -200,7 +200,7 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 		t.Errorf("renewing one: %v", err)
 	}
 	if _, err := r.Put("router", on(1), time.Hour, RouterOnly); err != nil {
-		t.Errorf("a binding nobody reports: %v", err)
+		t.Errorf("a binding without a report: %v", err)
 	}
 	close(release)
 	settled(t, r)

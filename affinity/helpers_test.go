@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// fakeClock starts at a fixed date and moves when told to.
+// fakeClock starts at a fixed date and moves only by calls.
 type fakeClock struct{ ns atomic.Int64 }
 
 var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -65,8 +65,7 @@ func TestSwapsLoseNoUpdate(t *testing.T) {
 	}
 }
 
-// Whoever was told that a binding lives until some time, finds that it ended
-// no earlier: renewal and expiry are ordered. The clock jumps so that deadlines
+// A binding does not end before the time that a caller got for it: renewal and expiry are ordered. The clock jumps so that deadlines
 // are hit while sessions are being renewed and swept.
 func TestRenewalRacesExpiry(t *testing.T) {
 	var c fakeClock
@@ -125,8 +124,8 @@ func TestRenewalRacesExpiry(t *testing.T) {
 	}
 }
 
-// The same at the narrowest place: a use comes between somebody finding the
-// binding overdue, or idle, and ending it.
+// The same at the narrowest place: a use comes between the check that the
+// binding is overdue or idle, and its end.
 func TestUseBeforeTheEndSavesTheBinding(t *testing.T) {
 	var c fakeClock
 	r := open(t, Options{Clock: c.now})
@@ -238,7 +237,7 @@ func TestEveryBindingEndsOnce(t *testing.T) {
 }
 
 // cacheHolds checks that ristretto holds the entries of the roster, and has
-// been told to forget all others.
+// deleted all others.
 func cacheHolds(t *testing.T, r *Ristretto) {
 	t.Helper()
 	r.cache.Wait()

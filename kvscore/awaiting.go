@@ -66,8 +66,8 @@ func (q *awaiting) ran(now time.Time, dry bool) float64 {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// maxOverdue bounds by how much a prefill that should be over delays those behind it,
-// in milliseconds.
+// maxOverdue bounds the delay that an overdue prefill adds to those after it, in
+// milliseconds.
 const maxOverdue = 60_000
 
 // wait predicts the milliseconds until all prefills booked on a target are over: their

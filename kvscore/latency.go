@@ -16,7 +16,7 @@ type work struct {
 	pairs  float64 // of tokens that attention compares, in millions
 }
 
-// workOf returns the work for n tokens behind k cached ones.
+// workOf returns the work for n tokens after k cached ones.
 func workOf(n, k int64) work {
 	f := float64(max(0, n))
 	return work{f / 1e3, f * (float64(k) + f/2) / 1e6}

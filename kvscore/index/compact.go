@@ -1,11 +1,10 @@
 package index
 
-// maxMoved bounds how many children a run may have to be moved: each must learn
-// its new number.
+// maxMoved bounds the children of a run that can move: each needs the new number.
 const maxMoved = 64
 
-// drain empties a page of runs or of holds as far as its records can move and
-// the work lasts. It reports whether there was one to be emptied.
+// drain empties a page of runs or of holds, as far as its records can move and the work
+// allows. It reports whether there was such a page.
 func (x *Index) drain() bool {
 	if x.runs.reclaimable() > x.holds.reclaimable() {
 		return drain(x, &x.runs, x.moveRun) || drain(x, &x.holds, x.moveHold)
@@ -36,8 +35,8 @@ func drain[T any, P record[T]](x *Index, s *slab[T, P], move func(uint32) bool) 
 	return true
 }
 
-// moveRun gives a run another record. One in use stays, for Refs name it, and
-// so does one with many children.
+// moveRun moves a run to another record. It does not move a run in use, because Refs name
+// it, or a run with many children.
 func (x *Index) moveRun(id uint32) bool {
 	r := x.runs.at(id)
 	for i := r.holds; i != 0; {
@@ -81,7 +80,7 @@ func (x *Index) moveRun(id uint32) bool {
 	return true
 }
 
-// moveHold gives a hold another record.
+// moveHold moves a hold to another record.
 func (x *Index) moveHold(id uint32) bool {
 	h := x.holds.at(id)
 	to, moved := x.holds.take()
@@ -103,7 +102,7 @@ func (x *Index) moveHold(id uint32) bool {
 	return true
 }
 
-// holdLink returns what names a hold in its run's list.
+// holdLink returns the link to a hold in its run's list.
 func (x *Index) holdLink(r *run, id uint32) *uint32 {
 	p := &r.holds
 	for *p != id {
@@ -113,7 +112,7 @@ func (x *Index) holdLink(r *run, id uint32) *uint32 {
 	return p
 }
 
-// adopt puts a run among its parent's children.
+// adopt adds a run to its parent's children.
 func (x *Index) adopt(id uint32) {
 	r := x.runs.at(id)
 	if r.parent == 0 {
@@ -127,7 +126,7 @@ func (x *Index) adopt(id uint32) {
 	p.child = id
 }
 
-// orphan takes a run from among its parent's children.
+// orphan removes a run from its parent's children.
 func (x *Index) orphan(id uint32) {
 	r := x.runs.at(id)
 	if r.prev != 0 {

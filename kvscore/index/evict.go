@@ -1,6 +1,6 @@
 package index
 
-// demand is memory about to be taken.
+// demand is the memory that a call is about to take.
 type demand struct {
 	runs, holds int
 	hashes      int64 // bytes
@@ -10,22 +10,20 @@ func (x *Index) cost(d demand) int64 {
 	return d.hashes + x.runs.growth(d.runs) + x.holds.growth(d.holds) + x.table.growth(d.runs)
 }
 
-// hashCost bounds from above what the allocator takes for n hashes: its sizes
+// hashCost returns an upper bound of the memory for n hashes. The allocator's size classes
 // waste at most a quarter, and above 32 KiB less than a page of 8 KiB.
 func hashCost(n int) int64 {
 	b := int64(n) * 8
 	return b + min(b/4, 8192) + 16
 }
 
-// hashSize returns what the allocator gave for hashes: append rounds the
-// capacity up to its sizes. A single one shares 16 bytes with others that may
-// outlive it.
+// hashSize returns the allocated memory of hashes: append rounds the capacity up to the
+// allocator's sizes. A single hash shares 16 bytes with others that may outlive it.
 func hashSize(hashes []uint64) int64 { return max(int64(cap(hashes))*8, 16) }
 
-// room forgets what was used longest ago, on whichever slot, until there is
-// memory for the demand, as long as the work lasts. It reports whether there
-// is, and whether anything was forgotten or moved, after which numbers of
-// unpinned runs and of holds are void.
+// room evicts what was used longest ago on any slot until there is memory for the demand, as
+// far as the work allows. It reports whether there is memory, and whether it evicted or
+// moved anything. After that, numbers of unpinned runs and of holds are invalid.
 func (x *Index) room(d demand) (ok, changed bool) {
 	for {
 		over := x.Bytes() + x.cost(d) - x.limit
@@ -39,11 +37,10 @@ func (x *Index) room(d demand) (ok, changed bool) {
 	}
 }
 
-// reclaim does a piece of the work that gives memory back, and reports whether
-// there was any.
+// reclaim does a piece of the work that gives memory back. It reports whether there was any.
 func (x *Index) reclaim(bytes int64) bool {
-	// Forgotten records leave holes in pages, which only moving the others
-	// together gives back: worth it when it is a part of the whole.
+	// Evicted records leave holes in pages. Only moving the other records together gives
+	// that memory back, which is worth it for a large share.
 	if x.runs.reclaimable()+x.holds.reclaimable() > x.memory/16 && x.drain() {
 		return true
 	}
@@ -57,15 +54,15 @@ func (x *Index) reclaim(bytes int64) bool {
 	return true
 }
 
-// empty gives all records back when none is in use.
+// empty frees all records. None may be in use.
 func (x *Index) empty() {
 	x.runs.reset()
 	x.holds.reset()
 	x.table.reset()
 }
 
-// evictOldest takes blocks from the hold touched longest ago on any slot,
-// enough for the bytes wanted if it has them.
+// evictOldest removes blocks from the hold touched longest ago on any slot: enough for the
+// given bytes if it has them.
 func (x *Index) evictOldest(bytes int64) bool {
 	var oldest uint32
 	var touched uint64
@@ -90,19 +87,19 @@ func (x *Index) evictOldest(bytes int64) bool {
 	h := x.holds.at(oldest)
 	r := x.runs.at(h.run)
 	others := x.longest(r, oldest)
-	if others >= h.n { // its blocks stay for others; it would go whole, bit by bit
+	if others >= h.n { // other holds keep its blocks, so cutting it frees no hashes
 		x.cut(oldest, h.n)
 		return true
 	}
-	// At least a quarter: that makes trim copy what is left, which must be rare.
+	// At least a quarter: trim then copies the rest, which must be rare.
 	n := max((bytes+7)/8, int64(h.n)/4+1)
 	x.cut(oldest, int32(min(n, int64(h.n-others))))
 	return true
 }
 
-// roomTokens returns how many of so many blocks of a weight the slot can take
-// in use: everything else makes room. It begins to forget that, from the end of
-// the slot's order; what the work does not last for is forgotten later.
+// roomTokens returns how many of the blocks of the given weight the slot has room for, if it
+// evicts everything that is not in use. It begins to evict from the end of the slot's
+// order. Later calls do what the work does not allow.
 func (x *Index) roomTokens(s *slot, blocks int, weight int32) int {
 	if s.capacity == 0 || weight == 0 {
 		return blocks
@@ -113,9 +110,8 @@ func (x *Index) roomTokens(s *slot, blocks int, weight int32) int {
 	return int(n)
 }
 
-// catchUp takes blocks from the end of the slot's order until it has room for
-// so many milli-tokens more, as long as the work lasts. A cleared slot loses
-// all.
+// catchUp removes blocks from the end of the slot's order until it has room for need more
+// milli-tokens, as far as the work allows. A cleared slot loses all.
 func (x *Index) catchUp(s *slot, need int64) {
 	for x.left > 0 && s.behind(need) {
 		id := x.evictable(s)
@@ -135,8 +131,8 @@ func (s *slot) behind(need int64) bool {
 	return s.cleared && s.lru.front != 0 || s.capacity > 0 && s.used+need > s.capacity
 }
 
-// evictable returns the slot's least recently used hold that is not in use, or
-// 0. Those in use that it meets are parked, not to be met each time.
+// evictable returns the slot's least recently used hold that is not in use, or 0. It parks
+// the holds in use that it meets, so that later calls do not meet them.
 func (x *Index) evictable(s *slot) uint32 {
 	for s.lru.back != 0 {
 		id := s.lru.back
@@ -150,7 +146,7 @@ func (x *Index) evictable(s *slot) uint32 {
 	return 0
 }
 
-// cut takes the last n blocks from a hold that is not in use.
+// cut removes the last n blocks from a hold that is not in use.
 func (x *Index) cut(id uint32, n int32) {
 	h := x.holds.at(id)
 	if n >= h.n {
@@ -163,7 +159,7 @@ func (x *Index) cut(id uint32, n int32) {
 	x.trim(r)
 }
 
-// remove drops a hold without refs, and the run with its last hold.
+// remove removes a hold without refs, and the run if that was its last hold.
 func (x *Index) remove(id uint32) {
 	h := x.holds.at(id)
 	r := x.runs.at(h.run)
@@ -184,7 +180,7 @@ func (x *Index) remove(id uint32) {
 	x.runs.give(rid)
 }
 
-// longest returns the most blocks that any hold of the run has but one.
+// longest returns the blocks of the run's longest hold, ignoring the given one.
 func (x *Index) longest(r *run, but uint32) int32 {
 	n := int32(0)
 	for i := r.holds; i != 0; {
@@ -198,8 +194,8 @@ func (x *Index) longest(r *run, but uint32) int32 {
 	return n
 }
 
-// trim cuts a run to what is still held. The place where it ended is gone, and
-// with it the arrivals there and the tokens of a prompt that ended there. Small remains are not copied for each block lost.
+// trim cuts a run to the blocks that are still held. It drops the arrivals and the count at
+// the former end. It copies the hashes only if that saves enough memory.
 func (x *Index) trim(r *run) {
 	n := int(x.longest(r, 0))
 	if n == len(r.hashes) {

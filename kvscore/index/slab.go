@@ -6,32 +6,31 @@ import "unsafe"
 // record fill one of Go's allocation sizes exactly.
 const page = 256
 
-// slab keeps records in pages and names them by number, so that links between
-// them are nothing to scan for the garbage collector, and a pointer to a record
-// stays good while others are added. Number 0 is never given out.
+// slab keeps records in pages and names them by number. The garbage collector need not scan
+// links between records, and a pointer to a record stays valid while others are added. No
+// record has the number 0.
 //
-// Pages are known by how full they are: new records go to the fullest, and an
-// empty one is given back. Sparse ones can be emptied, see [Index.drain].
+// Lists sort the pages by their used records. New records go to the fullest page, and an
+// empty page is freed. Sparse pages can be emptied: see [Index.drain].
 type slab[T any, P record[T]] struct {
-	pages  []*[page]T // nil where there is none
+	pages  []*[page]T // nil if there is none
 	heads  []head     // of the pages
 	lists  [classes]uint32
 	vacant uint32 // first number without a page, plus 1; linked by next
 	live   int    // pages
 	spare  int    // free records
-	kept   uint32 // an empty page, not to make one for each record; plus 1
+	kept   uint32 // an empty page kept for the next record; plus 1
 
-	drained uint32 // the page being emptied, which takes no records; plus 1
+	drained uint32 // the page being emptied, which gets no records; plus 1
 }
 
-// head says what is in a page. Numbers of pages and records in it are plus 1,
-// so that 0 is none.
+// head describes a page. Its numbers of pages and records are plus 1, so that 0 is none.
 type head struct {
 	next, prev uint32 // in the list of its class
-	free       uint16 // first of the free records, which are linked
+	free       uint16 // first of the linked free records
 	used       uint16
 	class      uint8
-	stuck      bool // has records that could not move; page 0 always is
+	stuck      bool // has records that could not move; always true for page 0
 }
 
 // Classes of pages: by used records in eighths, then some more.
@@ -92,10 +91,10 @@ func (s *slab[T, P]) give(id uint32) {
 	}
 }
 
-// plenty reports whether an empty page is not needed soon.
+// plenty reports whether there are enough free records without an empty page.
 func (s *slab[T, P]) plenty() bool { return s.spare >= page+page/4 }
 
-// roomy returns a page with a free record, the fullest.
+// roomy returns the fullest page with a free record.
 func (s *slab[T, P]) roomy() uint32 {
 	if n := s.lists[sticky]; n != 0 {
 		return n - 1
@@ -108,7 +107,7 @@ func (s *slab[T, P]) roomy() uint32 {
 	return s.add()
 }
 
-// file lists a page by how full it is.
+// file puts a page into the list of its class.
 func (s *slab[T, P]) file(n uint32) {
 	h := &s.heads[n]
 	class := uint8(h.used / (page / 8))
@@ -170,7 +169,7 @@ func (s *slab[T, P]) add() uint32 {
 	s.heads[n] = head{free: 1, class: none}
 	s.live++
 	s.spare += page
-	if n == 0 { // record 0 is not given out, and the page stays
+	if n == 0 { // record 0 is never used, and the page stays
 		s.heads[0].free, s.heads[0].used, s.heads[0].stuck = 2, 1, true
 		s.spare--
 	}
@@ -180,7 +179,7 @@ func (s *slab[T, P]) add() uint32 {
 
 func (s *slab[T, P]) grown() int { return len(s.pages) + len(s.pages)/4 + 8 }
 
-// remove gives an empty page back.
+// remove frees an empty page.
 func (s *slab[T, P]) remove(n uint32) {
 	s.unlist(n)
 	if s.kept == n+1 {
@@ -193,7 +192,7 @@ func (s *slab[T, P]) remove(n uint32) {
 	s.spare -= page
 }
 
-// reset gives all pages back; no record may be in use.
+// reset frees all pages. No record may be in use.
 func (s *slab[T, P]) reset() { *s = slab[T, P]{} }
 
 // count returns the number of records in use.
@@ -209,15 +208,14 @@ func (s *slab[T, P]) pageBytes() int64 {
 	return int64(unsafe.Sizeof(p))
 }
 
-// pageEntry is what each page number takes.
+// pageEntry is the memory of each page number, in bytes.
 const pageEntry = int64(unsafe.Sizeof(uintptr(0)) + unsafe.Sizeof(head{}))
 
 func (s *slab[T, P]) bytes() int64 {
 	return int64(s.live)*s.pageBytes() + int64(cap(s.pages))*pageEntry
 }
 
-// growth returns the bytes that n more records will add, a page too many at
-// times.
+// growth returns the bytes that n more records add, at times with a page too many.
 func (s *slab[T, P]) growth(n int) int64 {
 	if n <= s.spare {
 		return 0
@@ -230,11 +228,11 @@ func (s *slab[T, P]) growth(n int) int64 {
 	return b
 }
 
-// reclaimable returns what moving records together could free at best.
+// reclaimable returns an upper bound of the bytes that moving records together frees.
 func (s *slab[T, P]) reclaimable() int64 { return int64(s.spare/page) * s.pageBytes() }
 
-// sparse returns the page that is emptied with the fewest moves, if there is
-// room elsewhere for what is in it.
+// sparse returns the page that needs the fewest moves to be emptied, if other pages have
+// room for its records.
 func (s *slab[T, P]) sparse() (uint32, bool) {
 	if s.spare < page {
 		return 0, false
@@ -247,7 +245,7 @@ func (s *slab[T, P]) sparse() (uint32, bool) {
 	return 0, false
 }
 
-// unstick lets a page whose records could not move be tried again.
+// unstick lets drain try again a page with records that could not move.
 func (s *slab[T, P]) unstick() {
 	n := s.lists[sticky]
 	if n == 1 {

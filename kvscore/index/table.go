@@ -7,31 +7,30 @@ import (
 
 const (
 	minTable = 64
-	// segmentSize is the number of entries above which a segment splits.
+	// segmentSize is the greatest number of entries before a segment splits.
 	segmentSize  = 2048
 	segmentBytes = segmentSize*8 + segmentHead
 	segmentHead  = int64(unsafe.Sizeof(segment{})) + 8
 	maxDepth     = 18
 )
 
-// table finds a run by its parent, root and first block. An entry keeps 32 bits
-// of the key's hash; the run itself settles whether it is the one.
+// table finds a run by its parent, root and first block. An entry keeps 32 bits of the key's
+// hash; the lookup compares the key with the run itself.
 //
-// It is extendible: the hash's high bits choose a segment, of which each grows,
-// splits and merges for itself, so that no entry added or dropped costs more
-// than one segment's work, however many there are. A segment is open
-// addressing with linear probing.
+// The table uses extendible hashing: the hash's high bits choose a segment. Each segment
+// grows, splits and merges by itself, so that adding or removing an entry costs at most
+// one segment's work. A segment uses open addressing with linear probing.
 type table struct {
-	dir     []place // by the high bits of the hash; nil while nothing is in
+	dir     []place // by the high bits of the hash; nil if the table is empty
 	shift   uint8   // 32 less the number of these bits
-	deepest int     // segments that are in dir once
+	deepest int     // segments with one place in dir
 	count   int
 	size    int64 // bytes of segments
 	k0, k1  uint64
-	worked  int // entries moved since last asked
+	worked  int // entries moved since the last reset to 0
 }
 
-// place is where a segment is found; its entries are, too, at one step less.
+// place points to a segment, and to its entries to save one step.
 type place struct {
 	entries []entry
 	*segment
@@ -47,8 +46,8 @@ type segment struct {
 
 type entry struct{ hash, run uint32 } // run 0: empty
 
-// hash is keyed with both k0 and k1, so that neither factor can be chosen to be
-// zero from outside. The seed is the parent's.
+// hash uses both k0 and k1 as keys, so that a client cannot make a factor zero. The seed is
+// the parent's.
 func (t *table) hash(seed uint16, root, block uint64) uint32 {
 	hi, lo := bits.Mul64(block^t.k0, (root+uint64(seed)*0x9e3779b97f4a7c15)^t.k1)
 	h := (hi ^ lo) * 0x9e3779b97f4a7c15
@@ -123,7 +122,7 @@ func (s *segment) put(hash, run uint32) {
 	s.count++
 }
 
-// take puts the entries of another segment into this one.
+// take adds the entries of another segment.
 func (s *segment) take(from []entry) {
 	for _, e := range from {
 		if e.run != 0 {
@@ -132,7 +131,7 @@ func (s *segment) take(from []entry) {
 	}
 }
 
-// resize changes the size of a segment, the one of the hash.
+// resize changes the size of the segment of the hash.
 func (t *table) resize(s *segment, hash uint32, size int) {
 	old := s.entries
 	t.worked += len(old)
@@ -142,7 +141,7 @@ func (t *table) resize(s *segment, hash uint32, size int) {
 	t.enter(s, hash)
 }
 
-// split divides a segment, the one of the hash, by the next bit.
+// split divides the segment of the hash by the next bit.
 func (t *table) split(s *segment, hash uint32) {
 	if s.depth == t.depth() {
 		wide := make([]place, 2*len(t.dir))
@@ -173,7 +172,7 @@ func (t *table) split(s *segment, hash uint32) {
 	}
 }
 
-// enter puts a segment in the directory wherever hashes begin as this one does.
+// enter puts a segment at all places of the directory for hashes that share its bits.
 func (t *table) enter(s *segment, hash uint32) {
 	n := 1 << (t.depth() - s.depth)
 	from := int(uint64(hash)>>(32-s.depth)) * n
@@ -183,7 +182,7 @@ func (t *table) enter(s *segment, hash uint32) {
 	t.worked += n
 }
 
-// replace makes the entry of one run that of another with the same key.
+// replace points the entry of one run to another run with the same key.
 func (t *table) replace(hash, old, run uint32) {
 	s := t.segment(hash)
 	s.entries[s.find(hash, old)].run = run
@@ -198,7 +197,7 @@ func (s *segment) find(hash, run uint32) uint32 {
 	return i
 }
 
-// drop removes an entry and moves later ones up, so that no probe meets a gap.
+// drop removes an entry and moves later ones up, so that probing meets no gap.
 func (t *table) drop(hash, run uint32) {
 	s := t.segment(hash)
 	mask := uint32(len(s.entries) - 1)
@@ -221,7 +220,7 @@ func (t *table) drop(hash, run uint32) {
 	}
 }
 
-// merge joins a segment with the one it was split from, when both are sparse.
+// merge joins a segment with the one that it was split from, if both are sparse.
 func (t *table) merge(s *segment, hash uint32) {
 	const few = segmentSize * 3 / 8
 	if s.count > few/2 {
@@ -246,7 +245,7 @@ func (t *table) merge(s *segment, hash uint32) {
 	}
 }
 
-// narrow halves the directory, in which every segment is twice.
+// narrow halves the directory, in which every segment has at least two places.
 func (t *table) narrow() {
 	half := make([]place, len(t.dir)/2)
 	for i := range half {
@@ -286,7 +285,7 @@ func (x *Index) child(parent uint32, seed uint16, root, block uint64) uint32 {
 	}
 }
 
-// seedOf returns the seed of a run, 0 of none.
+// seedOf returns the seed of a run, 0 for no run.
 func (x *Index) seedOf(id uint32) uint16 {
 	if id == 0 {
 		return 0
@@ -294,7 +293,7 @@ func (x *Index) seedOf(id uint32) uint16 {
 	return x.runs.at(id).seed
 }
 
-// keyHash returns the hash under which a run is in the table.
+// keyHash returns the hash of a run's key in the table.
 func (x *Index) keyHash(r *run) uint32 {
 	return x.table.hash(x.seedOf(r.parent), r.root, r.hashes[0])
 }

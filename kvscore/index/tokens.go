@@ -2,9 +2,8 @@ package index
 
 import "math"
 
-// Kinds is how many kinds of content blocks are told apart. The low bits of a
-// block's hash name its kind, see [KindMask]: it matters only where Weights have
-// Kinds.
+// Kinds is the number of kinds of content blocks. The low bits of a block's hash are its
+// kind, see [KindMask]. Kinds matter only if Weights have Kinds.
 const (
 	Kinds    = 32
 	KindMask = Kinds - 1
@@ -16,13 +15,11 @@ type Chain struct {
 	Root uint64
 	// Blocks are the content hashes of the full blocks in order.
 	Blocks []uint64
-	// Past is how far the prompt goes on behind the last full block, in blocks;
-	// less than 1.
+	// Past is the length of the prompt after the last full block, in blocks; less than 1.
 	Past float32
-	// Media is whether engines count more in the prompt than the tokens of the
-	// blocks: images and the like.
+	// Media says that the prompt has tokens outside of the blocks: images and other media.
 	Media bool
-	// Weights are the tokens in a block, as far as nothing better is known.
+	// Weights are the tokens in a block, used where no count is known.
 	Weights Weights
 }
 
@@ -30,13 +27,13 @@ func (c *Chain) length() float64 { return float64(len(c.Blocks)) + float64(c.Pas
 
 // Weights says how many tokens a block stands for, in milli-tokens.
 type Weights struct {
-	// Kinds has them by the kind of the block; nil if all blocks are alike.
+	// Kinds has the weights by the kind of the block; nil if all blocks are alike.
 	Kinds *[Kinds]int32
-	// All is what each block stands for where Kinds is nil.
+	// All is the weight of each block if Kinds is nil.
 	All int32
 }
 
-// Same returns the weights of blocks that all stand for so many milli-tokens.
+// Same returns equal weights for all blocks, in milli-tokens.
 func Same(milliTokens int64) Weights { return Weights{All: clampWeight(milliTokens)} }
 
 func clampWeight(w int64) int32 { return int32(min(max(w, 0), math.MaxInt32)) }
@@ -52,8 +49,7 @@ func (w *Weights) Sum(blocks []uint64) (sum int64) {
 	return sum
 }
 
-// Mean returns how many tokens each of blocks stands for, on average; for no
-// blocks, any of their kinds.
+// Mean returns the average tokens of the blocks, or without blocks, of the first 8 kinds.
 func (w *Weights) Mean(blocks []uint64) float64 {
 	if len(blocks) > 0 {
 		return float64(w.Sum(blocks)) / float64(len(blocks)) / 1000
@@ -68,12 +64,12 @@ func (w *Weights) Mean(blocks []uint64) float64 {
 	return any / 1000
 }
 
-// longDivision is the length of runs, in blocks, from which on their tokens are
-// divided evenly: looking at each block would take too long.
+// longDivision is the length of runs, in blocks, above which divide assumes equal blocks: a
+// look at each block would take too long.
 const longDivision = 16 << 10
 
-// divide returns the weights of the first n blocks of a run and of the others,
-// by their kinds: the tokens of the run stay what they are.
+// divide returns the weights of the first n blocks of a run and of the others, by their
+// kinds. The tokens of the run do not change.
 func (w *Weights) divide(r *run, n int) (first, rest int32) {
 	if w.Kinds == nil || len(r.hashes) > longDivision || n == len(r.hashes) {
 		return r.weight, r.weight
@@ -87,11 +83,10 @@ func (w *Weights) divide(r *run, n int) (first, rest int32) {
 	return clampWeight(int64(upper / float64(n))), clampWeight(int64((all - upper) / float64(len(r.hashes)-n)))
 }
 
-// pastBlocks is how far the prompt that ended behind the run went on, in blocks.
+// pastBlocks returns the length after the run of the prompt that ended there, in blocks.
 func (r *run) pastBlocks() float64 { return float64(r.past) / (1 << 16) }
 
-// end returns the milli-tokens up to the last block of a run that begins behind
-// so many.
+// end returns the milli-tokens up to the end of a run. before is the milli-tokens before it.
 func (r *run) end(before int64) int64 {
 	if r.count > 0 {
 		return max(before, int64(r.count)*1000-int64(r.pastBlocks()*float64(r.weight)))
@@ -99,9 +94,9 @@ func (r *run) end(before int64) int64 {
 	return before + int64(len(r.hashes))*int64(r.weight)
 }
 
-// RecordCount records how many tokens an engine counted in the prompt that a Ref stands
-// for. The whole chain must have been acquired. Of a chain whose blocks have kinds,
-// and without media, the weights change so that they add up to the count.
+// RecordCount records an engine's count of the tokens in a Ref's prompt. The whole chain
+// must have been acquired. If the blocks have kinds and there are no media, the weights
+// change so that they add up to the count.
 func (x *Index) RecordCount(ref Ref, c *Chain, tokens int64) {
 	x.begin()
 	x.recordCount(ref, c, tokens)
@@ -119,13 +114,13 @@ func (x *Index) recordCount(ref Ref, c *Chain, tokens int64) {
 	r.count, r.past = int32(tokens), uint16(min(max(c.Past, 0)*(1<<16), math.MaxUint16))
 }
 
-// leastCached is the share of the expected tokens that an engine must report as
-// cached. With less, it has evicted some.
+// leastCached is the least share of the expected tokens that an engine reports as cached.
+// With less, it has evicted some.
 const leastCached = 0.75
 
-// RecordCached records how many tokens an engine had cached of the prompt that a Ref
-// stands for. It was expected to hold the first so many blocks. Where prompts fork,
-// this is the only count of what they have in common.
+// RecordCached records the tokens of a Ref's prompt that an engine had cached. blocks is the
+// number of leading blocks that the cache model expected there. If prompts fork, this is
+// the only count of their common part.
 func (x *Index) RecordCached(ref Ref, blocks int, tokens float64) {
 	for id := ref.run; id != 0; {
 		r := x.runs.at(id)
@@ -144,8 +139,8 @@ func (x *Index) RecordCached(ref Ref, blocks int, tokens float64) {
 	}
 }
 
-// stretch is a part of a chain: its runs from the one behind the last prompt whose
-// tokens an engine counted, to the end of another prompt.
+// stretch is a part of a chain: the runs after the last prompt that an engine counted, up to
+// the end of another prompt.
 type stretch struct {
 	top    uint32  // the first run
 	before float64 // milli-tokens up to there
@@ -153,7 +148,7 @@ type stretch struct {
 	open   float64 // of these, in runs that are not weighed
 }
 
-// uncounted returns the stretch that ends past blocks behind a run.
+// uncounted returns the stretch that ends past blocks after a run.
 func (x *Index) uncounted(id uint32, past float64) (u stretch) {
 	for u.top = id; ; past = 0 {
 		r := x.runs.at(u.top)
@@ -174,12 +169,12 @@ func (x *Index) uncounted(id uint32, past float64) (u stretch) {
 	}
 }
 
-// maxScale bounds by what factor a count changes the weights of runs.
+// maxScale bounds the factor by which a count changes the weights of runs.
 const maxScale = 8
 
-// fit changes the weights of the stretch that ends with a run, so that the chain has
-// so many milli-tokens there. It scales the runs that are not weighed. If there are
-// none, or the factor is beyond maxScale, it scales all runs.
+// fit changes the weights of the stretch that ends with a run, so that the chain has the
+// given milli-tokens there. It scales the runs that are not weighed. If there are none, or
+// if the factor exceeds maxScale, it scales all runs.
 func (x *Index) fit(id uint32, u stretch, tokens float64) {
 	all := false
 	f := (tokens - u.before - (u.all - u.open)) / u.open
@@ -187,7 +182,7 @@ func (x *Index) fit(id uint32, u stretch, tokens float64) {
 		f, all = (tokens-u.before)/u.all, true
 	}
 	if !(f > 0 && f < math.MaxInt32) {
-		return // there is nothing to scale, or the counts contradict each other
+		return // nothing to scale, or contradictory counts
 	}
 	for ; ; id = x.runs.at(id).parent {
 		if r := x.runs.at(id); all || !r.weighed {
@@ -200,7 +195,7 @@ func (x *Index) fit(id uint32, u stretch, tokens float64) {
 	}
 }
 
-// reweigh lets each block of a run stand for so many milli-tokens, on all slots.
+// reweigh sets the milli-tokens of each block of a run, on all slots.
 func (x *Index) reweigh(id uint32, weight int32) {
 	r := x.runs.at(id)
 	more := int64(weight) - int64(r.weight)

@@ -154,7 +154,7 @@ func TestCachedTokensCountWherePromptsFork(t *testing.T) {
 	x.check(t)
 }
 
-// Whatever is told, sums stay right.
+// Sums stay right after any counts.
 func TestRecordCountKeepsSums(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	x := New(48 << 10)
