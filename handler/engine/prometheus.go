@@ -10,7 +10,7 @@ import (
 type labels map[string]string
 
 var (
-	sampleLine = regexp.MustCompile(`^([\w:]+)(?:\{(.*)\}|\s)\s*(\S+)`)
+	sampleLine = regexp.MustCompile(`^([\w:]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}|\s)\s*(\S+)`)
 	labelPair  = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
 )
 
