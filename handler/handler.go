@@ -185,7 +185,7 @@ type Handler struct {
 	logger     *zap.Logger
 }
 
-// Index configures the mirror of the workers' KV caches. It belongs to the
+// Index configures the model of the workers' KV caches. It belongs to the
 // pool: handlers that name the pool must not contradict each other.
 type Index struct {
 	// The most memory that the index takes, in bytes. Default: 512 MiB.

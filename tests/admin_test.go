@@ -82,7 +82,7 @@ type (
 			Proxy     *bool   `json:"proxy_available"`
 			Refusing  bool    `json:"refuses_connections"`
 			Failures  int     `json:"failures_in_a_row"`
-			Until     *string `json:"rated_down_until"`
+			Until     *string `json:"marked_down_until"`
 			Answers   float64 `json:"recent_answers"`
 		} `json:"health"`
 		Load struct {

@@ -133,7 +133,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 					home = e
 				}
 			}
-			if n := s.logged(t, ratedDown); n != 0 {
+			if n := s.logged(t, markedDown); n != 0 {
 				t.Errorf("%d workers were marked down for it", n)
 			}
 			s.booksAtZero(t)
@@ -223,7 +223,7 @@ func TestNoEventIsAddedWhereNoneFits(t *testing.T) {
 			eventually(t, 2*time.Second, "the request is counted", func() bool {
 				return s.scrape(t).value(requestsTotal, pool) == before.value(requestsTotal, pool)+1
 			})
-			if n := s.logged(t, ratedDown); n != v.marked {
+			if n := s.logged(t, markedDown); n != v.marked {
 				t.Errorf("%d workers were marked down, want %d", n, v.marked)
 			}
 		})

@@ -57,7 +57,7 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 		s.mustChat(t, prompt(i).streamed())
 	}
 	if n := s.scrape(t).value(mirrorCleared, `worker="`+f.addr()+`"`); n > 0 {
-		t.Errorf("the mirror was cleared %v times", n)
+		t.Errorf("the cache model was cleared %v times", n)
 	}
 }
 
@@ -80,7 +80,7 @@ func TestLossShowsInPromptsThatEndAlike(t *testing.T) {
 		s.mustChat(t, prompt(i))
 	}
 	if n := s.scrape(t).value(mirrorCleared, `reason="mismatch"`, `worker="`+f.addr()+`"`); n != 1 {
-		t.Errorf("the mirror was cleared %v times for it, want once", n)
+		t.Errorf("the cache model was cleared %v times for it, want once", n)
 	}
 }
 

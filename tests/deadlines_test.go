@@ -105,7 +105,7 @@ func TestFirstTokenIsAwaited(t *testing.T) {
 			if n := m.value(retriesTotal, pool, reason) - before.value(retriesTotal, pool, reason); n < 1 || n > 32 {
 				t.Errorf("%v retries for that reason", n)
 			}
-			if n := s.logged(t, ratedDown); n != 1 {
+			if n := s.logged(t, markedDown); n != 1 {
 				t.Errorf("%d workers were marked down, want 1", n)
 			}
 			eventually(t, 3*time.Second, "the engine has no requests any more", func() bool { return engines[0].Active() == 0 })
@@ -204,7 +204,7 @@ func TestClientLeavesBeforeAHeldAnswer(t *testing.T) {
 		{requestsTotal, []string{`pool="held-leave"`, `outcome="client_gone"`}, 32},
 		{retriesTotal, []string{`pool="held-leave"`}, 0},
 	})
-	if n := s.logged(t, ratedDown); n != 0 {
+	if n := s.logged(t, markedDown); n != 0 {
 		t.Errorf("%d workers were marked down", n)
 	}
 }
@@ -306,7 +306,7 @@ func TestSlowClientIsNoStalledStream(t *testing.T) {
 		t.Error("no engine was kept waiting")
 	}
 	s.booksAtZero(t)
-	if n := s.logged(t, ratedDown); n != 0 {
+	if n := s.logged(t, markedDown); n != 0 {
 		t.Errorf("%d workers were marked down", n)
 	}
 }

@@ -157,7 +157,7 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 				t.Fatal("nothing is thought to be held")
 			}
 			f.stop()
-			eventually(t, inTime, "the mirror to be cleared", func() bool { return s.fakeWorker(t, f.addr()).Cache.Cached == 0 })
+			eventually(t, inTime, "the cache model to be cleared", func() bool { return s.fakeWorker(t, f.addr()).Cache.Cached == 0 })
 			f.again(t)
 			if a := s.mustChat(t, simChat(someWords(1000))); a.header.Get("X-KV-Reason") != "load" {
 				t.Errorf("the first request after it is chosen by %q", a.header.Get("X-KV-Reason"))

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	mirrorCleared = "caddy_kv_router_mirror_cleared_total"
+	mirrorCleared = "caddy_kv_router_cache_model_cleared_total"
 	engineInfo    = "caddy_kv_router_worker_engine_info"
 	contradicted  = "caddy_kv_router_worker_contradictions"
 )
@@ -160,7 +160,7 @@ func TestEngineThatComesLate(t *testing.T) {
 	}
 	eventually(t, 20*time.Second, "the late engine to be found out", func() bool { return s.told(t, late).Engine.Told.KVTokens == 8000 })
 	if w := s.told(t, late); w.Cache.Capacity != 8000 {
-		t.Errorf("its mirror has room for %d tokens", w.Cache.Capacity)
+		t.Errorf("its cache model has room for %d tokens", w.Cache.Capacity)
 	}
 	for _, r := range late.Journal() {
 		if r.Header.Get("User-Agent") == "kv_router" && r.Header.Get("Authorization") != "Bearer secret" {

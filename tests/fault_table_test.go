@@ -253,15 +253,15 @@ func (r *faultRun) collect() {
 	}
 	r.moved = -1
 	for i := range r.struck() {
-		if at, ok := r.s.ratedDownAt(r.t, r.dial(i), r.struckAt); ok && (r.moved < 0 || at.Sub(r.struckAt) < r.moved) {
+		if at, ok := r.s.markedDownAt(r.t, r.dial(i), r.struckAt); ok && (r.moved < 0 || at.Sub(r.struckAt) < r.moved) {
 			r.moved = at.Sub(r.struckAt)
 		}
 	}
 }
 
-// ratedDownAt returns when the log first says so of a worker, after a time, for
+// markedDownAt returns when the log first says so of a worker, after a time, for
 // whatever reason.
-func (s *server) ratedDownAt(t testing.TB, dial string, after time.Time) (time.Time, bool) {
+func (s *server) markedDownAt(t testing.TB, dial string, after time.Time) (time.Time, bool) {
 	data, err := os.ReadFile(s.log)
 	if err != nil {
 		t.Fatal(err)

@@ -115,7 +115,7 @@ func TestAnswerShorterThanItsLengthIsBroken(t *testing.T) {
 		{requestsTotal, []string{`pool="short"`, `outcome="broken"`}, 1},
 		{requestsTotal, []string{`pool="short"`}, 1},
 	})
-	if n := s.logged(t, ratedDown); n != 1 {
+	if n := s.logged(t, markedDown); n != 1 {
 		t.Errorf("%d workers were marked down, want 1", n)
 	}
 }
@@ -147,7 +147,7 @@ func TestIllegibleEngineIsNoBlackHole(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, ratedDown) > 0 })
+			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, markedDown) > 0 })
 			marked.Store(1)
 			time.Sleep(2 * time.Second) // of traffic, with some probes in it
 			stop()
@@ -158,7 +158,7 @@ func TestIllegibleEngineIsNoBlackHole(t *testing.T) {
 			if total > 0.3 || after > 0.1 {
 				t.Errorf("a share of %.2f got it after the mark, %.2f in all; want at most 0.1 and 0.3", after, total)
 			}
-			if n := s.logged(t, ratedDown); n != 1 {
+			if n := s.logged(t, markedDown); n != 1 {
 				t.Errorf("%d log lines say that a worker is marked down, want 1", n)
 			}
 			s.booksAtZero(t)

@@ -68,7 +68,7 @@ func TestWorkerBehindAForwardProxyIsNotMarkedDown(t *testing.T) {
 		t.Fatal("a request was answered without the proxy")
 	}
 	if n := s.fakeWorker(t, dial).Cache.Cached; n == 0 {
-		t.Error("the mirror was cleared because the proxy refused connections")
+		t.Error("the cache model was cleared because the proxy refused connections")
 	}
 }
 

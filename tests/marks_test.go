@@ -32,8 +32,8 @@ func (s *server) logged(t testing.TB, text string) int {
 	return n
 }
 
-// ratedDown is what the log says of a worker that gets a mark.
-const ratedDown = "worker is marked down"
+// markedDown is what the log says of a worker that gets a mark.
+const markedDown = "worker is marked down"
 
 // TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a
 // policy that would send it every other one: the marks alone keep them away,
@@ -56,7 +56,7 @@ func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 			t.Errorf("request %d came %v after the one before, want at least %v", i+2, d, want)
 		}
 	}
-	if n := s.logged(t, ratedDown); n != 1 {
+	if n := s.logged(t, markedDown); n != 1 {
 		t.Errorf("%d log lines say that the worker is marked down, want 1", n)
 	}
 	t.Logf("%d requests were served meanwhile", served)
@@ -118,7 +118,7 @@ func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, ratedDown) > 0 })
+			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, markedDown) > 0 })
 			t.Logf("marked down after %v", time.Since(start).Round(time.Millisecond))
 			marked.Store(1)
 			time.Sleep(2 * time.Second) // of traffic, with some probes in it
@@ -131,7 +131,7 @@ func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 			if total > 0.3 || after > 0.2 || after >= before {
 				t.Errorf("failed before the mark %.2f, after it %.2f, in all %.2f; want a fall to less than 0.2, and 0.3 in all", before, after, total)
 			}
-			if n := s.logged(t, ratedDown); n != 1 {
+			if n := s.logged(t, markedDown); n != 1 {
 				t.Errorf("%d log lines say that a worker is marked down, want 1", n)
 			}
 			s.booksAtZero(t)
@@ -151,7 +151,7 @@ func TestClientsMistakesMarkNobody(t *testing.T) {
 	for i := range 80 {
 		wantAnswer(t, s.chat(t.Context(), ask(fmt.Sprintf("mistake %d", i))), f)
 	}
-	if n := s.logged(t, ratedDown); n != 0 {
+	if n := s.logged(t, markedDown); n != 0 {
 		t.Errorf("%d workers were marked down", n)
 	}
 	if counts, top := spread(engines); top > 1.1 {

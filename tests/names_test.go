@@ -48,12 +48,12 @@ func TestNameServerThatFails(t *testing.T) {
 	if n := m.value(retriesTotal, `pool="named"`, `reason="refused"`) - before.value(retriesTotal, `pool="named"`, `reason="refused"`); n == 0 {
 		t.Error("nothing was retried")
 	}
-	if n := s.logged(t, ratedDown); n != 1 {
+	if n := s.logged(t, markedDown); n != 1 {
 		t.Errorf("%d workers were marked down, want 1", n)
 	}
 	s.booksAtZero(t)
 	if n := s.scrape(t).value("caddy_kv_router_worker_cached_tokens", `pool="named"`, `worker="`+named+`"`); n == 0 {
-		t.Error("the mirror was cleared, though the engine is where it was")
+		t.Error("the cache model was cleared, though the engine is where it was")
 	}
 
 	startDNSAt(t, names.addr).setA("engine.test", loopback(0))

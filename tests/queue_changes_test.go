@@ -202,10 +202,10 @@ func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestRatedDownWorkerIsNoResortForFullOnes has a worker with room that has just
+// TestMarkedDownWorkerIsNoResortForFullOnes has a worker with room that has just
 // failed, and one that did not and is full: a request waits for either, and
 // does not go to the first before its mark is over.
-func TestRatedDownWorkerIsNoResortForFullOnes(t *testing.T) {
+func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
 	gates := []*gate{hold(engines[0]), hold(engines[1])}

@@ -330,7 +330,7 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 			if n := engines[0].Requests(); n != 1 {
 				t.Errorf("the engine was sent %d requests, want 1", n)
 			}
-			for _, line := range []string{ratedDown, "no worker"} {
+			for _, line := range []string{markedDown, "no worker"} {
 				if n := s.logged(t, line); n != 0 {
 					t.Errorf("%d log lines say %q: no worker has failed", n, line)
 				}

@@ -61,7 +61,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 			}
 			w := s.told(t, e)
 			if w.Ranks[0].Cache.Cached == 0 || w.Ranks[1].Cache.Cached == 0 || w.Cache.Cached != w.Ranks[0].Cache.Cached+w.Ranks[1].Cache.Cached {
-				t.Errorf("the mirrors are %+v of %+v", w.Ranks, w.Cache)
+				t.Errorf("the cache models are %+v of %+v", w.Ranks, w.Cache)
 			}
 			for rank := range 2 {
 				if _, found := s.scrape(t).sum("caddy_kv_router_worker_cached_tokens", fmt.Sprintf(`dp_rank="%d"`, rank)); !found {

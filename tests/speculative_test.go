@@ -404,7 +404,7 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 			if own, _ := e.counts(); own != 1 {
 				t.Errorf("%d requests of the router's own, want 1", own)
 			}
-			if n := s.logged(t, ratedDown); n != 0 {
+			if n := s.logged(t, markedDown); n != 0 {
 				t.Errorf("%d workers were marked down", n)
 			}
 			if n := s.logged(t, "speculative prefill without success begins"); n != 1 {

@@ -166,7 +166,7 @@ func TestOneSessionsErrorsMarkNobody(t *testing.T) {
 			t.Fatalf("status %d", a.status)
 		}
 	}
-	if n := s.logged(t, ratedDown); n != 0 {
+	if n := s.logged(t, markedDown); n != 0 {
 		t.Errorf("%d workers were marked down", n)
 	}
 	if e := s.chat(t.Context(), ask(prompt+"next"), "Authorization", "Bearer good", "X-Session-Id", "theirs").engine(); e != home {
@@ -221,7 +221,7 @@ func TestLegibleAnswersOfOtherWritings(t *testing.T) {
 		for i := range 20 {
 			s.chat(t.Context(), ask(fmt.Sprint("question ", i)).streamed())
 		}
-		if n := s.logged(t, ratedDown); n != 0 {
+		if n := s.logged(t, markedDown); n != 0 {
 			t.Errorf("%s: marked down", name)
 		}
 	}

@@ -17,7 +17,7 @@ var (
 	descLeases    = desc("leases", "Attempts under way.", "pool")
 	descWaiting   = desc("waiting_requests", "Requests that wait until a worker has room.", "pool")
 	descExpired   = desc("leases_expired_total", "Leases that leaked and had to be ended.", "pool")
-	descUntracked = desc("untracked_prompts_total", "Prompts that the mirror had no room for, in whole or in part.", "pool")
+	descUntracked = desc("untracked_prompts_total", "Prompts that the cache model had no room for, in whole or in part.", "pool")
 	descFaults    = desc("policy_faults_total", "Choices in which the policy returned no candidate or changed the list of candidates, so that the least loaded worker was taken.", "pool")
 	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
 	descIndex     = desc("index_bytes", "Size of the index.", "pool")
@@ -25,7 +25,7 @@ var (
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
 
 	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
-	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while no connection to it can be made, it is rated down or let back, hangs, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
+	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while no connection to it can be made, it is marked down or let back, hangs, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 

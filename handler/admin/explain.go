@@ -266,7 +266,7 @@ func why(p *plan.Plan, c *dispatch.DryChoice) string {
 	case c.Used.Draining:
 		text += "; only draining workers are left, so that draining is ignored"
 	case c.Used.Marked:
-		text += "; all workers are rated down, so that marks are ignored"
+		text += "; all workers are marked down, so that marks are ignored"
 	}
 	return text
 }

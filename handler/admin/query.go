@@ -53,8 +53,6 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	return err
 }
 
-var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
-
 var errNoChoice = errors.New("no worker was chosen")
 
 // queryAnswer is the answer to a query. Fields that only chat and completions have

@@ -130,13 +130,13 @@ type healthView struct {
 	// not answer the router's questions.
 	Refusing *bool `json:"refuses_connections"`
 	// Hung is whether nothing comes from it while others make progress.
-	Hung             bool       `json:"hung"`
-	RatedDownUntil   *time.Time `json:"rated_down_until"`
-	RatedDownSeconds float64    `json:"rated_down_seconds"`
-	LetBack          *int       `json:"let_back_requests"`
-	Failures         int        `json:"failures_in_a_row"`
-	Answers          float64    `json:"recent_answers"`
-	Errors           float64    `json:"recent_errors"`
+	Hung              bool       `json:"hung"`
+	MarkedDownUntil   *time.Time `json:"marked_down_until"`
+	MarkedDownSeconds float64    `json:"marked_down_seconds"`
+	LetBack           *int       `json:"let_back_requests"`
+	Failures          int        `json:"failures_in_a_row"`
+	Answers           float64    `json:"recent_answers"`
+	Errors            float64    `json:"recent_errors"`
 }
 
 type loadView struct {
@@ -246,7 +246,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 	}
 	if !health.Until.IsZero() {
 		until := health.Until.UTC()
-		v.Health.RatedDownUntil, v.Health.RatedDownSeconds = &until, until.Sub(t).Seconds()
+		v.Health.MarkedDownUntil, v.Health.MarkedDownSeconds = &until, until.Sub(t).Seconds()
 	}
 	if health.Window > 0 {
 		v.Health.LetBack = &health.Window

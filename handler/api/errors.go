@@ -22,7 +22,7 @@ const (
 )
 
 // Refusal is an error of the router's own, with which it answers a request.
-type Refusal struct {
+type Refusal struct { //nolint:errname // the field's word
 	API        API // of the request; nil if it is for no known API
 	Status     int
 	Code       string

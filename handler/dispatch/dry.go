@@ -126,7 +126,7 @@ func (rt *Dispatch) leftOut() (list []leftOut) {
 		if slices.Contains(rt.scratch.Workers, w) {
 			continue
 		}
-		why := "rated_down"
+		why := "marked_down"
 		switch {
 		case !pool.Available(up):
 			why = "proxy_unavailable" // by its health checks, or it is full

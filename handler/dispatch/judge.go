@@ -99,6 +99,7 @@ func (rt *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
 		a.Worker.Engine.AskAgain() // it may have restarted
 	}
 	switch v.effect {
+	case showsNothing:
 	case showsWell:
 		rt.didWell(a)
 	case showsAbsent:

@@ -98,20 +98,6 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// loggedTerms are the terms of a cost in the log, in milliseconds.
-type loggedTerms kvscore.Terms
-
-// MarshalLogObject implements zapcore.ObjectMarshaler.
-func (v loggedTerms) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	e.AddFloat64("wait", v.Wait)
-	e.AddFloat64("prefill", v.Prefill)
-	e.AddFloat64("delay", v.Delay)
-	e.AddFloat64("decode", v.Decode)
-	e.AddFloat64("turns", v.Turns)
-	e.AddFloat64("leave", v.Leave)
-	return nil
-}
-
 // tokenCount is a count of tokens by the name that logs give it.
 type tokenCount struct {
 	name   string

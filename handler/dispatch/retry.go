@@ -38,7 +38,7 @@ const maxSuspects = 2
 
 // allow tells whether the proxy would make another attempt.
 func (l Limits) allow(start time.Time, attempts int) bool {
-	return (l.Duration == 0 || time.Now().Sub(start) < l.Duration) &&
+	return (l.Duration == 0 || time.Since(start) < l.Duration) &&
 		(l.Retries == 0 || attempts <= l.Retries)
 }
 

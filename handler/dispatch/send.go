@@ -43,6 +43,7 @@ func (rt *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 		return rt.retry(req, resp, &v, err)
 	case abandon:
 		return nil, err
+	case fail:
 	}
 	return rt.giveUp()
 }

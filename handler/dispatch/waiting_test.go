@@ -97,7 +97,7 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 		want    int // position of the worker, -1 if none
 	}{
 		{"Used", func(*Dispatch) { workers[1].Slots.Take() }, 0},
-		{"RatedDown", func(*Dispatch) { workers[0].Health.Fail(time.Now(), time.Now(), 0, false) }, 0},
+		{"MarkedDown", func(*Dispatch) { workers[0].Health.Fail(time.Now(), time.Now(), 0, false) }, 0},
 		{"Tried", func(rt *Dispatch) { rt.tried = append(rt.tried, workers[0]) }, 1},
 		{"NeverAsked", nil, -1},
 	} {
@@ -149,7 +149,7 @@ func BenchmarkChoose(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			p.Score.Blocks = nil // the mirror is not what is measured
+			p.Score.Blocks = nil // the cache model is not what is measured
 			b.ReportAllocs()
 			for b.Loop() {
 				rt := newTestRoute(h, p)

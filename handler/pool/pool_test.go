@@ -102,7 +102,7 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 		t.Errorf("%d workers are left, want the static one with its 1600 tokens", len(all))
 	}
 	if n := p.cached(gone); n > 0 {
-		t.Errorf("the mirror of a forgotten worker holds %d tokens", n)
+		t.Errorf("the cache model of a forgotten worker holds %d tokens", n)
 	}
 }
 
@@ -182,7 +182,7 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 	}
 }
 
-// TestSettingsOfAWorkerTakeEffect keeps a worker's identity and mirror while its
+// TestSettingsOfAWorkerTakeEffect keeps a worker's identity and cache model while its
 // room changes.
 func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
 	s := wanted(WorkerSettings{Dial: "a:1", ID: 10}).WithDefaults()

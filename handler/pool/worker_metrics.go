@@ -8,7 +8,7 @@ var (
 	retriesMade = poolCounter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "worker", "reason")
 	// retriesDenied counts retries that the budget did not allow.
 	retriesDenied    = poolCounter("retries_denied_total", "Attempts that were not made again, for the retry budget was spent.")
-	cachesCleared    = poolCounter("mirror_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "worker", "reason")
+	cachesCleared    = poolCounter("cache_model_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "worker", "reason")
 	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
 		Help:    "Difference between the cached tokens that were predicted and those that the engine reported, either way.",
