@@ -41,5 +41,3 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 	}
 	return s, s.CheckIDs()
 }
-
-// sessionKey is one place where a session's key is looked for: a header, a

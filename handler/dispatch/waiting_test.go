@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
