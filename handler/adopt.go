@@ -41,7 +41,7 @@ func (h *Handler) adopt() {
 		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		h.pool.Live.Store(time.Now().Unix())
+		h.pool.ServingSince.Store(time.Now().Unix())
 		h.explainer.Lead()
 		h.prober.Start()
 	}

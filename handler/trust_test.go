@@ -34,7 +34,7 @@ func TestMatcherThatFailsGrantsNothing(t *testing.T) {
 	if g := h.grants(r); g != nvext.Explain {
 		t.Errorf("granted %v", g)
 	}
-	if n := len(p.Incidents.Lasting()); n != 1 {
+	if n := len(p.Incidents.Open()); n != 1 {
 		t.Errorf("%d conditions last, want 1", n)
 	}
 	h.Mode = modeDirect

@@ -84,7 +84,7 @@ func (Collector) Collect(ch chan<- prometheus.Metric) {
 		collectPool(to, p, t)
 		set, proxy := p.Settings.Load(), proxyOf(p)
 		for _, w := range p.All() {
-			if p.IsCurrent(set, w) { // else there is nothing that an operator would act on
+			if p.IsUpstream(set, w) { // else there is nothing that an operator would act on
 				collectWorker(to.with(w.Dial), p, w, t, proxy)
 			}
 			for rank := range w.Ranks() {
@@ -127,7 +127,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}
-	to.gauge(descHung, asNumber(w.Flow.Hangs()))
+	to.gauge(descHung, asNumber(w.Progress.IsHung()))
 }
 
 func collectRank(to sink, l *kvscore.Load, known bool) {

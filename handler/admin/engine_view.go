@@ -42,7 +42,7 @@ type infoView struct {
 }
 
 func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
-	s, info := p.Settings.Load(), w.Engine.Last()
+	s, info := p.Settings.Load(), w.Engine.Info()
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
@@ -122,9 +122,9 @@ func viewRanks(p *pool.Pool, t time.Time, w *pool.Worker) []rankView {
 // blockSource returns where the size of the blocks that are compared comes from.
 func blockSource(p *pool.Pool, set *pool.Settings) string {
 	switch {
-	case !set.OpenBlocks:
+	case !set.BlockSizeUnset:
 		return fromConfig
-	case p.TellsBlockSize():
+	case p.KnowsBlockSize():
 		return fromEngine
 	}
 	return "default"

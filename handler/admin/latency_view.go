@@ -71,7 +71,7 @@ type cacheSize struct {
 
 func viewCache(p *pool.Pool, w *pool.Worker, l *kvscore.Load) cacheSize {
 	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
-	if told := l.ToldTokens; p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Last().KVTokens > 0 {
+	if told := l.ToldTokens; p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Info().KVTokens > 0 {
 		v.Told = &told
 	}
 	return v

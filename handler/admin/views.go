@@ -82,7 +82,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 
 // viewIncidents returns the conditions that last, the oldest first.
 func viewIncidents(i *pool.Incidents, t time.Time) []incidentView {
-	open := i.Lasting()
+	open := i.Open()
 	list := make([]incidentView, 0, len(open))
 	for what, in := range open {
 		list = append(list, incidentView{what, t.Sub(in.Begun).Seconds(), t.Sub(in.Last).Seconds(), in.Times})
@@ -222,7 +222,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
-			Available: isAvailable(w, &health, proxy), Hung: w.Flow.Hangs(),
+			Available: isAvailable(w, &health, proxy), Hung: w.Progress.IsHung(),
 			Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
 		},
 		Load:    loadView{viewLoad(load), w.Slots.Running.Load(), nil},
@@ -265,7 +265,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 // connection to it was tried.
 func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
 	state, said := proxy[w.Dial]
-	yes := (state.healthy || !said) && !w.Draining() && !w.Flow.Hangs() && s.Well && !s.Away
+	yes := (state.healthy || !said) && !w.Draining() && !w.Progress.IsHung() && s.Well && !s.Away
 	if yes && s.Reach == pool.ReachUnknown {
 		return nil
 	}

@@ -128,7 +128,7 @@ func (p *Prober) own() []*pool.Worker {
 	if p.proxy.DynamicUpstreams != nil {
 		list := p.pool.All()
 		return slices.DeleteFunc(list, func(w *pool.Worker) bool {
-			return w.By.Load() != p.id || p.pool.Used.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
+			return w.Prober.Load() != p.id || p.pool.LastRequest.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
 		})
 	}
 	list := make([]*pool.Worker, 0, len(p.proxy.Upstreams))
@@ -156,10 +156,10 @@ func (p *Prober) TakesTokenData(api string) bool {
 // Met records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
 func (p *Prober) Met(w *pool.Worker) {
-	if p.proxy.DynamicUpstreams == nil || w.By.Load() == p.id {
+	if p.proxy.DynamicUpstreams == nil || w.Prober.Load() == p.id {
 		return
 	}
-	w.By.Store(p.id)
+	w.Prober.Store(p.id)
 	if !w.WasProbed() {
 		p.soon()
 	}
@@ -191,7 +191,7 @@ func (p *Prober) probeDue(ctx context.Context) {
 			continue // another handler of the pool probes it, or has just done so
 		}
 		w.Probing.Store(true)
-		ask := t-w.Asked.Load() >= int64(p.pool.RestOf(w))
+		ask := t-w.Asked.Load() >= int64(p.pool.ModelsInterval(w))
 		go func() {
 			told := p.probe(ctx, w, ask)
 			w.Probing.Store(false)
@@ -236,7 +236,7 @@ func (p *Prober) connect(ctx context.Context, w *pool.Worker) {
 	case err == nil:
 		p.pool.Connected(w)
 	default:
-		p.pool.Saw(ctx, w, 0, err)
+		p.pool.RecordOwnRequest(ctx, w, 0, err)
 	}
 }
 
@@ -251,5 +251,5 @@ func pauseOf(w *pool.Worker) time.Duration {
 // saw tells the pool how a question to a worker ended, and returns whether it was
 // answered. An address that cannot be asked says nothing of its worker.
 func (p *Prober) saw(ctx context.Context, w *pool.Worker, status int, err error) bool {
-	return !errors.Is(err, upstream.ErrNoDial) && p.pool.Saw(ctx, w, status, err)
+	return !errors.Is(err, upstream.ErrNoDial) && p.pool.RecordOwnRequest(ctx, w, status, err)
 }

@@ -100,7 +100,7 @@ func (rt *Dispatch) observe(req *http.Request, resp *http.Response) {
 
 // prefilled records a first token. The prefills of a hung worker are not measured.
 func (a *Attempt) prefilled(t time.Time) {
-	if a.Worker.Flow.Hangs() {
+	if a.Worker.Progress.IsHung() {
 		a.lease.Prefilled(t)
 	} else {
 		a.lease.FirstToken(t)
@@ -123,7 +123,7 @@ func (d *delivery) Received(t time.Time) {
 		a.lease.Alive(t)
 	}
 	if a.Work != pool.WorkNone && d.Status < 300 {
-		a.Worker.Flow.Last.Store(pool.Ticks(t))
+		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
 	}
 }
 
@@ -192,7 +192,7 @@ func (d *delivery) computed() bool { return d != nil && d.Summary.Computed() }
 // didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
 // header is no progress.
 func (rt *Dispatch) didWell(a *Attempt) {
-	if !a.Worker.Flow.Hangs() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
+	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
 		rt.Logger.Info("worker is well again", zap.String("pool", rt.Pool.Name), zap.String("upstream", a.Worker.Dial))
 	}
 }

@@ -119,7 +119,7 @@ func BenchmarkObserve(b *testing.B) {
 		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
 		rt.attempt = &Attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
 		rt.attempt.Work = rt.work()
-		w.Flow.Begin(&rt.attempt.Stream)
+		w.Progress.Begin(&rt.attempt.Stream)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
 		rt.observe(r, resp)
 		for err = nil; err == nil; {
@@ -158,7 +158,7 @@ func BenchmarkGuard(b *testing.B) {
 			for b.Loop() {
 				a := &Attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
 				a.Work, rt.attempt = rt.work(), a
-				a.Worker.Flow.Begin(&a.Stream)
+				a.Worker.Progress.Begin(&a.Stream)
 				rt.guarded(r)
 				if err := rt.arrived(nil, nil); err != nil {
 					b.Fatal(err)
@@ -166,7 +166,7 @@ func BenchmarkGuard(b *testing.B) {
 				if a.guard != nil {
 					a.guard.cancel(nil) // as the end of the request does
 				}
-				a.Worker.Flow.End(&a.Stream)
+				a.Worker.Progress.End(&a.Stream)
 			}
 		})
 	}

@@ -29,7 +29,7 @@ func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
 		rt.plan.Request.Stream = v.stream
 		rt.choose(context.Background(), h.ReverseProxy.Upstreams)
 		if v.hangs {
-			rt.attempt.Worker.Flow.Hung.Store(1)
+			rt.attempt.Worker.Progress.HungSince.Store(1)
 		}
 		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
 		out := rt.guarded(r)

@@ -284,7 +284,7 @@ func (rt *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	a.mark = a.Worker.Health.Admit()
 	a.prompt = promptLength{rt.scratch.Sel.Tokens, rt.scratch.Sel.Known}
 	a.Ahead = a.terms.PrefillTokens + a.prompt.tokens
-	a.Worker.Flow.Begin(&a.Stream)
+	a.Worker.Progress.Begin(&a.Stream)
 	if rt.plan.Computes {
 		rt.Pool.Yield(a.Worker) // what is computed beforehand must cost nobody anything
 	}
@@ -347,8 +347,8 @@ func (rt *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
 // candidates fills in the targets to choose from and tells whether there are
 // any.
 func (rt *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bool {
-	if sec := t.Unix(); rt.Pool.Used.Load() != sec {
-		rt.Pool.Used.Store(sec)
+	if sec := t.Unix(); rt.Pool.LastRequest.Load() != sec {
+		rt.Pool.LastRequest.Store(sec)
 	}
 	used, found := rt.gather(offered, t)
 	switch {
@@ -481,7 +481,7 @@ func (rt *Dispatch) endAttempt(computed bool) {
 	}
 	a.over = true
 	a.Worker.Health.Leave(a.mark)
-	a.Worker.Flow.End(&a.Stream)
+	a.Worker.Progress.End(&a.Stream)
 	var answer []uint64
 	if computed && rt.answer != nil {
 		answer = rt.answer.Blocks

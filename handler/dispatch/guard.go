@@ -64,7 +64,7 @@ type guard struct {
 // can happen to is returned as it is.
 func (rt *Dispatch) guarded(req *http.Request) *http.Request {
 	a := rt.attempt
-	probe := a.Worker.Flow.Hangs()
+	probe := a.Worker.Progress.IsHung()
 	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
 		return req
 	}
@@ -91,7 +91,7 @@ func (rt *Dispatch) guarded(req *http.Request) *http.Request {
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
 	a.guard = g
 	if movable {
-		a.Worker.Flow.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: rt.wants(), Offers: rt.offers()})
+		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: rt.wants(), Offers: rt.offers()})
 	}
 	if p := rt.Pool; limit > 0 {
 		g.first = time.AfterFunc(limit, func() {
@@ -127,7 +127,7 @@ func (rt *Dispatch) arrived(resp *http.Response, err error) error {
 		err = a.answer.body.Hold()
 	}
 	var ended *endedError
-	if a.Worker.Flow.Arrived(&a.Stream) {
+	if a.Worker.Progress.Arrived(&a.Stream) {
 		ended = errHangs
 	}
 	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {

@@ -94,7 +94,7 @@ func (rt *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ve
 // report tells the pool what an attempt has shown of its worker.
 func (rt *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
 	if err == nil {
-		rt.Pool.Found(a.Worker)
+		rt.Pool.Answered(a.Worker)
 	} else if v.do != abandon {
 		a.Worker.Engine.AskAgain() // it may have restarted
 	}
@@ -103,7 +103,7 @@ func (rt *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
 	case showsWell:
 		rt.didWell(a)
 	case showsAbsent:
-		rt.Pool.Missed(a.Worker, err)
+		rt.Pool.Unreached(a.Worker, err)
 	case showsFailed:
 		rt.markDown(a, v.why, v.wait, v.busy)
 	case showsError:

@@ -12,7 +12,7 @@ import (
 // learn records what the engine has counted in a prompt and its answer.
 func (d *delivery) learn() {
 	m := d.rt.Figures
-	cached := d.attempt.Worker.CachedTokens(pool.ReportKind{Api: d.rt.plan.API.Name(), Stream: d.Stream}, d.Cached)
+	cached := d.attempt.Worker.CachedTokens(pool.ReportKind{API: d.rt.plan.API.Name(), Stream: d.Stream}, d.Cached)
 	if d.Prompt > 0 {
 		m.inputTokens.Observe(float64(d.Prompt))
 		d.count(cached)

@@ -113,7 +113,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 // registry. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
-	for _, c := range append(append(pool.PoolCollectors(), others...), []prometheus.Collector{
+	for _, c := range append(append(pool.Collectors(), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
 		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.Speculative,
 	}...) {

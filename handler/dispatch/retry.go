@@ -232,7 +232,7 @@ func (rt *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy bo
 // client's.
 func (rt *Dispatch) erred(a *Attempt, status string, own bool) {
 	t := time.Now()
-	errs, share := a.Worker.Health.Err(t, own, rt.blameKey())
+	errs, share := a.Worker.Health.RecordError(t, own, rt.blameKey())
 	if errs < pool.FewErrors {
 		return
 	}

@@ -70,8 +70,8 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 					t.Errorf("after %s: rank %d of %s is %s", v.what, rank, up.Dial, target)
 				}
 			}
-			if row.Again != (i == 2) {
-				t.Errorf("after %s: %s at %d: again is %v", v.what, up.Dial, i, row.Again)
+			if row.Repeated != (i == 2) {
+				t.Errorf("after %s: %s at %d: again is %v", v.what, up.Dial, i, row.Repeated)
 			}
 		}
 		last = rt.table(list) // the first may have made workers known, which makes it void

@@ -54,7 +54,7 @@ func (rt *Dispatch) servesOthers(t kvscore.Target) bool {
 	}
 	for _, row := range rt.table(rt.offered).Rows {
 		if w := row.Worker; w.ID == t.Worker {
-			return !w.IsKnownToServe(rt.model)
+			return !w.KnownToServe(rt.model)
 		}
 	}
 	return false

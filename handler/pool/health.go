@@ -226,11 +226,11 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 	return true
 }
 
-// Err records that the worker answered with an error. It returns the recent errors and
+// RecordError records that the worker answered with an error. It returns the recent errors and
 // their share of the answers, 1 if there were only errors. own says that the error is
 // hardly the client's. No session or prompt alone marks a worker: both results are 0
 // until fewPrompts of them had errors.
-func (h *Health) Err(now time.Time, own bool, prompt uint64) (errors, share float64) {
+func (h *Health) RecordError(now time.Time, own bool, prompt uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.errors*h.keep(now) < 0.5 {

@@ -166,20 +166,20 @@ func TestErrorsFade(t *testing.T) {
 	var h Health
 	now := epoch
 	for range 10 {
-		h.Err(now, false, rand.Uint64())
+		h.RecordError(now, false, rand.Uint64())
 	}
-	if n, share := h.Err(now, false, rand.Uint64()); n != 11 || share != 1 {
+	if n, share := h.RecordError(now, false, rand.Uint64()); n != 11 || share != 1 {
 		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
 	}
 	now = now.Add(10 * errorMemory)
-	h.Err(now, false, rand.Uint64())
+	h.RecordError(now, false, rand.Uint64())
 	if _, n := h.Lately(); n < 1 || n > 1.01 {
 		t.Errorf("%v errors of late, want the last one", n)
 	}
 	for range 99 {
 		h.Succeed(now, now)
 	}
-	if _, share := h.Err(now, false, rand.Uint64()); share > 0.03 {
+	if _, share := h.RecordError(now, false, rand.Uint64()); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
 	if n, e := h.Lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
@@ -197,7 +197,7 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 		}
 		n := 1
 		for ; n < 5000; n++ {
-			if errs, share := h.Err(epoch, own, rand.Uint64()); Worse(errs, share, 0) {
+			if errs, share := h.RecordError(epoch, own, rand.Uint64()); Worse(errs, share, 0) {
 				break
 			}
 			if n == allErrors-1 {
@@ -238,7 +238,7 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 		var h Health
 		seen := false
 		for i := range 100 {
-			errs, share := h.Err(epoch, true, uint64(i%different))
+			errs, share := h.RecordError(epoch, true, uint64(i%different))
 			seen = seen || Worse(errs, share, 0)
 		}
 		if want := different >= fewPrompts; seen != want {
@@ -246,7 +246,7 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 		}
 		// what was long ago counts no more
 		later := epoch.Add(10 * errorMemory)
-		if errs, _ := h.Err(later, true, 100); errs != 0 {
+		if errs, _ := h.RecordError(later, true, 100); errs != 0 {
 			t.Errorf("%v errors after a long time", errs)
 		}
 	}

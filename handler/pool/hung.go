@@ -2,11 +2,191 @@ package pool
 
 import (
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
+
+// Work is a kind of attempt, by what the worker is expected to send.
+type Work uint8
+
+const (
+	WorkNone   Work = iota // no inference: an engine's server may answer while its core hangs
+	WorkStream             // tokens come as they are computed
+	WorkSilent             // nothing comes before the end, or it is not known
+)
+
+// Stream is what the pool knows of an attempt, so that it can find hung workers. The
+// attempt embeds it.
+type Stream struct {
+	Worker  *Worker
+	Target  kvscore.Target // the worker's rank
+	Begun   time.Time
+	Work    Work
+	Ahead   int64       // prefill tokens before the first token, the attempt's own included
+	Waiting atomic.Bool // for the worker, and not for the client
+
+	// guarded by the lock of progress
+	pos   int   // in streams
+	way   *Move // nil if no other worker can be tried, or the header has come
+	Moved bool  // it was canceled for that
+}
+
+// Move is how an attempt moves to another worker. The attempt is canceled, and the
+// ordinary retry finds the other worker.
+type Move struct {
+	Cancel func()
+	Want   Wants // of the other worker
+	Offers Offers
+}
+
+// progress is what comes from a worker, and which attempts wait for it.
+type progress struct {
+	LastOutput atomic.Int64 // when a byte of an inference came last, in ticks
+	HungSince  atomic.Int64 // when the worker was found to hang, in ticks; 0 if it does not
+
+	suspected int // at so many checks in a row; of the pool's upkeep alone
+
+	mu          sync.Mutex
+	streams     []*Stream     // workStream
+	silent      int           // attempts of workSilent
+	silentSince time.Time     // there have been some of these
+	longest     time.Duration // of their answers
+}
+
+// started is the zero of ticks. It has a reading of the monotonic clock: setting the
+// clock makes no worker hung.
+var started = time.Now()
+
+// Ticks returns a time as nanoseconds since started, at least 1.
+func Ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
+
+// tickTime is the reverse of ticks.
+func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
+
+// IsHung returns whether the worker was found hung.
+func (f *progress) IsHung() bool { return f.HungSince.Load() != 0 }
+
+// Begin records that an attempt begins.
+func (f *progress) Begin(s *Stream) {
+	if s.Work == WorkNone {
+		return
+	}
+	s.Waiting.Store(true)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.Work == WorkSilent {
+		if f.silent == 0 {
+			f.silentSince = s.Begun
+		}
+		f.silent++
+		return
+	}
+	s.pos = len(f.streams)
+	f.streams = append(f.streams, s)
+}
+
+// End records that an attempt has ended.
+func (f *progress) End(s *Stream) {
+	if s.Work == WorkNone {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.Work == WorkSilent {
+		f.silent--
+		if f.LastOutput.Load() >= Ticks(s.Begun) {
+			f.longest = max(f.longest, time.Since(s.Begun))
+		}
+		return
+	}
+	last := len(f.streams) - 1
+	f.streams[s.pos] = f.streams[last]
+	f.streams[s.pos].pos = s.pos
+	f.streams[last] = nil
+	f.streams = f.streams[:last]
+}
+
+// Allow lets an attempt that is about to be sent move to another worker.
+func (f *progress) Allow(s *Stream, m *Move) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.way = m
+}
+
+// Arrived records that an attempt has its header, or failed before it. It returns
+// whether the attempt was canceled to move to another worker.
+func (f *progress) Arrived(s *Stream) (moved bool) {
+	s.Waiting.Store(false)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.way = nil
+	return s.Moved
+}
+
+// mayMove returns whether an attempt can move to another worker.
+func (f *progress) mayMove(s *Stream) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return s.way != nil
+}
+
+// movable returns the streams that can move to another worker, oldest first. It leaves
+// out requests that were sent to see whether the worker is still hung, and answers that
+// are not streamed: a worker that computes one looks the same from here.
+func (f *progress) movable() []*Stream {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var list []*Stream
+	for _, s := range f.streams {
+		if s.way != nil && Ticks(s.Begun) < f.HungSince.Load() {
+			list = append(list, s)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Stream) int { return a.Begun.Compare(b.Begun) })
+	return list
+}
+
+// silence is how long a worker has been silent, and what waits for it.
+type silence struct {
+	since   time.Time
+	target  kvscore.Target // of the attempt with the most prefill ahead
+	ahead   int64          // tokens of that
+	streams int            // that wait
+	silent  int            // attempts whose answers are not streamed
+	quiet   bool           // there are no others
+}
+
+// silence returns the worker's silence. waited is false if no attempt waits for it.
+func (f *progress) silence() (s silence, waited bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.streams {
+		if a.Waiting.Load() {
+			if s.streams == 0 || a.Begun.Before(s.since) {
+				s.since = a.Begun
+			}
+			s.streams++
+		}
+	}
+	s.silent, s.quiet = f.silent, len(f.streams) == 0
+	if s.quiet {
+		s.since = f.silentSince
+	}
+	if last := tickTime(f.LastOutput.Load()); s.since.Before(last) {
+		s.since = last
+	}
+	for _, a := range f.streams {
+		// attempts that begin later do not excuse the silence before
+		if a.Ahead >= s.ahead && a.Begun.Before(s.since.Add(hungCheck)) {
+			s.ahead, s.target = a.Ahead, a.Target
+		}
+	}
+	return s, s.streams > 0 || s.quiet && s.silent > 0
+}
 
 const (
 	// hungCheck is how often the pool looks for hung workers.
@@ -37,9 +217,9 @@ const (
 func (p *Pool) quietFor(workers []*Worker) time.Duration {
 	var longest time.Duration
 	for _, w := range workers {
-		w.Flow.mu.Lock()
-		longest = max(longest, w.Flow.longest)
-		w.Flow.mu.Unlock()
+		w.Progress.mu.Lock()
+		longest = max(longest, w.Progress.longest)
+		w.Progress.mu.Unlock()
 	}
 	if longest == 0 {
 		return quietUnknown
@@ -69,7 +249,7 @@ func (p *Pool) findHung(t time.Time) {
 	workers := p.All()
 	var first, second int64 // the last output of all workers, and of the others than that one
 	for _, w := range workers {
-		switch last := w.Flow.Last.Load(); {
+		switch last := w.Progress.LastOutput.Load(); {
 		case last > first:
 			first, second = last, first
 		case last > second:
@@ -77,13 +257,13 @@ func (p *Pool) findHung(t time.Time) {
 		}
 	}
 	for _, w := range workers {
-		f, others := &w.Flow, first
-		if f.Last.Load() == first {
+		f, others := &w.Progress, first
+		if f.LastOutput.Load() == first {
 			others = second
 		}
-		if since := f.Hung.Load(); since != 0 {
-			if f.Last.Load() > since {
-				p.flows(w, t)
+		if since := f.HungSince.Load(); since != 0 {
+			if f.LastOutput.Load() > since {
+				p.markProgress(w, t)
 			} else {
 				p.moveAway(f.movable()...)
 			}
@@ -96,7 +276,7 @@ func (p *Pool) findHung(t time.Time) {
 		}
 		if f.suspected++; f.suspected >= hungChecks {
 			f.suspected = 0
-			p.hangs(w, t, s)
+			p.markHung(w, t, s)
 		}
 	}
 }
@@ -117,14 +297,14 @@ func (p *Pool) isTooLong(t time.Time, s *silence, workers []*Worker, others time
 	return silent >= limit && others.After(s.since.Add(limit/2))
 }
 
-// hangs records that a worker is hung. The worker is marked down until it makes
+// markHung records that a worker is hung. The worker is marked down until it makes
 // progress, and gets one request at a time that shows it.
-func (p *Pool) hangs(w *Worker, t time.Time, s silence) {
-	w.Flow.Hung.Store(Ticks(t))
+func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
+	w.Progress.HungSince.Store(Ticks(t))
 	w.Health.Fail(t, t, 0, false)
 	p.Logger().Warn("worker hangs, and is marked down until something comes from it", zap.String("upstream", w.Dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
-	p.moveAway(w.Flow.movable()...)
+	p.moveAway(w.Progress.movable()...)
 }
 
 // moveAway cancels as many attempts on a hung worker as other workers have free slots
@@ -141,7 +321,7 @@ func (p *Pool) moveAway(attempts ...*Stream) {
 // MoveSoon moves an attempt away once another worker has a free slot.
 func (p *Pool) MoveSoon(s *Stream) {
 	p.moveAway(s)
-	if s.Worker.Flow.mayMove(s) {
+	if s.Worker.Progress.mayMove(s) {
 		time.AfterFunc(hungCheck, func() { p.MoveSoon(s) })
 	}
 }
@@ -154,8 +334,8 @@ func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 	if load, ok := p.Scheduler.Load(t, s.Target); !ok || load.Predictions == 0 {
 		return nil
 	}
-	s.Worker.Flow.mu.Lock()
-	defer s.Worker.Flow.mu.Unlock()
+	s.Worker.Progress.mu.Lock()
+	defer s.Worker.Progress.mu.Unlock()
 	m := s.way
 	if m == nil {
 		return nil
@@ -172,9 +352,9 @@ func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 	return m.Cancel
 }
 
-// flows records that a hung worker makes progress again.
-func (p *Pool) flows(w *Worker, t time.Time) {
-	since := tickTime(w.Flow.Hung.Swap(0))
+// markProgress records that a hung worker makes progress again.
+func (p *Pool) markProgress(w *Worker, t time.Time) {
+	since := tickTime(w.Progress.HungSince.Swap(0))
 	w.Health.Succeed(t, t)
 	p.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))
 }

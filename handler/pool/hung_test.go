@@ -40,7 +40,7 @@ func (f *flowTest) begin(w *Worker, kind Work, ahead int64) *booked {
 	sel.Rand = random{}
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	a := &booked{Stream: Stream{Worker: w, Target: w.Target(0), Begun: f.now, Work: kind, Ahead: ahead}, lease: lease}
-	w.Flow.Begin(&a.Stream)
+	w.Progress.Begin(&a.Stream)
 	return a
 }
 
@@ -49,7 +49,7 @@ func (f *flowTest) showsRate(w *Worker) {
 	a := f.begin(w, WorkStream, 512)
 	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
 	a.lease.End(true, nil)
-	w.Flow.End(&a.Stream)
+	w.Progress.End(&a.Stream)
 }
 
 // moved returns which of the attempts were canceled to move, and checks how many.
@@ -72,7 +72,7 @@ func (f *flowTest) allow(a *booked) {
 	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
 	tab, _ := f.p.NewTable(ups, nil, false)
 	want := Wants{Rank: AnyRank, Slot: true, Tried: []*Worker{f.a}}
-	a.Worker.Flow.Allow(&a.Stream, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
+	a.Worker.Progress.Allow(&a.Stream, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
 }
 
 // pass lets time pass in which something comes from the workers given, and
@@ -81,10 +81,10 @@ func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
 	for i := range int(d / hungCheck) {
 		f.now = f.now.Add(hungCheck)
 		for _, w := range from {
-			w.Flow.Last.Store(Ticks(f.now))
+			w.Progress.LastOutput.Store(Ticks(f.now))
 		}
 		f.p.findHung(f.now)
-		if f.a.Flow.Hangs() || f.b.Flow.Hangs() {
+		if f.a.Progress.IsHung() || f.b.Progress.IsHung() {
 			return time.Duration(i+1) * hungCheck
 		}
 	}
@@ -112,8 +112,8 @@ func TestWorkerHangs(t *testing.T) {
 		{"nothing is asked of it", func(f *flowTest) []*Worker { return []*Worker{f.b} }, 0},
 		{"its stream has ended", func(f *flowTest) []*Worker {
 			x, y := f.begin(f.a, WorkStream, 10), f.begin(f.a, WorkStream, 10)
-			f.a.Flow.End(&x.Stream)
-			f.a.Flow.End(&y.Stream)
+			f.a.Progress.End(&x.Stream)
+			f.a.Progress.End(&y.Stream)
 			return []*Worker{f.b}
 		}, 0},
 		{"nobody makes progress", func(f *flowTest) []*Worker {
@@ -130,12 +130,12 @@ func TestWorkerHangs(t *testing.T) {
 			return []*Worker{f.b}
 		}, quietUnknown + (hungChecks-1)*hungCheck},
 		{"not streamed, and answers are known to be short", func(f *flowTest) []*Worker {
-			f.b.Flow.longest = time.Second
+			f.b.Progress.longest = time.Second
 			f.begin(f.a, WorkSilent, 10)
 			return []*Worker{f.b}
 		}, quietAfter + (hungChecks-1)*hungCheck},
 		{"not streamed, and answers are known to take long", func(f *flowTest) []*Worker {
-			f.a.Flow.longest = time.Minute
+			f.a.Progress.longest = time.Minute
 			f.begin(f.a, WorkSilent, 10)
 			return []*Worker{f.b}
 		}, quietAnswers*time.Minute + (hungChecks-1)*hungCheck},
@@ -169,7 +169,7 @@ func TestWorkerHangs(t *testing.T) {
 		}, soon - 5*time.Second},
 		{"a stream that waits for a client, and a new one", func(f *flowTest) []*Worker {
 			f.begin(f.a, WorkStream, 10).Waiting.Store(false)
-			f.a.Flow.Last.Store(Ticks(f.now))
+			f.a.Progress.LastOutput.Store(Ticks(f.now))
 			f.now = f.now.Add(time.Minute)
 			f.begin(f.a, WorkStream, 10)
 			return []*Worker{f.b}
@@ -181,7 +181,7 @@ func TestWorkerHangs(t *testing.T) {
 			if got := f.pass(10*time.Minute, others...); got != v.want {
 				t.Errorf("found to hang after %v, want %v", got, v.want)
 			}
-			if f.b.Flow.Hangs() {
+			if f.b.Progress.IsHung() {
 				t.Error("the other one is said to hang")
 			}
 			if v.want > 0 && f.a.Health.Available(f.now) {
@@ -209,11 +209,11 @@ func TestOneLateByteIsEnough(t *testing.T) {
 	f.begin(f.a, WorkStream, 10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
-		f.b.Flow.Last.Store(Ticks(f.now))
+		f.b.Progress.LastOutput.Store(Ticks(f.now))
 		f.p.findHung(f.now)
 		f.now = f.now.Add(hungCheck)
-		f.a.Flow.Last.Store(Ticks(f.now)) // it comes a moment after the check
-		if f.a.Flow.Hangs() {
+		f.a.Progress.LastOutput.Store(Ticks(f.now)) // it comes a moment after the check
+		if f.a.Progress.IsHung() {
 			t.Fatal("found to hang, though something came")
 		}
 	}
@@ -230,14 +230,14 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 		f.now = f.now.Add(hungCheck)
 		f.p.findHung(f.now)
 	}
-	if !f.a.Flow.Hangs() {
+	if !f.a.Progress.IsHung() {
 		t.Fatal("it is forgotten that it hangs")
 	}
 	f.now = f.now.Add(hungCheck)
-	f.a.Flow.Last.Store(Ticks(f.now))
+	f.a.Progress.LastOutput.Store(Ticks(f.now))
 	f.p.findHung(f.now)
-	if f.a.Flow.Hangs() || !f.a.Health.Available(f.now) {
-		t.Errorf("hangs: %v, available: %v", f.a.Flow.Hangs(), f.a.Health.Available(f.now))
+	if f.a.Progress.IsHung() || !f.a.Health.Available(f.now) {
+		t.Errorf("hangs: %v, available: %v", f.a.Progress.IsHung(), f.a.Health.Available(f.now))
 	}
 }
 
@@ -279,7 +279,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				a := f.begin(f.a, WorkStream, 10)
 				f.allow(a)
 				all = append(all, a)
-				if i%2 == 0 && f.a.Flow.Arrived(&a.Stream) {
+				if i%2 == 0 && f.a.Progress.Arrived(&a.Stream) {
 					t.Error("moved before it hangs")
 				}
 				a.Waiting.Store(true)
@@ -310,7 +310,7 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 	for range 2000 {
 		if len(live) > 0 && rng.IntN(2) == 0 {
 			i := rng.IntN(len(live))
-			f.a.Flow.End(&live[i].Stream)
+			f.a.Progress.End(&live[i].Stream)
 			live[i].lease.End(false, nil)
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
@@ -320,12 +320,12 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 		var want [3]int
 		for _, a := range live {
 			want[a.Work]++
-			if a.Work == WorkStream && f.a.Flow.streams[a.pos] != &a.Stream {
+			if a.Work == WorkStream && f.a.Progress.streams[a.pos] != &a.Stream {
 				t.Fatal("an attempt is not where it says it is")
 			}
 		}
-		if len(f.a.Flow.streams) != want[WorkStream] || f.a.Flow.silent != want[WorkSilent] {
-			t.Fatalf("%d streams and %d silent, want %d and %d", len(f.a.Flow.streams), f.a.Flow.silent, want[WorkStream], want[WorkSilent])
+		if len(f.a.Progress.streams) != want[WorkStream] || f.a.Progress.silent != want[WorkSilent] {
+			t.Fatalf("%d streams and %d silent, want %d and %d", len(f.a.Progress.streams), f.a.Progress.silent, want[WorkStream], want[WorkSilent])
 		}
 	}
 }
@@ -351,13 +351,13 @@ func TestProbeIsNotLost(t *testing.T) {
 		a := f.begin(f.a, WorkStream, 10)
 		f.allow(a)
 		if v.arrived {
-			f.a.Flow.Arrived(&a.Stream)
+			f.a.Progress.Arrived(&a.Stream)
 		}
 		f.p.MoveSoon(&a.Stream)
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
-		if moved := f.a.Flow.Arrived(&a.Stream); moved != v.moved {
+		if moved := f.a.Progress.Arrived(&a.Stream); moved != v.moved {
 			t.Errorf("%s: moved %v, want %v", v.name, moved, v.moved)
 		}
 	}

@@ -64,7 +64,7 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 	for _, w := range []*Worker{static, dynamic} {
 		w.Seen.Store(long)
 	}
-	p.Used.Store(long)
+	p.LastRequest.Store(long)
 	p.forget(time.Now())
 	for _, w := range []*Worker{static, dynamic} {
 		if p.Worker(w.Dial) != w || p.cached(w) != 1600 {
@@ -86,12 +86,12 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 	static.Seen.Store(seen)
 	gone.Seen.Store(seen)
 
-	p.Used.Store(seen + int64(WorkerGrace/time.Second))
+	p.LastRequest.Store(seen + int64(WorkerGrace/time.Second))
 	p.forget(time.Now())
 	if len(p.All()) != 2 {
 		t.Error("forgotten before its time")
 	}
-	p.Used.Store(seen + int64(WorkerGrace/time.Second) + 1)
+	p.LastRequest.Store(seen + int64(WorkerGrace/time.Second) + 1)
 	p.forget(time.Now())
 	if len(p.All()) != 2 {
 		t.Error("forgotten with a request under way")

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
 // Prediction is what a worker was predicted to hold of a prompt when an attempt was
@@ -23,7 +25,7 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	predicted := of.Tokens
 	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 { // else there was nothing to predict
 		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
-		w.Misses.note(off, off <= p.page(w))
+		w.Misses.note(off, off <= p.engineBlockSize(w))
 	}
 	if reported*4 < predicted*3 { // engines differ in whether they find what others still compute
 		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))
@@ -34,10 +36,10 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	}
 }
 
-// page returns how many tokens a block has that the worker's engine reuses whole,
+// engineBlockSize returns how many tokens a block has that the worker's engine reuses whole,
 // as it tells, else as prompts are compared.
-func (p *Pool) page(w *Worker) int64 {
-	if n := w.Engine.Last().BlockSize; n > 0 {
+func (p *Pool) engineBlockSize(w *Worker) int64 {
+	if n := w.Engine.Info().BlockSize; n > 0 {
 		return int64(n)
 	}
 	return int64(p.Settings.Load().BlockSize)
@@ -46,15 +48,15 @@ func (p *Pool) page(w *Worker) int64 {
 // keptMisses is how many errors are kept.
 const keptMisses = 512
 
-// misses keeps the errors of the last predictions, in tokens.
-type misses struct {
+// errorRing keeps the errors of the last predictions, in tokens.
+type errorRing struct {
 	mu     sync.Mutex
 	off    [keptMisses]int32 // a ring
 	within [keptMisses]bool  // one of the engine's blocks
 	n      int
 }
 
-func (m *misses) note(off int64, within bool) {
+func (m *errorRing) note(off int64, within bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := m.n % keptMisses
@@ -73,7 +75,7 @@ type MissesView struct {
 }
 
 // View returns nil while there were no answers to compare.
-func (m *misses) View() *MissesView {
+func (m *errorRing) View() *MissesView {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := min(m.n, keptMisses)
@@ -90,19 +92,126 @@ func (m *misses) View() *MissesView {
 	return &MissesView{n, at(0.5), at(0.9), at(0.99), float64(within) / float64(n)}
 }
 
-// hits are sums over the prompts that a worker has computed, in tokens: predicted when
+// hitSums are sums over the prompts that a worker has computed, in tokens: predicted when
 // the attempt was booked, and as the engine reported them.
-type hits struct {
+type hitSums struct {
 	Foreseen, Estimated atomic.Int64
 	Cached, Prompt      atomic.Int64
 }
 
-func (h *hits) Predicted(cached, prompt int64) {
+func (h *hitSums) Predicted(cached, prompt int64) {
 	h.Foreseen.Add(cached)
 	h.Estimated.Add(prompt)
 }
 
-func (h *hits) Reported(cached, prompt int64) {
+func (h *hitSums) Reported(cached, prompt int64) {
 	h.Cached.Add(cached)
 	h.Prompt.Add(prompt)
+}
+
+const (
+	// substantial is the least prediction, in tokens, that is compared.
+	substantial = 512
+	// confirmations is how many predictions must be right after the cache model was
+	// cleared, before wrong ones count: if none ever is, clearing does not help.
+	confirmations = 3
+	// fewMisses is how many predictions in a row must be wrong to clear the cache
+	// model. The number doubles with each time, up to manyMisses.
+	fewMisses, manyMisses = 5, 80
+	// fewPrompts is the least number of prompts or sessions with wrong predictions.
+	fewPrompts = 3
+	// forgiven is the time after which fewMisses counts again.
+	forgiven = time.Hour
+)
+
+// cacheCheck compares what the router predicted a worker to have cached with what
+// the worker's engine reports. An engine that has restarted unseen, or has flushed its
+// cache, reports far less from then on, for all prompts.
+type cacheCheck struct {
+	mu         sync.Mutex
+	confirmed  int
+	misses     int // in a row
+	prompts    [fewPrompts]uint64
+	different  int       // number of prompts
+	cleared    time.Time // last, for any reason
+	mismatched time.Time // last cleared by this check
+	needed     int       // misses for that; 0 = fewMisses
+	reports    map[ReportKind]bool
+}
+
+// ReportKind is a kind of answer. Which kinds report what was cached depends on the
+// engine's version.
+type ReportKind struct {
+	API    string
+	Stream bool
+}
+
+// reset records that the cache model was cleared.
+func (d *cacheCheck) reset(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.confirmed, d.misses, d.different, d.cleared = 0, 0, 0, t
+	d.reports = nil // it may be another version
+}
+
+// reported records whether an answer of a kind reports what was cached, and returns
+// whether any of that kind did.
+func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if does && !d.reports[kind] {
+		if d.reports == nil {
+			d.reports = make(map[ReportKind]bool)
+		}
+		d.reports[kind] = true
+	}
+	return does || d.reports[kind]
+}
+
+// compare records how many tokens of a prompt a worker was predicted to hold when an
+// attempt began, and how many it reports. It returns whether the cache model must be
+// wrong as a whole.
+func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, reported int64) bool {
+	if predicted < substantial {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case begun.Before(d.cleared):
+		return false
+	case reported*4 >= predicted*3:
+		d.confirmed++
+		d.misses, d.different = 0, 0
+		return false
+	case reported*2 >= predicted || predicted-reported < substantial || d.confirmed < confirmations:
+		return false
+	}
+	d.misses++
+	if d.different < fewPrompts && !slices.Contains(d.prompts[:d.different], prompt) {
+		d.prompts[d.different] = prompt
+		d.different++
+	}
+	if now.Sub(d.mismatched) > forgiven {
+		d.needed = fewMisses
+	}
+	if d.misses < d.needed || d.different < fewPrompts {
+		return false
+	}
+	d.mismatched, d.needed = now, min(2*d.needed, manyMisses)
+	return true
+}
+
+// CachedTokens returns how many tokens of the prompt the engine had cached by what it
+// reports in a kind of answer, -1 if that is unknown. SGLang omits the count if it is
+// 0, and in kinds of answers that have none: if another answer of the kind had one, it
+// is 0.
+func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
+	if w.Engine.Info().Type != engine.SGLang {
+		return reported
+	}
+	if !w.cacheCheck.reported(kind, reported >= 0) {
+		return -1
+	}
+	return max(reported, 0)
 }

@@ -1,7 +1,9 @@
 package pool
 
 import (
+	"cmp"
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,16 +16,16 @@ type queue struct {
 	pool   *Pool
 	Length atomic.Int32 // requests read it before they take the lock
 
-	mu      sync.Mutex
-	waiting []*waiter // in order
-	entered uint64
-	looking bool // lookAfterThem runs
-	rate    drainRate
+	mu        sync.Mutex
+	waiting   []*waiter // in order
+	entered   uint64
+	reviewing bool // reviewUntilEmpty runs
+	rate      drainRate
 }
 
-// lookAfter is the time between two reviews of all waiters: workers recover, are
+// reviewEvery is the time between two reviews of all waiters: workers recover, are
 // undrained, or get other models without a slot becoming free.
-const lookAfter = 250 * time.Millisecond
+const reviewEvery = 250 * time.Millisecond
 
 const incidentFull = "all workers are full, requests wait"
 
@@ -31,7 +33,7 @@ const incidentFull = "all workers are full, requests wait"
 // took.
 func (p *Pool) Wait(ctx context.Context, want Wants, o Offers, most time.Duration) (v Grant, waited time.Duration) {
 	m := &waiter{want: want, offers: o, verdict: make(chan Grant, 1)}
-	if !p.Queue.Enter(m, p.Settings.Load().MaxWaiting) {
+	if !p.Queue.enter(m, p.Settings.Load().MaxWaiting) {
 		return <-m.verdict, 0
 	}
 	began := time.Now()
@@ -57,9 +59,9 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) Gran
 	}
 }
 
-// Enter queues a request and returns whether it has to wait. If more than most wait
+// enter queues a request and returns whether it has to wait. If more than most wait
 // then, the last of them is refused. A request that is retried keeps its place.
-func (q *queue) Enter(m *waiter, most int) (waits bool) {
+func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := time.Now()
@@ -76,9 +78,9 @@ func (q *queue) Enter(m *waiter, most int) (waits bool) {
 		q.decide(last, Grant{Worker: w, Full: w == nil}, t)
 	}
 	m.waits = !m.out
-	if m.waits && !q.looking {
-		q.looking = true
-		go q.lookAfterThem()
+	if m.waits && !q.reviewing {
+		q.reviewing = true
+		go q.reviewUntilEmpty()
 	}
 	return m.waits
 }
@@ -130,8 +132,8 @@ func (q *queue) TakeUnclaimed(w *Worker) bool {
 	return w.Slots.Take()
 }
 
-// look reviews all waiters, after settings have changed.
-func (q *queue) look() {
+// reviewAll reviews all waiters, after settings have changed.
+func (q *queue) reviewAll() {
 	if q.Length.Load() == 0 {
 		return
 	}
@@ -140,22 +142,22 @@ func (q *queue) look() {
 	q.review(time.Now())
 }
 
-// lookAfterThem reviews all waiters every lookAfter until there are none.
-func (q *queue) lookAfterThem() {
-	ticker := time.NewTicker(lookAfter)
+// reviewUntilEmpty reviews all waiters every reviewEvery until there are none.
+func (q *queue) reviewUntilEmpty() {
+	ticker := time.NewTicker(reviewEvery)
 	defer ticker.Stop()
 	for range ticker.C {
-		if !q.lookAgain() {
+		if !q.reviewAgain() {
 			return
 		}
 	}
 }
 
-func (q *queue) lookAgain() bool {
+func (q *queue) reviewAgain() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting) == 0 {
-		q.looking = false
+		q.reviewing = false
 		return false
 	}
 	q.review(time.Now())
@@ -236,4 +238,117 @@ func (q *queue) remove(m *waiter, t time.Time) {
 func (q *queue) count(t time.Time, more int32) {
 	q.rate.pass(t, q.Length.Load() > 0)
 	q.Length.Add(more)
+}
+
+// waiter is one request in the queue.
+type waiter struct {
+	want   Wants
+	offers Offers
+	number uint64 // in the order of entering
+
+	eligible []offer    // may serve the request now
+	verdict  chan Grant // gets what becomes of the waiter, once it is out of the queue
+	waits    bool       // it was not served at once
+	out      bool       // of the queue
+}
+
+// Grant says what becomes of a waiter. Without a worker and without a reason, the
+// request chooses again: there is no worker to wait for.
+type Grant struct {
+	Worker *Worker // a slot of it was taken for the request
+	Full   bool    // too many requests wait
+	Late   bool    // the time to wait is over, or the client left
+}
+
+func (m *waiter) compare(o *waiter) int {
+	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
+}
+
+// resort returns the waiter's resort, as gather does, false if there is no worker, full
+// or not.
+func (m *waiter) resort(t time.Time) (Resort, bool) {
+	for _, r := range resorts {
+		for _, s := range m.eligible {
+			if s.allowed(r, t) {
+				return r, true
+			}
+		}
+	}
+	return Resort{}, false
+}
+
+func (s offer) allowed(r Resort, t time.Time) bool { return Available(s.up) && r.allows(s.worker, t) }
+
+// best returns the least busy worker with room, nil if there is none. hopeless says that
+// there is no worker to wait for.
+func (m *waiter) best(t time.Time) (best *Worker, hopeless bool) {
+	r, some := m.resort(t)
+	for _, s := range m.eligible {
+		if some && s.allowed(r, t) && !s.worker.Slots.full() &&
+			(best == nil || s.worker.Slots.Running.Load() < best.Slots.Running.Load()) {
+			best = s.worker
+		}
+	}
+	return best, !some
+}
+
+// takeWorse takes a slot of a worker that is marked down, but neither hung nor draining,
+// for a waiter that would otherwise be refused. It returns nil if there is none.
+func (m *waiter) takeWorse() (worse *Worker) {
+	for _, s := range m.eligible {
+		if Available(s.up) && !s.worker.Draining() && !s.worker.Progress.IsHung() && !s.worker.Slots.full() &&
+			(worse == nil || s.worker.Slots.Running.Load() < worse.Slots.Running.Load()) {
+			worse = s.worker
+		}
+	}
+	if worse == nil || !worse.Slots.Take() {
+		return nil
+	}
+	return worse
+}
+
+// wants returns whether the waiter would take a slot of the worker.
+func (m *waiter) wants(w *Worker, t time.Time) bool {
+	i := slices.IndexFunc(m.eligible, func(s offer) bool { return s.worker == w })
+	if i < 0 {
+		return false
+	}
+	r, some := m.resort(t)
+	return some && m.eligible[i].allowed(r, t)
+}
+
+// drainRate is how fast requests have left the queue, while there was one.
+type drainRate struct {
+	served float64 // decayed to at
+	busy   float64 // seconds, decayed as well
+	at     time.Time
+}
+
+// rateMemory is the time of queueing in which older counts decay to a third.
+const rateMemory = 10 * time.Second
+
+// pass lets the time go on until t. waited says that requests waited meanwhile.
+func (r *drainRate) pass(t time.Time, waited bool) {
+	if d := t.Sub(r.at); waited && d > 0 {
+		keep := math.Exp(-float64(d) / float64(rateMemory))
+		r.served *= keep
+		r.busy = r.busy*keep + d.Seconds()
+	}
+	r.at = t
+}
+
+// Bounds of what clients are told to wait, in seconds.
+const minRetryAfter, maxRetryAfter = 1, 60
+
+// RetryAfter returns the seconds in which the requests that wait now will have been
+// served, or unknown if the rate is not known.
+func (q *queue) RetryAfter(unknown time.Duration) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.count(time.Now(), 0)
+	seconds := unknown.Seconds()
+	if r := q.rate; r.served > 0 && r.busy > 0 {
+		seconds = float64(q.Length.Load()+1) * r.busy / r.served
+	}
+	return int(min(max(math.Ceil(seconds), minRetryAfter), maxRetryAfter))
 }

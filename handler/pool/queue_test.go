@@ -119,7 +119,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					}
 					m = newWaiter(arrival, allowed...)
 					m.want.Tier = -(rng.IntN(4) / 3) // most are of one tier
-					q.Enter(m, most)
+					q.enter(m, most)
 					p.allowed[m] = allowed
 					p.waiting = append(p.waiting, m)
 				case op < 16: // an attempt ends
@@ -141,11 +141,11 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					p.waiting = slices.Delete(p.waiting, i, i+1)
 				case op < 19: // the operator changes a limit
 					workers[rng.IntN(len(workers))].Slots.Limit.Store(int64(rng.IntN(5)))
-					q.look()
+					q.reviewAll()
 				default: // or drains a worker, or ends that
 					w := workers[rng.IntN(len(workers))]
 					w.Drain.Store(DrainAsked - w.Drain.Load())
-					q.look()
+					q.reviewAll()
 				}
 				p.look()
 				if len(p.waiting) > most {
@@ -182,9 +182,9 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 			for _, m := range p.waiting {
 				q.leave(m)
 			}
-			time.Sleep(2 * lookAfter) // then nobody looks any more
+			time.Sleep(2 * reviewEvery) // then nobody looks any more
 			synctest.Wait()
-			if q.looking {
+			if q.reviewing {
 				t.Error("somebody still looks after an empty queue")
 			}
 		})
@@ -207,11 +207,11 @@ func TestWaitEndsInTime(t *testing.T) {
 		{"TimeIsUp", nil, most, false},
 		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
 		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.Slots.Running.Add(-1); q.freed(w) }, 5 * time.Second, true},
-		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.Slots.Limit.Store(2) }, 5*time.Second + lookAfter, true},
+		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.Slots.Limit.Store(2) }, 5*time.Second + reviewEvery, true},
 		{"WorkerIsGone", func(q *queue, w *Worker, _ func()) {
 			delete(q.pool.Workers, w.Dial) // the pool has forgotten it
 			q.pool.Layout.Add(1)
-			q.look()
+			q.reviewAll()
 		}, 5 * time.Second, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
@@ -222,7 +222,7 @@ func TestWaitEndsInTime(t *testing.T) {
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				m := newWaiter(time.Now(), w)
-				q.Enter(m, 10)
+				q.enter(m, 10)
 				begun := time.Now()
 				if v.happens != nil {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
@@ -231,13 +231,13 @@ func TestWaitEndsInTime(t *testing.T) {
 				if decided := !got.Late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.Worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
-				if d := time.Now().Sub(begun); d < v.after-lookAfter || d > v.after+lookAfter {
+				if d := time.Now().Sub(begun); d < v.after-reviewEvery || d > v.after+reviewEvery {
 					t.Errorf("after %v, want %v", d, v.after)
 				}
 				if n := q.Length.Load(); n != 0 {
 					t.Errorf("%d still wait", n)
 				}
-				time.Sleep(2 * lookAfter)
+				time.Sleep(2 * reviewEvery)
 			})
 		})
 	}
@@ -254,7 +254,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 			for n := range 200 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
 				m := newWaiter(time.Now(), workers[i%3/2:]...)
-				q.Enter(m, 20)
+				q.enter(m, 20)
 				v := q.outcome(ctx, m, time.Minute)
 				if w := v.Worker; w != nil {
 					if running, limit := w.Slots.Running.Load(), w.Slots.Limit.Load(); running > limit {
@@ -291,7 +291,7 @@ func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
 	q, workers := queueRoom(1, 1)
 	workers[0].Slots.Take()
 	m := newWaiter(time.Now(), workers[0])
-	q.Enter(m, 10)
+	q.enter(m, 10)
 	workers[0].Slots.Running.Add(-1) // and is not said to be free yet
 	if q.TakeUnclaimed(workers[0]) {
 		t.Error("a slot was taken that another one waits for")
@@ -320,7 +320,7 @@ func TestRetryAfterFollowsTheQueue(t *testing.T) {
 		var waiting []*waiter
 		for range 100 {
 			m := newWaiter(time.Now(), w)
-			q.Enter(m, 1000)
+			q.enter(m, 1000)
 			waiting = append(waiting, m)
 		}
 		for range 80 {
@@ -353,9 +353,9 @@ func BenchmarkFreedSlot(b *testing.B) {
 				}
 				for i := range n {
 					if i < unfit {
-						q.Enter(newWaiter(time.Now(), workers[8:]...), n+1)
+						q.enter(newWaiter(time.Now(), workers[8:]...), n+1)
 					} else {
-						q.Enter(newWaiter(time.Now(), workers[:8]...), n+1)
+						q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
 					}
 				}
 				b.ReportAllocs()
@@ -364,7 +364,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 					w := workers[i%8]
 					w.Slots.Running.Add(-1)
 					q.freed(w)
-					q.Enter(newWaiter(time.Now(), workers[:8]...), n+1)
+					q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
 					i++
 				}
 			})
@@ -383,9 +383,9 @@ func BenchmarkReview(b *testing.B) {
 		w.Slots.Take()
 	}
 	for range 1000 {
-		q.Enter(newWaiter(time.Now(), workers...), 1000)
+		q.enter(newWaiter(time.Now(), workers...), 1000)
 	}
 	for b.Loop() {
-		q.look()
+		q.reviewAll()
 	}
 }

@@ -16,19 +16,19 @@ import (
 // Settings are what one handler says of its pool, or all handlers that name it.
 // Zero values were not set.
 type Settings struct {
-	Memory      int64
-	BlockSize   int
-	OpenBlocks  bool // the operator did not say blockSize; filled in with the defaults
-	TextBlock   int
-	TTL         time.Duration
-	MaxSessions int
-	Engine      string // type of all workers that have no type of their own
-	MaxWaiting  int
-	MaxWait     time.Duration
-	Retries     RetryBudget
-	Workers     map[string]WorkerSettings // by dial address, as far as configured
-	Upstreams   map[string]bool           // static ones, by dial address
-	Others      bool                      // workers may be none of these
+	Memory         int64
+	BlockSize      int
+	BlockSizeUnset bool // the operator did not say blockSize; filled in with the defaults
+	TextBlock      int
+	TTL            time.Duration
+	MaxSessions    int
+	Engine         string // type of all workers that have no type of their own
+	MaxWaiting     int
+	MaxWait        time.Duration
+	Retries        RetryBudget
+	Workers        map[string]WorkerSettings // by dial address, as far as configured
+	Upstreams      map[string]bool           // static ones, by dial address
+	Others         bool                      // workers may be none of these
 }
 
 // RetryBudget bounds the retries. It may be unset.
@@ -125,7 +125,7 @@ func (s *Settings) CheckIDs() error {
 // set.
 func (s *Settings) WithDefaults() *Settings {
 	full := *s
-	full.OpenBlocks = s.OpenBlocks || s.BlockSize == 0
+	full.BlockSizeUnset = s.BlockSizeUnset || s.BlockSize == 0
 	full.Memory = cmp.Or(s.Memory, kvscore.DefaultMemory)
 	full.BlockSize = cmp.Or(s.BlockSize, kvscore.DefaultBlockSize)
 	full.TextBlock = cmp.Or(s.TextBlock, defaultTextBlock)

@@ -137,7 +137,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
 		load.Requests > 0 && s.behind > maxBeside ||
 		limit > 0 && 2*w.Slots.Running.Load() >= limit || s.r.Pool.Queue.Length.Load() > 0 ||
-		w.Draining() || !w.Health.Available(t) || w.Flow.Hangs() || !pool.Available(s.turn.Upstream)
+		w.Draining() || !w.Health.Available(t) || w.Progress.IsHung() || !pool.Available(s.turn.Upstream)
 }
 
 // next returns the plan of the request that computes the prefix, nil if there can

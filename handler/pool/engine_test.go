@@ -39,7 +39,7 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	want(32, 32)
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 64})
 	want(32, 32) // they disagree
-	if in := p.Incidents.open; len(in) != 1 || in[incidentBlocks] == nil {
+	if in := p.Incidents.byName; len(in) != 1 || in[incidentBlocks] == nil {
 		t.Errorf("incidents %+v", in)
 	}
 	if p.Apply(wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}, WorkerSettings{Dial: "c:1"}).WithDefaults()) {
@@ -54,20 +54,20 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	want(16, 16) // one token each is for no index
 	p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 16})
 	want(16, 16)
-	p.Incidents.open = nil
+	p.Incidents.byName = nil
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.Incidents.open; len(in) > 0 {
+	if in := p.Incidents.byName; len(in) > 0 {
 		t.Errorf("pages of 16 tokens and of one do not agree: %+v", in)
 	}
 	p.tell("b:1", engine.Info{Type: engine.VLLM, BlockSize: 4096})
 	want(16, 16) // such blocks are for no index
-	if set := p.Settings.Load(); !strings.Contains(set.Contradictions(set.Worker("b:1"), p.Worker("b:1").Engine.Last())["block_size"], "too large") {
+	if set := p.Settings.Load(); !strings.Contains(set.Contradictions(set.Worker("b:1"), p.Worker("b:1").Engine.Info())["block_size"], "too large") {
 		t.Error("no contradiction says so")
 	}
 	p.Apply(wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}).WithDefaults())
 	p.Learn(p.Worker("c:1"), engine.Info{Type: engine.VLLM, BlockSize: 64}) // it is no upstream any more
 	p.tell("b:1", engine.Info{Type: engine.SGLang, BlockSize: 1})
-	if in := p.Incidents.open; len(in) > 0 {
+	if in := p.Incidents.byName; len(in) > 0 {
 		t.Errorf("a worker that was removed does not agree: %+v", in)
 	}
 	own := wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}, WorkerSettings{Dial: "c:1"})
@@ -191,11 +191,11 @@ func TestRefusedIsLost(t *testing.T) {
 		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
 		w := p.tell("a:1", before)
 		p.serve(w).End(true, nil)
-		p.Missed(w, errors.New("dial tcp: i/o timeout"))
+		p.Unreached(w, errors.New("dial tcp: i/o timeout"))
 		if got := p.cached(w); got != 1600 {
 			t.Errorf("%+v: %d tokens are thought to be there after a timeout, want 1600", before, got)
 		}
-		p.Missed(w, syscall.ECONNREFUSED)
+		p.Unreached(w, syscall.ECONNREFUSED)
 		if got := p.cached(w); got != 0 {
 			t.Errorf("%+v: %d tokens are thought to be there after a refusal", before, got)
 		}
@@ -218,12 +218,12 @@ func TestUnknownIsNotInTheLog(t *testing.T) {
 func TestUnsureAnswerChangesNothing(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
 	unsure := engine.Info{Type: engine.Other, Unsure: true}
-	if w := p.tell("a:1", unsure); w.Engine.Last() != (engine.Info{Type: engine.Other}) {
-		t.Errorf("it is taken for %+v", w.Engine.Last())
+	if w := p.tell("a:1", unsure); w.Engine.Info() != (engine.Info{Type: engine.Other}) {
+		t.Errorf("it is taken for %+v", w.Engine.Info())
 	}
 	p.tell("b:1", engine.Info{Type: engine.SGLang})
-	if w := p.tell("b:1", unsure); w.Engine.Last().Type != engine.SGLang {
-		t.Errorf("an SGLang is now taken for %+v", w.Engine.Last())
+	if w := p.tell("b:1", unsure); w.Engine.Info().Type != engine.SGLang {
+		t.Errorf("an SGLang is now taken for %+v", w.Engine.Info())
 	}
 }
 
@@ -234,20 +234,20 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 	w := p.Worker("a:1")
 	want := func(what string, d time.Duration) {
 		t.Helper()
-		if got := p.RestOf(w); got != d {
+		if got := p.ModelsInterval(w); got != d {
 			t.Errorf("%s: for %v, want %v", what, got, d)
 		}
 	}
-	p.Used.Store(time.Now().Unix())
+	p.LastRequest.Store(time.Now().Unix())
 	want("in use", 0)
 	w.Refusals.Store(1)
 	want("refused once", 2*ProbeEvery)
 	w.Refusals.Store(1 << 30)
 	want("refused often", askedLess)
 	w.Refusals.Store(0)
-	p.Used.Store(time.Now().Add(-idleAfter - time.Minute).Unix())
+	p.LastRequest.Store(time.Now().Add(-idleAfter - time.Minute).Unix())
 	want("idle", askedLess)
-	p.Live.Store(time.Now().Unix())
+	p.ServingSince.Store(time.Now().Unix())
 	want("just begun", 0)
 }
 
@@ -275,15 +275,15 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	if load := p.Load(time.Now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
 	}
-	p.Missed(w, syscall.ECONNREFUSED)
-	p.Missed(w, syscall.ECONNREFUSED)
+	p.Unreached(w, syscall.ECONNREFUSED)
+	p.Unreached(w, syscall.ECONNREFUSED)
 	if load := p.Load(time.Now(), w); load.CachedTokens != 0 {
 		t.Errorf("load of both ranks %+v", load)
 	}
 	if w.Health.Available(time.Now()) {
 		t.Error("it is not marked down")
 	}
-	p.Found(w) // and asks it again at once
+	p.Answered(w) // and asks it again at once
 	if !w.Health.Available(time.Now()) || !w.Engine.Claim(time.Now()) {
 		t.Error("it is still marked down, or not asked again")
 	}
@@ -301,16 +301,16 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		if err != nil {
 			status = 0
 		}
-		p.Saw(t.Context(), w, status, err)
+		p.RecordOwnRequest(t.Context(), w, status, err)
 	}
-	w.Flow.Last.Store(Ticks(time.Now()))
+	w.Progress.LastOutput.Store(Ticks(time.Now()))
 	for range 3 {
 		ask(io.EOF)
 	}
 	if !w.Health.Available(time.Now()) {
 		t.Error("a busy worker is marked down")
 	}
-	w.Flow.Last.Store(0)
+	w.Progress.LastOutput.Store(0)
 	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
 		ask(err)
 		if !w.Health.Available(time.Now()) {
@@ -328,7 +328,7 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 	if n := p.cached(w); n != 1600 {
 		t.Errorf("%d tokens are thought to be there, want 1600", n)
 	}
-	p.Found(w)
+	p.Answered(w)
 	if s := w.Health.State(time.Now()); !s.open || !s.Well || s.Away {
 		t.Errorf("an answer does not make it well: %+v", s)
 	}

@@ -36,9 +36,9 @@ func (p *Pool) clear(w *Worker, why string) {
 		zap.String("why", why), zap.Int64("tokens", held))
 }
 
-// Missed records that no connection to a worker could be made, and marks it down. If
+// Unreached records that no connection to a worker could be made, and marks it down. If
 // the connection was refused, the engine's process has ended, and so has its KV cache.
-func (p *Pool) Missed(w *Worker, err error) {
+func (p *Pool) Unreached(w *Worker, err error) {
 	r := unreachable
 	if Refused(err) {
 		r = refusing
@@ -60,7 +60,7 @@ func (p *Pool) away(w *Worker, r reach, err error) {
 // unanswered records that a worker did not answer a question of the router. A worker
 // that sends tokens may be too busy for that.
 func (p *Pool) unanswered(w *Worker, err error) {
-	if last := w.Flow.Last.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
+	if last := w.Progress.LastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
 		return
 	}
 	if w.Health.unanswered.Add(1) >= fewUnanswered || w.Health.Reach().Away() {
@@ -82,8 +82,8 @@ func (p *Pool) returned(w *Worker) {
 	w.ProbedAt.Store(0)
 }
 
-// Found records that a worker answered, and removes the mark of missed and unanswered.
-func (p *Pool) Found(w *Worker) {
+// Answered records that a worker answered, and removes the mark that its absence set.
+func (p *Pool) Answered(w *Worker) {
 	if w.Health.Reach() == reachable && w.Health.unanswered.Load() == 0 {
 		return
 	}
@@ -96,16 +96,16 @@ func (p *Pool) Found(w *Worker) {
 	}
 }
 
-// Saw records how a request of the router's own ended. status is 0 if there was no
-// answer, and saw returns whether there was one.
-func (p *Pool) Saw(ctx context.Context, w *Worker, status int, err error) bool {
+// RecordOwnRequest records how a request of the router ended. status is 0 if there was no
+// answer. It returns whether there was one.
+func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err error) bool {
 	var dial reverseproxy.DialError
 	switch {
 	case status != 0:
-		p.Found(w)
+		p.Answered(w)
 	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case errors.As(err, &dial), Refused(err):
-		p.Missed(w, err)
+		p.Unreached(w, err)
 	default:
 		w.Engine.AskAgain()
 		p.unanswered(w, err)

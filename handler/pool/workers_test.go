@@ -63,11 +63,11 @@ func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
 	b := p.Worker("b:1")
 	b.Seen.Store(time.Now().Add(-time.Hour).Unix())
-	if !p.IsCurrent(p.Settings.Load(), b) {
+	if !p.IsUpstream(p.Settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
 	p.Apply(wanted(WorkerSettings{Dial: "a:1"}).WithDefaults())
-	if p.IsCurrent(p.Settings.Load(), b) {
+	if p.IsUpstream(p.Settings.Load(), b) {
 		t.Error("what was removed is said to be an upstream")
 	}
 	p.forget(time.Now().Add(WorkerGrace - time.Minute))

@@ -1,6 +1,12 @@
 package pool
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
 
 // The collectors of the pools. Those with the label worker lose a worker's series with
 // the worker.
@@ -21,8 +27,8 @@ func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(opts, append([]string{"pool"}, labels...))
 }
 
-// PoolCollectors returns the collectors of the pools, to be registered.
-func PoolCollectors() []prometheus.Collector {
+// Collectors returns the collectors of the pools, to be registered.
+func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, predictionErrors}
 }
 
@@ -48,4 +54,65 @@ func (p *Pool) forgetCounts(w *Worker) {
 	retriesMade.DeletePartialMatch(labels)
 	cachesCleared.DeletePartialMatch(labels)
 	predictionErrors.DeletePartialMatch(labels)
+}
+
+// Incidents logs conditions that last: one line when a condition begins, and one when
+// it is over, however often it was raised in between.
+type Incidents struct {
+	mu     sync.Mutex
+	byName map[string]*incident
+}
+
+type incident struct {
+	Begun, Last time.Time
+	Times       int
+}
+
+// incidentOver is the time after which a condition that was not raised is over.
+const incidentOver = time.Minute
+
+// Raise raises a condition, and logs it if it begins. There are few names.
+func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger) {
+	i.mu.Lock()
+	known := i.byName[name]
+	if known == nil {
+		if i.byName == nil {
+			i.byName = make(map[string]*incident)
+		}
+		i.byName[name] = &incident{Begun: now, Last: now, Times: 1}
+	} else {
+		known.Last = now
+		known.Times++
+	}
+	i.mu.Unlock()
+	if known == nil {
+		logger().Warn(name + " begins; further ones are counted only")
+	}
+}
+
+// Open returns the conditions that last, by name.
+func (i *Incidents) Open() map[string]incident {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	list := make(map[string]incident, len(i.byName))
+	for name, in := range i.byName {
+		list[name] = *in
+	}
+	return list
+}
+
+// closeOver logs the conditions that are over, and forgets them.
+func (i *Incidents) closeOver(now time.Time, logger *zap.Logger) {
+	over := make(map[string]*incident)
+	i.mu.Lock()
+	for name, in := range i.byName {
+		if now.Sub(in.Last) >= incidentOver {
+			over[name] = in
+			delete(i.byName, name)
+		}
+	}
+	i.mu.Unlock()
+	for name, in := range over {
+		logger.Info(name+" is over", zap.Int("times", in.Times), zap.Duration("lasted", in.Last.Sub(in.Begun)))
+	}
 }

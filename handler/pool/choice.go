@@ -1,0 +1,298 @@
+package pool
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Wants is what a request needs of a worker, and its place in the queue. It is
+// immutable, so that the queue can evaluate it without the request.
+type Wants struct {
+	Model    string    // if any worker is known to serve it, the worker must be
+	Only     *Worker   // the one worker that may serve the request; nil = any
+	Rank     int64     // the data-parallel rank; anyRank = any
+	Workers  []uint64  // ids of the workers that the client allows; nil = all
+	Taints   []string  // the worker must have all of these
+	Isolated bool      // the engine must keep the caches of different salts apart
+	API      string    // in this API
+	Tried    []*Worker // none of these
+	Slot     bool      // the request takes one of the worker's slots
+	Dry      bool      // the choice is only explained, and changes nothing
+	Tier     int       // lower tiers leave the queue first
+	Arrival  time.Time // within a tier, earlier requests do; includes the priority's head start
+}
+
+const AnyRank = -1
+
+// Offers are the upstreams that the proxy offers for a request, with their workers.
+type Offers struct {
+	Ups   reverseproxy.UpstreamPool
+	Table *Table
+}
+
+// offer is one worker that may serve a request, and its upstream.
+type offer struct {
+	up     *reverseproxy.Upstream
+	worker *Worker
+}
+
+// ModelAmong returns the model that limits the workers to those that are known to serve
+// it, empty if no worker is: engines often serve models by names that they do not list.
+// SGLang's adapters, base:adapter, stand for their base if no worker lists them.
+func ModelAmong(rows []TableRow, model string) string {
+	if model == "" {
+		return ""
+	}
+	isServed := func(model string) bool {
+		return slices.ContainsFunc(rows, func(row TableRow) bool { return row.Worker.KnownToServe(model) })
+	}
+	if isServed(model) {
+		return model
+	}
+	if base, _, ok := strings.Cut(model, ":"); ok && isServed(base) {
+		return base
+	}
+	return ""
+}
+
+// KnownToServe returns whether a worker is known to serve a model.
+func (w *Worker) KnownToServe(model string) bool {
+	yes, _ := w.Serves(model)
+	return yes
+}
+
+// Fits returns whether a worker may serve the request, for a model of modelAmong. A
+// worker that the request names may serve any model.
+func (p *Pool) Fits(want *Wants, model string, w *Worker) bool {
+	if want.Only != nil {
+		return w == want.Only
+	}
+	return (model == "" || w.KnownToServe(model)) && p.Permits(want, w)
+}
+
+// Permits returns whether the client's constraints allow a worker.
+func (p *Pool) Permits(want *Wants, w *Worker) bool {
+	if want.Workers != nil && !slices.Contains(want.Workers, w.ID) || want.Rank >= int64(w.Ranks()) || !p.Isolates(want, w) {
+		return false
+	}
+	for _, taint := range want.Taints {
+		if !slices.Contains(w.Tainted(), taint) {
+			return false
+		}
+	}
+	return true
+}
+
+// Isolates returns whether the worker's engine keeps caches apart, if that is needed.
+func (p *Pool) Isolates(want *Wants, w *Worker) bool {
+	if !want.Isolated {
+		return true
+	}
+	e := p.EngineOf(w)
+	return e.IsolatesCaches(want.API)
+}
+
+// isChoosy returns whether workers may be unfit for another reason than their models.
+func (want *Wants) isChoosy() bool {
+	return want.Only != nil || want.Isolated || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
+}
+
+// eligible appends the offered workers that may serve the request and were not tried.
+// Workers that the pool has forgotten since the offer are left out.
+func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
+	model, stale := ModelAmong(o.Table.Rows, want.Model), o.Table.Layout != p.Layout.Load()
+	for i, row := range o.Table.Rows {
+		w := row.Worker
+		if stale && w != p.unnamed {
+			w = p.Known(w.Dial)
+		}
+		if w != nil && !row.Repeated && !slices.Contains(want.Tried, w) && p.Fits(want, model, w) {
+			list = append(list, offer{o.Ups[i], w})
+		}
+	}
+	return list
+}
+
+// Table holds the worker behind each upstream of a list, and the worker's targets. A
+// look-up takes a lock and a map access per upstream, so a configuration keeps the table
+// of its last list. A table is immutable, and valid until pool.layout changes.
+type Table struct {
+	Layout uint64
+	list   reverseproxy.UpstreamPool // a copy: a source may change its own in place
+	Rows   []TableRow                // by upstream
+	Seen   atomic.Int64              // when a request saw the workers last, Unix seconds
+}
+
+type TableRow struct {
+	Worker   *Worker
+	Targets  []kvscore.TargetRef // by rank
+	Repeated bool                // an earlier upstream has the same worker
+}
+
+// IsOf returns whether a list has the addresses of the table's list. A dynamic
+// source makes a new list for each request.
+func (t *Table) IsOf(list reverseproxy.UpstreamPool) bool {
+	if len(list) != len(t.list) {
+		return false
+	}
+	for i, up := range t.list {
+		if list[i] != up && list[i].Dial != up.Dial {
+			return false
+		}
+	}
+	return true
+}
+
+// NewTable makes a table. lasting is false if the table must not be reused: an
+// address has a placeholder, or a worker is beyond maxOthers. repl fills in the
+// placeholders. A dry table makes no worker known to the pool.
+func (p *Pool) NewTable(list reverseproxy.UpstreamPool, repl *caddy.Replacer, dry bool) (t *Table, lasting bool) {
+	// the layout is read first: a later change invalidates the table
+	t = &Table{Layout: p.Layout.Load(), list: slices.Clone(list), Rows: make([]TableRow, len(list))}
+	found := make(map[*Worker]struct{}, len(list))
+	targets := make([]kvscore.Target, 0, len(list))
+	ranks := make([]int, len(list))
+	lasting = true
+	for i, up := range list {
+		dial, workerAt := up.Dial, p.Worker
+		if strings.Contains(dial, "{") {
+			dial, lasting = repl.ReplaceAll(dial, ""), false
+		}
+		if dry {
+			workerAt = p.peek
+		}
+		w := workerAt(dial)
+		_, again := found[w]
+		found[w] = struct{}{}
+		t.Rows[i].Worker, t.Rows[i].Repeated = w, again
+		ranks[i] = w.Ranks()
+		for rank := range ranks[i] {
+			targets = append(targets, w.Target(rank))
+		}
+		lasting = lasting && w != p.unnamed
+	}
+	refs := p.Scheduler.Refs(targets)
+	for i, n := range ranks {
+		t.Rows[i].Targets, refs = refs[:n:n], refs[n:]
+	}
+	return t, lasting
+}
+
+// Scratch holds the buffers of one choice. They grow with the pool, so they are
+// reused; a request owns them only while it chooses.
+type Scratch struct {
+	Sel       kvscore.Selection
+	Targets   []kvscore.TargetRef
+	Upstreams []*reverseproxy.Upstream // of targets
+	Workers   []*Worker                // of targets
+	Full      []*Worker                // left out only because they are full
+	Factors   []float64                // of targets: the client's preferences
+	Scored    kvscore.Request          // the request with these
+	Shadow    []kvscore.Candidate
+}
+
+// random is the process's source of randomness.
+type random struct{}
+
+// IntN implements kvscore.Rand.
+func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices are no secrets
+
+// Float64 implements kvscore.Rand.
+func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
+
+func (p *Pool) TakeScratch() *Scratch {
+	s, ok := p.scratches.Get().(*Scratch)
+	if !ok {
+		s = &Scratch{Sel: kvscore.Selection{Rand: random{}}}
+	}
+	return s
+}
+
+func (p *Pool) ReturnScratch(s *Scratch) {
+	s.Sel.Blocks, s.Sel.Override = nil, nil
+	s.Scored = kvscore.Request{}
+	p.scratches.Put(s)
+}
+
+// Resort says which worse workers may be used.
+type Resort struct{ Draining, Marked bool }
+
+// resorts are in the order of preference. Marks are over soon, and drains are the
+// operator's wish.
+var resorts = [...]Resort{{}, {Marked: true}, {Draining: true}, {Draining: true, Marked: true}}
+
+// allows returns whether a worker may be used at that resort.
+func (r Resort) allows(w *Worker, t time.Time) bool {
+	return (r.Draining || !w.Draining()) && (r.Marked || w.Health.Available(t))
+}
+
+// Available returns whether Caddy has an upstream available. One of a dynamic source
+// that Caddy has not seen yet has no host, and counts as available.
+func Available(up *reverseproxy.Upstream) bool {
+	return up.Host == nil || up.Available()
+}
+
+// Gather fills in the targets to choose from, of workers that are available, not tried
+// and not full, at the first resort that has any. It returns that resort. If the queue
+// has granted a slot of a worker, the others count as full.
+func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *Worker, t time.Time) (used Resort, found bool) {
+	for _, used = range resorts {
+		p.gatherAt(s, want, model, o, granted, used, t)
+		if len(s.Targets) > 0 {
+			return used, true
+		}
+		if len(s.Full) > 0 {
+			break // they are waited for: what is left is worse
+		}
+	}
+	return Resort{}, false
+}
+
+// gatherAt is gather at one resort. Few requests are choosy: that is evaluated once.
+func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted *Worker, used Resort, t time.Time) {
+	targets, upstreams, workers := s.Targets[:0], s.Upstreams[:0], s.Workers[:0]
+	s.Full = s.Full[:0]
+	choosy := want.isChoosy()
+	for i, up := range o.Ups {
+		if !Available(up) {
+			continue
+		}
+		row := &o.Table.Rows[i]
+		w := row.Worker
+		if row.Repeated && slices.Contains(workers, w) || slices.Contains(want.Tried, w) {
+			continue
+		}
+		if choosy && !p.Fits(want, model, w) || !choosy && model != "" && !w.KnownToServe(model) {
+			continue
+		}
+		if w != granted {
+			if !used.allows(w, t) {
+				continue
+			}
+			if granted != nil || w.Slots.full() && p.isFull(want, w) {
+				s.Full = append(s.Full, w)
+				continue
+			}
+		}
+		for rank, target := range row.Targets {
+			if want.Rank == AnyRank || want.Rank == int64(rank) {
+				targets, upstreams, workers = append(targets, target), append(upstreams, up), append(workers, w)
+			}
+		}
+	}
+	s.Targets, s.Upstreams, s.Workers = targets, upstreams, workers
+}
+
+// isFull returns whether a worker has no room for the request. A speculative prefill
+// makes room.
+func (p *Pool) isFull(want *Wants, w *Worker) bool {
+	return want.Slot && w.Slots.full() && (want.Dry || !p.Yield(w) || w.Slots.full())
+}
