@@ -1,14 +1,21 @@
 package dispatch
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"math/bits"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/zeebo/xxh3"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -50,30 +57,30 @@ type verdict struct {
 // judge decides what follows from an attempt, and changes nothing. err is why there
 // is no answer. resent says that net/http sent the request twice, of which only the
 // second one came to err.
-func (rt *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
+func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
-		return rt.judgeFailure(ctx, resent, err)
+		return d.judgeFailure(ctx, resent, err)
 	}
 	v, status := verdict{do: deliver}, resp.StatusCode
 	switch {
 	case retryable(status):
 		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, time.Now()), true
-		if rt.repeatable(true) && rt.anotherTry(rt.suspects) {
+		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case rt.servedElsewhere(resp) && rt.anotherTry(rt.suspects):
+	case d.servedElsewhere(resp) && d.anotherTry(d.suspects):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.effect, v.why, v.own = showsError, resp.Status, status >= 500
-	case rt.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
+	case d.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
 		v.effect = showsWell // an answer that is read shows more
 	}
 	return v
 }
 
 // judgeFailure judges an attempt without an answer.
-func (rt *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
-	if ctx.Err() != nil || rt.plan.Stream != nil && rt.plan.Stream.Failed.Load() {
+func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
+	if ctx.Err() != nil || d.plan.Stream != nil && d.plan.Stream.Failed.Load() {
 		return verdict{do: abandon}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
@@ -81,33 +88,33 @@ func (rt *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ve
 	if pool.Refused(err) {
 		v.effect = showsAbsent
 	}
-	suspects := rt.suspects
+	suspects := d.suspects
 	if v.suspect {
 		suspects++
 	}
-	if rt.repeatable(!unconnected) && rt.anotherTry(suspects) {
+	if d.repeatable(!unconnected) && d.anotherTry(suspects) {
 		v.do, v.reason = retry, retryReason(err, !unconnected)
 	}
 	return v
 }
 
 // report tells the pool what an attempt has shown of its worker.
-func (rt *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
+func (d *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
 	if err == nil {
-		rt.Pool.Found(a.Worker)
+		d.Pool.Found(a.Worker)
 	} else if v.do != abandon {
 		a.Worker.Engine.AskAgain() // it may have restarted
 	}
 	switch v.effect {
 	case showsNothing:
 	case showsWell:
-		rt.didWell(a)
+		d.didWell(a)
 	case showsAbsent:
-		rt.Pool.Missed(a.Worker, err)
+		d.Pool.Missed(a.Worker, err)
 	case showsFailed:
-		rt.markDown(a, v.why, v.wait, v.busy)
+		d.markDown(a, v.why, v.wait, v.busy)
 	case showsError:
-		rt.erred(a, v.why, v.own)
+		d.erred(a, v.why, v.own)
 	}
 }
 
@@ -119,4 +126,151 @@ func workersFault(status int) bool {
 		return true
 	}
 	return status >= 500
+}
+
+// didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
+// header is no progress.
+func (d *Dispatch) didWell(a *Attempt) {
+	if !a.Worker.Flow.Hangs() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
+		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
+	}
+}
+
+// garbled records that an answer was not what its content type says. Nothing is learned
+// from it, and it does not keep the session. One such answer may be anybody's fault, but
+// a worker that gives no others is ill.
+func (d *Dispatch) garbled(a *Attempt) {
+	d.FallBack(fallbackUnreadable)
+	d.erred(a, "not what their content type says", true)
+	if d.seenAt == a.lease.Target() {
+		d.Pool.Sessions.Remove(d.session, d.bound)
+	}
+}
+
+// retryReason says in the metrics why an attempt that failed is made again.
+func retryReason(err error, reached bool) string {
+	if ended, ok := errors.AsType[*endedError](err); ok {
+		return ended.reason
+	}
+	if reached {
+		return "broken"
+	}
+	return "refused"
+}
+
+// markDown marks the worker of a failed attempt, with one log line when it was
+// well before. wait is how long the worker asked to be left alone.
+func (d *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy bool) {
+	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
+		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
+			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
+	}
+}
+
+// erred takes in that a worker answered with an error that may be its own
+// fault. Which it is shows in how the others do. own says that it is hardly the
+// client's.
+func (d *Dispatch) erred(a *Attempt, status string, own bool) {
+	t := time.Now()
+	errs, share := a.Worker.Health.Err(t, own, d.blameKey())
+	if errs < pool.FewErrors {
+		return
+	}
+	var others, theirs float64
+	for _, w := range d.workersOffered() {
+		if w != a.Worker {
+			n, e := w.Health.Lately()
+			others, theirs = others+n, theirs+e
+		}
+	}
+	if pool.Worse(errs, share, theirs/max(others, 1)) {
+		d.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
+	}
+}
+
+// blameKey identifies the session, or else the prompt, that an error or a wrong
+// prediction is held against: one client alone must not mark a worker. Requests without
+// an API have one key, and those without a known prompt one each.
+func (d *Dispatch) blameKey() uint64 {
+	switch {
+	case d.plan.API == nil:
+		return 0
+	case d.plan.Session.Key != "":
+		return xxh3.HashString(d.plan.Session.Key)
+	case len(d.plan.Score.Blocks) == 0:
+		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
+	}
+	key := d.plan.Score.Root
+	for _, b := range d.plan.Score.Blocks {
+		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
+	}
+	return key
+}
+
+// statusOverloaded is what Dynamo's and Anthropic's servers answer when busy.
+const statusOverloaded = 529
+
+// retryable tells whether a status says that the worker did not take the
+// request, so that another one may.
+func retryable(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == statusOverloaded
+}
+
+// longestRetryAfter is how long a worker may ask to be left alone, to be
+// believed.
+const longestRetryAfter = time.Hour
+
+// retryAfter returns how long a Retry-After header says to wait, in seconds or
+// until a date (RFC 9110, 10.2.3), 0 if it does not. A date is compared with
+// the worker's own clock, as far as its answer says what that shows.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	value := h.Get("Retry-After")
+	if value == "" {
+		return 0
+	}
+	var wait time.Duration
+	if s, err := strconv.Atoi(value); err == nil {
+		wait = time.Duration(min(max(s, -1), 2*int(longestRetryAfter/time.Second))) * time.Second
+	} else if until, err := http.ParseTime(value); err == nil {
+		if theirs, err := http.ParseTime(h.Get("Date")); err == nil {
+			now = theirs
+		}
+		wait = until.Sub(now)
+	}
+	if wait < 0 || wait > longestRetryAfter {
+		return 0
+	}
+	return wait
+}
+
+// maxRefusal is how much is looked at of an answer that may say that a worker
+// does not serve a model, in bytes.
+const maxRefusal = 4 << 10
+
+// servedElsewhere tells whether an answer says that the worker does not serve
+// the request's model, and another one that was not tried may: by its list, or
+// as nobody knows what it serves. It happens when a worker changes its models,
+// and before they were asked for. Nothing was computed then, so that the request
+// may be made again whatever it is.
+func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
+	a := d.attempt
+	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Stream != nil || d.pinned() || body.Compressed(resp.Header) {
+		return false
+	}
+	_, told := a.Worker.Serves(d.plan.Model)
+	found := false
+	for i, row := range d.table(d.offered).Rows {
+		w := row.Worker
+		if w == a.Worker || !pool.Available(d.offered[i]) || slices.Contains(d.tried, w) || !d.permits(w) {
+			continue
+		}
+		yes, known := w.Serves(d.plan.Model)
+		found = found || yes || !known && (told || !w.WasProbed())
+	}
+	if !found {
+		return false
+	}
+	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
+	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }

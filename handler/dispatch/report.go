@@ -3,7 +3,9 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -39,17 +41,17 @@ type Report struct {
 }
 
 // report sums up the request, which has ended.
-func (rt *Dispatch) report() *Report {
-	r := &Report{Outcome: rt.outcome(), Attempts: rt.attempts, Waited: rt.wait.waited, Turned: rt.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
-	if a := rt.shown(); a != nil {
+func (d *Dispatch) report() *Report {
+	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, Turned: d.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
+	if a := d.shown(); a != nil {
 		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
 		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
 	}
-	r.Err = rt.failure
+	r.Err = d.failure
 	if r.Err == nil {
-		r.Err = rt.err
+		r.Err = d.err
 	}
-	o := rt.answer
+	o := d.answer
 	if o == nil {
 		return r
 	}
@@ -62,7 +64,7 @@ func (rt *Dispatch) report() *Report {
 	}
 	r.Read = true
 	if !o.First.IsZero() {
-		r.TTFT = o.First.Sub(rt.start)
+		r.TTFT = o.First.Sub(d.start)
 	}
 	r.Prompt, r.Completion, r.Cached = o.Prompt, o.Completion, o.Cached
 	return r
@@ -129,57 +131,28 @@ func (r *Report) fault() (why string, bad bool) {
 	return r.Outcome, true
 }
 
-// End ends everything that the request has begun. It runs deferred, also
-// when the proxy aborts with a panic.
-func (rt *Dispatch) End() {
-	defer rt.dropBody()
-	defer rt.plan.Stream.Done()
-	rt.endWaiting()
-	if rt.attempt == nil {
-		rt.publish(rt.report())
-		return
-	}
-	rt.release()
-	o := rt.answer
-	o.close()
-	rt.endAttempt(o.computed())
-	rt.endTurn(o.computed())
-	report := rt.report()
-	if report.Outcome == outcomeBroken {
-		rt.markDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
-	}
-	rt.follow(report.Outcome)
-	if n := rt.attempt.prompt.tokens; rt.plan.Request != nil && n > 0 {
-		rt.Figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
-		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
-		}
-	}
-	rt.publish(report)
-}
-
 // publish counts the request, and adds it to the access log and its span.
-func (rt *Dispatch) publish(r *Report) {
-	rt.Figures.Requests[r.Outcome].Inc()
-	rt.trace.end(r)
-	if rt.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
-		rt.extra.Set(zap.Object("kv_router", r))
+func (d *Dispatch) publish(r *Report) {
+	d.Figures.Requests[r.Outcome].Inc()
+	d.trace.end(r)
+	if d.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
+		d.extra.Set(zap.Object("kv_router", r))
 	}
 }
 
 // outcome says what became of the request.
-func (rt *Dispatch) outcome() string {
-	o := rt.answer
+func (d *Dispatch) outcome() string {
+	o := d.answer
 	switch {
-	case o == nil && rt.wait.turnedAway != nil:
+	case o == nil && d.wait.turnedAway != nil:
 		return outcomeTurnedAway
-	case o == nil && rt.err == nil && rt.returned:
+	case o == nil && d.err == nil && d.returned:
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:
 		return outcomeUnavailable
 	case o.Broken != nil && !isCanceled(o.Broken):
 		return outcomeBroken
-	case !o.Whole && (!rt.returned || o.Broken != nil):
+	case !o.Whole && (!d.returned || o.Broken != nil):
 		return outcomeClientGone
 	case o.Status >= 400 || o.Garbled || o.Failed:
 		return outcomeEngineError
@@ -195,3 +168,84 @@ func routingMessage(a *Attempt) string {
 }
 
 func isCanceled(err error) bool { return errors.Is(err, context.Canceled) }
+
+// label adds the response headers that say how the request was routed.
+func (d *Dispatch) label(h http.Header, a *Attempt) {
+	prefix := d.Labels
+	if prefix == "" {
+		return
+	}
+	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
+	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
+	h.Set(prefix+"Reason", a.reason)
+	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
+	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))
+}
+
+// placeholder returns the value of one of our placeholders.
+func (d *Dispatch) placeholder(key string) (any, bool) {
+	name, ours := strings.CutPrefix(key, "http.kv_router.")
+	if !ours {
+		return nil, false
+	}
+	a := d.shown()
+	switch {
+	case name == "session":
+		return d.plan.Session.Key, d.plan.Session.Key != ""
+	case name == "cached_tokens":
+		return d.cached, d.cached >= 0
+	case a == nil:
+		return nil, false
+	}
+	switch name {
+	case "worker":
+		return a.Target.Worker, true
+	case "dp_rank":
+		return a.Target.Rank, true
+	case "overlap_blocks":
+		return int64(a.terms.OverlapBlocks), true
+	case "predicted_cached_tokens":
+		return a.terms.OverlapTokens, true
+	case "reason":
+		return a.reason, true
+	}
+	return nil, false
+}
+
+// shown returns the attempt that the operator is shown: the one that answers the
+// client, else the latest; nil if there was none.
+func (d *Dispatch) shown() *Attempt {
+	if d.answer != nil {
+		return d.answer.attempt
+	}
+	return d.attempt
+}
+
+// show logs the choice.
+func (d *Dispatch) show(a *Attempt) {
+	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
+		c.Message = routingMessage(a)
+		fields := []zap.Field{
+			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
+			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
+		}
+		if d.costsTime(a) {
+			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.terms.Terms)))
+		}
+		c.Write(fields...)
+	}
+}
+
+// termFields are the terms of a cost as the log shows them, in milliseconds.
+type termFields kvscore.Terms
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (f termFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddFloat64("wait", f.Wait)
+	e.AddFloat64("prefill", f.Prefill)
+	e.AddFloat64("delay", f.Delay)
+	e.AddFloat64("decode", f.Decode)
+	e.AddFloat64("turns", f.Turns)
+	e.AddFloat64("leave", f.Leave)
+	return nil
+}

@@ -8,9 +8,9 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -48,8 +48,8 @@ type retryMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
-	rt, ok := r.Context().Value(routeKey{}).(*Dispatch)
-	return ok && rt.retryWanted, nil
+	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	return ok && d.retryWanted, nil
 }
 
 // AnotherMatcher stands at the head of each of the operator's retry_match: what
@@ -59,8 +59,8 @@ type AnotherMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (AnotherMatcher) MatchWithError(r *http.Request) (bool, error) {
-	rt, ok := r.Context().Value(routeKey{}).(*Dispatch)
-	return ok && !rt.exhausted && r.Context().Err() == nil && rt.anotherTry(rt.suspects), nil
+	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	return ok && !d.exhausted && r.Context().Err() == nil && d.anotherTry(d.suspects), nil
 }
 
 // RetryMatchers returns what makes the proxy ask retryMatcher, about failures
@@ -77,10 +77,6 @@ func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 	}, nil
 }
 
-// noUpstream stands for the upstream when there is none. The transport answers
-// for it, so that the proxy need not be told in another way to stop asking.
-var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}
-
 var errNoWorker = errors.New("no worker is available")
 
 // heldAnswer is an answer that goes to the client if no worker has a better.
@@ -91,88 +87,88 @@ type heldAnswer struct {
 
 // repeatable tells whether the request can be made again, after it may have
 // reached a worker.
-func (rt *Dispatch) repeatable(reached bool) bool {
-	if rt.plan.Stream != nil && rt.plan.Stream.Touched.Load() {
+func (d *Dispatch) repeatable(reached bool) bool {
+	if d.plan.Stream != nil && d.plan.Stream.Touched.Load() {
 		return false
 	}
-	return !reached || rt.plan.Repeatable
+	return !reached || d.plan.Repeatable
 }
 
 // anotherRound tells whether the operator wants workers to be tried again that
 // were tried.
-func (rt *Dispatch) anotherRound() bool {
-	return !rt.pinned() && rt.Limits.Set() && rt.Limits.allow(rt.start, rt.attempts)
+func (d *Dispatch) anotherRound() bool {
+	return !d.pinned() && d.Limits.Set() && d.Limits.allow(d.start, d.attempts)
 }
 
 // anotherTry tells whether a further attempt may find a worker, and the
 // operator's limits allow it.
-func (rt *Dispatch) anotherTry(suspects int) bool {
-	return rt.anotherRound() || !rt.Limits.Set() && suspects < maxSuspects && rt.otherLeft()
+func (d *Dispatch) anotherTry(suspects int) bool {
+	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
 }
 
 // lastSuspect tells whether the attempt under way is the last one if it breaks.
-func (rt *Dispatch) lastSuspect() bool {
-	return !rt.Limits.Set() && rt.suspects+1 >= maxSuspects
+func (d *Dispatch) lastSuspect() bool {
+	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
 // retry has the proxy make another attempt. It returns what the proxy sees of this one.
-func (rt *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
-	rt.countRetry(rt.attempt, v.reason)
-	rt.retryWanted = true
+func (d *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
+	d.countRetry(d.attempt, v.reason)
+	d.retryWanted = true
 	if err != nil {
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		rt.Probes.AskAgain(rt.attempt.Worker) // its list of models is out of date
+		d.Probes.AskAgain(d.attempt.Worker) // its list of models is out of date
 	}
-	return rt.hold(req, resp), nil
+	return d.hold(req, resp), nil
 }
 
 // giveUp returns the answer that was held back, or else the last failure.
-func (rt *Dispatch) giveUp() (*http.Response, error) {
-	if err := rt.errWaiting(); err != nil {
+func (d *Dispatch) giveUp() (*http.Response, error) {
+	if err := d.errWaiting(); err != nil {
 		return nil, err
 	}
-	if resp := rt.takeHeld(); resp != nil {
+	if resp := d.takeHeld(); resp != nil {
 		return resp, nil
 	}
-	if rt.failure == nil {
-		rt.Pool.Incidents.Raise(time.Now(), rt.incidentNobody(), rt.Pool.Logger)
+	if d.failure == nil {
+		d.Pool.Incidents.Raise(time.Now(), d.incidentNobody(), d.Pool.Logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
 	}
-	return nil, lastError{rt.failure}
+	return nil, lastError{d.failure}
 }
 
 // deliver prepares an answer for the client.
-func (rt *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
-	a := rt.attempt
-	rt.release()
-	if rt.foresee(resp); !rt.KeepBody && rt.next == nil {
-		rt.dropBody()
+func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.release()
+	if d.foresee(resp); !d.KeepBody && d.next == nil {
+		d.dropBody()
 	}
-	rt.label(resp.Header, a)
+	d.label(resp.Header, a)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.lease.Prefilled(time.Now())
 		a.lease.Alive(time.Now().AddDate(100, 0, 0)) // it lives as long as the connection
 		return resp
 	}
 	if resp.StatusCode < 300 {
-		rt.commit()
+		d.commit()
 	}
-	if rt.plan.Lists && !response.MergeModels(resp, rt.Pool.ModelsBeside(a.Worker, rt.workersOffered())) {
-		rt.FallBack(fallbackUnmerged)
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
+		d.FallBack(fallbackUnmerged)
 	}
-	rt.observe(req, resp)
+	d.observe(req, resp)
 	return resp
 }
 
 // hold keeps an answer back while another worker is asked, and returns what
 // the proxy sees in its place.
-func (rt *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
-	a := rt.attempt
-	rt.endAttempt(false)
-	rt.release()
-	rt.held = heldAnswer{resp, a}
+func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.endAttempt(false)
+	d.release()
+	d.held = heldAnswer{resp, a}
 	shown := *resp
 	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
 	return &shown
@@ -180,8 +176,8 @@ func (rt *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response 
 
 // writeHeld gives the client the answer that was held back for a better one,
 // where the proxy has ended without an answer. It tells whether there was one.
-func (rt *Dispatch) writeHeld(w http.ResponseWriter) bool {
-	resp := rt.takeHeld()
+func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
+	resp := d.takeHeld()
 	if resp == nil {
 		return false
 	}
@@ -194,71 +190,77 @@ func (rt *Dispatch) writeHeld(w http.ResponseWriter) bool {
 
 // takeHeld makes the answer that was held back the client's, and returns it; nil
 // if there is none.
-func (rt *Dispatch) takeHeld() *http.Response {
-	h := rt.held
+func (d *Dispatch) takeHeld() *http.Response {
+	h := d.held
 	if h.resp == nil {
 		return nil
 	}
-	rt.held = heldAnswer{}
-	rt.label(h.resp.Header, h.attempt)
-	rt.answer = rt.deliveryOf(h.attempt, h.resp)
+	d.held = heldAnswer{}
+	d.label(h.resp.Header, h.attempt)
+	d.answer = d.deliveryOf(h.attempt, h.resp)
 	return h.resp
 }
 
 // release lets go of an answer that was held back.
-func (rt *Dispatch) release() {
-	if rt.held.resp != nil {
-		_ = rt.held.resp.Body.Close()
-		rt.held = heldAnswer{}
+func (d *Dispatch) release() {
+	if d.held.resp != nil {
+		_ = d.held.resp.Body.Close()
+		d.held = heldAnswer{}
 	}
 }
 
-func (rt *Dispatch) countRetry(a *Attempt, reason string) {
-	rt.Pool.CountRetries(a.Worker, reason, 1)
-	rt.trace.retried(a, reason)
-}
-
-// markDown marks the worker of a failed attempt, with one log line when it was
-// well before. wait is how long the worker asked to be left alone.
-func (rt *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy bool) {
-	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
-		rt.Logger.Warn("worker is marked down", zap.String("pool", rt.Pool.Name),
-			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
-	}
-}
-
-// erred takes in that a worker answered with an error that may be its own
-// fault. Which it is shows in how the others do. own says that it is hardly the
-// client's.
-func (rt *Dispatch) erred(a *Attempt, status string, own bool) {
-	t := time.Now()
-	errs, share := a.Worker.Health.Err(t, own, rt.blameKey())
-	if errs < pool.FewErrors {
-		return
-	}
-	var others, theirs float64
-	for _, w := range rt.workersOffered() {
-		if w != a.Worker {
-			n, e := w.Health.Lately()
-			others, theirs = others+n, theirs+e
-		}
-	}
-	if pool.Worse(errs, share, theirs/max(others, 1)) {
-		rt.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
-	}
+func (d *Dispatch) countRetry(a *Attempt, reason string) {
+	d.Pool.CountRetries(a.Worker, reason, 1)
+	d.trace.retried(a, reason)
 }
 
 // stays tells whether a request cannot be made on another worker: none is left,
 // it has broken on one already, or the budget is spent.
-func (rt *Dispatch) stays() bool {
-	return !rt.otherLeft() || rt.lastSuspect() || rt.Pool.Spending.Spent(time.Now(), rt.Pool.Settings.Load().Retries)
+func (d *Dispatch) stays() bool {
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }
 
 // affordable tells whether the budget allows that an attempt is made again that
 // ended with err, nil after an answer. A connection that could not be made is
 // not charged: it has cost no worker anything. Nor is what was paid for when the
 // worker was found to hang.
-func (rt *Dispatch) affordable(a *Attempt, err error) bool {
+func (d *Dispatch) affordable(a *Attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.Moved || rt.Pool.MayRetry(time.Now())
+	return unconnected || a.Moved || d.Pool.MayRetry(time.Now())
 }
+
+// unserved returns the error of a request that no worker has answered.
+func (d *Dispatch) unserved(err error) *api.Refusal {
+	e := &api.Refusal{API: d.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
+	var refused reverseproxy.DialError
+	var own *api.Refusal
+	var he caddyhttp.HandlerError
+	switch {
+	case errors.As(err, &own):
+		return own
+	case d.plan.Stream != nil && d.plan.Stream.Failed.Load():
+		return plan.Unreadable(d.plan.API, err)
+	case d.failure == nil || errors.As(d.failure, &refused) && d.suspects < maxSuspects:
+		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker
+		e.Err = d.errNobody()
+	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
+		e.Status, e.Code = he.StatusCode, api.CodeTimeout
+		e.Err = errors.New("the worker did not answer in time")
+	default:
+		e.Err = errors.New("the worker failed before it answered")
+	}
+	return e
+}
+
+// lastError tells Caddy's proxy not to make another attempt, even if the
+// error in it is a dial error: it has no Unwrap.
+type lastError struct{ error }
+
+// Timeout lets the proxy answer with 504 where it would have.
+func (e lastError) Timeout() bool {
+	t, ok := e.error.(interface{ Timeout() bool }) //nolint:errorlint // as the proxy does
+	return ok && t.Timeout()
+}
+
+// Temporary completes net.Error.
+func (lastError) Temporary() bool { return false }

@@ -38,40 +38,40 @@ type routeTrace struct {
 // startTrace begins the route's span as a child of the one in ctx, if that is
 // recorded, and returns the context that has it. What is not recorded passes on
 // the context that Caddy has put into the request's header.
-func (rt *Dispatch) startTrace(ctx context.Context) context.Context {
+func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
 		return ctx
 	}
 	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
-		attribute.String("kv_router.pool", rt.Pool.Name),
-		attribute.Bool("kv_router.session", rt.plan.Session.Key != ""), // the key is a secret
+		attribute.String("kv_router.pool", d.Pool.Name),
+		attribute.Bool("kv_router.session", d.plan.Session.Key != ""), // the key is a secret
 	}
-	if p := rt.plan; p.API != nil {
+	if p := d.plan; p.API != nil {
 		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
 	}
-	if rt.plan.Model != "" {
-		attrs = append(attrs, attribute.String("kv_router.model", forSpan(rt.plan.Model)))
+	if d.plan.Model != "" {
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(d.plan.Model)))
 	}
-	if rt.plan.Fallback != "" {
-		attrs = append(attrs, attribute.String("kv_router.fallback", rt.plan.Fallback))
+	if d.plan.Fallback != "" {
+		attrs = append(attrs, attribute.String("kv_router.fallback", d.plan.Fallback))
 	}
-	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(rt.start), trace.WithAttributes(attrs...))
-	rt.trace = t
+	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(d.start), trace.WithAttributes(attrs...))
+	d.trace = t
 	return t.ctx
 }
 
 // selected records the choice of an attempt that was begun at the given time,
 // with the terms of the chosen candidate's cost.
-func (t *routeTrace) selected(rt *Dispatch, a *Attempt, begun time.Time) {
+func (t *routeTrace) selected(d *Dispatch, a *Attempt, begun time.Time) {
 	if t == nil {
 		return
 	}
 	c := &a.terms
 	attrs := []attribute.KeyValue{
-		attribute.Int("kv_router.attempt", rt.attempts),
-		attribute.Int("kv_router.candidates", len(rt.scratch.Sel.Candidates)),
+		attribute.Int("kv_router.attempt", d.attempts),
+		attribute.Int("kv_router.candidates", len(d.scratch.Sel.Candidates)),
 		// ids have 64 bits, and numbers here 63
 		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
 		attribute.String("kv_router.upstream", a.Worker.Dial),
@@ -92,7 +92,7 @@ func (t *routeTrace) selected(rt *Dispatch, a *Attempt, begun time.Time) {
 	if !a.bound { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
 	}
-	if rt.costsTime(a) {
+	if d.costsTime(a) {
 		attrs = append(attrs,
 			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
 			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),
