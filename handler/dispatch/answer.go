@@ -14,8 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// delivery is the answer of an attempt on its way to the client. It listens to the
-// answer's body, and records what the answer shows of the worker.
+// delivery is the answer of an attempt on its way to the client. It listens to the answer's
+// body and records what it shows of the worker.
 type delivery struct {
 	response.Summary // complete once the answer has ended
 	d                *Dispatch
@@ -53,8 +53,8 @@ func (d *Dispatch) deliveryOf(a *Attempt, resp *http.Response) *delivery {
 	return o
 }
 
-// extras returns the nvext that the answer is to carry; nil if there is none. What an
-// answer cannot carry is counted.
+// extras returns the nvext that the answer carries; nil if none. What an answer cannot carry
+// is counted.
 func (d *Dispatch) extras(a *Attempt, readable bool) *response.Extras {
 	x := d.plan.Answer
 	if x == nil {
@@ -192,14 +192,12 @@ func (o *delivery) close() {
 // computed returns whether the worker has certainly computed the prompt.
 func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
 
-// conditionEncoded lasts while event streams leave compressed: block by block,
-// which costs CPU time for each token, saves little, and lets clients that
-// decode in larger pieces see their tokens late.
+// conditionEncoded lasts while event streams leave compressed: this costs CPU time per token,
+// and clients may see tokens late.
 const conditionEncoded = "event streams leave compressed (keep encode away from them)"
 
-// noticeEncoding takes in that a stream left compressed that the engine had
-// sent as it was. Which handlers stand before this one is not known: what they
-// do shows in the header that they share.
+// noticeEncoding records that a handler before this one compressed a stream. Only the response
+// header shows that.
 func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
 	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
 		d.Pool.Incidents.Raise(time.Now(), conditionEncoded, d.Pool.Logger)

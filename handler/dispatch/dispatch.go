@@ -144,7 +144,7 @@ func (d *Dispatch) Settle(w http.ResponseWriter, r *http.Request, err error) err
 	return d.unserved(d.err)
 }
 
-// FallBack takes in that the request is routed with less than full knowledge.
+// FallBack records that a request is routed with less than full knowledge.
 func (s *Dispatcher) FallBack(reason string) {
 	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
 	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
@@ -175,8 +175,8 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 	return out
 }
 
-// endAttempt ends the attempt under way, if there is one. computed says that
-// the worker has computed the prompt.
+// endAttempt ends the attempt under way, if there is one. computed: the worker has computed
+// the prompt.
 func (d *Dispatch) endAttempt(computed bool) {
 	a := d.attempt
 	if a == nil || a.over {
@@ -240,8 +240,8 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 	return nil
 }
 
-// End ends everything that the request has begun. It runs deferred, also
-// when the proxy aborts with a panic.
+// End ends everything that the request has begun. It runs deferred, also when the proxy aborts
+// with a panic.
 func (d *Dispatch) End() {
 	defer d.dropBody()
 	defer d.plan.Stream.Done()

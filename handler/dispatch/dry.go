@@ -48,9 +48,8 @@ type leftOut struct {
 	Why    string
 }
 
-// Explain makes the choice of a request without booking it, and leaves nothing behind.
-// A client that only asks is told a worker even if all are full: it will wait for that
-// one.
+// Explain returns the choice for a request without booking it, and leaves nothing behind. A
+// query is told a worker even if all are full: its client will wait for that one.
 func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	t := time.Now()
 	d := &Dispatch{Dispatcher: s, plan: p, start: t, cached: -1, dry: true}
@@ -102,8 +101,8 @@ func (c *DryChoice) Overlap() (most int64) {
 	return most
 }
 
-// homeOf returns the target that the session is bound to as a choice sees it; nil if
-// there is none. chosen is the position of the target that would be booked.
+// homeOf returns the session's target as a choice sees it; nil if there is none. chosen is the
+// position of the target that would be booked.
 func (d *Dispatch) homeOf(chosen int) *DryHome {
 	if d.bound == 0 {
 		return nil

@@ -47,8 +47,7 @@ type Timeouts struct {
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
-// guard is what may end an attempt at a streamed answer before its worker or
-// its client does.
+// guard may end an attempt at a streamed answer before its worker or its client does.
 type guard struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -58,9 +57,8 @@ type guard struct {
 	idle   *time.Timer   // made when it is first needed
 }
 
-// guarded returns the request of an attempt, which may be ended by a deadline
-// or because its worker is found to hang. A request that nothing of this kind
-// can happen to is returned as it is.
+// guarded returns the request of an attempt which a deadline or a hung worker may end. Other
+// requests are returned as they are.
 func (d *Dispatch) guarded(req *http.Request) *http.Request {
 	a := d.attempt
 	probe := a.Worker.Flow.Hangs()
@@ -104,16 +102,16 @@ func (d *Dispatch) guarded(req *http.Request) *http.Request {
 	return req.WithContext(g.ctx)
 }
 
-// movable tells whether the attempt could be made on another worker, as far as
-// is known before it is made.
+// movable returns whether the attempt could be made on another worker, as far as is known
+// before it is made.
 func (d *Dispatch) movable() bool {
 	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offered) > 1 && !d.lastSuspect() &&
 		(!d.Limits.Set() || d.anotherRound())
 }
 
-// arrived takes in what the round trip of an attempt came to. The header of a
-// stream whose first token has a deadline is held back until that has come, so
-// that another worker can be tried.
+// arrived ends the wait for an attempt's header and returns its error. If the first token has
+// a deadline, arrived holds the header back until that token, so that another worker can be
+// tried.
 func (d *Dispatch) arrived(resp *http.Response, err error) error {
 	a := d.attempt
 	g := a.guard
@@ -145,13 +143,13 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 	return ended
 }
 
-// readable tells whether an answer is a stream in which tokens can be seen.
+// readable returns whether an answer is a stream in which tokens can be seen.
 func (d *Dispatch) readable(resp *http.Response) bool {
 	return resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header)
 }
 
-// await begins or ends a wait for more of an answer. The attempt ends if the wait takes
-// longer than an answer may pause.
+// await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends
+// the attempt.
 func (g *guard) await(begins bool) {
 	switch {
 	case g.pause == 0:

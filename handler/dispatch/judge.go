@@ -41,7 +41,7 @@ const (
 	showsError          // an error that may be the worker's fault
 )
 
-// verdict is what is decided of an attempt that has come to an answer or an error.
+// verdict is what follows from an attempt.
 type verdict struct {
 	do     action
 	reason string // of a retry, as metrics name it
@@ -54,9 +54,8 @@ type verdict struct {
 	suspect bool          // the attempt may have reached the engine's computing
 }
 
-// judge decides what follows from an attempt, and changes nothing. err is why there
-// is no answer. resent says that net/http sent the request twice, of which only the
-// second one came to err.
+// judge decides what follows from an attempt, and changes nothing. resent says that net/http
+// sent the request twice, and err came of the second.
 func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
@@ -98,7 +97,7 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	return v
 }
 
-// report tells the pool what an attempt has shown of its worker.
+// reportOutcome tells the pool what an attempt has shown of its worker.
 func (d *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
 	if err == nil {
 		d.Pool.Found(a.Worker)
@@ -118,8 +117,8 @@ func (d *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
 	}
 }
 
-// workersFault returns whether a status may say that the worker is ill or set up
-// differently: clients' errors have other statuses, or come from all workers alike.
+// workersFault returns whether a status may be the worker's fault: clients' errors have other
+// statuses, or come from all workers alike.
 func workersFault(status int) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
@@ -128,17 +127,15 @@ func workersFault(status int) bool {
 	return status >= 500
 }
 
-// didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
-// header is no progress.
+// didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
 func (d *Dispatch) didWell(a *Attempt) {
 	if !a.Worker.Flow.Hangs() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
 		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
 	}
 }
 
-// garbled records that an answer was not what its content type says. Nothing is learned
-// from it, and it does not keep the session. One such answer may be anybody's fault, but
-// a worker that gives no others is ill.
+// garbled records an answer that is not what its content type says. The session leaves the
+// worker. One such answer may be anybody's fault; a worker that gives no others is ill.
 func (d *Dispatch) garbled(a *Attempt) {
 	d.FallBack(fallbackUnreadable)
 	d.erred(a, "not what their content type says", true)
@@ -147,7 +144,7 @@ func (d *Dispatch) garbled(a *Attempt) {
 	}
 }
 
-// retryReason says in the metrics why an attempt that failed is made again.
+// retryReason names in metrics why a failed attempt is made again.
 func retryReason(err error, reached bool) string {
 	if ended, ok := errors.AsType[*endedError](err); ok {
 		return ended.reason
@@ -158,8 +155,8 @@ func retryReason(err error, reached bool) string {
 	return "refused"
 }
 
-// markDown marks the worker of a failed attempt, with one log line when it was
-// well before. wait is how long the worker asked to be left alone.
+// markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
+// left alone.
 func (d *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy bool) {
 	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
 		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
@@ -167,9 +164,8 @@ func (d *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy boo
 	}
 }
 
-// erred takes in that a worker answered with an error that may be its own
-// fault. Which it is shows in how the others do. own says that it is hardly the
-// client's.
+// erred records an error that may be the worker's fault: how the others do shows that. own: it
+// is hardly the client's.
 func (d *Dispatch) erred(a *Attempt, status string, own bool) {
 	t := time.Now()
 	errs, share := a.Worker.Health.Err(t, own, d.blameKey())
@@ -188,9 +184,9 @@ func (d *Dispatch) erred(a *Attempt, status string, own bool) {
 	}
 }
 
-// blameKey identifies the session, or else the prompt, that an error or a wrong
-// prediction is held against: one client alone must not mark a worker. Requests without
-// an API have one key, and those without a known prompt one each.
+// blameKey identifies the session or prompt that an error is held against: one client alone
+// must not mark a worker down. Requests without an API share one key; those without a known
+// prompt have one each.
 func (d *Dispatch) blameKey() uint64 {
 	switch {
 	case d.plan.API == nil:
@@ -210,19 +206,16 @@ func (d *Dispatch) blameKey() uint64 {
 // statusOverloaded is what Dynamo's and Anthropic's servers answer when busy.
 const statusOverloaded = 529
 
-// retryable tells whether a status says that the worker did not take the
-// request, so that another one may.
+// retryable returns whether a status says that the worker did not take the request.
 func retryable(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == statusOverloaded
 }
 
-// longestRetryAfter is how long a worker may ask to be left alone, to be
-// believed.
+// longestRetryAfter is the longest pause of a worker that is believed.
 const longestRetryAfter = time.Hour
 
-// retryAfter returns how long a Retry-After header says to wait, in seconds or
-// until a date (RFC 9110, 10.2.3), 0 if it does not. A date is compared with
-// the worker's own clock, as far as its answer says what that shows.
+// retryAfter returns how long a Retry-After header says to wait (RFC 9110, 10.2.3); 0 if
+// unknown. A date is compared with the answer's own Date.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	value := h.Get("Retry-After")
 	if value == "" {
@@ -243,15 +236,11 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return wait
 }
 
-// maxRefusal is how much is looked at of an answer that may say that a worker
-// does not serve a model, in bytes.
+// maxRefusal is how many bytes are searched for the reason of a 404.
 const maxRefusal = 4 << 10
 
-// servedElsewhere tells whether an answer says that the worker does not serve
-// the request's model, and another one that was not tried may: by its list, or
-// as nobody knows what it serves. It happens when a worker changes its models,
-// and before they were asked for. Nothing was computed then, so that the request
-// may be made again whatever it is.
+// servedElsewhere returns whether an answer says that the worker lacks the request's model
+// while an untried worker may have it. Nothing was computed, so any request may be made again.
 func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 	a := d.attempt
 	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Stream != nil || d.pinned() || body.Compressed(resp.Header) {

@@ -30,8 +30,8 @@ func (o *delivery) learn() {
 	}
 }
 
-// count records the engine's counts in the index, where the next turn finds them, and as
-// ratios of the model's kinds of text.
+// count records the engine's counts in the index, for the next turn, and in the model's
+// ratios.
 func (o *delivery) count(cached int64) {
 	req := o.d.plan.Request
 	if req.Truncated || req.Kind == api.None {
@@ -56,9 +56,8 @@ func (o *delivery) count(cached int64) {
 	o.attempt.lease.Counted(c)
 }
 
-// learnRatios learns from the part of the prompt that was new, if the engine's
-// count of the other part is known, else from all of it. Of a batch, the first
-// prompt's blocks stand for all.
+// learnRatios learns from the new part of the prompt, if the engine's count of the rest is
+// known, else from all of it. A batch's first prompt stands for all.
 func (o *delivery) learnRatios(req *api.Request) {
 	k, size := o.attempt.prompt.known, o.d.plan.TextBlock
 	if !k.Counted || req.Batch() {
@@ -69,8 +68,8 @@ func (o *delivery) learnRatios(req *api.Request) {
 	o.d.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(o.Prompt)-k.Tokens)
 }
 
-// verify compares the predicted cached tokens with the engine's count; cached is negative
-// if that is unknown.
+// verify compares the predicted cached tokens with the engine's count; cached is negative if
+// unknown.
 func (o *delivery) verify(cached int64) {
 	a, d := o.attempt, o.d
 	if a.prompt.tokens == 0 || o.Prompt <= 0 || cached < 0 || d.plan.Score.SkipsCache {

@@ -110,8 +110,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	}
 })
 
-// Register makes the collectors of requests and others known to a configuration's
-// registry. Several handlers may do so.
+// Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
 	for _, c := range append(append(pool.PoolCollectors(), others...), []prometheus.Collector{

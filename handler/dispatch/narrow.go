@@ -22,8 +22,8 @@ type only struct {
 	reason string
 }
 
-// narrow evaluates before the first choice which workers the request allows. The error
-// is a *api.Refusal if no worker can be chosen.
+// narrow finds before the first choice which workers the request allows. The error is a
+// *api.Refusal if none can be chosen.
 func (d *Dispatch) narrow(r *http.Request) error {
 	p := d.plan
 	d.apart = p.Isolated
@@ -83,8 +83,8 @@ func (d *Dispatch) badPin(format string, args ...any) error {
 	return &api.Refusal{API: d.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
 
-// keepsApart returns whether the worker's engine isolates the request's cache, if that
-// is needed.
+// keepsApart returns whether the worker's engine isolates the request's cache, if that is
+// needed.
 func (d *Dispatch) keepsApart(w *pool.Worker) bool {
 	want := d.wants()
 	return d.Pool.Isolates(&want, w)
@@ -100,9 +100,8 @@ func (d *Dispatch) shared(format string, args ...any) error {
 		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
 }
 
-// returnTo makes the worker that keeps the named response the only one, and tells
-// whether that worker is known and still an upstream. If it no longer has the rank,
-// any of its ranks may serve the request.
+// returnTo makes the worker that keeps the named response the only one, and returns whether it
+// is still an upstream. If it no longer has the rank, any of its ranks may serve the request.
 func (d *Dispatch) returnTo(ups reverseproxy.UpstreamPool) bool {
 	t, ok := d.Pool.Responses.Find(d.plan.Response, !d.dry)
 	if !ok {
@@ -128,7 +127,7 @@ func (d *Dispatch) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker 
 	return nil
 }
 
-// hasRank returns whether a worker has the rank that the request names, if it names one.
+// hasRank returns whether a worker has the rank that the request names, if any.
 func (d *Dispatch) hasRank(w *pool.Worker) bool {
 	rank := d.plan.Pin.Rank
 	return !rank.Set || int64(rank.Value) < int64(w.Ranks())
@@ -137,9 +136,8 @@ func (d *Dispatch) hasRank(w *pool.Worker) bool {
 // pinned returns whether only one worker may serve the request.
 func (d *Dispatch) pinned() bool { return d.only.worker != nil }
 
-// pinnedPosition returns the position of the one target that may serve the request,
-// -1 if the policy must choose among several ranks. A session that is bound to another
-// target stays bound there.
+// pinnedPosition returns the position of the only possible target, -1 if the policy must
+// choose among ranks. A session bound to another target stays bound there.
 func (d *Dispatch) pinnedPosition(session kvscore.Target) int {
 	if len(d.scratch.Targets) != 1 {
 		return -1
@@ -197,8 +195,7 @@ func (d *Dispatch) fits(w *pool.Worker) bool {
 	return d.Pool.Fits(&want, d.model, w)
 }
 
-// checkModel returns the refusal of an inference request for a model that no worker
-// serves, nil otherwise.
+// checkModel refuses an inference request for a model that no worker serves; nil otherwise.
 func (s *Dispatcher) checkModel(p *plan.Plan) *api.Refusal {
 	static := s.Proxy.DynamicUpstreams == nil && len(s.Proxy.Upstreams) > 0
 	if p.Request == nil || p.Model == "" || !static || !s.Pool.NoneServes(s.Proxy.Upstreams, p.Model) {

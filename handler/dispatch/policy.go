@@ -9,9 +9,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// score returns what the scheduler is told of the request: the plan's, the client's
-// preferences among the targets, and the session's target, which boundPosition has looked
-// up.
+// score returns the scheduler's view of the request: the plan's, with the client's preferred
+// taints and the session's target.
 func (d *Dispatch) score() *kvscore.Request {
 	prefers, home := d.plan.Ext.RoutingConstraints.PreferredTaints, d.homeTarget()
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
@@ -37,9 +36,9 @@ func (d *Dispatch) score() *kvscore.Request {
 	return scored
 }
 
-// preference returns Dynamo's factor of a worker's cost, by the sum of its preferred
-// taints' weights (lib/kv-router/src/protocols.rs, preferred_taint_multiplier): from e,
-// which repels, to 1/e, which attracts.
+// preference returns Dynamo's factor of a worker's cost by the sum of its preferred taints'
+// weights: e repels, 1/e attracts (lib/kv-router/src/protocols.rs,
+// preferred_taint_multiplier).
 func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
 
 // shadow is a policy that decides beside the active one and steers nothing.
@@ -56,8 +55,8 @@ func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
 	}
 }
 
-// compare asks the shadow for the choice that the active policy has just made
-// and that is booked: at position chosen of d.scratch.sel.
+// compare asks the shadow for the choice that the active policy has just made, at position
+// chosen.
 func (s *shadow) compare(d *Dispatch, chosen int) {
 	sel := d.scratch.Sel // and candidates of its own, without the active policy's costs
 	d.scratch.Shadow = append(d.scratch.Shadow[:0], d.scratch.Sel.Candidates...)
@@ -87,15 +86,14 @@ func (s *shadow) compare(d *Dispatch, chosen int) {
 	}
 }
 
-// ask lets the policy choose. What it returns still has to be checked. A panic
-// is recovered from here, and only here: the policy may be anybody's, nothing
-// of the request depends on it, and the proxy is not inside of this call.
+// ask lets the policy choose, and recovers from its panics: nothing of the request depends on
+// it, and the proxy is not inside of this call.
 func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 	defer func() { panicked = recover() }()
 	return s.policy.Choose(sel), nil
 }
 
-// isOf tells whether a candidate is still that of a target.
+// isOf returns whether a candidate is still that of a target.
 func isOf(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }
 
 // passThroughPolicy chooses for requests that are no inference requests.
@@ -122,7 +120,7 @@ func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
 	return reasonLoad
 }
 
-// costsTime tells whether the attempt's cost is in milliseconds, and has terms.
+// costsTime returns whether the attempt's cost is in milliseconds, and has terms.
 func (d *Dispatch) costsTime(a *Attempt) bool {
 	return !a.bound && kvscore.CostUnit(d.policy()) == kvscore.UnitMilliseconds
 }

@@ -13,8 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Report is what became of a request. The access log, the span and the metrics are
-// all made of it.
+// Report is what became of a request, for the access log, the span and the metrics.
 type Report struct {
 	Outcome  string
 	Attempts int
@@ -70,8 +69,8 @@ func (d *Dispatch) report() *Report {
 	return r
 }
 
-// MarshalLogObject implements zapcore.ObjectMarshaler: the field kv_router of the
-// access log. Session keys are secrets, and are not logged.
+// MarshalLogObject writes the field kv_router of the access log. Session keys are secret and
+// left out.
 func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if r.Chosen {
 		e.AddUint64("worker", r.Target.Worker)
@@ -110,9 +109,8 @@ func (r *Report) counts() [3]tokenCount {
 	return [3]tokenCount{{"prompt", r.Prompt}, {"completion", r.Completion}, {"cached", r.Cached}}
 }
 
-// fault returns why the request's outcome is an error of the service; bad is false
-// if it is none. An engine's 4xx is the client's error, and a client that leaves sees
-// no error.
+// fault returns why the outcome is an error of the service; bad is false if it is none. An
+// engine's 4xx is the client's error, and a client that leaves sees none.
 func (r *Report) fault() (why string, bad bool) {
 	switch r.Outcome {
 	case outcomeOK, outcomeClientGone:
@@ -131,7 +129,7 @@ func (r *Report) fault() (why string, bad bool) {
 	return r.Outcome, true
 }
 
-// publish counts the request, and adds it to the access log and its span.
+// publish counts the request, and ends its span and its part of the access log.
 func (d *Dispatch) publish(r *Report) {
 	d.Figures.Requests[r.Outcome].Inc()
 	d.trace.end(r)
@@ -212,8 +210,7 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	return nil, false
 }
 
-// shown returns the attempt that the operator is shown: the one that answers the
-// client, else the latest; nil if there was none.
+// shown returns the attempt that answers the client, else the latest; nil if there was none.
 func (d *Dispatch) shown() *Attempt {
 	if d.answer != nil {
 		return d.answer.attempt
@@ -236,7 +233,7 @@ func (d *Dispatch) show(a *Attempt) {
 	}
 }
 
-// termFields are the terms of a cost as the log shows them, in milliseconds.
+// termFields logs the terms of a cost, in milliseconds.
 type termFields kvscore.Terms
 
 // MarshalLogObject implements zapcore.ObjectMarshaler.

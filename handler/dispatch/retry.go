@@ -17,9 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Limits are how long and how often the operator lets a request be tried, as
-// the proxy's lb_try_duration, lb_try_interval and lb_retries say it. Where
-// neither duration nor retries are set, each worker is tried once.
+// Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
+// duration or retries, each worker is tried once.
 type Limits struct {
 	Duration, Interval time.Duration
 	Retries            int
@@ -27,23 +26,21 @@ type Limits struct {
 
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
-// leastInterval is the least time between two rounds over the workers, whatever
-// is configured: a request may not take a core for itself.
+// leastInterval keeps a request from taking a core for itself, whatever is configured.
 const leastInterval = 10 * time.Millisecond
 
-// maxSuspects is how many attempts a request may have that may have reached an
-// engine's computing and came to nothing. It may be the request that ends the
-// engines: then it must not go through the whole pool.
+// maxSuspects bounds the failed attempts that may have reached an engine: the request itself
+// may end engines.
 const maxSuspects = 2
 
-// allow tells whether the proxy would make another attempt.
+// allow returns whether the proxy would make another attempt.
 func (l Limits) allow(start time.Time, attempts int) bool {
 	return (l.Duration == 0 || time.Since(start) < l.Duration) &&
 		(l.Retries == 0 || attempts <= l.Retries)
 }
 
-// retryMatcher tells the proxy what this package has decided: it stands before
-// the operator's own retry_match.
+// retryMatcher tells the proxy whether to retry. It stands before the operator's own
+// retry_match.
 type retryMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
@@ -52,9 +49,8 @@ func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
 	return ok && d.retryWanted, nil
 }
 
-// AnotherMatcher stands at the head of each of the operator's retry_match: what
-// is wanted there is done as long as another attempt can come to anything. An
-// answer that matches and is the last one reaches the client.
+// AnotherMatcher heads each of the operator's retry_match: a match is retried only while
+// another attempt can come to anything. The last answer reaches the client.
 type AnotherMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
@@ -63,9 +59,8 @@ func (AnotherMatcher) MatchWithError(r *http.Request) (bool, error) {
 	return ok && !d.exhausted && r.Context().Err() == nil && d.anotherTry(d.suspects), nil
 }
 
-// RetryMatchers returns what makes the proxy ask retryMatcher, about failures
-// and about answers. It asks about an answer only where an expression reads
-// something of it.
+// RetryMatchers makes the proxy ask retryMatcher about failures and answers. It asks about
+// answers only where an expression reads them.
 func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 	always := &caddyhttp.MatchExpression{Expr: "{http.reverse_proxy.status_code} > 0"}
 	if err := always.Provision(ctx); err != nil {
@@ -85,8 +80,8 @@ type heldAnswer struct {
 	attempt *Attempt
 }
 
-// repeatable tells whether the request can be made again, after it may have
-// reached a worker.
+// repeatable returns whether the request can be made again. reached: it may have reached a
+// worker.
 func (d *Dispatch) repeatable(reached bool) bool {
 	if d.plan.Stream != nil && d.plan.Stream.Touched.Load() {
 		return false
@@ -94,24 +89,22 @@ func (d *Dispatch) repeatable(reached bool) bool {
 	return !reached || d.plan.Repeatable
 }
 
-// anotherRound tells whether the operator wants workers to be tried again that
-// were tried.
+// anotherRound returns whether the operator wants tried workers to be tried again.
 func (d *Dispatch) anotherRound() bool {
 	return !d.pinned() && d.Limits.Set() && d.Limits.allow(d.start, d.attempts)
 }
 
-// anotherTry tells whether a further attempt may find a worker, and the
-// operator's limits allow it.
+// anotherTry returns whether a further attempt may find a worker within the operator's limits.
 func (d *Dispatch) anotherTry(suspects int) bool {
 	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
 }
 
-// lastSuspect tells whether the attempt under way is the last one if it breaks.
+// lastSuspect returns whether no attempt may follow if the present one breaks.
 func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
-// retry has the proxy make another attempt. It returns what the proxy sees of this one.
+// retry makes the proxy try again, and returns what the proxy sees of this attempt.
 func (d *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
 	d.countRetry(d.attempt, v.reason)
 	d.retryWanted = true
@@ -124,7 +117,7 @@ func (d *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err
 	return d.hold(req, resp), nil
 }
 
-// giveUp returns the answer that was held back, or else the last failure.
+// giveUp returns the held answer, or else the last failure.
 func (d *Dispatch) giveUp() (*http.Response, error) {
 	if err := d.errWaiting(); err != nil {
 		return nil, err
@@ -162,8 +155,8 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	return resp
 }
 
-// hold keeps an answer back while another worker is asked, and returns what
-// the proxy sees in its place.
+// hold keeps an answer back while another worker is asked, and returns what the proxy sees
+// instead.
 func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.endAttempt(false)
@@ -174,8 +167,8 @@ func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
 	return &shown
 }
 
-// writeHeld gives the client the answer that was held back for a better one,
-// where the proxy has ended without an answer. It tells whether there was one.
+// writeHeld gives the client the held answer if the proxy has ended without one. It returns
+// whether there was one.
 func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
 	resp := d.takeHeld()
 	if resp == nil {
@@ -188,8 +181,7 @@ func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
 	return true
 }
 
-// takeHeld makes the answer that was held back the client's, and returns it; nil
-// if there is none.
+// takeHeld makes the held answer the client's and returns it; nil if there is none.
 func (d *Dispatch) takeHeld() *http.Response {
 	h := d.held
 	if h.resp == nil {
@@ -201,7 +193,7 @@ func (d *Dispatch) takeHeld() *http.Response {
 	return h.resp
 }
 
-// release lets go of an answer that was held back.
+// release drops the held answer.
 func (d *Dispatch) release() {
 	if d.held.resp != nil {
 		_ = d.held.resp.Body.Close()
@@ -214,16 +206,14 @@ func (d *Dispatch) countRetry(a *Attempt, reason string) {
 	d.trace.retried(a, reason)
 }
 
-// stays tells whether a request cannot be made on another worker: none is left,
-// it has broken on one already, or the budget is spent.
+// stays returns whether no other worker is left, the request broke on one already, or the
+// retry budget is spent.
 func (d *Dispatch) stays() bool {
 	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }
 
-// affordable tells whether the budget allows that an attempt is made again that
-// ended with err, nil after an answer. A connection that could not be made is
-// not charged: it has cost no worker anything. Nor is what was paid for when the
-// worker was found to hang.
+// affordable returns whether the retry budget allows another attempt after err. Failed
+// connections cost no worker anything; moves from a hung worker are paid for already.
 func (d *Dispatch) affordable(a *Attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	return unconnected || a.Moved || d.Pool.MayRetry(time.Now())
@@ -252,8 +242,7 @@ func (d *Dispatch) unserved(err error) *api.Refusal {
 	return e
 }
 
-// lastError tells Caddy's proxy not to make another attempt, even if the
-// error in it is a dial error: it has no Unwrap.
+// lastError keeps the proxy from another attempt, even after a dial error: it has no Unwrap.
 type lastError struct{ error }
 
 // Timeout lets the proxy answer with 504 where it would have.

@@ -11,8 +11,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// table returns the table of a list of upstreams. A dry route keeps its table: a
-// worker that the pool does not know exists only there.
+// table returns the table of a list of upstreams. A dry dispatch keeps its own, which may have
+// workers that the pool does not know.
 func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
 	if d.dryTable != nil && d.dryTable.IsOf(list) {
 		return d.dryTable
@@ -30,8 +30,8 @@ func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
 	return t
 }
 
-// withoutScratch calls a function that waits. The request returns its scratch
-// meanwhile: thousands may wait at a time. The candidates are gone afterwards.
+// withoutScratch calls a function that waits. Thousands may wait at a time, so the scratch is
+// returned meanwhile and the candidates are gone.
 func (d *Dispatch) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
 	d.returnScratch()
 	defer d.takeScratch()
@@ -45,7 +45,7 @@ func (d *Dispatch) returnScratch() {
 	d.scratch = nil
 }
 
-// gather fills in the targets that the request's next attempt can be made on.
+// gather gathers the targets of the next attempt.
 func (d *Dispatch) gather(offered reverseproxy.UpstreamPool, t time.Time) (used pool.Resort, found bool) {
 	tab := d.table(offered)
 	if !d.dry {
@@ -56,8 +56,8 @@ func (d *Dispatch) gather(offered reverseproxy.UpstreamPool, t time.Time) (used 
 	return d.Pool.Gather(d.scratch, &want, d.model, pool.Offers{Ups: offered, Table: tab}, d.wait.granted, t)
 }
 
-// markSeen records that the workers are upstreams in a second of Unix time. Of a static
-// list, one request a second does that.
+// markSeen records in which second the workers were upstreams. For a static list, one request
+// a second does it.
 func (d *Dispatch) markSeen(tab *pool.Table, second int64) {
 	dynamic := d.Proxy.DynamicUpstreams != nil
 	if tab.Seen.Swap(second) == second && !dynamic {
@@ -101,14 +101,12 @@ func (d *Dispatch) offers() pool.Offers {
 	return pool.Offers{Ups: d.offered, Table: d.table(d.offered)}
 }
 
-// longestHeadStart bounds what a priority is worth, in seconds: more than any request
-// waits.
+// longestHeadStart bounds what a priority is worth, in seconds.
 const longestHeadStart = 1e9
 
-// precedence returns the request's place in the queue, in the order of Dynamo's
-// queue (lib/kv-router/src/scheduling/queue.rs). Strict priorities are tiers, and the
-// higher ones go first. In a tier the time of arrival counts, with a head start of as
-// many seconds as the priority says.
+// precedence returns the request's place in the queue as Dynamo's
+// (lib/kv-router/src/scheduling/queue.rs): a tier by strict priority, then arrival less the
+// priority's seconds.
 func (d *Dispatch) precedence() (tier int, arrival time.Time) {
 	hints := &d.plan.Ext.AgentHints
 	jump := min(hints.PriorityJump(), longestHeadStart)
@@ -127,8 +125,8 @@ func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ htt
 	return d.choose(r.Context(), offered)
 }
 
-// choose selects the upstream of the next attempt and books it. It returns nil
-// if the proxy is to ask again later.
+// choose selects and books the upstream of the next attempt. It returns nil if the proxy must
+// ask again later.
 func (d *Dispatch) choose(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
 	d.takeScratch()
@@ -169,9 +167,8 @@ func (d *Dispatch) choose(ctx context.Context, offered reverseproxy.UpstreamPool
 	}
 }
 
-// noWorker returns the upstream of a request that has no worker left: the transport
-// answers with the last failure. It is nil if the operator's retries make the proxy
-// ask again.
+// noWorker returns the upstream of a request that has no worker left, which stands for the
+// last failure; nil if the proxy must ask again.
 func (d *Dispatch) noWorker() *reverseproxy.Upstream {
 	switch {
 	case d.anotherRound():
@@ -186,9 +183,8 @@ func (d *Dispatch) noWorker() *reverseproxy.Upstream {
 	return noUpstream
 }
 
-// book lets the policy choose among the candidates, unless the session is
-// bound to one, and books the choice. It returns nil if the worker filled up
-// meanwhile, or a queued request has first claim to its room.
+// book chooses among the candidates and books the choice. It returns nil if the worker filled
+// up meanwhile, or a queued request has first claim to its room.
 func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	bound := d.boundPosition()
 	request := d.score()
@@ -222,8 +218,8 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	return d.last
 }
 
-// noticeLeaving records, after a choice, whether the session stays bound though the
-// policy has sent this turn elsewhere: it does while its worker holds the prompt.
+// noticeLeaving keeps the session bound if the policy has sent this turn elsewhere while the
+// session's worker holds the prompt.
 func (d *Dispatch) noticeLeaving(bound, chosen int) {
 	if bound < 0 && chosen != d.scratch.Sel.Home && d.scratch.Sel.HomeHolds() {
 		d.wait.away = true
@@ -246,8 +242,7 @@ const (
 	incidentUnknown = "unknown load of some workers (the median of the others is assumed)"
 )
 
-// candidates fills in the targets to choose from and tells whether there are
-// any.
+// candidates gathers the targets to choose from and returns whether there are any.
 func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bool {
 	if sec := t.Unix(); d.Pool.Used.Load() != sec {
 		d.Pool.Used.Store(sec)
@@ -263,7 +258,7 @@ func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bo
 	return found
 }
 
-// workersOffered returns the workers behind the upstreams that the proxy has.
+// workersOffered returns the workers behind the offered upstreams.
 func (d *Dispatch) workersOffered() []*pool.Worker {
 	list := make([]*pool.Worker, 0, len(d.offered))
 	for _, row := range d.table(d.offered).Rows {
@@ -272,7 +267,7 @@ func (d *Dispatch) workersOffered() []*pool.Worker {
 	return list
 }
 
-// otherLeft tells whether a worker is available that was not tried.
+// otherLeft returns whether a worker is available that was not tried.
 func (d *Dispatch) otherLeft() bool {
 	want, rows := d.wants(), d.table(d.offered).Rows
 	for i, up := range d.offered {
@@ -283,6 +278,6 @@ func (d *Dispatch) otherLeft() bool {
 	return false
 }
 
-// noUpstream stands for the upstream when there is none. The transport answers
-// for it, so that the proxy need not be told in another way to stop asking.
+// noUpstream stands for the upstream when there is none: the transport then answers, and the
+// proxy stops asking.
 var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}

@@ -55,8 +55,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	return d.giveUp()
 }
 
-// send sends the request to the attempt's worker. resent tells whether net/http sent
-// it twice.
+// send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
 	sent := d.guarded(req)
 	resp, resent, err = d.sendOver(d.Transport.Send, sent)
@@ -72,8 +71,8 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 	return resp, resent, nil
 }
 
-// sendOver makes one round trip and returns whether net/http sent the request again
-// in it, as it does after a connection that was kept alive turned out closed.
+// sendOver makes one round trip. It returns whether net/http sent the request again after a
+// kept connection turned out closed.
 func (d *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
 	d.sent = d.trace.carry(d.outgoing(req, resends))
@@ -88,14 +87,13 @@ func (d *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error
 	return resp, n > 0, err
 }
 
-// readsAnswer tells whether the router reads the answer as it passes. It must not
-// be compressed then.
+// readsAnswer returns whether the router reads the answer as it passes. It must not be
+// compressed then.
 func (d *Dispatch) readsAnswer() bool { return d.plan.Request != nil || d.plan.Lists }
 
 var errResent = errors.New("kv_router: already sent again once")
 
-// outgoing returns the request of this attempt, with the body from its first
-// byte.
+// outgoing returns the request of this attempt, with the body from its first byte.
 func (d *Dispatch) outgoing(req *http.Request, resends *atomic.Int32) *http.Request {
 	body := d.Body
 	if body == nil {
@@ -134,15 +132,14 @@ func (d *Dispatch) outgoing(req *http.Request, resends *atomic.Int32) *http.Requ
 	return &out
 }
 
-// dropBody lets go of the request's body: an answer may take long, and the
-// body is not sent again.
+// dropBody frees the body, which is not sent again: an answer may take long.
 func (d *Dispatch) dropBody() {
 	if d.Body != nil {
 		d.takeBody().Done()
 	}
 }
 
-// takeBody takes the request's body from whoever might send it again.
+// takeBody takes the request's body from all that might send it again.
 func (d *Dispatch) takeBody() *body.Replay {
 	body := d.Body
 	d.Body = nil
@@ -162,9 +159,8 @@ func (s *Dispatcher) Prepared(req *http.Request, p *plan.Plan, whole *body.Repla
 	return d.outgoing(req, new(atomic.Int32))
 }
 
-// adapted returns the request of an attempt, and what is sent of its body, in
-// the words of the engine that it goes to: another attempt may go to one of
-// another type. Where nothing is to be said, both are as they are.
+// adapted returns the request of an attempt and its body, changed for the engine that it goes
+// to.
 func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request, body.Edited) {
 	var as body.Edited
 	if whole != nil {
@@ -203,8 +199,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	return withHeaders(req, said.Headers), as
 }
 
-// withHeaders returns a request with other headers. The attempts of a request
-// share theirs.
+// withHeaders returns a request with other headers. The attempts of a request share theirs.
 func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
 	if len(headers) == 0 {
 		return req
@@ -219,7 +214,7 @@ func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
 	return &out
 }
 
-// lacks takes in what of a client's nvext an engine has nothing for.
+// lacks records the client's nvext fields that an engine does not support.
 func (d *Dispatch) lacks(kind string, fields engine.Fields) {
 	if fields == 0 {
 		return
@@ -233,7 +228,7 @@ func (d *Dispatch) lacks(kind string, fields engine.Fields) {
 	d.Pool.Incidents.Raise(time.Now(), "nvext that the engine does not take", d.Pool.Logger)
 }
 
-// noticeCut counts what was cut out of a body because it was not granted, once for each
+// noticeCut counts members that were cut out of a body because they were not granted, once per
 // request.
 func (d *Dispatch) noticeCut(grants nvext.Grants) {
 	grants &^= d.cut | d.plan.Dropped

@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// boundTo looks up and returns the target that the session is bound to, the zero
-// Target if there is none.
+// boundTo looks up the target that the session is bound to; the zero Target if there is none.
 func (d *Dispatch) boundTo() (none kvscore.Target) {
 	d.session, d.wait.away, d.bound, d.home = d.plan.Session.Key, false, 0, 0
 	if d.session == "" {
@@ -41,8 +40,8 @@ func (d *Dispatch) homeTarget() (none kvscore.Target) {
 	return d.seenAt
 }
 
-// mayLeave returns whether the policy may send the request to another worker than the
-// session's. It may not if the prompt is unknown: then only the key says what is cached.
+// mayLeave returns whether the policy may leave the session's worker. If the prompt is unknown
+// it may not: only the session's key says what is cached.
 func (d *Dispatch) mayLeave() bool {
 	r := d.plan.Request
 	return d.Soft && !d.plan.Session.Held && r != nil && r.Kind != api.None
@@ -73,8 +72,7 @@ func (d *Dispatch) sessionTTL() time.Duration {
 	return d.Pool.Settings.Load().TTL
 }
 
-// commit binds the session to the target that answers it, or refreshes its binding. A
-// last turn changes no binding: endTurn removes it.
+// commit binds the session to the target that answers it, or refreshes its binding.
 func (d *Dispatch) commit() {
 	if d.session == "" || d.plan.Request == nil || d.plan.Session.Final {
 		return
@@ -99,10 +97,8 @@ func (d *Dispatch) commit() {
 	d.bound, d.seenAt, d.keptFor = b.Version, b.Target, b.TTL
 }
 
-// endTurn ends the session's turn. The binding's time to live starts anew, or the
-// client's last turn removes the bindings that the router saw when it chose. A newer
-// binding stays. A request that reached no worker removes nothing: its client will
-// repeat it.
+// endTurn refreshes the session's binding. The client's last turn removes the bindings seen at
+// the choice, but no newer ones. If no worker was reached the client will repeat the turn.
 func (d *Dispatch) endTurn(computed bool) {
 	switch {
 	case d.session == "":
@@ -114,15 +110,14 @@ func (d *Dispatch) endTurn(computed bool) {
 	}
 }
 
-// isAway tells whether a session's worker was left out only because it is full:
-// the session is elsewhere for one turn, and stays bound.
+// isAway returns whether a session's worker was left out only because it is full: the session
+// stays bound there.
 func (d *Dispatch) isAway(t kvscore.Target) bool {
 	return slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
 }
 
-// boundPosition returns the position of the target that the choice is already made
-// for: the request's pin, or the session's target unless the policy may leave it. It is
-// -1 if there is none among the candidates.
+// boundPosition returns the position of the target that the pin or the session decides on; -1
+// if the policy chooses.
 func (d *Dispatch) boundPosition() int {
 	target := d.boundTo()
 	if d.pinned() {

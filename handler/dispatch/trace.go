@@ -26,18 +26,16 @@ const (
 	longestTraced = 256
 )
 
-// routeTrace is what tracing knows of a request. It is nil where the request is
-// not traced, and its methods do nothing then: whether it is traced is decided
-// by Caddy's tracing directive, which stands before this handler.
+// routeTrace traces a request. It is nil, and does nothing, unless Caddy's tracing directive
+// traces the request.
 type routeTrace struct {
 	tracer trace.Tracer
 	ctx    context.Context // has the span
 	span   trace.Span
 }
 
-// startTrace begins the route's span as a child of the one in ctx, if that is
-// recorded, and returns the context that has it. What is not recorded passes on
-// the context that Caddy has put into the request's header.
+// startTrace begins the request's span if the one in ctx is recorded, and returns the context
+// that has it.
 func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
@@ -62,8 +60,8 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	return t.ctx
 }
 
-// selected records the choice of an attempt that was begun at the given time,
-// with the terms of the chosen candidate's cost.
+// selected records an attempt's choice, which began at the given time, with the chosen
+// candidate's terms.
 func (t *routeTrace) selected(d *Dispatch, a *Attempt, begun time.Time) {
 	if t == nil {
 		return
@@ -110,9 +108,8 @@ func (t *routeTrace) retried(a *Attempt, reason string) {
 	}
 }
 
-// carry returns the request with the route's span as the engine's parent.
-// Caddy's own is in its header already; where the operator's header_up took
-// that out, nothing comes in again.
+// carry makes the request's span the engine's parent. If header_up removed Caddy's own,
+// nothing is added.
 func (t *routeTrace) carry(req *http.Request) *http.Request {
 	if t == nil {
 		return req
@@ -160,21 +157,19 @@ func (t *routeTrace) end(r *Report) {
 	t.span.End()
 }
 
-// forSpan returns what comes from outside as a span can take it: one string that
-// is no UTF-8 would lose all spans that are exported with it.
+// forSpan makes a string valid UTF-8 and short: an invalid one would lose all spans exported
+// with it.
 func forSpan(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), longestTraced)], "\uFFFD")
 }
 
-// tracePropagation is how spans go from process to process, and the header
-// fields that this uses, in their canonical form.
+// tracePropagation writes spans to headers; fields are the canonical names of these.
 type tracePropagation struct {
 	propagation.TextMapPropagator
 	fields []string
 }
 
-// thePropagation is that of Caddy's tracing directive, which takes it from the
-// same environment variable.
+// thePropagation is that of Caddy's tracing directive, from the same environment variable.
 var thePropagation = sync.OnceValue(func() *tracePropagation {
 	p := &tracePropagation{TextMapPropagator: autoprop.NewTextMapPropagator()}
 	for _, field := range p.Fields() {

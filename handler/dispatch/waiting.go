@@ -28,9 +28,8 @@ const (
 	incidentLate     = "requests that waited too long are turned away"
 )
 
-// await waits in the queue until the request can go on: with a slot that was granted,
-// or without one, if there is no worker to be waited for. It returns false if the request
-// was turned away, or its client left.
+// await waits in the queue until the request can go on, with a granted slot or without a
+// worker to wait for. It returns false if the request was turned away, or its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
 	g, waited := d.Pool.Wait(ctx, d.wants(), d.offers(), min(set.MaxWait-d.wait.waited, d.patience()))
@@ -53,8 +52,8 @@ func (d *Dispatch) await(ctx context.Context) bool {
 	return true
 }
 
-// patience returns how long a request waits at most whose refusal by an engine is
-// held back: as long as that says. Its client could ask again then.
+// patience returns how long a request with a held refusal waits: no longer than the refusal's
+// Retry-After.
 func (d *Dispatch) patience() time.Duration {
 	if d.held.resp != nil {
 		if wait := retryAfter(d.held.resp.Header, time.Now()); wait > 0 {
@@ -74,9 +73,8 @@ func (d *Dispatch) turnAway(status int, code, incident string, err error) {
 	}
 }
 
-// leave returns the upstream of a request that waits no more and has no worker:
-// the transport answers it with what there is. It is no worker's upstream where
-// the answer is an error, for Caddy counts errors against upstreams.
+// leave returns the upstream of a request that waits no more and has no worker. For an error
+// it is no worker's upstream: Caddy counts errors against upstreams.
 func (d *Dispatch) leave() *reverseproxy.Upstream {
 	d.giveBackGranted()
 	d.exhausted = true
@@ -86,8 +84,8 @@ func (d *Dispatch) leave() *reverseproxy.Upstream {
 	return noUpstream
 }
 
-// errWaiting returns why a request that waited has no worker's answer; nil if it
-// has, or did not wait.
+// errWaiting returns why a request that waited has no worker's answer; nil if it has, or did
+// not wait.
 func (d *Dispatch) errWaiting() error {
 	if d.wait.left != nil {
 		return d.wait.left
@@ -98,7 +96,7 @@ func (d *Dispatch) errWaiting() error {
 	return nil
 }
 
-// endWaiting ends what the request has to do with full workers.
+// endWaiting returns an unused slot and records the time in the queue.
 func (d *Dispatch) endWaiting() {
 	d.giveBackGranted()
 	if d.wait.waited > 0 {
@@ -106,8 +104,8 @@ func (d *Dispatch) endWaiting() {
 	}
 }
 
-// takeSlot takes a slot of the chosen worker for an attempt. It returns false
-// if the worker filled up meanwhile, or a queued request has first claim to its room.
+// takeSlot takes a slot of the chosen worker. It returns false if the worker filled up
+// meanwhile, or a queued request has first claim to its room.
 func (d *Dispatch) takeSlot(w *pool.Worker) bool {
 	switch {
 	case !d.plan.Computes:
@@ -127,8 +125,7 @@ func (d *Dispatch) giveBackGranted() {
 	}
 }
 
-// pause waits for the operator's lb_try_interval. It returns false if the client
-// left meanwhile.
+// pause waits for lb_try_interval. It returns false if the client left meanwhile.
 func (d *Dispatch) pause(ctx context.Context) bool {
 	timer := time.NewTimer(max(d.Limits.Interval, leastInterval))
 	defer timer.Stop()
