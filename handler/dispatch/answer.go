@@ -19,7 +19,7 @@ import (
 type delivery struct {
 	response.Summary // complete once the answer has ended
 	d                *Dispatch
-	attempt          *Attempt
+	attempt          *attempt
 	body             *response.Body
 
 	header    time.Time // when a plain answer's header came
@@ -28,7 +28,7 @@ type delivery struct {
 }
 
 // deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
-func (d *Dispatch) deliveryOf(a *Attempt, resp *http.Response) *delivery {
+func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
@@ -55,7 +55,7 @@ func (d *Dispatch) deliveryOf(a *Attempt, resp *http.Response) *delivery {
 
 // extras returns the nvext that the answer carries; nil if none. What an answer cannot carry
 // is counted.
-func (d *Dispatch) extras(a *Attempt, readable bool) *response.Extras {
+func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 	x := d.plan.Answer
 	if x == nil {
 		return nil
@@ -102,7 +102,7 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 }
 
 // prefilled records a first token. The prefills of a hung worker are not measured.
-func (a *Attempt) prefilled(t time.Time) {
+func (a *attempt) prefilled(t time.Time) {
 	if a.Worker.Flow.Hangs() {
 		a.lease.Prefilled(t)
 	} else {

@@ -27,56 +27,73 @@ import (
 // routeKey is the context key of a request's route.
 type routeKey struct{}
 
-// Dispatch is one request on its way, over all its attempts. Only the goroutine
-// that serves the request touches it, but for what is atomic.
+// Dispatch is one request over all its attempts. Only the goroutine that serves the
+// request touches it.
 type Dispatch struct {
 	*Dispatcher
 	plan  *plan.Plan
 	start time.Time
 	ready time.Time // its body was read
 	repl  *caddy.Replacer
-	extra *caddyhttp.ExtraLogFields
-
-	scratch     *pool.Scratch // nil outside choose and explainPlan
-	offered     reverseproxy.UpstreamPool
-	model       string // the one that the worker must be known to serve, if any
-	session     string // the key that the session is bound by, empty if there is none
-	attempt     *Attempt
-	attempts    int
-	suspects    int             // of these, those that broke and may have reached an engine
-	tried       []*pool.Worker  // in this round over the workers
-	usual       [4]*pool.Worker // where tried begins: there are seldom more
-	exhausted   bool            // nobody is left: give what there is
-	retryWanted bool            // the proxy is to make another attempt
-	held        heldAnswer
-	failure     error                  // of the last attempt
-	last        *reverseproxy.Upstream // the last one selected
-
+	only  only // the worker that it never leaves, if there is one
+	apart bool // it goes only to engines that isolate its cache
+	tries
+	binding
 	wait waiting // while all workers are full
-
-	Body *body.Replay  // until an answer is forwarded
-	next FollowUp      // keeps it longer; nil if nothing follows
-	lazy *body.Lazy    // what the proxy has of it
-	sent *http.Request // of the last attempt
-
-	answer   *delivery // of the attempt that answers the client
-	bound    uint64    // version of the session's binding as last seen; 0 = none
-	home     uint64    // the same of plan.session.key, which may be another key
-	seenAt   kvscore.Target
-	keptFor  time.Duration // its time to live
-	cached   int64         // tokens, as the engine reported them; -1 is unknown
-	err      error
-	returned bool // false in finish: the proxy panicked, as it does to abort
+	outgoing
+	result
 	trace    *routeTrace
-	dry      bool         // it explains what would be chosen, and changes nothing
-	dryTable *pool.Table  // the one that it explains by
-	only     only         // the worker that it never leaves, if there is one
-	cut      nvext.Grants // what of its engines' own members was cut out
-	apart    bool         // it goes only where its cache is kept apart
+	dry      bool        // it explains what would be chosen, and changes nothing
+	dryTable *pool.Table // the one that it explains by
 }
 
-// Attempt is one try on one worker.
-type Attempt struct {
+// tries is the choice of workers so far.
+type tries struct {
+	scratch     *pool.Scratch // nil outside Select and Explain
+	offered     reverseproxy.UpstreamPool
+	model       string // the one that the worker must be known to serve, if any
+	attempt     *attempt
+	attempts    int
+	suspects    int                    // failed attempts that may have reached an engine
+	tried       []*pool.Worker         // in this round over the workers
+	usual       [4]*pool.Worker        // backs tried, which seldom grows
+	last        *reverseproxy.Upstream // the last one selected
+	failure     error                  // of the last attempt
+	held        heldAnswer
+	exhausted   bool // no worker is left
+	retryWanted bool // the proxy must make another attempt
+}
+
+// binding is what the session's binding was when last seen.
+type binding struct {
+	session string // the key that the session is bound by; empty if none
+	bound   uint64 // its version; 0 if there is none
+	home    uint64 // the same of plan.Session.Key, which may be another key
+	seenAt  kvscore.Target
+	keptFor time.Duration // its time to live
+	away    bool          // this turn is not at the session's worker, which stays bound
+}
+
+// outgoing is what workers are sent.
+type outgoing struct {
+	Body *body.Replay  // until an answer is forwarded
+	next FollowUp      // keeps the body longer; nil if nothing follows
+	lazy *body.Lazy    // the body as the proxy has it
+	sent *http.Request // of the last attempt
+	cut  nvext.Grants  // members that were cut out because they were not granted
+}
+
+// result is what the client gets.
+type result struct {
+	answer   *delivery // nil while there is none
+	cached   int64     // tokens, as the engine reported them; -1 is unknown
+	err      error
+	returned bool // false in End if the proxy panicked, as it does to abort
+	extra    *caddyhttp.ExtraLogFields
+}
+
+// attempt is one try on one worker.
+type attempt struct {
 	pool.Stream
 	lease  *kvscore.Lease
 	terms  kvscore.Candidate
@@ -106,7 +123,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), Body: p.Body, cached: -1}
+	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
 	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := d.narrow(r); err != nil {
 		return nil, err

@@ -52,7 +52,7 @@ type leftOut struct {
 // query is told a worker even if all are full: its client will wait for that one.
 func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	t := time.Now()
-	d := &Dispatch{Dispatcher: s, plan: p, start: t, cached: -1, dry: true}
+	d := &Dispatch{Dispatcher: s, plan: p, start: t, result: result{cached: -1}, dry: true}
 	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	d.takeScratch()
 	defer d.returnScratch()
@@ -109,7 +109,7 @@ func (d *Dispatch) homeOf(chosen int) *DryHome {
 	}
 	sel := &d.scratch.Sel
 	h := &DryHome{Target: d.seenAt, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
-	h.Stays = chosen == sel.Home || d.wait.away || d.mayLeave() && h.Holds
+	h.Stays = chosen == sel.Home || d.away || d.mayLeave() && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
 	}

@@ -119,7 +119,7 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 		a.Waiting.Store(false)
 		return err
 	}
-	if err == nil && g.first != nil && d.readable(resp) {
+	if err == nil && g.first != nil && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
 		a.answer = d.deliveryOf(a, resp)
 		err = a.answer.body.Hold()
 	}
@@ -141,11 +141,6 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 		return cause // the client's leaving, if it came first
 	}
 	return ended
-}
-
-// readable returns whether an answer is a stream in which tokens can be seen.
-func (d *Dispatch) readable(resp *http.Response) bool {
-	return resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header)
 }
 
 // await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends

@@ -92,13 +92,18 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 		suspects++
 	}
 	if d.repeatable(!unconnected) && d.anotherTry(suspects) {
-		v.do, v.reason = retry, retryReason(err, !unconnected)
+		v.do, v.reason = retry, "broken"
+		if ended, ok := errors.AsType[*endedError](err); ok {
+			v.reason = ended.reason
+		} else if unconnected {
+			v.reason = "refused"
+		}
 	}
 	return v
 }
 
 // reportOutcome tells the pool what an attempt has shown of its worker.
-func (d *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
+func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
 	if err == nil {
 		d.Pool.Found(a.Worker)
 	} else if v.do != abandon {
@@ -128,7 +133,7 @@ func workersFault(status int) bool {
 }
 
 // didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
-func (d *Dispatch) didWell(a *Attempt) {
+func (d *Dispatch) didWell(a *attempt) {
 	if !a.Worker.Flow.Hangs() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
 		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
 	}
@@ -136,7 +141,7 @@ func (d *Dispatch) didWell(a *Attempt) {
 
 // garbled records an answer that is not what its content type says. The session leaves the
 // worker. One such answer may be anybody's fault; a worker that gives no others is ill.
-func (d *Dispatch) garbled(a *Attempt) {
+func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
 	d.erred(a, "not what their content type says", true)
 	if d.seenAt == a.lease.Target() {
@@ -144,20 +149,9 @@ func (d *Dispatch) garbled(a *Attempt) {
 	}
 }
 
-// retryReason names in metrics why a failed attempt is made again.
-func retryReason(err error, reached bool) string {
-	if ended, ok := errors.AsType[*endedError](err); ok {
-		return ended.reason
-	}
-	if reached {
-		return "broken"
-	}
-	return "refused"
-}
-
 // markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
 // left alone.
-func (d *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy bool) {
+func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy bool) {
 	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
 		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
 			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
@@ -166,7 +160,7 @@ func (d *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy boo
 
 // erred records an error that may be the worker's fault: how the others do shows that. own: it
 // is hardly the client's.
-func (d *Dispatch) erred(a *Attempt, status string, own bool) {
+func (d *Dispatch) erred(a *attempt, status string, own bool) {
 	t := time.Now()
 	errs, share := a.Worker.Health.Err(t, own, d.blameKey())
 	if errs < pool.FewErrors {

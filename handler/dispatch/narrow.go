@@ -119,10 +119,9 @@ func (d *Dispatch) returnTo(ups reverseproxy.UpstreamPool) bool {
 
 // named returns the worker with an id among upstreams, nil if there is none.
 func (d *Dispatch) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker {
-	for _, row := range d.table(ups).Rows {
-		if row.Worker.ID == id {
-			return row.Worker
-		}
+	rows := d.table(ups).Rows
+	if i := slices.IndexFunc(rows, func(row pool.TableRow) bool { return row.Worker.ID == id }); i >= 0 {
+		return rows[i].Worker
 	}
 	return nil
 }
@@ -142,36 +141,20 @@ func (d *Dispatch) pinnedPosition(session kvscore.Target) int {
 	if len(d.scratch.Targets) != 1 {
 		return -1
 	}
-	d.wait.away = d.bound != 0 && session != d.scratch.Targets[0].Target
+	d.away = d.bound != 0 && session != d.scratch.Targets[0].Target
 	return 0
 }
 
 // errNobody returns the error of a request whose workers cannot be reached.
 func (d *Dispatch) errNobody() error {
-	if d.pinned() {
-		return d.only.errUnavailable()
+	switch {
+	case !d.pinned():
+		return errors.New("no worker can be reached; try again later")
+	case d.only.reason == ReasonResponse:
+		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", d.only.worker.ID)
 	}
-	return errors.New("no worker can be reached; try again later")
+	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", d.only.worker.ID)
 }
-
-// incidentNobody returns that as a condition that lasts.
-func (d *Dispatch) incidentNobody() string {
-	if d.pinned() {
-		return incidentPinned
-	}
-	return errNoWorker.Error()
-}
-
-// errUnavailable returns why the only worker that may serve the request does not.
-func (o *only) errUnavailable() error {
-	if o.reason == ReasonResponse {
-		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", o.worker.ID)
-	}
-	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", o.worker.ID)
-}
-
-// incidentPinned is a condition that lasts, as the log and the admin API say it.
-const incidentPinned = "a worker that requests name is not available"
 
 // permits returns whether the client's constraints allow a worker.
 func (d *Dispatch) permits(w *pool.Worker) bool {

@@ -121,7 +121,7 @@ func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
 }
 
 // costsTime returns whether the attempt's cost is in milliseconds, and has terms.
-func (d *Dispatch) costsTime(a *Attempt) bool {
+func (d *Dispatch) costsTime(a *attempt) bool {
 	return !a.bound && kvscore.CostUnit(d.policy()) == kvscore.UnitMilliseconds
 }
 

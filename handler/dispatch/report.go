@@ -91,23 +91,15 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if r.TTFT > 0 {
 		e.AddDuration("ttft", r.TTFT)
 	}
-	for _, n := range r.counts() {
-		if n.tokens >= 0 {
-			e.AddInt64(n.name+"_tokens", n.tokens)
+	for i, name := range [...]string{"prompt_tokens", "completion_tokens", "cached_tokens"} {
+		if n := r.counts()[i]; n >= 0 {
+			e.AddInt64(name, n)
 		}
 	}
 	return nil
 }
 
-// tokenCount is a count of tokens by the name that logs give it.
-type tokenCount struct {
-	name   string
-	tokens int64
-}
-
-func (r *Report) counts() [3]tokenCount {
-	return [3]tokenCount{{"prompt", r.Prompt}, {"completion", r.Completion}, {"cached", r.Cached}}
-}
+func (r *Report) counts() [3]int64 { return [3]int64{r.Prompt, r.Completion, r.Cached} }
 
 // fault returns why the outcome is an error of the service; bad is false if it is none. An
 // engine's 4xx is the client's error, and a client that leaves sees none.
@@ -148,7 +140,7 @@ func (d *Dispatch) outcome() string {
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:
 		return outcomeUnavailable
-	case o.Broken != nil && !isCanceled(o.Broken):
+	case o.Broken != nil && !errors.Is(o.Broken, context.Canceled):
 		return outcomeBroken
 	case !o.Whole && (!d.returned || o.Broken != nil):
 		return outcomeClientGone
@@ -158,17 +150,15 @@ func (d *Dispatch) outcome() string {
 	return outcomeOK
 }
 
-func routingMessage(a *Attempt) string {
+func routingMessage(a *attempt) string {
 	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
 		" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
 		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
 		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
 }
 
-func isCanceled(err error) bool { return errors.Is(err, context.Canceled) }
-
 // label adds the response headers that say how the request was routed.
-func (d *Dispatch) label(h http.Header, a *Attempt) {
+func (d *Dispatch) label(h http.Header, a *attempt) {
 	prefix := d.Labels
 	if prefix == "" {
 		return
@@ -211,7 +201,7 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 }
 
 // shown returns the attempt that answers the client, else the latest; nil if there was none.
-func (d *Dispatch) shown() *Attempt {
+func (d *Dispatch) shown() *attempt {
 	if d.answer != nil {
 		return d.answer.attempt
 	}
@@ -219,7 +209,7 @@ func (d *Dispatch) shown() *Attempt {
 }
 
 // show logs the choice.
-func (d *Dispatch) show(a *Attempt) {
+func (d *Dispatch) show(a *attempt) {
 	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = routingMessage(a)
 		fields := []zap.Field{

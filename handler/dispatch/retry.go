@@ -77,7 +77,7 @@ var errNoWorker = errors.New("no worker is available")
 // heldAnswer is an answer that goes to the client if no worker has a better.
 type heldAnswer struct {
 	resp    *http.Response
-	attempt *Attempt
+	attempt *attempt
 }
 
 // repeatable returns whether the request can be made again. reached: it may have reached a
@@ -126,7 +126,11 @@ func (d *Dispatch) giveUp() (*http.Response, error) {
 		return resp, nil
 	}
 	if d.failure == nil {
-		d.Pool.Incidents.Raise(time.Now(), d.incidentNobody(), d.Pool.Logger)
+		incident := errNoWorker.Error()
+		if d.pinned() {
+			incident = "a worker that requests name is not available"
+		}
+		d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
 	}
 	return nil, lastError{d.failure}
@@ -201,7 +205,7 @@ func (d *Dispatch) release() {
 	}
 }
 
-func (d *Dispatch) countRetry(a *Attempt, reason string) {
+func (d *Dispatch) countRetry(a *attempt, reason string) {
 	d.Pool.CountRetries(a.Worker, reason, 1)
 	d.trace.retried(a, reason)
 }
@@ -214,7 +218,7 @@ func (d *Dispatch) stays() bool {
 
 // affordable returns whether the retry budget allows another attempt after err. Failed
 // connections cost no worker anything; moves from a hung worker are paid for already.
-func (d *Dispatch) affordable(a *Attempt, err error) bool {
+func (d *Dispatch) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	return unconnected || a.Moved || d.Pool.MayRetry(time.Now())
 }

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -122,12 +123,12 @@ func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ htt
 	if !ok {
 		return nil
 	}
-	return d.choose(r.Context(), offered)
+	return d.Select(r.Context(), offered)
 }
 
-// choose selects and books the upstream of the next attempt. It returns nil if the proxy must
+// Select selects and books the upstream of the next attempt. It returns nil if the proxy must
 // ask again later.
-func (d *Dispatch) choose(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
+func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
 	d.takeScratch()
 	defer d.returnScratch()
@@ -170,17 +171,13 @@ func (d *Dispatch) choose(ctx context.Context, offered reverseproxy.UpstreamPool
 // noWorker returns the upstream of a request that has no worker left, which stands for the
 // last failure; nil if the proxy must ask again.
 func (d *Dispatch) noWorker() *reverseproxy.Upstream {
-	switch {
-	case d.anotherRound():
+	if d.anotherRound() {
 		d.attempts++
 		d.retryWanted = true
 		return nil
-	case d.last != nil:
-		d.exhausted = true
-		return d.last
 	}
 	d.exhausted = true
-	return noUpstream
+	return cmp.Or(d.last, noUpstream)
 }
 
 // book chooses among the candidates and books the choice. It returns nil if the worker filled
@@ -189,13 +186,12 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	bound := d.boundPosition()
 	request := d.score()
 	i, lease := d.Pool.Scheduler.SelectAmong(t, request, d.scratch.Targets, bound, d.policy(), &d.scratch.Sel)
-	d.noticeChoice(t)
-	d.noticeLeaving(bound, i)
+	d.noticeChoice(t, bound, i)
 	if !d.takeSlot(d.scratch.Workers[i]) {
 		lease.End(false, nil)
 		return nil
 	}
-	a := &Attempt{
+	a := &attempt{
 		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t, Work: d.work()},
 		lease:  lease, terms: d.scratch.Sel.Candidates[i], slot: d.plan.Computes, bound: bound >= 0,
 	}
@@ -218,29 +214,20 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	return d.last
 }
 
-// noticeLeaving keeps the session bound if the policy has sent this turn elsewhere while the
-// session's worker holds the prompt.
-func (d *Dispatch) noticeLeaving(bound, chosen int) {
-	if bound < 0 && chosen != d.scratch.Sel.Home && d.scratch.Sel.HomeHolds() {
-		d.wait.away = true
+// noticeChoice logs what degraded the choice. It keeps the session bound if the policy has
+// sent this turn elsewhere while the session's worker holds the prompt.
+func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
+	sel := &d.scratch.Sel
+	if sel.Fault {
+		d.Pool.Incidents.Raise(t, "policy that returns no candidate or changes their list, the least loaded worker is taken", d.Pool.Logger)
+	}
+	if sel.Unknown > 0 {
+		d.Pool.Incidents.Raise(t, "unknown load of some workers (the median of the others is assumed)", d.Pool.Logger)
+	}
+	if bound < 0 && chosen != sel.Home && sel.HomeHolds() {
+		d.away = true
 	}
 }
-
-// noticeChoice logs what degraded the choice.
-func (d *Dispatch) noticeChoice(t time.Time) {
-	if d.scratch.Sel.Fault {
-		d.Pool.Incidents.Raise(t, incidentFault, d.Pool.Logger)
-	}
-	if d.scratch.Sel.Unknown > 0 {
-		d.Pool.Incidents.Raise(t, incidentUnknown, d.Pool.Logger)
-	}
-}
-
-// Conditions that last, as the log and the admin API say them.
-const (
-	incidentFault   = "policy that returns no candidate or changes their list, the least loaded worker is taken"
-	incidentUnknown = "unknown load of some workers (the median of the others is assumed)"
-)
 
 // candidates gathers the targets to choose from and returns whether there are any.
 func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bool {

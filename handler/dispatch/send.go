@@ -75,7 +75,7 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 // kept connection turned out closed.
 func (d *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
-	d.sent = d.trace.carry(d.outgoing(req, resends))
+	d.sent = d.trace.carry(d.request(req, resends))
 	resp, err := roundTrip(d.sent)
 	if err == nil && d.readsAnswer() {
 		response.Unpack(resp)
@@ -93,8 +93,8 @@ func (d *Dispatch) readsAnswer() bool { return d.plan.Request != nil || d.plan.L
 
 var errResent = errors.New("kv_router: already sent again once")
 
-// outgoing returns the request of this attempt, with the body from its first byte.
-func (d *Dispatch) outgoing(req *http.Request, resends *atomic.Int32) *http.Request {
+// request returns the request of this attempt, with the body from its first byte.
+func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Request {
 	body := d.Body
 	if body == nil {
 		req, _ = d.adapted(req, nil)
@@ -155,8 +155,9 @@ func (d *Dispatch) takeBody() *body.Replay {
 // Prepared returns a request of the router's own in the words of a worker's engine.
 // What is cut out of its body is not counted.
 func (s *Dispatcher) Prepared(req *http.Request, p *plan.Plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
-	d := &Dispatch{Dispatcher: s, plan: p, Body: whole, attempt: &Attempt{Stream: pool.Stream{Worker: w, Target: t}}, cut: nvext.Everything}
-	return d.outgoing(req, new(atomic.Int32))
+	d := &Dispatch{Dispatcher: s, plan: p, outgoing: outgoing{Body: whole, cut: nvext.Everything}}
+	d.attempt = &attempt{Stream: pool.Stream{Worker: w, Target: t}}
+	return d.request(req, new(atomic.Int32))
 }
 
 // adapted returns the request of an attempt and its body, changed for the engine that it goes

@@ -13,7 +13,7 @@ import (
 
 // boundTo looks up the target that the session is bound to; the zero Target if there is none.
 func (d *Dispatch) boundTo() (none kvscore.Target) {
-	d.session, d.wait.away, d.bound, d.home = d.plan.Session.Key, false, 0, 0
+	d.session, d.away, d.bound, d.home = d.plan.Session.Key, false, 0, 0
 	if d.session == "" {
 		return none
 	}
@@ -53,12 +53,8 @@ func (d *Dispatch) servesOthers(t kvscore.Target) bool {
 	if d.model == "" {
 		return false
 	}
-	for _, row := range d.table(d.offered).Rows {
-		if w := row.Worker; w.ID == t.Worker {
-			return !w.IsKnownToServe(d.model)
-		}
-	}
-	return false
+	w := d.named(d.offered, t.Worker)
+	return w != nil && !w.IsKnownToServe(d.model)
 }
 
 // sessionTTL returns how long the session is remembered after its last use.
@@ -77,7 +73,7 @@ func (d *Dispatch) commit() {
 	if d.session == "" || d.plan.Request == nil || d.plan.Session.Final {
 		return
 	}
-	if d.wait.away {
+	if d.away {
 		d.Pool.Sessions.Get(d.session) // it stays bound for its next turn
 		return
 	}
@@ -126,7 +122,7 @@ func (d *Dispatch) boundPosition() int {
 	if d.bound == 0 {
 		return -1
 	}
-	d.wait.away = d.isAway(target)
+	d.away = d.isAway(target)
 	if d.mayLeave() {
 		return -1
 	}

@@ -62,7 +62,7 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 
 // selected records an attempt's choice, which began at the given time, with the chosen
 // candidate's terms.
-func (t *routeTrace) selected(d *Dispatch, a *Attempt, begun time.Time) {
+func (t *routeTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
 	if t == nil {
 		return
 	}
@@ -101,7 +101,7 @@ func (t *routeTrace) selected(d *Dispatch, a *Attempt, begun time.Time) {
 }
 
 // retried records that an attempt is made again.
-func (t *routeTrace) retried(a *Attempt, reason string) {
+func (t *routeTrace) retried(a *attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(
 			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
@@ -146,7 +146,7 @@ func (t *routeTrace) end(r *Report) {
 		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", r.TTFT.Seconds()))
 	}
 	for i, name := range []string{"kv_router.input_tokens", "kv_router.output_tokens", "kv_router.cached_tokens"} {
-		if n := r.counts()[i].tokens; n >= 0 {
+		if n := r.counts()[i]; n >= 0 {
 			attrs = append(attrs, attribute.Int64(name, n))
 		}
 	}

@@ -15,7 +15,6 @@ import (
 
 // waiting is what a request has to do with full workers.
 type waiting struct {
-	away       bool          // this turn is not at the session's worker, which stays bound
 	granted    *pool.Worker  // the queue has taken a slot of it for the next attempt
 	waited     time.Duration // in the queue, over all attempts
 	turnedAway *api.Refusal  // why the request is not served
