@@ -262,14 +262,19 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 func (d *Dispatch) End() {
 	defer d.dropBody()
 	defer d.plan.Stream.Done()
-	d.endWaiting()
+	d.giveBackGranted()
+	if d.wait.waited > 0 {
+		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
+	}
 	if d.attempt == nil {
 		d.publish(d.report())
 		return
 	}
 	d.release()
 	o := d.answer
-	o.close()
+	if o != nil {
+		_ = o.body.Close() // if the proxy has not
+	}
 	d.endAttempt(o.computed())
 	d.endTurn(o.computed())
 	report := d.report()

@@ -10,7 +10,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -134,16 +133,6 @@ func (d *Dispatch) hasRank(w *pool.Worker) bool {
 
 // pinned returns whether only one worker may serve the request.
 func (d *Dispatch) pinned() bool { return d.only.worker != nil }
-
-// pinnedPosition returns the position of the only possible target, -1 if the policy must
-// choose among ranks. A session bound to another target stays bound there.
-func (d *Dispatch) pinnedPosition(session kvscore.Target) int {
-	if len(d.scratch.Targets) != 1 {
-		return -1
-	}
-	d.away = d.bound != 0 && session != d.scratch.Targets[0].Target
-	return 0
-}
 
 // errNobody returns the error of a request whose workers cannot be reached.
 func (d *Dispatch) errNobody() error {

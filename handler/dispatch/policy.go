@@ -12,7 +12,11 @@ import (
 // score returns the scheduler's view of the request: the plan's, with the client's preferred
 // taints and the session's target.
 func (d *Dispatch) score() *kvscore.Request {
-	prefers, home := d.plan.Ext.RoutingConstraints.PreferredTaints, d.homeTarget()
+	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
+	var home kvscore.Target
+	if d.bound != 0 {
+		home = d.seenAt
+	}
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &d.plan.Score
 	}
@@ -65,8 +69,9 @@ func (s *shadow) compare(d *Dispatch, chosen int) {
 		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
 	}
 	i, panicked := s.ask(&sel)
+	same := func(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }
 	switch {
-	case panicked != nil || i < 0 || i >= len(d.scratch.Targets) || !slices.EqualFunc(sel.Candidates, d.scratch.Targets, isOf):
+	case panicked != nil || i < 0 || i >= len(d.scratch.Targets) || !slices.EqualFunc(sel.Candidates, d.scratch.Targets, same):
 		s.fault.Inc()
 		d.Pool.Incidents.Raise(d.start, "shadow policy that makes no choice", d.Pool.Logger)
 		if c := d.Logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
@@ -92,9 +97,6 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 	defer func() { panicked = recover() }()
 	return s.policy.Choose(sel), nil
 }
-
-// isOf returns whether a candidate is still that of a target.
-func isOf(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }
 
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad

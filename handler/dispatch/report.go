@@ -150,13 +150,6 @@ func (d *Dispatch) outcome() string {
 	return outcomeOK
 }
 
-func routingMessage(a *attempt) string {
-	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
-		" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
-		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
-		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
-}
-
 // label adds the response headers that say how the request was routed.
 func (d *Dispatch) label(h http.Header, a *attempt) {
 	prefix := d.Labels
@@ -211,7 +204,10 @@ func (d *Dispatch) shown() *attempt {
 // show logs the choice.
 func (d *Dispatch) show(a *attempt) {
 	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
-		c.Message = routingMessage(a)
+		c.Message = "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
+			" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
+			" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
+			"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
 		fields := []zap.Field{
 			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
 			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),

@@ -119,8 +119,11 @@ func (d *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err
 
 // giveUp returns the held answer, or else the last failure.
 func (d *Dispatch) giveUp() (*http.Response, error) {
-	if err := d.errWaiting(); err != nil {
-		return nil, err
+	if d.wait.left != nil {
+		return nil, d.wait.left
+	}
+	if d.wait.turnedAway != nil && d.held.resp == nil {
+		return nil, lastError{d.wait.turnedAway}
 	}
 	if resp := d.takeHeld(); resp != nil {
 		return resp, nil

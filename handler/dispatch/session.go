@@ -31,15 +31,6 @@ func (d *Dispatch) boundTo() (none kvscore.Target) {
 	return b.Target
 }
 
-// homeTarget returns the target that the session is bound to, the zero Target if there
-// is none. boundTo has looked it up.
-func (d *Dispatch) homeTarget() (none kvscore.Target) {
-	if d.bound == 0 {
-		return none
-	}
-	return d.seenAt
-}
-
 // mayLeave returns whether the policy may leave the session's worker. If the prompt is unknown
 // it may not: only the session's key says what is cached.
 func (d *Dispatch) mayLeave() bool {
@@ -106,23 +97,23 @@ func (d *Dispatch) endTurn(computed bool) {
 	}
 }
 
-// isAway returns whether a session's worker was left out only because it is full: the session
-// stays bound there.
-func (d *Dispatch) isAway(t kvscore.Target) bool {
-	return slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
-}
-
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
 func (d *Dispatch) boundPosition() int {
 	target := d.boundTo()
 	if d.pinned() {
-		return d.pinnedPosition(target)
+		if len(d.scratch.Targets) != 1 {
+			return -1 // the policy chooses among the ranks
+		}
+		// a session that is bound to another target stays bound there
+		d.away = d.bound != 0 && target != d.scratch.Targets[0].Target
+		return 0
 	}
 	if d.bound == 0 {
 		return -1
 	}
-	d.away = d.isAway(target)
+	// a worker that is left out because it is full keeps the session
+	d.away = slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == target.Worker })
 	if d.mayLeave() {
 		return -1
 	}

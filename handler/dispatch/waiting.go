@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"time"
 
@@ -31,7 +30,13 @@ const (
 // worker to wait for. It returns false if the request was turned away, or its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
-	g, waited := d.Pool.Wait(ctx, d.wants(), d.offers(), min(set.MaxWait-d.wait.waited, d.patience()))
+	limit := set.MaxWait - d.wait.waited
+	if d.held.resp != nil { // the client of a held refusal could ask again after its Retry-After
+		if wait := retryAfter(d.held.resp.Header, time.Now()); wait > 0 {
+			limit = min(limit, wait)
+		}
+	}
+	g, waited := d.Pool.Wait(ctx, d.wants(), d.offers(), limit)
 	d.wait.waited += waited
 	d.wait.granted, d.wait.left = g.Worker, ctx.Err()
 	switch {
@@ -49,17 +54,6 @@ func (d *Dispatch) await(ctx context.Context) bool {
 		return false
 	}
 	return true
-}
-
-// patience returns how long a request with a held refusal waits: no longer than the refusal's
-// Retry-After.
-func (d *Dispatch) patience() time.Duration {
-	if d.held.resp != nil {
-		if wait := retryAfter(d.held.resp.Header, time.Now()); wait > 0 {
-			return wait
-		}
-	}
-	return math.MaxInt64
 }
 
 // turnAway records that the operator's limits refuse the request.
@@ -81,26 +75,6 @@ func (d *Dispatch) leave() *reverseproxy.Upstream {
 		return d.last
 	}
 	return noUpstream
-}
-
-// errWaiting returns why a request that waited has no worker's answer; nil if it has, or did
-// not wait.
-func (d *Dispatch) errWaiting() error {
-	if d.wait.left != nil {
-		return d.wait.left
-	}
-	if d.wait.turnedAway != nil && d.held.resp == nil {
-		return lastError{d.wait.turnedAway}
-	}
-	return nil
-}
-
-// endWaiting returns an unused slot and records the time in the queue.
-func (d *Dispatch) endWaiting() {
-	d.giveBackGranted()
-	if d.wait.waited > 0 {
-		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
-	}
 }
 
 // takeSlot takes a slot of the chosen worker. It returns false if the worker filled up
