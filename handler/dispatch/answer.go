@@ -4,19 +4,23 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"go.uber.org/zap"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// delivery is the answer of an attempt on its way to the client. It listens to the
-// answer's body, and records what the answer shows of the worker.
+// delivery is the answer of an attempt on its way to the client. It listens to the answer's
+// body and records what it shows of the worker.
 type delivery struct {
 	response.Summary // complete once the answer has ended
-	rt               *Dispatch
-	attempt          *Attempt
+	d                *Dispatch
+	attempt          *attempt
 	body             *response.Body
 
 	header    time.Time // when a plain answer's header came
@@ -25,47 +29,47 @@ type delivery struct {
 }
 
 // deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
-func (rt *Dispatch) deliveryOf(a *Attempt, resp *http.Response) *delivery {
-	d := &delivery{rt: rt, attempt: a}
-	o := response.Options{Listener: d}
-	if rt.plan.Request != nil && resp.StatusCode < 300 {
-		d.refreshed = time.Now()
-		o.Stream = body.MediaType(resp.Header) == body.EventStream
+func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
+	o := &delivery{d: d, attempt: a}
+	opts := response.Options{Listener: o}
+	if d.plan.Request != nil && resp.StatusCode < 300 {
+		o.refreshed = time.Now()
+		opts.Stream = body.MediaType(resp.Header) == body.EventStream
 		if body.Compressed(resp.Header) { // although it was asked not to be
-			rt.FallBack(fallbackUnreadable)
+			d.FallBack(fallbackUnreadable)
 		} else {
-			o.Request, o.CutUsage = rt.plan.Request, rt.plan.AsksUsage
+			opts.Request, opts.CutUsage = d.plan.Request, d.plan.AsksUsage
 		}
-		if rt.Speculative && rt.plan.Ext.AgentHints.SpeculativePrefill.Value {
-			o.KeepText = MaxKeptText
+		if d.Speculative && d.plan.Ext.AgentHints.SpeculativePrefill.Value {
+			opts.KeepText = MaxKeptText
 		}
 		if a.guard != nil {
-			o.Ctx = a.guard.ctx
+			opts.Ctx = a.guard.ctx
 		}
-		o.Extras = rt.extras(a, o.Request != nil)
+		opts.Extras = d.extras(a, opts.Request != nil)
 	}
-	d.body = response.NewBody(resp, o)
-	d.Summary = d.body.Sum
-	resp.Body = d.body
-	return d
+	o.body = response.NewBody(resp, opts)
+	o.Summary = o.body.Sum
+	resp.Body = o.body
+	return o
 }
 
-// extras returns the nvext that the answer is to carry; nil if there is none. What an
-// answer cannot carry is counted.
-func (rt *Dispatch) extras(a *Attempt, readable bool) *response.Extras {
-	x := rt.plan.Answer
+// extras returns the nvext that the answer carries; nil if none. What an answer cannot carry
+// is counted.
+func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
+	x := d.plan.Answer
 	if x == nil {
 		return nil
 	}
 	if !x.Fits || !readable {
-		rt.FallBack(fallbackUntold)
+		d.FallBack(fallbackUntold)
 		return nil
 	}
 	e := &response.Extras{
 		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
-		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: rt.start, Begun: a.Begun, HitRate: -1,
+		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
 	}
-	if rt.Pool.EngineOf(a.Worker).Type == engine.Dynamo {
+	if d.Pool.EngineOf(a.Worker).Type == engine.Dynamo {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
 	if n := a.prompt.tokens; n > 0 {
@@ -75,31 +79,31 @@ func (rt *Dispatch) extras(a *Attempt, readable bool) *response.Extras {
 }
 
 // observe makes an attempt's answer the client's, and records what its header shows.
-func (rt *Dispatch) observe(req *http.Request, resp *http.Response) {
-	a, noBody := rt.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
-	d := a.answer
-	if d == nil {
-		d = rt.deliveryOf(a, resp)
+func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
+	a, noBody := d.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
+	o := a.answer
+	if o == nil {
+		o = d.deliveryOf(a, resp)
 	}
-	rt.answer = d
+	d.answer = o
 	t := time.Now()
-	switch good := rt.plan.Request != nil && resp.StatusCode < 300; {
-	case d.Read && d.Stream: // its first token is still to come
-	case d.Read:
-		d.header = t // the answer was complete then, if it is one
-	case good && !d.Stream:
+	switch good := d.plan.Request != nil && resp.StatusCode < 300; {
+	case o.Read && o.Stream: // its first token is still to come
+	case o.Read:
+		o.header = t // the answer was complete then, if it is one
+	case good && !o.Stream:
 		a.prefilled(t)
 	default:
 		a.lease.Prefilled(t) // whatever it was, it is over
 	}
 	if noBody {
 		resp.Body = http.NoBody
-		d.body.Finish()
+		o.body.Finish()
 	}
 }
 
 // prefilled records a first token. The prefills of a hung worker are not measured.
-func (a *Attempt) prefilled(t time.Time) {
+func (a *attempt) prefilled(t time.Time) {
 	if a.Worker.Progress.IsHung() {
 		a.lease.Prefilled(t)
 	} else {
@@ -108,116 +112,217 @@ func (a *Attempt) prefilled(t time.Time) {
 }
 
 // Waiting implements listener.
-func (d *delivery) Waiting(worker bool) {
-	if g := d.attempt.guard; g != nil && !d.alive.IsZero() {
+func (o *delivery) Waiting(worker bool) {
+	if g := o.attempt.guard; g != nil && !o.alive.IsZero() {
 		g.await(worker)
 	}
-	d.attempt.Waiting.Store(worker)
+	o.attempt.Waiting.Store(worker)
 }
 
 // Received implements listener.
-func (d *delivery) Received(t time.Time) {
-	a := d.attempt
-	if t.Sub(d.alive) > time.Second {
-		d.alive = t
+func (o *delivery) Received(t time.Time) {
+	a := o.attempt
+	if t.Sub(o.alive) > time.Second {
+		o.alive = t
 		a.lease.Alive(t)
 	}
-	if a.Work != pool.WorkNone && d.Status < 300 {
+	if a.Work != pool.WorkNone && o.Status < 300 {
 		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
 	}
 }
 
 // FirstToken implements listener.
-func (d *delivery) FirstToken(t time.Time) {
-	d.attempt.prefilled(t)
-	d.rt.Figures.ttft.Observe(t.Sub(d.rt.start).Seconds())
-	d.rt.didWell(d.attempt)
+func (o *delivery) FirstToken(t time.Time) {
+	o.attempt.prefilled(t)
+	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.didWell(o.attempt)
 }
 
 // Tokens implements listener. A long answer keeps its session alive.
-func (d *delivery) Tokens(t time.Time, n int) {
-	d.attempt.lease.Output(t, int64(n))
-	if d.rt.session != "" && t.Sub(d.refreshed) > d.rt.sessionTTL()/4 {
-		d.refreshed = t
-		d.rt.Pool.Sessions.Get(d.rt.session)
+func (o *delivery) Tokens(t time.Time, n int) {
+	o.attempt.lease.Output(t, int64(n))
+	if o.d.session != "" && t.Sub(o.refreshed) > o.d.sessionTTL()/4 {
+		o.refreshed = t
+		o.d.Pool.Sessions.Get(o.d.session)
 	}
 }
 
 // ResponseID implements listener.
-func (d *delivery) ResponseID(id string) {
-	if !d.rt.plan.Request.Unstored {
-		d.rt.Pool.Responses.Keep(id, d.attempt.lease.Target())
+func (o *delivery) ResponseID(id string) {
+	if !o.d.plan.Request.Unstored {
+		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
 	}
 }
 
 // Ended implements listener.
-func (d *delivery) Ended(s response.Summary) {
-	d.Summary = s
+func (o *delivery) Ended(s response.Summary) {
+	o.Summary = s
 	if s.Skipped {
-		d.rt.FallBack(fallbackUntold)
+		o.d.FallBack(fallbackUntold)
 	}
 	if !s.Whole || !s.Read {
 		return
 	}
-	switch a := d.attempt; {
+	switch a := o.attempt; {
 	case s.Garbled:
-		d.rt.garbled(a)
+		o.d.garbled(a)
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
-		d.rt.erred(a, "an error as the answer, with a good status", false)
+		o.d.erred(a, "an error as the answer, with a good status", false)
 	default:
 		if !s.Stream {
 			completion := s.Completion
 			if completion > 1 {
 				completion = -1 // its time is that of these tokens, and says nothing of the prefill
 			}
-			a.lease.Answered(d.header, completion)
+			a.lease.Answered(o.header, completion)
 		}
-		d.rt.didWell(a)
+		o.d.didWell(a)
 	}
-	d.learn()
-}
-
-// close ends the delivery if the proxy has not.
-func (d *delivery) close() {
-	if d != nil {
-		_ = d.body.Close()
-	}
+	o.learn()
 }
 
 // computed returns whether the worker has certainly computed the prompt.
-func (d *delivery) computed() bool { return d != nil && d.Summary.Computed() }
+func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
 
-// didWell records a good answer to an attempt. Of a hung worker it shows nothing: a
-// header is no progress.
-func (rt *Dispatch) didWell(a *Attempt) {
-	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
-		rt.Logger.Info("worker is well again", zap.String("pool", rt.Pool.Name), zap.String("upstream", a.Worker.Dial))
-	}
-}
-
-// garbled records that an answer was not what its content type says. Nothing is learned
-// from it, and it does not keep the session. One such answer may be anybody's fault, but
-// a worker that gives no others is ill.
-func (rt *Dispatch) garbled(a *Attempt) {
-	rt.FallBack(fallbackUnreadable)
-	rt.erred(a, "not what their content type says", true)
-	if rt.seenAt == a.lease.Target() {
-		rt.Pool.Sessions.Remove(rt.session, rt.bound)
-	}
-}
-
-// conditionEncoded lasts while event streams leave compressed: block by block,
-// which costs CPU time for each token, saves little, and lets clients that
-// decode in larger pieces see their tokens late.
+// conditionEncoded lasts while event streams leave compressed: this costs CPU time per token,
+// and clients may see tokens late.
 const conditionEncoded = "event streams leave compressed (keep encode away from them)"
 
-// noticeEncoding takes in that a stream left compressed that the engine had
-// sent as it was. Which handlers stand before this one is not known: what they
-// do shows in the header that they share.
-func (rt *Dispatch) noticeEncoding(w http.ResponseWriter) {
-	if o := rt.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
-		rt.Pool.Incidents.Raise(time.Now(), conditionEncoded, rt.Pool.Logger)
+// noticeEncoding records that a handler before this one compressed a stream. Only the response
+// header shows that.
+func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
+	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
+		d.Pool.Incidents.Raise(time.Now(), conditionEncoded, d.Pool.Logger)
 	}
+}
+
+// followUps makes requests of the router's own that follow those of clients.
+type followUps interface {
+	// Arrived is called with the plan of each request before a worker is chosen.
+	Arrived(*plan.Plan)
+	// Answering is called when an answer begins. It returns nil if nothing is to follow.
+	// Else the request's body is kept.
+	Answering(Turn, *http.Response) FollowUp
+}
+
+// FollowUp is called once, when a request has ended. text is that of an answer which
+// came whole, as JSON; nil if it did not, or is not all text. The function owns the
+// body. sent is what the worker was sent. All three are nil for an answer that the
+// operator's configuration tries again.
+type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
+
+// Turn is a request whose answer begins.
+type Turn struct {
+	Plan     *plan.Plan
+	Size     int64 // of its body; -1 if that is not in memory
+	Worker   *pool.Worker
+	Target   kvscore.Target
+	Upstream *reverseproxy.Upstream
+}
+
+// MaxKeptText is the longest answer, in bytes of JSON, whose text is kept for what
+// follows.
+const MaxKeptText = 256 << 10
+
+// foresee prepares what follows the request, when its answer begins.
+func (d *Dispatch) foresee(resp *http.Response) {
+	if d.next != nil { // of an answer that the operator has tried again
+		d.next(nil, nil, nil)
+	}
+	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last}
+	if d.Body != nil {
+		t.Size = d.Body.Size
+	}
+	d.next = d.FollowUps.Answering(t, resp)
+}
+
+// follow begins what follows the request, which has ended.
+func (d *Dispatch) follow(outcome string) {
+	if d.next == nil {
+		return
+	}
+	var text []byte
+	if o := d.answer; outcome == outcomeOK && o.computed() {
+		text = o.Text
+	}
+	d.next(text, d.takeBody(), d.sent)
+	d.next = nil
+}
+
+// learn records what the engine has counted in a prompt and its answer.
+func (o *delivery) learn() {
+	m := o.d.Figures
+	cached := o.attempt.Worker.CachedTokens(pool.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
+	if o.Prompt > 0 {
+		m.inputTokens.Observe(float64(o.Prompt))
+		o.count(cached)
+		if cached >= 0 {
+			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
+			o.attempt.Worker.Hits.Reported(cached, o.Prompt)
+		}
+	}
+	if o.Completion >= 0 {
+		m.outputTokens.Observe(float64(o.Completion))
+	}
+	o.verify(cached)
+	if o.Cached >= 0 {
+		o.d.cached = o.Cached
+	}
+	if o.Chunks > 1 {
+		m.itl.Observe(o.Last.Sub(o.First).Seconds() / float64(o.Chunks-1))
+	}
+}
+
+// count records the engine's counts in the index, for the next turn, and in the model's
+// ratios.
+func (o *delivery) count(cached int64) {
+	req := o.d.plan.Request
+	if req.Truncated || req.Kind == api.None {
+		return
+	}
+	if req.Media == 0 && req.Kind == api.Text {
+		o.learnRatios(req)
+	}
+	if req.Batch() {
+		return
+	}
+	c := kvscore.Counts{Prompt: o.Prompt}
+	if !req.SkipsCache && cached >= 0 {
+		c.Cached, c.CachedTold = cached, true
+	}
+	if req.Kind == api.Text { // the index knows where token ids end
+		c.AnswerPast = o.Past
+	}
+	if o.Completion > 0 && req.Choices == 1 && !o.Failed {
+		c.Answer = o.Prompt + o.Completion - 1 // the last token need not be computed
+	}
+	o.attempt.lease.Counted(c)
+}
+
+// learnRatios learns from the new part of the prompt, if the engine's count of the rest is
+// known, else from all of it. A batch's first prompt stands for all.
+func (o *delivery) learnRatios(req *api.Request) {
+	k, size := o.attempt.prompt.known, o.d.plan.TextBlock
+	if !k.Counted || req.Batch() {
+		k = kvscore.Known{}
+	}
+	all := float64(req.Bytes) / float64(size)
+	past := all - float64(len(req.Blocks)) - k.Past
+	o.d.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(o.Prompt)-k.Tokens)
+}
+
+// verify compares the predicted cached tokens with the engine's count; cached is negative if
+// unknown.
+func (o *delivery) verify(cached int64) {
+	a, d := o.attempt, o.d
+	if a.prompt.tokens == 0 || o.Prompt <= 0 || cached < 0 || d.plan.Score.SkipsCache {
+		return
+	}
+	m := d.Figures
+	m.comparedPrompt.Add(float64(o.Prompt))
+	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
+	m.comparedReported.Add(float64(cached))
+	d.Pool.Verify(a.Worker, &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}, cached)
 }

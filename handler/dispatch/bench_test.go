@@ -117,7 +117,7 @@ func BenchmarkObserve(b *testing.B) {
 		rt.repl, rt.returned = repl, true
 		rt.takeScratch()
 		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
-		rt.attempt = &Attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
+		rt.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
 		rt.attempt.Work = rt.work()
 		w.Progress.Begin(&rt.attempt.Stream)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
@@ -156,7 +156,7 @@ func BenchmarkGuard(b *testing.B) {
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &Attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
+				a := &attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
 				a.Work, rt.attempt = rt.work(), a
 				a.Worker.Progress.Begin(&a.Stream)
 				rt.guarded(r)
@@ -224,7 +224,7 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 	}
 	w := h.pool.Worker("127.0.0.1:1")
 	rt := newTestAttempt(h, p, w)
-	out := rt.outgoing(r, new(atomic.Int32))
+	out := rt.request(r, new(atomic.Int32))
 	out.Body.Close()
 	rt.Body.Done()
 	return out

@@ -38,7 +38,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					rt := newTestRoute(h, p)
-					if rt.choose(b.Context(), ups) == nil {
+					if rt.Select(b.Context(), ups) == nil {
 						b.Fatal("no worker")
 					}
 					rt.endAttempt(true)

@@ -27,7 +27,7 @@ func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
 		h := testHandler(t, v.workers...)
 		rt, _ := plannedRoute(t, h, 10)
 		rt.plan.Request.Stream = v.stream
-		rt.choose(context.Background(), h.ReverseProxy.Upstreams)
+		rt.Select(context.Background(), h.ReverseProxy.Upstreams)
 		if v.hangs {
 			rt.attempt.Worker.Progress.HungSince.Store(1)
 		}

@@ -17,7 +17,7 @@ import (
 // newTestRoute returns a route of the plan as begin makes it, without a
 // request behind it. All tests that need such a route use this constructor.
 func newTestRoute(h *harness, p *plan.Plan) *Dispatch {
-	rt := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), cached: -1}
+	rt := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
 	rt.ready, rt.tried = rt.start, rt.usual[:0]
 	return rt
 }
@@ -26,7 +26,7 @@ func newTestRoute(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	rt := newTestRoute(h, p)
-	rt.Body, rt.attempt = p.Body, &Attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
+	rt.Body, rt.attempt = p.Body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
 	return rt
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // DryChoice is the choice that would be made for a request at this moment.
@@ -49,49 +48,48 @@ type leftOut struct {
 	Why    string
 }
 
-// Explain makes the choice of a request without booking it, and leaves nothing behind.
-// A client that only asks is told a worker even if all are full: it will wait for that
-// one.
-func (d *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
+// Explain returns the choice for a request without booking it, and leaves nothing behind. A
+// query is told a worker even if all are full: its client will wait for that one.
+func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	t := time.Now()
-	rt := &Dispatch{Dispatcher: d, plan: p, start: t, cached: -1, dry: true}
-	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	rt.takeScratch()
-	defer rt.returnScratch()
-	if own := d.checkModel(p); own != nil {
+	d := &Dispatch{Dispatcher: s, plan: p, start: t, result: result{cached: -1}, dry: true}
+	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	d.takeScratch()
+	defer d.returnScratch()
+	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
-	if own, ok := errors.AsType[*api.Refusal](rt.narrow(r)); ok {
+	if own, ok := errors.AsType[*api.Refusal](d.narrow(r)); ok {
 		return &DryChoice{Refused: own}
 	}
-	rt.offered = d.upstreams(r)
+	d.offered = s.upstreams(r)
 	c := new(DryChoice)
-	used, found := rt.gather(rt.offered, t)
-	if !found && len(rt.scratch.Full) > 0 {
+	used, found := d.gather(d.offered, t)
+	if !found && len(d.scratch.Full) > 0 {
 		c.Full = true
 		if p.Ext.QueryOnly() {
-			want := rt.wants()
+			want := d.wants()
 			want.Slot = false
-			used, found = rt.Pool.Gather(rt.scratch, &want, rt.model, rt.offers(), nil, t)
+			used, found = d.Pool.Gather(d.scratch, &want, d.model, d.offers(), nil, t)
 		}
 	}
-	c.LeftOut = rt.leftOut()
+	c.LeftOut = d.leftOut()
 	if !found {
 		if !c.Full {
-			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
+			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: d.errNobody()}
 		}
 		return c
 	}
-	bound := rt.boundPosition()
-	targets := make([]kvscore.Target, 0, len(rt.scratch.Targets))
-	for _, ref := range rt.scratch.Targets {
+	bound := d.boundPosition()
+	targets := make([]kvscore.Target, 0, len(d.scratch.Targets))
+	for _, ref := range d.scratch.Targets {
 		targets = append(targets, ref.Target)
 	}
-	sel := &rt.scratch.Sel
-	c.Picked = rt.Pool.Scheduler.Explain(t, rt.score(), targets, bound, rt.policy(), sel)
-	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(rt.scratch.Workers)
-	c.Reason, c.Unit, c.Bound = rt.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(rt.policy()), bound >= 0
-	c.Home, c.Used, c.Tokens = rt.homeOf(c.Picked.Chosen), used, sel.Tokens
+	sel := &d.scratch.Sel
+	c.Picked = d.Pool.Scheduler.Explain(t, d.score(), targets, bound, d.policy(), sel)
+	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(d.scratch.Workers)
+	c.Reason, c.Unit, c.Bound = d.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(d.policy()), bound >= 0
+	c.Home, c.Used, c.Tokens = d.homeOf(c.Picked.Chosen), used, sel.Tokens
 	return c
 }
 
@@ -103,15 +101,15 @@ func (c *DryChoice) Overlap() (most int64) {
 	return most
 }
 
-// homeOf returns the target that the session is bound to as a choice sees it; nil if
-// there is none. chosen is the position of the target that would be booked.
-func (rt *Dispatch) homeOf(chosen int) *DryHome {
-	if rt.bound == 0 {
+// homeOf returns the session's target as a choice sees it; nil if there is none. chosen is the
+// position of the target that would be booked.
+func (d *Dispatch) homeOf(chosen int) *DryHome {
+	if d.bound == 0 {
 		return nil
 	}
-	sel := &rt.scratch.Sel
-	h := &DryHome{Target: rt.seenAt, Position: sel.Home, Holds: sel.HomeHolds(), Priced: rt.mayLeave() && !rt.pinned()}
-	h.Stays = chosen == sel.Home || rt.wait.away || rt.mayLeave() && h.Holds
+	sel := &d.scratch.Sel
+	h := &DryHome{Target: d.seenAt, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
+	h.Stays = chosen == sel.Home || d.away || d.mayLeave() && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
 	}
@@ -119,26 +117,26 @@ func (rt *Dispatch) homeOf(chosen int) *DryHome {
 }
 
 // leftOut returns the workers that are offered but are not candidates, with the reason.
-func (rt *Dispatch) leftOut() (list []leftOut) {
-	rows := rt.table(rt.offered).Rows // which gather has used
-	for i, up := range rt.offered {
+func (d *Dispatch) leftOut() (list []leftOut) {
+	rows := d.table(d.offered).Rows // which gather has used
+	for i, up := range d.offered {
 		w := rows[i].Worker
-		if slices.Contains(rt.scratch.Workers, w) {
+		if slices.Contains(d.scratch.Workers, w) {
 			continue
 		}
 		why := "marked_down"
 		switch {
 		case !pool.Available(up):
 			why = "proxy_unavailable" // by its health checks, or it is full
-		case rt.pinned() && w != rt.only.worker:
+		case d.pinned() && w != d.only.worker:
 			why = "not_named"
-		case !rt.keepsApart(w):
+		case !d.keepsApart(w):
 			why = "shares_cache"
-		case !rt.permits(w):
+		case !d.permits(w):
 			why = "not_allowed"
-		case !rt.fits(w):
+		case !d.fits(w):
 			why = "other_models"
-		case slices.Contains(rt.scratch.Full, w):
+		case slices.Contains(d.scratch.Full, w):
 			why = "full"
 		case w.Draining():
 			why = "draining"
@@ -146,14 +144,4 @@ func (rt *Dispatch) leftOut() (list []leftOut) {
 		list = append(list, leftOut{w, why})
 	}
 	return list
-}
-
-// upstreams returns those that the proxy would offer for a request.
-func (d *Dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
-	if source := d.Proxy.DynamicUpstreams; source != nil {
-		if ups, err := source.GetUpstreams(r); err == nil {
-			return ups
-		}
-	}
-	return d.Proxy.Upstreams
 }

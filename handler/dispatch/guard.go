@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"time"
 
@@ -48,8 +47,7 @@ type Timeouts struct {
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
-// guard is what may end an attempt at a streamed answer before its worker or
-// its client does.
+// guard may end an attempt at a streamed answer before its worker or its client does.
 type guard struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -59,28 +57,27 @@ type guard struct {
 	idle   *time.Timer   // made when it is first needed
 }
 
-// guarded returns the request of an attempt, which may be ended by a deadline
-// or because its worker is found to hang. A request that nothing of this kind
-// can happen to is returned as it is.
-func (rt *Dispatch) guarded(req *http.Request) *http.Request {
-	a := rt.attempt
+// guarded returns the request of an attempt which a deadline or a hung worker may end. Other
+// requests are returned as they are.
+func (d *Dispatch) guarded(req *http.Request) *http.Request {
+	a := d.attempt
 	probe := a.Worker.Progress.IsHung()
 	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
 		return req
 	}
 	late := errFirstToken
 	var limit, pause time.Duration
-	if t := rt.Timeouts; a.Work == pool.WorkStream {
+	if t := d.Timeouts; a.Work == pool.WorkStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
-	movable := rt.movable()
+	movable := d.movable()
 	if probe && movable {
 		// what is to show whether the worker still hangs may not be lost there
 		silent := 0
 		if a.Work == pool.WorkSilent {
 			silent = 1
 		}
-		if patience := rt.Pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
+		if patience := d.Pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
 			limit, late = patience, errHangs
 		}
 	}
@@ -91,9 +88,9 @@ func (rt *Dispatch) guarded(req *http.Request) *http.Request {
 	g.ctx, g.cancel = context.WithCancelCause(req.Context())
 	a.guard = g
 	if movable {
-		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: rt.wants(), Offers: rt.offers()})
+		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
 	}
-	if p := rt.Pool; limit > 0 {
+	if p := d.Pool; limit > 0 {
 		g.first = time.AfterFunc(limit, func() {
 			if late == errFirstToken {
 				g.cancel(late)
@@ -105,25 +102,25 @@ func (rt *Dispatch) guarded(req *http.Request) *http.Request {
 	return req.WithContext(g.ctx)
 }
 
-// movable tells whether the attempt could be made on another worker, as far as
-// is known before it is made.
-func (rt *Dispatch) movable() bool {
-	return rt.plan.Request != nil && rt.repeatable(true) && !rt.pinned() && len(rt.offered) > 1 && !rt.lastSuspect() &&
-		(!rt.Limits.Set() || rt.anotherRound())
+// movable returns whether the attempt could be made on another worker, as far as is known
+// before it is made.
+func (d *Dispatch) movable() bool {
+	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offered) > 1 && !d.lastSuspect() &&
+		(!d.Limits.Set() || d.anotherRound())
 }
 
-// arrived takes in what the round trip of an attempt came to. The header of a
-// stream whose first token has a deadline is held back until that has come, so
-// that another worker can be tried.
-func (rt *Dispatch) arrived(resp *http.Response, err error) error {
-	a := rt.attempt
+// arrived ends the wait for an attempt's header and returns its error. If the first token has
+// a deadline, arrived holds the header back until that token, so that another worker can be
+// tried.
+func (d *Dispatch) arrived(resp *http.Response, err error) error {
+	a := d.attempt
 	g := a.guard
 	if g == nil {
 		a.Waiting.Store(false)
 		return err
 	}
-	if err == nil && g.first != nil && rt.readable(resp) {
-		a.answer = rt.deliveryOf(a, resp)
+	if err == nil && g.first != nil && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
+		a.answer = d.deliveryOf(a, resp)
 		err = a.answer.body.Hold()
 	}
 	var ended *endedError
@@ -146,13 +143,8 @@ func (rt *Dispatch) arrived(resp *http.Response, err error) error {
 	return ended
 }
 
-// readable tells whether an answer is a stream in which tokens can be seen.
-func (rt *Dispatch) readable(resp *http.Response) bool {
-	return resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header)
-}
-
-// await begins or ends a wait for more of an answer. The attempt ends if the wait takes
-// longer than an answer may pause.
+// await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends
+// the attempt.
 func (g *guard) await(begins bool) {
 	switch {
 	case g.pause == 0:
@@ -165,15 +157,4 @@ func (g *guard) await(begins bool) {
 	default:
 		g.idle.Reset(g.pause)
 	}
-}
-
-// retryReason says in the metrics why an attempt that failed is made again.
-func retryReason(err error, reached bool) string {
-	if ended, ok := errors.AsType[*endedError](err); ok {
-		return ended.reason
-	}
-	if reached {
-		return "broken"
-	}
-	return "refused"
 }

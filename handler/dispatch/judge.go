@@ -1,14 +1,21 @@
 package dispatch
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"math/bits"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/zeebo/xxh3"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -34,7 +41,7 @@ const (
 	showsError          // an error that may be the worker's fault
 )
 
-// verdict is what is decided of an attempt that has come to an answer or an error.
+// verdict is what follows from an attempt.
 type verdict struct {
 	do     action
 	reason string // of a retry, as metrics name it
@@ -47,33 +54,32 @@ type verdict struct {
 	suspect bool          // the attempt may have reached the engine's computing
 }
 
-// judge decides what follows from an attempt, and changes nothing. err is why there
-// is no answer. resent says that net/http sent the request twice, of which only the
-// second one came to err.
-func (rt *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
+// judge decides what follows from an attempt, and changes nothing. resent says that net/http
+// sent the request twice, and err came of the second.
+func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
-		return rt.judgeFailure(ctx, resent, err)
+		return d.judgeFailure(ctx, resent, err)
 	}
 	v, status := verdict{do: deliver}, resp.StatusCode
 	switch {
 	case retryable(status):
 		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, time.Now()), true
-		if rt.repeatable(true) && rt.anotherTry(rt.suspects) {
+		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case rt.servedElsewhere(resp) && rt.anotherTry(rt.suspects):
+	case d.servedElsewhere(resp) && d.anotherTry(d.suspects):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.effect, v.why, v.own = showsError, resp.Status, status >= 500
-	case rt.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
+	case d.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
 		v.effect = showsWell // an answer that is read shows more
 	}
 	return v
 }
 
 // judgeFailure judges an attempt without an answer.
-func (rt *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
-	if ctx.Err() != nil || rt.plan.Stream != nil && rt.plan.Stream.Failed.Load() {
+func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
+	if ctx.Err() != nil || d.plan.Stream != nil && d.plan.Stream.Failed.Load() {
 		return verdict{do: abandon}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
@@ -81,42 +87,173 @@ func (rt *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ve
 	if pool.Refused(err) {
 		v.effect = showsAbsent
 	}
-	suspects := rt.suspects
+	suspects := d.suspects
 	if v.suspect {
 		suspects++
 	}
-	if rt.repeatable(!unconnected) && rt.anotherTry(suspects) {
-		v.do, v.reason = retry, retryReason(err, !unconnected)
+	if d.repeatable(!unconnected) && d.anotherTry(suspects) {
+		v.do, v.reason = retry, "broken"
+		if ended, ok := errors.AsType[*endedError](err); ok {
+			v.reason = ended.reason
+		} else if unconnected {
+			v.reason = "refused"
+		}
 	}
 	return v
 }
 
-// report tells the pool what an attempt has shown of its worker.
-func (rt *Dispatch) reportOutcome(a *Attempt, v *verdict, err error) {
+// reportOutcome tells the pool what an attempt has shown of its worker.
+func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
 	if err == nil {
-		rt.Pool.Answered(a.Worker)
+		d.Pool.Answered(a.Worker)
 	} else if v.do != abandon {
 		a.Worker.Engine.AskAgain() // it may have restarted
 	}
 	switch v.effect {
 	case showsNothing:
 	case showsWell:
-		rt.didWell(a)
+		d.didWell(a)
 	case showsAbsent:
-		rt.Pool.Unreached(a.Worker, err)
+		d.Pool.Unreached(a.Worker, err)
 	case showsFailed:
-		rt.markDown(a, v.why, v.wait, v.busy)
+		d.markDown(a, v.why, v.wait, v.busy)
 	case showsError:
-		rt.erred(a, v.why, v.own)
+		d.erred(a, v.why, v.own)
 	}
 }
 
-// workersFault returns whether a status may say that the worker is ill or set up
-// differently: clients' errors have other statuses, or come from all workers alike.
+// workersFault returns whether a status may be the worker's fault: clients' errors have other
+// statuses, or come from all workers alike.
 func workersFault(status int) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
 		return true
 	}
 	return status >= 500
+}
+
+// didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
+func (d *Dispatch) didWell(a *attempt) {
+	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
+		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
+	}
+}
+
+// garbled records an answer that is not what its content type says. The session leaves the
+// worker. One such answer may be anybody's fault; a worker that gives no others is ill.
+func (d *Dispatch) garbled(a *attempt) {
+	d.FallBack(fallbackUnreadable)
+	d.erred(a, "not what their content type says", true)
+	if d.seenAt == a.lease.Target() {
+		d.Pool.Sessions.Remove(d.session, d.bound)
+	}
+}
+
+// markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
+// left alone.
+func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy bool) {
+	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
+		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
+			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
+	}
+}
+
+// erred records an error that may be the worker's fault: how the others do shows that. own: it
+// is hardly the client's.
+func (d *Dispatch) erred(a *attempt, status string, own bool) {
+	t := time.Now()
+	errs, share := a.Worker.Health.RecordError(t, own, d.blameKey())
+	if errs < pool.FewErrors {
+		return
+	}
+	var others, theirs float64
+	for _, w := range d.workersOffered() {
+		if w != a.Worker {
+			n, e := w.Health.Lately()
+			others, theirs = others+n, theirs+e
+		}
+	}
+	if pool.Worse(errs, share, theirs/max(others, 1)) {
+		d.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
+	}
+}
+
+// blameKey identifies the session or prompt that an error is held against: one client alone
+// must not mark a worker down. Requests without an API share one key; those without a known
+// prompt have one each.
+func (d *Dispatch) blameKey() uint64 {
+	switch {
+	case d.plan.API == nil:
+		return 0
+	case d.plan.Session.Key != "":
+		return xxh3.HashString(d.plan.Session.Key)
+	case len(d.plan.Score.Blocks) == 0:
+		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
+	}
+	key := d.plan.Score.Root
+	for _, b := range d.plan.Score.Blocks {
+		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
+	}
+	return key
+}
+
+// statusOverloaded is what Dynamo's and Anthropic's servers answer when busy.
+const statusOverloaded = 529
+
+// retryable returns whether a status says that the worker did not take the request.
+func retryable(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == statusOverloaded
+}
+
+// longestRetryAfter is the longest pause of a worker that is believed.
+const longestRetryAfter = time.Hour
+
+// retryAfter returns how long a Retry-After header says to wait (RFC 9110, 10.2.3); 0 if
+// unknown. A date is compared with the answer's own Date.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	value := h.Get("Retry-After")
+	if value == "" {
+		return 0
+	}
+	var wait time.Duration
+	if s, err := strconv.Atoi(value); err == nil {
+		wait = time.Duration(min(max(s, -1), 2*int(longestRetryAfter/time.Second))) * time.Second
+	} else if until, err := http.ParseTime(value); err == nil {
+		if theirs, err := http.ParseTime(h.Get("Date")); err == nil {
+			now = theirs
+		}
+		wait = until.Sub(now)
+	}
+	if wait < 0 || wait > longestRetryAfter {
+		return 0
+	}
+	return wait
+}
+
+// maxRefusal is how many bytes are searched for the reason of a 404.
+const maxRefusal = 4 << 10
+
+// servedElsewhere returns whether an answer says that the worker lacks the request's model
+// while an untried worker may have it. Nothing was computed, so any request may be made again.
+func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
+	a := d.attempt
+	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Stream != nil || d.pinned() || body.Compressed(resp.Header) {
+		return false
+	}
+	_, told := a.Worker.Serves(d.plan.Model)
+	found := false
+	for i, row := range d.table(d.offered).Rows {
+		w := row.Worker
+		if w == a.Worker || !pool.Available(d.offered[i]) || slices.Contains(d.tried, w) || !d.permits(w) {
+			continue
+		}
+		yes, known := w.Serves(d.plan.Model)
+		found = found || yes || !known && (told || !w.WasProbed())
+	}
+	if !found {
+		return false
+	}
+	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
+	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -109,8 +110,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	}
 })
 
-// Register makes the collectors of requests and others known to a configuration's
-// registry. Several handlers may do so.
+// Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
 	for _, c := range append(append(pool.Collectors(), others...), []prometheus.Collector{
@@ -123,4 +123,21 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 		}
 	}
 	return m
+}
+
+// CountDropped counts the wishes of a request that were dropped, and its routing headers
+// that cannot be read.
+func (s *Dispatcher) CountDropped(p *plan.Plan) {
+	for name := range p.Dropped.Names {
+		s.Metrics.dropped.WithLabelValues(s.Pool.Name, name).Inc()
+	}
+	for _, name := range p.Malformed {
+		s.Metrics.malformed.WithLabelValues(s.Pool.Name, name).Inc()
+	}
+	if p.Dropped == 0 && len(p.Malformed) == 0 {
+		return
+	}
+	if c := s.Logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
+		c.Write(zap.Stringer("not_granted", p.Dropped), zap.Strings("malformed_headers", p.Malformed))
+	}
 }

@@ -3,7 +3,9 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -11,8 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Report is what became of a request. The access log, the span and the metrics are
-// all made of it.
+// Report is what became of a request, for the access log, the span and the metrics.
 type Report struct {
 	Outcome  string
 	Attempts int
@@ -39,17 +40,17 @@ type Report struct {
 }
 
 // report sums up the request, which has ended.
-func (rt *Dispatch) report() *Report {
-	r := &Report{Outcome: rt.outcome(), Attempts: rt.attempts, Waited: rt.wait.waited, Turned: rt.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
-	if a := rt.shown(); a != nil {
+func (d *Dispatch) report() *Report {
+	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, Turned: d.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
+	if a := d.shown(); a != nil {
 		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
 		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
 	}
-	r.Err = rt.failure
+	r.Err = d.failure
 	if r.Err == nil {
-		r.Err = rt.err
+		r.Err = d.err
 	}
-	o := rt.answer
+	o := d.answer
 	if o == nil {
 		return r
 	}
@@ -62,14 +63,14 @@ func (rt *Dispatch) report() *Report {
 	}
 	r.Read = true
 	if !o.First.IsZero() {
-		r.TTFT = o.First.Sub(rt.start)
+		r.TTFT = o.First.Sub(d.start)
 	}
 	r.Prompt, r.Completion, r.Cached = o.Prompt, o.Completion, o.Cached
 	return r
 }
 
-// MarshalLogObject implements zapcore.ObjectMarshaler: the field kv_router of the
-// access log. Session keys are secrets, and are not logged.
+// MarshalLogObject writes the field kv_router of the access log. Session keys are secret and
+// left out.
 func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if r.Chosen {
 		e.AddUint64("worker", r.Target.Worker)
@@ -90,27 +91,18 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if r.TTFT > 0 {
 		e.AddDuration("ttft", r.TTFT)
 	}
-	for _, n := range r.counts() {
-		if n.tokens >= 0 {
-			e.AddInt64(n.name+"_tokens", n.tokens)
+	for i, name := range [...]string{"prompt_tokens", "completion_tokens", "cached_tokens"} {
+		if n := r.counts()[i]; n >= 0 {
+			e.AddInt64(name, n)
 		}
 	}
 	return nil
 }
 
-// tokenCount is a count of tokens by the name that logs give it.
-type tokenCount struct {
-	name   string
-	tokens int64
-}
+func (r *Report) counts() [3]int64 { return [3]int64{r.Prompt, r.Completion, r.Cached} }
 
-func (r *Report) counts() [3]tokenCount {
-	return [3]tokenCount{{"prompt", r.Prompt}, {"completion", r.Completion}, {"cached", r.Cached}}
-}
-
-// fault returns why the request's outcome is an error of the service; bad is false
-// if it is none. An engine's 4xx is the client's error, and a client that leaves sees
-// no error.
+// fault returns why the outcome is an error of the service; bad is false if it is none. An
+// engine's 4xx is the client's error, and a client that leaves sees none.
 func (r *Report) fault() (why string, bad bool) {
 	switch r.Outcome {
 	case outcomeOK, outcomeClientGone:
@@ -129,57 +121,28 @@ func (r *Report) fault() (why string, bad bool) {
 	return r.Outcome, true
 }
 
-// End ends everything that the request has begun. It runs deferred, also
-// when the proxy aborts with a panic.
-func (rt *Dispatch) End() {
-	defer rt.dropBody()
-	defer rt.plan.Stream.Done()
-	rt.endWaiting()
-	if rt.attempt == nil {
-		rt.publish(rt.report())
-		return
-	}
-	rt.release()
-	o := rt.answer
-	o.close()
-	rt.endAttempt(o.computed())
-	rt.endTurn(o.computed())
-	report := rt.report()
-	if report.Outcome == outcomeBroken {
-		rt.markDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
-	}
-	rt.follow(report.Outcome)
-	if n := rt.attempt.prompt.tokens; rt.plan.Request != nil && n > 0 {
-		rt.Figures.predictedHits.Observe(float64(rt.attempt.terms.OverlapTokens) / float64(n))
-		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
-		}
-	}
-	rt.publish(report)
-}
-
-// publish counts the request, and adds it to the access log and its span.
-func (rt *Dispatch) publish(r *Report) {
-	rt.Figures.Requests[r.Outcome].Inc()
-	rt.trace.end(r)
-	if rt.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
-		rt.extra.Set(zap.Object("kv_router", r))
+// publish counts the request, and ends its span and its part of the access log.
+func (d *Dispatch) publish(r *Report) {
+	d.Figures.Requests[r.Outcome].Inc()
+	d.trace.end(r)
+	if d.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
+		d.extra.Set(zap.Object("kv_router", r))
 	}
 }
 
 // outcome says what became of the request.
-func (rt *Dispatch) outcome() string {
-	o := rt.answer
+func (d *Dispatch) outcome() string {
+	o := d.answer
 	switch {
-	case o == nil && rt.wait.turnedAway != nil:
+	case o == nil && d.wait.turnedAway != nil:
 		return outcomeTurnedAway
-	case o == nil && rt.err == nil && rt.returned:
+	case o == nil && d.err == nil && d.returned:
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:
 		return outcomeUnavailable
-	case o.Broken != nil && !isCanceled(o.Broken):
+	case o.Broken != nil && !errors.Is(o.Broken, context.Canceled):
 		return outcomeBroken
-	case !o.Whole && (!rt.returned || o.Broken != nil):
+	case !o.Whole && (!d.returned || o.Broken != nil):
 		return outcomeClientGone
 	case o.Status >= 400 || o.Garbled || o.Failed:
 		return outcomeEngineError
@@ -187,11 +150,85 @@ func (rt *Dispatch) outcome() string {
 	return outcomeOK
 }
 
-func routingMessage(a *Attempt) string {
-	return "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
-		" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
-		" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
-		"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
+// label adds the response headers that say how the request was routed.
+func (d *Dispatch) label(h http.Header, a *attempt) {
+	prefix := d.Labels
+	if prefix == "" {
+		return
+	}
+	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
+	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
+	h.Set(prefix+"Reason", a.reason)
+	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
+	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))
 }
 
-func isCanceled(err error) bool { return errors.Is(err, context.Canceled) }
+// placeholder returns the value of one of our placeholders.
+func (d *Dispatch) placeholder(key string) (any, bool) {
+	name, ours := strings.CutPrefix(key, "http.kv_router.")
+	if !ours {
+		return nil, false
+	}
+	a := d.shown()
+	switch {
+	case name == "session":
+		return d.plan.Session.Key, d.plan.Session.Key != ""
+	case name == "cached_tokens":
+		return d.cached, d.cached >= 0
+	case a == nil:
+		return nil, false
+	}
+	switch name {
+	case "worker":
+		return a.Target.Worker, true
+	case "dp_rank":
+		return a.Target.Rank, true
+	case "overlap_blocks":
+		return int64(a.terms.OverlapBlocks), true
+	case "predicted_cached_tokens":
+		return a.terms.OverlapTokens, true
+	case "reason":
+		return a.reason, true
+	}
+	return nil, false
+}
+
+// shown returns the attempt that answers the client, else the latest; nil if there was none.
+func (d *Dispatch) shown() *attempt {
+	if d.answer != nil {
+		return d.answer.attempt
+	}
+	return d.attempt
+}
+
+// show logs the choice.
+func (d *Dispatch) show(a *attempt) {
+	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
+		c.Message = "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
+			" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
+			" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
+			"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
+		fields := []zap.Field{
+			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
+			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
+		}
+		if d.costsTime(a) {
+			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.terms.Terms)))
+		}
+		c.Write(fields...)
+	}
+}
+
+// termFields logs the terms of a cost, in milliseconds.
+type termFields kvscore.Terms
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (f termFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddFloat64("wait", f.Wait)
+	e.AddFloat64("prefill", f.Prefill)
+	e.AddFloat64("delay", f.Delay)
+	e.AddFloat64("decode", f.Decode)
+	e.AddFloat64("turns", f.Turns)
+	e.AddFloat64("leave", f.Leave)
+	return nil
+}

@@ -8,18 +8,17 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Limits are how long and how often the operator lets a request be tried, as
-// the proxy's lb_try_duration, lb_try_interval and lb_retries say it. Where
-// neither duration nor retries are set, each worker is tried once.
+// Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
+// duration or retries, each worker is tried once.
 type Limits struct {
 	Duration, Interval time.Duration
 	Retries            int
@@ -27,45 +26,41 @@ type Limits struct {
 
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
-// leastInterval is the least time between two rounds over the workers, whatever
-// is configured: a request may not take a core for itself.
+// leastInterval keeps a request from taking a core for itself, whatever is configured.
 const leastInterval = 10 * time.Millisecond
 
-// maxSuspects is how many attempts a request may have that may have reached an
-// engine's computing and came to nothing. It may be the request that ends the
-// engines: then it must not go through the whole pool.
+// maxSuspects bounds the failed attempts that may have reached an engine: the request itself
+// may end engines.
 const maxSuspects = 2
 
-// allow tells whether the proxy would make another attempt.
+// allow returns whether the proxy would make another attempt.
 func (l Limits) allow(start time.Time, attempts int) bool {
 	return (l.Duration == 0 || time.Since(start) < l.Duration) &&
 		(l.Retries == 0 || attempts <= l.Retries)
 }
 
-// retryMatcher tells the proxy what this package has decided: it stands before
-// the operator's own retry_match.
+// retryMatcher tells the proxy whether to retry. It stands before the operator's own
+// retry_match.
 type retryMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
-	rt, ok := r.Context().Value(routeKey{}).(*Dispatch)
-	return ok && rt.retryWanted, nil
+	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	return ok && d.retryWanted, nil
 }
 
-// AnotherMatcher stands at the head of each of the operator's retry_match: what
-// is wanted there is done as long as another attempt can come to anything. An
-// answer that matches and is the last one reaches the client.
+// AnotherMatcher heads each of the operator's retry_match: a match is retried only while
+// another attempt can come to anything. The last answer reaches the client.
 type AnotherMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (AnotherMatcher) MatchWithError(r *http.Request) (bool, error) {
-	rt, ok := r.Context().Value(routeKey{}).(*Dispatch)
-	return ok && !rt.exhausted && r.Context().Err() == nil && rt.anotherTry(rt.suspects), nil
+	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	return ok && !d.exhausted && r.Context().Err() == nil && d.anotherTry(d.suspects), nil
 }
 
-// RetryMatchers returns what makes the proxy ask retryMatcher, about failures
-// and about answers. It asks about an answer only where an expression reads
-// something of it.
+// RetryMatchers makes the proxy ask retryMatcher about failures and answers. It asks about
+// answers only where an expression reads them.
 func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 	always := &caddyhttp.MatchExpression{Expr: "{http.reverse_proxy.status_code} > 0"}
 	if err := always.Provision(ctx); err != nil {
@@ -77,111 +72,112 @@ func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 	}, nil
 }
 
-// noUpstream stands for the upstream when there is none. The transport answers
-// for it, so that the proxy need not be told in another way to stop asking.
-var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}
-
 var errNoWorker = errors.New("no worker is available")
 
 // heldAnswer is an answer that goes to the client if no worker has a better.
 type heldAnswer struct {
 	resp    *http.Response
-	attempt *Attempt
+	attempt *attempt
 }
 
-// repeatable tells whether the request can be made again, after it may have
-// reached a worker.
-func (rt *Dispatch) repeatable(reached bool) bool {
-	if rt.plan.Stream != nil && rt.plan.Stream.Touched.Load() {
+// repeatable returns whether the request can be made again. reached: it may have reached a
+// worker.
+func (d *Dispatch) repeatable(reached bool) bool {
+	if d.plan.Stream != nil && d.plan.Stream.Touched.Load() {
 		return false
 	}
-	return !reached || rt.plan.Repeatable
+	return !reached || d.plan.Repeatable
 }
 
-// anotherRound tells whether the operator wants workers to be tried again that
-// were tried.
-func (rt *Dispatch) anotherRound() bool {
-	return !rt.pinned() && rt.Limits.Set() && rt.Limits.allow(rt.start, rt.attempts)
+// anotherRound returns whether the operator wants tried workers to be tried again.
+func (d *Dispatch) anotherRound() bool {
+	return !d.pinned() && d.Limits.Set() && d.Limits.allow(d.start, d.attempts)
 }
 
-// anotherTry tells whether a further attempt may find a worker, and the
-// operator's limits allow it.
-func (rt *Dispatch) anotherTry(suspects int) bool {
-	return rt.anotherRound() || !rt.Limits.Set() && suspects < maxSuspects && rt.otherLeft()
+// anotherTry returns whether a further attempt may find a worker within the operator's limits.
+func (d *Dispatch) anotherTry(suspects int) bool {
+	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
 }
 
-// lastSuspect tells whether the attempt under way is the last one if it breaks.
-func (rt *Dispatch) lastSuspect() bool {
-	return !rt.Limits.Set() && rt.suspects+1 >= maxSuspects
+// lastSuspect returns whether no attempt may follow if the present one breaks.
+func (d *Dispatch) lastSuspect() bool {
+	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
-// retry has the proxy make another attempt. It returns what the proxy sees of this one.
-func (rt *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
-	rt.countRetry(rt.attempt, v.reason)
-	rt.retryWanted = true
+// retry makes the proxy try again, and returns what the proxy sees of this attempt.
+func (d *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
+	d.countRetry(d.attempt, v.reason)
+	d.retryWanted = true
 	if err != nil {
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		rt.Probes.AskAgain(rt.attempt.Worker) // its list of models is out of date
+		d.Probes.AskAgain(d.attempt.Worker) // its list of models is out of date
 	}
-	return rt.hold(req, resp), nil
+	return d.hold(req, resp), nil
 }
 
-// giveUp returns the answer that was held back, or else the last failure.
-func (rt *Dispatch) giveUp() (*http.Response, error) {
-	if err := rt.errWaiting(); err != nil {
-		return nil, err
+// giveUp returns the held answer, or else the last failure.
+func (d *Dispatch) giveUp() (*http.Response, error) {
+	if d.wait.left != nil {
+		return nil, d.wait.left
 	}
-	if resp := rt.takeHeld(); resp != nil {
+	if d.wait.turnedAway != nil && d.held.resp == nil {
+		return nil, lastError{d.wait.turnedAway}
+	}
+	if resp := d.takeHeld(); resp != nil {
 		return resp, nil
 	}
-	if rt.failure == nil {
-		rt.Pool.Incidents.Raise(time.Now(), rt.incidentNobody(), rt.Pool.Logger)
+	if d.failure == nil {
+		incident := errNoWorker.Error()
+		if d.pinned() {
+			incident = "a worker that requests name is not available"
+		}
+		d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)
 	}
-	return nil, lastError{rt.failure}
+	return nil, lastError{d.failure}
 }
 
 // deliver prepares an answer for the client.
-func (rt *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
-	a := rt.attempt
-	rt.release()
-	if rt.foresee(resp); !rt.KeepBody && rt.next == nil {
-		rt.dropBody()
+func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.release()
+	if d.foresee(resp); !d.KeepBody && d.next == nil {
+		d.dropBody()
 	}
-	rt.label(resp.Header, a)
+	d.label(resp.Header, a)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.lease.Prefilled(time.Now())
 		a.lease.Alive(time.Now().AddDate(100, 0, 0)) // it lives as long as the connection
 		return resp
 	}
 	if resp.StatusCode < 300 {
-		rt.commit()
+		d.commit()
 	}
-	if rt.plan.Lists && !response.MergeModels(resp, rt.Pool.ModelsBeside(a.Worker, rt.workersOffered())) {
-		rt.FallBack(fallbackUnmerged)
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
+		d.FallBack(fallbackUnmerged)
 	}
-	rt.observe(req, resp)
+	d.observe(req, resp)
 	return resp
 }
 
-// hold keeps an answer back while another worker is asked, and returns what
-// the proxy sees in its place.
-func (rt *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
-	a := rt.attempt
-	rt.endAttempt(false)
-	rt.release()
-	rt.held = heldAnswer{resp, a}
+// hold keeps an answer back while another worker is asked, and returns what the proxy sees
+// instead.
+func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.endAttempt(false)
+	d.release()
+	d.held = heldAnswer{resp, a}
 	shown := *resp
 	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
 	return &shown
 }
 
-// writeHeld gives the client the answer that was held back for a better one,
-// where the proxy has ended without an answer. It tells whether there was one.
-func (rt *Dispatch) writeHeld(w http.ResponseWriter) bool {
-	resp := rt.takeHeld()
+// writeHeld gives the client the held answer if the proxy has ended without one. It returns
+// whether there was one.
+func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
+	resp := d.takeHeld()
 	if resp == nil {
 		return false
 	}
@@ -192,73 +188,75 @@ func (rt *Dispatch) writeHeld(w http.ResponseWriter) bool {
 	return true
 }
 
-// takeHeld makes the answer that was held back the client's, and returns it; nil
-// if there is none.
-func (rt *Dispatch) takeHeld() *http.Response {
-	h := rt.held
+// takeHeld makes the held answer the client's and returns it; nil if there is none.
+func (d *Dispatch) takeHeld() *http.Response {
+	h := d.held
 	if h.resp == nil {
 		return nil
 	}
-	rt.held = heldAnswer{}
-	rt.label(h.resp.Header, h.attempt)
-	rt.answer = rt.deliveryOf(h.attempt, h.resp)
+	d.held = heldAnswer{}
+	d.label(h.resp.Header, h.attempt)
+	d.answer = d.deliveryOf(h.attempt, h.resp)
 	return h.resp
 }
 
-// release lets go of an answer that was held back.
-func (rt *Dispatch) release() {
-	if rt.held.resp != nil {
-		_ = rt.held.resp.Body.Close()
-		rt.held = heldAnswer{}
+// release drops the held answer.
+func (d *Dispatch) release() {
+	if d.held.resp != nil {
+		_ = d.held.resp.Body.Close()
+		d.held = heldAnswer{}
 	}
 }
 
-func (rt *Dispatch) countRetry(a *Attempt, reason string) {
-	rt.Pool.CountRetries(a.Worker, reason, 1)
-	rt.trace.retried(a, reason)
+func (d *Dispatch) countRetry(a *attempt, reason string) {
+	d.Pool.CountRetries(a.Worker, reason, 1)
+	d.trace.retried(a, reason)
 }
 
-// markDown marks the worker of a failed attempt, with one log line when it was
-// well before. wait is how long the worker asked to be left alone.
-func (rt *Dispatch) markDown(a *Attempt, why string, wait time.Duration, busy bool) {
-	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
-		rt.Logger.Warn("worker is marked down", zap.String("pool", rt.Pool.Name),
-			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
-	}
+// stays returns whether no other worker is left, the request broke on one already, or the
+// retry budget is spent.
+func (d *Dispatch) stays() bool {
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }
 
-// erred takes in that a worker answered with an error that may be its own
-// fault. Which it is shows in how the others do. own says that it is hardly the
-// client's.
-func (rt *Dispatch) erred(a *Attempt, status string, own bool) {
-	t := time.Now()
-	errs, share := a.Worker.Health.RecordError(t, own, rt.blameKey())
-	if errs < pool.FewErrors {
-		return
-	}
-	var others, theirs float64
-	for _, w := range rt.workersOffered() {
-		if w != a.Worker {
-			n, e := w.Health.Lately()
-			others, theirs = others+n, theirs+e
-		}
-	}
-	if pool.Worse(errs, share, theirs/max(others, 1)) {
-		rt.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
-	}
-}
-
-// stays tells whether a request cannot be made on another worker: none is left,
-// it has broken on one already, or the budget is spent.
-func (rt *Dispatch) stays() bool {
-	return !rt.otherLeft() || rt.lastSuspect() || rt.Pool.Spending.Spent(time.Now(), rt.Pool.Settings.Load().Retries)
-}
-
-// affordable tells whether the budget allows that an attempt is made again that
-// ended with err, nil after an answer. A connection that could not be made is
-// not charged: it has cost no worker anything. Nor is what was paid for when the
-// worker was found to hang.
-func (rt *Dispatch) affordable(a *Attempt, err error) bool {
+// affordable returns whether the retry budget allows another attempt after err. Failed
+// connections cost no worker anything; moves from a hung worker are paid for already.
+func (d *Dispatch) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.Moved || rt.Pool.MayRetry(time.Now())
+	return unconnected || a.Moved || d.Pool.MayRetry(time.Now())
 }
+
+// unserved returns the error of a request that no worker has answered.
+func (d *Dispatch) unserved(err error) *api.Refusal {
+	e := &api.Refusal{API: d.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
+	var refused reverseproxy.DialError
+	var own *api.Refusal
+	var he caddyhttp.HandlerError
+	switch {
+	case errors.As(err, &own):
+		return own
+	case d.plan.Stream != nil && d.plan.Stream.Failed.Load():
+		return plan.Unreadable(d.plan.API, err)
+	case d.failure == nil || errors.As(d.failure, &refused) && d.suspects < maxSuspects:
+		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker
+		e.Err = d.errNobody()
+	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
+		e.Status, e.Code = he.StatusCode, api.CodeTimeout
+		e.Err = errors.New("the worker did not answer in time")
+	default:
+		e.Err = errors.New("the worker failed before it answered")
+	}
+	return e
+}
+
+// lastError keeps the proxy from another attempt, even after a dial error: it has no Unwrap.
+type lastError struct{ error }
+
+// Timeout lets the proxy answer with 504 where it would have.
+func (e lastError) Timeout() bool {
+	t, ok := e.error.(interface{ Timeout() bool }) //nolint:errorlint // as the proxy does
+	return ok && t.Timeout()
+}
+
+// Temporary completes net.Error.
+func (lastError) Temporary() bool { return false }

@@ -199,7 +199,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 			for i, up := range rt.offered {
 				w := h.pool.Worker(up.Dial)
 				if i == 0 || all {
-					rt.erred(&Attempt{Stream: pool.Stream{Worker: w, Begun: time.Now()}}, "404 Not Found", false)
+					rt.erred(&attempt{Stream: pool.Stream{Worker: w, Begun: time.Now()}}, "404 Not Found", false)
 				} else {
 					w.Health.Succeed(time.Now(), time.Now())
 				}
@@ -219,7 +219,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
 	h := testHandler(t, "a:1")
 	rt, _ := plannedRoute(t, h, 10)
-	if up := rt.choose(context.Background(), nil); up != noUpstream || !rt.exhausted {
+	if up := rt.Select(context.Background(), nil); up != noUpstream || !rt.exhausted {
 		t.Errorf("got %v, spent %v", up, rt.exhausted)
 	}
 	if resp, err := rt.giveUp(); resp != nil || err == nil {

@@ -1,67 +1,66 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// table returns the table of a list of upstreams. A dry route keeps its table: a
-// worker that the pool does not know exists only there.
-func (rt *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
-	if rt.dryTable != nil && rt.dryTable.IsOf(list) {
-		return rt.dryTable
+// table returns the table of a list of upstreams. A dry dispatch keeps its own, which may have
+// workers that the pool does not know.
+func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
+	if d.dryTable != nil && d.dryTable.IsOf(list) {
+		return d.dryTable
 	}
-	t := rt.lastTable.Load()
-	if t == nil || t.Layout != rt.Pool.Layout.Load() || !t.IsOf(list) {
+	t := d.lastTable.Load()
+	if t == nil || t.Layout != d.Pool.Layout.Load() || !t.IsOf(list) {
 		var lasting bool
-		if t, lasting = rt.Pool.NewTable(list, rt.repl, rt.dry); lasting && !rt.dry {
-			rt.lastTable.Store(t)
+		if t, lasting = d.Pool.NewTable(list, d.repl, d.dry); lasting && !d.dry {
+			d.lastTable.Store(t)
 		}
 	}
-	if rt.dry {
-		rt.dryTable = t
+	if d.dry {
+		d.dryTable = t
 	}
 	return t
 }
 
-// withoutScratch calls a function that waits. The request returns its scratch
-// meanwhile: thousands may wait at a time. The candidates are gone afterwards.
-func (rt *Dispatch) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
-	rt.returnScratch()
-	defer rt.takeScratch()
+// withoutScratch calls a function that waits. Thousands may wait at a time, so the scratch is
+// returned meanwhile and the candidates are gone.
+func (d *Dispatch) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
+	d.returnScratch()
+	defer d.takeScratch()
 	return wait(ctx)
 }
 
-func (rt *Dispatch) takeScratch() { rt.scratch = rt.Pool.TakeScratch() }
+func (d *Dispatch) takeScratch() { d.scratch = d.Pool.TakeScratch() }
 
-func (rt *Dispatch) returnScratch() {
-	rt.Pool.ReturnScratch(rt.scratch)
-	rt.scratch = nil
+func (d *Dispatch) returnScratch() {
+	d.Pool.ReturnScratch(d.scratch)
+	d.scratch = nil
 }
 
-// gather fills in the targets that the request's next attempt can be made on.
-func (rt *Dispatch) gather(offered reverseproxy.UpstreamPool, t time.Time) (used pool.Resort, found bool) {
-	tab := rt.table(offered)
-	if !rt.dry {
-		rt.markSeen(tab, t.Unix())
+// gather gathers the targets of the next attempt.
+func (d *Dispatch) gather(offered reverseproxy.UpstreamPool, t time.Time) (used pool.Resort, found bool) {
+	tab := d.table(offered)
+	if !d.dry {
+		d.markSeen(tab, t.Unix())
 	}
-	want := rt.wants()
-	rt.model = pool.ModelAmong(tab.Rows, want.Model)
-	return rt.Pool.Gather(rt.scratch, &want, rt.model, pool.Offers{Ups: offered, Table: tab}, rt.wait.granted, t)
+	want := d.wants()
+	d.model = pool.ModelAmong(tab.Rows, want.Model)
+	return d.Pool.Gather(d.scratch, &want, d.model, pool.Offers{Ups: offered, Table: tab}, d.wait.granted, t)
 }
 
-// markSeen records that the workers are upstreams in a second of Unix time. Of a static
-// list, one request a second does that.
-func (rt *Dispatch) markSeen(tab *pool.Table, second int64) {
-	dynamic := rt.Proxy.DynamicUpstreams != nil
+// markSeen records in which second the workers were upstreams. For a static list, one request
+// a second does it.
+func (d *Dispatch) markSeen(tab *pool.Table, second int64) {
+	dynamic := d.Proxy.DynamicUpstreams != nil
 	if tab.Seen.Swap(second) == second && !dynamic {
 		return
 	}
@@ -71,26 +70,26 @@ func (rt *Dispatch) markSeen(tab *pool.Table, second int64) {
 			w.Seen.Store(second)
 		}
 		if dynamic {
-			rt.Probes.Met(w)
+			d.Probes.Met(w)
 		}
 	}
 }
 
 // wants returns what the request needs of the next attempt's worker.
-func (rt *Dispatch) wants() pool.Wants {
-	e := rt.plan.Ext
-	tier, arrival := rt.precedence()
+func (d *Dispatch) wants() pool.Wants {
+	e := d.plan.Ext
+	tier, arrival := d.precedence()
 	want := pool.Wants{
-		Model: rt.plan.Model, Only: rt.only.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
-		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.apart, API: rt.plan.Name,
-		Tried: rt.tried, Slot: rt.plan.Computes, Dry: rt.dry, Tier: tier, Arrival: arrival,
+		Model: d.plan.Model, Only: d.only.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
+		Taints: e.RoutingConstraints.RequiredTaints, Isolated: d.apart, API: d.plan.Name,
+		Tried: d.tried, Slot: d.plan.Computes, Dry: d.dry, Tier: tier, Arrival: arrival,
 	}
-	if len(rt.Proxy.Upstreams) < 2 && rt.Proxy.DynamicUpstreams == nil {
+	if len(d.Proxy.Upstreams) < 2 && d.Proxy.DynamicUpstreams == nil {
 		want.Model = "" // there is no choice
 	}
-	rank := rt.plan.Pin.Rank
-	if rt.only.worker != nil {
-		rank = rt.only.rank
+	rank := d.plan.Pin.Rank
+	if d.only.worker != nil {
+		rank = d.only.rank
 	}
 	if rank.Set {
 		want.Rank = int64(rank.Value)
@@ -99,48 +98,173 @@ func (rt *Dispatch) wants() pool.Wants {
 }
 
 // offers returns what the proxy offers for the next attempt.
-func (rt *Dispatch) offers() pool.Offers {
-	return pool.Offers{Ups: rt.offered, Table: rt.table(rt.offered)}
+func (d *Dispatch) offers() pool.Offers {
+	return pool.Offers{Ups: d.offered, Table: d.table(d.offered)}
 }
 
-// longestHeadStart bounds what a priority is worth, in seconds: more than any request
-// waits.
+// longestHeadStart bounds what a priority is worth, in seconds.
 const longestHeadStart = 1e9
 
-// precedence returns the request's place in the queue, in the order of Dynamo's
-// queue (lib/kv-router/src/scheduling/queue.rs). Strict priorities are tiers, and the
-// higher ones go first. In a tier the time of arrival counts, with a head start of as
-// many seconds as the priority says.
-func (rt *Dispatch) precedence() (tier int, arrival time.Time) {
-	hints := &rt.plan.Ext.AgentHints
+// precedence returns the request's place in the queue as Dynamo's
+// (lib/kv-router/src/scheduling/queue.rs): a tier by strict priority, then arrival less the
+// priority's seconds.
+func (d *Dispatch) precedence() (tier int, arrival time.Time) {
+	hints := &d.plan.Ext.AgentHints
 	jump := min(hints.PriorityJump(), longestHeadStart)
-	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
+	return -int(hints.StrictPriority.Value), d.ready.Add(-time.Duration(jump * float64(time.Second)))
 }
 
-// fits returns whether a worker may serve the request.
-func (rt *Dispatch) fits(w *pool.Worker) bool {
-	want := rt.wants()
-	return rt.Pool.Fits(&want, rt.model, w)
-}
+// Selector is the proxy's selection policy. The choice itself is the route's.
+type Selector struct{}
 
-// checkModel returns the refusal of an inference request for a model that no worker
-// serves, nil otherwise.
-func (d *Dispatcher) checkModel(p *plan.Plan) *api.Refusal {
-	static := d.Proxy.DynamicUpstreams == nil && len(d.Proxy.Upstreams) > 0
-	if p.Request == nil || p.Model == "" || !static || !d.Pool.NoneServes(d.Proxy.Upstreams, p.Model) {
+// Select implements reverseproxy.Selector.
+func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	if !ok {
 		return nil
 	}
-	return &api.Refusal{API: p.API, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-		"no worker serves the model %q: GET /v1/models lists those that are served", p.Model)}
+	return d.Select(r.Context(), offered)
 }
 
-// work returns the kind of an attempt of the request.
-func (rt *Dispatch) work() pool.Work {
-	switch {
-	case !rt.plan.Computes:
-		return pool.WorkNone
-	case rt.plan.Request != nil && rt.plan.Request.Stream:
-		return pool.WorkStream
+// Select selects and books the upstream of the next attempt. It returns nil if the proxy must
+// ask again later.
+func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
+	d.endAttempt(false)
+	d.takeScratch()
+	defer d.returnScratch()
+	d.offered, d.retryWanted, d.answer = offered, false, nil
+	for {
+		t := time.Now()
+		found := d.candidates(d.offered, t)
+		if !found && d.wait.granted != nil {
+			d.giveBackGranted() // its worker cannot be used any more
+			continue
+		}
+		if !found && len(d.scratch.Full) == 0 {
+			if d.anotherRound() {
+				if !d.withoutScratch(ctx, d.pause) {
+					d.wait.left = ctx.Err()
+					return d.leave()
+				}
+				d.tried = d.tried[:0] // another round, as the operator wants it
+				t = time.Now()
+				found = d.candidates(d.offered, t)
+			}
+			if !found && len(d.scratch.Full) == 0 {
+				return d.noWorker()
+			}
+		}
+		if found {
+			if up := d.book(t); up != nil {
+				return up
+			}
+			if d.Pool.Queue.Length.Load() == 0 {
+				continue // the worker has just filled up
+			}
+		}
+		if !d.withoutScratch(ctx, d.await) {
+			return d.leave()
+		}
 	}
-	return pool.WorkSilent
 }
+
+// noWorker returns the upstream of a request that has no worker left, which stands for the
+// last failure; nil if the proxy must ask again.
+func (d *Dispatch) noWorker() *reverseproxy.Upstream {
+	if d.anotherRound() {
+		d.attempts++
+		d.retryWanted = true
+		return nil
+	}
+	d.exhausted = true
+	return cmp.Or(d.last, noUpstream)
+}
+
+// book chooses among the candidates and books the choice. It returns nil if the worker filled
+// up meanwhile, or a queued request has first claim to its room.
+func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
+	bound := d.boundPosition()
+	request := d.score()
+	i, lease := d.Pool.Scheduler.SelectAmong(t, request, d.scratch.Targets, bound, d.policy(), &d.scratch.Sel)
+	d.noticeChoice(t, bound, i)
+	if !d.takeSlot(d.scratch.Workers[i]) {
+		lease.End(false, nil)
+		return nil
+	}
+	a := &attempt{
+		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t, Work: d.work()},
+		lease:  lease, terms: d.scratch.Sel.Candidates[i], slot: d.plan.Computes, bound: bound >= 0,
+	}
+	a.reason = d.reasonOf(bound, &a.terms)
+	a.mark = a.Worker.Health.Admit()
+	a.prompt = promptLength{d.scratch.Sel.Tokens, d.scratch.Sel.Known}
+	a.Ahead = a.terms.PrefillTokens + a.prompt.tokens
+	a.Worker.Progress.Begin(&a.Stream)
+	if d.plan.Computes {
+		d.Pool.Yield(a.Worker) // what is computed beforehand must cost nobody anything
+	}
+	d.attempts++
+	d.attempt, d.last = a, d.scratch.Upstreams[i]
+	d.tried = append(d.tried, a.Worker)
+	d.show(a)
+	d.trace.selected(d, a, t)
+	if d.Shadow != nil && bound < 0 && d.plan.Request != nil {
+		d.Shadow.compare(d, i)
+	}
+	return d.last
+}
+
+// noticeChoice logs what degraded the choice. It keeps the session bound if the policy has
+// sent this turn elsewhere while the session's worker holds the prompt.
+func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
+	sel := &d.scratch.Sel
+	if sel.Fault {
+		d.Pool.Incidents.Raise(t, "policy that returns no candidate or changes their list, the least loaded worker is taken", d.Pool.Logger)
+	}
+	if sel.Unknown > 0 {
+		d.Pool.Incidents.Raise(t, "unknown load of some workers (the median of the others is assumed)", d.Pool.Logger)
+	}
+	if bound < 0 && chosen != sel.Home && sel.HomeHolds() {
+		d.away = true
+	}
+}
+
+// candidates gathers the targets to choose from and returns whether there are any.
+func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bool {
+	if sec := t.Unix(); d.Pool.LastRequest.Load() != sec {
+		d.Pool.LastRequest.Store(sec)
+	}
+	used, found := d.gather(offered, t)
+	switch {
+	case d.pinned(): // whatever it is at
+	case used.Draining:
+		d.Pool.Incidents.Raise(t, "no worker left but draining ones, which are used all the same", d.Pool.Logger)
+	case used.Marked && len(d.tried) == 0:
+		d.Pool.Incidents.Raise(t, "all workers marked down, and used all the same", d.Pool.Logger)
+	}
+	return found
+}
+
+// workersOffered returns the workers behind the offered upstreams.
+func (d *Dispatch) workersOffered() []*pool.Worker {
+	list := make([]*pool.Worker, 0, len(d.offered))
+	for _, row := range d.table(d.offered).Rows {
+		list = append(list, row.Worker)
+	}
+	return list
+}
+
+// otherLeft returns whether a worker is available that was not tried.
+func (d *Dispatch) otherLeft() bool {
+	want, rows := d.wants(), d.table(d.offered).Rows
+	for i, up := range d.offered {
+		if w := rows[i].Worker; up.Available() && !slices.Contains(d.tried, w) && d.Pool.Fits(&want, d.model, w) {
+			return true
+		}
+	}
+	return false
+}
+
+// noUpstream stands for the upstream when there is none: the transport then answers, and the
+// proxy stops asking.
+var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}

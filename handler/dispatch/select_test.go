@@ -142,7 +142,7 @@ func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
 	for _, up := range append(upstreamsOf("c:1"), list[1]) {
 		for range 4 { // the first may make workers known, which makes the table void
 			rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
-			chosen := rt.choose(t.Context(), list)
+			chosen := rt.Select(t.Context(), list)
 			if booked := rt.attempt.Worker.Dial; chosen.Dial != booked {
 				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
 			}
@@ -235,8 +235,8 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				if g%2 == 1 {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
-				rt := &Dispatch{Dispatcher: d, plan: p, start: time.Now(), cached: -1}
-				if up := rt.choose(t.Context(), list); up == nil || up == noUpstream || rt.attempt.Worker.Dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.Target {
+				rt := &Dispatch{Dispatcher: d, plan: p, start: time.Now(), result: result{cached: -1}}
+				if up := rt.Select(t.Context(), list); up == nil || up == noUpstream || rt.attempt.Worker.Dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.Target {
 					t.Errorf("chose %v, booked %+v", up, rt.attempt)
 				}
 				rt.endAttempt(true)
@@ -289,7 +289,7 @@ func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
 			rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
 			prepare(h, rt)
 			waits := false
-			rt.choose(doneProbe{t.Context(), func() {
+			rt.Select(doneProbe{t.Context(), func() {
 				waits = true
 				if rt.scratch != nil {
 					t.Error("it holds its scratch")
@@ -317,7 +317,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Tokens: 100, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {
 			rt := newTestRoute(h, p)
-			if rt.choose(t.Context(), h.ReverseProxy.Upstreams) == nil {
+			if rt.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {
 				t.Fatal("no worker")
 			}
 			rt.endAttempt(true)

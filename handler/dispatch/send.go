@@ -5,102 +5,107 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"strconv"
 	"sync/atomic"
+	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
 )
 
 // RoundTrip makes the attempt that was selected.
-func (rt *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
-	if rt.exhausted {
-		return rt.giveUp()
+func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
+	if d.exhausted {
+		return d.giveUp()
 	}
-	a := rt.attempt
-	resp, resent, err := rt.send(req)
-	v := rt.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !rt.affordable(a, err) {
+	a := d.attempt
+	resp, resent, err := d.send(req)
+	v := d.judge(req.Context(), resp, resent, err)
+	if v.do == retry && !d.affordable(a, err) {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
 		}
 	}
 	if v.do != deliver {
-		rt.endAttempt(false)
+		d.endAttempt(false)
 	}
-	rt.reportOutcome(a, &v, err)
+	d.reportOutcome(a, &v, err)
 	if v.suspect {
-		rt.suspects++
+		d.suspects++
 	}
 	if err != nil && req.Context().Err() == nil {
-		rt.failure = err
+		d.failure = err
 	}
 	switch v.do {
 	case deliver:
-		return rt.deliver(req, resp), nil
+		return d.deliver(req, resp), nil
 	case retry:
-		return rt.retry(req, resp, &v, err)
+		return d.retry(req, resp, &v, err)
 	case abandon:
 		return nil, err
 	case fail:
 	}
-	return rt.giveUp()
+	return d.giveUp()
 }
 
-// send sends the request to the attempt's worker. resent tells whether net/http sent
-// it twice.
-func (rt *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
-	sent := rt.guarded(req)
-	resp, resent, err = rt.sendOver(rt.Transport.Send, sent)
-	if err != nil && resent && rt.plan.API != nil && sent.Context().Err() == nil && rt.stays() {
+// send sends the request to the attempt's worker. resent: net/http sent it twice.
+func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
+	sent := d.guarded(req)
+	resp, resent, err = d.sendOver(d.Transport.Send, sent)
+	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.stays() {
 		// The only worker there is closes the connections that it was to keep
 		// alive, and the one that net/http took next was one of those, too.
-		rt.countRetry(rt.attempt, "reconnect")
-		resp, _, err = rt.sendOver(rt.Transport.SendFresh, sent)
+		d.countRetry(d.attempt, "reconnect")
+		resp, _, err = d.sendOver(d.Transport.SendFresh, sent)
 	}
-	if err = rt.arrived(resp, err); err != nil {
+	if err = d.arrived(resp, err); err != nil {
 		return nil, resent, err
 	}
 	return resp, resent, nil
 }
 
-// sendOver makes one round trip and returns whether net/http sent the request again
-// in it, as it does after a connection that was kept alive turned out closed.
-func (rt *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
+// sendOver makes one round trip. It returns whether net/http sent the request again after a
+// kept connection turned out closed.
+func (d *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
-	rt.sent = rt.trace.carry(rt.outgoing(req, resends))
-	resp, err := roundTrip(rt.sent)
-	if err == nil && rt.readsAnswer() {
+	d.sent = d.trace.carry(d.request(req, resends))
+	resp, err := roundTrip(d.sent)
+	if err == nil && d.readsAnswer() {
 		response.Unpack(resp)
 	}
 	n := resends.Load()
 	if n > 0 {
-		rt.Pool.CountRetries(rt.attempt.Worker, "resend", int(n))
+		d.Pool.CountRetries(d.attempt.Worker, "resend", int(n))
 	}
 	return resp, n > 0, err
 }
 
-// readsAnswer tells whether the router reads the answer as it passes. It must not
-// be compressed then.
-func (rt *Dispatch) readsAnswer() bool { return rt.plan.Request != nil || rt.plan.Lists }
+// readsAnswer returns whether the router reads the answer as it passes. It must not be
+// compressed then.
+func (d *Dispatch) readsAnswer() bool { return d.plan.Request != nil || d.plan.Lists }
 
 var errResent = errors.New("kv_router: already sent again once")
 
-// outgoing returns the request of this attempt, with the body from its first
-// byte.
-func (rt *Dispatch) outgoing(req *http.Request, resends *atomic.Int32) *http.Request {
-	body := rt.Body
+// request returns the request of this attempt, with the body from its first byte.
+func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Request {
+	body := d.Body
 	if body == nil {
-		req, _ = rt.adapted(req, nil)
+		req, _ = d.adapted(req, nil)
 		return req
 	}
-	fit, send := rt.adapted(req, body)
+	fit, send := d.adapted(req, body)
 	out := *fit
-	if rt.sent != nil {
+	if d.sent != nil {
 		out.Header = maps.Clone(out.Header) // an attempt before may still be writing it
 	}
-	if rt.readsAnswer() {
+	if d.readsAnswer() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
 	if body.Size == 0 || req.Body == nil { // the proxy takes it away with `method GET`
@@ -114,7 +119,7 @@ func (rt *Dispatch) outgoing(req *http.Request, resends *atomic.Int32) *http.Req
 	// request again that met such a close, if it can have the body again and
 	// takes the request for idempotent; a header without a value says so and
 	// is not sent. Of what is not an inference that is not known.
-	if _, set := out.Header["Idempotency-Key"]; !set && rt.plan.API != nil {
+	if _, set := out.Header["Idempotency-Key"]; !set && d.plan.API != nil {
 		out.Header["Idempotency-Key"] = []string{}
 	}
 	out.GetBody = func() (io.ReadCloser, error) {
@@ -127,36 +132,115 @@ func (rt *Dispatch) outgoing(req *http.Request, resends *atomic.Int32) *http.Req
 	return &out
 }
 
-// dropBody lets go of the request's body: an answer may take long, and the
-// body is not sent again.
-func (rt *Dispatch) dropBody() {
-	if rt.Body != nil {
-		rt.takeBody().Done()
+// dropBody frees the body, which is not sent again: an answer may take long.
+func (d *Dispatch) dropBody() {
+	if d.Body != nil {
+		d.takeBody().Done()
 	}
 }
 
-// takeBody takes the request's body from whoever might send it again.
-func (rt *Dispatch) takeBody() *body.Replay {
-	body := rt.Body
-	rt.Body = nil
-	if rt.lazy != nil {
-		rt.lazy.Release()
+// takeBody takes the request's body from all that might send it again.
+func (d *Dispatch) takeBody() *body.Replay {
+	body := d.Body
+	d.Body = nil
+	if d.lazy != nil {
+		d.lazy.Release()
 	}
-	if rt.sent != nil {
-		rt.sent.GetBody = nil
+	if d.sent != nil {
+		d.sent.GetBody = nil
 	}
 	return body
 }
 
-// label adds the response headers that say how the request was routed.
-func (rt *Dispatch) label(h http.Header, a *Attempt) {
-	prefix := rt.Labels
-	if prefix == "" {
+// Prepared returns a request of the router's own in the words of a worker's engine.
+// What is cut out of its body is not counted.
+func (s *Dispatcher) Prepared(req *http.Request, p *plan.Plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
+	d := &Dispatch{Dispatcher: s, plan: p, outgoing: outgoing{Body: whole, cut: nvext.Everything}}
+	d.attempt = &attempt{Stream: pool.Stream{Worker: w, Target: t}}
+	return d.request(req, new(atomic.Int32))
+}
+
+// adapted returns the request of an attempt and its body, changed for the engine that it goes
+// to.
+func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request, body.Edited) {
+	var as body.Edited
+	if whole != nil {
+		as = body.Edited{Of: whole, Size: whole.Size}
+	}
+	a, p := d.attempt, d.plan
+	ranks := a.Worker.Ranks()
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage {
+		return req, as
+	}
+	var edit *api.Editor
+	if read := p.Parsed(); read != nil && whole != nil {
+		edit = read.Editor(whole.Parts[0])
+	}
+	e := d.Pool.EngineOf(a.Worker)
+	say := engine.Request{
+		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
+		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given,
+	}
+	if p.API != nil {
+		say.API = p.API.Name()
+	} else {
+		say.API = engine.PostTo(req.URL.Path)
+	}
+	said := e.Adapt(&say)
+	if p.Computes {
+		d.lacks(e.Type, said.Lacks)
+	}
+	d.noticeCut(said.Dropped)
+	if edit != nil {
+		if p.AsksUsage {
+			edit.Replace(p.AskUsage)
+		}
+		as = whole.Edit(edit.Edits())
+	}
+	return withHeaders(req, said.Headers), as
+}
+
+// withHeaders returns a request with other headers. The attempts of a request share theirs.
+func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
+	if len(headers) == 0 {
+		return req
+	}
+	out := *req
+	out.Header = maps.Clone(req.Header)
+	for _, h := range headers {
+		if !h.Default || len(out.Header[h.Name]) == 0 {
+			out.Header[h.Name] = []string{h.Value}
+		}
+	}
+	return &out
+}
+
+// lacks records the client's nvext fields that an engine does not support.
+func (d *Dispatch) lacks(kind string, fields engine.Fields) {
+	if fields == 0 {
 		return
 	}
-	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
-	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
-	h.Set(prefix+"Reason", a.reason)
-	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
-	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))
+	if kind == "" {
+		kind = engine.Other
+	}
+	for name := range fields.Names {
+		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, kind, name).Inc()
+	}
+	d.Pool.Incidents.Raise(time.Now(), "nvext that the engine does not take", d.Pool.Logger)
+}
+
+// noticeCut counts members that were cut out of a body because they were not granted, once per
+// request.
+func (d *Dispatch) noticeCut(grants nvext.Grants) {
+	grants &^= d.cut | d.plan.Dropped
+	if grants == 0 {
+		return
+	}
+	d.cut |= grants
+	for name := range grants.Names {
+		d.Metrics.dropped.WithLabelValues(d.Pool.Name, name).Inc()
+	}
+	if c := d.Logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
+		c.Write(zap.Stringer("not_granted", grants))
+	}
 }

@@ -26,52 +26,50 @@ const (
 	longestTraced = 256
 )
 
-// routeTrace is what tracing knows of a request. It is nil where the request is
-// not traced, and its methods do nothing then: whether it is traced is decided
-// by Caddy's tracing directive, which stands before this handler.
+// routeTrace traces a request. It is nil, and does nothing, unless Caddy's tracing directive
+// traces the request.
 type routeTrace struct {
 	tracer trace.Tracer
 	ctx    context.Context // has the span
 	span   trace.Span
 }
 
-// startTrace begins the route's span as a child of the one in ctx, if that is
-// recorded, and returns the context that has it. What is not recorded passes on
-// the context that Caddy has put into the request's header.
-func (rt *Dispatch) startTrace(ctx context.Context) context.Context {
+// startTrace begins the request's span if the one in ctx is recorded, and returns the context
+// that has it.
+func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
 		return ctx
 	}
 	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
-		attribute.String("kv_router.pool", rt.Pool.Name),
-		attribute.Bool("kv_router.session", rt.plan.Session.Key != ""), // the key is a secret
+		attribute.String("kv_router.pool", d.Pool.Name),
+		attribute.Bool("kv_router.session", d.plan.Session.Key != ""), // the key is a secret
 	}
-	if p := rt.plan; p.API != nil {
+	if p := d.plan; p.API != nil {
 		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
 	}
-	if rt.plan.Model != "" {
-		attrs = append(attrs, attribute.String("kv_router.model", forSpan(rt.plan.Model)))
+	if d.plan.Model != "" {
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(d.plan.Model)))
 	}
-	if rt.plan.Fallback != "" {
-		attrs = append(attrs, attribute.String("kv_router.fallback", rt.plan.Fallback))
+	if d.plan.Fallback != "" {
+		attrs = append(attrs, attribute.String("kv_router.fallback", d.plan.Fallback))
 	}
-	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(rt.start), trace.WithAttributes(attrs...))
-	rt.trace = t
+	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(d.start), trace.WithAttributes(attrs...))
+	d.trace = t
 	return t.ctx
 }
 
-// selected records the choice of an attempt that was begun at the given time,
-// with the terms of the chosen candidate's cost.
-func (t *routeTrace) selected(rt *Dispatch, a *Attempt, begun time.Time) {
+// selected records an attempt's choice, which began at the given time, with the chosen
+// candidate's terms.
+func (t *routeTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
 	if t == nil {
 		return
 	}
 	c := &a.terms
 	attrs := []attribute.KeyValue{
-		attribute.Int("kv_router.attempt", rt.attempts),
-		attribute.Int("kv_router.candidates", len(rt.scratch.Sel.Candidates)),
+		attribute.Int("kv_router.attempt", d.attempts),
+		attribute.Int("kv_router.candidates", len(d.scratch.Sel.Candidates)),
 		// ids have 64 bits, and numbers here 63
 		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
 		attribute.String("kv_router.upstream", a.Worker.Dial),
@@ -92,7 +90,7 @@ func (t *routeTrace) selected(rt *Dispatch, a *Attempt, begun time.Time) {
 	if !a.bound { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
 	}
-	if rt.costsTime(a) {
+	if d.costsTime(a) {
 		attrs = append(attrs,
 			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
 			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),
@@ -103,16 +101,15 @@ func (t *routeTrace) selected(rt *Dispatch, a *Attempt, begun time.Time) {
 }
 
 // retried records that an attempt is made again.
-func (t *routeTrace) retried(a *Attempt, reason string) {
+func (t *routeTrace) retried(a *attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(
 			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
 	}
 }
 
-// carry returns the request with the route's span as the engine's parent.
-// Caddy's own is in its header already; where the operator's header_up took
-// that out, nothing comes in again.
+// carry makes the request's span the engine's parent. If header_up removed Caddy's own,
+// nothing is added.
 func (t *routeTrace) carry(req *http.Request) *http.Request {
 	if t == nil {
 		return req
@@ -149,7 +146,7 @@ func (t *routeTrace) end(r *Report) {
 		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", r.TTFT.Seconds()))
 	}
 	for i, name := range []string{"kv_router.input_tokens", "kv_router.output_tokens", "kv_router.cached_tokens"} {
-		if n := r.counts()[i].tokens; n >= 0 {
+		if n := r.counts()[i]; n >= 0 {
 			attrs = append(attrs, attribute.Int64(name, n))
 		}
 	}
@@ -160,21 +157,19 @@ func (t *routeTrace) end(r *Report) {
 	t.span.End()
 }
 
-// forSpan returns what comes from outside as a span can take it: one string that
-// is no UTF-8 would lose all spans that are exported with it.
+// forSpan makes a string valid UTF-8 and short: an invalid one would lose all spans exported
+// with it.
 func forSpan(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), longestTraced)], "\uFFFD")
 }
 
-// tracePropagation is how spans go from process to process, and the header
-// fields that this uses, in their canonical form.
+// tracePropagation writes spans to headers; fields are the canonical names of these.
 type tracePropagation struct {
 	propagation.TextMapPropagator
 	fields []string
 }
 
-// thePropagation is that of Caddy's tracing directive, which takes it from the
-// same environment variable.
+// thePropagation is that of Caddy's tracing directive, from the same environment variable.
 var thePropagation = sync.OnceValue(func() *tracePropagation {
 	p := &tracePropagation{TextMapPropagator: autoprop.NewTextMapPropagator()}
 	for _, field := range p.Fields() {

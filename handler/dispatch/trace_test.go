@@ -31,7 +31,7 @@ func tracedRoute(tb testing.TB, ctx context.Context) (*Dispatch, *http.Request) 
 func (rt *Dispatch) walk(req *http.Request) {
 	rt.startTrace(req.Context())
 	rt.trace.selected(rt, rt.attempt, rt.start)
-	rt.sent = rt.trace.carry(rt.outgoing(req, new(atomic.Int32)))
+	rt.sent = rt.trace.carry(rt.request(req, new(atomic.Int32)))
 	rt.trace.retried(rt.attempt, "broken")
 	rt.trace.end(&Report{Outcome: outcomeOK, Prompt: -1, Completion: -1, Cached: -1})
 }
@@ -40,7 +40,7 @@ func (rt *Dispatch) walk(req *http.Request) {
 func TestUntracedRequestsCostNoAllocation(t *testing.T) {
 	rt, req := tracedRoute(t, t.Context())
 	untraced := testing.AllocsPerRun(100, func() { rt.walk(req) })
-	without := testing.AllocsPerRun(100, func() { rt.sent = rt.outgoing(req, new(atomic.Int32)) })
+	without := testing.AllocsPerRun(100, func() { rt.sent = rt.request(req, new(atomic.Int32)) })
 	if untraced != without || rt.trace != nil {
 		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
 	}

@@ -34,7 +34,7 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	one, _ := plannedRoute(t, h, 10)
 	two, _ := plannedRoute(t, h, 10)
 	for i, rt := range []*Dispatch{one, two} {
-		if up := rt.choose(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
+		if up := rt.Select(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
 			t.Fatalf("got %v", up)
 		}
 		if n := w.Slots.Running.Load(); n != int64(i+1) {
@@ -73,7 +73,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	w.Slots.Running.Add(-1)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if up := rt.choose(ctx, h.ReverseProxy.Upstreams); up != noUpstream {
+	if up := rt.Select(ctx, h.ReverseProxy.Upstreams); up != noUpstream {
 		t.Errorf("the newcomer got %v", up)
 	}
 	rt.End()
@@ -108,7 +108,7 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 			rt.wait.granted = workers[0]
 			if v.prepare != nil {
 				v.prepare(rt)
-				if up := rt.choose(context.Background(), ups); up != ups[v.want] {
+				if up := rt.Select(context.Background(), ups); up != ups[v.want] {
 					t.Errorf("got %v, want %v", up, ups[v.want])
 				}
 			}
@@ -154,7 +154,7 @@ func BenchmarkChoose(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				rt := newTestRoute(h, p)
-				if rt.choose(b.Context(), ups) == nil {
+				if rt.Select(b.Context(), ups) == nil {
 					b.Fatal("no worker")
 				}
 				rt.End()

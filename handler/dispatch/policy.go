@@ -1,0 +1,139 @@
+package dispatch
+
+import (
+	"math"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
+
+// score returns the scheduler's view of the request: the plan's, with the client's preferred
+// taints and the session's target.
+func (d *Dispatch) score() *kvscore.Request {
+	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
+	var home kvscore.Target
+	if d.bound != 0 {
+		home = d.seenAt
+	}
+	if len(prefers) == 0 && home == (kvscore.Target{}) {
+		return &d.plan.Score
+	}
+	scored := &d.scratch.Scored
+	*scored = d.plan.Score // the plan does not change
+	scored.Home = home
+	if len(prefers) == 0 {
+		return scored
+	}
+	d.scratch.Factors = slices.Grow(d.scratch.Factors[:0], len(d.scratch.Workers))[:len(d.scratch.Workers)]
+	scored.Factors = d.scratch.Factors
+	for i, w := range d.scratch.Workers {
+		sum := 0.0
+		for _, taint := range prefers {
+			if slices.Contains(w.Tainted(), taint.Name) {
+				sum += float64(taint.Weight)
+			}
+		}
+		scored.Factors[i] = preference(sum)
+	}
+	return scored
+}
+
+// preference returns Dynamo's factor of a worker's cost by the sum of its preferred taints'
+// weights: e repels, 1/e attracts (lib/kv-router/src/protocols.rs,
+// preferred_taint_multiplier).
+func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
+
+// shadow is a policy that decides beside the active one and steers nothing.
+type shadow struct {
+	policy                  kvscore.Policy
+	agreed, differed, fault prometheus.Counter
+}
+
+// NewShadow returns a shadow of the active policy.
+func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
+	return &shadow{
+		policy: p, agreed: m.shadow.WithLabelValues(pool, "true"), differed: m.shadow.WithLabelValues(pool, "false"),
+		fault: m.shadowFaults.WithLabelValues(pool),
+	}
+}
+
+// compare asks the shadow for the choice that the active policy has just made, at position
+// chosen.
+func (s *shadow) compare(d *Dispatch, chosen int) {
+	sel := d.scratch.Sel // and candidates of its own, without the active policy's costs
+	d.scratch.Shadow = append(d.scratch.Shadow[:0], d.scratch.Sel.Candidates...)
+	sel.Candidates = d.scratch.Shadow
+	for i := range sel.Candidates {
+		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
+	}
+	i, panicked := s.ask(&sel)
+	same := func(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }
+	switch {
+	case panicked != nil || i < 0 || i >= len(d.scratch.Targets) || !slices.EqualFunc(sel.Candidates, d.scratch.Targets, same):
+		s.fault.Inc()
+		d.Pool.Incidents.Raise(d.start, "shadow policy that makes no choice", d.Pool.Logger)
+		if c := d.Logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
+			c.Write(zap.Int("position", i), zap.Any("panic", panicked))
+		}
+	case i == chosen:
+		s.agreed.Inc()
+	default:
+		s.differed.Inc()
+		if c := d.Logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
+			a, b := &d.scratch.Sel.Candidates[chosen], &sel.Candidates[i]
+			c.Write(zap.Stringer("target", d.scratch.Targets[chosen]), zap.String("upstream", d.scratch.Workers[chosen].Dial),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
+				zap.Stringer("shadow_target", d.scratch.Targets[i]), zap.String("shadow_upstream", d.scratch.Workers[i].Dial),
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", b.TTFT()))
+		}
+	}
+}
+
+// ask lets the policy choose, and recovers from its panics: nothing of the request depends on
+// it, and the proxy is not inside of this call.
+func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
+	defer func() { panicked = recover() }()
+	return s.policy.Choose(sel), nil
+}
+
+// passThroughPolicy chooses for requests that are no inference requests.
+var passThroughPolicy kvscore.LeastLoad
+
+// policy returns the policy that chooses for this request.
+func (d *Dispatch) policy() kvscore.Policy {
+	if d.plan.Request == nil {
+		return &passThroughPolicy
+	}
+	return d.Policy
+}
+
+// reasonOf returns why a candidate was chosen.
+func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
+	switch {
+	case d.pinned():
+		return d.only.reason
+	case bound >= 0 || d.bound != 0 && c.Target == d.seenAt:
+		return reasonSession
+	case c.OverlapBlocks > 0:
+		return reasonOverlap
+	}
+	return reasonLoad
+}
+
+// costsTime returns whether the attempt's cost is in milliseconds, and has terms.
+func (d *Dispatch) costsTime(a *attempt) bool {
+	return !a.bound && kvscore.CostUnit(d.policy()) == kvscore.UnitMilliseconds
+}
+
+// noticeIneffective records wishes that are granted but that the policy ignores.
+func (d *Dispatch) noticeIneffective() {
+	p := d.plan
+	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {
+		return
+	}
+	if unit := kvscore.CostUnit(d.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
+		d.Pool.Incidents.Raise(d.start, "preferred taints or overrides without effect under this policy", d.Pool.Logger)
+	}
+}
