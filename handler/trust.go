@@ -36,24 +36,8 @@ type Trust struct {
 	matchers caddyhttp.MatcherSets
 }
 
-// The only values of Handler.Mode, Handler.NVExt and Handler.CacheSalt.
-const (
-	modeDirect  = "direct"
-	nvextStrict = "strict"
-	saltEnforce = "enforce"
-)
-
-// checkTrust checks the options about clients' wishes.
+// checkTrust checks what is granted.
 func (h *Handler) checkTrust() error {
-	if h.Mode != "" && h.Mode != modeDirect {
-		return fmt.Errorf("mode: must be %s, got %q", modeDirect, h.Mode)
-	}
-	if h.CacheSalt != "" && h.CacheSalt != saltEnforce {
-		return fmt.Errorf("cache_salt: must be %s, got %q", saltEnforce, h.CacheSalt)
-	}
-	if h.NVExt != "" && h.NVExt != nvextStrict {
-		return fmt.Errorf("nvext: must be %s, got %q", nvextStrict, h.NVExt)
-	}
 	for _, t := range h.Trust {
 		if t == nil || len(t.What) == 0 {
 			return fmt.Errorf("trust: what is granted is missing, one or more of %s", strings.Join(nvext.GrantNames(), ", "))

@@ -3,7 +3,6 @@ package handler
 import (
 	"net/http"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,18 +12,17 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// warning is about a setting outside of this module that works against it.
+// warning is a setting of another module that works against this one.
 type warning struct {
 	setting, value string
-	effect         string // what comes of it
-	advice         string // what to do
+	effect         string
+	advice         string
 }
 
-// longAnswer is how long an answer, or its first byte, must be allowed to take:
-// one that is not streamed comes whole, after its last token.
+// longAnswer is how long the first byte of an answer may take. An answer that is not
+// streamed comes whole, after its last token.
 const longAnswer = 10 * time.Minute
 
-// warn logs what hurts.
 func (h *Handler) warn(list []warning) {
 	for _, w := range list {
 		h.logger.Warn("setting hurts: "+w.setting, zap.String("pool", h.Pool), zap.String("value", w.value),
@@ -32,8 +30,7 @@ func (h *Handler) warn(list []warning) {
 	}
 }
 
-// proxyWarnings returns what hurts of the settings of the reverse proxy, once
-// that is provisioned.
+// proxyWarnings returns the harmful settings of a provisioned reverse proxy.
 func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []warning {
 	var list []warning
 	if n := rp.RequestBuffers; n != 0 {
@@ -73,13 +70,10 @@ func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []wa
 	return list
 }
 
-// notices are what can only be noticed of requests.
-type notices struct{ server atomic.Bool }
-
-// noticeServer warns of what hurts in the settings of the server, at its first
-// request. They are not known before.
+// noticeServer warns of harmful settings of the server at the first request. They are
+// not known before.
 func (h *Handler) noticeServer(r *http.Request) {
-	if h.notices.server.Load() || !h.notices.server.CompareAndSwap(false, true) {
+	if h.noticed.Load() || !h.noticed.CompareAndSwap(false, true) {
 		return
 	}
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
