@@ -96,8 +96,8 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	return nil
 }
 
-// wireRetries takes the decision about retries from the proxy, once that is
-// provisioned. What the operator has limited stays limited.
+// wireRetries has the dispatcher decide about retries instead of the provisioned proxy,
+// within the operator's limits.
 func (h *Handler) wireRetries(ctx caddy.Context) error {
 	lb := h.ReverseProxy.LoadBalancing
 	h.dispatcher.KeepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
@@ -105,9 +105,9 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
 	}
 	if !h.dispatcher.Limits.Set() {
-		lb.Retries = math.MaxInt16 // each worker is tried once, which ends of itself
+		lb.Retries = math.MaxInt16 // each worker is tried once
 	}
-	lb.TryInterval = 0 // waiting for another worker than the one that failed helps nobody
+	lb.TryInterval = 0 // another worker is tried at once
 	ours, err := dispatch.RetryMatchers(ctx)
 	if err != nil {
 		return err
@@ -119,7 +119,6 @@ func (h *Handler) wireRetries(ctx caddy.Context) error {
 	return nil
 }
 
-// wireDispatcher completes the dispatcher, and makes what works with it.
 func (h *Handler) wireDispatcher() {
 	d := h.dispatcher
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
@@ -136,7 +135,6 @@ func (h *Handler) wireDispatcher() {
 	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader, Config: h.config}
 }
 
-// newReader returns the reader of the handler's requests.
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
 	return &plan.Reader{

@@ -254,16 +254,14 @@ func (noOptions) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// PrefixHash gives prompts of one model that begin alike to one worker, which
-// the beginning's hash chooses, as long as that worker's share of the active
-// requests is within a bound; else to the next in the prompt's own order of
-// the workers. What a worker holds does not count. When a worker goes, only
-// its prompts move. Prompts shorter than one block go to the worker with the
-// fewest requests.
+// PrefixHash sends prompts of one model with the same beginning to one worker, which the
+// hash of the beginning chooses. If that worker's share of the active requests exceeds a
+// bound, the next in the prompt's own order of the workers gets it. What a worker holds
+// does not count. If a worker goes, only its prompts move. Prompts shorter than one block
+// go to the worker with the fewest requests.
 //
-// A conversation keeps its worker from the turn on that fills the beginning.
-// Hashes are of one process: after a restart, or at another router, prompts go
-// elsewhere.
+// A conversation keeps its worker from the turn that fills the beginning. Hashes differ
+// by process: after a restart, or at another router, prompts go elsewhere.
 type PrefixHash struct {
 	// How many tokens count as a prompt's beginning, in full blocks; text
 	// counts as one token for 4 bytes. Default: `256`.

@@ -33,18 +33,15 @@ func (h *Handler) warn(list []warning) {
 // proxyWarnings returns the harmful settings of a provisioned reverse proxy.
 func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []warning {
 	var list []warning
-	if n := rp.RequestBuffers; n != 0 {
-		list = append(list, warning{
-			"request_buffers", strconv.FormatInt(n, 10),
-			"kv_router has read the body already: it is in memory twice", "remove it",
-		})
+	number := func(name string, n int64, effect, advice string) {
+		if n != 0 {
+			list = append(list, warning{name, strconv.FormatInt(n, 10), effect, advice})
+		}
 	}
-	if n := rp.ResponseBuffers; n != 0 {
-		list = append(list, warning{
-			"response_buffers", strconv.FormatInt(n, 10),
-			"the tokens of a stream are held back until so many bytes of it have come, or all of it", "remove it",
-		})
-	}
+	number("request_buffers", rp.RequestBuffers,
+		"kv_router has read the body already: it is in memory twice", "remove it")
+	number("response_buffers", rp.ResponseBuffers,
+		"the tokens of a stream are held back until so many bytes of it have come, or all of it", "remove it")
 	late := func(name string, d caddy.Duration, effect, advice string) {
 		if d > 0 && time.Duration(d) < longAnswer {
 			list = append(list, warning{name, time.Duration(d).String(), effect, advice})
@@ -60,13 +57,9 @@ func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []wa
 			"an answer that is not streamed is as long under way as it takes: long ones count as failures of a worker that is well",
 			"remove it: kv_router sees by itself which workers are slow")
 	}
-	if n := t.MaxConnsPerHost; n > 0 {
-		list = append(list, warning{
-			"max_conns_per_host", strconv.Itoa(n),
-			"requests wait for a connection where kv_router does not see it: they are booked on the worker and cannot go to another one",
-			"remove it, and set max_running of the worker",
-		})
-	}
+	number("max_conns_per_host", int64(max(0, t.MaxConnsPerHost)),
+		"requests wait for a connection where kv_router does not see it: they are booked on the worker and cannot go to another one",
+		"remove it, and set max_running of the worker")
 	return list
 }
 

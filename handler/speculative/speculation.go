@@ -181,22 +181,15 @@ func (s *speculation) send(p *plan.Plan) error {
 		return errors.New("status " + resp.Status)
 	}
 	answer := p.Request.NewAnswer(false)
-	if _, err := io.Copy(answerWriter{answer}, io.LimitReader(resp.Body, maxAnswer)); err != nil {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
 		return err
 	}
+	answer.Write(data)
 	if answer.Finish(); answer.Failed() || !answer.Legible() {
 		return errors.New("the answer is an error")
 	}
 	return nil
-}
-
-// answerWriter makes an api.Answer an io.Writer.
-type answerWriter struct{ *api.Answer }
-
-// Write implements io.Writer.
-func (w answerWriter) Write(p []byte) (int, error) {
-	w.Answer.Write(p)
-	return len(p), nil
 }
 
 // ownRequest returns a request of the router's own that goes where a client's went,
