@@ -2,10 +2,10 @@ package handler
 
 import (
 	"encoding/json"
-	"errors"
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -113,6 +113,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return err
 		}
 	}
+	options := h.options()
 	seen := make(map[string]bool)
 	for d.NextBlock(0) {
 		name := d.Val()
@@ -120,58 +121,44 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return d.Errf("%s already specified", name)
 		}
 		seen[name] = true
-		if err := h.unmarshalOption(d, name); err != nil {
+		if err := options.read(d, "subdirective"); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (h *Handler) unmarshalOption(d *caddyfile.Dispenser, name string) error {
-	switch name {
-	case "pool":
-		return stringArg(d, &h.Pool)
-	case "engine":
-		return stringArg(d, &h.Engine)
-	case "max_body":
-		return sizeArg(d, &h.MaxBody)
-	case "merge_models":
-		h.MergeModels = new(bool)
-		return boolArg(d, h.MergeModels)
-	case "usage":
-		return stringArg(d, &h.Usage)
-	case "speculative_prefill":
-		return onOffArg(d, &h.SpeculativePrefill)
-	case "response_headers":
-		return stringArg(d, &h.ResponseHeaders)
-	case "policy":
-		return unmarshalPolicy(d, &h.PolicyRaw)
-	case "shadow":
-		return unmarshalPolicy(d, &h.ShadowRaw)
-	case "worker":
-		return h.unmarshalWorker(d)
-	case "index":
-		return h.unmarshalIndex(d)
-	case "affinity":
-		return h.unmarshalAffinity(d)
-	case "queue":
-		return h.unmarshalQueue(d)
-	case "timeouts":
-		return h.unmarshalTimeouts(d)
-	case "retry_budget":
-		return h.unmarshalRetryBudget(d)
-	case "trust":
-		return h.unmarshalTrust(d)
-	case "nvext":
-		return stringArg(d, &h.NVExt)
-	case "cache_salt":
-		return stringArg(d, &h.CacheSalt)
-	case "mode":
-		return stringArg(d, &h.Mode)
-	case "reverse_proxy":
-		return h.unmarshalProxy(d)
+func (h *Handler) options() options {
+	return options{
+		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "merge_models": &h.MergeModels,
+		"usage": &h.Usage, "speculative_prefill": onOff{&h.SpeculativePrefill}, "response_headers": &h.ResponseHeaders,
+		"nvext": &h.NVExt, "cache_salt": &h.CacheSalt, "mode": &h.Mode,
+		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
+		"worker": h.unmarshalWorker, "trust": h.unmarshalTrust,
+		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
+		"index": func(d *caddyfile.Dispenser) error {
+			h.Index = new(Index)
+			return options{
+				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock,
+			}.readBlock(d, "index option")
+		},
+		"affinity": func(d *caddyfile.Dispenser) error {
+			h.Affinity = new(Affinity)
+			return options{
+				"mode": &h.Affinity.Mode, "ttl": &h.Affinity.TTL, "max_sessions": &h.Affinity.MaxSessions, "key": &h.Affinity.Key,
+			}.readBlock(d, "affinity option")
+		},
+		"queue": func(d *caddyfile.Dispenser) error {
+			h.Queue = new(Queue)
+			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait}.readBlock(d, "queue option")
+		},
+		"timeouts": func(d *caddyfile.Dispenser) error {
+			h.Timeouts = new(dispatch.Timeouts)
+			return options{
+				"first_token": &h.Timeouts.FirstToken, "stream_idle": &h.Timeouts.StreamIdle,
+			}.readBlock(d, "timeouts option")
+		},
 	}
-	return d.Errf("unrecognized subdirective '%s'", name)
 }
 
 func (h *Handler) unmarshalProxy(d *caddyfile.Dispenser) error {
@@ -189,118 +176,18 @@ func (h *Handler) unmarshalProxy(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// unmarshalPolicy reads a policy's name and its options.
-func unmarshalPolicy(d *caddyfile.Dispenser, to *json.RawMessage) error {
-	if !d.NextArg() {
-		return d.ArgErr()
-	}
-	name := d.Val()
-	mod, err := caddyfile.UnmarshalModule(d, policyNamespace+"."+name)
-	if err != nil {
-		return err
-	}
-	*to = caddyconfig.JSONModuleObject(mod, "policy", name, nil)
-	return nil
-}
-
 func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	w := new(pool.WorkerSettings)
-	if err := stringArg(d, &w.Dial); err != nil {
-		return err
+	if !d.AllArgs(&w.Dial) {
+		return d.ArgErr()
 	}
 	h.Workers = append(h.Workers, w)
-	return readOptions(d, "worker option", func(name string) error {
-		switch name {
-		case "id":
-			return uintArg(d, &w.ID)
-		case "engine":
-			return stringArg(d, &w.Engine)
-		case "dp_size":
-			return intArg(d, &w.DPSize)
-		case "kv_tokens":
-			return intArg(d, &w.KVTokens)
-		case "max_running":
-			return intArg(d, &w.MaxRunning)
-		case "models":
-			return namesArg(d, &w.Models)
-		case "taints":
-			return namesArg(d, &w.Taints)
-		case "role":
-			return stringArg(d, &w.Role)
-		case "api_key":
-			return stringArg(d, &w.APIKey)
-		case "priority":
-			return stringArg(d, &w.Priority)
-		case "thinking_budget":
-			return stringArg(d, &w.ThinkingBudget)
-		case "cache_salt":
-			return stringArg(d, &w.CacheSalt)
-		case "dynamo_instance_id":
-			return uintArg(d, &w.DynamoInstanceID)
-		case "drain":
-			w.Drain = true
-			return noArg(d)
-		}
-		return errUnknownOption
-	})
-}
-
-func (h *Handler) unmarshalIndex(d *caddyfile.Dispenser) error {
-	h.Index = new(Index)
-	return readOptions(d, "index option", func(name string) error {
-		switch name {
-		case "memory":
-			return sizeArg(d, &h.Index.Memory)
-		case "block_size":
-			return intArg(d, &h.Index.BlockSize)
-		case "text_block":
-			return intArg(d, &h.Index.TextBlock)
-		}
-		return errUnknownOption
-	})
-}
-
-func (h *Handler) unmarshalAffinity(d *caddyfile.Dispenser) error {
-	h.Affinity = new(Affinity)
-	return readOptions(d, "affinity option", func(name string) error {
-		switch name {
-		case "mode":
-			return stringArg(d, &h.Affinity.Mode)
-		case "ttl":
-			return durationArg(d, &h.Affinity.TTL)
-		case "max_sessions":
-			return intArg(d, &h.Affinity.MaxSessions)
-		case "key":
-			return namesArg(d, &h.Affinity.Key)
-		}
-		return errUnknownOption
-	})
-}
-
-func (h *Handler) unmarshalQueue(d *caddyfile.Dispenser) error {
-	h.Queue = new(Queue)
-	return readOptions(d, "queue option", func(name string) error {
-		switch name {
-		case "max_waiting":
-			return intArg(d, &h.Queue.MaxWaiting)
-		case "max_wait":
-			return durationArg(d, &h.Queue.MaxWait)
-		}
-		return errUnknownOption
-	})
-}
-
-func (h *Handler) unmarshalTimeouts(d *caddyfile.Dispenser) error {
-	h.Timeouts = new(dispatch.Timeouts)
-	return readOptions(d, "timeouts option", func(name string) error {
-		switch name {
-		case "first_token":
-			return durationArg(d, &h.Timeouts.FirstToken)
-		case "stream_idle":
-			return durationArg(d, &h.Timeouts.StreamIdle)
-		}
-		return errUnknownOption
-	})
+	return options{
+		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
+		"models": &w.Models, "taints": &w.Taints, "role": &w.Role, "api_key": &w.APIKey, "priority": &w.Priority,
+		"thinking_budget": &w.ThinkingBudget, "cache_salt": &w.CacheSalt, "dynamo_instance_id": &w.DynamoInstanceID,
+		"drain": flag{&w.Drain},
+	}.readBlock(d, "worker option")
 }
 
 func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
@@ -319,144 +206,122 @@ func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// errUnknownOption is what readOptions is told of an option that there is not.
-var errUnknownOption = errors.New("unknown option")
+// options are where the values of a block's options go, by name: pointers to them,
+// the types below, or functions that read an option by themselves. Numbers and
+// durations must be positive, except *float64.
+type options map[string]any
 
-// readOptions reads a block of options, one after the other. what says in errors
-// which options they are.
-func readOptions(d *caddyfile.Dispenser, what string, option func(name string) error) error {
-	if err := noArg(d); err != nil {
-		return err
+type (
+	size   struct{ *int64 } // bytes, such as 64MiB
+	onOff  struct{ *bool }
+	flag   struct{ *bool } // no argument
+	policy struct{ *json.RawMessage }
+)
+
+// readBlock reads a block of options. what names their kind in errors.
+func (o options) readBlock(d *caddyfile.Dispenser, what string) error {
+	if d.NextArg() {
+		return d.ArgErr()
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		name := d.Val()
-		switch err := option(name); {
-		case errors.Is(err, errUnknownOption):
-			return d.Errf("unrecognized %s '%s'", what, name)
-		case err != nil:
+		if err := o.read(d, what); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func noArg(d *caddyfile.Dispenser) error {
-	if d.NextArg() {
+// read reads the option at the dispenser's cursor.
+func (o options) read(d *caddyfile.Dispenser, what string) error {
+	name := d.Val()
+	switch to := o[name].(type) {
+	case nil:
+		return d.Errf("unrecognized %s '%s'", what, name)
+	case func(*caddyfile.Dispenser) error:
+		return to(d)
+	case policy:
+		return to.read(d)
+	case flag:
+		if *to.bool = true; d.NextArg() {
+			return d.ArgErr()
+		}
+		return nil
+	case *[]string:
+		if *to = append(*to, d.RemainingArgs()...); len(*to) == 0 {
+			return d.ArgErr()
+		}
+		return nil
+	default:
+		var arg string
+		if !d.AllArgs(&arg) {
+			return d.ArgErr()
+		}
+		if want := parse(arg, to); want != "" {
+			return d.Errf("%s: must be %s, got '%s'", name, want, arg)
+		}
+		return nil
+	}
+}
+
+func (p policy) read(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
 		return d.ArgErr()
 	}
-	return nil
-}
-
-// namesArg adds one name or more.
-func namesArg(d *caddyfile.Dispenser, to *[]string) error {
-	if *to = append(*to, d.RemainingArgs()...); len(*to) == 0 {
-		return d.ArgErr()
-	}
-	return nil
-}
-
-func stringArg(d *caddyfile.Dispenser, to *string) error {
-	if !d.AllArgs(to) {
-		return d.ArgErr()
-	}
-	return nil
-}
-
-func intArg[T int | int64](d *caddyfile.Dispenser, to *T) error {
 	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
-	}
-	n, err := strconv.ParseInt(arg, 10, 64)
-	if err != nil || n <= 0 {
-		return d.Errf("%s: must be a positive whole number, got '%s'", name, arg)
-	}
-	*to = T(n)
-	return nil
-}
-
-func uintArg(d *caddyfile.Dispenser, to *uint64) error {
-	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
-	}
-	n, err := strconv.ParseUint(arg, 10, 64)
-	if err != nil || n == 0 {
-		return d.Errf("%s: must be a positive whole number, got '%s'", name, arg)
-	}
-	*to = n
-	return nil
-}
-
-func floatArg(d *caddyfile.Dispenser, to *float64) error {
-	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
-	}
-	f, err := strconv.ParseFloat(arg, 64)
-	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-		return d.Errf("%s: must be a number, got '%s'", name, arg)
-	}
-	*to = f
-	return nil
-}
-
-func boolArg(d *caddyfile.Dispenser, to *bool) error {
-	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
-	}
-	b, err := strconv.ParseBool(arg)
+	mod, err := caddyfile.UnmarshalModule(d, policyNamespace+"."+name)
 	if err != nil {
-		return d.Errf("%s: must be true or false, got '%s'", name, arg)
+		return err
 	}
-	*to = b
+	*p.RawMessage = caddyconfig.JSONModuleObject(mod, "policy", name, nil)
 	return nil
 }
 
-func onOffArg(d *caddyfile.Dispenser, to *bool) error {
-	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
+// parse sets to from arg. If it cannot, it returns what arg must be.
+func parse(arg string, to any) (want string) {
+	var err error
+	ok := true
+	switch to := to.(type) {
+	case *string:
+		*to = arg
+	case *int:
+		*to, err = strconv.Atoi(arg)
+		want, ok = "a positive whole number", *to > 0
+	case *int64:
+		*to, err = strconv.ParseInt(arg, 10, 64)
+		want, ok = "a positive whole number", *to > 0
+	case *uint64:
+		*to, err = strconv.ParseUint(arg, 10, 64)
+		want, ok = "a positive whole number", *to > 0
+	case *float64:
+		*to, err = strconv.ParseFloat(arg, 64)
+		want, ok = "a number", !math.IsNaN(*to) && !math.IsInf(*to, 0)
+	case **float64:
+		*to = new(float64)
+		return parse(arg, *to)
+	case *bool:
+		*to, err = strconv.ParseBool(arg)
+		want = "true or false"
+	case **bool:
+		*to = new(bool)
+		return parse(arg, *to)
+	case onOff:
+		*to.bool = arg == "on"
+		want, ok = "on or off", arg == "on" || arg == "off"
+	case size:
+		var n uint64
+		n, err = humanize.ParseBytes(arg)
+		*to.int64 = int64(n) //nolint:gosec // checked below
+		want, ok = "a size such as 64MiB", n > 0 && n <= 1<<62
+	case *caddy.Duration:
+		var t time.Duration
+		t, err = caddy.ParseDuration(arg)
+		*to = caddy.Duration(t)
+		want, ok = "a positive duration", t > 0
 	}
-	if arg != "on" && arg != "off" {
-		return d.Errf("%s: must be on or off, got '%s'", name, arg)
+	if err == nil && ok {
+		return ""
 	}
-	*to = arg == "on"
-	return nil
-}
-
-func sizeArg(d *caddyfile.Dispenser, to *int64) error {
-	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
-	}
-	n, err := humanize.ParseBytes(arg)
-	if err != nil || n == 0 || n > 1<<62 {
-		return d.Errf("%s: must be a size such as 64MiB, got '%s'", name, arg)
-	}
-	*to = int64(n)
-	return nil
-}
-
-func durationArg(d *caddyfile.Dispenser, to *caddy.Duration) error {
-	name := d.Val()
-	var arg string
-	if err := stringArg(d, &arg); err != nil {
-		return err
-	}
-	dur, err := caddy.ParseDuration(arg)
-	if err != nil || dur <= 0 {
-		return d.Errf("%s: must be a positive duration, got '%s'", name, arg)
-	}
-	*to = caddy.Duration(dur)
-	return nil
+	return want
 }
 
 // Interface guard

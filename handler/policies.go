@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -24,18 +25,19 @@ func init() {
 	caddy.RegisterModule(PrefixHash{})
 }
 
-func (h *Handler) loadPolicy(ctx caddy.Context) error {
+func (h *Handler) loadPolicy(ctx caddy.Context) (err error) {
 	if h.PolicyRaw == nil {
-		h.policy = &PredictedLatency{kvscore.NewPredictedLatency()}
+		h.policy = &PredictedLatency{PredictedLatency: kvscore.NewPredictedLatency()}
 		return nil
 	}
-	var err error
 	h.policy, err = h.policyOf(ctx, "PolicyRaw")
 	return err
 }
 
-// loadShadow loads the shadow, if one is configured.
+// loadShadow registers the metrics and loads the shadow policy, if one is configured.
 func (h *Handler) loadShadow(ctx caddy.Context) error {
+	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{})
+	h.figures = h.metrics.Of(h.Pool)
 	if h.ShadowRaw == nil {
 		return nil
 	}
@@ -66,18 +68,16 @@ func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, err
 // It has no options: how fast workers are is learned from the times of their first
 // tokens. Equal costs share evenly.
 type PredictedLatency struct {
+	noOptions
 	*kvscore.PredictedLatency `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
 func (PredictedLatency) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".predicted_latency", New: func() caddy.Module {
-		return &PredictedLatency{kvscore.NewPredictedLatency()}
+		return &PredictedLatency{PredictedLatency: kvscore.NewPredictedLatency()}
 	}}
 }
-
-// UnmarshalCaddyfile sets up the policy, which has no options.
-func (PredictedLatency) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
 
 // Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options and its
 // defaults. Per candidate the cost is
@@ -183,73 +183,45 @@ func unset(to *bool, v *bool) {
 //	}
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
-	return readOptions(d, "option of policy dynamo", func(name string) error {
-		switch name {
-		case "preset":
-			return stringArg(d, &p.Preset)
-		case "overlap_score_credit":
-			p.OverlapScoreCredit = new(float64)
-			return floatArg(d, p.OverlapScoreCredit)
-		case "credit_decay":
-			return floatArg(d, &p.CreditDecay)
-		case "prefill_load_scale":
-			p.PrefillLoadScale = new(float64)
-			return floatArg(d, p.PrefillLoadScale)
-		case "decode_active_request_weight":
-			p.DecodeActiveRequestWeight = new(float64)
-			return floatArg(d, p.DecodeActiveRequestWeight)
-		case "temperature":
-			return floatArg(d, &p.Temperature)
-		case "track_prefill_tokens":
-			p.TrackPrefillTokens = new(bool)
-			return boolArg(d, p.TrackPrefillTokens)
-		case "track_active_blocks":
-			p.TrackActiveBlocks = new(bool)
-			return boolArg(d, p.TrackActiveBlocks)
-		case "track_output_blocks":
-			p.TrackOutputBlocks = new(bool)
-			return boolArg(d, p.TrackOutputBlocks)
-		case "assume_kv_reuse":
-			p.AssumeKVReuse = new(bool)
-			return boolArg(d, p.AssumeKVReuse)
-		}
-		return errUnknownOption
-	})
+	return options{
+		"preset": &p.Preset, "overlap_score_credit": &p.OverlapScoreCredit, "credit_decay": &p.CreditDecay,
+		"prefill_load_scale": &p.PrefillLoadScale, "decode_active_request_weight": &p.DecodeActiveRequestWeight,
+		"temperature": &p.Temperature, "track_prefill_tokens": &p.TrackPrefillTokens,
+		"track_active_blocks": &p.TrackActiveBlocks, "track_output_blocks": &p.TrackOutputBlocks,
+		"assume_kv_reuse": &p.AssumeKVReuse,
+	}.readBlock(d, "option of policy dynamo")
 }
 
 // RoundRobin takes the workers in turn, whatever they hold.
 type RoundRobin struct {
+	noOptions
 	*kvscore.RoundRobin `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
 func (RoundRobin) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".round_robin", New: func() caddy.Module {
-		return &RoundRobin{new(kvscore.RoundRobin)}
+		return &RoundRobin{RoundRobin: new(kvscore.RoundRobin)}
 	}}
 }
-
-// UnmarshalCaddyfile sets up the policy, which has no options.
-func (RoundRobin) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
 
 // LeastLoad takes the worker with the fewest active requests; among these the
 // one with the fewest prompt tokens still to be computed.
 type LeastLoad struct {
+	noOptions
 	*kvscore.LeastLoad `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
 func (LeastLoad) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".least_load", New: func() caddy.Module {
-		return &LeastLoad{new(kvscore.LeastLoad)}
+		return &LeastLoad{LeastLoad: new(kvscore.LeastLoad)}
 	}}
 }
 
-// UnmarshalCaddyfile sets up the policy, which has no options.
-func (LeastLoad) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
-
 // Random takes any worker, each as likely as the others.
 type Random struct {
+	noOptions
 	kvscore.Random `json:"-"`
 }
 
@@ -258,12 +230,10 @@ func (Random) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".random", New: func() caddy.Module { return new(Random) }}
 }
 
-// UnmarshalCaddyfile sets up the policy, which has no options.
-func (Random) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
-
 // PowerOfTwo draws two workers and takes the one with fewer active requests;
 // with the same number, the one with fewer prompt tokens still to be computed.
 type PowerOfTwo struct {
+	noOptions
 	kvscore.PowerOfTwo `json:"-"`
 }
 
@@ -272,10 +242,11 @@ func (PowerOfTwo) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".power_of_two", New: func() caddy.Module { return new(PowerOfTwo) }}
 }
 
-// UnmarshalCaddyfile sets up the policy, which has no options.
-func (PowerOfTwo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
+// noOptions is embedded in policies without options.
+type noOptions struct{}
 
-func noOptions(d *caddyfile.Dispenser) error {
+// UnmarshalCaddyfile returns an error if there are options.
+func (noOptions) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	if d.NextArg() || d.NextBlock(0) {
 		return d.ArgErr()
@@ -283,18 +254,64 @@ func noOptions(d *caddyfile.Dispenser) error {
 	return nil
 }
 
+// PrefixHash sends prompts of one model with the same beginning to one worker, which the
+// hash of the beginning chooses. If that worker's share of the active requests exceeds a
+// bound, the next in the prompt's own order of the workers gets it. What a worker holds
+// does not count. If a worker goes, only its prompts move. Prompts shorter than one block
+// go to the worker with the fewest requests.
+//
+// A conversation keeps its worker from the turn that fills the beginning. Hashes differ
+// by process: after a restart, or at another router, prompts go elsewhere.
+type PrefixHash struct {
+	// How many tokens count as a prompt's beginning, in full blocks; text
+	// counts as one token for 4 bytes. Default: `256`.
+	PrefixTokens int `json:"prefix_tokens,omitempty"`
+	// How many active requests a worker may have in terms of the mean: with
+	// the new request at most ceil(load_factor × requests / workers). At least
+	// 1; a factor of the number of workers or more bounds nothing.
+	// Default: `1.25`.
+	LoadFactor *float64 `json:"load_factor,omitempty"`
+
+	*kvscore.PrefixHash `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (PrefixHash) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".prefix_hash", New: func() caddy.Module { return new(PrefixHash) }}
+}
+
+// Provision checks the options.
+func (p *PrefixHash) Provision(caddy.Context) error {
+	p.PrefixHash = &kvscore.PrefixHash{Tokens: p.PrefixTokens, LoadFactor: kvscore.DefaultLoadFactor}
+	set(&p.PrefixHash.LoadFactor, p.LoadFactor)
+	if p.PrefixTokens < 0 {
+		return fmt.Errorf("policy prefix_hash: prefix_tokens must be positive, got %d", p.PrefixTokens)
+	}
+	if f := p.PrefixHash.LoadFactor; !(f >= 1) || math.IsInf(f, 0) {
+		return fmt.Errorf("policy prefix_hash: load_factor must be finite and at least 1, got %v", f)
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
+//
+//	policy prefix_hash {
+//		prefix_tokens <tokens>
+//		load_factor <number>
+//	}
+func (p *PrefixHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the policy's name
+	return options{"prefix_tokens": &p.PrefixTokens, "load_factor": &p.LoadFactor}.readBlock(d, "option of policy prefix_hash")
+}
+
 // Interface guards
 var (
-	_ kvscore.Policy        = (*PredictedLatency)(nil)
-	_ kvscore.Policy        = (*Dynamo)(nil)
-	_ kvscore.Policy        = (*RoundRobin)(nil)
-	_ kvscore.Policy        = (*LeastLoad)(nil)
-	_ kvscore.Policy        = (*Random)(nil)
-	_ kvscore.Policy        = (*PowerOfTwo)(nil)
-	_ caddyfile.Unmarshaler = (*PredictedLatency)(nil)
-	_ caddyfile.Unmarshaler = (*Dynamo)(nil)
-	_ caddyfile.Unmarshaler = (*RoundRobin)(nil)
-	_ caddyfile.Unmarshaler = (*LeastLoad)(nil)
-	_ caddyfile.Unmarshaler = (*Random)(nil)
-	_ caddyfile.Unmarshaler = (*PowerOfTwo)(nil)
+	_ = []interface {
+		kvscore.Policy
+		caddyfile.Unmarshaler
+	}{
+		(*PredictedLatency)(nil), (*Dynamo)(nil), (*RoundRobin)(nil), (*LeastLoad)(nil),
+		(*Random)(nil), (*PowerOfTwo)(nil), (*PrefixHash)(nil),
+	}
+	_ = []caddy.Provisioner{(*Dynamo)(nil), (*PrefixHash)(nil)}
 )

@@ -14,46 +14,27 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Trust says whose wishes are honoured that a client utters in `nvext`, the
-// member of a request's body, and in routing headers. What nobody is trusted
-// with is dropped before the engine sees it, and counted. A body that the router
-// cannot read passes with all that it says, unless the request is a tenant's or
-// `cache_salt` is enforced: then it is refused.
+// Trust grants clients wishes in `nvext`, the member of a request's body, and in routing
+// headers. The router drops other wishes before the engine sees them, and counts them. A
+// body that the router cannot read passes unchanged; it is refused if the request is a
+// tenant's or `cache_salt` is enforced.
 type Trust struct {
 	// What is granted, one or more of: `pins` (which worker and rank serves the
-	// request), `priorities` (its place among those who wait, here and in the
-	// engine, and how long its cache is kept), `overrides` (the
-	// policy's options, allowed workers, taints), `tenants` (the header
-	// `X-Tenant-Id`, which keeps caches and sessions apart), `uploads` (the
-	// engine sends data to the client's URL), `explain` (where a request would
-	// go, and what shows topology).
+	// request), `priorities` (its place in the queues, here and in the engine, and how
+	// long its cache is kept), `overrides` (the policy's options, allowed workers,
+	// taints), `tenants` (the header `X-Tenant-Id`, which keeps caches and sessions
+	// apart), `uploads` (the engine sends data to the client's URL), `explain` (where a
+	// request would go, and what shows topology).
 	What []string `json:"what,omitempty"`
 
-	// Matchers of the requests that it is granted to. Default: all.
+	// Matchers of the requests that get the grants. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
 	grants   nvext.Grants
 	matchers caddyhttp.MatcherSets
 }
 
-// The only values of Handler.Mode, Handler.NVExt and Handler.CacheSalt.
-const (
-	modeDirect  = "direct"
-	nvextStrict = "strict"
-	saltEnforce = "enforce"
-)
-
-// checkTrust checks the options about clients' wishes.
 func (h *Handler) checkTrust() error {
-	if h.Mode != "" && h.Mode != modeDirect {
-		return fmt.Errorf("mode: must be %s, got %q", modeDirect, h.Mode)
-	}
-	if h.CacheSalt != "" && h.CacheSalt != saltEnforce {
-		return fmt.Errorf("cache_salt: must be %s, got %q", saltEnforce, h.CacheSalt)
-	}
-	if h.NVExt != "" && h.NVExt != nvextStrict {
-		return fmt.Errorf("nvext: must be %s, got %q", nvextStrict, h.NVExt)
-	}
 	for _, t := range h.Trust {
 		if t == nil || len(t.What) == 0 {
 			return fmt.Errorf("trust: what is granted is missing, one or more of %s", strings.Join(nvext.GrantNames(), ", "))
@@ -69,7 +50,6 @@ func (h *Handler) checkTrust() error {
 	return nil
 }
 
-// loadTrust loads the matchers.
 func (h *Handler) loadTrust(ctx caddy.Context) error {
 	for _, t := range h.Trust {
 		if t.MatcherSetsRaw == nil {
@@ -110,7 +90,6 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 	return g
 }
 
-// unmarshalTrust reads one line of trust, with its matchers.
 func (h *Handler) unmarshalTrust(d *caddyfile.Dispenser) error {
 	t := &Trust{What: d.RemainingArgs()}
 	if len(t.What) == 0 {

@@ -3,7 +3,6 @@ package handler
 import (
 	"net/http"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,18 +12,17 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// warning is about a setting outside of this module that works against it.
+// warning is a setting of another module that works against this one.
 type warning struct {
 	setting, value string
-	effect         string // what comes of it
-	advice         string // what to do
+	effect         string
+	advice         string
 }
 
-// longAnswer is how long an answer, or its first byte, must be allowed to take:
-// one that is not streamed comes whole, after its last token.
+// longAnswer is how long the first byte of an answer may take. An answer that is not
+// streamed comes whole, after its last token.
 const longAnswer = 10 * time.Minute
 
-// warn logs what hurts.
 func (h *Handler) warn(list []warning) {
 	for _, w := range list {
 		h.logger.Warn("setting hurts: "+w.setting, zap.String("pool", h.Pool), zap.String("value", w.value),
@@ -32,22 +30,18 @@ func (h *Handler) warn(list []warning) {
 	}
 }
 
-// proxyWarnings returns what hurts of the settings of the reverse proxy, once
-// that is provisioned.
+// proxyWarnings returns the harmful settings of a provisioned reverse proxy.
 func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []warning {
 	var list []warning
-	if n := rp.RequestBuffers; n != 0 {
-		list = append(list, warning{
-			"request_buffers", strconv.FormatInt(n, 10),
-			"kv_router has read the body already: it is in memory twice", "remove it",
-		})
+	number := func(name string, n int64, effect, advice string) {
+		if n != 0 {
+			list = append(list, warning{name, strconv.FormatInt(n, 10), effect, advice})
+		}
 	}
-	if n := rp.ResponseBuffers; n != 0 {
-		list = append(list, warning{
-			"response_buffers", strconv.FormatInt(n, 10),
-			"the tokens of a stream are held back until so many bytes of it have come, or all of it", "remove it",
-		})
-	}
+	number("request_buffers", rp.RequestBuffers,
+		"kv_router has read the body already: it is in memory twice", "remove it")
+	number("response_buffers", rp.ResponseBuffers,
+		"the tokens of a stream are held back until so many bytes of it have come, or all of it", "remove it")
 	late := func(name string, d caddy.Duration, effect, advice string) {
 		if d > 0 && time.Duration(d) < longAnswer {
 			list = append(list, warning{name, time.Duration(d).String(), effect, advice})
@@ -63,23 +57,16 @@ func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []wa
 			"an answer that is not streamed is as long under way as it takes: long ones count as failures of a worker that is well",
 			"remove it: kv_router sees by itself which workers are slow")
 	}
-	if n := t.MaxConnsPerHost; n > 0 {
-		list = append(list, warning{
-			"max_conns_per_host", strconv.Itoa(n),
-			"requests wait for a connection where kv_router does not see it: they are booked on the worker and cannot go to another one",
-			"remove it, and set max_running of the worker",
-		})
-	}
+	number("max_conns_per_host", int64(max(0, t.MaxConnsPerHost)),
+		"requests wait for a connection where kv_router does not see it: they are booked on the worker and cannot go to another one",
+		"remove it, and set max_running of the worker")
 	return list
 }
 
-// notices are what can only be noticed of requests.
-type notices struct{ server atomic.Bool }
-
-// noticeServer warns of what hurts in the settings of the server, at its first
-// request. They are not known before.
+// noticeServer warns of harmful settings of the server at the first request. They are
+// not known before.
 func (h *Handler) noticeServer(r *http.Request) {
-	if h.notices.server.Load() || !h.notices.server.CompareAndSwap(false, true) {
+	if h.noticed.Load() || !h.noticed.CompareAndSwap(false, true) {
 		return
 	}
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)

@@ -52,9 +52,8 @@ func (Admin) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "admin.api.kv_router", New: func() caddy.Module { return new(Admin) }}
 }
 
-// Routes returns the routes. They keep nothing of the configuration that they
-// are made for: Caddy makes them before it knows whether that will be taken on,
-// and leaves them if not.
+// Routes returns the routes. They keep nothing of their configuration: Caddy makes them
+// before it accepts or rejects that, and keeps them in both cases.
 func (Admin) Routes() []caddy.AdminRoute {
 	const one = "/kv_router/pools/{pool}"
 	return []caddy.AdminRoute{
@@ -74,7 +73,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 // answerer returns the value that is the answer, as JSON.
 type answerer func(*http.Request) (any, error)
 
-// methods are the methods that a path has.
+// methods are the methods of a path.
 type methods map[string]answerer
 
 // ServeHTTP implements caddy.AdminHandler.
@@ -112,8 +111,8 @@ func notThere(_ http.ResponseWriter, r *http.Request) error {
 	return apiError(http.StatusNotFound, "%s is not there; begin with /kv_router/pools", r.URL.Path)
 }
 
-// thePools returns the pools in use, by name.
-func thePools() []*pool.Pool {
+// sortedPools returns the pools in use, by name.
+func sortedPools() []*pool.Pool {
 	var list []*pool.Pool
 	pool.Pools.Range(func(_, value any) bool {
 		if p, ok := value.(*pool.Pool); ok {
@@ -129,7 +128,7 @@ func thePools() []*pool.Pool {
 func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 	return func(r *http.Request) (any, error) {
 		name := r.PathValue("pool")
-		for _, p := range thePools() {
+		for _, p := range sortedPools() {
 			if p.Name == name {
 				return f(r, p)
 			}
@@ -139,9 +138,8 @@ func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 }
 
 func getPools(*http.Request) (any, error) {
-	list := thePools()
-	views := make([]poolView, 0, len(list))
-	for _, p := range list {
+	views := []poolView{}
+	for _, p := range sortedPools() {
 		views = append(views, viewPool(p, time.Now()))
 	}
 	return views, nil
@@ -275,8 +273,7 @@ func isKeyHash(s string) bool {
 	return len(s) == 2*keyHashBytes && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// sessionNamed returns the key that a session is kept by, empty if there is no
-// such session.
+// sessionNamed returns the stored key of the session in the path, empty if there is none.
 func sessionNamed(r *http.Request, p *pool.Pool) (string, error) {
 	key := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
@@ -313,8 +310,7 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 	})
 }
 
-// viewNamed answers with the binding that get returns of the session that the
-// path names.
+// viewNamed answers with the binding that get returns for the session in the path.
 func viewNamed(r *http.Request, p *pool.Pool, get func(string) (affinity.Binding, bool)) (any, error) {
 	key, err := sessionNamed(r, p)
 	if err != nil {

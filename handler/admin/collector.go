@@ -53,7 +53,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// sink takes the figures of a pool, or of a part of it that has labels of its own.
+// sink receives the figures of a pool, or of a part of it with labels of its own.
 type sink struct {
 	ch     chan<- prometheus.Metric
 	labels []string
@@ -68,8 +68,7 @@ func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s.emit(d, prometheus.GaugeValue, v, labels...)
 }
 
-// emit leaves out a figure whose labels are not valid, so that it does not take the
-// others away.
+// emit omits a figure with invalid labels, so that the others still appear.
 func (s sink) emit(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
 	if m, err := prometheus.NewConstMetric(d, kind, v, s.with(labels...).labels...); err == nil {
 		s.ch <- m
@@ -79,12 +78,12 @@ func (s sink) emit(d *prometheus.Desc, kind prometheus.ValueType, v float64, lab
 // Collect implements prometheus.Collector.
 func (Collector) Collect(ch chan<- prometheus.Metric) {
 	t := time.Now()
-	for _, p := range thePools() {
+	for _, p := range sortedPools() {
 		to := sink{ch, []string{p.Name}}
 		collectPool(to, p, t)
 		set, proxy := p.Settings.Load(), proxyOf(p)
 		for _, w := range p.All() {
-			if p.IsUpstream(set, w) { // else there is nothing that an operator would act on
+			if p.IsUpstream(set, w) {
 				collectWorker(to.with(w.Dial), p, w, t, proxy)
 			}
 			for rank := range w.Ranks() {
@@ -123,7 +122,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 		to.gauge(descAvailable, asNumber(*yes))
 	}
 	e := viewEngine(p, w)
-	to.gauge(descEngine, 1, orEmpty(e.Type), orEmpty(e.Version), e.Source)
+	to.gauge(descEngine, 1, p.EngineOf(w).Type, w.Engine.Info().Version, e.Source)
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// Where something that is known of an engine comes from.
+// The sources of what is known of an engine.
 const (
 	fromConfig  = "configured"
 	fromEngine  = "found"
@@ -46,13 +46,13 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
+		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
 			Priority: known(info.Priority), Eviction: known(info.PriorityEviction), Thinking: known(info.StrictThinking),
 		},
 	}
-	v.Contradictions = slices.Sorted(maps.Values(s.Contradictions(set, info)))
 	if v.Contradictions == nil && info.Type != "" {
 		v.Contradictions = []string{}
 	}
@@ -70,21 +70,13 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	return v
 }
 
-// known is nil for what is zero, as what is not known is.
+// known returns nil for the zero value, which means unknown.
 func known[T comparable](v T) *T {
 	var zero T
 	if v == zero {
 		return nil
 	}
 	return &v
-}
-
-// orEmpty is the end of known.
-func orEmpty(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }
 
 // rankView is one data-parallel rank of a worker.
@@ -119,7 +111,7 @@ func viewRanks(p *pool.Pool, t time.Time, w *pool.Worker) []rankView {
 	return list
 }
 
-// blockSource returns where the size of the blocks that are compared comes from.
+// blockSource returns the source of the block size.
 func blockSource(p *pool.Pool, set *pool.Settings) string {
 	switch {
 	case !set.BlockSizeUnset:
@@ -128,4 +120,72 @@ func blockSource(p *pool.Pool, set *pool.Settings) string {
 		return fromEngine
 	}
 	return "default"
+}
+
+// latencyView is what the pool has learned of prefill times and of its traffic. The
+// coefficients begin with assumptions, which hold while Timings is 0.
+type latencyView struct {
+	Fixed     float64 `json:"step_ms"`
+	Tokens    float64 `json:"per_1000_tokens_ms"`
+	Attention float64 `json:"per_million_token_pairs_ms"`
+	Context   float64 `json:"per_1000_context_tokens_ms"`
+	Timings   uint64  `json:"timings"`
+	// Turns is how many further turns a new conversation has, Answer the mean length
+	// of an answer.
+	Turns  *float64 `json:"expected_turns"`
+	Answer *float64 `json:"expected_answer_tokens"`
+}
+
+func viewLatency(s *kvscore.Stats) latencyView {
+	l := &s.Latency
+	v := latencyView{Fixed: l.Fixed, Tokens: l.Token * 1e3, Attention: l.Attention * 1e6, Context: l.Context * 1e3, Timings: s.Timings}
+	v.Answer = known(s.ExpectedAnswer)
+	if s.ExpectedTurns > 0 || s.ExpectedAnswer > 0 {
+		v.Turns = &s.ExpectedTurns
+	}
+	return v
+}
+
+// speedView is how fast a target is, and how well that is predicted.
+type speedView struct {
+	// Slowness is how many times longer than the pool predicts a prefill takes; null
+	// while there were no timings.
+	Slowness   *float64 `json:"slowness"`
+	Timings    uint64   `json:"timings"`
+	LastTiming *float64 `json:"last_timing_seconds_ago"`
+	// Predictions is how many of the last first tokens the errors are of. An error is
+	// |observed / predicted − 1|.
+	Predictions int      `json:"ttft_predictions"`
+	Median      *float64 `json:"ttft_error_median"`
+	P90         *float64 `json:"ttft_error_p90"`
+}
+
+func viewSpeed(t time.Time, l *kvscore.Load) *speedView {
+	v := &speedView{Timings: l.Timings, Predictions: l.Predictions}
+	if l.Timings > 0 {
+		v.Slowness, v.LastTiming = new(l.Slowness), new(t.Sub(l.LastTiming).Seconds())
+	}
+	if l.Predictions > 0 {
+		v.Median, v.P90 = new(l.ErrorMedian), new(l.ErrorP90)
+	}
+	return v
+}
+
+// cacheSize is the capacity of a target's KV cache and what it is thought to hold.
+type cacheSize struct {
+	// Capacity is the one in use; it is learned from the cached tokens that the engine
+	// reports, beginning with Told or a default.
+	Capacity int64 `json:"capacity_tokens"`
+	// Told is what the configuration says, or else the engine; null if neither does.
+	Told    *int64 `json:"capacity_told_tokens"`
+	Learned bool   `json:"capacity_learned"`
+	Cached  int64  `json:"cached_tokens"`
+}
+
+func viewCache(p *pool.Pool, w *pool.Worker, l *kvscore.Load) cacheSize {
+	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
+	if p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Info().KVTokens > 0 {
+		v.Told = new(l.ToldTokens)
+	}
+	return v
 }

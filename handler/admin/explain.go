@@ -33,6 +33,13 @@ type explanation struct {
 	Waits *waitView `json:"waits,omitempty"`
 }
 
+// targetView names a target.
+type targetView struct {
+	Worker uint64 `json:"worker"`
+	Dial   string `json:"dial"`
+	Rank   uint32 `json:"dp_rank"`
+}
+
 type refusalView struct {
 	Status  int    `json:"status"`
 	Code    string `json:"code"`
@@ -60,9 +67,7 @@ type planView struct {
 
 // candidateView is a kvscore.Candidate.
 type candidateView struct {
-	Worker         uint64  `json:"worker"`
-	Dial           string  `json:"dial"`
-	Rank           uint32  `json:"dp_rank"`
+	targetView
 	OverlapBlocks  float64 `json:"overlap_blocks"`
 	OverlapTokens  int64   `json:"overlap_tokens"`
 	PrefillTokens  int64   `json:"prefill_tokens"`
@@ -73,8 +78,7 @@ type candidateView struct {
 	SharedBlocks   float64 `json:"shared_blocks"`
 	Requests       int     `json:"requests"`
 	Cost           float64 `json:"cost"`
-	// Unknown says that the worker's load is not known, and the medians of the
-	// others' stand for it.
+	// Unknown is whether medians of the others stand for the worker's unknown load.
 	Unknown    bool    `json:"load_unknown"`
 	Awaiting   int     `json:"awaiting_requests"`
 	Wait       float64 `json:"wait_ms"`
@@ -100,12 +104,9 @@ type termsView struct {
 
 // homeView is the target that a session is bound to, as a choice sees it.
 type homeView struct {
-	Worker    uint64 `json:"worker"`
-	Dial      string `json:"dial"`
-	Rank      uint32 `json:"dp_rank"`
-	Candidate bool   `json:"is_candidate"`
-	// Holds is whether it holds at least half of what any candidate holds of the
-	// prompt.
+	targetView
+	Candidate bool `json:"is_candidate"`
+	// Holds is whether it holds at least half of what any candidate holds.
 	Holds bool `json:"holds_prompt"`
 	// Leave is the price of going elsewhere; null where the session must not leave.
 	Leave *float64 `json:"leave_ms"`
@@ -113,7 +114,7 @@ type homeView struct {
 	Stays bool `json:"session_stays"`
 }
 
-// waitView says that a request would wait, and behind how many.
+// waitView is how many requests wait already.
 type waitView struct {
 	Before int `json:"waiting_requests"`
 }
@@ -126,25 +127,20 @@ type leftOutView struct {
 }
 
 type chosenView struct {
-	Worker uint64 `json:"worker"`
-	Dial   string `json:"dial"`
-	Rank   uint32 `json:"dp_rank"`
+	targetView
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
-	// Preferred is the worker that the policy would choose if the session did
-	// not decide.
+	// Preferred is the policy's choice if the session did not decide.
 	Preferred     uint64 `json:"policy_would_choose"`
 	PreferredRank uint32 `json:"policy_would_choose_dp_rank"`
-	// Drawn are the workers that chance decides among, once for each of
-	// DrawnRanks.
+	// Drawn and DrawnRanks are the targets that chance decides among.
 	Drawn      []uint64 `json:"drawn_among,omitempty"`
 	DrawnRanks []uint32 `json:"drawn_among_dp_ranks,omitempty"`
 }
 
 var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
 
-// explain returns what would become of a request. It goes the way of one that is
-// served, up to the choice, but leaves nothing behind.
+// explain reads and plans a request and makes its choice, but books nothing.
 func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 	p, err := x.Reader.Read(r)
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
@@ -194,7 +190,8 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 
 func viewCandidate(c *kvscore.Candidate, dial, unit string) candidateView {
 	v := candidateView{
-		c.Target.Worker, dial, c.Target.Rank, c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
+		targetView{c.Target.Worker, dial, c.Target.Rank},
+		c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
 		c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
 		c.Awaiting, c.WaitTime, c.PrefillTime, c.TTFT(), c.Slowness, c.RecentWork, nil, c.Factor,
 	}
@@ -210,8 +207,8 @@ func viewHome(p *pool.Pool, h *dispatch.DryHome) *homeView {
 		return nil
 	}
 	v := &homeView{
-		Worker: h.Target.Worker, Dial: dials(p)[h.Target], Rank: h.Target.Rank,
-		Candidate: h.Position >= 0, Holds: h.Holds, Stays: h.Stays,
+		targetView: targetView{h.Target.Worker, dials(p)[h.Target], h.Target.Rank},
+		Candidate:  h.Position >= 0, Holds: h.Holds, Stays: h.Stays,
 	}
 	if h.Priced {
 		v.Leave = &h.Leave
@@ -222,8 +219,8 @@ func viewHome(p *pool.Pool, h *dispatch.DryHome) *homeView {
 func viewChosen(p *plan.Plan, c *dispatch.DryChoice) *chosenView {
 	chosen, preferred := c.Candidates[c.Picked.Chosen].Target, c.Candidates[c.Picked.Preferred].Target
 	v := &chosenView{
-		Worker: chosen.Worker, Dial: c.Workers[c.Picked.Chosen].Dial, Rank: chosen.Rank,
-		Reason: c.Reason, Why: why(p, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
+		targetView: targetView{chosen.Worker, c.Workers[c.Picked.Chosen].Dial, chosen.Rank},
+		Reason:     c.Reason, Why: why(p, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {

@@ -26,14 +26,14 @@ var explainers = struct {
 	current map[*pool.Pool]*Explainer
 }{current: make(map[*pool.Pool]*Explainer)}
 
-// Join makes an explainer one of its pool's.
+// Join adds an explainer to its pool's.
 func (x *Explainer) Join() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
 	explainers.all = append(explainers.all, x)
 }
 
-// Leave is the end of join.
+// Leave undoes Join.
 func (x *Explainer) Leave() {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
@@ -45,33 +45,30 @@ func (x *Explainer) Leave() {
 
 // Lead makes an explainer whose configuration begins to serve the one that answers,
 // unless another one of that configuration is.
-func (x *Explainer) Lead() {
-	x.answerIf(func(current *Explainer) bool { return current == nil || current.Config != x.Config })
-}
+func (x *Explainer) Lead() { x.lead(false) }
 
 // Follow makes an explainer the one that answers, with the first request of its
 // handler.
 func (x *Explainer) Follow() {
 	if !x.served.Load() && x.served.CompareAndSwap(false, true) {
-		x.answerIf(func(*Explainer) bool { return true })
+		x.lead(true)
 	}
 }
 
-// answerIf makes an explainer the one that answers, if its configuration has not ended
-// and the condition on the current one holds.
-func (x *Explainer) answerIf(yes func(current *Explainer) bool) {
+// lead does nothing if the configuration of x has ended.
+func (x *Explainer) lead(always bool) {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()
-	if slices.Contains(explainers.all, x) && yes(explainers.current[x.Pool]) {
+	current := explainers.current[x.Pool]
+	if slices.Contains(explainers.all, x) && (always || current == nil || current.Config != x.Config) {
 		explainers.current[x.Pool] = x
 	}
 }
 
-// explainerOf returns the explainer that answers for a pool: of those in use, the one
-// whose handler was the last to serve its first request. If no handler of the active
-// configuration has served a request, it is any of them. Before a configuration is
-// active, it is the oldest one, because newer configurations may be rejected. It is
-// nil for a moment when a pool begins or ends.
+// explainerOf returns the explainer that answers for a pool: that of the handler which
+// was the last to serve its first request. If no handler of the active configuration
+// has served one, it is any of them. Before a configuration is active, it is the oldest,
+// because newer ones may be rejected. It is nil for a moment when a pool begins or ends.
 func explainerOf(p *pool.Pool) *Explainer {
 	explainers.mu.Lock()
 	defer explainers.mu.Unlock()

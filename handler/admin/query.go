@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -9,18 +10,26 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"go.uber.org/zap"
 )
 
+var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
+
 // AnswerQuery answers a client that asks where its request would go, with the worker
-// and the prompt's token ids under nvext. It is the first of two stages; in the second
-// the client names the worker. Nothing is booked, remembered or computed. If the
-// request has no token ids, the chosen worker's engine is asked for them. The error is
-// a Refusal where the router refuses the request.
+// and the prompt's token ids under nvext. In a second stage, the client names the
+// worker. Nothing is booked, remembered or computed. If the request has no token ids,
+// the chosen worker's engine is asked for them. Refusals are returned as such.
 func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
+	if p.Request == nil {
+		return &api.Refusal{API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
+	}
 	c := x.Dispatcher.Explain(r, p)
 	if c.Refused != nil {
 		return c.Refused
@@ -102,4 +111,82 @@ func tokenIDs(p *plan.Plan) []byte {
 		return nil
 	}
 	return p.Request.AppendTokens(nil, p.Body.Buffer.Data)
+}
+
+const (
+	// tokenizeTimeout is how long an engine may take to return a prompt's token ids,
+	// in all. An idle engine needs some 15 ms for 8,000 tokens.
+	tokenizeTimeout = 2 * time.Second
+	// maxTokenized is the longest answer that is read, in bytes: two million ids and
+	// more. A short prompt's may have leastTokenized, for templates, and
+	// tokenizedPerByte per byte of the request's body.
+	maxTokenized, leastTokenized, tokenizedPerByte = 16 << 20, 256 << 10, 10
+	// maxAsking is how many engines of a pool are asked at a time.
+	maxAsking = 64
+)
+
+// askTokens asks the chosen worker for the prompt's token ids, and returns them as JSON.
+// It returns nil, and counts that, if the worker does not answer with them. The question
+// is not booked, takes no slot, and never marks a worker down.
+func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
+	q := questionOf(p)
+	if q == nil {
+		x.FallBack(dispatch.FallbackUntokenized)
+		return nil
+	}
+	size := p.Body.Size
+	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
+	room := 2*size + 3*most // as it comes, as numbers, and as it is answered
+	within, release := x.Pool.Memory.Reserve(room)
+	defer release()
+	asking := x.Pool.Asking.Add(1)
+	defer x.Pool.Asking.Add(-1)
+	if !within || asking > maxAsking {
+		x.FallBack(dispatch.FallbackUntokenized)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
+	defer cancel()
+	e := x.Pool.EngineOf(w)
+	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
+		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, r.Header["Authorization"], most)
+		if c := x.Logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
+			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
+		}
+		if err != nil {
+			return 0, nil
+		}
+		return status, answer
+	})
+	if ids == nil {
+		x.FallBack(dispatch.FallbackUntokenized)
+	}
+	return ids
+}
+
+// questionOf returns the question to an engine, nil if no engine can answer it.
+func questionOf(p *plan.Plan) *engine.Question {
+	if p.Request.Kind != api.Text || p.Request.Media > 0 || p.Body.Buffer == nil {
+		return nil
+	}
+	data := p.Body.Buffer.Data
+	editor := p.Request.Editor(data)
+	if editor == nil {
+		return nil
+	}
+	return &engine.Question{API: p.API.Name(), Body: editor, Text: p.Request.PromptText(data), Raw: p.Ext.UseRawPrompt.Value}
+}
+
+// explainTokens repeats the choice with the token ids of an engine, and returns the
+// choice with more overlap. Second-stage requests are known by ids, not by text.
+func (x *Explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
+	if ids == nil {
+		return c
+	}
+	if p := x.Reader.WithTokens(planned, ids); p != nil {
+		if by := x.Dispatcher.Explain(r, p); by.Overlap() > c.Overlap() {
+			return by
+		}
+	}
+	return c
 }

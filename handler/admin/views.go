@@ -63,13 +63,10 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	v := poolView{
 		Name: p.Name, Leases: s.Leases, Waiting: int(p.Queue.Length.Load()), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
 		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Bytes(), Speculative: p.Backgrounds.Count(),
-		Settings:  settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, set.TTL.Seconds(), set.MaxSessions, set.MaxWaiting, set.MaxWait.Seconds()},
-		Latency:   viewLatency(&s),
+		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, set.TTL.Seconds(), set.MaxSessions, set.MaxWaiting, set.MaxWait.Seconds()},
+		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
 		Incidents: viewIncidents(&p.Incidents, t),
-	}
-	if s.PrefillRate > 0 {
-		v.PrefillRate = &s.PrefillRate
 	}
 	for _, w := range p.All() {
 		v.Workers++
@@ -203,8 +200,8 @@ type proxyState struct {
 	healthy   bool // by its health checks
 }
 
-// proxyOf returns the states of a pool's static upstreams by address. Which these are
-// is a matter of the configuration that answers for the pool.
+// proxyOf returns the states of a pool's static upstreams by address, as the
+// configuration that answers for the pool has them.
 func proxyOf(p *pool.Pool) map[string]proxyState {
 	said := make(map[string]proxyState)
 	if x := explainerOf(p); x != nil {
@@ -218,38 +215,30 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState) workerView {
 	drain, health := w.Drain.Load(), w.Health.State(t)
 	v := workerView{
-		ID: w.ID, Dial: w.Dial,
+		ID: w.ID, Dial: w.Dial, Taints: w.Tainted(),
 		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
 			Available: isAvailable(w, &health, proxy), Hung: w.Progress.IsHung(),
-			Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
+			LetBack: known(max(0, health.Window)), Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
 		},
-		Load:    loadView{viewLoad(load), w.Slots.Running.Load(), nil},
+		Load:    loadView{viewLoad(load), w.Slots.Running.Load(), known(max(0, w.Slots.Limit.Load()))},
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
 			Estimated: w.Hits.Estimated.Load(), Predicted: w.Hits.Foreseen.Load(),
-			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(),
+			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(), Error: w.Misses.View(),
 		},
 	}
 	if state, said := proxy[w.Dial]; said {
 		v.Health.Proxy = &state.available
 	}
 	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
-	v.Hits.Error = w.Misses.View()
-	v.Taints = w.Tainted()
-	if limit := w.Slots.Limit.Load(); limit > 0 {
-		v.Load.MaxRunning = &limit
-	}
 	if health.Reach != pool.ReachUnknown {
 		v.Health.Refusing = &health.Away
 	}
 	if !health.Until.IsZero() {
 		until := health.Until.UTC()
 		v.Health.MarkedDownUntil, v.Health.MarkedDownSeconds = &until, until.Sub(t).Seconds()
-	}
-	if health.Window > 0 {
-		v.Health.LetBack = &health.Window
 	}
 	if set := w.Configured.Load(); set != nil {
 		v.Models.Configured = slices.Sorted(maps.Keys(*set))
@@ -260,9 +249,8 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 	return v
 }
 
-// isAvailable returns whether a worker gets new requests as others do: one that is let
-// back, with a few at a time, does not yet. It is nil if that is not known, because no
-// connection to it was tried.
+// isAvailable returns whether a worker gets new requests as others do. One that is let
+// back with a few at a time does not. It is nil if no connection to it was tried yet.
 func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
 	state, said := proxy[w.Dial]
 	yes := (state.healthy || !said) && !w.Draining() && !w.Progress.IsHung() && s.Well && !s.Away

@@ -1,4 +1,5 @@
-// Package discovery asks workers what they are and what they serve, and tells the pool.
+// Package discovery asks workers what they are and what they serve, and reports it to the
+// pool.
 package discovery
 
 import (
@@ -17,7 +18,7 @@ import (
 )
 
 const (
-	// probeTick is how often a worker is probed that refuses connections.
+	// probeTick is how often a worker that refuses connections is probed.
 	probeTick = time.Second
 	// probeTimeout is how long a worker may take to answer a probe.
 	probeTimeout = 2 * time.Second
@@ -41,6 +42,7 @@ type Prober struct {
 	first  chan struct{} // closed after the first probes, or after firstWait
 }
 
+// New returns the prober of a configuration, which ends with ctx.
 func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
 	return &Prober{
 		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
@@ -56,15 +58,13 @@ func (p *Prober) Start() {
 		return
 	}
 	go func() {
-		// After a reload the pool knows its workers, and nobody has to wait.
-		known := !slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() })
-		if known {
-			close(p.first)
+		// After a reload the pool knows its workers, and requests need not wait.
+		admit := sync.OnceFunc(func() { close(p.first) })
+		if !slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() }) {
+			admit()
 		}
 		p.firstProbes(ctx)
-		if !known {
-			close(p.first)
-		}
+		admit()
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
 		for {
@@ -112,8 +112,7 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	}
 }
 
-// Await lets a request that comes right after the start wait for the first
-// probes. A plan then uses what is known.
+// Await waits for the first probes right after the start.
 func (p *Prober) Await(ctx context.Context) {
 	select {
 	case <-p.first:
@@ -121,13 +120,12 @@ func (p *Prober) Await(ctx context.Context) {
 	}
 }
 
-// own returns the workers that this handler probes: its upstreams, and of a
-// dynamic source those that it returned lately. Other workers of the pool may be
-// reached in another way, or have an address that a client chose.
+// own returns the workers that this handler probes: its upstreams, or those that its
+// dynamic source returned lately. Other workers of the pool may be reached in another
+// way, or have an address that a client chose.
 func (p *Prober) own() []*pool.Worker {
 	if p.proxy.DynamicUpstreams != nil {
-		list := p.pool.All()
-		return slices.DeleteFunc(list, func(w *pool.Worker) bool {
+		return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool {
 			return w.Prober.Load() != p.id || p.pool.LastRequest.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
 		})
 	}
@@ -140,12 +138,12 @@ func (p *Prober) own() []*pool.Worker {
 	return list
 }
 
-// TakesTokenData returns whether the engines of all workers take the ids of
+// TakesTokenData returns whether the engines of all workers accept the ids of
 // nvext.token_data in an API. If one does not, the body's prompt counts for all.
 func (p *Prober) TakesTokenData(api string) bool {
-	workers, unknown := p.own(), engine.Engine{}
+	workers := p.own()
 	if len(workers) == 0 {
-		return unknown.TakesTokenData(api)
+		return new(engine.Engine).TakesTokenData(api)
 	}
 	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool {
 		e := p.pool.EngineOf(w)
@@ -175,7 +173,7 @@ func (p *Prober) AskAgain(w *pool.Worker) {
 	p.soon()
 }
 
-// soon has the workers that are due probed at once.
+// soon wakes the prober.
 func (p *Prober) soon() {
 	select {
 	case p.wanted <- struct{}{}:
@@ -193,43 +191,32 @@ func (p *Prober) probeDue(ctx context.Context) {
 		w.Probing.Store(true)
 		ask := t-w.Asked.Load() >= int64(p.pool.ModelsInterval(w))
 		go func() {
-			told := p.probe(ctx, w, ask)
+			detected := p.probe(ctx, w, ask)
 			w.Probing.Store(false)
-			if told {
+			if detected {
 				p.pool.AgreeOnBlocks()
 			}
 		}()
 	}
 }
 
-// probe finds out whether a worker can be reached. If ask is set, it asks what the
-// worker serves and, if that is due, what it is: told is whether it did the latter.
-func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (told bool) {
+// probe checks whether a worker can be reached. If ask is set, it asks what the worker
+// serves and, if that is due, what it is. It returns whether it asked the latter.
+func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
 		w.Asked.Store(time.Now().UnixNano())
-		if p.asksModels(w) {
+		if w.Configured.Load() == nil ||
+			// the operator lists its models: it is asked only to end an absence
+			w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {
 			return p.askModels(ctx, w) && p.detect(whole, w)
 		}
 		if p.detect(whole, w) {
 			return true
 		}
 	}
-	p.connect(ctx, w)
-	return false
-}
-
-// asksModels tells whether a worker is asked which models it serves. If the
-// operator lists them, it is asked only to end an absence.
-func (p *Prober) asksModels(w *pool.Worker) bool {
-	return w.Configured.Load() == nil ||
-		w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other
-}
-
-// connect makes a connection to a worker that is not asked anything now.
-func (p *Prober) connect(ctx context.Context, w *pool.Worker) {
 	tried, err := p.client.Connect(ctx, w.Dial)
 	switch {
 	case !tried:
@@ -238,6 +225,7 @@ func (p *Prober) connect(ctx context.Context, w *pool.Worker) {
 	default:
 		p.pool.RecordOwnRequest(ctx, w, 0, err)
 	}
+	return false
 }
 
 // pauseOf returns for how long a worker is not probed again.

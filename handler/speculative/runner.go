@@ -17,41 +17,43 @@ import (
 
 // The outcomes of speculative prefills.
 const (
-	speculativeOK       = "ok"        // it was computed
-	speculativeFailed   = "failed"    // the worker did not answer, or with an error
-	speculativeTimeout  = "timeout"   // it took too long
-	speculativeNextTurn = "next_turn" // the session's next turn came first
-	speculativeYielded  = "yielded"   // its place on a full worker was needed
-	speculativeStopped  = "stopped"   // the configuration ended
-	speculativeBusy     = "busy"      // the worker had too much to do
-	speculativeLimit    = "limit"     // there were as many as there may be
-	speculativeMemory   = "memory"    // the body could not be kept
-	speculativeUnfit    = "unfit"     // the turn did not end well, or its answer is not all text
-	speculativeOff      = "off"       // the operator does not allow it
+	outcomeOK       = "ok"        // it was computed
+	outcomeFailed   = "failed"    // the worker did not answer, or with an error
+	outcomeTimeout  = "timeout"   // it took too long
+	outcomeNextTurn = "next_turn" // the session's next turn came first
+	outcomeYielded  = "yielded"   // its place on a full worker was needed
+	outcomeStopped  = "stopped"   // the configuration ended
+	outcomeBusy     = "busy"      // the worker had too much to do
+	outcomeLimit    = "limit"     // there were as many as there may be
+	outcomeMemory   = "memory"    // the body could not be kept
+	outcomeUnfit    = "unfit"     // the turn did not end well, or its answer is not all text
+	outcomeOff      = "off"       // the operator does not allow it
 )
 
-const incidentSpeculative = "speculative prefill without success"
+const incidentNoSuccess = "speculative prefill without success"
 
 // Runner makes the speculative prefills of a configuration.
 type Runner struct {
 	*dispatch.Dispatcher
 	allowed bool // by the operator
 
-	open atomic.Int32 // foreseen or running; read without the lock
+	open atomic.Int32 // expected or running; read without the lock
 
 	mu       sync.Mutex
 	sessions map[string]*speculation // the latest of each session
 	running  []*speculation
 }
 
+// NewRunner returns the runner of a dispatcher. allowed is whether the operator allows
+// speculative prefills.
 func NewRunner(d *dispatch.Dispatcher, allowed bool) *Runner {
 	r := &Runner{Dispatcher: d, allowed: allowed}
-	d.Metrics.Speculative.WithLabelValues(d.Pool.Name, speculativeOK) // 0 is there to be seen
+	d.Metrics.Speculative.WithLabelValues(d.Pool.Name, outcomeOK) // shows 0
 	return r
 }
 
-// Answering implements followUps. It foresees a speculative prefill if the client asked
-// for one. A Dynamo is asked, too, and does it itself.
+// Answering implements dispatch's followUps. It expects a speculative prefill if the
+// client asked for one. Dynamo gets the hint, too, and does it itself.
 func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
 	p := t.Plan
 	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.Pool.EngineOf(t.Worker).Type == engine.Dynamo {
@@ -59,15 +61,15 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	}
 	switch {
 	case !r.allowed:
-		r.count(speculativeOff)
+		r.count(outcomeOff)
 		return nil
 	case p.Request == nil || !p.Request.Continues() || p.Session.Final || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
-		r.count(speculativeUnfit)
+		r.count(outcomeUnfit)
 		return nil
 	}
 	s := &speculation{r: r, session: p.Session.Key, turn: t, size: dispatch.MaxKeptText + t.Size, done: make(chan struct{})}
 	if !r.expect(s) {
-		r.count(speculativeMemory)
+		r.count(outcomeMemory)
 		return nil
 	}
 	return s.begin
@@ -93,9 +95,9 @@ func (r *Runner) expect(s *speculation) bool {
 
 // start records that a prefill begins. It returns false if it must not.
 func (r *Runner) start(s *speculation) bool {
-	leave, ok := r.Pool.Background(s.turn.Worker, func() { r.callOff(s, speculativeYielded) })
+	leave, ok := r.Pool.Background(s.turn.Worker, func() { r.callOff(s, outcomeYielded) })
 	if !ok {
-		r.end(s, speculativeLimit)
+		r.end(s, outcomeLimit)
 		return false
 	}
 	r.mu.Lock()
@@ -132,8 +134,8 @@ func (r *Runner) end(s *speculation, outcome string) {
 	r.open.Add(-1)
 	close(s.done)
 	r.count(outcome)
-	if outcome == speculativeFailed || outcome == speculativeTimeout {
-		r.Pool.Incidents.Raise(time.Now(), incidentSpeculative, r.Pool.Logger)
+	if outcome == outcomeFailed || outcome == outcomeTimeout {
+		r.Pool.Incidents.Raise(time.Now(), incidentNoSuccess, r.Pool.Logger)
 	}
 }
 
@@ -152,7 +154,7 @@ func (r *Runner) callOff(s *speculation, outcome string) {
 	<-s.done
 }
 
-// Arrived implements followUps: the next turn ends the prefill that was made for it.
+// Arrived implements dispatch's followUps: the next turn ends the prefill that was made for it.
 func (r *Runner) Arrived(p *plan.Plan) {
 	if r.open.Load() == 0 || !p.Computes || p.Request == nil {
 		return
@@ -160,7 +162,7 @@ func (r *Runner) Arrived(p *plan.Plan) {
 	var list []*speculation
 	r.mu.Lock()
 	if s := r.sessions[p.Session.Key]; s != nil && s.over == "" && !slices.Contains(r.running, s) && s.precedes(p) {
-		s.over = speculativeNextTurn // it has not begun, and will not
+		s.over = outcomeNextTurn // it has not begun, and will not
 	}
 	for _, s := range r.running {
 		if s.over == "" && s.precedes(p) {
@@ -169,6 +171,6 @@ func (r *Runner) Arrived(p *plan.Plan) {
 	}
 	r.mu.Unlock()
 	for _, s := range list {
-		r.callOff(s, speculativeNextTurn)
+		r.callOff(s, outcomeNextTurn)
 	}
 }

@@ -21,26 +21,21 @@ import (
 )
 
 const (
-	// longestSpeculative is how long one may take: by then the next turn has
-	// come, or the worker has better things to do.
-	longestSpeculative = 30 * time.Second
-	// busyRequests and busyPrefill are what a target may have to do at most for
-	// one to begin there: requests under way, its own not counted, and tokens
-	// that are booked and not computed. A step of an engine takes some 2048
-	// tokens and more; with a quarter of that booked, most of it is free.
+	// maxDuration is how long one may take. By then the next turn has usually come.
+	maxDuration = 30 * time.Second
+	// One begins only if the target has at most busyRequests requests under way and
+	// busyPrefill booked tokens to compute: a quarter of an engine's step of 2048.
 	busyRequests, busyPrefill = 8, 512
-	// maxBeside is how many tokens are to be computed at most beside the answers
-	// of others: that is about one step.
+	// maxBeside is the most tokens to compute beside others' answers: about one step.
 	maxBeside = 2048
-	// speculativePriority is below any that a client gives.
-	speculativePriority = math.MinInt32 + 1
-	// maxSpeculativeAnswer is how much is read of its answer, in bytes.
-	maxSpeculativeAnswer = 1 << 20
+	// lowestPriority is below any that a client gives.
+	lowestPriority = math.MinInt32 + 1
+	maxAnswer      = 1 << 20 // bytes that are read of its answer
 )
 
-// speculation is a speculative prefill that a client asked for: once its turn has
-// ended well, the worker that answered computes what the next turn certainly begins
-// with. That is a request of the router's own, for one token.
+// speculation is a speculative prefill that a client asked for. Once its turn has ended
+// well, the router sends the worker that answered a request for one token. It begins as
+// the next turn will.
 type speculation struct {
 	r       *Runner
 	session string // of the turn, empty if it has none
@@ -52,7 +47,7 @@ type speculation struct {
 	sent   *http.Request // the turn's
 	text   []byte        // of its answer, as JSON
 	blocks []uint64      // of prompt and answer
-	past   float32       // blocks that these go on behind the last one
+	past   float32       // prompt and answer beyond the last block, in blocks
 	behind int64         // tokens of the answer, which may have to be computed
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -68,12 +63,15 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 		if whole != nil {
 			whole.Done()
 		}
-		s.r.end(s, speculativeUnfit)
+		s.r.end(s, outcomeUnfit)
 		return
 	}
 	s.text, s.body, s.sent = text, whole, sent
-	s.blocks, s.past, s.behind = s.chain()
-	s.ctx, s.cancel = context.WithTimeout(s.r.Context, longestSpeculative)
+	p := s.turn.Plan
+	s.blocks, s.past = p.Request.BlocksWith(text)
+	more := float64(len(s.blocks)-len(p.Request.Blocks)) + float64(s.past-p.Request.Past)
+	s.behind = int64(more*p.Score.Weights.Mean(s.blocks[len(p.Request.Blocks):])) + 1
+	s.ctx, s.cancel = context.WithTimeout(s.r.Context, maxDuration)
 	if !s.r.start(s) {
 		s.cancel()
 		whole.Done()
@@ -87,30 +85,21 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 	}()
 }
 
-// chain returns the blocks of prompt and answer, how far both go on behind the
-// last of these, in blocks, and how many tokens the answer is.
-func (s *speculation) chain() (blocks []uint64, past float32, tokens int64) {
-	p := s.turn.Plan
-	blocks, past = p.Request.BlocksWith(s.text)
-	more := float64(len(blocks)-len(p.Request.Blocks)) + float64(past-p.Request.Past)
-	return blocks, past, int64(more*p.Score.Weights.Mean(blocks[len(p.Request.Blocks):])) + 1
-}
-
 // prefill has the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
 	t, w := time.Now(), s.turn.Worker
 	switch {
 	case s.r.Context.Err() != nil:
-		return speculativeStopped
+		return outcomeStopped
 	case s.isBusy(t):
-		return speculativeBusy
+		return outcomeBusy
 	}
 	p := s.next()
 	if p == nil {
-		return speculativeUnfit
+		return outcomeUnfit
 	}
 	if !w.Slots.Take() {
-		return speculativeBusy
+		return outcomeBusy
 	}
 	var sel kvscore.Selection
 	_, lease := s.r.Pool.Scheduler.Select(t, &p.Score, []kvscore.Target{s.turn.Target}, 0, nil, &sel)
@@ -119,17 +108,17 @@ func (s *speculation) prefill() (outcome string) {
 	s.r.Pool.FreeSlot(w)
 	switch {
 	case err == nil:
-		return speculativeOK
+		return outcomeOK
 	case s.r.Context.Err() != nil:
-		return speculativeStopped
+		return outcomeStopped
 	case errors.Is(s.ctx.Err(), context.DeadlineExceeded):
-		return speculativeTimeout
+		return outcomeTimeout
 	}
-	return speculativeFailed
+	return outcomeFailed
 }
 
-// isBusy tells whether the prefill would delay other requests on the target, or
-// whether the target should get no requests.
+// isBusy returns whether the prefill would delay other requests on the target, or the
+// target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
 	w := s.turn.Worker
 	load, known := s.r.Pool.Scheduler.Load(t, s.turn.Target)
@@ -173,7 +162,7 @@ func (s *speculation) next() *plan.Plan {
 func ownExt(e *nvext.Ext) *nvext.Ext {
 	return &nvext.Ext{
 		UseRawPrompt: e.UseRawPrompt, CacheSalt: e.CacheSalt, Tenant: e.Tenant, CacheTTL: e.CacheTTL,
-		AgentHints: nvext.AgentHints{Priority: nvext.Some[int32](speculativePriority)},
+		AgentHints: nvext.AgentHints{Priority: nvext.Some[int32](lowestPriority)},
 	}
 }
 
@@ -192,22 +181,15 @@ func (s *speculation) send(p *plan.Plan) error {
 		return errors.New("status " + resp.Status)
 	}
 	answer := p.Request.NewAnswer(false)
-	if _, err := io.Copy(answerWriter{answer}, io.LimitReader(resp.Body, maxSpeculativeAnswer)); err != nil {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
 		return err
 	}
+	answer.Write(data)
 	if answer.Finish(); answer.Failed() || !answer.Legible() {
 		return errors.New("the answer is an error")
 	}
 	return nil
-}
-
-// answerWriter makes an api.Answer an io.Writer.
-type answerWriter struct{ *api.Answer }
-
-// Write implements io.Writer.
-func (w answerWriter) Write(p []byte) (int, error) {
-	w.Answer.Write(p)
-	return len(p), nil
 }
 
 // ownRequest returns a request of the router's own that goes where a client's went,
