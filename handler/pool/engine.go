@@ -17,11 +17,9 @@ const (
 	// ProbeEvery is how often a worker is probed: asked for its models, or at least
 	// connected to.
 	ProbeEvery = 4 * time.Second
-	// askedAgain is the time between two questions to a worker about its engine, which
-	// may have restarted or been replaced.
+	// askedAgain is the time between two questions to a worker about its engine.
 	askedAgain = 15 * time.Second
-	// askedLess is the longest time between two questions to a worker that does not
-	// answer them.
+	// askedLess is that time at most, for a worker that does not answer.
 	askedLess = 5 * time.Minute
 	// idleAfter is how long a pool must have no request to be idle. Its workers may
 	// sleep, or cost money for each question: they are asked as rarely as those that
@@ -167,18 +165,13 @@ func (p *Pool) setInfo(w *Worker, told *engine.Info) bool {
 
 // ModelsInterval returns the least time between two questions to a worker about its models.
 func (p *Pool) ModelsInterval(w *Worker) time.Duration {
-	if p.isIdle(time.Now()) {
+	if time.Now().Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second) {
 		return askedLess
 	}
 	if n := w.Refusals.Load(); n > 0 {
 		return min(ProbeEvery<<min(n, 8), askedLess)
 	}
 	return 0
-}
-
-// isIdle returns whether the pool has had no request for idleAfter.
-func (p *Pool) isIdle(t time.Time) bool {
-	return t.Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
 }
 
 // logged returns the parts of an engine's info that are logged when they change. A
@@ -272,11 +265,7 @@ func (p *Pool) contradict(w *Worker) {
 // blockSizeFor returns the size of the compared blocks for the size of an engine's
 // blocks, in tokens: the smallest multiple that is not below the default.
 func blockSizeFor(size int) int {
-	n := size
-	for n < kvscore.DefaultBlockSize {
-		n += size
-	}
-	return n
+	return (kvscore.DefaultBlockSize + size - 1) / size * size
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The lock is

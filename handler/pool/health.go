@@ -21,9 +21,8 @@ import (
 //	failed request                 | unchanged    | 0.5 to 3 s, then window 1; not missing
 //	good answer after that time    | reachable    | window doubles; removed at fullWindow
 //
-// A mark is there while window is not 0. Until until, the worker gets no requests;
-// then it gets window at a time. Only miss sets missing, with a reach that is
-// away, and an answer ends both: missing implies away.
+// A mark stands while window is not 0. The worker gets no requests before until, then
+// window at a time. Only miss sets missing, and an answer ends it: missing implies away.
 
 // reach is whether a worker could be reached at the last try.
 type reach int32
@@ -256,11 +255,7 @@ func (h *Health) RecordError(now time.Time, own bool, prompt uint64) (errors, sh
 // answered counts an answer. The lock is held.
 func (h *Health) answered(now time.Time, errors float64) {
 	keep := h.keep(now)
-	h.answers *= keep
-	h.errors *= keep
-	h.at = now
-	h.answers++
-	h.errors += errors
+	h.answers, h.errors, h.at = h.answers*keep+1, h.errors*keep+errors, now
 }
 
 // keep returns how much the answers so far still count. The lock is held.

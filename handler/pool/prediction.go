@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -25,7 +26,7 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	predicted := of.Tokens
 	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 { // else there was nothing to predict
 		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
-		w.Misses.note(off, off <= p.engineBlockSize(w))
+		w.Misses.note(off, off <= int64(cmp.Or(w.Engine.Info().BlockSize, p.Settings.Load().BlockSize)))
 	}
 	if reported*4 < predicted*3 { // engines differ in whether they find what others still compute
 		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))
@@ -34,15 +35,6 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 		p.clear(w, clearedMismatch)
 		w.Engine.AskAgain()
 	}
-}
-
-// engineBlockSize returns how many tokens a block has that the worker's engine reuses whole,
-// as it tells, else as prompts are compared.
-func (p *Pool) engineBlockSize(w *Worker) int64 {
-	if n := w.Engine.Info().BlockSize; n > 0 {
-		return int64(n)
-	}
-	return int64(p.Settings.Load().BlockSize)
 }
 
 // keptMisses is how many errors are kept.
@@ -159,10 +151,10 @@ func (d *cacheCheck) reset(t time.Time) {
 func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if does && !d.reports[kind] {
-		if d.reports == nil {
-			d.reports = make(map[ReportKind]bool)
-		}
+	if d.reports == nil {
+		d.reports = make(map[ReportKind]bool)
+	}
+	if does {
 		d.reports[kind] = true
 	}
 	return does || d.reports[kind]
