@@ -118,8 +118,8 @@ func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
 }
 
 // Table holds the worker behind each upstream of a list, and the worker's targets. A
-// look-up takes a lock and a map access per upstream, so a configuration keeps the table
-// of its last list. A table is immutable, and valid until pool.layout changes.
+// configuration keeps that of its last list, to save look-ups. A table is immutable, and
+// valid until Pool.Layout changes.
 type Table struct {
 	Layout uint64
 	list   reverseproxy.UpstreamPool // a copy: a source may change its own in place
@@ -238,9 +238,9 @@ func Available(up *reverseproxy.Upstream) bool {
 	return up.Host == nil || up.Available()
 }
 
-// Gather fills in the targets to choose from, of workers that are available, not tried
-// and not full, at the first resort that has any. It returns that resort. If the queue
-// has granted a slot of a worker, the others count as full.
+// Gather fills in the targets of workers that are available, not tried and not full, at
+// the first resort that has any, which it returns. If the queue granted a slot of a
+// worker, the others count as full.
 func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *Worker, t time.Time) (used Resort, found bool) {
 	for _, used = range resorts {
 		p.gatherAt(s, want, model, o, granted, used, t)

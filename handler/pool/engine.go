@@ -21,12 +21,10 @@ const (
 	askedAgain = 15 * time.Second
 	// askedLess is that time at most, for a worker that does not answer.
 	askedLess = 5 * time.Minute
-	// idleAfter is how long a pool must have no request to be idle. Its workers may
-	// sleep, or cost money for each question: they are asked as rarely as those that
-	// do not answer. They are connected to all the same.
+	// idleAfter is how long a pool must have no request to be idle. Its workers may sleep
+	// or cost money, so they are asked as rarely as silent ones, but still connected to.
 	idleAfter = 10 * time.Minute
-	// sharedWithin is the time in which two changes of an engine's start mean that
-	// several engines share the address.
+	// Two changes of an engine's start within this time mean a shared address.
 	sharedWithin = time.Minute
 
 	incidentShared = "several engines answer at one address"
@@ -91,9 +89,8 @@ func (e *engineState) answered(t time.Time, told bool) {
 	e.silent++
 }
 
-// restarted records what the engine says of its start. It returns whether that has
-// changed, and whether it has changed twice within a minute: then several engines
-// share the address.
+// restarted records what the engine says of its start. It returns whether that changed,
+// and whether it changed twice within sharedWithin.
 func (e *engineState) restarted(t time.Time, start string) (changed, shared bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -290,8 +287,7 @@ const incidentBlocks = "disagreement among the engines about the size of their K
 const maxAdopted = 256
 
 // AgreeOnBlocks takes the block size from the engines, if none is configured and all
-// engines agree. This normally happens after the first probes. A later change makes
-// the prompts of token ids unknown that were computed before.
+// agree. A change makes earlier prompts of token ids unknown.
 func (p *Pool) AgreeOnBlocks() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

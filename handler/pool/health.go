@@ -38,10 +38,9 @@ const (
 // Away returns whether the worker is known not to answer.
 func (r reach) Away() bool { return r >= refusing }
 
-// Health is how a worker has done lately. A failure marks it down for half a second,
-// further ones for up to three. Then it gets one new request at a time, and twice as
-// many with each success and with each second after the first success. If all workers
-// are marked down, the marks are ignored.
+// Health is how a worker has done lately. A failure marks it down for 0.5 s, further ones
+// for up to 3 s. Then it gets one request at a time, and twice as many with each success
+// and each second after the first. If all workers are marked down, marks are ignored.
 type Health struct {
 	marked atomic.Bool // window is not 0; read without the lock
 
@@ -97,8 +96,8 @@ func (h *Health) open(now time.Time) bool {
 	return h.window == 0 || !now.Before(h.until) && h.probes < h.room(now)
 }
 
-// room returns how many requests at a time a marked worker may have. After its first
-// success that grows with time, too: long answers come seldom. The lock is held.
+// room returns how many requests at a time a marked worker may have. It grows with time
+// after the first success: long answers come seldom. The lock is held.
 func (h *Health) room(now time.Time) int {
 	if h.window < 2 {
 		return h.window

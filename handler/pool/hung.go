@@ -128,8 +128,7 @@ func (f *progress) Arrived(s *Stream) (moved bool) {
 }
 
 // movable returns the streams that can move to another worker, oldest first. It leaves
-// out requests that were sent to see whether the worker is still hung, and answers that
-// are not streamed: a worker that computes one looks the same from here.
+// out those that were sent after the worker hung, to see whether it still does.
 func (f *progress) movable() []*Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -318,9 +317,9 @@ func (p *Pool) MoveSoon(s *Stream) {
 	}
 }
 
-// claim decides whether an attempt moves to another worker, and counts there that it
-// is placed. It returns how to cancel the attempt, nil if it stays. A worker that has
-// given no first token so far may just answer like that.
+// claim decides whether an attempt moves to another worker, and counts it there. It
+// returns how to cancel the attempt, nil if it stays. It stays on a target without a first
+// token so far: that may just answer so.
 func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 	t := time.Now()
 	if load, ok := p.Scheduler.Load(t, s.Target); !ok || load.Predictions == 0 {

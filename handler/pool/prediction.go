@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
-// Prediction is what a worker was predicted to hold of a prompt when an attempt was
-// booked.
+// Prediction is what a worker was predicted to hold of a prompt at an attempt's booking.
 type Prediction struct {
 	Begun  time.Time // of the attempt
 	Prompt uint64    // identifies the prompt
@@ -116,9 +115,8 @@ const (
 	forgiven = time.Hour
 )
 
-// cacheCheck compares what the router predicted a worker to have cached with what
-// the worker's engine reports. An engine that has restarted unseen, or has flushed its
-// cache, reports far less from then on, for all prompts.
+// cacheCheck compares predicted with reported cached tokens. An engine that has restarted
+// unseen, or flushed its cache, reports far less from then on, for all prompts.
 type cacheCheck struct {
 	mu         sync.Mutex
 	confirmed  int
@@ -160,9 +158,8 @@ func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
 	return does || d.reports[kind]
 }
 
-// compare records how many tokens of a prompt a worker was predicted to hold when an
-// attempt began, and how many it reports. It returns whether the cache model must be
-// wrong as a whole.
+// compare records how many tokens of a prompt a worker was predicted to hold, and how
+// many it reports. It returns whether the cache model must be wrong as a whole.
 func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, reported int64) bool {
 	if predicted < substantial {
 		return false
@@ -194,10 +191,8 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 	return true
 }
 
-// CachedTokens returns how many tokens of the prompt the engine had cached by what it
-// reports in a kind of answer, -1 if that is unknown. SGLang omits the count if it is
-// 0, and in kinds of answers that have none: if another answer of the kind had one, it
-// is 0.
+// CachedTokens returns how many tokens of the prompt the engine had cached, -1 if unknown.
+// SGLang omits a count of 0: an omission means 0 if another answer of the kind had one.
 func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
 	if w.Engine.Info().Type != engine.SGLang {
 		return reported

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// queue holds the requests that wait until a worker has room, in their order. A slot
-// that becomes free is taken for the first request that can use it.
+// queue holds the requests that wait for a worker with room, in order. A free slot goes
+// to the first request that can use it.
 type queue struct {
 	pool   *Pool
 	Length atomic.Int32 // requests read it before they take the lock
