@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// budgetWindow is the time over which retries are compared with requests, in
-// seconds.
+// budgetWindow is the time over which retries are compared with requests, in seconds.
 const budgetWindow = 10
 
 // spending counts a pool's requests and charged retries, second by second.
@@ -55,7 +54,7 @@ func (s *spending) Spent(now time.Time, b RetryBudget) bool {
 	return s.exceeds(now, b)
 }
 
-// exceeds returns whether one more retry would exceed the budget. The lock is held.
+// exceeds is Spent. The lock is held.
 func (s *spending) exceeds(now time.Time, b RetryBudget) bool {
 	requests, retries := s.lately(now)
 	return float64(retries) >= b.Percent/100*float64(requests)+b.Rate*budgetWindow

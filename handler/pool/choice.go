@@ -13,8 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Wants is what a request needs of a worker, and its place in the queue. It is
-// immutable, so that the queue can evaluate it without the request.
+// Wants is what a request needs of a worker, and its place in the queue. It is immutable.
 type Wants struct {
 	Model    string    // if any worker is known to serve it, the worker must be
 	Only     *Worker   // the one worker that may serve the request; nil = any
@@ -30,6 +29,7 @@ type Wants struct {
 	Arrival  time.Time // within a tier, earlier requests do; includes the priority's head start
 }
 
+// AnyRank is the Rank of requests that may go to any.
 const AnyRank = -1
 
 // Offers are the upstreams that the proxy offers for a request, with their workers.
@@ -83,12 +83,8 @@ func (p *Pool) Permits(want *Wants, w *Worker) bool {
 	if want.Workers != nil && !slices.Contains(want.Workers, w.ID) || want.Rank >= int64(w.Ranks()) || !p.Isolates(want, w) {
 		return false
 	}
-	for _, taint := range want.Taints {
-		if !slices.Contains(w.Tainted(), taint) {
-			return false
-		}
-	}
-	return true
+	lacks := func(taint string) bool { return !slices.Contains(w.Tainted(), taint) }
+	return !slices.ContainsFunc(want.Taints, lacks)
 }
 
 // Isolates returns whether the worker's engine keeps caches apart, if that is needed.
@@ -122,8 +118,8 @@ func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
 }
 
 // Table holds the worker behind each upstream of a list, and the worker's targets. A
-// look-up takes a lock and a map access per upstream, so a configuration keeps the table
-// of its last list. A table is immutable, and valid until pool.layout changes.
+// configuration keeps that of its last list, to save look-ups. A table is immutable, and
+// valid until Pool.Layout changes.
 type Table struct {
 	Layout uint64
 	list   reverseproxy.UpstreamPool // a copy: a source may change its own in place
@@ -208,6 +204,7 @@ func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices 
 // Float64 implements kvscore.Rand.
 func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
 
+// TakeScratch returns buffers for one choice.
 func (p *Pool) TakeScratch() *Scratch {
 	s, ok := p.scratches.Get().(*Scratch)
 	if !ok {
@@ -216,6 +213,7 @@ func (p *Pool) TakeScratch() *Scratch {
 	return s
 }
 
+// ReturnScratch gives them back.
 func (p *Pool) ReturnScratch(s *Scratch) {
 	s.Sel.Blocks, s.Sel.Override = nil, nil
 	s.Scored = kvscore.Request{}
@@ -240,9 +238,9 @@ func Available(up *reverseproxy.Upstream) bool {
 	return up.Host == nil || up.Available()
 }
 
-// Gather fills in the targets to choose from, of workers that are available, not tried
-// and not full, at the first resort that has any. It returns that resort. If the queue
-// has granted a slot of a worker, the others count as full.
+// Gather fills in the targets of workers that are available, not tried and not full, at
+// the first resort that has any, which it returns. If the queue granted a slot of a
+// worker, the others count as full.
 func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *Worker, t time.Time) (used Resort, found bool) {
 	for _, used = range resorts {
 		p.gatherAt(s, want, model, o, granted, used, t)
@@ -256,7 +254,7 @@ func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *
 	return Resort{}, false
 }
 
-// gatherAt is gather at one resort. Few requests are choosy: that is evaluated once.
+// gatherAt is Gather at one resort. Few requests are choosy: that is evaluated once.
 func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted *Worker, used Resort, t time.Time) {
 	targets, upstreams, workers := s.Targets[:0], s.Upstreams[:0], s.Workers[:0]
 	s.Full = s.Full[:0]

@@ -17,18 +17,14 @@ const (
 	// ProbeEvery is how often a worker is probed: asked for its models, or at least
 	// connected to.
 	ProbeEvery = 4 * time.Second
-	// askedAgain is the time between two questions to a worker about its engine, which
-	// may have restarted or been replaced.
+	// askedAgain is the time between two questions to a worker about its engine.
 	askedAgain = 15 * time.Second
-	// askedLess is the longest time between two questions to a worker that does not
-	// answer them.
+	// askedLess is that time at most, for a worker that does not answer.
 	askedLess = 5 * time.Minute
-	// idleAfter is how long a pool must have no request to be idle. Its workers may
-	// sleep, or cost money for each question: they are asked as rarely as those that
-	// do not answer. They are connected to all the same.
+	// idleAfter is how long a pool must have no request to be idle. Its workers may sleep
+	// or cost money, so they are asked as rarely as silent ones, but still connected to.
 	idleAfter = 10 * time.Minute
-	// sharedWithin is the time in which two changes of an engine's start mean that
-	// several engines share the address.
+	// Two changes of an engine's start within this time mean a shared address.
 	sharedWithin = time.Minute
 
 	incidentShared = "several engines answer at one address"
@@ -93,9 +89,8 @@ func (e *engineState) answered(t time.Time, told bool) {
 	e.silent++
 }
 
-// restarted records what the engine says of its start. It returns whether that has
-// changed, and whether it has changed twice within a minute: then several engines
-// share the address.
+// restarted records what the engine says of its start. It returns whether that changed,
+// and whether it changed twice within sharedWithin.
 func (e *engineState) restarted(t time.Time, start string) (changed, shared bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -167,18 +162,13 @@ func (p *Pool) setInfo(w *Worker, told *engine.Info) bool {
 
 // ModelsInterval returns the least time between two questions to a worker about its models.
 func (p *Pool) ModelsInterval(w *Worker) time.Duration {
-	if p.isIdle(time.Now()) {
+	if time.Now().Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second) {
 		return askedLess
 	}
 	if n := w.Refusals.Load(); n > 0 {
 		return min(ProbeEvery<<min(n, 8), askedLess)
 	}
 	return 0
-}
-
-// isIdle returns whether the pool has had no request for idleAfter.
-func (p *Pool) isIdle(t time.Time) bool {
-	return t.Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
 }
 
 // logged returns the parts of an engine's info that are logged when they change. A
@@ -272,11 +262,7 @@ func (p *Pool) contradict(w *Worker) {
 // blockSizeFor returns the size of the compared blocks for the size of an engine's
 // blocks, in tokens: the smallest multiple that is not below the default.
 func blockSizeFor(size int) int {
-	n := size
-	for n < kvscore.DefaultBlockSize {
-		n += size
-	}
-	return n
+	return (kvscore.DefaultBlockSize + size - 1) / size * size
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The lock is
@@ -301,8 +287,7 @@ const incidentBlocks = "disagreement among the engines about the size of their K
 const maxAdopted = 256
 
 // AgreeOnBlocks takes the block size from the engines, if none is configured and all
-// engines agree. This normally happens after the first probes. A later change makes
-// the prompts of token ids unknown that were computed before.
+// agree. A change makes earlier prompts of token ids unknown.
 func (p *Pool) AgreeOnBlocks() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

@@ -21,9 +21,8 @@ import (
 //	failed request                 | unchanged    | 0.5 to 3 s, then window 1; not missing
 //	good answer after that time    | reachable    | window doubles; removed at fullWindow
 //
-// A mark is there while window is not 0. Until until, the worker gets no requests;
-// then it gets window at a time. Only miss sets missing, with a reach that is
-// away, and an answer ends both: missing implies away.
+// A mark stands while window is not 0. The worker gets no requests before until, then
+// window at a time. Only miss sets missing, and an answer ends it: missing implies away.
 
 // reach is whether a worker could be reached at the last try.
 type reach int32
@@ -39,10 +38,9 @@ const (
 // Away returns whether the worker is known not to answer.
 func (r reach) Away() bool { return r >= refusing }
 
-// Health is how a worker has done lately. A failure marks it down for half a second,
-// further ones for up to three. Then it gets one new request at a time, and twice as
-// many with each success and with each second after the first success. If all workers
-// are marked down, the marks are ignored.
+// Health is how a worker has done lately. A failure marks it down for 0.5 s, further ones
+// for up to 3 s. Then it gets one request at a time, and twice as many with each success
+// and each second after the first. If all workers are marked down, marks are ignored.
 type Health struct {
 	marked atomic.Bool // window is not 0; read without the lock
 
@@ -98,8 +96,8 @@ func (h *Health) open(now time.Time) bool {
 	return h.window == 0 || !now.Before(h.until) && h.probes < h.room(now)
 }
 
-// room returns how many requests at a time a marked worker may have. After its first
-// success that grows with time, too: long answers come seldom. The lock is held.
+// room returns how many requests at a time a marked worker may have. It grows with time
+// after the first success: long answers come seldom. The lock is held.
 func (h *Health) room(now time.Time) int {
 	if h.window < 2 {
 		return h.window
@@ -256,11 +254,7 @@ func (h *Health) RecordError(now time.Time, own bool, prompt uint64) (errors, sh
 // answered counts an answer. The lock is held.
 func (h *Health) answered(now time.Time, errors float64) {
 	keep := h.keep(now)
-	h.answers *= keep
-	h.errors *= keep
-	h.at = now
-	h.answers++
-	h.errors += errors
+	h.answers, h.errors, h.at = h.answers*keep+1, h.errors*keep+errors, now
 }
 
 // keep returns how much the answers so far still count. The lock is held.

@@ -127,16 +127,8 @@ func (f *progress) Arrived(s *Stream) (moved bool) {
 	return s.Moved
 }
 
-// mayMove returns whether an attempt can move to another worker.
-func (f *progress) mayMove(s *Stream) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return s.way != nil
-}
-
 // movable returns the streams that can move to another worker, oldest first. It leaves
-// out requests that were sent to see whether the worker is still hung, and answers that
-// are not streamed: a worker that computes one looks the same from here.
+// out those that were sent after the worker hung, to see whether it still does.
 func (f *progress) movable() []*Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -272,9 +264,7 @@ func (p *Pool) findHung(t time.Time) {
 		s, waited := f.silence()
 		if !waited || !p.isTooLong(t, &s, workers, tickTime(others)) {
 			f.suspected = 0
-			continue
-		}
-		if f.suspected++; f.suspected >= hungChecks {
+		} else if f.suspected++; f.suspected >= hungChecks {
 			f.suspected = 0
 			p.markHung(w, t, s)
 		}
@@ -288,11 +278,9 @@ func (p *Pool) isTooLong(t time.Time, s *silence, workers []*Worker, others time
 	if silent < hungAfter {
 		return false
 	}
-	var limit time.Duration
+	limit := p.Patience(s.target, s.ahead, s.silent)
 	if s.quiet {
 		limit = p.quietFor(workers)
-	} else {
-		limit = p.Patience(s.target, s.ahead, s.silent)
 	}
 	return silent >= limit && others.After(s.since.Add(limit/2))
 }
@@ -321,14 +309,17 @@ func (p *Pool) moveAway(attempts ...*Stream) {
 // MoveSoon moves an attempt away once another worker has a free slot.
 func (p *Pool) MoveSoon(s *Stream) {
 	p.moveAway(s)
-	if s.Worker.Progress.mayMove(s) {
+	f := &s.Worker.Progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.way != nil {
 		time.AfterFunc(hungCheck, func() { p.MoveSoon(s) })
 	}
 }
 
-// claim decides whether an attempt moves to another worker, and counts there that it
-// is placed. It returns how to cancel the attempt, nil if it stays. A worker that has
-// given no first token so far may just answer like that.
+// claim decides whether an attempt moves to another worker, and counts it there. It
+// returns how to cancel the attempt, nil if it stays. It stays on a target without a first
+// token so far: that may just answer so.
 func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 	t := time.Now()
 	if load, ok := p.Scheduler.Load(t, s.Target); !ok || load.Predictions == 0 {

@@ -41,12 +41,7 @@ func (l *ModelList) has(model string) bool {
 	if len(l.Entries) == 0 || len(l.Entries) > 4 {
 		return l.IDs[model]
 	}
-	for i := range l.Entries {
-		if l.Entries[i].ID == model {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.Entries, func(e ModelEntry) bool { return e.ID == model })
 }
 
 // NoneServes returns whether the operator lists the models of all workers behind the

@@ -21,8 +21,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// Pools holds the pools by name. They survive reloads: a new configuration is
-// provisioned before the old one lets go.
+// Pools holds the pools by name. They survive reloads.
 var Pools = caddy.NewUsagePool()
 
 const (
@@ -57,7 +56,7 @@ type Pool struct {
 	Settings atomic.Pointer[Settings]
 	Layout   atomic.Uint64 // counts up when an address gets another worker, or a worker other ranks: see table
 
-	scratches sync.Pool // of *scratch
+	scratches sync.Pool // of *Scratch
 
 	Mu        sync.RWMutex
 	Workers   map[string]*Worker // by dial address
@@ -71,6 +70,7 @@ type Pool struct {
 	agreed  *SharedSettings
 }
 
+// New makes a pool and begins its upkeep.
 func New(name string, s *Settings) (*Pool, error) {
 	sessions, err := affinity.NewRistretto(affinity.Options{MaxSessions: s.MaxSessions, MaxBytes: sessionBytes(s.MaxSessions)})
 	if err != nil {

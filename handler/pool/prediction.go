@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -10,8 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
-// Prediction is what a worker was predicted to hold of a prompt when an attempt was
-// booked.
+// Prediction is what a worker was predicted to hold of a prompt at an attempt's booking.
 type Prediction struct {
 	Begun  time.Time // of the attempt
 	Prompt uint64    // identifies the prompt
@@ -25,7 +25,7 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	predicted := of.Tokens
 	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 { // else there was nothing to predict
 		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
-		w.Misses.note(off, off <= p.engineBlockSize(w))
+		w.Misses.note(off, off <= int64(cmp.Or(w.Engine.Info().BlockSize, p.Settings.Load().BlockSize)))
 	}
 	if reported*4 < predicted*3 { // engines differ in whether they find what others still compute
 		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))
@@ -34,15 +34,6 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 		p.clear(w, clearedMismatch)
 		w.Engine.AskAgain()
 	}
-}
-
-// engineBlockSize returns how many tokens a block has that the worker's engine reuses whole,
-// as it tells, else as prompts are compared.
-func (p *Pool) engineBlockSize(w *Worker) int64 {
-	if n := w.Engine.Info().BlockSize; n > 0 {
-		return int64(n)
-	}
-	return int64(p.Settings.Load().BlockSize)
 }
 
 // keptMisses is how many errors are kept.
@@ -124,9 +115,8 @@ const (
 	forgiven = time.Hour
 )
 
-// cacheCheck compares what the router predicted a worker to have cached with what
-// the worker's engine reports. An engine that has restarted unseen, or has flushed its
-// cache, reports far less from then on, for all prompts.
+// cacheCheck compares predicted with reported cached tokens. An engine that has restarted
+// unseen, or flushed its cache, reports far less from then on, for all prompts.
 type cacheCheck struct {
 	mu         sync.Mutex
 	confirmed  int
@@ -159,18 +149,17 @@ func (d *cacheCheck) reset(t time.Time) {
 func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if does && !d.reports[kind] {
-		if d.reports == nil {
-			d.reports = make(map[ReportKind]bool)
-		}
+	if d.reports == nil {
+		d.reports = make(map[ReportKind]bool)
+	}
+	if does {
 		d.reports[kind] = true
 	}
 	return does || d.reports[kind]
 }
 
-// compare records how many tokens of a prompt a worker was predicted to hold when an
-// attempt began, and how many it reports. It returns whether the cache model must be
-// wrong as a whole.
+// compare records how many tokens of a prompt a worker was predicted to hold, and how
+// many it reports. It returns whether the cache model must be wrong as a whole.
 func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, reported int64) bool {
 	if predicted < substantial {
 		return false
@@ -202,10 +191,8 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 	return true
 }
 
-// CachedTokens returns how many tokens of the prompt the engine had cached by what it
-// reports in a kind of answer, -1 if that is unknown. SGLang omits the count if it is
-// 0, and in kinds of answers that have none: if another answer of the kind had one, it
-// is 0.
+// CachedTokens returns how many tokens of the prompt the engine had cached, -1 if unknown.
+// SGLang omits a count of 0: an omission means 0 if another answer of the kind had one.
 func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
 	if w.Engine.Info().Type != engine.SGLang {
 		return reported

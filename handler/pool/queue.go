@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// queue holds the requests that wait until a worker has room, in their order. A slot
-// that becomes free is taken for the first request that can use it.
+// queue holds the requests that wait for a worker with room, in order. A free slot goes
+// to the first request that can use it.
 type queue struct {
 	pool   *Pool
 	Length atomic.Int32 // requests read it before they take the lock
@@ -146,22 +146,14 @@ func (q *queue) reviewAll() {
 func (q *queue) reviewUntilEmpty() {
 	ticker := time.NewTicker(reviewEvery)
 	defer ticker.Stop()
-	for range ticker.C {
-		if !q.reviewAgain() {
-			return
-		}
+	for more := true; more; {
+		<-ticker.C
+		q.mu.Lock()
+		q.review(time.Now())
+		more = len(q.waiting) > 0
+		q.reviewing = more
+		q.mu.Unlock()
 	}
-}
-
-func (q *queue) reviewAgain() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.waiting) == 0 {
-		q.reviewing = false
-		return false
-	}
-	q.review(time.Now())
-	return true
 }
 
 // review evaluates anew which workers may serve each waiter, and gives free slots to
@@ -209,10 +201,8 @@ func (q *queue) give(w *Worker, t time.Time) bool {
 // firstFor returns the first waiter that wants room of a worker, nil if none does.
 // The lock is held.
 func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
-	for _, m := range q.waiting {
-		if m.wants(w, t) {
-			return m
-		}
+	if i := slices.IndexFunc(q.waiting, func(m *waiter) bool { return m.wants(w, t) }); i >= 0 {
+		return q.waiting[i]
 	}
 	return nil
 }
@@ -279,28 +269,30 @@ func (m *waiter) resort(t time.Time) (Resort, bool) {
 
 func (s offer) allowed(r Resort, t time.Time) bool { return Available(s.up) && r.allows(s.worker, t) }
 
+// leastBusy returns the least busy worker with room that may be used, nil if none is.
+func (m *waiter) leastBusy(mayUse func(offer) bool) (least *Worker) {
+	for _, s := range m.eligible {
+		if mayUse(s) && !s.worker.Slots.full() &&
+			(least == nil || s.worker.Slots.Running.Load() < least.Slots.Running.Load()) {
+			least = s.worker
+		}
+	}
+	return least
+}
+
 // best returns the least busy worker with room, nil if there is none. hopeless says that
 // there is no worker to wait for.
 func (m *waiter) best(t time.Time) (best *Worker, hopeless bool) {
 	r, some := m.resort(t)
-	for _, s := range m.eligible {
-		if some && s.allowed(r, t) && !s.worker.Slots.full() &&
-			(best == nil || s.worker.Slots.Running.Load() < best.Slots.Running.Load()) {
-			best = s.worker
-		}
-	}
-	return best, !some
+	return m.leastBusy(func(s offer) bool { return some && s.allowed(r, t) }), !some
 }
 
 // takeWorse takes a slot of a worker that is marked down, but neither hung nor draining,
 // for a waiter that would otherwise be refused. It returns nil if there is none.
 func (m *waiter) takeWorse() (worse *Worker) {
-	for _, s := range m.eligible {
-		if Available(s.up) && !s.worker.Draining() && !s.worker.Progress.IsHung() && !s.worker.Slots.full() &&
-			(worse == nil || s.worker.Slots.Running.Load() < worse.Slots.Running.Load()) {
-			worse = s.worker
-		}
-	}
+	worse = m.leastBusy(func(s offer) bool {
+		return Available(s.up) && !s.worker.Draining() && !s.worker.Progress.IsHung()
+	})
 	if worse == nil || !worse.Slots.Take() {
 		return nil
 	}

@@ -36,8 +36,8 @@ func (p *Pool) clear(w *Worker, why string) {
 		zap.String("why", why), zap.Int64("tokens", held))
 }
 
-// Unreached records that no connection to a worker could be made, and marks it down. If
-// the connection was refused, the engine's process has ended, and so has its KV cache.
+// Unreached records that no connection to a worker could be made, and marks it down. A
+// refused connection means that the engine's process, and its KV cache, has ended.
 func (p *Pool) Unreached(w *Worker, err error) {
 	r := unreachable
 	if Refused(err) {

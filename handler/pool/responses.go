@@ -11,9 +11,8 @@ import (
 // most, which takes a few MiB.
 const maxResponses = 1 << 16
 
-// responses remembers which target keeps which response of the responses API. Engines
-// keep responses in memory, so that a request that names one must go there. The ones
-// that were not named for longest are forgotten first.
+// responses remembers which target keeps which response of the responses API: a request
+// that names one must go there. Those unnamed for longest are forgotten first.
 type responses struct {
 	seed uint64 // of the ids' hashes: nobody outside can choose collisions
 

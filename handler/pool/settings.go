@@ -65,7 +65,7 @@ func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 		return fmt.Errorf("worker %s: configured twice", w.Dial)
 	}
 	if err := w.check(); err != nil {
-		return err
+		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
 	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
 		return fmt.Errorf("worker %s: is not among the upstreams", w.Dial)
@@ -106,12 +106,10 @@ func (s *Settings) CheckIDs() error {
 	byID := make(map[uint64]string)
 	known := maps.Clone(s.Upstreams)
 	for dial := range s.Workers {
-		known[dial] = dial != AllWorkers
+		known[dial] = true
 	}
+	delete(known, AllWorkers)
 	for _, dial := range slices.Sorted(maps.Keys(known)) {
-		if !known[dial] {
-			continue
-		}
 		id := s.Worker(dial).ID
 		if other, taken := byID[id]; taken {
 			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
@@ -212,7 +210,6 @@ func (s *SharedSettings) Get() *Settings {
 	return s.All.WithDefaults()
 }
 
-// add adds the settings of one handler.
 func (s *SharedSettings) add(one *Settings) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -142,7 +142,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		{WorkerSettings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
 		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: 7 cannot be that of all workers"},
 	} {
-		err := v.w.errInvalid()
+		err := v.w.check()
 		if (err == nil) != (v.want == "") || err != nil && err.Error() != v.want {
 			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
 		}

@@ -148,8 +148,8 @@ func (p *Pool) retireRanks(w *Worker, from, to int) {
 	}
 }
 
-// forgetRanks removes all targets of a worker, unless one has leases. It retires them,
-// too, because a request with an older table may still book on one.
+// forgetRanks removes all targets of a worker, unless one has leases. It also retires
+// them: a request with an older table may still book on one.
 func (p *Pool) forgetRanks(w *Worker) bool {
 	all := true
 	for rank := range w.Ranks() {

@@ -99,13 +99,6 @@ const (
 
 // check returns what is wrong with the settings.
 func (w *WorkerSettings) check() error {
-	if err := w.errInvalid(); err != nil {
-		return fmt.Errorf("worker %s: %w", w.Dial, err)
-	}
-	return nil
-}
-
-func (w *WorkerSettings) errInvalid() error {
 	switch {
 	case w.KVTokens < 0:
 		return fmt.Errorf("kv_tokens must not be negative, got %d", w.KVTokens)
