@@ -186,15 +186,11 @@ func (o *delivery) Ended(s response.Summary) {
 // computed returns whether the worker has certainly computed the prompt.
 func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
 
-// conditionEncoded lasts while event streams leave compressed: this costs CPU time per token,
-// and clients may see tokens late.
-const conditionEncoded = "event streams leave compressed (keep encode away from them)"
-
 // noticeEncoding records that a handler before this one compressed a stream. Only the response
 // header shows that.
 func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
 	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
-		d.Pool.Incidents.Raise(time.Now(), conditionEncoded, d.Pool.Logger)
+		d.Pool.Incidents.Raise(time.Now(), "event streams leave compressed (keep encode away from them)", d.Pool.Logger)
 	}
 }
 

@@ -213,7 +213,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It
-// is made once and does not change.
+// is made once and does not change. It has a field for each part of the configuration.
 type Dispatcher struct {
 	Pool      *pool.Pool
 	Proxy     *reverseproxy.Handler // makes the attempts

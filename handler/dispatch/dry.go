@@ -118,7 +118,7 @@ func (d *Dispatch) homeOf(chosen int) *DryHome {
 
 // leftOut returns the workers that are offered but are not candidates, with the reason.
 func (d *Dispatch) leftOut() (list []leftOut) {
-	rows := d.table(d.offered).Rows // which gather has used
+	want, rows := d.wants(), d.table(d.offered).Rows // which gather has used
 	for i, up := range d.offered {
 		w := rows[i].Worker
 		if slices.Contains(d.scratch.Workers, w) {
@@ -130,11 +130,11 @@ func (d *Dispatch) leftOut() (list []leftOut) {
 			why = "proxy_unavailable" // by its health checks, or it is full
 		case d.pinned() && w != d.only.worker:
 			why = "not_named"
-		case !d.keepsApart(w):
+		case !d.Pool.Isolates(&want, w):
 			why = "shares_cache"
-		case !d.permits(w):
+		case !d.Pool.Permits(&want, w):
 			why = "not_allowed"
-		case !d.fits(w):
+		case !d.Pool.Fits(&want, d.model, w):
 			why = "other_models"
 		case slices.Contains(d.scratch.Full, w):
 			why = "full"

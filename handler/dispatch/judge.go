@@ -197,12 +197,10 @@ func (d *Dispatch) blameKey() uint64 {
 	return key
 }
 
-// statusOverloaded is what Dynamo's and Anthropic's servers answer when busy.
-const statusOverloaded = 529
-
 // retryable returns whether a status says that the worker did not take the request.
 func retryable(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == statusOverloaded
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable ||
+		status == 529 // Dynamo's and Anthropic's servers, when busy
 }
 
 // longestRetryAfter is the longest pause of a worker that is believed.
@@ -230,9 +228,6 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return wait
 }
 
-// maxRefusal is how many bytes are searched for the reason of a 404.
-const maxRefusal = 4 << 10
-
 // servedElsewhere returns whether an answer says that the worker lacks the request's model
 // while an untried worker may have it. Nothing was computed, so any request may be made again.
 func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
@@ -253,7 +248,7 @@ func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 	if !found {
 		return false
 	}
-	head, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	head, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }

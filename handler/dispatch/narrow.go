@@ -63,7 +63,7 @@ func (d *Dispatch) pinTo(ups reverseproxy.UpstreamPool) error {
 	switch {
 	case w == nil:
 		return d.badPin("%s: no worker of this pool has the id %d", pin.Field, pin.Worker)
-	case pin.Rank.Set && !d.hasRank(w):
+	case !d.hasRank(w):
 		return d.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.Worker, pin.Rank.Value, w.Ranks()-1)
 	case !pin.Rank.Set && w.Ranks() > 1:
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
@@ -159,12 +159,6 @@ func (s *Dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
 		}
 	}
 	return s.Proxy.Upstreams
-}
-
-// fits returns whether a worker may serve the request.
-func (d *Dispatch) fits(w *pool.Worker) bool {
-	want := d.wants()
-	return d.Pool.Fits(&want, d.model, w)
 }
 
 // checkModel refuses an inference request for a model that no worker serves; nil otherwise.

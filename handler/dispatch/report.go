@@ -32,7 +32,6 @@ type Report struct {
 	PromptTokens int64   // as estimated
 
 	Status int   // of the answer; 0 if there was none
-	Read   bool  // the answer was read as an inference's
 	Err    error // the failure of the last attempt or of the answer; nil if none
 
 	TTFT                       time.Duration // 0 if unknown
@@ -61,7 +60,6 @@ func (d *Dispatch) report() *Report {
 	if !o.Read {
 		return r
 	}
-	r.Read = true
 	if !o.First.IsZero() {
 		r.TTFT = o.First.Sub(d.start)
 	}

@@ -24,20 +24,17 @@ type Limits struct {
 	Retries            int
 }
 
+// Set returns whether the operator has set limits.
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
-// leastInterval keeps a request from taking a core for itself, whatever is configured.
-const leastInterval = 10 * time.Millisecond
+// allow returns whether the proxy would make another attempt.
+func (l Limits) allow(start time.Time, attempts int) bool {
+	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
+}
 
 // maxSuspects bounds the failed attempts that may have reached an engine: the request itself
 // may end engines.
 const maxSuspects = 2
-
-// allow returns whether the proxy would make another attempt.
-func (l Limits) allow(start time.Time, attempts int) bool {
-	return (l.Duration == 0 || time.Since(start) < l.Duration) &&
-		(l.Retries == 0 || attempts <= l.Retries)
-}
 
 // retryMatcher tells the proxy whether to retry. It stands before the operator's own
 // retry_match.

@@ -115,10 +115,8 @@ func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Reque
 	if req.ContentLength < 0 {
 		out.ContentLength = -1 // it came in chunks
 	}
-	// Engines close idle connections when they please. net/http sends a
-	// request again that met such a close, if it can have the body again and
-	// takes the request for idempotent; a header without a value says so and
-	// is not sent. Of what is not an inference that is not known.
+	// Engines close idle connections when they please. net/http repeats such a request if
+	// it has GetBody and is idempotent. A header without a value says so and is not sent.
 	if _, set := out.Header["Idempotency-Key"]; !set && d.plan.API != nil {
 		out.Header["Idempotency-Key"] = []string{}
 	}

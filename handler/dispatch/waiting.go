@@ -20,12 +20,6 @@ type waiting struct {
 	left       error         // the client's context ended meanwhile
 }
 
-// Conditions that last, as the log and the admin API say them.
-const (
-	incidentOverflow = "too many requests wait, further ones are turned away"
-	incidentLate     = "requests that waited too long are turned away"
-)
-
 // await waits in the queue until the request can go on, with a granted slot or without a
 // worker to wait for. It returns false if the request was turned away, or its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
@@ -43,13 +37,13 @@ func (d *Dispatch) await(ctx context.Context) bool {
 	case d.wait.left != nil:
 		return false
 	case g.Full:
-		d.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, incidentOverflow, fmt.Errorf(
+		d.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, "too many requests wait, further ones are turned away", fmt.Errorf(
 			"all workers are full, and %d requests wait, which is as many as may; try again later", set.MaxWaiting))
 		return false
 	case g.Late && d.held.resp != nil:
 		return false
 	case g.Late:
-		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, incidentLate, fmt.Errorf(
+		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests that waited too long are turned away", fmt.Errorf(
 			"all workers are full, and none had room within %s; try again later", set.MaxWait))
 		return false
 	}
@@ -100,7 +94,7 @@ func (d *Dispatch) giveBackGranted() {
 
 // pause waits for lb_try_interval. It returns false if the client left meanwhile.
 func (d *Dispatch) pause(ctx context.Context) bool {
-	timer := time.NewTimer(max(d.Limits.Interval, leastInterval))
+	timer := time.NewTimer(max(d.Limits.Interval, 10*time.Millisecond))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
