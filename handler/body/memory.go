@@ -33,20 +33,11 @@ type Memory struct {
 	uploads uploads
 }
 
-// Read reads the body of a request of at most limit bytes into memory. It returns a
-// longer body as a stream, and one for which there is no room.
-func (m *Memory) Read(r *http.Request, limit int64) (all *Buffer, rest *Stream, err error) {
-	return m.uploads.read(r, limit, &m.Held)
-}
-
 // HasRoom tells whether a body of a length may be read into memory. Short ones
 // always may.
 func (m *Memory) HasRoom(length int64) bool {
 	return length <= alwaysRoom || m.Held.Load()+length <= MaxBytes
 }
-
-// Bytes returns how many bytes are in use.
-func (m *Memory) Bytes() int64 { return m.Held.Load() }
 
 // Reserve counts n bytes that the caller uses until it calls release. It returns
 // whether they are within the bound.
@@ -62,7 +53,10 @@ func (m *Memory) Count(b *Buffer) { b.count(&m.Held) }
 func (m *Memory) Upkeep(t time.Time) (ended int) {
 	ended = m.uploads.endSlow(m.Held.Load() > MaxBytes/2)
 	if bodyMemory.fell(t) {
-		returnMemory()
+		// An idle process would collect garbage only every two minutes, and a
+		// sync.Pool keeps its memory over one collection: this makes two.
+		runtime.GC()
+		debug.FreeOSMemory()
 	}
 	return ended
 }
@@ -110,14 +104,6 @@ func (u *usage) fell(t time.Time) bool {
 	return true
 }
 
-// returnMemory returns unused memory to the system. An idle process would
-// collect garbage only every two minutes, and a sync.Pool keeps its memory over
-// one collection: this makes two.
-func returnMemory() {
-	runtime.GC()
-	debug.FreeOSMemory()
-}
-
 // An upload is slow if it received less than leastReceived bytes, and less than
 // one slowShare-th of what it has received in all, between two looks. Memory
 // then costs its holder traffic: who holds 2 GiB must send 3 MB/s.
@@ -148,8 +134,13 @@ type upload struct {
 	ended  bool  // it was slow
 }
 
-// read reads the request's body by readBody. A slow upload that was ended returns
-// os.ErrDeadlineExceeded.
+// Read reads the body of a request of at most limit bytes into memory. It returns a
+// longer body as a stream, and one for which there is no room. The error of a slow
+// upload that was ended is os.ErrDeadlineExceeded.
+func (m *Memory) Read(r *http.Request, limit int64) (all *Buffer, rest *Stream, err error) {
+	return m.uploads.read(r, limit, &m.Held)
+}
+
 func (u *uploads) read(r *http.Request, limit int64, held *atomic.Int64) (all *Buffer, rest *Stream, err error) {
 	if r.ContentLength >= 0 && r.ContentLength < firstRead {
 		return readBody(r.Body, r.ContentLength, limit, held) // whose memory is less than its connection's
@@ -180,7 +171,6 @@ func (up *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// add lists an upload.
 func (u *uploads) add(up *upload) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -80,8 +80,8 @@ const (
 // PostTo returns the name of a request to a path outside the clients' APIs, empty
 // for a request without a name.
 func PostTo(path string) string {
-	last := path[strings.LastIndexByte(path, '/')+1:]
-	if slices.Contains([]string{Invocations, OpenSession, CloseSession}, last) {
+	switch last := path[strings.LastIndexByte(path, '/')+1:]; last {
+	case Invocations, OpenSession, CloseSession:
 		return last
 	}
 	return ""

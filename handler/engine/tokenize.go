@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -74,12 +75,7 @@ func (q *Question) only(names ...string) *rawjson.Object {
 
 // says returns whether the body has one of these members, and not as null.
 func (q *Question) says(names ...string) bool {
-	for _, name := range names {
-		if !isNull(q.Body.Value(name)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(names, func(name string) bool { return !isNull(q.Body.Value(name)) })
 }
 
 // tokenize closes a body and posts it to the tokenizer.

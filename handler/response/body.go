@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -142,11 +141,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 // and JSON. Answers to inference requests are never HTML, so that a page of HTML
 // counts as unreadable JSON.
 func promises(kind string) bool {
-	switch kind {
-	case body.EventStream, "application/json", "text/html":
-		return true
-	}
-	return strings.HasSuffix(kind, "+json")
+	return kind == body.EventStream || kind == "text/html" || body.IsJSON(kind)
 }
 
 // Hold reads a stream up to its first token, an error in its place, or its end, and
