@@ -94,7 +94,6 @@ type returnedBody struct {
 	rest  io.ReadCloser
 }
 
-// Read implements io.Reader.
 func (b *returnedBody) Read(p []byte) (int, error) {
 	n, err := b.begin.Read(p)
 	if errors.Is(err, io.EOF) {
@@ -103,7 +102,6 @@ func (b *returnedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer.
 func (b *returnedBody) Close() error {
 	_ = b.begin.Close()
 	return b.rest.Close()
@@ -112,5 +110,4 @@ func (b *returnedBody) Close() error {
 // goneBody is a body that cannot be read again.
 type goneBody struct{}
 
-// Read implements io.Reader.
 func (goneBody) Read([]byte) (int, error) { return 0, http.ErrBodyReadAfterClose }

@@ -85,6 +85,11 @@ func MediaType(h http.Header) string {
 	return strings.ToLower(strings.TrimSpace(kind))
 }
 
+// IsJSON returns whether a media type is that of JSON.
+func IsJSON(kind string) bool {
+	return kind == "application/json" || strings.HasSuffix(kind, "+json")
+}
+
 // Compressed tells whether the body behind a header is not to be read as it is.
 func Compressed(h http.Header) bool {
 	coding := strings.TrimSpace(h.Get("Content-Encoding"))
@@ -110,7 +115,6 @@ func (l *Lazy) Release() {
 	}
 }
 
-// Read implements io.Reader.
 func (l *Lazy) Read(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +127,6 @@ func (l *Lazy) Read(p []byte) (int, error) {
 	return l.open.Read(p) // it is in memory
 }
 
-// Close implements io.Closer.
 func (l *Lazy) Close() error { return nil }
 
 // Stream is a body that can be sent only once.
@@ -148,7 +151,6 @@ func (o *Stream) Done() {
 	}
 }
 
-// Read implements io.Reader.
 func (o *Stream) Read(p []byte) (int, error) {
 	o.Touched.Store(true)
 	if len(o.left) > 0 {

@@ -204,7 +204,6 @@ const (
 	apiTokens      = "tokens"   // vLLM's /inference/v1/generate
 )
 
-// on returns whether the request is of one of the APIs.
 func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
 
 // cutNVExt removes nvext from the body. It returns false if nothing else is to be
@@ -231,7 +230,6 @@ func (f *fit) takes(field Fields, ok bool) bool {
 	return true
 }
 
-// header gives the engine a header.
 func (f *fit) header(name, value string) {
 	f.Headers = append(f.Headers, Header{Name: name, Value: value})
 }
@@ -262,13 +260,10 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 	return f.samplings, f.samplings != nil
 }
 
-// integer sets a member of the body to a number.
 func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
 
-// text sets a member of the body to a text.
 func (f *fit) text(member, s string) { f.Body.Set(member, quoted(s)) }
 
-// quoted returns a text as JSON.
 func quoted(s string) []byte { return rawjson.AppendString(nil, s) }
 
 // short returns a text of at most that many bytes unchanged, else a digest of it,

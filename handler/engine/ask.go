@@ -80,7 +80,7 @@ func orDefault[T comparable](v *T, def T) {
 // Ask finds out the engine type of a server, and what it reports. The result's
 // Type is empty if the answers show nothing.
 func Ask(get Get) Info {
-	s := newServer(get)
+	s := &server{get: get, had: make(map[string]answer)}
 	kind := s.kind("")
 	if kind == "" {
 		if status, _ := s.ask(pathModels); status == 200 {
@@ -96,7 +96,7 @@ func Ask(get Get) Info {
 // AskAs asks a server of an expected type what it reports. The result's Type is
 // what the answers show, which may be another type; empty if they show nothing.
 func AskAs(kind string, get Get) Info {
-	s := newServer(get)
+	s := &server{get: get, had: make(map[string]answer)}
 	if owner := s.owner(); owner != "" {
 		kind = owner
 	}
@@ -159,8 +159,6 @@ type answer struct {
 	status int
 	body   []byte
 }
-
-func newServer(get Get) *server { return &server{get: get, had: make(map[string]answer)} }
 
 // ask returns the answer to a GET request, with status 0 if there is none.
 func (s *server) ask(path string) (int, []byte) {

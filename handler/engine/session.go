@@ -41,10 +41,14 @@ func (f *fit) sglangSessions() {
 		return
 	}
 	f.scope = scopeOf(f.Salt) // once: a salt may be long, and there may be many sessions
-	if raw := f.Body.Value(nameSession); f.API == OpenSession && (raw == nil || raw[0] != '"') {
+	raw := f.Body.Value(nameSession)
+	if text, ok := f.scoped(raw); f.API == OpenSession && (raw == nil || raw[0] != '"') {
 		f.text(nameSession, f.scope+rand.Text()) // SGLang would choose an id without a scope
-	} else {
-		f.scopeID()
+	} else if ok {
+		f.Body.Set(nameSession, text)
+	} else if !isNull(raw) {
+		f.Body.Cut(nameSession)
+		f.Lacks |= SessionParams
 	}
 	if f.said&SessionParams == 0 || !f.onSessions() { // else nvext's replace them
 		f.scopeParams()
@@ -68,20 +72,6 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 		return raw, true
 	}
 	return behind(f.scope, raw), true
-}
-
-// scopeID scopes the body's session_id.
-func (f *fit) scopeID() {
-	raw := f.Body.Value(nameSession)
-	if isNull(raw) {
-		return
-	}
-	if text, ok := f.scoped(raw); ok {
-		f.Body.Set(nameSession, text)
-		return
-	}
-	f.Body.Cut(nameSession)
-	f.Lacks |= SessionParams
 }
 
 // scopeParams scopes the body's session_params: one object, or a list with one for

@@ -3,7 +3,11 @@
 package plan
 
 import (
+	"errors"
+	"fmt"
+	"maps"
 	"net/http"
+	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -54,14 +58,12 @@ type Wishes struct {
 type Content struct {
 	// Body can be sent on each attempt. It is nil if the client's body is streamed
 	// through, which works once: then stream is that body.
-	Body   *body.Replay
-	Stream *body.Stream
-	unread string // why the router could not read the body; empty if it could
-	// EditsBody says that the engine must be told something in the body, or must not
-	// see the body's nvext.
-	EditsBody bool
-	// AsksUsage says that ask must be made in the body: it asks the engine for usage that
-	// the client did not ask for.
+	Body      *body.Replay
+	Stream    *body.Stream
+	hashing   api.Options // of Request
+	unread    string      // why the router could not read the body; empty if it could
+	EditsBody bool        // the body must be changed for the engine
+	// AskUsage asks the engine for usage that the client did not ask for, if AsksUsage.
 	AsksUsage bool
 	AskUsage  rawjson.Edit
 }
@@ -72,6 +74,7 @@ type Handling struct {
 	Repeatable bool // it may be sent again after an attempt that reached a worker
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed
+	prefills   bool // an engine computes a prompt for it, and so fills its cache
 }
 
 // Why an inference request has no prompt to compare.
@@ -121,3 +124,98 @@ func (p *Plan) Close() {
 	}
 	p.Stream.Done()
 }
+
+// OrUnplanned returns an API for the shape of its errors.
+func OrUnplanned(a api.API) api.API {
+	if a == nil {
+		return api.Unplanned
+	}
+	return a
+}
+
+// WithoutRouting returns a request's header without the routing headers that the engine
+// must not see: those that are not granted, and those that choose a worker or a rank.
+func (p *Plan) WithoutRouting(h http.Header) http.Header {
+	if p.headers == 0 {
+		return h
+	}
+	kept := maps.Clone(h) // the server's own is shared
+	for name, values := range kept {
+		switch needs := nvext.HeaderNeeds(name); {
+		case needs == 0:
+		case needs&nvext.Pins != 0 || needs&^p.Grants != 0:
+			delete(kept, name)
+		case len(values) > 1:
+			kept[name] = []string{oneValue(values)}
+		}
+	}
+	return kept
+}
+
+// Pin is the worker, the rank, or both that a request names.
+type Pin struct {
+	Named  bool // a worker
+	Worker uint64
+	Field  string // that names the worker
+	Rank   nvext.Opt[uint32]
+}
+
+// errDirect is Dynamo's own text, which its users know
+// (lib/llm/src/kv_router/push_router.rs).
+var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " + //nolint:staticcheck // as Dynamo writes it
+	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
+
+// takePin records which worker the request names. All workers do both phases: a
+// request that names another worker for the prefill is refused.
+func (p *Plan) takePin() error {
+	e := p.Ext
+	switch {
+	case e.PrefillWorkerID.Set && !samePhases(e):
+		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillWorkerID.Value)
+	case e.PrefillDPRank.Set && !samePhases(e):
+		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillDPRank.Value)
+	case e.DecodeWorkerID.Set:
+		p.Pin = Pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
+	case e.BackendInstanceID.Set:
+		p.Pin = Pin{true, e.BackendInstanceID.Value, "nvext.backend_instance_id", e.DPRank}
+	default:
+		p.Pin.Rank = e.DPRank
+	}
+	return nil
+}
+
+// samePhases returns whether the request names the same worker and rank for both
+// phases, as the router's own answers do.
+func samePhases(e *nvext.Ext) bool {
+	decode := e.DecodeWorkerID
+	if !decode.Set {
+		decode = e.BackendInstanceID
+	}
+	return decode.Set && e.PrefillWorkerID == decode && (!e.PrefillDPRank.Set || e.PrefillDPRank == e.DPRank)
+}
+
+// Constrained returns whether the client excludes workers.
+func (p *Plan) Constrained() bool {
+	return p.Ext.AllowedWorkerIDs != nil || p.Ext.RoutingConstraints.RequiredTaints != nil
+}
+
+// ErrNonePermitted returns the error of a request whose constraints no worker meets.
+func (p *Plan) ErrNonePermitted() error {
+	var wants []string
+	if ids := p.Ext.AllowedWorkerIDs; ids != nil {
+		more := ""
+		if len(ids) > maxListed {
+			more = fmt.Sprintf(" and %d more", len(ids)-maxListed)
+		}
+		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v%s", firstOf(ids), more))
+	}
+	if taints := p.Ext.RoutingConstraints.RequiredTaints; taints != nil {
+		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", firstOf(taints)))
+	}
+	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
+}
+
+// maxListed is how many ids or names an error repeats.
+const maxListed = 8
+
+func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }

@@ -35,6 +35,52 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios) {
 	score.Root, score.Blocks, score.Past, p.TextBlock = req.Root, req.Blocks, req.Past, size
 }
 
+// honour tells the scheduler what the client wishes.
+func (p *Plan) honour() {
+	p.Score.ExpectedTokens = int64(p.Ext.AgentHints.OSL.Value)
+	p.Score.Priority = priority(&p.Ext.AgentHints)
+	o := &p.Ext.Override
+	if *o == (nvext.RouterConfigOverride{}) {
+		return
+	}
+	p.Score.Override = &kvscore.Override{
+		OverlapScoreCredit: finite(o.OverlapScoreCredit), PrefillLoadScale: finite(o.PrefillLoadScale),
+		Temperature: finite(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
+		TrackPrefillTokens: pointer(o.TrackPrefillTokens),
+	}
+}
+
+// priority returns what the request's own time is worth against others' time: above
+// 0, more.
+func priority(h *nvext.AgentHints) int {
+	switch {
+	case h.StrictPriority.Value > 0:
+		return 1
+	case h.Priority.Set:
+		return int(h.Priority.Value)
+	case h.LatencySensitivity.Value > 0:
+		return 1
+	}
+	return 0
+}
+
+// maxOverride keeps costs finite.
+const maxOverride = 1e6
+
+// finite is pointer for an option of a policy.
+func finite(o nvext.Opt[float64]) *float64 {
+	o.Value = min(o.Value, maxOverride)
+	return pointer(o)
+}
+
+// pointer returns nil for what is not set.
+func pointer[T any](o nvext.Opt[T]) *T {
+	if !o.Set {
+		return nil
+	}
+	return &o.Value
+}
+
 // WithTokens returns the plan of the same request with token ids as the prompt; nil if
 // they cannot replace it. The plan has no body.
 func (rd *Reader) WithTokens(of *Plan, ids []byte) *Plan {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -22,7 +23,7 @@ type Reader struct {
 	Keys         []KeySource
 	HeldOnly     bool // only sessions that the engine holds count
 	InjectsUsage bool
-	Strict       bool // fields of nvext that are not known are an error
+	Strict       bool // unknown fields of nvext are an error
 	Direct       bool // inference requests must name their worker
 	EnforcesSalt bool
 	MergesModels bool
@@ -39,8 +40,19 @@ type Reader struct {
 
 // Read makes the plan of a request. An error leaves the request with its body.
 func (rd *Reader) Read(r *http.Request) (*Plan, error) {
-	p := &Plan{Wishes: Wishes{Ext: &NoExt}}
-	if err := rd.fill(r, p); err != nil {
+	p := &Plan{Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
+	if r.Method == http.MethodPost || r.Method == http.MethodPut { // SGLang takes PUT where it takes POST
+		if p.API = api.For(r.URL.Path); p.API != nil {
+			p.Name, p.prefills = p.API.Name(), p.API.Work() != api.Count
+		} else {
+			p.prefills = engine.Infers(r.URL.Path)
+		}
+	}
+	err := rd.readBody(r, p)
+	if err == nil {
+		err = rd.fill(r, p)
+	}
+	if err != nil {
 		p.GiveBack(r)
 		p.Close()
 		return nil, err
@@ -48,122 +60,71 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 	return p, nil
 }
 
-func (rd *Reader) fill(r *http.Request, p *Plan) error {
-	p.Name = engine.PostTo(r.URL.Path)
-	if posts(r.Method) {
-		p.API = api.For(r.URL.Path)
-	}
-	if p.API != nil {
-		p.Name = p.API.Name()
-	}
-	if err := rd.readBody(r, p); err != nil {
-		return err
-	}
-	// A body that is streamed through takes no slot: the client decides how long its
-	// upload takes, and the engine computes nothing meanwhile.
-	p.Computes = p.API != nil && p.API.Work() != api.Count && p.Stream == nil
-	if p.Request == nil { // else inference has read the wishes
-		if err := rd.extend(r, p, p.takeOther()); err != nil {
-			return err
-		}
-		if err := rd.mustRead(p); err != nil {
-			return err
-		}
-	}
-	p.EditsBody = p.EditsBody || p.steers() || engine.Speaks(p.Ext) || p.Salt() != ""
-	if err := rd.saltIsText(r, p); err != nil {
-		return err
-	}
-	p.Isolated = rd.EnforcesSalt && p.Salt() != "" && leavesCache(r, p)
-	switch {
-	case p.Request != nil:
-		p.Model, p.Response = p.Request.Model, p.Request.PreviousResponse
-	case p.API == nil:
-		p.Response = responseNamed(r)
-		if p.Model == "" {
-			p.Model = modelOf(r)
-		}
-		p.Lists = rd.MergesModels && listsModels(r)
-	}
-	return nil
-}
-
 // readBody reads and parses the body of a request for a known API, and every body that
 // is declared as JSON. Other bodies are streamed through.
 func (rd *Reader) readBody(r *http.Request, p *Plan) error {
+	p.Repeatable, p.Score.Streamed = p.API != nil || idempotent(r.Method), p.API == nil
+	size := r.ContentLength
+	var why string
 	switch {
 	case r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect:
-		p.passThrough(r, fallbackMalformed)
-		return nil
-	case p.API == nil && !saysJSON(r.Header):
-		p.passThrough(r, "its Content-Type is not JSON")
-		return nil
-	case r.ContentLength > rd.MaxBody:
-		p.passThrough(r, fallbackOversized)
-		return nil
-	case !rd.Memory.HasRoom(r.ContentLength):
-		p.passThrough(r, FallbackMemory)
-		return nil
-	}
-	whole, rest, err := rd.Memory.Read(r, rd.MaxBody)
-	switch {
-	case err != nil:
-		return Unreadable(p.API, err)
-	case whole != nil && p.API == nil:
-		p.readOther(r, whole)
-	case whole != nil:
-		return rd.inference(r, p, whole)
+		why = fallbackMalformed
+	case p.API == nil && !body.IsJSON(body.MediaType(r.Header)):
+		why = "its Content-Type is not JSON"
+	case size > rd.MaxBody:
+		why = fallbackOversized
+	case !rd.Memory.HasRoom(size):
+		why = FallbackMemory
 	default:
-		why := fallbackOversized
-		if rest.NoRoom {
+		whole, rest, err := rd.Memory.Read(r, rd.MaxBody)
+		if err != nil {
+			return Unreadable(p.API, err)
+		}
+		if whole != nil {
+			rd.parse(r.Header, p, whole)
+			return nil
+		}
+		if why = fallbackOversized; rest.NoRoom {
 			why = FallbackMemory
 		}
-		p.passThrough(r, why)
-		if p.Stream = rest; p.API != nil { // it has at least as many tokens
-			p.Score.Tokens = max(p.Score.Tokens, estimatedTokens(rd.MaxBody))
-		}
+		p.Stream, size = rest, max(size, rd.MaxBody)
+	}
+	if p.Score.Streamed = true; p.API != nil {
+		p.Fallback = why
+	}
+	if r.Body == nil || size == 0 {
+		p.Body = body.NewReplay(nil)
+		return nil
+	}
+	if p.Stream == nil {
+		p.Stream = &body.Stream{ReadCloser: r.Body}
+	}
+	if r.Method != http.MethodConnect { // a tunnel has no body
+		p.unread = why
+	}
+	if p.API != nil && size > 0 {
+		p.Score.Tokens = estimatedTokens(size)
 	}
 	return nil
 }
 
 // Unreadable returns the refusal of a request whose body could not be received.
 func Unreadable(a api.API, err error) *api.Refusal {
+	status, code := http.StatusBadRequest, api.CodeUnreadable
 	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return &api.Refusal{API: a, Status: http.StatusRequestEntityTooLarge, Code: api.CodeTooLarge, Err: fmt.Errorf(
-			"the body is longer than the server takes, which is %d bytes", limit.Limit)}
+		status, code = http.StatusRequestEntityTooLarge, api.CodeTooLarge
+		err = fmt.Errorf("the body is longer than the server takes, which is %d bytes", limit.Limit)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		status, err = http.StatusRequestTimeout, errSlowUpload
+	} else {
+		err = fmt.Errorf("reading request body: %w", err)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &api.Refusal{API: a, Status: http.StatusRequestTimeout, Code: api.CodeUnreadable, Err: errSlowUpload}
-	}
-	return &api.Refusal{API: a, Status: http.StatusBadRequest, Code: api.CodeUnreadable, Err: fmt.Errorf("reading request body: %w", err)}
+	return &api.Refusal{API: a, Status: status, Code: code, Err: err}
 }
 
 var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
 
-// passThrough plans a request whose body is not read.
-func (p *Plan) passThrough(r *http.Request, why string) {
-	p.Repeatable, p.Score.Streamed = p.API != nil || idempotent(r.Method), true
-	if p.API != nil {
-		p.Fallback = why
-	}
-	if r.Body == nil || r.ContentLength == 0 {
-		p.Body = body.NewReplay(nil)
-		return
-	}
-	p.Stream = &body.Stream{ReadCloser: r.Body}
-	if r.Method != http.MethodConnect { // a tunnel has no body
-		p.unread = why
-	}
-	if p.API != nil && r.ContentLength > 0 {
-		p.Score.Tokens = estimatedTokens(r.ContentLength)
-	}
-}
-
 func estimatedTokens(size int64) int64 { return int64(float64(size) / kvscore.DefaultBytesPerToken) }
-
-// posts returns whether engines compute requests of a method: SGLang takes PUT where it
-// takes POST.
-func posts(method string) bool { return method == http.MethodPost || method == http.MethodPut }
 
 // idempotent returns whether a request may be made twice (RFC 9110, 9.2.2).
 func idempotent(method string) bool {
@@ -174,46 +135,191 @@ func idempotent(method string) bool {
 	return false
 }
 
-// inference plans a request for a known API whose body was read.
-func (rd *Reader) inference(r *http.Request, p *Plan, whole *body.Buffer) error {
-	data, opts := whole.Data, rd.Hashing()
-	p.Repeatable, p.Score.Tokens = true, estimatedTokens(int64(len(data)))
-	req, err := api.Parse(p.API, data, opts)
-	p.Body = body.NewReplay(whole, data)
-	if err != nil { // the engine will tell the client what is wrong
-		p.Fallback = fallbackMalformed
-		if body.Compressed(r.Header) {
-			p.Fallback = fallbackCompressed
+// parse parses a body that was read. Of one that it cannot parse, the engine will tell
+// the client what is wrong.
+func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
+	var opts api.Options
+	if p.API != nil {
+		opts, p.Score.Tokens = rd.Hashing(), estimatedTokens(int64(len(whole.Data)))
+	}
+	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
+	p.Body = body.NewReplay(whole, whole.Data)
+	if err == nil && !req.Vertex {
+		detach(req)
+		if p.API != nil {
+			p.Request = req
+		} else {
+			p.other = req
 		}
-		p.cannotParse(p.Fallback)
-		return nil
+		p.Model, p.hashing = req.Model, opts
+		return
 	}
-	detach(req)
-	p.Request = req
-	if err := rd.extend(r, p, req.NVExt); err != nil {
-		return err
+	why := fallbackMalformed
+	if p.API == nil {
+		p.Model = strings.Clone(api.Model(whole.Data))
+	} else {
+		if body.Compressed(h) {
+			why = fallbackCompressed
+		}
+		p.Fallback = why
 	}
-	if err := p.Ext.CheckChoices(req.Answers()); err != nil {
-		return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: err}
-	}
-	req.SetSalt(p.Ext.Salt(req.Salt))
-	if p.Ext.TokenCount > 0 && rd.TakesTokens(p.Name) {
-		p.Given = req.Give(req.NVExt[p.Ext.TokenSpan.Start:p.Ext.TokenSpan.End], opts)
-	}
-	p.Session = rd.session(r, req, p.Ext)
-	p.Answer = rd.answerExt(r, req, p.Ext, data)
-	p.EditsBody = req.NVExt != nil || req.NullNVExt
-	req.NVExt = nil
-	if rd.InjectsUsage {
-		p.AskUsage, p.AsksUsage = req.AskUsage(data)
-	}
-	p.identify(opts, rd.Ratios)
-	return nil
-}
-
-// cannotParse records that the router read the body but could not parse it.
-func (p *Plan) cannotParse(why string) {
 	if p.Body.Size > 0 {
 		p.unread = why
 	}
+}
+
+// fill plans a request whose body was read, as far as it can be.
+func (rd *Reader) fill(r *http.Request, p *Plan) error {
+	// A body that is streamed through takes no slot: the client decides how long its
+	// upload takes, and the engine computes nothing meanwhile.
+	p.Computes = p.API != nil && p.prefills && p.Stream == nil
+	var raw []byte
+	req := p.Parsed()
+	if req != nil {
+		raw = req.NVExt
+	}
+	if err := rd.extend(r, p, raw); err != nil {
+		return err
+	}
+	if err := rd.mustRead(p); err != nil {
+		return err
+	}
+	if p.Request != nil {
+		if err := rd.infer(r, p); err != nil {
+			return err
+		}
+	}
+	p.EditsBody = engine.Speaks(p.Ext) || p.Salt() != ""
+	if req != nil {
+		p.EditsBody = p.EditsBody || req.Steers || raw != nil || req.NullNVExt
+		req.NVExt = nil // it is in the body's memory
+	}
+	if err := rd.saltIsText(p); err != nil {
+		return err
+	}
+	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
+	if p.API == nil {
+		p.namePath(r, rd.MergesModels)
+	}
+	return nil
+}
+
+// infer plans a request for a known API whose body was parsed.
+func (rd *Reader) infer(r *http.Request, p *Plan) error {
+	req, data := p.Request, p.Body.Buffer.Data
+	if err := p.Ext.CheckChoices(req.Answers()); err != nil {
+		return p.refuse(api.CodeNVExt, err)
+	}
+	p.Response = req.PreviousResponse
+	req.SetSalt(p.Ext.Salt(req.Salt))
+	if p.Ext.TokenCount > 0 && rd.TakesTokens(p.Name) {
+		p.Given = req.Give(req.NVExt[p.Ext.TokenSpan.Start:p.Ext.TokenSpan.End], p.hashing)
+	}
+	p.Session = rd.session(r.Header, req, p.Ext)
+	p.Answer = rd.answerExt(r, req, p.Ext, data)
+	if rd.InjectsUsage {
+		p.AskUsage, p.AsksUsage = req.AskUsage(data)
+	}
+	p.identify(p.hashing, rd.Ratios)
+	return nil
+}
+
+// namePath records what a request for no known API names in its path.
+func (p *Plan) namePath(r *http.Request, merges bool) {
+	path, get := r.URL.Path, r.Method == http.MethodGet
+	p.Lists = merges && get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
+	get = get || r.Method == http.MethodHead
+	if _, id, ok := strings.Cut(path, "/models/"); ok && get && p.Model == "" {
+		p.Model = id
+	}
+	before, rest, ok := strings.Cut(path, "/responses/") // to get, cancel or delete it
+	if ok && (get || r.Method == http.MethodPost || r.Method == http.MethodDelete) && api.For(before+"/responses") != nil {
+		p.Response, _, _ = strings.Cut(rest, "/")
+	}
+}
+
+// longestTimeout is how long a client may ask a session or its cache to be kept, unless
+// the operator keeps sessions for longer.
+const longestTimeout = time.Hour
+
+func (rd *Reader) extOptions() nvext.Options {
+	longest := max(longestTimeout, rd.TTL())
+	return nvext.Options{Strict: rd.Strict, MinTimeout: time.Second, MaxTimeout: longest, MaxRetention: longest}
+}
+
+// NoExt is what most requests say. It is shared and never changes.
+var NoExt nvext.Ext
+
+// extend reads what a request says to the router, as far as it is granted. raw is the
+// body's nvext, nil if there is none or the body was not read. Headers override it.
+func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
+	p.Ext, p.headers = &NoExt, headersNeed(r.Header)
+	if raw != nil || p.headers != 0 || p.steers() {
+		if err := rd.takeExt(r, p, raw); err != nil {
+			return p.refuse(api.CodeNVExt, err)
+		}
+		if err := p.takePin(); err != nil {
+			return p.refuse(api.CodePin, err)
+		}
+	}
+	if rd.Direct && !p.Pin.Named && (p.API != nil || p.prefills) {
+		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
+	}
+	return nil
+}
+
+// refuse returns the refusal of a request whose nvext cannot be honoured.
+func (p *Plan) refuse(code string, err error) error {
+	return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: code, Param: "nvext", Err: err}
+}
+
+// takeExt reads nvext and routing headers, and drops what is not granted.
+func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
+	ext := new(nvext.Ext)
+	p.Ext = ext
+	if raw != nil {
+		if *ext, err = nvext.Parse(raw, rd.extOptions()); err != nil {
+			return err
+		}
+	}
+	if p.headers != 0 {
+		p.Malformed = ext.ApplyHeaders(func(name string) (string, bool) {
+			if values := r.Header[name]; len(values) > 0 {
+				return oneValue(values), true
+			}
+			return "", false
+		})
+	}
+	if p.steers() || p.headers|ext.Needs() != 0 {
+		p.Grants = rd.Grants(r)
+	}
+	if p.Dropped, err = ext.Restrict(p.Grants); err != nil {
+		return err
+	}
+	p.Dropped |= p.headers &^ p.Grants
+	if ext.QueryOnly() { // its answer repeats them
+		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
+	}
+	p.honour()
+	return nil
+}
+
+// headersNeed returns the grants that a request's routing headers need, 0 if it has
+// none.
+func headersNeed(h http.Header) (needs nvext.Grants) {
+	for name := range h {
+		needs |= nvext.HeaderNeeds(name)
+	}
+	return needs
+}
+
+// oneValue returns a header's value. If a gateway has added another value, neither
+// wins: together they are not a number, and name a tenant of their own (RFC 9110, 5.3).
+func oneValue(values []string) string {
+	for _, v := range values[1:] {
+		if v != values[0] {
+			return strings.Join(values, ", ")
+		}
+	}
+	return values[0]
 }

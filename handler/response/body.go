@@ -5,12 +5,12 @@ package response
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -141,11 +141,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 // and JSON. Answers to inference requests are never HTML, so that a page of HTML
 // counts as unreadable JSON.
 func promises(kind string) bool {
-	switch kind {
-	case body.EventStream, "application/json", "text/html":
-		return true
-	}
-	return strings.HasSuffix(kind, "+json")
+	return kind == body.EventStream || kind == "text/html" || body.IsJSON(kind)
 }
 
 // Hold reads a stream up to its first token, an error in its place, or its end, and
@@ -167,7 +163,6 @@ func (b *Body) Hold() error {
 	}
 }
 
-// Read implements io.Reader.
 func (b *Body) Read(p []byte) (int, error) {
 	if len(b.rest) > 0 || b.over != nil {
 		n := copy(p, b.rest)
@@ -261,7 +256,6 @@ func (b *Body) Finish() {
 	b.tell()
 }
 
-// Close implements io.Closer.
 func (b *Body) Close() error {
 	b.tell()
 	return b.from.Close()
@@ -296,4 +290,69 @@ func (b *Body) usage() Counts {
 	prompt, completion, cached := b.reader.Usage()
 	prompt = believed(prompt, maxCount)
 	return Counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
+}
+
+// readOn shows the reader what came, and returns it with the edits of events made.
+func (b *Body) readOn(t time.Time, p []byte, over bool) []byte {
+	if !b.Stream {
+		b.reader.Write(p)
+		return p
+	}
+	before := b.reader.Chunks()
+	b.frames.Write(p, over)
+	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
+		b.reader.Event(f)
+		if b.Sum.First.IsZero() && b.reader.FirstToken() {
+			b.Sum.First = t
+			b.Listener.FirstToken(t)
+		}
+		if b.frames.Edits {
+			b.edit(f)
+		}
+	}
+	b.tellID()
+	if n := b.reader.Chunks(); n != before {
+		b.Sum.Last = t
+		b.Listener.Tokens(t, n)
+	}
+	if b.frames.Edits {
+		return b.frames.Forward()
+	}
+	return p
+}
+
+// tellID tells the listener the id under which the engine keeps the answer, as soon as
+// it is there: clients may name it while the answer is still being made.
+func (b *Body) tellID() {
+	if b.named {
+		return
+	}
+	if id := b.reader.ResponseID(); id != "" {
+		b.named = true
+		b.Listener.ResponseID(id)
+	}
+}
+
+// edit takes the usage that the client did not ask for out of an event, and adds the
+// nvext that it did ask for.
+func (b *Body) edit(f rawjson.Frame) {
+	b.edits = b.edits[:0]
+	if b.CutUsage {
+		cut, all := api.UsageIn(f.Data)
+		if all {
+			b.frames.Drop()
+			return
+		}
+		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
+			b.edits = append(b.edits, rawjson.Edit{Span: cut})
+		}
+	}
+	if b.added != nil && b.added.stream != nil {
+		b.edits = append(b.edits, b.added.stream.EditChunk(f)...)
+		b.Sum.Skipped = b.Sum.Skipped || f.Long
+	}
+	if len(b.edits) > 0 {
+		slices.SortStableFunc(b.edits, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
+		b.frames.Edit(b.edits)
+	}
 }

@@ -47,13 +47,13 @@ func ParseKeySource(name string) (KeySource, error) {
 
 // session returns the request's session. The timeout and the close action of nvext
 // count only if nvext also gives the session's key.
-func (rd *Reader) session(r *http.Request, req *api.Request, ext *nvext.Ext) Session {
+func (rd *Reader) session(h http.Header, req *api.Request, ext *nvext.Ext) Session {
 	for _, source := range rd.Keys {
 		var key string
 		var s Session
 		switch {
 		case source.header != "":
-			if values := r.Header[source.header]; len(values) > 0 {
+			if values := h[source.header]; len(values) > 0 {
 				key = strings.TrimSpace(values[0])
 			}
 		case source.body != nil:
@@ -124,4 +124,33 @@ func bounded(key string) string {
 		return ownDigest + nvext.Digest([]byte(key))
 	}
 	return key
+}
+
+// mustRead refuses a request whose body the router could not read, if the request is a
+// tenant's or cache_salt is enforced: the body could name another tenant's cache or
+// session.
+func (rd *Reader) mustRead(p *Plan) error {
+	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
+		return nil
+	}
+	status := http.StatusBadRequest
+	switch p.unread {
+	case fallbackOversized:
+		status = http.StatusRequestEntityTooLarge
+	case FallbackMemory:
+		status = http.StatusServiceUnavailable
+	}
+	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
+		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
+}
+
+// saltIsText refuses a salt that is not a string, if cache_salt is enforced and no
+// tenant replaces it: no engine is known to use such a salt.
+func (rd *Reader) saltIsText(p *Plan) error {
+	req := p.Parsed()
+	if !rd.EnforcesSalt || req == nil || req.OddSalt == "" || p.Ext.Salt("") != "" || !p.prefills {
+		return nil
+	}
+	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+		"cache_salt: must be a string, got %s", req.OddSalt)}
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -43,6 +44,13 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
+// responseIn returns the response that a request's path names.
+func responseIn(r *http.Request) string {
+	p := new(Plan)
+	p.namePath(r, false)
+	return p.Response
+}
+
 // FuzzResponseNamed has paths: an id is a part of its path, without a slash.
 func FuzzResponseNamed(f *testing.F) {
 	for _, path := range []string{"/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/responses/", "/v1/responses", "/x/responses/y", "/openai/v1/responses/%2F/responses/z"} {
@@ -51,7 +59,7 @@ func FuzzResponseNamed(f *testing.F) {
 	f.Fuzz(func(t *testing.T, path string) {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.URL.Path = path
-		if id := responseNamed(r); id != "" && (strings.Contains(id, "/") || !strings.Contains(path, "responses/"+id)) {
+		if id := responseIn(r); id != "" && (strings.Contains(id, "/") || !strings.Contains(path, "responses/"+id)) {
 			t.Fatalf("%q names %q", path, id)
 		}
 	})
@@ -62,11 +70,11 @@ func TestResponseNamed(t *testing.T) {
 		"/v1/responses/resp_1": "resp_1", "/v1/responses/resp_1/input_items": "resp_1", "/openai/deployments/x/responses/r": "r", "/responses/r": "r",
 		"/v1/responses": "", "/v1/responses/": "", "/v1/threads/responses/r": "", "/v1/chat/completions": "",
 	} {
-		if got := responseNamed(httptest.NewRequest("GET", path, nil)); got != want {
+		if got := responseIn(httptest.NewRequest("GET", path, nil)); got != want {
 			t.Errorf("%s names %q, want %q", path, got, want)
 		}
 	}
-	if got := responseNamed(httptest.NewRequest("PUT", "/v1/responses/r", nil)); got != "" {
+	if got := responseIn(httptest.NewRequest("PUT", "/v1/responses/r", nil)); got != "" {
 		t.Errorf("PUT names %q", got)
 	}
 }
