@@ -138,8 +138,9 @@ func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 }
 
 func getPools(*http.Request) (any, error) {
-	views := []poolView{}
-	for _, p := range sortedPools() {
+	list := sortedPools()
+	views := make([]poolView, 0, len(list))
+	for _, p := range list {
 		views = append(views, viewPool(p, time.Now()))
 	}
 	return views, nil
