@@ -15,13 +15,13 @@ import (
 //	state     | the memory's holder            | who closes it
 //	----------|--------------------------------|---------------------------------
 //	unread    | nobody: it is in the connection| the server
-//	in memory | the route's replay (rt.body)   | dropBody, finish or the plan's
-//	          |                                | done; each reader closes its own
-//	          |                                | share, lazyBody.letGo the proxy's
-//	streaming | once.begun, until it was sent  | once.done; the server the rest
+//	in memory | Plan.Body, then Dispatch.Body  | Plan.Close or Dispatch.End; each
+//	          |                                | reader closes its own share, and
+//	          |                                | Lazy.Release the proxy's
+//	streaming | Stream, until it was sent      | Stream.Done; the server the rest
 //	gone      | nobody                         | nobody: reads return an error
 //
-// giveBack changes "in memory", and "streaming" that no attempt has read from,
+// GiveBack changes "in memory", and "streaming" that no attempt has read from,
 // into a body that the error routes read: returned holds that memory until it was
 // read or the request ends.
 

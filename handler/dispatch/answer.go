@@ -143,7 +143,7 @@ func (o *delivery) Tokens(t time.Time, n int) {
 	o.attempt.lease.Output(t, int64(n))
 	if o.d.session != "" && t.Sub(o.refreshed) > o.d.sessionTTL()/4 {
 		o.refreshed = t
-		o.d.Pool.Sessions.Get(o.d.session)
+		o.d.refreshBinding()
 	}
 }
 

@@ -200,16 +200,16 @@ func (d *Dispatch) endAttempt(computed bool) {
 		return
 	}
 	a.over = true
-	a.Worker.Health.Leave(a.mark)
-	a.Worker.Progress.End(&a.Stream)
 	var answer []uint64
 	if computed && d.answer != nil {
 		answer = d.answer.Blocks
 	}
-	a.lease.End(computed, answer)
+	a.lease.End(computed, answer) // first: what it books must not outlive a panic below
 	if a.slot {
 		d.Pool.FreeSlot(a.Worker)
 	}
+	a.Worker.Health.Leave(a.mark)
+	a.Worker.Progress.End(&a.Stream)
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It

@@ -65,7 +65,7 @@ func (d *Dispatch) commit() {
 		return
 	}
 	if d.away {
-		d.Pool.Sessions.Get(d.session) // it stays bound for its next turn
+		d.refreshBinding() // it stays bound for its next turn
 		return
 	}
 	target, idle := d.attempt.lease.Target(), d.plan.Session.TTL
@@ -93,7 +93,7 @@ func (d *Dispatch) endTurn(computed bool) {
 		d.Pool.Sessions.Remove(d.session, d.bound)
 		d.Pool.Sessions.Remove(d.plan.Session.Key, d.home)
 	case computed:
-		d.Pool.Sessions.Get(d.session)
+		d.refreshBinding()
 	}
 }
 
@@ -119,3 +119,6 @@ func (d *Dispatch) boundPosition() int {
 	}
 	return slices.IndexFunc(d.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }
+
+// refreshBinding starts the time to live of the session's binding anew.
+func (d *Dispatch) refreshBinding() { d.Pool.Sessions.Get(d.session) }
