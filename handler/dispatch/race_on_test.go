@@ -1,5 +1,5 @@
 //go:build race
 
-package handler
+package dispatch
 
 const raceEnabled = true
