@@ -5,27 +5,9 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
-
-// ScopedSession returns an engine's id for a session of a request with a salt: a
-// digest of the salt and the client's id, so that no tenant can name another's
-// session. An id with that digest stays unchanged: the engine reports it to the
-// client. Without a salt it is the client's id.
-func ScopedSession(salt, id string) string {
-	if salt == "" || id == "" {
-		return id
-	}
-	scope := scopeOf(salt)
-	if strings.HasPrefix(id, scope) {
-		return id
-	}
-	return scope + id
-}
-
-// scopeOf returns the prefix of the session ids of requests with a salt.
-func scopeOf(salt string) string { return nvext.Digest([]byte(salt))[:32] + ":" }
 
 const nameSession, nameParams = "session_id", "session_params"
 
@@ -37,7 +19,7 @@ const maxWritten, maxParams = 1 << 10, 128 << 10
 // sglangSessions scopes the sessions in the client's own members. It removes members
 // that it cannot scope: they could name another tenant's session.
 func (f *fit) sglangSessions() {
-	if f.Salt == "" || f.Body == nil {
+	if f.Salt == "" {
 		return
 	}
 	f.scope = scopeOf(f.Salt) // once: a salt may be long, and there may be many sessions
@@ -56,7 +38,7 @@ func (f *fit) sglangSessions() {
 }
 
 // onSessions returns whether SGLang gets nvext's session_params in this API.
-func (f *fit) onSessions() bool { return f.on(apiChat, apiCompletions, apiGenerate) }
+func (f *fit) onSessions() bool { return f.on(api.NameChat, api.NameCompletions, api.NameGenerate) }
 
 // scoped returns a session's id with its scope, both as JSON. It is not ok for an id
 // that is no text. An empty id is an ordinary name in SGLang.

@@ -6,7 +6,32 @@ import (
 	"regexp"
 	"strconv"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
+
+// VLLM is vLLM's OpenAI server.
+const VLLM = "vllm"
+
+// vllm ignores the header for the rank before 0.11. It takes a salt in messages and
+// pooling in newer versions only, and loses it for embeddings in chunks.
+var vllm = kind{
+	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
+	takesRank: func(t Info) bool { return !before(t.Version, 0, 11, 0) },
+	salts: salted{
+		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
+		also: []string{
+			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
+		},
+	},
+	tokens:   map[string]tokenMember{api.NameTokens: {name: "token_ids"}},
+	steers:   prioritySteering,
+	adapt:    (*fit).toVLLM,
+	tokenize: (*Question).askVLLM,
+}
+
+// maxVLLMSalt is the longest salt that vLLM accepts, in characters.
+const maxVLLMSalt = 1024
 
 // isVLLM returns whether the server has vLLM's metrics. Behind an API key, only
 // these and the version are visible.
@@ -91,28 +116,26 @@ func ranksOf(names map[string]bool) int {
 // priorities without --scheduling-policy priority, and thinking_token_budget if
 // it does not know how the model's reasoning ends. It reports neither setting.
 func (f *fit) toVLLM() {
-	if f.takes(Priority, f.on(apiChat, apiCompletions, apiResponses, apiTokens) && f.Settings.Priority == On) {
+	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens) && f.Settings.Priority == On) {
 		f.integer(namePriority, -int64(f.Ext.AgentHints.Priority.Value))
 	}
 	budget := int64(f.Ext.MaxThinkingTokens.Value)
 	switch takes := f.Settings.ThinkingBudget == On; {
-	case f.takes(MaxThinkingTokens, takes && f.on(apiChat, apiCompletions)):
+	case f.takes(MaxThinkingTokens, takes && f.on(api.NameChat, api.NameCompletions)):
 		f.integer(nameBudget, budget)
-	case takes && f.on(apiTokens):
+	case takes && f.on(api.NameTokens):
 		if all, ok := f.sampling(); f.takes(MaxThinkingTokens, ok) {
 			all[0].Set(nameBudget, strconv.AppendInt(nil, budget, 10))
 		}
 	}
 }
 
-const nameBudget = "thinking_token_budget" // vLLM and TensorRT-LLM
-
 // askVLLM posts the whole request to /render below the API's path. That path
 // handles every member, but exists only with --enable-scale-out. Otherwise
 // askVLLM uses the tokenizer.
 func (q *Question) askVLLM(post Post) []byte {
 	path := "/v1/completions/render" // answers with a list of one
-	if q.API == apiChat {
+	if q.API == api.NameChat {
 		path = "/v1/chat/completions/render"
 	}
 	status, answer := post(path, q.whole())
@@ -130,7 +153,7 @@ func (q *Question) askTokenizer(post Post) []byte {
 	switch {
 	case q.says("reasoning_effort", "reasoning", "documents", "truncate_prompt_tokens", "suffix"):
 		return nil
-	case q.API == apiChat:
+	case q.API == api.NameChat:
 		return tokenize(post, q.only("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
 			"chat_template", "chat_template_kwargs"))
 	}
