@@ -148,17 +148,26 @@ func (e *Engine) Adapt(r *Request) Adapted {
 	if f.readsNVExt {
 		return f.Adapted
 	}
-	if f.cutNVExt() {
-		f.greedy()
-		f.giveTokens()
-		f.cacheSalt()
-		if f.adapt != nil {
-			f.adapt(&f)
-		}
+	if f.Body != nil {
+		f.Body.CutNVExt()
+		f.fields()
+		f.guard()
 	}
-	f.guard()
 	f.Lacks |= f.said
 	return f.Adapted
+}
+
+// fields gives the engine the fields of nvext.
+func (f *fit) fields() {
+	if f.said == 0 {
+		return
+	}
+	f.greedy()
+	f.giveTokens()
+	f.cacheSalt()
+	if f.adapt != nil {
+		f.adapt(f)
+	}
 }
 
 // HeaderRank is vLLM's header for the rank, in the canonical form of net/http.
@@ -177,20 +186,6 @@ type fit struct {
 }
 
 func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
-
-// cutNVExt removes nvext from the body. It returns false if nothing else is to be
-// done. Engines that ignore unknown members get a null one.
-func (f *fit) cutNVExt() bool {
-	if f.Body == nil {
-		return false
-	}
-	if f.refusesUnknown {
-		f.Body.Cut("nvext")
-	} else {
-		f.Body.CutNVExt()
-	}
-	return f.said != 0
-}
 
 // takes returns whether the caller must give a field to the engine: the client
 // said it, and the engine accepts it (ok). The field is then dealt with.
@@ -232,8 +227,7 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 	return f.samplings, f.samplings != nil
 }
 
-// The engines' own members that several of them share.
-const nameBudget = "thinking_token_budget" // vLLM and TensorRT-LLM
+const nameBudget = "thinking_token_budget" // vLLM's and TensorRT-LLM's
 
 func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
 

@@ -23,8 +23,8 @@ var dynamo = kind{
 }
 
 // isDynamo returns whether the server is a Dynamo frontend, by its metrics. It does
-// not ask for /health, which some servers answer by sending a request
-// to each of their models.
+// not ask for /health: some servers answer that by sending a request to each of their
+// models.
 func (s *server) isDynamo() bool {
 	owner := s.ownedBy() // empty while the server has no model
 	if owner != "nvidia" && (owner != "" || s.isTRTLLM()) {

@@ -20,7 +20,7 @@ type Engine struct {
 	Settings Settings
 }
 
-// kind is an engine type. Its functions must not look up kinds: those contain them.
+// kind is an engine type. Its functions cannot use kinds, which depends on them.
 type kind struct { // one field for each difference
 	// name is the type's name in configurations.
 	name string
@@ -38,7 +38,7 @@ type kind struct { // one field for each difference
 	// salts says where the engine takes cache salts. Zero: nowhere.
 	salts salted
 	// tokens are the members for token ids, by API. Completions need none here.
-	tokens map[string]tokenMember
+	tokens map[string]string
 	// steers are members that do what nvext needs a grant for. nil: none.
 	steers []steering
 	// always edits each request. nil: nothing.
@@ -47,8 +47,6 @@ type kind struct { // one field for each difference
 	adapt func(*fit)
 	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.
 	tokenize func(*Question, Post) []byte
-	// refusesUnknown: the server refuses members that it does not know.
-	refusesUnknown bool
 	// omitsZeroCached: answers omit a count of 0 cached tokens.
 	omitsZeroCached bool
 	// readsNVExt: the engine is a router, which gets nvext and acts on it itself.

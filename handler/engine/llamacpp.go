@@ -35,7 +35,8 @@ func (s *server) readLlamaCpp(info *Info) {
 	props := s.json("/props")
 	info.Version = cleaned(props.Get("build_info").Str)
 	info.MaxRunning = within(count(props.Get("total_slots")), 1<<16)
-	info.ContextTokens = cmp.Or(count(props.Get("default_generation_settings.n_ctx")), count(props.Get("n_ctx"))) // the latter is older
+	now, older := props.Get("default_generation_settings.n_ctx"), props.Get("n_ctx")
+	info.ContextTokens = cmp.Or(count(now), count(older))
 	info.KVTokens = info.ContextTokens
 }
 

@@ -23,7 +23,7 @@ var sglang = kind{
 		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameGenerate}, since: []int{0, 5, 4},
 		also: []string{Invocations},
 	},
-	tokens: map[string]tokenMember{api.NameChat: {name: "input_ids"}, api.NameGenerate: {name: "input_ids", instead: "text"}},
+	tokens: map[string]string{api.NameChat: "input_ids", api.NameGenerate: "input_ids"},
 	steers: append(slices.Clone(rankSteering),
 		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
 	always:          (*fit).sglangAlways,

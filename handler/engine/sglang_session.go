@@ -59,8 +59,7 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 // scopeParams scopes the body's session_params: one object, or a list with one for
 // each prompt. Their rid stays: SGLang looks it up within the session only.
 func (f *fit) scopeParams() {
-	at, ok := f.Body.Inner(nameParams, "id")
-	edits, ok := f.scopeAll(at, ok)
+	edits, ok := f.scopeAll(f.Body.Inner(nameParams, "id"))
 	if !ok {
 		f.Body.Cut(nameParams)
 		f.Lacks |= SessionParams
@@ -97,30 +96,24 @@ func (f *fit) sessionParams() {
 	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
 		return
 	}
-	raw := f.Body.Text(at.Within(f.Ext.SessionParams.Span))
-	if f.Salt != "" {
-		raw, ok = f.scopedParams(at.Within(f.Ext.SessionParams.Span))
+	at = at.Within(f.Ext.SessionParams.Span)
+	raw := f.Body.Text(at)
+	if f.Salt != "" && len(raw) > maxParams {
+		ok = false
+	} else if f.Salt != "" {
+		var edits []rawjson.Edit
+		edits, ok = f.scopeAll(f.Body.InnerAt(at, "id"))
+		for i := range edits {
+			edits[i].Start -= at.Start
+			edits[i].End -= at.Start
+		}
+		raw = rawjson.Splice(nil, raw, edits)
 	}
 	if f.takes(SessionParams, ok) {
 		f.Body.Set(nameParams, raw)
 	} else {
 		f.Body.Cut(nameParams)
 	}
-}
-
-// scopedParams returns session_params of nvext, at a place of the body, with scoped
-// ids. It is not ok if the object is too long or its ids were not found.
-func (f *fit) scopedParams(all rawjson.Span) (text []byte, ok bool) {
-	if all.End-all.Start > maxParams {
-		return nil, false
-	}
-	at, ok := f.Body.InnerAt(all, "id")
-	edits, ok := f.scopeAll(at, ok)
-	for i := range edits {
-		edits[i].Start -= all.Start
-		edits[i].End -= all.Start
-	}
-	return rawjson.Splice(nil, f.Body.Text(all), edits), ok
 }
 
 // behind returns a JSON text with a prefix that needs no escapes.

@@ -22,9 +22,6 @@ var (
 // guard removes the members that steer the engine without the client's grant.
 // Members that the engine ignores stay.
 func (f *fit) guard() {
-	if f.Body == nil {
-		return
-	}
 	for _, s := range f.steers {
 		if f.Grants&s.grant != 0 || s.heeds != nil && !s.heeds(f.Engine) || isNull(f.Body.Value(s.member)) {
 			continue

@@ -38,7 +38,7 @@ func (e *Engine) Tokenize(q *Question, post Post) []byte {
 	case api.NameChat:
 		fits = q.Text == nil
 	case api.NameCompletions, api.NameGenerate: // an engine without token ids in the latter lacks that API
-		fits = q.Text != nil && k.tokenMember(q.API).name != ""
+		fits = q.Text != nil && k.tokenMember(q.API) != ""
 	}
 	if !fits || k.tokenize == nil {
 		return nil
@@ -104,15 +104,12 @@ func tokensIn(status int, answer []byte, member string) []byte {
 	return nvext.AppendTokens(raw[:0], ids) // no longer than the list
 }
 
-// tokenMember is a member with token ids, and another member that it replaces. In a
-// chat, the ids replace the result of the template.
-type tokenMember struct{ name, instead string }
-
-// tokenMember returns the member for token ids in an API. Its name is empty if there
-// is none. All engines accept ids as the prompt of completions.
-func (k *kind) tokenMember(of string) tokenMember {
+// tokenMember returns the member for token ids in an API, empty if there is none. All
+// engines accept ids as the prompt of completions. In a chat, the ids replace the
+// result of the template.
+func (k *kind) tokenMember(of string) string {
 	if of == api.NameCompletions {
-		return tokenMember{name: "prompt"}
+		return "prompt"
 	}
 	return k.tokens[of]
 }
@@ -122,7 +119,7 @@ func (k *kind) tokenMember(of string) tokenMember {
 // which decides that itself.
 func (e *Engine) TakesTokenData(api string) bool {
 	k := kindOf(e.Type)
-	return !k.readsNVExt && k.tokenMember(api).name != ""
+	return !k.readsNVExt && k.tokenMember(api) != ""
 }
 
 // giveTokens makes the ids of token_data the engine's prompt, if the caller has
@@ -130,11 +127,11 @@ func (e *Engine) TakesTokenData(api string) bool {
 func (f *fit) giveTokens() {
 	to := f.tokenMember(f.API)
 	at, ok := f.Body.NVExt()
-	if !f.takes(TokenData, ok && to.name != "" && f.GiveTokens) {
+	if !f.takes(TokenData, ok && to != "" && f.GiveTokens) {
 		return
 	}
-	f.Body.Set(to.name, f.Body.Text(at.Within(f.Ext.TokenSpan)))
-	if to.instead != "" {
-		f.Body.Cut(to.instead)
+	f.Body.Set(to, f.Body.Text(at.Within(f.Ext.TokenSpan)))
+	if f.on(api.NameGenerate) {
+		f.Body.Cut("text")
 	}
 }

@@ -13,11 +13,11 @@ const TRTLLM = "trtllm"
 // trtllm chooses the rank itself. It has no tokenizer endpoint.
 var trtllm = kind{
 	name: TRTLLM, owner: "tensorrt_llm", shows: (*server).isTRTLLM, read: (*server).readTRTLLM,
-	salts:          salted{sure: []string{api.NameChat}},
-	tokens:         map[string]tokenMember{api.NameChat: {name: "prompt_token_ids"}},
-	steers:         prioritySteering,
-	adapt:          (*fit).toTRTLLM,
-	refusesUnknown: true,
+	salts:  salted{sure: []string{api.NameChat}},
+	tokens: map[string]string{api.NameChat: "prompt_token_ids"},
+	steers: prioritySteering,
+	always: (*fit).cutForTRTLLM,
+	adapt:  (*fit).toTRTLLM,
 }
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about
@@ -31,8 +31,15 @@ func (s *server) readTRTLLM(info *Info) {
 	info.ContextTokens = s.contextTokens()
 }
 
-// toTRTLLM sets TensorRT-LLM's own members. The server refuses unknown members,
-// so the operator must turn on what depends on the version. Its priorities are
+// cutForTRTLLM removes nvext even if it is null: the server refuses unknown members.
+func (f *fit) cutForTRTLLM() {
+	if f.Body != nil {
+		f.Body.Cut("nvext")
+	}
+}
+
+// toTRTLLM sets TensorRT-LLM's own members. The operator must turn on what
+// depends on the version. Its priorities are
 // from 0 to 1: a higher one is earlier, and 0.5 is the default.
 func (f *fit) toTRTLLM() {
 	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions) && f.Settings.Priority == On) {

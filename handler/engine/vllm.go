@@ -24,7 +24,7 @@ var vllm = kind{
 			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
 		},
 	},
-	tokens:   map[string]tokenMember{api.NameTokens: {name: "token_ids"}},
+	tokens:   map[string]string{api.NameTokens: "token_ids"},
 	steers:   prioritySteering,
 	adapt:    (*fit).toVLLM,
 	tokenize: (*Question).askVLLM,
@@ -60,26 +60,31 @@ func (s *server) readVLLM(info *Info) {
 // context: vLLM does not start with less.
 const leastBlocks, leastContexts = 16, 8
 
-const cacheConfig, processStart = "vllm:cache_config_info", "process_start_time_seconds"
+// labelPair is a label of a sample: its name, and its value as it is written.
+var labelPair = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
+
+// labels are the labels of one sample by name.
+type labels map[string]string
 
 // readVLLMMetrics reads vllm:cache_config_info, which each rank has, and
 // process_start_time_seconds, which is missing if API servers share a page.
 func readVLLMMetrics(page []byte, info *Info) {
 	ranks := make(map[string]bool)
-	samples(page, func(name string, l labels, value float64) {
-		switch name {
-		case processStart:
-			if value > 0 && value < maxCount {
-				info.Started = time.UnixMilli(int64(value * 1000))
+	for line := range bytes.Lines(page) { // a page has thousands of other lines
+		if value, ok := bytes.CutPrefix(line, []byte("process_start_time_seconds ")); ok {
+			if at, _ := strconv.ParseFloat(string(bytes.TrimSpace(value)), 64); at > 0 && at < maxCount {
+				info.Started = time.UnixMilli(int64(at * 1000))
 				info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
 			}
-		case cacheConfig:
-			if len(ranks) < maxRanks {
-				ranks[l["engine"]] = true
-				info.addVLLMCache(l)
+		} else if config, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{")); ok && len(ranks) < maxRanks {
+			l := make(labels)
+			for _, pair := range labelPair.FindAllSubmatch(config, -1) {
+				l[string(pair[1])] = string(pair[2])
 			}
+			ranks[l["engine"]] = true
+			info.addVLLMCache(l)
 		}
-	})
+	}
 	info.DPSize = ranksOf(ranks)
 }
 
@@ -158,36 +163,6 @@ func (q *Question) askTokenizer(post Post) []byte {
 			"chat_template", "chat_template_kwargs"))
 	}
 	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
-}
-
-// labels are the labels of one sample by name.
-type labels map[string]string
-
-var (
-	sampleLine = regexp.MustCompile(`^([\w:]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}|\s)\s*(\S+)`)
-	labelPair  = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
-)
-
-// samples calls f for each sample of a page in Prometheus' text format that this
-// package uses. It skips lines that it cannot read.
-func samples(page []byte, f func(name string, l labels, value float64)) {
-	for line := range bytes.Lines(page) {
-		// A page has thousands of other lines.
-		if !bytes.HasPrefix(line, []byte(cacheConfig)) && !bytes.HasPrefix(line, []byte(processStart)) {
-			continue
-		}
-		m := sampleLine.FindSubmatch(line)
-		if m == nil {
-			continue
-		}
-		l := make(labels)
-		for _, pair := range labelPair.FindAllSubmatch(m[2], -1) {
-			l[string(pair[1])] = string(pair[2])
-		}
-		if v, err := strconv.ParseFloat(string(m[3]), 64); err == nil {
-			f(string(m[1]), l, v)
-		}
-	}
 }
 
 // count returns a label's positive whole number, 0 for anything else.
