@@ -9,7 +9,7 @@ import (
 // messages is Anthropic's /v1/messages.
 type messages struct{ base }
 
-func (messages) Name() string   { return "messages" }
+func (messages) Name() string   { return NameMessages }
 func (messages) traits() traits { return traits{shape: shapeAnthropic, continues: true} }
 
 func (messages) field(p *parse, key []byte, v rawjson.Span) {

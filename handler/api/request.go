@@ -41,6 +41,15 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// AnswerObject returns the member object of the API's answers to the request. It is
+// empty for an API whose answers carry no nvext.
+func (r *Request) AnswerObject() string {
+	if r.Stream {
+		return r.API.traits().chunk
+	}
+	return r.API.traits().object
+}
+
 // Kind is what a prompt's blocks are made of.
 type Kind uint8
 

@@ -40,7 +40,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 		return status, body
 	}
 	kind := p.pool.EngineOf(w).Type
-	if kind == "" || kind == engine.Other || set.Engine == pool.EngineAuto && w.Engine.IsSilent() {
+	if !engine.Shows(kind) || set.Engine == pool.EngineAuto && w.Engine.IsSilent() {
 		p.pool.Learn(w, engine.Ask(get))
 	} else {
 		p.pool.Learn(w, engine.AskAs(kind, get))

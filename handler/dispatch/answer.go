@@ -6,7 +6,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -69,8 +68,8 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
 		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
 	}
-	if d.Pool.EngineOf(a.Worker).Type == engine.Dynamo {
-		e.Annotations = 0 // it gets the request's nvext, and writes them itself
+	if to := d.Pool.EngineOf(a.Worker); to.ReadsNVExt() {
+		e.Annotations = 0 // the engine writes them itself
 	}
 	if n := a.prompt.tokens; n > 0 {
 		e.HitRate = float64(a.terms.OverlapTokens) / float64(n)

@@ -44,12 +44,9 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	if fields == 0 && annotations == 0 {
 		return nil
 	}
-	x := &AnswerExt{Fields: fields, Annotations: annotations, Waiting: rd.Waiting()}
-	switch req.API.Name() {
-	case "chat", "completions":
-		x.Fits = true
-	default:
-		return x // clients of other APIs do not expect it
+	x := &AnswerExt{Fields: fields, Annotations: annotations, Waiting: rd.Waiting(), Fits: req.AnswerObject() != ""}
+	if !x.Fits {
+		return x
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
 		x.ID = requestID(r)

@@ -126,7 +126,7 @@ func (w *WorkerSettings) describe(info engine.Info) engine.Engine {
 // with an unsure one, changes nothing once the type is known.
 func (p *Pool) Learn(w *Worker, told engine.Info) {
 	t, before := time.Now(), w.Engine.Info()
-	w.Engine.answered(t, told.Type != "" && told.Type != engine.Other)
+	w.Engine.answered(t, engine.Shows(told.Type))
 	if (told.Type == "" || told.Unsure) && before.Type != "" {
 		return
 	}
@@ -226,7 +226,7 @@ func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[stri
 	if s.BlockSizeUnset && info.BlockSize > maxAdopted {
 		list["block_size"] = fmt.Sprintf("index block_size: %d, for the engine's blocks of %d tokens are too large to be compared", s.BlockSize, info.BlockSize)
 	}
-	if set.Engine != EngineAuto && set.Engine != engine.Other && info.Type != "" && info.Type != engine.Other && info.Type != set.Engine {
+	if engine.Shows(set.Engine) && engine.Shows(info.Type) && info.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, info.Type)
 	}
 	if e := set.describe(info); set.DPSize > 1 && !e.TakesRank() {

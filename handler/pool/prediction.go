@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
 // Prediction is what a worker was predicted to hold of a prompt at an attempt's booking.
@@ -192,9 +190,9 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 }
 
 // CachedTokens returns how many tokens of the prompt the engine had cached, -1 if unknown.
-// SGLang omits a count of 0: an omission means 0 if another answer of the kind had one.
+// Some engines omit a count of 0: an omission means 0 if another answer of the kind had one.
 func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
-	if w.Engine.Info().Type != engine.SGLang {
+	if !w.Engine.Info().OmitsZeroCached() {
 		return reported
 	}
 	if !w.cacheCheck.reported(kind, reported >= 0) {

@@ -129,7 +129,7 @@ func (w *WorkerSettings) check() error {
 	for _, s := range []struct{ option, word string }{
 		{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}, {"cache_salt", w.CacheSalt},
 	} {
-		if _, ok := engine.ParseSwitch(s.word); !ok {
+		if !engine.Switch(s.word).Known() {
 			return fmt.Errorf("%s: must be on, off or auto, got %q", s.option, s.word)
 		}
 	}
@@ -167,8 +167,8 @@ func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Sl
 
 // engineSettings returns what the operator says of the worker's engine.
 func (w *WorkerSettings) engineSettings() engine.Settings {
-	priority, _ := engine.ParseSwitch(w.Priority) // the configuration was checked
-	budget, _ := engine.ParseSwitch(w.ThinkingBudget)
-	salt, _ := engine.ParseSwitch(w.CacheSalt)
-	return engine.Settings{Priority: priority, ThinkingBudget: budget, CacheSalt: salt, DynamoInstance: w.DynamoInstanceID}
+	return engine.Settings{
+		Priority: engine.Switch(w.Priority), ThinkingBudget: engine.Switch(w.ThinkingBudget), CacheSalt: engine.Switch(w.CacheSalt),
+		DynamoInstance: w.DynamoInstanceID,
+	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
 
@@ -53,10 +52,13 @@ func NewRunner(d *dispatch.Dispatcher, allowed bool) *Runner {
 }
 
 // Answering implements dispatch's followUps. It expects a speculative prefill if the
-// client asked for one. Dynamo gets the hint, too, and does it itself.
+// client asked for one. An engine that gets the hint prefills by itself.
 func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
 	p := t.Plan
-	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.Pool.EngineOf(t.Worker).Type == engine.Dynamo {
+	if !p.Ext.AgentHints.SpeculativePrefill.Value {
+		return nil
+	}
+	if e := r.Pool.EngineOf(t.Worker); e.ReadsNVExt() {
 		return nil
 	}
 	switch {

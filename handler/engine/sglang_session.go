@@ -5,27 +5,9 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
-
-// ScopedSession returns an engine's id for a session of a request with a salt: a
-// digest of the salt and the client's id, so that no tenant can name another's
-// session. An id with that digest stays unchanged: the engine reports it to the
-// client. Without a salt it is the client's id.
-func ScopedSession(salt, id string) string {
-	if salt == "" || id == "" {
-		return id
-	}
-	scope := scopeOf(salt)
-	if strings.HasPrefix(id, scope) {
-		return id
-	}
-	return scope + id
-}
-
-// scopeOf returns the prefix of the session ids of requests with a salt.
-func scopeOf(salt string) string { return nvext.Digest([]byte(salt))[:32] + ":" }
 
 const nameSession, nameParams = "session_id", "session_params"
 
@@ -37,7 +19,7 @@ const maxWritten, maxParams = 1 << 10, 128 << 10
 // sglangSessions scopes the sessions in the client's own members. It removes members
 // that it cannot scope: they could name another tenant's session.
 func (f *fit) sglangSessions() {
-	if f.Salt == "" || f.Body == nil {
+	if f.Salt == "" {
 		return
 	}
 	f.scope = scopeOf(f.Salt) // once: a salt may be long, and there may be many sessions
@@ -56,7 +38,7 @@ func (f *fit) sglangSessions() {
 }
 
 // onSessions returns whether SGLang gets nvext's session_params in this API.
-func (f *fit) onSessions() bool { return f.on(apiChat, apiCompletions, apiGenerate) }
+func (f *fit) onSessions() bool { return f.on(api.NameChat, api.NameCompletions, api.NameGenerate) }
 
 // scoped returns a session's id with its scope, both as JSON. It is not ok for an id
 // that is no text. An empty id is an ordinary name in SGLang.
@@ -77,8 +59,7 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 // scopeParams scopes the body's session_params: one object, or a list with one for
 // each prompt. Their rid stays: SGLang looks it up within the session only.
 func (f *fit) scopeParams() {
-	at, ok := f.Body.Inner(nameParams, "id")
-	edits, ok := f.scopeAll(at, ok)
+	edits, ok := f.scopeAll(f.Body.Inner(nameParams, "id"))
 	if !ok {
 		f.Body.Cut(nameParams)
 		f.Lacks |= SessionParams
@@ -115,30 +96,24 @@ func (f *fit) sessionParams() {
 	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
 		return
 	}
-	raw := f.Body.Text(at.Within(f.Ext.SessionParams.Span))
-	if f.Salt != "" {
-		raw, ok = f.scopedParams(at.Within(f.Ext.SessionParams.Span))
+	at = at.Within(f.Ext.SessionParams.Span)
+	raw := f.Body.Text(at)
+	if f.Salt != "" && len(raw) > maxParams {
+		ok = false
+	} else if f.Salt != "" {
+		var edits []rawjson.Edit
+		edits, ok = f.scopeAll(f.Body.InnerAt(at, "id"))
+		for i := range edits {
+			edits[i].Start -= at.Start
+			edits[i].End -= at.Start
+		}
+		raw = rawjson.Splice(nil, raw, edits)
 	}
 	if f.takes(SessionParams, ok) {
 		f.Body.Set(nameParams, raw)
 	} else {
 		f.Body.Cut(nameParams)
 	}
-}
-
-// scopedParams returns session_params of nvext, at a place of the body, with scoped
-// ids. It is not ok if the object is too long or its ids were not found.
-func (f *fit) scopedParams(all rawjson.Span) (text []byte, ok bool) {
-	if all.End-all.Start > maxParams {
-		return nil, false
-	}
-	at, ok := f.Body.InnerAt(all, "id")
-	edits, ok := f.scopeAll(at, ok)
-	for i := range edits {
-		edits[i].Start -= all.Start
-		edits[i].End -= all.Start
-	}
-	return rawjson.Splice(nil, f.Body.Text(all), edits), ok
 }
 
 // behind returns a JSON text with a prefix that needs no escapes.

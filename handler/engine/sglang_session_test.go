@@ -103,7 +103,7 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	(&Engine{Type: SGLang}).Adapt(&Request{API: apiGenerate, Body: parsed.Editor(body), Ext: new(nvext.Ext), Salt: salt, Ranks: 1})
+	(&Engine{Type: SGLang}).Adapt(&Request{API: api.NameGenerate, Body: parsed.Editor(body), Ext: new(nvext.Ext), Salt: salt, Ranks: 1})
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("it took %v", took)
 	}
