@@ -286,7 +286,7 @@ func (o *delivery) count(cached int64) {
 	}
 	c := kvscore.Counts{Prompt: o.Prompt}
 	if !req.SkipsCache && cached >= 0 {
-		c.Cached, c.CachedTold = cached, true
+		c.Cached, c.CachedReported = cached, true
 	}
 	if req.Kind == api.Text { // the index knows where token ids end
 		c.AnswerPast = o.Past

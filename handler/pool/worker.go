@@ -174,7 +174,7 @@ func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 		sum.OutputBlocks += l.OutputBlocks
 		sum.CachedTokens += l.CachedTokens
 		sum.CapacityTokens += l.CapacityTokens
-		sum.ToldTokens += l.ToldTokens
+		sum.ReportedTokens += l.ReportedTokens
 		sum.PrefillRate += l.PrefillRate
 		sum.Timings += l.Timings
 	}
