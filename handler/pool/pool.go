@@ -60,10 +60,9 @@ type members struct {
 
 	Mu        sync.RWMutex
 	Workers   map[string]*Worker // by dial address
-	others    int                // workers that the configuration does not name, as of swept
-	swept     time.Time
-	unnamed   *Worker // stands for the workers above maxOthers
-	blockSize int     // of the engines, in tokens; 0 if they do not agree
+	swept     time.Time          // when idle workers were last dropped for want of room
+	unnamed   *Worker            // stands for the workers above maxOthers
+	blockSize int                // of the engines, in tokens; 0 if they do not agree
 }
 
 // prompts says how prompts become blocks and tokens.
