@@ -37,7 +37,7 @@ type booked struct {
 // begin books an attempt on the worker.
 func (f *flowTest) begin(w *Worker, kind Work, ahead int64) *booked {
 	var sel kvscore.Selection
-	sel.Rand = random{}
+	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	a := &booked{Stream: Stream{Worker: w, Target: w.Target(0), Begun: f.now, Work: kind, Ahead: ahead}, lease: lease}
 	w.Progress.Begin(&a.Stream)
