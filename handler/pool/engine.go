@@ -115,7 +115,12 @@ func (p *Pool) EngineOf(w *Worker) engine.Engine {
 // describe returns the worker's engine. Its type is the configured one, or else the one
 // that it shows.
 func (w *WorkerSettings) describe(info engine.Info) engine.Engine {
-	e := engine.Engine{Type: info.Type, Info: info, Settings: w.engineSettings()}
+	priority, _ := engine.ParseSwitch(w.Priority) // the configuration was checked
+	budget, _ := engine.ParseSwitch(w.ThinkingBudget)
+	salt, _ := engine.ParseSwitch(w.CacheSalt)
+	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
+		Priority: priority, ThinkingBudget: budget, CacheSalt: salt, DynamoInstance: w.DynamoInstanceID,
+	}}
 	if w.Engine != EngineAuto {
 		e.Type = w.Engine
 	}

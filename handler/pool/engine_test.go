@@ -319,18 +319,18 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		}
 	}
 	ask(context.DeadlineExceeded)
-	if s := w.Health.State(time.Now()); s.open || !s.Away {
+	if s := w.Health.State(time.Now()); w.Health.Available(time.Now()) || !s.Away {
 		t.Errorf("not marked down after two questions: %+v", s)
 	}
 	p.Connected(w)
-	if s := w.Health.State(time.Now()); s.open || !s.Away {
+	if s := w.Health.State(time.Now()); w.Health.Available(time.Now()) || !s.Away {
 		t.Errorf("a connection makes it well: %+v", s)
 	}
 	if n := p.cached(w); n != 1600 {
 		t.Errorf("%d tokens are thought to be there, want 1600", n)
 	}
 	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()})
-	if s := w.Health.State(time.Now()); !s.open || !s.Well || s.Away {
+	if s := w.Health.State(time.Now()); !w.Health.Available(time.Now()) || !s.Well || s.Away {
 		t.Errorf("an answer does not make it well: %+v", s)
 	}
 }

@@ -294,7 +294,6 @@ func (h *Health) lately() (answers, errors float64) {
 
 // HealthState is a worker's health at one moment.
 type HealthState struct {
-	open            bool // the worker should get one more request
 	Well            bool // the worker has no mark
 	Reach           reach
 	Away            bool      // the router cannot connect, or its own requests stay unanswered
@@ -309,7 +308,6 @@ func (h *Health) State(now time.Time) HealthState {
 	defer h.mu.Unlock()
 	keep := h.recent.keep(now)
 	s := HealthState{
-		open:  h.open(now),
 		Well:  h.window == 0 || now.Sub(h.until) > unproven,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),

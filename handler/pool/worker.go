@@ -23,7 +23,7 @@ type Worker struct {
 	Dial       string
 	ID         uint64
 	dp         atomic.Int32             // data-parallel ranks
-	taints     atomic.Pointer[[]string] // configured; nil if there are none
+	taints     atomic.Pointer[[]string] // configured
 	background atomic.Int32             // requests of the router's own that run on it
 
 	Engine   engineState
@@ -79,10 +79,7 @@ func (w *Worker) configure(set WorkerSettings) {
 	} else {
 		w.Drain.And(^DrainConfigured)
 	}
-	w.taints.Store(nil)
-	if len(set.Taints) > 0 {
-		w.taints.Store(&set.Taints)
-	}
+	w.taints.Store(&set.Taints)
 	if len(set.Models) == 0 {
 		w.Configured.Store(nil)
 		return
@@ -104,12 +101,7 @@ const (
 func (w *Worker) Draining() bool { return w.Drain.Load() != 0 }
 
 // Tainted returns the taints that the operator configured for the worker.
-func (w *Worker) Tainted() []string {
-	if t := w.taints.Load(); t != nil {
-		return *t
-	}
-	return nil
-}
+func (w *Worker) Tainted() []string { return *w.taints.Load() }
 
 // MarkProbed records the end of a probe.
 func (p *probes) MarkProbed() { p.probedOnce.Do(func() { close(p.Probed) }) }
@@ -168,22 +160,6 @@ func (p *Pool) retireRanks(w *Worker, from, to int) {
 	for rank := from; rank < to; rank++ {
 		p.Scheduler.Retire(w.Target(rank))
 	}
-}
-
-// forgetRanks removes all targets of a worker, and returns whether it could: not while
-// one has leases. It also retires the targets, because a request with an older table may
-// still book on one.
-func (p *Pool) forgetRanks(w *Worker) bool {
-	all := true
-	for rank := range w.Ranks() {
-		all = p.Scheduler.Forget(w.Target(rank)) && all
-	}
-	if !all {
-		p.declareRanks(w, p.Settings.Load().Worker(w.Dial)) // its requests still need it
-		return false
-	}
-	p.retireRanks(w, 0, w.Ranks())
-	return true
 }
 
 // Load returns the summed load of the worker's ranks.

@@ -146,11 +146,3 @@ func (w WorkerSettings) merge(o WorkerSettings) (WorkerSettings, error) {
 	err := mergeOptions(&w, o, "json", "worker "+o.Dial+" ")
 	return w, err
 }
-
-// engineSettings returns what the operator configures of the worker's engine.
-func (w *WorkerSettings) engineSettings() engine.Settings {
-	priority, _ := engine.ParseSwitch(w.Priority) // the configuration was checked
-	budget, _ := engine.ParseSwitch(w.ThinkingBudget)
-	salt, _ := engine.ParseSwitch(w.CacheSalt)
-	return engine.Settings{Priority: priority, ThinkingBudget: budget, CacheSalt: salt, DynamoInstance: w.DynamoInstanceID}
-}

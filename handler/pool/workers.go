@@ -172,12 +172,19 @@ func (p *Pool) hasRoom(t time.Time) bool {
 	return len(p.Workers) < most
 }
 
-// Drop forgets a worker and its metrics, unless it has leases. The caller holds the lock.
+// Drop forgets a worker and its metrics, unless it has leases. It also retires the targets,
+// because a request with an older table may still book on one. The caller holds the lock.
 func (p *Pool) Drop(w *Worker) bool {
 	defer p.Layout.Add(1)
-	if !p.forgetRanks(w) {
+	all := true
+	for rank := range w.Ranks() {
+		all = p.Scheduler.Forget(w.Target(rank)) && all
+	}
+	if !all {
+		p.declareRanks(w, p.Settings.Load().Worker(w.Dial)) // its requests still need it
 		return false
 	}
+	p.retireRanks(w, 0, w.Ranks())
 	delete(p.Workers, w.Dial)
 	p.forgetCounts(w)
 	return true
