@@ -212,7 +212,7 @@ func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[stri
 	list := make(map[string]string)
 	differ := func(what string, configured, actual int64) {
 		if configured > 0 && actual > 0 && configured != actual {
-			list[what] = fmt.Sprintf("%s: configured %d, the engine tells %d", what, configured, actual)
+			list[what] = fmt.Sprintf("%s: configured %d, the engine reports %d", what, configured, actual)
 		}
 	}
 	if off := set.KVTokens - info.KVTokens; off*20 > info.KVTokens || -off*20 > info.KVTokens { // engines round it
@@ -220,19 +220,19 @@ func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[stri
 	}
 	differ("dp_size", int64(set.DPSize), int64(info.DPSize))
 	if !s.BlockSizeUnset && info.BlockSize > 0 && s.BlockSize%info.BlockSize != 0 {
-		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine tells %d", s.BlockSize, info.BlockSize)
+		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine reports %d", s.BlockSize, info.BlockSize)
 	}
 	if s.BlockSizeUnset && info.BlockSize > maxAdopted {
-		list["block_size"] = fmt.Sprintf("index block_size: %d, for the engine's blocks of %d tokens are too large to be compared", s.BlockSize, info.BlockSize)
+		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index", s.BlockSize, info.BlockSize)
 	}
 	if set.Engine != EngineAuto && set.Engine != engine.Other && info.Type != "" && info.Type != engine.Other && info.Type != set.Engine {
-		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, info.Type)
+		list["engine"] = fmt.Sprintf("engine: configured %s, the engine is %s", set.Engine, info.Type)
 	}
 	if e := set.describe(info); set.DPSize > 1 && !e.TakesRank() {
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
 	}
 	if info.NoPrefixCache {
-		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"
+		list["prefix_cache"] = "prefix caching: the engine has switched it off, and reuses nothing of earlier prompts"
 	}
 	return list
 }

@@ -166,10 +166,11 @@ func (h *Health) unmark() {
 func (h *Health) connected(now time.Time) (before reach) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch before = h.Reach(); before {
-	case ReachUnknown:
+	before = h.Reach()
+	if before == ReachUnknown {
 		h.reached.Store(int32(reachable))
-	case refusing, unreachable:
+	}
+	if before == refusing || before == unreachable {
 		h.reached.Store(int32(Unresponsive))
 		if h.absent {
 			h.until = now

@@ -176,10 +176,13 @@ func (q *queue) refresh(m *waiter) {
 // lock.
 func (q *queue) place(m *waiter, t time.Time) {
 	for !m.out {
-		w, hopeless := m.best(t)
-		if hopeless {
+		r, some := m.resort(t)
+		if !some {
 			q.decide(m, Grant{}, t)
-		} else if w == nil || !q.give(w, t) {
+			return
+		}
+		w := m.leastBusy(func(s offer) bool { return s.allowed(r, t) })
+		if w == nil || !q.give(w, t) {
 			return
 		}
 	}
@@ -255,9 +258,9 @@ func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// resort returns the first resort at which a worker may serve the waiter, full or not; false
-// if there is none.
-func (m *waiter) resort(t time.Time) (Resort, bool) {
+// resort returns the first resort at which a worker may serve the waiter, full or not. some
+// is false if there is none.
+func (m *waiter) resort(t time.Time) (r Resort, some bool) {
 	for _, r := range resorts {
 		for _, s := range m.eligible {
 			if s.allowed(r, t) {
@@ -278,13 +281,6 @@ func (m *waiter) leastBusy(mayUse func(offer) bool) (least *Worker) {
 		}
 	}
 	return least
-}
-
-// best returns the least busy worker with room; nil if there is none. hopeless says that no
-// worker may serve the waiter, full or not.
-func (m *waiter) best(t time.Time) (best *Worker, hopeless bool) {
-	r, some := m.resort(t)
-	return m.leastBusy(func(s offer) bool { return some && s.allowed(r, t) }), !some
 }
 
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may

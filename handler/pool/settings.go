@@ -188,7 +188,7 @@ func mergeOptions(to, from any, tag, prefix string) error {
 		case isUnset(own):
 			own.Set(other)
 		case option == "api_key": // a secret
-			err = errors.Join(err, fmt.Errorf("%sapi_key: the handlers say different ones", prefix))
+			err = errors.Join(err, fmt.Errorf("%sapi_key: the handlers set different keys", prefix))
 		default:
 			err = errors.Join(err, fmt.Errorf("%s%s: one handler says %v, another %v", prefix, option, own, other))
 		}
