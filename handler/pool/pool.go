@@ -1,4 +1,4 @@
-// Package pool holds the workers and everything known of them: health, capacity, queue,
+// Package pool is the workers and everything known of them: health, capacity, queue,
 // models, engines, cache checks. It survives reloads, and knows no configuration and no
 // request.
 package pool
@@ -21,7 +21,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// Pools holds the pools by name. They survive reloads.
+// Pools are the pools by name. They survive reloads.
 var Pools = caddy.NewUsagePool()
 
 const (
