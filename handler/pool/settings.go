@@ -190,7 +190,7 @@ func mergeOptions(to, from any, tag, prefix string) error {
 		case option == "api_key": // a secret
 			err = errors.Join(err, fmt.Errorf("%sapi_key: the handlers set different keys", prefix))
 		default:
-			err = errors.Join(err, fmt.Errorf("%s%s: one handler says %v, another %v", prefix, option, own, other))
+			err = errors.Join(err, fmt.Errorf("%s%s: one handler says %v, another %v", prefix, option, reflect.Indirect(own), reflect.Indirect(other)))
 		}
 	}
 	return err
