@@ -33,7 +33,7 @@ var (
 	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
 	descBlocks   = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
 	descCached   = desc("worker_cached_tokens", "Tokens that the worker's rank is thought to hold in its KV cache.", "pool", "worker", "dp_rank")
-	descCapacity = desc("worker_capacity_tokens", "Tokens that the KV cache of the worker's rank is taken to have room for: as told, or as learned from reported cached tokens.", "pool", "worker", "dp_rank")
+	descCapacity = desc("worker_capacity_tokens", "Capacity that the router assumes for the KV cache of the worker's rank, in tokens: configured, reported, or learned from reported cached tokens.", "pool", "worker", "dp_rank")
 	descSlowness = desc("worker_slowness", "How many times longer a prefill takes on the worker's rank than the pool predicts.", "pool", "worker", "dp_rank")
 	descError    = desc("worker_ttft_error_ratio", "Quantiles of the error of the predicted times to first tokens, |observed / predicted - 1|, over the last 64.", "pool", "worker", "dp_rank", "quantile")
 )

@@ -174,18 +174,18 @@ func viewSpeed(t time.Time, l *kvscore.Load) *speedView {
 // cacheSize is the capacity of a target's KV cache and what it is thought to hold.
 type cacheSize struct {
 	// Capacity is the one in use; it is learned from the cached tokens that the engine
-	// reports, beginning with Told or a default.
+	// reports, beginning with Reported or a default.
 	Capacity int64 `json:"capacity_tokens"`
-	// Told is what the configuration says, or else the engine; null if neither does.
-	Told    *int64 `json:"capacity_told_tokens"`
-	Learned bool   `json:"capacity_learned"`
-	Cached  int64  `json:"cached_tokens"`
+	// Reported is the configured capacity, else what the engine reports; null if unknown.
+	Reported *int64 `json:"capacity_reported_tokens"`
+	Learned  bool   `json:"capacity_learned"`
+	Cached   int64  `json:"cached_tokens"`
 }
 
 func viewCache(p *pool.Pool, w *pool.Worker, l *kvscore.Load) cacheSize {
-	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
+	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ReportedTokens, Cached: l.CachedTokens}
 	if p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Info().KVTokens > 0 {
-		v.Told = new(l.ToldTokens)
+		v.Reported = new(l.ReportedTokens)
 	}
 	return v
 }

@@ -134,7 +134,7 @@ func (o *delivery) Received(t time.Time) {
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.prefilled(t)
 	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.didWell(o.attempt)
+	o.d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeGood, ""))
 }
 
 // Tokens implements listener. A long answer keeps its session alive.
@@ -168,7 +168,7 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
-		o.d.erred(a, "an error as the answer, with a good status", false)
+		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error as the answer, with a good status", false))
 	default:
 		if !s.Stream {
 			completion := s.Completion
@@ -177,7 +177,7 @@ func (o *delivery) Ended(s response.Summary) {
 			}
 			a.lease.Answered(o.header, completion)
 		}
-		o.d.didWell(a)
+		o.d.Pool.Report(a.Worker, a.shows(pool.OutcomeGood, ""))
 	}
 	o.learn()
 }
@@ -285,7 +285,7 @@ func (o *delivery) count(cached int64) {
 	}
 	c := kvscore.Counts{Prompt: o.Prompt}
 	if !req.SkipsCache && cached >= 0 {
-		c.Cached, c.CachedTold = cached, true
+		c.Cached, c.CachedReported = cached, true
 	}
 	if req.Kind == api.Text { // the index knows where token ids end
 		c.AnswerPast = o.Past

@@ -19,6 +19,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // benchHandler returns a harness with one worker.
@@ -133,8 +134,8 @@ func BenchmarkObserve(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
 }
 
-// BenchmarkGuard is what it costs each attempt at a stream that it can be ended
-// and made elsewhere, without a deadline.
+// BenchmarkGuard measures what it costs an attempt at a stream that another worker could
+// take over. With one worker there is no other.
 func BenchmarkGuard(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
@@ -150,20 +151,23 @@ func BenchmarkGuard(b *testing.B) {
 			rt := newTestRoute(h, p)
 			rt.takeScratch()
 			for i := range workers {
-				rt.scratch.Workers = append(rt.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+				rt.offered = append(rt.offered, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
 			}
-			_, lease := h.pool.Scheduler.Select(rt.start, &p.Score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+			w := h.pool.Worker(rt.offered[0].Dial)
+			_, lease := h.pool.Scheduler.Select(rt.start, &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
+				a := &attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease}
 				a.Work, rt.attempt = rt.work(), a
 				a.Worker.Progress.Begin(&a.Stream)
 				rt.guarded(r)
 				if err := rt.arrived(nil, nil); err != nil {
 					b.Fatal(err)
 				}
-				if a.guard != nil {
+				if movable := a.guard != nil; movable != (workers > 1) {
+					b.Fatalf("movable: %v", movable)
+				} else if movable {
 					a.guard.cancel(nil) // as the end of the request does
 				}
 				a.Worker.Progress.End(&a.Stream)

@@ -279,7 +279,7 @@ func (d *Dispatch) End() {
 	d.endTurn(o.computed())
 	report := d.report()
 	if report.Outcome == outcomeBroken {
-		d.markDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
+		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(report.Outcome)
 	if n := d.attempt.prompt.tokens; d.plan.Request != nil && n > 0 {

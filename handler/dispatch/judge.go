@@ -15,7 +15,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/zeebo/xxh3"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -30,28 +29,12 @@ const (
 	abandon               // the client has gone, or its body broke off
 )
 
-// effect is what an attempt shows of its worker's health.
-type effect uint8
-
-const (
-	showsNothing effect = iota
-	showsWell           // a good answer
-	showsAbsent         // the worker refuses connections
-	showsFailed         // the worker broke the connection, or sends requests away
-	showsError          // an error that may be the worker's fault
-)
-
 // verdict is what follows from an attempt.
 type verdict struct {
-	do     action
-	reason string // of a retry, as metrics name it
-
-	effect  effect
-	why     string        // for the log
-	wait    time.Duration // for which the worker asks to get no requests
-	busy    bool          // the worker is not ill, but full
-	own     bool          // the error is hardly the client's fault
-	suspect bool          // the attempt may have reached the engine's computing
+	do      action
+	reason  string       // of a retry, as metrics name it
+	outcome pool.Outcome // what the pool is told
+	suspect bool         // the attempt may have reached the engine's computing
 }
 
 // judge decides what follows from an attempt, and changes nothing. resent says that net/http
@@ -60,19 +43,21 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
 	}
-	v, status := verdict{do: deliver}, resp.StatusCode
+	a, status := d.attempt, resp.StatusCode
+	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
 	switch {
 	case retryable(status):
-		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, time.Now()), true
+		v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
+		v.outcome.Wait = retryAfter(resp.Header, time.Now())
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
 	case d.servedElsewhere(resp) && d.anotherTry(d.suspects):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
-		v.effect, v.why, v.own = showsError, resp.Status, status >= 500
+		v.outcome = d.errored(a, resp.Status, status >= 500)
 	case d.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
-		v.effect = showsWell // an answer that is read shows more
+		v.outcome.Kind = pool.OutcomeGood // an answer that is read shows more
 	}
 	return v
 }
@@ -83,9 +68,9 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 		return verdict{do: abandon}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	v := verdict{do: fail, effect: showsFailed, why: err.Error(), suspect: !unconnected || resent}
+	v := verdict{do: fail, outcome: d.attempt.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
 	if pool.Refused(err) {
-		v.effect = showsAbsent
+		v.outcome.Kind = pool.OutcomeRefused
 	}
 	suspects := d.suspects
 	if v.suspect {
@@ -102,26 +87,6 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	return v
 }
 
-// reportOutcome tells the pool what an attempt has shown of its worker.
-func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
-	if err == nil {
-		d.Pool.Answered(a.Worker)
-	} else if v.do != abandon {
-		a.Worker.Engine.AskAgain() // it may have restarted
-	}
-	switch v.effect {
-	case showsNothing:
-	case showsWell:
-		d.didWell(a)
-	case showsAbsent:
-		d.Pool.Unreached(a.Worker, err)
-	case showsFailed:
-		d.markDown(a, v.why, v.wait, v.busy)
-	case showsError:
-		d.erred(a, v.why, v.own)
-	}
-}
-
 // workersFault returns whether a status may be the worker's fault: clients' errors have other
 // statuses, or come from all workers alike.
 func workersFault(status int) bool {
@@ -132,49 +97,26 @@ func workersFault(status int) bool {
 	return status >= 500
 }
 
-// didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
-func (d *Dispatch) didWell(a *attempt) {
-	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
-		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
-	}
+// shows returns what an attempt has shown of its worker.
+func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
+	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
+}
+
+// errored returns the outcome of an attempt whose answer is an error. The worker may be at
+// fault; own: the client hardly is.
+func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
+	o := a.shows(pool.OutcomeErrored, why)
+	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.table(d.offered).Rows
+	return o
 }
 
 // garbled records an answer that is not what its content type says. The session leaves the
 // worker. One such answer may be anybody's fault; a worker that gives no others is ill.
 func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
-	d.erred(a, "not what their content type says", true)
+	d.Pool.Report(a.Worker, d.errored(a, "not what their content type says", true))
 	if d.seenAt == a.lease.Target() {
 		d.Pool.Sessions.Remove(d.session, d.bound)
-	}
-}
-
-// markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
-// left alone.
-func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy bool) {
-	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
-		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
-			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
-	}
-}
-
-// erred records an error that may be the worker's fault: how the others do shows that. own: it
-// is hardly the client's.
-func (d *Dispatch) erred(a *attempt, status string, own bool) {
-	t := time.Now()
-	errs, share := a.Worker.Health.RecordError(t, own, d.blameKey())
-	if errs < pool.FewErrors {
-		return
-	}
-	var others, theirs float64
-	for _, w := range d.workersOffered() {
-		if w != a.Worker {
-			n, e := w.Health.Lately()
-			others, theirs = others+n, theirs+e
-		}
-	}
-	if pool.Worse(errs, share, theirs/max(others, 1)) {
-		d.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
 	}
 }
 

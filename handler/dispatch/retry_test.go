@@ -6,12 +6,10 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -183,34 +181,6 @@ func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	rt.End()
 	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {
 		t.Errorf("%d bytes are booked, want as many as before", got)
-	}
-}
-
-// TestWorkerIsComparedWithTheOthers lets workers answer errors, one of them or
-// all.
-func TestWorkerIsComparedWithTheOthers(t *testing.T) {
-	for _, all := range []bool{false, true} {
-		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
-		rt, _ := plannedRoute(t, h, 10)
-		rt.offered = h.ReverseProxy.Upstreams
-		rt.plan.API = api.For("/v1/chat/completions")
-		for n := range 3 * pool.FewErrors {
-			rt.plan.Session.Key = strconv.Itoa(n)
-			for i, up := range rt.offered {
-				w := h.pool.Worker(up.Dial)
-				if i == 0 || all {
-					rt.erred(&attempt{Stream: pool.Stream{Worker: w, Begun: time.Now()}}, "404 Not Found", false)
-				} else {
-					w.Health.Succeed(time.Now(), time.Now())
-				}
-			}
-		}
-		for i, up := range rt.offered {
-			if ok, want := h.pool.Worker(up.Dial).Health.Available(time.Now()), i > 0 || all; ok != want {
-				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
-			}
-		}
-		rt.End()
 	}
 }
 

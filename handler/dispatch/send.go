@@ -36,7 +36,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	if v.do != deliver {
 		d.endAttempt(false)
 	}
-	d.reportOutcome(a, &v, err)
+	d.Pool.Report(a.Worker, v.outcome)
 	if v.suspect {
 		d.suspects++
 	}

@@ -16,7 +16,7 @@ import (
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{Workers: make(map[string]*Worker)}
+	p := &Pool{members: members{Workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.Queue.pool = p
 	workers := make([]*Worker, len(limits))

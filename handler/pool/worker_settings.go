@@ -1,16 +1,14 @@
 package pool
 
 import (
-	"errors"
 	"fmt"
-	"reflect"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// WorkerSettings are what the operator says of one engine.
+// WorkerSettings are what the operator configures of one engine.
 type WorkerSettings struct {
 	// The worker's dial address, as among the upstreams, or `*` for the
 	// defaults of all.
@@ -145,30 +143,6 @@ func knownEngine(name string) bool {
 // merge returns the settings with those of o in place of what was not set. The error
 // names the options that both set to different values.
 func (w WorkerSettings) merge(o WorkerSettings) (WorkerSettings, error) {
-	var err error
-	to, from := reflect.ValueOf(&w).Elem(), reflect.ValueOf(o)
-	for i := range to.NumField() {
-		a, b := to.Field(i), from.Field(i)
-		option, _, _ := strings.Cut(to.Type().Field(i).Tag.Get("json"), ",")
-		switch {
-		case isUnset(b) || reflect.DeepEqual(a.Interface(), b.Interface()):
-		case isUnset(a):
-			a.Set(b)
-		case option == "api_key": // a secret
-			err = errors.Join(err, fmt.Errorf("worker %s api_key: the handlers say different ones", o.Dial))
-		default:
-			err = errors.Join(err, errContradiction("worker "+o.Dial+" "+option, a, b))
-		}
-	}
+	err := mergeOptions(&w, o, "json", "worker "+o.Dial+" ")
 	return w, err
-}
-
-func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
-
-// engineSettings returns what the operator says of the worker's engine.
-func (w *WorkerSettings) engineSettings() engine.Settings {
-	return engine.Settings{
-		Priority: engine.Switch(w.Priority), ThinkingBudget: engine.Switch(w.ThinkingBudget), CacheSalt: engine.Switch(w.CacheSalt),
-		DynamoInstance: w.DynamoInstanceID,
-	}
 }

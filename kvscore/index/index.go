@@ -103,7 +103,6 @@ type slot struct {
 	capacity    int64 // 0: none
 	used        int64 // of all holds
 	inUse       int64 // of holds with refs
-	inUseBlocks int64
 	lru, parked list
 	declared    bool
 	cleared     bool // the engine has lost its cache; the slot is being emptied
@@ -198,14 +197,6 @@ func (x *Index) Used(slot int) int64 {
 func (x *Index) InUse(slot int) int64 {
 	if s := x.slot(slot); s != nil {
 		return s.inUse / 1000
-	}
-	return 0
-}
-
-// InUseBlocks is InUse in blocks.
-func (x *Index) InUseBlocks(slot int) int64 {
-	if s := x.slot(slot); s != nil {
-		return s.inUseBlocks
 	}
 	return 0
 }
