@@ -12,8 +12,8 @@ import (
 )
 
 // TestUnknownServerIsNotAskedForItsHealth has a server that makes requests of its
-// models when it is asked for its health, and falls silent at other questions: it
-// is settled what it is all the same. Its models are configured, so it is not
+// models when it is asked for its health. It does not answer other questions. The
+// router finds out its type all the same. Its models are configured, so it is not
 // asked for these again and again.
 func TestUnknownServerIsNotAskedForItsHealth(t *testing.T) {
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
@@ -95,8 +95,9 @@ func TestQuestionsAreRewrittenAsRequests(t *testing.T) {
 	}
 }
 
-// TestRanksAreToldInEveryWay looks at what is sent to an old SGLang with four
-// ranks, and to engines that have one or do not heed what they are told.
+// TestRanksAreToldInEveryWay looks at what an old SGLang with four ranks is
+// sent. It also looks at engines that have one rank or ignore the requested
+// one.
 func TestRanksAreToldInEveryWay(t *testing.T) {
 	var mu sync.Mutex
 	bodies := map[string]string{}

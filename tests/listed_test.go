@@ -105,7 +105,7 @@ func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 		}
 	}
 	if n := s.logged(t, "worker lists its models only with its api_key"); n != 1 {
-		t.Errorf("%d lines say that an engine wants a key, want 1", n)
+		t.Errorf("%d lines say that an engine needs a key, want 1", n)
 	}
 }
 

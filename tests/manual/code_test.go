@@ -130,8 +130,9 @@ func (p *goPackage) texts(e ast.Expr, within *ast.FuncDecl, depth int) []string 
 	return []string{anything}
 }
 
-// textsOf returns the strings that a name may have: those of its values, or, of a
-// function's parameter, those of the arguments in the package's calls.
+// textsOf returns the strings that a name may have, which are those of its
+// values. For a function's parameter they are those of the arguments in the
+// package's calls.
 func (p *goPackage) textsOf(name string, within *ast.FuncDecl, depth int) []string {
 	if at := parameter(within, name); at >= 0 {
 		var all []string

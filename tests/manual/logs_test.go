@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// pattern returns the expression for a message of the code as documents write it: with
-// a word in angle brackets, or a value, for a variable part. They may leave out what
+// pattern returns the expression for a message of the code as documents write it. A
+// variable part is a word in angle brackets, or a value. They may leave out what
 // follows a last colon.
 func pattern(message string) *regexp.Regexp {
 	message, open := strings.CutSuffix(message, ": "+anything)
@@ -53,8 +53,8 @@ func checkMessages(p *page, kind, column string, messages []string) (found []str
 }
 
 // TestLogLinesAreDocumented compares the log lines of level warn and error, and the
-// conditions, with the tables in docs/troubleshooting.md that have a column "log line"
-// or "condition". The conditions "fallback <reason>" have a table of their own.
+// conditions, with docs/troubleshooting.md. Its tables have a column "log line" or
+// "condition". The conditions "fallback <reason>" have a table of their own.
 func TestLogLinesAreDocumented(t *testing.T) {
 	lines, conditions := mustCode(t).messages()
 	if len(lines) < 8 || len(conditions) < 15 {

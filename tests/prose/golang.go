@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// goTexts returns the comments of a Go file and the strings that people read: of a
-// package's production code all that look like sentences, of tests and their tools
-// those of messages.
+// goTexts returns the comments of a Go file and the strings that people read. In
+// production code these are all strings that look like sentences. In tests and their
+// tools they are those of messages.
 func goTexts(name string, src []byte) ([]text, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, src, parser.ParseComments|parser.SkipObjectResolution)
