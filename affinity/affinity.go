@@ -4,7 +4,7 @@
 // A binding is a session id, a target (worker and data-parallel rank) and a sliding time to
 // live. A binding of kind [EngineBacked] stands for a session that the engine itself holds
 // open. If such a binding expires, is evicted or is replaced, the store reports its end
-// once to its owner, which can then release the engine's session.
+// once to its owner. The owner can then release the engine's session.
 //
 // The package does not choose targets, does not know whether a worker is healthy, calls no
 // engine and persists nothing. A store lives in one process and shares nothing with others.

@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write what is wanted into caddyfile_adapt and testdata")
 
-// TestCaddyfileAdapts adapts each Caddyfile in caddyfile_adapt and compares the
-// outcome with what stands below its line of dashes: the JSON, or a part of the
+// TestCaddyfileAdapts adapts each Caddyfile in caddyfile_adapt. It compares the
+// outcome with the text below its line of dashes: the JSON, or a part of the
 // error.
 func TestCaddyfileAdapts(t *testing.T) {
 	files, err := filepath.Glob("caddyfile_adapt/*.caddyfiletest")

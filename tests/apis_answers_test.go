@@ -146,7 +146,7 @@ var brokenShape = map[string]struct{ event, code, message string }{
 	"Messages":    {"error", "error.code", "error.message"},
 }
 
-// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words: the
+// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words. The
 // client gets what the engine has sent, one event with an error, and a
 // connection that breaks.
 func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {

@@ -70,8 +70,8 @@ func TestSessionKeysOfBodies(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestAPIKeyIsForOurOwnRequestsOnly has an engine that tells its models to those
-// who know its key, and notes whose requests come with it.
+// TestAPIKeyIsForOurOwnRequestsOnly has an engine that lists its models only for
+// its key. It notes which requests have the key.
 func TestAPIKeyIsForOurOwnRequestsOnly(t *testing.T) {
 	t.Setenv("KVROUTER_TEST_KEY", "sk-engine")
 	var known, leaked atomic.Int64

@@ -103,8 +103,8 @@ func command(ctx context.Context, dir string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// need skips the test if a program is not there, or too old: tooOld
-// is a regular expression for the versions that the clients do not run on.
+// need skips the test if a program is missing or too old. tooOld is a regular
+// expression for the versions that the clients do not run on.
 func need(t *testing.T, program, tooOld string) {
 	t.Helper()
 	path, err := exec.LookPath(program)

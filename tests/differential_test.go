@@ -258,9 +258,9 @@ func compare(t *testing.T, seen *arrivals, fronts []front, pairs []pair, header 
 }
 
 // TestErrorRoutesGetTheRequest has requests that fail, each in its own way, and
-// error routes that send them to a backup. It must get all of the request, as it
-// does where reverse_proxy fails before it has read of the body, and the routes
-// that need no backup must send what reverse_proxy sends.
+// error routes that send them to a backup. The backup must get all of the
+// request, as it does where reverse_proxy fails before it reads the body. The
+// routes that need no backup must send what reverse_proxy sends.
 func TestErrorRoutesGetTheRequest(t *testing.T) {
 	seen := &arrivals{list: make(map[string][]arrival)}
 	primary, backup := seen.upstream(t, "primary", nil), seen.upstream(t, "backup", nil)

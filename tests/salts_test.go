@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// eventuallyTold waits until an engine has told what it is.
+// eventuallyTold waits until an engine has reported its type.
 func eventuallyTold(t *testing.T, s *server, e *engine.Engine, kind string) {
 	t.Helper()
 	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == kind })

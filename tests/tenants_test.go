@@ -22,7 +22,7 @@ func digest(s string) string {
 }
 
 // TestTenantsOfAnyName has names that a Dynamo cannot read in a header, or that
-// are longer than a salt may be: what the client writes beside them never counts.
+// are longer than a salt may be. What the client writes beside them never counts.
 func TestTenantsOfAnyName(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	long := strings.Repeat("x", 9000)

@@ -154,8 +154,8 @@ func chats(e *canned.Engine) []canned.Request {
 	return found
 }
 
-// TestTraceHasTheRouteAndItsChoices follows a request that is retried from the
-// client's span to the one that the engine is told of.
+// TestTraceHasTheRouteAndItsChoices follows a request that is retried, from the
+// client's span to the one that the engine gets.
 func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 	spans := startCollector(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 6})
@@ -249,7 +249,7 @@ func isChild(t *testing.T, child, parent *tracepb.Span) {
 	}
 }
 
-// TestTraceSaysWhatFailed has requests that come to no good answer.
+// TestTraceSaysWhatFailed has requests that fail.
 func TestTraceSaysWhatFailed(t *testing.T) {
 	for _, f := range []struct {
 		name, outcome, says string

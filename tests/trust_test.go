@@ -76,9 +76,9 @@ var routingHeaders = []string{
 	"X-Dynamo-Request-Priority", "X-Dynamo-Request-Strict-Priority", "X-Tenant-Id",
 }
 
-// TestGrants has each kind of wish uttered by a client that is trusted with it,
-// and by one that is not: then it is without effect, counted, and does not reach
-// the engine.
+// TestGrants has each kind of wish from a client that is trusted with it, and
+// from one that is not. The latter is without effect, is counted, and does not
+// reach the engine.
 func TestGrants(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	prompt := strings.Repeat("a prompt that is long enough for several blocks ", 20)
@@ -180,7 +180,7 @@ func TestMalformedHeadersLeaveTheBody(t *testing.T) {
 	}
 }
 
-// TestWrongNvextIsRefused has what is a 400 whoever sends it.
+// TestWrongNvextIsRefused has what is a 400 for every client.
 func TestWrongNvextIsRefused(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	for _, v := range []struct{ block, nvext, field string }{

@@ -21,11 +21,11 @@ var (
 	descFaults    = desc("policy_faults_total", "Choices in which the policy returned no candidate or changed the list of candidates, so that the least loaded worker was taken.", "pool")
 	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
 	descIndex     = desc("index_bytes", "Size of the index.", "pool")
-	descPrefills  = desc("prefill_cost_seconds", "What a prefill takes as learned over all workers: for each step, 1000 tokens to be computed, million pairs of tokens that attention compares, and 1000 tokens of context of active requests.", "pool", "per")
+	descPrefills  = desc("prefill_cost_seconds", "What a prefill takes, learned over all workers. The parts are: each step, 1000 tokens to compute, a million token pairs in attention, and 1000 context tokens of active requests.", "pool", "per")
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
 
 	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
-	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while no connection to it can be made, it is marked down or let back, hangs, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
+	descAvailable = desc("worker_available", "1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a few trial requests, refuses connections, or fails Caddy's health checks.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 

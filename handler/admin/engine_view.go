@@ -23,11 +23,12 @@ type engineView struct {
 	Version *string  `json:"version"`
 	Info    infoView `json:"info"`
 	// Contradictions are between Info and the configuration, which counts; null if
-	// the engine has told nothing.
+	// the engine has reported nothing.
 	Contradictions []string `json:"contradictions"`
 }
 
-// infoView is what the engine tells of itself, null what it does not.
+// infoView is what the engine reports about itself; null for what it does not
+// report.
 type infoView struct {
 	Type          *string    `json:"type"`
 	KVTokens      *int64     `json:"kv_tokens_per_rank"`

@@ -249,8 +249,9 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 	return v
 }
 
-// isAvailable returns whether a worker gets new requests as others do. One that is let
-// back with a few at a time does not. It is nil if no connection to it was tried yet.
+// isAvailable returns whether a worker gets new requests as others do. A worker that
+// gets only a few requests after its mark does not. It is nil if no connection to it
+// was tried yet.
 func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
 	state, said := proxy[w.Dial]
 	yes := (state.healthy || !said) && !w.Draining() && !w.Progress.IsHung() && s.Well && !s.Away

@@ -169,8 +169,8 @@ func (r *replay) build() {
 	}
 }
 
-// arrivals schedules what does not depend on the end of another request: of an open
-// loop the first arrival, of a closed one the first of each session.
+// arrivals schedules what does not depend on the end of another request. For an
+// open loop that is the first arrival, for a closed one the first of each session.
 func (r *replay) arrivals() {
 	r.stats.begin(r)
 	for i := range r.Trace.Requests {
