@@ -246,7 +246,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 	if e, ok := errors.AsType[*api.Refusal](err); ok {
 		outcome := dispatch.OutcomeRejected
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
-			outcome = dispatch.OutcomeUnread
+			outcome = dispatch.OutcomeUnreadable
 		}
 		h.figures.Requests[outcome].Inc()
 	}

@@ -33,7 +33,7 @@ type learnedWorker struct {
 	Latency *learnedSpeed `json:"latency"`
 	Cache   struct {
 		Capacity int64  `json:"capacity_tokens"`
-		Told     *int64 `json:"capacity_told_tokens"`
+		Told     *int64 `json:"capacity_reported_tokens"`
 		Learned  bool   `json:"capacity_learned"`
 	} `json:"cache"`
 	Ranks []struct {

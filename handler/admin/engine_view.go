@@ -177,7 +177,7 @@ type cacheSize struct {
 	// reports, beginning with Told or a default.
 	Capacity int64 `json:"capacity_tokens"`
 	// Told is what the configuration says, or else the engine; null if neither does.
-	Told    *int64 `json:"capacity_told_tokens"`
+	Told    *int64 `json:"capacity_reported_tokens"`
 	Learned bool   `json:"capacity_learned"`
 	Cached  int64  `json:"cached_tokens"`
 }

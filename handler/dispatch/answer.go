@@ -62,7 +62,7 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 		return nil
 	}
 	if !x.Fits || !readable {
-		d.FallBack(fallbackUntold)
+		d.FallBack(fallbackOmitted)
 		return nil
 	}
 	e := &response.Extras{
@@ -158,7 +158,7 @@ func (o *delivery) ResponseID(id string) {
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
 	if s.Skipped {
-		o.d.FallBack(fallbackUntold)
+		o.d.FallBack(fallbackOmitted)
 	}
 	if !s.Whole || !s.Read {
 		return
