@@ -138,8 +138,8 @@ func (h *Handler) wireDispatcher() {
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
 	return &plan.Reader{
-		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.Usage == usageInject,
-		Strict: h.NVExt == nvextStrict, Direct: h.Mode == modeDirect, EnforcesSalt: h.CacheSalt == saltEnforce,
+		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.InjectUsage,
+		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return p.Settings.Load().TTL },

@@ -224,7 +224,7 @@ func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
 // of a stream which is changed besides.
 func TestUsageAndNVExtTogether(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained, "usage inject"))
+	s := startCaddy(t, route(engines, explained, "inject_usage"))
 	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
 	list := chunksOf(t, a, true)
 	for i, c := range list {

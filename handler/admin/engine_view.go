@@ -70,6 +70,19 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	return v
 }
 
+// limitSource returns the source of a worker's limit of requests.
+func limitSource(set pool.WorkerSettings, limit int64) string {
+	switch {
+	case set.MaxRunning == 0:
+		return "default"
+	case set.MaxRunning != pool.LimitAuto:
+		return fromConfig
+	case limit > 0:
+		return fromEngine
+	}
+	return fromNowhere
+}
+
 // known returns nil for the zero value, which means unknown.
 func known[T comparable](v T) *T {
 	var zero T

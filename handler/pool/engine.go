@@ -135,6 +135,7 @@ func (p *Pool) Learn(w *Worker, told engine.Info) {
 	if !p.setInfo(w, &told) {
 		return
 	}
+	p.Queue.reviewAll() // the worker's limit may have changed
 	if logged(told) != logged(before) {
 		p.Logger().Info("worker tells what it is", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(told)))
 	}
@@ -156,7 +157,11 @@ func (p *Pool) setInfo(w *Worker, told *engine.Info) bool {
 		return false
 	}
 	w.Engine.info.Store(told)
-	p.declareRanks(w, p.Settings.Load().Worker(w.Dial))
+	set := p.Settings.Load().Worker(w.Dial)
+	p.declareRanks(w, set)
+	if set.MaxRunning == LimitAuto {
+		w.limitSlots(set)
+	}
 	return true
 }
 

@@ -151,10 +151,10 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.renumber(s)
 	for dial, w := range p.Workers {
 		set := s.Worker(dial)
-		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
-			w.Slots.Limit.Store(int64(set.MaxRunning))
-		}
 		p.declareRanks(w, set)
+		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
+			w.limitSlots(set)
+		}
 		w.configure(set)
 	}
 	p.declareAll(s)

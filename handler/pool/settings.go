@@ -59,7 +59,7 @@ const (
 // the upstreams.
 func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 	if w == nil || w.Dial == "" {
-		return errors.New("worker: the dial address is missing")
+		return errors.New("worker: dial is missing")
 	}
 	if _, twice := s.Workers[w.Dial]; twice {
 		return fmt.Errorf("worker %s: configured twice", w.Dial)
@@ -68,7 +68,7 @@ func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
 	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
-		return fmt.Errorf("worker %s: is not among the upstreams", w.Dial)
+		return fmt.Errorf("worker %s: must be one of the upstreams", w.Dial)
 	}
 	s.Workers[w.Dial] = *w
 	return nil
@@ -112,7 +112,7 @@ func (s *Settings) CheckIDs() error {
 	for _, dial := range slices.Sorted(maps.Keys(known)) {
 		id := s.Worker(dial).ID
 		if other, taken := byID[id]; taken {
-			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
+			return fmt.Errorf("worker %s: id: must be unique, got %d, which worker %s has, too", dial, id, other)
 		}
 		byID[id] = dial
 	}
@@ -193,7 +193,7 @@ func mergeOption[T comparable](to *T, a, b T, name string) error {
 }
 
 func errContradiction(name string, a, b any) error {
-	return fmt.Errorf("%s: one handler says %v, another %v", name, a, b)
+	return fmt.Errorf("%s: must be the same in all handlers, got %v and %v", name, a, b)
 }
 
 // SharedSettings are the settings of all handlers of one configuration that name one

@@ -47,7 +47,7 @@ type Worker struct {
 func newWorker(set WorkerSettings) *Worker {
 	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), Probed: make(chan struct{})}
 	w.dp.Store(int32(set.DPSize))
-	w.Slots.Limit.Store(int64(set.MaxRunning))
+	w.limitSlots(set)
 	w.Seen.Store(time.Now().Unix())
 	w.configure(set)
 	return w
@@ -61,7 +61,7 @@ func DerivedID(dial string) uint64 {
 
 // configure stores the worker's settings.
 func (w *Worker) configure(set WorkerSettings) {
-	if set.Drain {
+	if set.Drain != nil && *set.Drain {
 		w.Drain.Or(DrainConfigured)
 	} else {
 		w.Drain.And(^DrainConfigured)
