@@ -70,7 +70,9 @@ func (h *Handler) openPool(caddy.Context) error {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
 	h.pool, h.holdsPool = value.(*pool.Pool), true
-	h.config, err = h.pool.Agree(h.registry, h.settings)
+	if h.config, err = h.pool.Agree(h.registry, h.settings); err == nil {
+		h.warnOfSharing()
+	}
 	return err
 }
 
@@ -177,6 +179,7 @@ func (h *Handler) adopt() {
 		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.warnOfIdleQueue()
 		h.pool.ServingSince.Store(time.Now().Unix())
 		h.explainer.Lead()
 		h.prober.Start()

@@ -25,6 +25,8 @@ type engineView struct {
 	// Contradictions are between Info and the configuration, which counts; null if
 	// the engine has told nothing.
 	Contradictions []string `json:"contradictions"`
+	// Warnings are settings of the engine that keep the router from routing well.
+	Warnings []pool.EngineWarning `json:"warnings"`
 }
 
 // infoView is what the engine tells of itself, null what it does not.
@@ -46,7 +48,7 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
-		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))),
+		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))), Warnings: p.EngineWarnings(w),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),

@@ -40,6 +40,9 @@ type engineState struct {
 	start   string            // what it told last of its start
 	changed time.Time         // when that changed last
 	warned  map[string]string // contradictions that the log has
+
+	warnings  []EngineWarning // that the log has
+	uncounted atomic.Int32    // see CountedCache
 }
 
 // Info returns what the engine reported last, the zero Info if it told nothing.
@@ -146,6 +149,7 @@ func (p *Pool) Learn(w *Worker, told engine.Info) {
 		p.clear(w, clearedRestarted)
 	}
 	p.contradict(w)
+	p.warnOfEngine(w)
 }
 
 // setInfo stores an engine's info. It returns false if the pool has replaced the worker
@@ -236,9 +240,6 @@ func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[stri
 	}
 	if e := set.describe(info); set.DPSize > 1 && !e.TakesRank() {
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
-	}
-	if info.NoPrefixCache {
-		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"
 	}
 	return list
 }

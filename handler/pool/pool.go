@@ -130,7 +130,12 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 
 // Apply makes the settings those of the pool, and returns whether they differ.
 func (p *Pool) Apply(s *Settings) bool {
-	defer p.Queue.reviewAll() // without the lock
+	defer func() { // without the lock
+		p.Queue.reviewAll()
+		for _, w := range p.All() {
+			p.warnOfEngine(w)
+		}
+	}()
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.adoptBlockSize(s)

@@ -199,8 +199,10 @@ func errContradiction(name string, a, b any) error {
 // SharedSettings are the settings of all handlers of one configuration that name one
 // pool. They grow while the configuration is provisioned.
 type SharedSettings struct {
-	mu  sync.Mutex
-	All *Settings
+	mu      sync.Mutex
+	All     *Settings
+	unnamed map[string]bool // upstreams of the handlers that name no pool
+	warned  bool            // of the queue without a limit
 }
 
 // Get returns the settings, with defaults.
