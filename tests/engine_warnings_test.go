@@ -133,7 +133,9 @@ func TestUnrelatedSitesOfOnePoolAreWarnedOf(t *testing.T) {
 func TestQueueWithoutALimitIsWarnedOf(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})
 	queue := "queue {\nmax_waiting 10\n}"
-	site := func(path, block string) string { return "handle " + path + " {\n" + route(e, "pool queued", block) + "\n}\n" }
+	site := func(path, block string) string {
+		return "handle " + path + " {\n" + route(e, "pool queued", block) + "\n}\n"
+	}
 	s := startCaddy(t, site("/a/*", queue)+site("/b/*", maxRunning(2)))
 	s.mustPostTo(t, "/a/v1/chat/completions")
 	if l := s.entries(t, hurts+"queue"); len(l) > 0 {
