@@ -24,28 +24,29 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Handler routes requests to LLM engines. It replaces `reverse_proxy`, and does all that
-// `reverse_proxy` does. It adds the choice of the upstream: a request goes to the engine
+// Handler routes requests to LLM engines. It replaces `reverse_proxy`, does all that
+// `reverse_proxy` does, and adds the choice of the upstream. A request goes to the engine
 // whose KV cache already holds the beginning of its prompt, unless waiting there costs
 // more than computing it elsewhere. The turns of a session stay together.
 //
 // Inference requests are `POST` requests of OpenAI's chat, completions, responses and
 // embeddings APIs, Anthropic's messages, SGLang's and vLLM's generate, and of rerank,
-// score, classify and pooling. All others pass through, to the worker with the fewest
-// requests.
+// score, classify and pooling. All other requests pass through, to the worker with the
+// fewest requests.
 //
-// If a worker refuses a request, the router sends it to another worker, as long as there
-// is one and no part of an answer was forwarded. A worker refuses by a failed connection,
-// by closing it without an answer (retried once only), or by status 429, 503 or 529. When
-// no worker is left, the client gets the last engine's answer unchanged.
+// If a worker refuses a request, the router sends it to another worker. It does so while
+// there is another worker and no part of an answer was forwarded. A worker refuses by a
+// failed connection, by closing it without an answer (retried once only), or by status
+// 429, 503 or 529. When no worker is left, the client gets the last engine's answer
+// unchanged.
 //
 // With Caddy's `tracing` handler before it, a request has a span
 // `kv_router.route_request` over all its attempts, which is the parent of the engine's
 // span. In it, each choice of a worker has a span `kv_router.select_worker`.
 //
 // The handler sets these placeholders, for header operations and for handlers that run
-// after the choice. Those with a `*` are known only after the answer, for example in
-// access logs:
+// after the choice. Placeholders with a `*` are known only after the answer, for example
+// in access logs:
 //
 // Placeholder | Description
 // ------------|-------------

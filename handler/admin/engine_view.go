@@ -23,7 +23,7 @@ type engineView struct {
 	Version *string  `json:"version"`
 	Info    infoView `json:"info"`
 	// Contradictions are between Info and the configuration, which counts; null if
-	// the engine has told nothing.
+	// the engine has reported nothing.
 	Contradictions []string `json:"contradictions"`
 	// Warnings are settings of the engine that keep the router from routing well.
 	Warnings []pool.EngineWarning `json:"warnings"`
