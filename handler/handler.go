@@ -70,7 +70,9 @@ func (h *Handler) openPool(caddy.Context) error {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
 	h.pool, h.holdsPool = value.(*pool.Pool), true
-	h.config, err = h.pool.Agree(h.registry, h.settings)
+	if h.config, err = h.pool.Agree(h.registry, h.settings); err == nil {
+		h.warnOfSharing()
+	}
 	return err
 }
 
@@ -138,8 +140,8 @@ func (h *Handler) wireDispatcher() {
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
 	return &plan.Reader{
-		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.Usage == usageInject,
-		Strict: h.NVExt == nvextStrict, Direct: h.Mode == modeDirect, EnforcesSalt: h.CacheSalt == saltEnforce,
+		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.InjectUsage,
+		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return p.Settings.Load().TTL },
@@ -177,6 +179,7 @@ func (h *Handler) adopt() {
 		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.warnOfIdleQueue()
 		h.pool.ServingSince.Store(time.Now().Unix())
 		h.explainer.Lead()
 		h.prober.Start()
@@ -246,7 +249,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 	if e, ok := errors.AsType[*api.Refusal](err); ok {
 		outcome := dispatch.OutcomeRejected
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
-			outcome = dispatch.OutcomeUnread
+			outcome = dispatch.OutcomeUnreadable
 		}
 		h.figures.Requests[outcome].Inc()
 	}

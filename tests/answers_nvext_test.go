@@ -224,7 +224,7 @@ func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
 // of a stream which is changed besides.
 func TestUsageAndNVExtTogether(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained, "usage inject"))
+	s := startCaddy(t, route(engines, explained, "inject_usage"))
 	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
 	list := chunksOf(t, a, true)
 	for i, c := range list {
@@ -330,7 +330,7 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines, explained, "pool untold-"+c.name))
+			s := startCaddy(t, route(engines, explained, "pool omitted-"+c.name))
 			before := s.scrape(t)
 			engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", c.kind)
@@ -346,7 +346,7 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 				t.Errorf("status %d, error %v, %d bytes %.200q; want %d bytes", a.status, a.err, len(a.body), a.body, len(c.body))
 			}
 			s.booksAtZero(t)
-			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{`pool="untold-` + c.name + `"`, `reason="nvext_untold"`}, c.counted}})
+			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{`pool="omitted-` + c.name + `"`, `reason="nvext_omitted"`}, c.counted}})
 		})
 	}
 }

@@ -16,7 +16,7 @@ import (
 func TestBadAPISettingsAreRefused(t *testing.T) {
 	s := startCaddy(t, "respond 204")
 	for _, v := range []struct{ name, site, want string }{
-		{"UsageOfOddKind", "kv_router a:1 {\nusage always\n}", "always"},
+		{"UsageOfOddKind", "kv_router a:1 {\ninject_usage always\n}", "always"},
 		{"KeyFromAnyMember", "kv_router a:1 {\naffinity {\nkey body:user\n}\n}", "body:user"},
 		{"KeyFromNoMember", "kv_router a:1 {\naffinity {\nkey body:\n}\n}", "body:"},
 		{"OneWorkerTwoModels", "handle /a {\nkv_router a:1 {\nworker a:1 {\nmodels x\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\nmodels y\n}\n}\n}", "models"},

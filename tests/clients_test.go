@@ -128,7 +128,7 @@ func clientsSite(t *testing.T) (*server, []*canned.Engine) {
 	return startCaddy(t, strings.Join([]string{
 		"handle_path /broken/* {", route(engines[2:], "pool broken"), "}",
 		"handle_path /down/* {", "kv_router " + freeAddr(t) + " {\npool down\n}", "}",
-		route(engines[:2], "usage inject", "response_headers X-KV-"),
+		route(engines[:2], "inject_usage", "response_headers X-KV-"),
 	}, "\n")), engines
 }
 

@@ -165,7 +165,7 @@ func TestAnotherEngineIsSpokenToInItsOwnWords(t *testing.T) {
 	sglang := startSimulated(t, engine.Config{Name: "sglang", Flavour: engine.SGLang, Ranks: 2, KeepBodies: true, ServerInfo: info})
 	vllm := startSimulated(t, engine.Config{Name: "vllm", KeepBodies: true})
 	both := []*engine.Engine{sglang, vllm}
-	s := startCaddy(t, simulated(both, "trust priorities", "usage inject", "policy round_robin"))
+	s := startCaddy(t, simulated(both, "trust priorities", "inject_usage", "policy round_robin"))
 	s.mustChat(t, simChat("hello"))
 	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
 		return len(s.told(t, sglang).Ranks) == 2 && s.told(t, vllm).Engine.Type == "vllm"

@@ -261,7 +261,7 @@ func TestPinDoesNotMoveTheSession(t *testing.T) {
 // TestDirectMode has every inference request name its worker.
 func TestDirectMode(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "mode direct", "response_headers X-KV-"))
+	s := startCaddy(t, route(engines, numbered(engines), "require_pin", "response_headers X-KV-"))
 	const text = "Worker ID required (--direct-route) but none found in request. " +
 		"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP)."
 	for _, v := range []struct {

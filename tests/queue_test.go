@@ -324,7 +324,7 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 			s.wantFigures(t, before, []figure{
 				{queueRejected, []string{`reason="full"`}, 1},
 				{queueRejected, []string{`reason="timeout"`}, 1},
-				{requestsTotal, []string{`outcome="turned_away"`}, 2},
+				{requestsTotal, []string{`outcome="queue_rejected"`}, 2},
 				{requestsTotal, []string{`outcome="ok"`}, 1},
 				{queueWaits, nil, 1},
 			})
@@ -390,7 +390,7 @@ func TestWaitIsInTheAccessLog(t *testing.T) {
 		}
 		return err == nil && len(lines) == 3
 	})
-	for _, want := range []string{"ok false", "ok true", "turned_away false"} {
+	for _, want := range []string{"ok false", "ok true", "queue_rejected false"} {
 		if lines[want] != 1 {
 			t.Errorf("the access log has %v, want one of %q", lines, want)
 		}

@@ -18,7 +18,7 @@ import (
 
 const (
 	speculativeTotal = "caddy_kv_router_speculative_total"
-	speculates       = "speculative_prefill on"
+	speculates       = "speculative_prefill"
 	wantsPrefill     = `{"agent_hints":{"speculative_prefill":true}}`
 )
 
@@ -208,7 +208,7 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 				}
 				io.WriteString(w, c.answer)
 			}})
-			s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\nusage inject\nworker * {\nengine vllm\ndp_size 2\n}\n}")
+			s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\ninject_usage\nworker * {\nengine vllm\ndp_size 2\n}\n}")
 			before := s.scrape(t)
 			a := s.post(t.Context(), c.path, []byte(c.body), "X-Request-Id", "1", "Authorization", "Bearer client", "Idempotency-Key", "k")
 			if a.status != http.StatusOK || a.err != nil {

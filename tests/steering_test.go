@@ -118,7 +118,7 @@ func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
 // some engine computes all the same.
 func TestDirectModeKnowsTheEnginesPaths(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "mode direct"))
+	s := startCaddy(t, route(engines, numbered(engines), "require_pin"))
 	body := []byte(`{"model":"m","messages":[],"prompt":"x"}`)
 	for _, path := range []string{"/invocations", "/completion", "/api/chat", "/infill", "/v1/images/generations", "/v2/embed"} {
 		wantError(t, path, s.post(t.Context(), path, body), 400, "invalid_pin", "Worker ID required")

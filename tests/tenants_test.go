@@ -27,7 +27,7 @@ func TestTenantsOfAnyName(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	long := strings.Repeat("x", 9000)
 	const body = `{"model":"m","messages":[],"cache_salt":"victim","nvext":{"cache_salt":"victim","greed_sampling":true}}`
-	for _, block := range []string{"", "cache_salt enforce"} {
+	for _, block := range []string{"", "enforce_cache_salt"} {
 		for _, v := range []struct{ kind, tenant, want string }{
 			{"dynamo", "mine", "mine"},
 			{"dynamo", "my own", "my own"},

@@ -160,7 +160,7 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 	spans := startCollector(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 6})
 	ids := map[string]string{"e1": "11", "e2": "9007199254740991"}
-	s := startCaddy(t, "tracing\n"+route(engines, "pool traced", "usage inject", affinity("hard"),
+	s := startCaddy(t, "tracing\n"+route(engines, "pool traced", "inject_usage", affinity("hard"),
 		fmt.Sprintf("worker %s {\nid %s\n}\nworker %s {\nid %s\n}", engines[0].Addr(), ids["e1"], engines[1].Addr(), ids["e2"])))
 	header := []string{
 		"X-Session-Id", "very-secret",

@@ -188,8 +188,8 @@ func TestWrongNvextIsRefused(t *testing.T) {
 		{"", `{"dp_rank":1.5}`, "nvext.dp_rank"},
 		{"", `{"agent_hints":{"priority":"high"}}`, "nvext.agent_hints.priority"},
 		{"", `{"agent_hints":[]}`, "nvext.agent_hints"},
-		{"nvext strict", `{"backend_instance":2}`, "nvext.backend_instance"},
-		{"nvext strict", `{"agent_hints":{"mood":1}}`, "nvext.agent_hints.mood"},
+		{"strict_nvext", `{"backend_instance":2}`, "nvext.backend_instance"},
+		{"strict_nvext", `{"agent_hints":{"mood":1}}`, "nvext.agent_hints.mood"},
 		{"trust explain", `{"extra_fields":["completion_token_ids"]}`, "exactly one"},
 	} {
 		s := startCaddy(t, route(engines, v.block))

@@ -27,6 +27,7 @@ var (
 	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
 	descAvailable = desc("worker_available", "1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a few trial requests, refuses connections, or fails Caddy's health checks.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
+	descWarnings  = desc("worker_engine_warnings", "Settings of the worker's engine that keep the router from routing well.", "pool", "worker")
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 
 	descRequests = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
@@ -46,7 +47,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descPrefills, descIncidents,
-		descHung, descAvailable, descEngine, descContrary,
+		descHung, descAvailable, descEngine, descContrary, descWarnings,
 		descRequests, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
 	} {
 		ch <- d
@@ -126,6 +127,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}
+	to.gauge(descWarnings, float64(len(e.Warnings)))
 	to.gauge(descHung, asNumber(w.Progress.IsHung()))
 }
 

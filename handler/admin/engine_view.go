@@ -25,6 +25,8 @@ type engineView struct {
 	// Contradictions are between Info and the configuration, which counts; null if
 	// the engine has reported nothing.
 	Contradictions []string `json:"contradictions"`
+	// Warnings are settings of the engine that keep the router from routing well.
+	Warnings []pool.EngineWarning `json:"warnings"`
 }
 
 // infoView is what the engine reports about itself; null for what it does not
@@ -47,7 +49,7 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
-		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))),
+		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))), Warnings: p.EngineWarnings(w),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
@@ -69,6 +71,19 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 		v.Info.Started = &started
 	}
 	return v
+}
+
+// limitSource returns the source of a worker's limit of requests.
+func limitSource(set pool.WorkerSettings, limit int64) string {
+	switch {
+	case set.MaxRunning == 0:
+		return "default"
+	case set.MaxRunning != pool.LimitAuto:
+		return fromConfig
+	case limit > 0:
+		return fromEngine
+	}
+	return fromNowhere
 }
 
 // known returns nil for the zero value, which means unknown.

@@ -61,7 +61,7 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 		return nil
 	}
 	if !x.Fits || !readable {
-		d.FallBack(fallbackUntold)
+		d.FallBack(fallbackOmitted)
 		return nil
 	}
 	e := &response.Extras{
@@ -157,7 +157,7 @@ func (o *delivery) ResponseID(id string) {
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
 	if s.Skipped {
-		o.d.FallBack(fallbackUntold)
+		o.d.FallBack(fallbackOmitted)
 	}
 	if !s.Whole || !s.Read {
 		return
@@ -312,12 +312,19 @@ func (o *delivery) learnRatios(req *api.Request) {
 // unknown.
 func (o *delivery) verify(cached int64) {
 	a, d := o.attempt, o.d
-	if a.prompt.tokens == 0 || o.Prompt <= 0 || cached < 0 || d.plan.Score.SkipsCache {
+	if a.prompt.tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
+		return
+	}
+	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}
+	if d.plan.API.Work() == api.Generate {
+		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
+	}
+	if cached < 0 {
 		return
 	}
 	m := d.Figures
 	m.comparedPrompt.Add(float64(o.Prompt))
 	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
-	d.Pool.Verify(a.Worker, &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}, cached)
+	d.Pool.Verify(a.Worker, predicted, cached)
 }

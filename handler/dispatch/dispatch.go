@@ -313,6 +313,6 @@ const (
 	fallbackUnbound     = "unbound"           // the session has no binding
 	fallbackUnreadable  = "answer_unreadable" // the engine's answer cannot be read as it passes
 	fallbackUnmerged    = "models_unmerged"   // a list of models lacks the other workers' models
-	fallbackUntold      = "nvext_untold"      // the answer cannot carry what the client asked for
+	fallbackOmitted     = "nvext_omitted"     // the answer cannot carry what the client asked for
 	FallbackUntokenized = "untokenized"       // a query's answer has no token ids, as no engine returns them
 )

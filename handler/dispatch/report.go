@@ -133,7 +133,7 @@ func (d *Dispatch) outcome() string {
 	o := d.answer
 	switch {
 	case o == nil && d.wait.turnedAway != nil:
-		return outcomeTurnedAway
+		return outcomeQueueRejected
 	case o == nil && d.err == nil && d.returned:
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:

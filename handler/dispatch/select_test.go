@@ -213,7 +213,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 			var set []pool.WorkerSettings
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, pool.WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+					set = append(set, pool.WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: new(rand.IntN(4) == 0)})
 				}
 			}
 			h.pool.Apply(wantedWorkers(set...).WithDefaults())

@@ -127,7 +127,7 @@ func bounded(key string) string {
 }
 
 // mustRead refuses a request whose body the router could not read, if the request is a
-// tenant's or cache_salt is enforced: the body could name another tenant's cache or
+// tenant's or enforce_cache_salt is on: the body could name another tenant's cache or
 // session.
 func (rd *Reader) mustRead(p *Plan) error {
 	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
@@ -141,10 +141,10 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
+		"the router must read the body, because the request is a tenant's or enforce_cache_salt is on, and cannot (%s)", p.unread)}
 }
 
-// saltIsText refuses a salt that is not a string, if cache_salt is enforced and no
+// saltIsText refuses a salt that is not a string, if enforce_cache_salt is on and no
 // tenant replaces it: no engine is known to use such a salt.
 func (rd *Reader) saltIsText(p *Plan) error {
 	req := p.Parsed()

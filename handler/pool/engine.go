@@ -40,6 +40,9 @@ type engineState struct {
 	start   string            // what the engine last reported of its start
 	changed time.Time         // when that last changed
 	warned  map[string]string // logged contradictions
+
+	warnings  []EngineWarning // logged warnings
+	uncounted atomic.Int32    // see CountedCache
 }
 
 // Info returns what the engine reported last; the zero Info if nothing.
@@ -138,6 +141,7 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 	if !p.setInfo(w, &info) {
 		return
 	}
+	p.Queue.reviewAll() // the worker's limit may have changed
 	if logged(info) != logged(before) {
 		p.Logger().Info("worker tells what it is", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(info)))
 	}
@@ -148,6 +152,7 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 		p.clear(w, clearedRestarted)
 	}
 	p.contradict(w)
+	p.warnOfEngine(w)
 }
 
 // setInfo stores an engine's info. It returns false if the pool has replaced the worker.
@@ -158,7 +163,11 @@ func (p *Pool) setInfo(w *Worker, info *engine.Info) bool {
 		return false
 	}
 	w.Engine.info.Store(info)
-	p.declareRanks(w, p.Settings.Load().Worker(w.Dial))
+	set := p.Settings.Load().Worker(w.Dial)
+	p.declareRanks(w, set)
+	if set.MaxRunning == LimitAuto {
+		w.limitSlots(set)
+	}
 	return true
 }
 
@@ -228,9 +237,6 @@ func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[stri
 	}
 	if e := set.describe(info); set.DPSize > 1 && !e.TakesRank() {
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
-	}
-	if info.NoPrefixCache {
-		list["prefix_cache"] = "prefix caching: the engine has switched it off, and reuses nothing of earlier prompts"
 	}
 	return list
 }

@@ -147,7 +147,6 @@ func TestContradictions(t *testing.T) {
 		{s, WorkerSettings{Engine: EngineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
 		{own.WithDefaults(), WorkerSettings{Engine: EngineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
 		{own.WithDefaults(), WorkerSettings{Engine: EngineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
-		{s, WorkerSettings{Engine: EngineAuto}, engine.Info{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
 	} {
 		var got []string
 		for what := range c.s.Contradictions(c.set, c.told) {

@@ -141,7 +141,12 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer p.Queue.reviewAll() // after the lock is released
+	defer func() { // without the lock
+		p.Queue.reviewAll()
+		for _, w := range p.All() {
+			p.warnOfEngine(w)
+		}
+	}()
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.adoptBlockSize(s)
@@ -162,10 +167,10 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.renumber(s)
 	for dial, w := range p.Workers {
 		set := s.Worker(dial)
-		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
-			w.Slots.Limit.Store(int64(set.MaxRunning))
-		}
 		p.declareRanks(w, set)
+		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
+			w.limitSlots(set)
+		}
 		w.configure(set)
 	}
 	p.declareAll(s)

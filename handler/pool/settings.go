@@ -61,7 +61,7 @@ const (
 // upstream.
 func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 	if w == nil || w.Dial == "" {
-		return errors.New("worker: the dial address is missing")
+		return errors.New("worker: dial is missing")
 	}
 	if _, twice := s.Workers[w.Dial]; twice {
 		return fmt.Errorf("worker %s: configured twice", w.Dial)
@@ -70,7 +70,7 @@ func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
 	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
-		return fmt.Errorf("worker %s: is not among the upstreams", w.Dial)
+		return fmt.Errorf("worker %s: must be one of the upstreams", w.Dial)
 	}
 	s.Workers[w.Dial] = *w
 	return nil
@@ -114,7 +114,7 @@ func (s *Settings) CheckIDs() error {
 	for _, dial := range slices.Sorted(maps.Keys(known)) {
 		id := s.Worker(dial).ID
 		if other, taken := byID[id]; taken {
-			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
+			return fmt.Errorf("worker %s: id: must be unique, got %d, which worker %s has, too", dial, id, other)
 		}
 		byID[id] = dial
 	}
@@ -188,9 +188,9 @@ func mergeOptions(to, from any, tag, prefix string) error {
 		case isUnset(own):
 			own.Set(other)
 		case option == "api_key": // a secret
-			err = errors.Join(err, fmt.Errorf("%sapi_key: the handlers set different keys", prefix))
+			err = errors.Join(err, fmt.Errorf("%sapi_key: must be the same in all handlers", prefix))
 		default:
-			err = errors.Join(err, fmt.Errorf("%s%s: one handler says %v, another %v", prefix, option, reflect.Indirect(own), reflect.Indirect(other)))
+			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers, got %v and %v", prefix, option, reflect.Indirect(own), reflect.Indirect(other)))
 		}
 	}
 	return err
@@ -201,8 +201,10 @@ func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Sl
 // SharedSettings are the settings of all handlers of one configuration that name one
 // pool. They grow while the configuration is provisioned.
 type SharedSettings struct {
-	mu  sync.Mutex
-	All *Settings
+	mu      sync.Mutex
+	All     *Settings
+	unnamed map[string]bool // upstreams of the handlers that name no pool
+	warned  bool            // of the queue without a limit
 }
 
 // Get returns the settings, with defaults.

@@ -60,7 +60,7 @@ type probes struct {
 func newWorker(set WorkerSettings) *Worker {
 	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), probes: probes{Probed: make(chan struct{})}}
 	w.dp.Store(int32(set.DPSize))
-	w.Slots.Limit.Store(int64(set.MaxRunning))
+	w.limitSlots(set)
 	w.Seen.Store(time.Now().Unix())
 	w.configure(set)
 	return w
@@ -74,7 +74,7 @@ func DerivedID(dial string) uint64 {
 
 // configure stores the worker's settings.
 func (w *Worker) configure(set WorkerSettings) {
-	if set.Drain {
+	if set.Drain != nil && *set.Drain {
 		w.Drain.Or(DrainConfigured)
 	} else {
 		w.Drain.And(^DrainConfigured)
