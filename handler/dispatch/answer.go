@@ -26,6 +26,8 @@ type delivery struct {
 	header    time.Time // when a plain answer's header came
 	alive     time.Time // when the lease was last told of bytes
 	refreshed time.Time // when the session's binding was
+	tokens    int       // events with tokens so far
+	waits     bool      // for the worker
 }
 
 // deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
@@ -111,50 +113,59 @@ func (a *attempt) prefilled(t time.Time) {
 	}
 }
 
-// Waiting implements listener.
-func (o *delivery) Waiting(worker bool) {
-	if g := o.attempt.guard; g != nil && !o.alive.IsZero() {
-		g.await(worker)
+// Waits implements response.Listener.
+func (o *delivery) Waits() {
+	a := o.attempt
+	o.waits = true
+	a.Waiting.Store(true)
+	if a.guard != nil && !o.alive.IsZero() {
+		a.guard.await(true)
 	}
-	o.attempt.Waiting.Store(worker)
 }
 
-// Received implements listener.
-func (o *delivery) Received(t time.Time) {
+// Received implements response.Listener. A long answer keeps its session alive.
+func (o *delivery) Received(t time.Time, n, tokens int) {
 	a := o.attempt
-	if t.Sub(o.alive) > time.Second {
+	if o.waits {
+		o.waits = false
+		a.Waiting.Store(false)
+		if a.guard != nil {
+			a.guard.await(false)
+		}
+	}
+	if n > 0 && t.Sub(o.alive) > time.Second {
 		o.alive = t
 		a.lease.Alive(t)
 	}
-	if a.Work != pool.WorkNone && o.Status < 300 {
+	if n > 0 && a.Work != pool.WorkNone && o.Status < 300 {
 		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
 	}
-}
-
-// FirstToken implements listener.
-func (o *delivery) FirstToken(t time.Time) {
-	o.attempt.prefilled(t)
-	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.didWell(o.attempt)
-}
-
-// Tokens implements listener. A long answer keeps its session alive.
-func (o *delivery) Tokens(t time.Time, n int) {
-	o.attempt.lease.Output(t, int64(n))
+	if tokens == o.tokens {
+		return
+	}
+	o.tokens = tokens
+	a.lease.Output(t, int64(tokens))
 	if o.d.session != "" && t.Sub(o.refreshed) > o.d.sessionTTL()/4 {
 		o.refreshed = t
 		o.d.refreshBinding()
 	}
 }
 
-// ResponseID implements listener.
+// FirstToken implements response.Listener.
+func (o *delivery) FirstToken(t time.Time) {
+	o.attempt.prefilled(t)
+	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.didWell(o.attempt)
+}
+
+// ResponseID implements response.Listener.
 func (o *delivery) ResponseID(id string) {
 	if !o.d.plan.Request.Unstored {
 		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
 	}
 }
 
-// Ended implements listener.
+// Ended implements response.Listener.
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
 	if s.Skipped {

@@ -31,18 +31,17 @@ const (
 // Listener is told what an answer shows while it passes. All calls come from the
 // goroutine that reads the answer.
 type Listener interface {
-	// Waiting says that Read waits for the worker, or no longer does. Only streams
-	// say so: the time that a client takes is not the worker's.
-	Waiting(worker bool)
-	// Received says that bytes came.
-	Received(t time.Time)
+	// Waits says that a stream waits for the worker, until Received is called. The
+	// time that a client takes is not the worker's.
+	Waits()
 	// FirstToken says that a stream has brought its first token.
 	FirstToken(t time.Time)
-	// Tokens says how many events with tokens a stream has brought so far.
-	Tokens(t time.Time, n int)
-	// ResponseID tells, once, the id under which the engine keeps the answer. A
+	// ResponseID gives, once, the id under which the engine keeps the answer. A
 	// stream has it long before its end.
 	ResponseID(id string)
+	// Received says that a read from the worker returned n bytes, and how many events
+	// with tokens a stream has brought so far.
+	Received(t time.Time, n, tokens int)
 	// Ended is called once: the answer is whole, has broken off, or was closed early.
 	Ended(s Summary)
 }
@@ -191,9 +190,8 @@ func (b *Body) receive(p []byte) (int, error) {
 	if !b.Stream {
 		return b.from.Read(p)
 	}
-	b.Listener.Waiting(true)
+	b.Listener.Waits()
 	n, err := b.from.Read(p)
-	b.Listener.Waiting(false)
 	if err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
 		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
 	}
@@ -202,18 +200,17 @@ func (b *Body) receive(p []byte) (int, error) {
 
 // pass reads what came of the answer, and returns what the client gets of it.
 func (b *Body) pass(p []byte, err error) []byte {
-	t := time.Now()
-	if len(p) > 0 {
-		b.Listener.Received(t)
-	}
-	out := p
+	t, out, tokens := time.Now(), p, 0
 	if b.reader != nil {
-		out = b.readOn(t, p, err != nil)
+		out, tokens = b.readOn(t, p, err != nil)
 	}
+	b.Listener.Received(t, len(p), tokens)
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)
 	}
-	b.keepTail(out)
+	if b.extensible {
+		b.keepTail(out)
+	}
 	if err != nil {
 		out = b.end(out, err)
 	}
@@ -292,11 +289,12 @@ func (b *Body) usage() Counts {
 	return Counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
 }
 
-// readOn shows the reader what came, and returns it with the edits of events made.
-func (b *Body) readOn(t time.Time, p []byte, over bool) []byte {
+// readOn shows the reader what came. It returns that with the edits of events made, and
+// how many events of a stream had tokens so far.
+func (b *Body) readOn(t time.Time, p []byte, over bool) (out []byte, tokens int) {
 	if !b.Stream {
 		b.reader.Write(p)
-		return p
+		return p, 0
 	}
 	before := b.reader.Chunks()
 	b.frames.Write(p, over)
@@ -311,14 +309,13 @@ func (b *Body) readOn(t time.Time, p []byte, over bool) []byte {
 		}
 	}
 	b.tellID()
-	if n := b.reader.Chunks(); n != before {
+	if tokens = b.reader.Chunks(); tokens != before {
 		b.Sum.Last = t
-		b.Listener.Tokens(t, n)
 	}
 	if b.frames.Edits {
-		return b.frames.Forward()
+		return b.frames.Forward(), tokens
 	}
-	return p
+	return p, tokens
 }
 
 // tellID tells the listener the id under which the engine keeps the answer, as soon as
