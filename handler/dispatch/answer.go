@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"errors"
+	"io"
 	"net/http"
 	"time"
 
@@ -203,6 +205,32 @@ func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
 	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
 		d.Pool.Incidents.Raise(time.Now(), "event streams leave compressed (keep encode away from them)", d.Pool.Logger)
 	}
+}
+
+// tunnel is the connection after a 101. Nothing in it can be read, but bytes in either
+// direction are signs of life: without them the lease expires as any other does.
+type tunnel struct {
+	io.ReadWriteCloser
+	lease *kvscore.Lease
+}
+
+func (t *tunnel) Read(p []byte) (int, error) {
+	n, err := t.ReadWriteCloser.Read(p)
+	t.lease.Alive(time.Now())
+	return n, err
+}
+
+func (t *tunnel) Write(p []byte) (int, error) {
+	t.lease.Alive(time.Now())
+	return t.ReadWriteCloser.Write(p)
+}
+
+// CloseWrite lets the proxy close one direction only.
+func (t *tunnel) CloseWrite() error {
+	if c, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return errors.ErrUnsupported // the proxy then closes both
 }
 
 // followUps makes requests of the router's own that follow those of clients.

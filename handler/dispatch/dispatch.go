@@ -99,12 +99,12 @@ type attempt struct {
 	terms  kvscore.Candidate
 	reason string
 	prompt promptLength
-	mark   uint64 // of the worker's health
+	mark   uint64 // of the worker's health; 0 if it had none
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
-	over   bool
+	ended  bool
 	guard  *guard    // what may end it; nil if nothing may
-	answer *delivery // if it is one; nil while there is none
+	answer *delivery // of its answer; nil before that
 }
 
 // Reasons of a choice.
@@ -196,10 +196,10 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 // the prompt.
 func (d *Dispatch) endAttempt(computed bool) {
 	a := d.attempt
-	if a == nil || a.over {
+	if a == nil || a.ended {
 		return
 	}
-	a.over = true
+	a.ended = true
 	var answer []uint64
 	if computed && d.answer != nil {
 		answer = d.answer.Blocks

@@ -146,7 +146,9 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	d.label(resp.Header, a)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.lease.Prefilled(time.Now())
-		a.lease.Alive(time.Now().AddDate(100, 0, 0)) // it lives as long as the connection
+		if conn, ok := resp.Body.(io.ReadWriteCloser); ok {
+			resp.Body = &tunnel{conn, a.lease}
+		}
 		return resp
 	}
 	if resp.StatusCode < 300 {

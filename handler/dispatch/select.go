@@ -183,28 +183,30 @@ func (d *Dispatch) noWorker() *reverseproxy.Upstream {
 // book chooses among the candidates and books the choice. It returns nil if the worker filled
 // up meanwhile, or a queued request has first claim to its room.
 func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
-	bound := d.boundPosition()
+	bound, last := d.boundPosition(), d.attempt
 	request := d.score()
 	i, lease := d.Pool.Scheduler.SelectAmong(t, request, d.scratch.Targets, bound, d.policy(), &d.scratch.Sel)
-	d.noticeChoice(t, bound, i)
-	if !d.takeSlot(d.scratch.Workers[i]) {
-		lease.End(false, nil)
-		return nil
-	}
 	a := &attempt{
-		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t, Work: d.work()},
-		lease:  lease, terms: d.scratch.Sel.Candidates[i], slot: d.plan.Computes, bound: bound >= 0,
+		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t},
+		lease:  lease, terms: d.scratch.Sel.Candidates[i], bound: bound >= 0,
+	}
+	d.attempt = a // at once: End ends the lease if anything below panics
+	d.noticeChoice(t, bound, i)
+	if !d.takeSlot(a) {
+		d.endAttempt(false)
+		d.attempt = last
+		return nil
 	}
 	a.reason = d.reasonOf(bound, &a.terms)
 	a.mark = a.Worker.Health.Admit()
 	a.prompt = promptLength{d.scratch.Sel.Tokens, d.scratch.Sel.Known}
-	a.Ahead = a.terms.PrefillTokens + a.prompt.tokens
+	a.Ahead, a.Work = a.terms.PrefillTokens+a.prompt.tokens, d.work()
 	a.Worker.Progress.Begin(&a.Stream)
 	if d.plan.Computes {
-		d.Pool.Yield(a.Worker) // what is computed beforehand must cost nobody anything
+		d.Pool.Yield(a.Worker) // speculative prefills must not delay clients' requests
 	}
 	d.attempts++
-	d.attempt, d.last = a, d.scratch.Upstreams[i]
+	d.last = d.scratch.Upstreams[i]
 	d.tried = append(d.tried, a.Worker)
 	d.show(a)
 	d.trace.selected(d, a, t)

@@ -71,17 +71,18 @@ func (d *Dispatch) leave() *reverseproxy.Upstream {
 	return noUpstream
 }
 
-// takeSlot takes a slot of the chosen worker. It returns false if the worker filled up
+// takeSlot takes a slot of an attempt's worker. It returns false if the worker filled up
 // meanwhile, or a queued request has first claim to its room.
-func (d *Dispatch) takeSlot(w *pool.Worker) bool {
+func (d *Dispatch) takeSlot(a *attempt) bool {
 	switch {
 	case !d.plan.Computes:
 		return true
-	case w == d.wait.granted:
-		d.wait.granted = nil
-		return true
+	case a.Worker == d.wait.granted:
+		d.wait.granted, a.slot = nil, true
+	default:
+		a.slot = d.Pool.Queue.TakeUnclaimed(a.Worker)
 	}
-	return d.Pool.Queue.TakeUnclaimed(w)
+	return a.slot
 }
 
 // giveBackGranted frees the slot that the queue has granted, if it was not used.
