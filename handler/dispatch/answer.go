@@ -6,15 +6,11 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // delivery is the answer of an attempt on its way to the client. It listens to the answer's
@@ -30,6 +26,31 @@ type delivery struct {
 	refreshed time.Time // when the session's binding was
 	tokens    int       // events with tokens so far
 	waits     bool      // for the worker
+}
+
+// deliver prepares an answer for the client.
+func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.release()
+	if d.foresee(resp); !d.KeepBody && d.next == nil {
+		d.dropBody()
+	}
+	d.label(resp.Header, a)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		a.lease.Prefilled(time.Now())
+		if conn, ok := resp.Body.(io.ReadWriteCloser); ok {
+			resp.Body = &tunnel{conn, a.lease}
+		}
+		return resp
+	}
+	if resp.StatusCode < 300 {
+		d.commit()
+	}
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
+		d.FallBack(fallbackUnmerged)
+	}
+	d.observe(req, resp)
+	return resp
 }
 
 // deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
@@ -231,133 +252,4 @@ func (t *tunnel) CloseWrite() error {
 		return c.CloseWrite()
 	}
 	return errors.ErrUnsupported // the proxy then closes both
-}
-
-// followUps makes requests of the router's own that follow those of clients.
-type followUps interface {
-	// Arrived is called with the plan of each request before a worker is chosen.
-	Arrived(*plan.Plan)
-	// Answering is called when an answer begins. It returns nil if nothing is to follow.
-	// Else the request's body is kept.
-	Answering(Turn, *http.Response) FollowUp
-}
-
-// FollowUp is called once, when a request has ended. text is that of an answer which
-// came whole, as JSON; nil if it did not, or is not all text. The function owns the
-// body. sent is what the worker was sent. All three are nil for an answer that the
-// operator's configuration tries again.
-type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
-
-// Turn is a request whose answer begins.
-type Turn struct {
-	Plan     *plan.Plan
-	Size     int64 // of its body; -1 if that is not in memory
-	Worker   *pool.Worker
-	Target   kvscore.Target
-	Upstream *reverseproxy.Upstream
-}
-
-// MaxKeptText is the longest answer, in bytes of JSON, whose text is kept for what
-// follows.
-const MaxKeptText = 256 << 10
-
-// foresee prepares what follows the request, when its answer begins.
-func (d *Dispatch) foresee(resp *http.Response) {
-	if d.next != nil { // of an answer that the operator has tried again
-		d.next(nil, nil, nil)
-	}
-	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last}
-	if d.Body != nil {
-		t.Size = d.Body.Size
-	}
-	d.next = d.FollowUps.Answering(t, resp)
-}
-
-// follow begins what follows the request, which has ended.
-func (d *Dispatch) follow(outcome string) {
-	if d.next == nil {
-		return
-	}
-	var text []byte
-	if o := d.answer; outcome == outcomeOK && o.computed() {
-		text = o.Text
-	}
-	d.next(text, d.takeBody(), d.sent)
-	d.next = nil
-}
-
-// learn records what the engine has counted in a prompt and its answer.
-func (o *delivery) learn() {
-	m := o.d.Figures
-	cached := o.attempt.Worker.CachedTokens(pool.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
-	if o.Prompt > 0 {
-		m.inputTokens.Observe(float64(o.Prompt))
-		o.count(cached)
-		if cached >= 0 {
-			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
-			o.attempt.Worker.Hits.Reported(cached, o.Prompt)
-		}
-	}
-	if o.Completion >= 0 {
-		m.outputTokens.Observe(float64(o.Completion))
-	}
-	o.verify(cached)
-	if o.Cached >= 0 {
-		o.d.cached = o.Cached
-	}
-	if o.Chunks > 1 {
-		m.itl.Observe(o.Last.Sub(o.First).Seconds() / float64(o.Chunks-1))
-	}
-}
-
-// count records the engine's counts in the index, for the next turn, and in the model's
-// ratios.
-func (o *delivery) count(cached int64) {
-	req := o.d.plan.Request
-	if req.Truncated || req.Kind == api.None {
-		return
-	}
-	if req.Media == 0 && req.Kind == api.Text {
-		o.learnRatios(req)
-	}
-	if req.Batch() {
-		return
-	}
-	c := kvscore.Counts{Prompt: o.Prompt}
-	if !req.SkipsCache && cached >= 0 {
-		c.Cached, c.CachedTold = cached, true
-	}
-	if req.Kind == api.Text { // the index knows where token ids end
-		c.AnswerPast = o.Past
-	}
-	if o.Completion > 0 && req.Choices == 1 && !o.Failed {
-		c.Answer = o.Prompt + o.Completion - 1 // the last token need not be computed
-	}
-	o.attempt.lease.Counted(c)
-}
-
-// learnRatios learns from the new part of the prompt, if the engine's count of the rest is
-// known, else from all of it. A batch's first prompt stands for all.
-func (o *delivery) learnRatios(req *api.Request) {
-	k, size := o.attempt.prompt.known, o.d.plan.TextBlock
-	if !k.Counted || req.Batch() {
-		k = kvscore.Known{}
-	}
-	all := float64(req.Bytes) / float64(size)
-	past := all - float64(len(req.Blocks)) - k.Past
-	o.d.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(o.Prompt)-k.Tokens)
-}
-
-// verify compares the predicted cached tokens with the engine's count; cached is negative if
-// unknown.
-func (o *delivery) verify(cached int64) {
-	a, d := o.attempt, o.d
-	if a.prompt.tokens == 0 || o.Prompt <= 0 || cached < 0 || d.plan.Score.SkipsCache {
-		return
-	}
-	m := d.Figures
-	m.comparedPrompt.Add(float64(o.Prompt))
-	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
-	m.comparedReported.Add(float64(cached))
-	d.Pool.Verify(a.Worker, &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}, cached)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/bits"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,8 +13,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/zeebo/xxh3"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -102,26 +99,6 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	return v
 }
 
-// reportOutcome tells the pool what an attempt has shown of its worker.
-func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
-	if err == nil {
-		d.Pool.Answered(a.Worker)
-	} else if v.do != abandon {
-		a.Worker.Engine.AskAgain() // it may have restarted
-	}
-	switch v.effect {
-	case showsNothing:
-	case showsWell:
-		d.didWell(a)
-	case showsAbsent:
-		d.Pool.Unreached(a.Worker, err)
-	case showsFailed:
-		d.markDown(a, v.why, v.wait, v.busy)
-	case showsError:
-		d.erred(a, v.why, v.own)
-	}
-}
-
 // workersFault returns whether a status may be the worker's fault: clients' errors have other
 // statuses, or come from all workers alike.
 func workersFault(status int) bool {
@@ -130,71 +107,6 @@ func workersFault(status int) bool {
 		return true
 	}
 	return status >= 500
-}
-
-// didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
-func (d *Dispatch) didWell(a *attempt) {
-	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
-		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
-	}
-}
-
-// garbled records an answer that is not what its content type says. The session leaves the
-// worker. One such answer may be anybody's fault; a worker that gives no others is ill.
-func (d *Dispatch) garbled(a *attempt) {
-	d.FallBack(fallbackUnreadable)
-	d.erred(a, "not what their content type says", true)
-	if d.seenAt == a.lease.Target() {
-		d.Pool.Sessions.Remove(d.session, d.bound)
-	}
-}
-
-// markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
-// left alone.
-func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy bool) {
-	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
-		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
-			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
-	}
-}
-
-// erred records an error that may be the worker's fault: how the others do shows that. own: it
-// is hardly the client's.
-func (d *Dispatch) erred(a *attempt, status string, own bool) {
-	t := time.Now()
-	errs, share := a.Worker.Health.RecordError(t, own, d.blameKey())
-	if errs < pool.FewErrors {
-		return
-	}
-	var others, theirs float64
-	for _, w := range d.workersOffered() {
-		if w != a.Worker {
-			n, e := w.Health.Lately()
-			others, theirs = others+n, theirs+e
-		}
-	}
-	if pool.Worse(errs, share, theirs/max(others, 1)) {
-		d.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
-	}
-}
-
-// blameKey identifies the session or prompt that an error is held against: one client alone
-// must not mark a worker down. Requests without an API share one key; those without a known
-// prompt have one each.
-func (d *Dispatch) blameKey() uint64 {
-	switch {
-	case d.plan.API == nil:
-		return 0
-	case d.plan.Session.Key != "":
-		return xxh3.HashString(d.plan.Session.Key)
-	case len(d.plan.Score.Blocks) == 0:
-		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
-	}
-	key := d.plan.Score.Root
-	for _, b := range d.plan.Score.Blocks {
-		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
-	}
-	return key
 }
 
 // retryable returns whether a status says that the worker did not take the request.
@@ -251,4 +163,53 @@ func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 	head, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
+}
+
+// Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
+// duration or retries, each worker is tried once.
+type Limits struct {
+	Duration, Interval time.Duration
+	Retries            int
+}
+
+// Set returns whether the operator has set limits.
+func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
+
+// allow returns whether the proxy would make another attempt.
+func (l Limits) allow(start time.Time, attempts int) bool {
+	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
+}
+
+// maxSuspects bounds the failed attempts that may have reached an engine: the request itself
+// may end engines.
+const maxSuspects = 2
+
+// repeatable returns whether the request can be made again. reached: it may have reached a
+// worker.
+func (d *Dispatch) repeatable(reached bool) bool {
+	if d.plan.Stream != nil && d.plan.Stream.Touched.Load() {
+		return false
+	}
+	return !reached || d.plan.Repeatable
+}
+
+// anotherRound returns whether the operator wants tried workers to be tried again.
+func (d *Dispatch) anotherRound() bool {
+	return !d.pinned() && d.Limits.Set() && d.Limits.allow(d.start, d.attempts)
+}
+
+// anotherTry returns whether a further attempt may find a worker within the operator's limits.
+func (d *Dispatch) anotherTry(suspects int) bool {
+	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
+}
+
+// lastSuspect returns whether no attempt may follow if the present one breaks.
+func (d *Dispatch) lastSuspect() bool {
+	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
+}
+
+// stays returns whether no other worker is left, the request broke on one already, or the
+// retry budget is spent.
+func (d *Dispatch) stays() bool {
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }
