@@ -218,15 +218,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
-	rt, err := h.dispatcher.Begin(r, p, start)
+	d, err := h.dispatcher.Begin(r, p, start)
 	if err != nil {
 		p.GiveBack(r)
 		return h.refuse(w, r, err)
 	}
-	defer rt.End()
-	err = h.ReverseProxy.ServeHTTP(w, rt.Request(r), next)
-	if err = answer(w, r, rt.Settle(w, r, err)); err != nil {
-		body.GiveBack(r, rt.Body, p.Stream)
+	defer d.End()
+	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
+	if err = answer(w, r, d.Settle(w, r, err)); err != nil {
+		body.GiveBack(r, d.Body, p.Stream)
 	}
 	return err
 }

@@ -113,21 +113,21 @@ func BenchmarkObserve(b *testing.B) {
 	buf := make([]byte, 32<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		rt := newTestRoute(h, p)
-		rt.repl, rt.returned = repl, true
-		rt.takeScratch()
-		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
-		rt.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
-		rt.attempt.Work = rt.work()
-		w.Progress.Begin(&rt.attempt.Stream)
+		d := newTestDispatch(h, p)
+		d.repl, d.returned = repl, true
+		d.takeScratch()
+		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
+		d.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: d.start}, lease: lease, terms: d.scratch.Sel.Candidates[0]}
+		d.attempt.Work = d.work()
+		w.Progress.Begin(&d.attempt.Stream)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
-		rt.observe(r, resp)
+		d.observe(r, resp)
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}
-		rt.End()
-		if rt.outcome() != outcomeOK || rt.answer.Chunks != chunks {
-			b.Fatal(rt.outcome(), rt.answer.Chunks)
+		d.End()
+		if d.outcome() != outcomeOK || d.answer.Chunks != chunks {
+			b.Fatal(d.outcome(), d.answer.Chunks)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
@@ -147,20 +147,20 @@ func BenchmarkGuard(b *testing.B) {
 			client, leave := context.WithCancel(b.Context())
 			defer leave()
 			r = r.WithContext(client)
-			rt := newTestRoute(h, p)
-			rt.takeScratch()
+			d := newTestDispatch(h, p)
+			d.takeScratch()
 			for i := range workers {
-				rt.scratch.Workers = append(rt.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+				d.scratch.Workers = append(d.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
 			}
-			_, lease := h.pool.Scheduler.Select(rt.start, &p.Score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+			_, lease := h.pool.Scheduler.Select(d.start, &p.Score, []kvscore.Target{d.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
-				a.Work, rt.attempt = rt.work(), a
+				a := &attempt{Stream: pool.Stream{Worker: d.scratch.Workers[0], Begun: d.start}, lease: lease}
+				a.Work, d.attempt = d.work(), a
 				a.Worker.Progress.Begin(&a.Stream)
-				rt.guarded(r)
-				if err := rt.arrived(nil, nil); err != nil {
+				d.guarded(r)
+				if err := d.arrived(nil, nil); err != nil {
 					b.Fatal(err)
 				}
 				if a.guard != nil {
@@ -223,10 +223,10 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 		tb.Fatal(err)
 	}
 	w := h.pool.Worker("127.0.0.1:1")
-	rt := newTestAttempt(h, p, w)
-	out := rt.request(r, new(atomic.Int32))
+	d := newTestAttempt(h, p, w)
+	out := d.request(r, new(atomic.Int32))
 	out.Body.Close()
-	rt.Body.Done()
+	d.Body.Done()
 	return out
 }
 

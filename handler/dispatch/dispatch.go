@@ -24,8 +24,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// routeKey is the context key of a request's route.
-type routeKey struct{}
+// dispatchKey is the context key of a request's dispatch.
+type dispatchKey struct{}
 
 // Dispatch is one request over all its attempts. Only the goroutine that serves the
 // request touches it.
@@ -42,7 +42,7 @@ type Dispatch struct {
 	wait waiting // while all workers are full
 	outgoing
 	result
-	trace    *routeTrace
+	trace    *dispatchTrace
 	dry      bool        // it explains what would be chosen, and changes nothing
 	dryTable *pool.Table // the one that it explains by
 }
@@ -169,7 +169,7 @@ func (s *Dispatcher) FallBack(reason string) {
 
 // Request returns the request as the proxy gets it.
 func (d *Dispatch) Request(r *http.Request) *http.Request {
-	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), routeKey{}, d))
+	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
 	out.Header = d.plan.WithoutRouting(r.Header)
 	out.Trailer = nil // it could route, and engines read none
 	if d.Body == nil {
@@ -251,7 +251,7 @@ type asker interface {
 // AttemptOf returns what makes the round trips of a request that the dispatcher has
 // begun; nil for other requests, such as health checks.
 func AttemptOf(ctx context.Context) http.RoundTripper {
-	if d, ok := ctx.Value(routeKey{}).(*Dispatch); ok {
+	if d, ok := ctx.Value(dispatchKey{}).(*Dispatch); ok {
 		return d
 	}
 	return nil

@@ -21,7 +21,7 @@ func TestPanicWhileBookingLeavesNothing(t *testing.T) {
 		t.Fatal("the pool takes no background request")
 	}
 	defer done()
-	d, _ := plannedRoute(t, h, 10)
+	d, _ := plannedDispatch(t, h, 10)
 	func() {
 		defer func() { _ = recover() }()
 		defer d.End()
@@ -40,7 +40,7 @@ func TestPanicWhileBookingLeavesNothing(t *testing.T) {
 func TestSilentTunnelExpires(t *testing.T) {
 	h := testHandler(t, "a:1")
 	h.adopt()
-	d, _ := plannedRoute(t, h, 10)
+	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	if d.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {
 		t.Fatal("no worker")

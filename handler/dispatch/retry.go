@@ -20,7 +20,7 @@ type retryMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
-	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	d, ok := r.Context().Value(dispatchKey{}).(*Dispatch)
 	return ok && d.retryWanted, nil
 }
 
@@ -30,7 +30,7 @@ type AnotherMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (AnotherMatcher) MatchWithError(r *http.Request) (bool, error) {
-	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	d, ok := r.Context().Value(dispatchKey{}).(*Dispatch)
 	return ok && !d.exhausted && r.Context().Err() == nil && d.anotherTry(d.suspects), nil
 }
 

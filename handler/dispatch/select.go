@@ -114,12 +114,12 @@ func (d *Dispatch) precedence() (tier int, arrival time.Time) {
 	return -int(hints.StrictPriority.Value), d.ready.Add(-time.Duration(jump * float64(time.Second)))
 }
 
-// Selector is the proxy's selection policy. The choice itself is the route's.
+// Selector is the proxy's selection policy. The choice itself is the dispatch's.
 type Selector struct{}
 
 // Select implements reverseproxy.Selector.
 func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
-	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
+	d, ok := r.Context().Value(dispatchKey{}).(*Dispatch)
 	if !ok {
 		return nil
 	}

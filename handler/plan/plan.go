@@ -17,7 +17,7 @@ import (
 )
 
 // Plan is what a request asks for. It is complete when it is made and does not
-// change; only its body is handed over to the route.
+// change; only its body is handed to the dispatch.
 type Plan struct {
 	API   api.API // nil if the request passes through
 	Name  string  // the API's name, or that of the path in package engine; may be empty
