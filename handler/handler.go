@@ -226,7 +226,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer d.End()
 	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
 	if err = answer(w, r, d.Settle(w, r, err)); err != nil {
-		body.GiveBack(r, d.Body, p.Stream)
+		body.GiveBack(r, d.Body, p.Once)
 	}
 	return err
 }

@@ -68,8 +68,8 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 		if d.Speculative && d.plan.Ext.AgentHints.SpeculativePrefill.Value {
 			opts.KeepText = MaxKeptText
 		}
-		if a.guard != nil {
-			opts.Ctx = a.guard.ctx
+		if a.watch != nil {
+			opts.Ctx = a.watch.ctx
 		}
 		opts.Extras = d.extras(a, opts.Request != nil)
 	}
@@ -141,8 +141,8 @@ func (o *delivery) Waits() {
 	a := o.attempt
 	o.waits = true
 	a.Waiting.Store(true)
-	if a.guard != nil && !o.alive.IsZero() {
-		a.guard.await(true)
+	if a.watch != nil && !o.alive.IsZero() {
+		a.watch.await(true)
 	}
 }
 
@@ -152,8 +152,8 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	if o.waits {
 		o.waits = false
 		a.Waiting.Store(false)
-		if a.guard != nil {
-			a.guard.await(false)
+		if a.watch != nil {
+			a.watch.await(false)
 		}
 	}
 	if n > 0 && t.Sub(o.alive) > time.Second {

@@ -133,9 +133,9 @@ func BenchmarkObserve(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
 }
 
-// BenchmarkGuard is what it costs each attempt at a stream that it can be ended
+// BenchmarkWatch is what it costs each attempt at a stream that it can be ended
 // and made elsewhere, without a deadline.
-func BenchmarkGuard(b *testing.B) {
+func BenchmarkWatch(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
 			h := benchHandler(b)
@@ -159,12 +159,12 @@ func BenchmarkGuard(b *testing.B) {
 				a := &attempt{Stream: pool.Stream{Worker: d.scratch.Workers[0], Begun: d.start}, lease: lease}
 				a.Work, d.attempt = d.work(), a
 				a.Worker.Progress.Begin(&a.Stream)
-				d.guarded(r)
+				d.watched(r)
 				if err := d.arrived(nil, nil); err != nil {
 					b.Fatal(err)
 				}
-				if a.guard != nil {
-					a.guard.cancel(nil) // as the end of the request does
+				if a.watch != nil {
+					a.watch.cancel(nil) // as the end of the request does
 				}
 				a.Worker.Progress.End(&a.Stream)
 			}

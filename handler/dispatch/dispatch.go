@@ -103,7 +103,7 @@ type attempt struct {
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
 	ended  bool
-	guard  *guard    // what may end it; nil if nothing may
+	watch  *watch    // what may end it; nil if nothing may
 	answer *delivery // of its answer; nil before that
 }
 
@@ -173,7 +173,7 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 	out.Header = d.plan.WithoutRouting(r.Header)
 	out.Trailer = nil // it could route, and engines read none
 	if d.Body == nil {
-		out.Body = d.plan.Stream
+		out.Body = d.plan.Once
 		return out
 	}
 	out.Body, out.TransferEncoding = http.NoBody, nil
@@ -261,7 +261,7 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 // with a panic.
 func (d *Dispatch) End() {
 	defer d.dropBody()
-	defer d.plan.Stream.Done()
+	defer d.plan.Once.Done()
 	d.giveBackGranted()
 	if d.wait.waited > 0 {
 		d.Figures.queueWait.Observe(d.wait.waited.Seconds())

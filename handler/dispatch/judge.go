@@ -76,7 +76,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 
 // judgeFailure judges an attempt without an answer.
 func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
-	if ctx.Err() != nil || d.plan.Stream != nil && d.plan.Stream.Failed.Load() {
+	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
@@ -144,7 +144,7 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 // while an untried worker may have it. Nothing was computed, so any request may be made again.
 func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 	a := d.attempt
-	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Stream != nil || d.pinned() || body.Compressed(resp.Header) {
+	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
 	_, told := a.Worker.Serves(d.plan.Model)
@@ -161,7 +161,7 @@ func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 		return false
 	}
 	head, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
+	resp.Body = &response.Replayed{ReadCloser: resp.Body, Begin: head, Err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
 }
 
@@ -187,7 +187,7 @@ const maxSuspects = 2
 // repeatable returns whether the request can be made again. reached: it may have reached a
 // worker.
 func (d *Dispatch) repeatable(reached bool) bool {
-	if d.plan.Stream != nil && d.plan.Stream.Touched.Load() {
+	if d.plan.Once != nil && d.plan.Once.Touched.Load() {
 		return false
 	}
 	return !reached || d.plan.Repeatable

@@ -105,7 +105,7 @@ func (d *Dispatch) unserved(err error) *api.Refusal {
 	switch {
 	case errors.As(err, &own):
 		return own
-	case d.plan.Stream != nil && d.plan.Stream.Failed.Load():
+	case d.plan.Once != nil && d.plan.Once.Failed.Load():
 		return plan.Unreadable(d.plan.API, err)
 	case d.failure == nil || errors.As(d.failure, &refused) && d.suspects < maxSuspects:
 		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker

@@ -177,8 +177,8 @@ func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
 	h.pool.Memory.Held.Store(body.MaxBytes)
 	d, _ := plannedDispatch(t, h, 1<<20)
-	if d.plan.Fallback != plan.FallbackMemory || d.Body != nil || d.plan.Stream == nil {
-		t.Errorf("fallback %q, a body: %v, a stream: %v", d.plan.Fallback, d.Body != nil, d.plan.Stream != nil)
+	if d.plan.Fallback != plan.FallbackMemory || d.Body != nil || d.plan.Once == nil {
+		t.Errorf("fallback %q, a body: %v, a stream: %v", d.plan.Fallback, d.Body != nil, d.plan.Once != nil)
 	}
 	d.End()
 	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {

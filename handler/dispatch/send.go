@@ -57,7 +57,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
-	sent := d.guarded(req)
+	sent := d.watched(req)
 	resp, resent, err = d.sendOver(d.Transport.Send, sent)
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.stays() {
 		// The only worker there is closes the connections that it was to keep
@@ -172,7 +172,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	}
 	var edit *api.Editor
 	if read := p.Parsed(); read != nil && whole != nil {
-		edit = read.Editor(whole.Parts[0])
+		edit = read.Editor(whole.Data)
 	}
 	e := d.Pool.EngineOf(a.Worker)
 	say := engine.Request{

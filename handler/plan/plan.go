@@ -59,7 +59,7 @@ type Content struct {
 	// Body can be sent on each attempt. It is nil if the client's body is streamed
 	// through, which works once: then stream is that body.
 	Body      *body.Replay
-	Stream    *body.Stream
+	Once      *body.Once
 	hashing   api.Options // of Request
 	unread    string      // why the router could not read the body; empty if it could
 	EditsBody bool        // the body must be changed for the engine
@@ -111,8 +111,8 @@ func (p *Plan) Salt() string {
 
 // GiveBack puts what was read of the request's body back.
 func (p *Plan) GiveBack(r *http.Request) {
-	if p.Body != nil || p.Stream != nil {
-		body.GiveBack(r, p.Body, p.Stream)
+	if p.Body != nil || p.Once != nil {
+		body.GiveBack(r, p.Body, p.Once)
 	}
 }
 
@@ -122,7 +122,7 @@ func (p *Plan) Close() {
 		p.Body.Done()
 		p.Body = nil
 	}
-	p.Stream.Done()
+	p.Once.Done()
 }
 
 // OrUnplanned returns an API for the shape of its errors.

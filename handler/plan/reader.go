@@ -87,17 +87,17 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 		if why = fallbackOversized; rest.NoRoom {
 			why = FallbackMemory
 		}
-		p.Stream, size = rest, max(size, rd.MaxBody)
+		p.Once, size = rest, max(size, rd.MaxBody)
 	}
 	if p.Score.Streamed = true; p.API != nil {
 		p.Fallback = why
 	}
 	if r.Body == nil || size == 0 {
-		p.Body = body.NewReplay(nil)
+		p.Body = body.NewReplay(nil, nil)
 		return nil
 	}
-	if p.Stream == nil {
-		p.Stream = &body.Stream{ReadCloser: r.Body}
+	if p.Once == nil {
+		p.Once = &body.Once{ReadCloser: r.Body}
 	}
 	if r.Method != http.MethodConnect { // a tunnel has no body
 		p.unread = why
@@ -172,7 +172,7 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	// A body that is streamed through takes no slot: the client decides how long its
 	// upload takes, and the engine computes nothing meanwhile.
-	p.Computes = p.API != nil && p.prefills && p.Stream == nil
+	p.Computes = p.API != nil && p.prefills && p.Once == nil
 	var raw []byte
 	req := p.Parsed()
 	if req != nil {

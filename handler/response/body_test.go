@@ -131,8 +131,8 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 	}
 }
 
-// TestBodyIsHeldUntilItsFirstToken holds streams back, and reads them afterwards.
-func TestBodyIsHeldUntilItsFirstToken(t *testing.T) {
+// TestBodyAwaitsItsFirstToken reads streams up to their first token, and then to their end.
+func TestBodyAwaitsItsFirstToken(t *testing.T) {
 	reset := errors.New("connection reset")
 	for _, v := range []struct {
 		name string
@@ -154,8 +154,8 @@ func TestBodyIsHeldUntilItsFirstToken(t *testing.T) {
 		}
 		l := new(told)
 		b := testBody(t, true, io.MultiReader(from...), Options{Listener: l})
-		if err := b.Hold(); !errors.Is(err, v.held) {
-			t.Errorf("%s: held with %v", v.name, err)
+		if err := b.AwaitToken(); !errors.Is(err, v.held) {
+			t.Errorf("%s: it awaited a token with %v", v.name, err)
 		}
 		if v.held != nil {
 			continue

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -133,12 +132,8 @@ func (s *speculation) isBusy(t time.Time) bool {
 // be none. Its body replaces the turn's.
 func (s *speculation) next() *plan.Plan {
 	old, of := s.body, s.turn.Plan
-	whole := old.Parts[0]
-	if len(old.Parts) > 1 {
-		whole = slices.Concat(old.Parts...)
-	}
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
-	data, ok := api.NextTurn(b.Data[:0], whole, s.text)
+	data, ok := api.NextTurn(b.Data[:0], old.Data, s.text)
 	b.Data = data
 	s.r.Pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
