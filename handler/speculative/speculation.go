@@ -22,8 +22,8 @@ import (
 const (
 	// maxDuration is how long one may take. By then the next turn has usually come.
 	maxDuration = 30 * time.Second
-	// One begins only if the target has at most busyRequests requests under way and
-	// busyPrefill booked tokens to compute: a quarter of an engine's step of 2048.
+	// One begins only if the target has at most busyRequests active requests and
+	// busyPrefill booked prefill tokens: a quarter of an engine's step of 2048.
 	busyRequests, busyPrefill = 8, 512
 	// maxBeside is the most tokens to compute beside others' answers: about one step.
 	maxBeside = 2048
@@ -33,7 +33,7 @@ const (
 )
 
 // speculation is a speculative prefill that a client asked for. Once its turn has ended
-// well, the router sends the worker that answered a request for one token. It begins as
+// well, the router sends a request for one token to the same worker. That request begins as
 // the next turn will.
 type speculation struct {
 	r       *Runner
@@ -51,9 +51,9 @@ type speculation struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	leave  func()        // takes it off the pool's list
-	done   chan struct{} // closed when nothing is booked any more
+	done   chan struct{} // closed when its lease and slot are free
 
-	over string // its outcome, empty while it goes on; under the runner's lock
+	outcome string // empty while it goes on; guarded by the lock of the runner
 }
 
 // begin starts the speculative prefill if the turn has ended well.
@@ -84,7 +84,7 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 	}()
 }
 
-// prefill has the worker compute the prefix, and returns the outcome.
+// prefill lets the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
 	t, w := time.Now(), s.turn.Worker
 	switch {
@@ -145,7 +145,7 @@ func (s *speculation) next() *plan.Plan {
 	if err != nil {
 		return nil
 	}
-	// computes is not set: what the engine does not support is not counted.
+	// Computes is not set, so that unsupported fields are not counted.
 	p := &plan.Plan{API: of.API, Request: req, Model: of.Model}
 	p.Ext, p.Grants, p.EditsBody, p.Score = ownExt(of.Ext), of.Grants, true, of.Score
 	p.Score.Blocks, p.Score.Past, p.Score.Tokens, p.Score.Streamed = s.blocks, s.past, of.Score.Tokens+s.behind, false
