@@ -207,9 +207,9 @@ func (h *Handler) Cleanup() error {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	start := time.Now()
 	h.adopt()
+	h.noticeServer(r)
 	h.prober.Await(r.Context())
 	h.explainer.Follow()
-	h.noticeServer(r)
 	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)
@@ -223,12 +223,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		p.GiveBack(r)
 		return h.refuse(w, r, err)
 	}
-	defer d.End()
+	defer func() { h.report(r, d.End()) }()
 	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
 	if err = answer(w, r, d.Settle(w, r, err)); err != nil {
 		body.GiveBack(r, d.Body, p.Once)
 	}
 	return err
+}
+
+// report counts a request that has ended, and adds to its access log.
+func (h *Handler) report(r *http.Request, report *dispatch.Report) {
+	h.figures.Requests[report.Outcome].Inc()
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
+		extra.Set(zap.Object("kv_router", report))
+	}
 }
 
 // answerQuery answers a request that only asks where it would go.

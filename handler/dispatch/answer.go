@@ -31,7 +31,7 @@ type delivery struct {
 // deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
-	d.release()
+	d.dropHeld()
 	if d.foresee(resp); !d.KeepBody && d.next == nil {
 		d.dropBody()
 	}

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -89,7 +88,6 @@ type result struct {
 	cached   int64     // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in End if the proxy panicked, as it does to abort
-	extra    *caddyhttp.ExtraLogFields
 }
 
 // attempt is one try on one worker.
@@ -134,7 +132,6 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	s.FollowUps.Arrived(p)
 	d.tried = d.usual[:0]
 	p.Body = nil
-	d.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	d.repl.Map(d.placeholder)
 	if p.Fallback != "" {
 		d.FallBack(p.Fallback)
@@ -257,38 +254,43 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 	return nil
 }
 
-// End ends everything that the request has begun. It runs deferred, also when the proxy aborts
-// with a panic.
-func (d *Dispatch) End() {
+// End ends everything that the request has begun, and returns what became of it. It runs
+// deferred, also when the proxy aborts with a panic.
+func (d *Dispatch) End() *Report {
 	defer d.dropBody()
 	defer d.plan.Once.Done()
 	d.giveBackGranted()
 	if d.wait.waited > 0 {
 		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
 	}
-	if d.attempt == nil {
-		d.publish(d.report())
-		return
+	if d.attempt != nil {
+		d.endLast()
 	}
-	d.release()
+	report := d.report()
+	d.trace.end(report)
+	return report
+}
+
+// endLast ends the last attempt, and records what the request has shown.
+func (d *Dispatch) endLast() {
+	d.dropHeld()
 	o := d.answer
 	if o != nil {
 		_ = o.body.Close() // if the proxy has not
 	}
 	d.endAttempt(o.computed())
 	d.endTurn(o.computed())
-	report := d.report()
-	if report.Outcome == outcomeBroken {
+	outcome := d.outcome()
+	if outcome == outcomeBroken {
 		d.markDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
 	}
-	d.follow(report.Outcome)
+	d.follow(outcome)
 	if n := d.attempt.prompt.tokens; d.plan.Request != nil && n > 0 {
 		d.Figures.predictedHits.Observe(float64(d.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
 			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
 	}
-	d.publish(report)
 }
 
 // work returns the kind of an attempt of the request.

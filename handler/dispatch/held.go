@@ -19,7 +19,7 @@ type heldAnswer struct {
 func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.endAttempt(false)
-	d.release()
+	d.dropHeld()
 	d.held = heldAnswer{resp, a}
 	shown := *resp
 	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
@@ -52,8 +52,8 @@ func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
 	return true
 }
 
-// release drops the held answer.
-func (d *Dispatch) release() {
+// dropHeld drops the held answer.
+func (d *Dispatch) dropHeld() {
 	if d.held.resp != nil {
 		_ = d.held.resp.Body.Close()
 		d.held = heldAnswer{}

@@ -18,11 +18,11 @@ type Report struct {
 	Outcome  string
 	Attempts int
 	Waited   time.Duration // in the queue, over all attempts
-	// Turned says that the router turned the request away, as all workers were full.
-	Turned bool
+	// TurnedAway says that the router refused the request because all workers were full.
+	TurnedAway bool
 
-	// Chosen is whether a worker was chosen, and what follows says which: the one
-	// that answered, else the last one.
+	// Chosen is whether a worker was chosen. The next fields describe the one that
+	// answered, else the last one.
 	Chosen       bool
 	Target       kvscore.Target
 	Upstream     string
@@ -40,7 +40,7 @@ type Report struct {
 
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
-	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, Turned: d.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
+	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
 	if a := d.shown(); a != nil {
 		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
 		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
@@ -119,14 +119,9 @@ func (r *Report) fault() (why string, bad bool) {
 	return r.Outcome, true
 }
 
-// publish counts the request, and ends its span and its part of the access log.
-func (d *Dispatch) publish(r *Report) {
-	d.Figures.Requests[r.Outcome].Inc()
-	d.trace.end(r)
-	if d.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
-		d.extra.Set(zap.Object("kv_router", r))
-	}
-}
+// Logged returns whether the access log has the report: a worker was chosen, or the request
+// waited for one.
+func (r *Report) Logged() bool { return r.Chosen || r.Waited > 0 || r.TurnedAway }
 
 // outcome says what became of the request.
 func (d *Dispatch) outcome() string {

@@ -135,15 +135,15 @@ func idempotent(method string) bool {
 	return false
 }
 
-// parse parses a body that was read. Of one that it cannot parse, the engine will tell
-// the client what is wrong.
+// parse parses a body that was read. The engine tells the client what is wrong with a body
+// that cannot be parsed.
 func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 	var opts api.Options
 	if p.API != nil {
 		opts, p.Score.Tokens = rd.Hashing(), estimatedTokens(int64(len(whole.Data)))
 	}
-	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
 	p.Body = body.NewReplay(whole, whole.Data)
+	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
 	if err == nil && !req.Vertex {
 		detach(req)
 		if p.API != nil {
