@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// delivery is the answer of an attempt on its way to the client. It listens to the answer's
-// body and records what it shows of the worker.
+// delivery is the answer of an attempt. It listens to the answer's body and records what that
+// shows of the worker.
 type delivery struct {
 	response.Summary // complete once the answer has ended
 	d                *Dispatch
@@ -22,7 +22,7 @@ type delivery struct {
 	body             *response.Body
 
 	header    time.Time // when a plain answer's header came
-	alive     time.Time // when the lease was last told of bytes
+	alive     time.Time // the lease's latest sign of life
 	refreshed time.Time // when the session's binding was
 	tokens    int       // events with tokens so far
 	waits     bool      // for the worker
@@ -53,14 +53,14 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	return resp
 }
 
-// deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
+// deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
 func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
 		o.refreshed = time.Now()
 		opts.Stream = body.MediaType(resp.Header) == body.EventStream
-		if body.Compressed(resp.Header) { // although it was asked not to be
+		if body.Compressed(resp.Header) {
 			d.FallBack(fallbackUnreadable)
 		} else {
 			opts.Request, opts.CutUsage = d.plan.Request, d.plan.AsksUsage
@@ -79,8 +79,8 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	return o
 }
 
-// extras returns the nvext that the answer carries; nil if none. What an answer cannot carry
-// is counted.
+// extras returns the nvext that the answer carries; nil if none. It counts what the answer
+// cannot carry.
 func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 	x := d.plan.Answer
 	if x == nil {
@@ -103,7 +103,7 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 	return e
 }
 
-// observe makes an attempt's answer the client's, and records what its header shows.
+// observe delivers an attempt's answer, and records what its header shows.
 func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	a, noBody := d.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
 	o := a.answer
@@ -115,11 +115,11 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	switch good := d.plan.Request != nil && resp.StatusCode < 300; {
 	case o.Read && o.Stream: // its first token is still to come
 	case o.Read:
-		o.header = t // the answer was complete then, if it is one
+		o.header = t // the answer was complete then
 	case good && !o.Stream:
 		a.prefilled(t)
 	default:
-		a.lease.Prefilled(t) // whatever it was, it is over
+		a.lease.Prefilled(t)
 	}
 	if noBody {
 		resp.Body = http.NoBody
@@ -208,7 +208,7 @@ func (o *delivery) Ended(s response.Summary) {
 		if !s.Stream {
 			completion := s.Completion
 			if completion > 1 {
-				completion = -1 // its time is that of these tokens, and says nothing of the prefill
+				completion = -1 // most of its time went to these tokens, not to the prefill
 			}
 			a.lease.Answered(o.header, completion)
 		}

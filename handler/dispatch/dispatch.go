@@ -1,6 +1,6 @@
-// Package dispatch takes one request over all its attempts: it selects a worker, sends the
-// request, judges what comes back, retries, and reports how it ended. Caddy's reverse proxy
-// makes the loop, and enters here by two doors: Select and RoundTrip.
+// Package dispatch takes one request over all its attempts. It selects a worker, sends the
+// request, judges the result, retries, and reports the end. Caddy's reverse proxy makes the
+// loop, and enters here by two doors: Select and RoundTrip.
 package dispatch
 
 import (
@@ -34,7 +34,7 @@ type Dispatch struct {
 	start time.Time
 	ready time.Time // its body was read
 	repl  *caddy.Replacer
-	only  only // the worker that it never leaves, if there is one
+	only  only // the one worker that may serve it, if there is one
 	apart bool // it goes only to engines that isolate its cache
 	tries
 	binding
@@ -42,8 +42,8 @@ type Dispatch struct {
 	outgoing
 	result
 	trace    *dispatchTrace
-	dry      bool        // it explains what would be chosen, and changes nothing
-	dryTable *pool.Table // the one that it explains by
+	dry      bool        // it explains the choice, and changes nothing
+	dryTable *pool.Table // of a dry dispatch
 }
 
 // tries is the choice of workers so far.
@@ -70,14 +70,14 @@ type binding struct {
 	home    uint64 // the same of plan.Session.Key, which may be another key
 	seenAt  kvscore.Target
 	keptFor time.Duration // its time to live
-	away    bool          // this turn is not at the session's worker, which stays bound
+	away    bool          // this turn goes elsewhere, and the session's worker stays bound
 }
 
 // outgoing is what workers are sent.
 type outgoing struct {
 	Body *body.Replay  // until an answer is forwarded
 	next FollowUp      // keeps the body longer; nil if nothing follows
-	lazy *body.Lazy    // the body as the proxy has it
+	lazy *body.Lazy    // the proxy's body
 	sent *http.Request // of the last attempt
 	cut  nvext.Grants  // members that were cut out because they were not granted
 }
@@ -110,7 +110,7 @@ const (
 	reasonSession = "session" // the worker is the one that the session is bound to
 	reasonOverlap = "overlap"
 	reasonLoad    = "load"
-	// the choice is not the router's
+	// The request decides.
 	ReasonPin      = "pin"
 	ReasonResponse = "response"
 )
@@ -139,8 +139,8 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	return d, nil
 }
 
-// Settle ends what the proxy has left open: it gives the client an answer that was held
-// back, or returns the error that the client must get. err is what the proxy returned.
+// Settle ends what the proxy has left open. It gives the client a held answer, or returns the
+// error for the client. err is what the proxy returned.
 func (d *Dispatch) Settle(w http.ResponseWriter, r *http.Request, err error) error {
 	d.err, d.returned = err, true
 	d.noticeEncoding(w)
@@ -158,7 +158,7 @@ func (d *Dispatch) Settle(w http.ResponseWriter, r *http.Request, err error) err
 	return d.unserved(d.err)
 }
 
-// FallBack records that a request is routed with less than full knowledge.
+// FallBack records that the router lacks some knowledge for a request.
 func (s *Dispatcher) FallBack(reason string) {
 	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
 	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
@@ -168,7 +168,7 @@ func (s *Dispatcher) FallBack(reason string) {
 func (d *Dispatch) Request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
 	out.Header = d.plan.WithoutRouting(r.Header)
-	out.Trailer = nil // it could route, and engines read none
+	out.Trailer = nil // it could have routing headers, and engines read none
 	if d.Body == nil {
 		out.Body = d.plan.Once
 		return out
@@ -189,8 +189,8 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 	return out
 }
 
-// endAttempt ends the attempt under way, if there is one. computed: the worker has computed
-// the prompt.
+// endAttempt ends the present attempt, if there is one. computed: the worker has computed the
+// prompt.
 func (d *Dispatch) endAttempt(computed bool) {
 	a := d.attempt
 	if a == nil || a.ended {
@@ -209,8 +209,9 @@ func (d *Dispatch) endAttempt(computed bool) {
 	a.Worker.Progress.End(&a.Stream)
 }
 
-// Dispatcher sends the requests of one configuration to the workers of its pool. It
-// is made once and does not change. It has a field for each part of the configuration.
+// Dispatcher sends the requests of one configuration to the workers of its pool. It is made
+// once and does not change. It has more than 15 fields: one for each part of the
+// configuration.
 type Dispatcher struct {
 	Pool      *pool.Pool
 	Proxy     *reverseproxy.Handler // makes the attempts
@@ -226,7 +227,7 @@ type Dispatcher struct {
 
 	Probes    asker
 	FollowUps followUps
-	// Speculative says that clients may ask for speculative prefills.
+	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
 	Context     context.Context // ends with the configuration
 	Client      *upstream.Client
@@ -239,14 +240,14 @@ type Dispatcher struct {
 
 // asker asks workers what they serve.
 type asker interface {
-	// Met records that a dynamic source gave a worker for a request.
+	// Met records that a dynamic source returned a worker.
 	Met(*pool.Worker)
-	// AskAgain asks a worker soon which models it serves, because its list is wrong.
+	// AskAgain soon asks a worker again which models it serves.
 	AskAgain(*pool.Worker)
 }
 
-// AttemptOf returns what makes the round trips of a request that the dispatcher has
-// begun; nil for other requests, such as health checks.
+// AttemptOf returns the round tripper of a request that a dispatcher has begun; nil for other
+// requests, such as health checks.
 func AttemptOf(ctx context.Context) http.RoundTripper {
 	if d, ok := ctx.Value(dispatchKey{}).(*Dispatch); ok {
 		return d

@@ -11,19 +11,18 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// followUps makes requests of the router's own that follow those of clients.
+// followUps makes the router's own requests that follow a client's.
 type followUps interface {
 	// Arrived is called with the plan of each request before a worker is chosen.
 	Arrived(*plan.Plan)
-	// Answering is called when an answer begins. It returns nil if nothing is to follow.
-	// Else the request's body is kept.
+	// Answering is called when an answer begins. It returns nil if nothing follows. Otherwise
+	// the dispatch keeps the request's body.
 	Answering(Turn, *http.Response) FollowUp
 }
 
-// FollowUp is called once, when a request has ended. text is that of an answer which
-// came whole, as JSON; nil if it did not, or is not all text. The function owns the
-// body. sent is what the worker was sent. All three are nil for an answer that the
-// operator's configuration tries again.
+// FollowUp is called once, when a request has ended. It owns the body. text is the answer's
+// as JSON; nil if the answer is not whole or not all text. sent is the worker's request. All
+// three are nil if the operator's retry_match retries the answer.
 type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
 
 // Turn is a request whose answer begins.
@@ -35,13 +34,12 @@ type Turn struct {
 	Upstream *reverseproxy.Upstream
 }
 
-// MaxKeptText is the longest answer, in bytes of JSON, whose text is kept for what
-// follows.
+// MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
 const MaxKeptText = 256 << 10
 
-// foresee prepares what follows the request, when its answer begins.
+// foresee prepares the follow-up when an answer begins.
 func (d *Dispatch) foresee(resp *http.Response) {
-	if d.next != nil { // of an answer that the operator has tried again
+	if d.next != nil { // of an answer that the operator's retry_match retried
 		d.next(nil, nil, nil)
 	}
 	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last}
@@ -51,7 +49,7 @@ func (d *Dispatch) foresee(resp *http.Response) {
 	d.next = d.FollowUps.Answering(t, resp)
 }
 
-// follow begins what follows the request, which has ended.
+// follow starts the follow-up of a request that has ended.
 func (d *Dispatch) follow(outcome string) {
 	if d.next == nil {
 		return

@@ -23,8 +23,8 @@ type action uint8
 const (
 	deliver action = iota // the client gets the answer
 	retry                 // the proxy makes another attempt
-	fail                  // the client gets a held answer, or an error
-	abandon               // the client has gone, or its body broke off
+	fail                  // the client gets the held answer, or an error
+	abandon               // the client has gone, or its body broke
 )
 
 // effect is what an attempt shows of its worker's health.
@@ -45,14 +45,14 @@ type verdict struct {
 
 	effect  effect
 	why     string        // for the log
-	wait    time.Duration // for which the worker asks to get no requests
+	wait    time.Duration // the worker's Retry-After
 	busy    bool          // the worker is not ill, but full
-	own     bool          // the error is hardly the client's fault
+	own     bool          // the error is probably not the client's fault
 	suspect bool          // the attempt may have reached the engine's computing
 }
 
-// judge decides what follows from an attempt, and changes nothing. resent says that net/http
-// sent the request twice, and err came of the second.
+// judge decides what follows from an attempt, and changes nothing. resent: net/http sent the
+// request twice, and err is of the second time.
 func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
@@ -109,16 +109,16 @@ func workersFault(status int) bool {
 	return status >= 500
 }
 
-// retryable returns whether a status says that the worker did not take the request.
+// retryable returns whether a status means that the worker did not take the request.
 func retryable(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable ||
 		status == 529 // Dynamo's and Anthropic's servers, when busy
 }
 
-// longestRetryAfter is the longest pause of a worker that is believed.
+// longestRetryAfter is the longest plausible Retry-After.
 const longestRetryAfter = time.Hour
 
-// retryAfter returns how long a Retry-After header says to wait (RFC 9110, 10.2.3); 0 if
+// retryAfter returns the pause that a Retry-After header asks for (RFC 9110, 10.2.3); 0 if
 // unknown. A date is compared with the answer's own Date.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	value := h.Get("Retry-After")
@@ -140,8 +140,8 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return wait
 }
 
-// servedElsewhere returns whether an answer says that the worker lacks the request's model
-// while an untried worker may have it. Nothing was computed, so any request may be made again.
+// servedElsewhere returns whether the worker lacks the request's model while an untried
+// worker may have it. Nothing was computed, so any request may be sent again.
 func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 	a := d.attempt
 	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
@@ -181,10 +181,10 @@ func (l Limits) allow(start time.Time, attempts int) bool {
 }
 
 // maxSuspects bounds the failed attempts that may have reached an engine: the request itself
-// may end engines.
+// may crash engines.
 const maxSuspects = 2
 
-// repeatable returns whether the request can be made again. reached: it may have reached a
+// repeatable returns whether the request can be sent again. reached: it may have reached a
 // worker.
 func (d *Dispatch) repeatable(reached bool) bool {
 	if d.plan.Once != nil && d.plan.Once.Touched.Load() {
@@ -193,7 +193,7 @@ func (d *Dispatch) repeatable(reached bool) bool {
 	return !reached || d.plan.Repeatable
 }
 
-// anotherRound returns whether the operator wants tried workers to be tried again.
+// anotherRound returns whether the operator's limits allow another try of the tried workers.
 func (d *Dispatch) anotherRound() bool {
 	return !d.pinned() && d.Limits.Set() && d.Limits.allow(d.start, d.attempts)
 }
@@ -208,8 +208,8 @@ func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
-// stays returns whether no other worker is left, the request broke on one already, or the
-// retry budget is spent.
+// stays returns whether no other attempt follows: no other worker is left, the request broke
+// on one already, or the retry budget is spent.
 func (d *Dispatch) stays() bool {
 	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }

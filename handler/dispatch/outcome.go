@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// reportOutcome tells the pool what an attempt has shown of its worker.
+// reportOutcome reports to the pool what an attempt has shown of its worker.
 func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
 	if err == nil {
 		d.Pool.Answered(a.Worker)
@@ -31,15 +31,16 @@ func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
 	}
 }
 
-// didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
+// didWell records a good answer. A hung worker stays hung: a header is no progress.
 func (d *Dispatch) didWell(a *attempt) {
 	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
 		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
 	}
 }
 
-// garbled records an answer that is not what its content type says. The session leaves the
-// worker. One such answer may be anybody's fault; a worker that gives no others is ill.
+// garbled records an answer that does not match its content type. The session leaves the
+// worker. One such answer may have other causes; a worker that gives only such answers is
+// ill.
 func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
 	d.erred(a, "not what their content type says", true)
@@ -48,8 +49,7 @@ func (d *Dispatch) garbled(a *attempt) {
 	}
 }
 
-// markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
-// left alone.
+// markDown marks down the worker of a failed attempt. wait is the worker's Retry-After.
 func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy bool) {
 	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
 		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
@@ -57,8 +57,8 @@ func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy boo
 	}
 }
 
-// erred records an error that may be the worker's fault: how the others do shows that. own: it
-// is hardly the client's.
+// erred records an error that may be the worker's fault, and marks the worker down if it errs
+// more than the others. own: the error is probably not the client's fault.
 func (d *Dispatch) erred(a *attempt, status string, own bool) {
 	t := time.Now()
 	errs, share := a.Worker.Health.RecordError(t, own, d.blameKey())
@@ -77,9 +77,9 @@ func (d *Dispatch) erred(a *attempt, status string, own bool) {
 	}
 }
 
-// blameKey identifies the session or prompt that an error is held against: one client alone
-// must not mark a worker down. Requests without an API share one key; those without a known
-// prompt have one each.
+// blameKey identifies the session or prompt of an error: one client alone must not mark a
+// worker down. Requests without an API share one key. Each request without a known prompt has
+// its own.
 func (d *Dispatch) blameKey() uint64 {
 	switch {
 	case d.plan.API == nil:

@@ -99,8 +99,8 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 
 func (r *Report) counts() [3]int64 { return [3]int64{r.Prompt, r.Completion, r.Cached} }
 
-// fault returns why the outcome is an error of the service; bad is false if it is none. An
-// engine's 4xx is the client's error, and a client that leaves sees none.
+// fault returns why the outcome is an error of the service; bad is false if it is none. A 4xx
+// of an engine is the client's error. A client that leaves sees none.
 func (r *Report) fault() (why string, bad bool) {
 	switch r.Outcome {
 	case outcomeOK, outcomeClientGone:
@@ -123,7 +123,7 @@ func (r *Report) fault() (why string, bad bool) {
 // waited for one.
 func (r *Report) Logged() bool { return r.Chosen || r.Waited > 0 || r.TurnedAway }
 
-// outcome says what became of the request.
+// outcome returns the outcome of the request, as metrics name it.
 func (d *Dispatch) outcome() string {
 	o := d.answer
 	switch {

@@ -14,8 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// retryMatcher tells the proxy whether to retry. It stands before the operator's own
-// retry_match.
+// retryMatcher decides whether the proxy retries. It precedes the operator's own retry_match.
 type retryMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.
@@ -24,8 +23,8 @@ func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
 	return ok && d.retryWanted, nil
 }
 
-// AnotherMatcher heads each of the operator's retry_match: a match is retried only while
-// another attempt can come to anything. The last answer reaches the client.
+// AnotherMatcher heads each of the operator's retry_match. A match is retried only while
+// another attempt can succeed. The last answer reaches the client.
 type AnotherMatcher struct{}
 
 // MatchWithError implements caddyhttp.RequestMatcherWithError.

@@ -12,7 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// table returns the table of a list of upstreams. A dry dispatch keeps its own, which may have
+// table returns the table of a list of upstreams. A dry dispatch keeps its own: that may have
 // workers that the pool does not know.
 func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
 	if d.dryTable != nil && d.dryTable.IsOf(list) {
@@ -31,8 +31,8 @@ func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
 	return t
 }
 
-// withoutScratch calls a function that waits. Thousands may wait at a time, so the scratch is
-// returned meanwhile and the candidates are gone.
+// withoutScratch calls a function that waits. Thousands of requests may wait, so it returns
+// the scratch meanwhile. The candidates are then lost.
 func (d *Dispatch) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
 	d.returnScratch()
 	defer d.takeScratch()
@@ -75,7 +75,7 @@ func (d *Dispatch) markSeen(tab *pool.Table, second int64) {
 	}
 }
 
-// wants returns what the request needs of the next attempt's worker.
+// wants returns the requirements on the next attempt's worker.
 func (d *Dispatch) wants() pool.Wants {
 	e := d.plan.Ext
 	tier, arrival := d.precedence()
@@ -146,7 +146,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 					d.wait.left = ctx.Err()
 					return d.leave()
 				}
-				d.tried = d.tried[:0] // another round, as the operator wants it
+				d.tried = d.tried[:0] // another round, within the operator's limits
 				t = time.Now()
 				found = d.candidates(d.offered, t)
 			}
@@ -216,8 +216,8 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	return d.last
 }
 
-// noticeChoice logs what degraded the choice. It keeps the session bound if the policy has
-// sent this turn elsewhere while the session's worker holds the prompt.
+// noticeChoice logs what degraded the choice. The session stays bound if its worker holds the
+// prompt but the policy chose another worker.
 func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
 	sel := &d.scratch.Sel
 	if sel.Fault {
@@ -267,6 +267,6 @@ func (d *Dispatch) otherLeft() bool {
 	return false
 }
 
-// noUpstream stands for the upstream when there is none: the transport then answers, and the
-// proxy stops asking.
+// noUpstream is the upstream when there is no worker. RoundTrip then answers, and the proxy
+// ends its loop.
 var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}

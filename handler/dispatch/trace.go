@@ -26,8 +26,8 @@ const (
 	longestTraced = 256
 )
 
-// dispatchTrace traces a request. It is nil, and does nothing, unless Caddy's tracing directive
-// traces the request.
+// dispatchTrace traces a request. It is nil, and its methods do nothing, unless Caddy's
+// tracing directive traces the request.
 type dispatchTrace struct {
 	tracer trace.Tracer
 	ctx    context.Context // has the span
@@ -100,7 +100,7 @@ func (t *dispatchTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
 	span.End()
 }
 
-// retried records that an attempt is made again.
+// retried records a retry after an attempt.
 func (t *dispatchTrace) retried(a *attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(

@@ -32,18 +32,16 @@ func (*endedError) Timeout() bool { return true }
 // Temporary completes net.Error.
 func (*endedError) Temporary() bool { return false }
 
-// Timeouts say how long a worker may be silent in a streamed answer. By
-// default there are none: prompts may take long.
+// Timeouts bound a worker's silence in a streamed answer. By default there are no bounds:
+// prompts may take long.
 type Timeouts struct {
-	// How long the first token may take, from when a worker is sent the
-	// request. The answer's header is held back until then, so that another
-	// worker can be tried, once; when it is late there, too, or none is left, the
-	// answer is 504. Default: no limit.
+	// How long the first token may take, from when a worker is sent the request. The router
+	// holds the answer's header back until then, so that it can try another worker once. If
+	// that is late, too, or none is left, the answer is 504. Default: no limit.
 	FirstToken caddy.Duration `json:"first_token,omitempty"`
 
-	// How long an answer that has begun may pause. It is then ended as one
-	// that broke off. Time that a client takes to read does not count. Default:
-	// no limit.
+	// How long an answer that has begun may pause. The router then ends it as broken. Time
+	// that a client takes to read does not count. Default: no limit.
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
