@@ -21,8 +21,8 @@ import (
 //	once      | Once, until it is sent          | Once.Done; the server the rest
 //	gone      | none                            | nothing: reads return an error
 //
-// GiveBack turns "in memory", and a "once" that no attempt has read from, into a body for
-// the error routes. returned owns that memory until it is read or the request ends.
+// GiveBack makes a body for the error routes of "in memory", and of a "once" that no attempt
+// has read from. Its memory is owned by returned, until it is read or the request ends.
 
 // GiveBack puts what the router has read of a request's body in front of the rest. Caddy's
 // error routes get that request and may send it elsewhere. The body is either body or once;

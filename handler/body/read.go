@@ -19,9 +19,9 @@ const (
 )
 
 // readBody reads a body of at most limit bytes into memory, and counts that in held. The
-// memory is at most four times the bytes that arrived, or firstRead. A longer body is
-// returned as rest, and so is one for which held has no room below MaxBytes. length is the
-// Content-Length, negative if unknown.
+// memory is at most four times the bytes that arrived, or firstRead. rest is a longer body,
+// or one for which held has no room below MaxBytes. length is the Content-Length, negative if
+// unknown.
 func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *Buffer, rest *Once, err error) {
 	size := int64(firstRead)
 	if length >= 0 {

@@ -1,6 +1,6 @@
-// Package response is the answer to a request as it streams past: its first token, its
-// usage, its end, and the edits that are made in it. It knows no worker and no plan: it
-// reports what an answer shows to a [Listener].
+// Package response is the answer to a request as it streams past: its first token, its usage,
+// its end, and the edits in it. It knows no worker and no plan: it reports what an answer
+// shows to a [Listener].
 package response
 
 import (
@@ -89,9 +89,9 @@ type Options struct {
 	Listener Listener
 }
 
-// Body is the body of an answer on its way to the client. It changes no byte, with three
-// exceptions. It removes usage that the client did not ask for, adds the nvext that it did
-// ask for, and ends a broken stream with an error event.
+// Body is an answer's body as the client gets it. It changes no byte, with three exceptions.
+// It removes usage that the client did not ask for. It adds the nvext that the client asked
+// for. It ends a broken stream with an error event.
 type Body struct {
 	Options
 	Sum    Summary // its counts are set at the end
@@ -319,7 +319,7 @@ func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int)
 }
 
 // tellID gives the listener the id under which the engine keeps the answer, as soon as it is
-// known: clients may name it before the answer ends.
+// known. Clients may name it before the answer ends.
 func (b *Body) tellID() {
 	if b.named {
 		return

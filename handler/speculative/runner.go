@@ -75,8 +75,8 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	return s.begin
 }
 
-// expect records a prefill whose turn has not ended. It returns false if there is no
-// memory for it.
+// expect records a prefill before its turn has ended. It returns false if there is no memory
+// for it.
 func (r *Runner) expect(s *speculation) bool {
 	if !r.Pool.Backgrounds.Keep(s.size) {
 		return false

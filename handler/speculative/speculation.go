@@ -187,8 +187,8 @@ func (s *speculation) send(p *plan.Plan) error {
 	return nil
 }
 
-// ownRequest returns a request of the router's own that goes where a client's went,
-// with the headers that say who asks.
+// ownRequest returns a request of the router's own to where a client's request went, with the
+// client's credentials.
 func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req := of.WithContext(ctx)
 	u := *of.URL
@@ -198,7 +198,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	for _, name := range []string{
 		plan.HeaderRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
 		"Expect", "Trailer", "Upgrade", "Connection",
-		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter says it anew
+		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter sets it
 	} {
 		delete(req.Header, name)
 	}
@@ -207,9 +207,9 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	return req
 }
 
-// precedes returns whether a plan is that of the next turn. In a session, the next
-// turn begins with this turn's prompt: clients make other requests in a session, too,
-// such as one for its title. Without a session it also begins with the answer.
+// precedes returns whether a plan is that of the next turn. A session's next turn begins with
+// this turn's prompt: other requests of the session, such as one for its title, do not.
+// Without a session the next turn also begins with the answer.
 func (s *speculation) precedes(p *plan.Plan) bool {
 	of := &s.turn.Plan.Score
 	if s.session != "" && s.session == p.Session.Key {
