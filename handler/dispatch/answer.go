@@ -136,7 +136,6 @@ func (a *attempt) prefilled(t time.Time) {
 	}
 }
 
-// Waits implements response.Listener.
 func (o *delivery) Waits() {
 	a := o.attempt
 	o.waits = true
@@ -174,21 +173,18 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	}
 }
 
-// FirstToken implements response.Listener.
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.prefilled(t)
 	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.didWell(o.attempt)
 }
 
-// ResponseID implements response.Listener.
 func (o *delivery) ResponseID(id string) {
 	if !o.d.plan.Request.Unstored {
 		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
 	}
 }
 
-// Ended implements response.Listener.
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
 	if s.Skipped {

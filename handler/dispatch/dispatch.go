@@ -23,8 +23,13 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// dispatchKey is the context key of a request's dispatch.
 type dispatchKey struct{}
+
+// dispatchOf returns the dispatch of a request by its context; nil if there is none.
+func dispatchOf(ctx context.Context) *Dispatch {
+	d, _ := ctx.Value(dispatchKey{}).(*Dispatch)
+	return d
+}
 
 // Dispatch is one request over all its attempts. Only the goroutine that serves the
 // request touches it.
@@ -249,10 +254,10 @@ type asker interface {
 // AttemptOf returns the round tripper of a request that a dispatcher has begun; nil for other
 // requests, such as health checks.
 func AttemptOf(ctx context.Context) http.RoundTripper {
-	if d, ok := ctx.Value(dispatchKey{}).(*Dispatch); ok {
+	if d := dispatchOf(ctx); d != nil {
 		return d
 	}
-	return nil
+	return nil // and not a nil *Dispatch
 }
 
 // End ends everything that the request has begun, and returns what became of it. It runs

@@ -27,7 +27,6 @@ const (
 	abandon               // the client has gone, or its body broke
 )
 
-// effect is what an attempt shows of its worker's health.
 type effect uint8
 
 const (
@@ -52,7 +51,8 @@ type verdict struct {
 }
 
 // judge decides what follows from an attempt, and changes nothing. resent: net/http sent the
-// request twice, and err is of the second time.
+// request twice, and err is of the second time. handler/operations/faults.md shows the result
+// for each fault.
 func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
@@ -172,7 +172,6 @@ type Limits struct {
 	Retries            int
 }
 
-// Set returns whether the operator has set limits.
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
 // allow returns whether the proxy would make another attempt.

@@ -77,7 +77,6 @@ func (d *Dispatch) pinTo(ups reverseproxy.UpstreamPool) error {
 	return nil
 }
 
-// badPin returns the refusal of a pin that no worker can serve.
 func (d *Dispatch) badPin(format string, args ...any) error {
 	return &api.Refusal{API: d.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
@@ -126,7 +125,6 @@ func (d *Dispatch) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker 
 	return nil
 }
 
-// hasRank returns whether a worker has the rank that the request names, if any.
 func (d *Dispatch) hasRank(w *pool.Worker) bool {
 	rank := d.plan.Pin.Rank
 	return !rank.Set || int64(rank.Value) < int64(w.Ranks())

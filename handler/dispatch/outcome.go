@@ -12,6 +12,7 @@ import (
 )
 
 // reportOutcome reports to the pool what an attempt has shown of its worker.
+// handler/operations/faults.md shows when traffic moves away.
 func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
 	if err == nil {
 		d.Pool.Answered(a.Worker)

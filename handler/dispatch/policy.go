@@ -101,7 +101,6 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad
 
-// policy returns the policy that chooses for this request.
 func (d *Dispatch) policy() kvscore.Policy {
 	if d.plan.Request == nil {
 		return &passThroughPolicy

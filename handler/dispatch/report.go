@@ -3,11 +3,13 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -34,13 +36,13 @@ type Report struct {
 	Status int   // of the answer; 0 if there was none
 	Err    error // the failure of the last attempt or of the answer; nil if none
 
-	TTFT                       time.Duration // 0 if unknown
-	Prompt, Completion, Cached int64         // tokens as the engine counted them; -1 if unknown
+	TTFT time.Duration // 0 if unknown
+	response.Counts
 }
 
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
-	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
+	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
 	if a := d.shown(); a != nil {
 		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
 		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
@@ -63,7 +65,7 @@ func (d *Dispatch) report() *Report {
 	if !o.First.IsZero() {
 		r.TTFT = o.First.Sub(d.start)
 	}
-	r.Prompt, r.Completion, r.Cached = o.Prompt, o.Completion, o.Cached
+	r.Counts = o.Counts
 	return r
 }
 
@@ -197,10 +199,8 @@ func (d *Dispatch) shown() *attempt {
 // show logs the choice.
 func (d *Dispatch) show(a *attempt) {
 	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
-		c.Message = "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
-			" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
-			" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
-			"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
+		c.Message = fmt.Sprintf("[ROUTING] Best: worker_%d dp_rank=%d with %d/%d blocks overlap",
+			a.Target.Worker, a.Target.Rank, int64(a.terms.OverlapBlocks), int64(a.terms.RequestBlocks))
 		fields := []zap.Field{
 			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
 			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
@@ -215,7 +215,6 @@ func (d *Dispatch) show(a *attempt) {
 // termFields logs the terms of a cost, in milliseconds.
 type termFields kvscore.Terms
 
-// MarshalLogObject implements zapcore.ObjectMarshaler.
 func (f termFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	e.AddFloat64("wait", f.Wait)
 	e.AddFloat64("prefill", f.Prefill)

@@ -17,20 +17,18 @@ import (
 // retryMatcher decides whether the proxy retries. It precedes the operator's own retry_match.
 type retryMatcher struct{}
 
-// MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (retryMatcher) MatchWithError(r *http.Request) (bool, error) {
-	d, ok := r.Context().Value(dispatchKey{}).(*Dispatch)
-	return ok && d.retryWanted, nil
+	d := dispatchOf(r.Context())
+	return d != nil && d.retryWanted, nil
 }
 
 // AnotherMatcher heads each of the operator's retry_match. A match is retried only while
 // another attempt can succeed. The last answer reaches the client.
 type AnotherMatcher struct{}
 
-// MatchWithError implements caddyhttp.RequestMatcherWithError.
 func (AnotherMatcher) MatchWithError(r *http.Request) (bool, error) {
-	d, ok := r.Context().Value(dispatchKey{}).(*Dispatch)
-	return ok && !d.exhausted && r.Context().Err() == nil && d.anotherTry(d.suspects), nil
+	d := dispatchOf(r.Context())
+	return d != nil && !d.exhausted && r.Context().Err() == nil && d.anotherTry(d.suspects), nil
 }
 
 // RetryMatchers makes the proxy ask retryMatcher about failures and answers. It asks about
@@ -127,5 +125,4 @@ func (e lastError) Timeout() bool {
 	return ok && t.Timeout()
 }
 
-// Temporary completes net.Error.
 func (lastError) Temporary() bool { return false }

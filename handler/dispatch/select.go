@@ -97,7 +97,6 @@ func (d *Dispatch) wants() pool.Wants {
 	return want
 }
 
-// offers returns what the proxy offers for the next attempt.
 func (d *Dispatch) offers() pool.Offers {
 	return pool.Offers{Ups: d.offered, Table: d.table(d.offered)}
 }
@@ -117,13 +116,11 @@ func (d *Dispatch) precedence() (tier int, arrival time.Time) {
 // Selector is the proxy's selection policy. The choice itself is the dispatch's.
 type Selector struct{}
 
-// Select implements reverseproxy.Selector.
 func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
-	d, ok := r.Context().Value(dispatchKey{}).(*Dispatch)
-	if !ok {
-		return nil
+	if d := dispatchOf(r.Context()); d != nil {
+		return d.Select(r.Context(), offered)
 	}
-	return d.Select(r.Context(), offered)
+	return nil
 }
 
 // Select selects and books the upstream of the next attempt. It returns nil if the proxy must
@@ -247,7 +244,6 @@ func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bo
 	return found
 }
 
-// workersOffered returns the workers behind the offered upstreams.
 func (d *Dispatch) workersOffered() []*pool.Worker {
 	list := make([]*pool.Worker, 0, len(d.offered))
 	for _, row := range d.table(d.offered).Rows {

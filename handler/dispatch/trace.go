@@ -126,7 +126,6 @@ func (t *dispatchTrace) carry(req *http.Request) *http.Request {
 	return req
 }
 
-// end ends the request's span.
 func (t *dispatchTrace) end(r *Report) {
 	if t == nil {
 		return

@@ -33,7 +33,7 @@ func (d *Dispatch) walk(req *http.Request) {
 	d.trace.selected(d, d.attempt, d.start)
 	d.sent = d.trace.carry(d.request(req, new(atomic.Int32)))
 	d.trace.retried(d.attempt, "broken")
-	d.trace.end(&Report{Outcome: outcomeOK, Prompt: -1, Completion: -1, Cached: -1})
+	d.trace.end(&Report{Outcome: outcomeOK})
 }
 
 // TestUntracedRequestsCostNoAllocation has a request whose Caddy does not trace.

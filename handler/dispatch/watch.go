@@ -23,13 +23,11 @@ var (
 	errHangs      = &endedError{"hung", "the worker hangs"}
 )
 
-// Error implements error.
 func (e *endedError) Error() string { return e.text }
 
 // Timeout lets the proxy answer with 504.
 func (*endedError) Timeout() bool { return true }
 
-// Temporary completes net.Error.
 func (*endedError) Temporary() bool { return false }
 
 // Timeouts bound a worker's silence in a streamed answer. By default there are no bounds:
@@ -45,7 +43,8 @@ type Timeouts struct {
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
-// watch may end an attempt before its worker or its client does.
+// watch may end an attempt before its worker or its client does. handler/operations/faults.md
+// shows when.
 type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc

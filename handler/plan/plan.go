@@ -215,7 +215,6 @@ func (p *Plan) ErrNonePermitted() error {
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
 }
 
-// maxListed is how many ids or names an error repeats.
 const maxListed = 8
 
 func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }

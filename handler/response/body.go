@@ -226,7 +226,7 @@ func (b *Body) keepTail(out []byte) {
 }
 
 // end records why the answer ended. It returns what the client gets: out, and an error event
-// after it if the stream broke.
+// after it if the stream broke (handler/operations/faults.md).
 func (b *Body) end(out []byte, err error) []byte {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -276,7 +276,6 @@ func (b *Body) tell() {
 	b.Listener.Ended(b.Sum)
 }
 
-// usage returns the engine's counts so far.
 func (b *Body) usage() Counts {
 	believed := func(n, most int64) int64 {
 		if n > most {
