@@ -28,8 +28,10 @@ const (
 
 // Memory counts and bounds the bytes of the request bodies that a pool has in memory.
 type Memory struct {
-	Held    atomic.Int64
-	uploads uploads
+	Held atomic.Int64
+
+	mu      sync.Mutex
+	uploads map[*upload]struct{} // those that need more than one read
 }
 
 // HasRoom returns whether a body of a length may be read into memory.
@@ -49,7 +51,7 @@ func (m *Memory) Count(b *Buffer) { b.count(&m.Held) }
 // Upkeep ends slow uploads if memory is short, and returns their number. After a burst it
 // returns unused memory to the system. The pool calls it every ten seconds.
 func (m *Memory) Upkeep(t time.Time) (ended int) {
-	ended = m.uploads.endSlow(m.Held.Load() > MaxBytes/2)
+	ended = m.endSlow(m.Held.Load() > MaxBytes/2)
 	if bodyMemory.fell(t) {
 		// An idle process collects garbage only every two minutes. A sync.Pool keeps its
 		// memory over one collection: this makes two.
@@ -109,17 +111,10 @@ const (
 	slowShare     = 64
 )
 
-// uploads are a pool's request bodies that are being read into memory and need more than
-// one read.
-type uploads struct {
-	mu  sync.Mutex
-	all map[*upload]struct{}
-}
-
 // upload is one request body while it is read into memory.
 type upload struct {
 	io.ReadCloser
-	of       *uploads
+	of       *Memory
 	request  *http.Request
 	received atomic.Int64 // bytes
 	begun    bool         // the first read has begun
@@ -135,15 +130,11 @@ type upload struct {
 // for which there is no room, is returned as rest. The error of a slow upload that was ended
 // is os.ErrDeadlineExceeded.
 func (m *Memory) Read(r *http.Request, limit int64) (all *Buffer, rest *Once, err error) {
-	return m.uploads.read(r, limit, &m.Held)
-}
-
-func (u *uploads) read(r *http.Request, limit int64, held *atomic.Int64) (all *Buffer, rest *Once, err error) {
 	if r.ContentLength >= 0 && r.ContentLength < firstRead {
-		return readBody(r.Body, r.ContentLength, limit, held) // it needs less memory than its connection
+		return readBody(r.Body, r.ContentLength, limit, &m.Held) // it needs less memory than its connection
 	}
-	up := &upload{ReadCloser: r.Body, of: u, request: r}
-	all, rest, err = readBody(up, r.ContentLength, limit, held)
+	up := &upload{ReadCloser: r.Body, of: m, request: r}
+	all, rest, err = readBody(up, r.ContentLength, limit, &m.Held)
 	if up.leave() {
 		// It may have become whole just before its connection got a deadline.
 		if all != nil {
@@ -168,13 +159,13 @@ func (up *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (u *uploads) add(up *upload) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.all == nil {
-		u.all = make(map[*upload]struct{})
+func (m *Memory) add(up *upload) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.uploads == nil {
+		m.uploads = make(map[*upload]struct{})
 	}
-	u.all[up] = struct{}{}
+	m.uploads[up] = struct{}{}
 	up.listed = true
 }
 
@@ -186,16 +177,16 @@ func (up *upload) leave() (ended bool) {
 	}
 	up.of.mu.Lock()
 	defer up.of.mu.Unlock()
-	delete(up.of.all, up)
+	delete(up.of.uploads, up)
 	return up.ended
 }
 
 // endSlow checks all uploads. If memory is short, it ends those that were slow since the
 // last check, and returns their number.
-func (u *uploads) endSlow(short bool) (ended int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for up := range u.all {
+func (m *Memory) endSlow(short bool) (ended int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for up := range m.uploads {
 		received := up.received.Load()
 		slow := up.checked && received-up.seen < max(leastReceived, received/slowShare)
 		up.checked, up.seen = true, received
