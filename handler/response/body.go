@@ -220,7 +220,10 @@ func (b *Body) pass(p []byte, err error) []byte {
 // keepTail keeps the last bytes that the client gets.
 func (b *Body) keepTail(out []byte) {
 	n := len(b.tail)
-	out = out[max(0, len(out)-n):]
+	if len(out) >= n {
+		b.tail = [4]byte(out[len(out)-n:])
+		return
+	}
 	copy(b.tail[:], b.tail[len(out):])
 	copy(b.tail[n-len(out):], out)
 }
