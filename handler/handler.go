@@ -210,9 +210,9 @@ func (h *Handler) Cleanup() error {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	start := time.Now()
 	h.adopt()
+	h.noticeServer(r)
 	h.prober.Await(r.Context())
 	h.explainer.Follow()
-	h.noticeServer(r)
 	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)
@@ -221,17 +221,25 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
-	rt, err := h.dispatcher.Begin(r, p, start)
+	d, err := h.dispatcher.Begin(r, p, start)
 	if err != nil {
 		p.GiveBack(r)
 		return h.refuse(w, r, err)
 	}
-	defer rt.End()
-	err = h.ReverseProxy.ServeHTTP(w, rt.Request(r), next)
-	if err = answer(w, r, rt.Settle(w, r, err)); err != nil {
-		body.GiveBack(r, rt.Body, p.Stream)
+	defer func() { h.report(r, d.End()) }()
+	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
+	if err = answer(w, r, d.Settle(w, r, err)); err != nil {
+		body.GiveBack(r, d.Body, p.Once)
 	}
 	return err
+}
+
+// report counts a request that has ended, and adds to its access log.
+func (h *Handler) report(r *http.Request, report *dispatch.Report) {
+	h.figures.Requests[report.Outcome].Inc()
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
+		extra.Set(zap.Object("kv_router", report))
+	}
 }
 
 // answerQuery answers a request that only asks where it would go.

@@ -38,7 +38,7 @@ const (
 	OutcomeRejected      = "rejected"        // answered with our own 4xx, or 503 as no worker is what it asks for
 	outcomeQueueRejected = "queue_rejected"  // answered with our own 429 or 503, as all workers were full
 	OutcomeUnreadable    = "body_unreadable" // the client's body could not be read
-	OutcomeQuery         = "query"           // told where it would go, and no more
+	OutcomeQuery         = "query"           // a query, which is answered with the choice
 )
 
 // Figures are the collectors that each request moves, for one pool.

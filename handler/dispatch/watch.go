@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// endedError says why the router itself has ended an attempt.
+// endedError says why the router itself ended an attempt.
 type endedError struct {
 	reason string // of the metrics
 	text   string
@@ -23,13 +23,11 @@ var (
 	errHangs      = &endedError{"hung", "the worker hangs"}
 )
 
-// Error implements error.
 func (e *endedError) Error() string { return e.text }
 
 // Timeout lets the proxy answer with 504.
 func (*endedError) Timeout() bool { return true }
 
-// Temporary completes net.Error.
 func (*endedError) Temporary() bool { return false }
 
 // Timeouts bound how long a worker may be silent in a streamed answer. There are none by
@@ -45,19 +43,20 @@ type Timeouts struct {
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
-// guard may end an attempt at a streamed answer before its worker or its client does.
-type guard struct {
+// watch may end an attempt before its worker or its client does. docs/reliability.md
+// shows when.
+type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	first  *time.Timer   // nil if the first token may take as long as it likes
-	late   *endedError   // why that is, if it comes too late
-	pause  time.Duration // that an answer may make; 0 is no limit
+	first  *time.Timer   // to the first token; nil if there is no limit
+	late   *endedError   // of an attempt that first ends
+	pause  time.Duration // the longest one of an answer; 0 is no limit
 	idle   *time.Timer   // made when it is first needed
 }
 
-// guarded returns the request of an attempt which a deadline or a hung worker may end. Other
-// requests are returned as they are.
-func (d *Dispatch) guarded(req *http.Request) *http.Request {
+// watched returns the request of an attempt. If a deadline may end the attempt, or the pool
+// because its worker is hung, the request has a watch.
+func (d *Dispatch) watched(req *http.Request) *http.Request {
 	a := d.attempt
 	probe := a.Worker.Progress.IsHung()
 	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
@@ -70,7 +69,7 @@ func (d *Dispatch) guarded(req *http.Request) *http.Request {
 	}
 	movable := d.movable()
 	if probe && movable {
-		// what is to show whether the worker still hangs may not be lost there
+		// the request shows whether the worker still hangs, and must not wait for ever
 		silent := 0
 		if a.Work == pool.WorkSilent {
 			silent = 1
@@ -82,22 +81,22 @@ func (d *Dispatch) guarded(req *http.Request) *http.Request {
 	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
-	g := &guard{late: late, pause: pause}
-	g.ctx, g.cancel = context.WithCancelCause(req.Context())
-	a.guard = g
+	w := &watch{late: late, pause: pause}
+	w.ctx, w.cancel = context.WithCancelCause(req.Context())
+	a.watch = w
 	if movable {
-		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { g.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
+		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
 	}
 	if p := d.Pool; limit > 0 {
-		g.first = time.AfterFunc(limit, func() {
+		w.first = time.AfterFunc(limit, func() {
 			if late == errFirstToken {
-				g.cancel(late)
+				w.cancel(late)
 				return
 			}
-			p.MoveSoon(&a.Stream) // it shows whether its worker is still hung
+			p.MoveSoon(&a.Stream)
 		})
 	}
-	return req.WithContext(g.ctx)
+	return req.WithContext(w.ctx)
 }
 
 // movable returns whether the attempt could be made on another worker, as far as is known
@@ -108,51 +107,50 @@ func (d *Dispatch) movable() bool {
 }
 
 // arrived ends the wait for an attempt's header and returns its error. If the first token has
-// a deadline, arrived holds the header back until that token, so that another worker can be
-// tried.
+// a deadline, arrived also waits for that token, so that another worker can be tried.
 func (d *Dispatch) arrived(resp *http.Response, err error) error {
 	a := d.attempt
-	g := a.guard
-	if g == nil {
+	w := a.watch
+	if w == nil {
 		a.Waiting.Store(false)
 		return err
 	}
-	if err == nil && g.first != nil && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
+	if err == nil && w.first != nil && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
 		a.answer = d.deliveryOf(a, resp)
-		err = a.answer.body.Hold()
+		err = a.answer.body.AwaitToken()
 	}
 	var ended *endedError
 	if a.Worker.Progress.Arrived(&a.Stream) {
 		ended = errHangs
 	}
-	if g.first != nil && !g.first.Stop() && g.late == errFirstToken {
+	if w.first != nil && !w.first.Stop() && w.late == errFirstToken {
 		ended = errFirstToken
 	}
 	if ended == nil {
-		return err // of the worker's or the client's making
+		return err // the worker's or the client's
 	}
-	g.cancel(ended) // if that has not happened yet
+	w.cancel(ended) // if that has not happened yet
 	if resp != nil {
 		_ = resp.Body.Close()
 	}
-	if cause := context.Cause(g.ctx); cause != nil {
-		return cause // the client's leaving, if it came first
+	if cause := context.Cause(w.ctx); cause != nil {
+		return cause // the client may have left first
 	}
 	return ended
 }
 
 // await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends
 // the attempt.
-func (g *guard) await(begins bool) {
+func (w *watch) await(begins bool) {
 	switch {
-	case g.pause == 0:
+	case w.pause == 0:
 	case !begins:
-		if g.idle != nil {
-			g.idle.Stop()
+		if w.idle != nil {
+			w.idle.Stop()
 		}
-	case g.idle == nil:
-		g.idle = time.AfterFunc(g.pause, func() { g.cancel(errStalled) })
+	case w.idle == nil:
+		w.idle = time.AfterFunc(w.pause, func() { w.cancel(errStalled) })
 	default:
-		g.idle.Reset(g.pause)
+		w.idle.Reset(w.pause)
 	}
 }
