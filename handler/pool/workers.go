@@ -151,7 +151,12 @@ func (s *Settings) isNamed(dial string) bool {
 // caller holds the lock.
 func (p *Pool) hasRoom(t time.Time) bool {
 	s := p.Settings.Load()
-	most := maxOthers + len(s.Upstreams)
+	most := maxOthers
+	for dial := range s.Upstreams {
+		if s.isNamed(dial) { // placeholders are not
+			most++
+		}
+	}
 	if len(p.Workers) < most {
 		return true
 	}
