@@ -92,6 +92,11 @@ func (a *arena) start(speed float64) error {
 		}
 		a.processes = append(a.processes, p)
 	}
+	for _, p := range a.processes {
+		if err := p.await(); err != nil {
+			return err
+		}
+	}
 	return a.Load(quiet, sites.String())
 }
 

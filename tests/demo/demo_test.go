@@ -284,8 +284,12 @@ func TestCommandLine(t *testing.T) {
 }
 
 func TestRouterThatDoesNotListen(t *testing.T) {
-	_, err := startProcess("echo $UPSTREAMS {addresses} {port} $HOST; exit 1", "127.0.0.1:1", []string{"a:1", "b:2"})
-	if err == nil || !strings.Contains(err.Error(), "http://a:1 http://b:2 a:1 b:2 1 127.0.0.1") {
+	p, err := startProcess("echo $UPSTREAMS {addresses} {port} $HOST; exit 1", "127.0.0.1:1", []string{"a:1", "b:2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.stop()
+	if err := p.await(); err == nil || !strings.Contains(err.Error(), "http://a:1 http://b:2 a:1 b:2 1 127.0.0.1") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,9 +12,10 @@ import (
 
 // process is another router.
 type process struct {
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	log  tail
+	listen string // host:port
+	cmd    *exec.Cmd
+	done   chan struct{} // closed when it has ended
+	log    tail
 }
 
 // How long another router may take to listen, and to end.
@@ -24,8 +24,8 @@ const (
 	farewell = 3 * time.Second
 )
 
-// startProcess starts another router with a shell and waits until it listens. The
-// command has placeholders, and the same values as variables of its environment:
+// startProcess starts another router with a shell. The command has placeholders, and
+// the same values as variables of its environment:
 //
 //	{listen}     LISTEN     the host:port to listen on
 //	{host}       HOST       its host
@@ -37,18 +37,19 @@ func startProcess(command, listen string, addrs []string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	values := []string{
-		"listen", listen, "host", host, "port", port,
-		"upstreams", "http://" + strings.Join(addrs, " http://"), "addresses", strings.Join(addrs, " "),
-	}
-	var pairs []string
 	env := os.Environ()
-	for i := 0; i < len(values); i += 2 {
-		pairs = append(pairs, "{"+values[i]+"}", values[i+1])
-		env = append(env, strings.ToUpper(values[i])+"="+values[i+1])
+	for _, v := range []struct{ name, value string }{
+		{"listen", listen},
+		{"host", host},
+		{"port", port},
+		{"upstreams", "http://" + strings.Join(addrs, " http://")},
+		{"addresses", strings.Join(addrs, " ")},
+	} {
+		command = strings.ReplaceAll(command, "{"+v.name+"}", v.value)
+		env = append(env, strings.ToUpper(v.name)+"="+v.value)
 	}
-	p := &process{done: make(chan struct{})}
-	p.cmd = exec.Command("/bin/sh", "-c", strings.NewReplacer(pairs...).Replace(command)) //nolint:gosec // the user's
+	p := &process{listen: listen, done: make(chan struct{})}
+	p.cmd = exec.Command("/bin/sh", "-c", command) //nolint:gosec // the user's
 	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr, p.cmd.WaitDelay = env, &p.log, &p.log, time.Second
 	ownGroup(p.cmd)
 	if err := p.cmd.Start(); err != nil {
@@ -56,39 +57,40 @@ func startProcess(command, listen string, addrs []string) (*process, error) {
 	}
 	go func() {
 		defer close(p.done)
-		p.cmd.Wait() //nolint:errcheck // await says it
+		p.cmd.Wait() //nolint:errcheck // what it wrote says more
 	}()
-	if err := p.await(listen); err != nil {
-		p.stop()
-		return nil, fmt.Errorf("%w; its output: %s", err, &p.log)
-	}
 	return p, nil
 }
 
 // await waits until the router listens.
-func (p *process) await(addr string) error {
+func (p *process) await() error {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if conn, err := net.Dial("tcp", addr); err == nil {
+		if conn, err := net.Dial("tcp", p.listen); err == nil {
 			return conn.Close()
 		}
 		select {
 		case <-p.done:
-			return errors.New("the command has ended")
+			return fmt.Errorf("the command has ended: %s", &p.log)
 		default:
 		}
 	}
-	return fmt.Errorf("the command does not listen on %s after %v", addr, patience)
+	return fmt.Errorf("the command does not listen on %s after %v: %s", p.listen, patience, &p.log)
 }
 
-// stop ends the router and the processes that it started.
+// stop ends the router and the processes that it started, unless it has ended.
 func (p *process) stop() {
-	endGroup(p.cmd, false)
-	select {
-	case <-p.done:
-	case <-time.After(farewell):
+	for _, now := range []bool{false, true} {
+		select {
+		case <-p.done:
+			return
+		default:
+		}
+		endGroup(p.cmd, now)
+		select {
+		case <-p.done:
+		case <-time.After(farewell):
+		}
 	}
-	endGroup(p.cmd, true)
-	<-p.done
 }
 
 // tail keeps the last of what is written to it.
