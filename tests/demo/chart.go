@@ -62,9 +62,9 @@ func (r *result) draw(w io.Writer) error {
 	c.printf(`<style>%s</style>`, chartStyle)
 	c.printf(`<rect class="back" width="%d" height="%d"/>`, chartWidth, bottom)
 	c.label(margin, 24, "title", "start", title)
-	c.label(margin, 44, "small", "start", fmt.Sprintf("Median of %d seeds in seconds, with the least and the most. %%: cached prompt tokens. "+
-		"failed: no token came. broken: one had come.", r.seeds))
-	c.label(margin, 60, "small", "start", fmt.Sprintf("Simulated engines: %s at %g times their speed. This machine adds %.2f to %.2f s.",
+	c.label(margin, 44, "small", "start", fmt.Sprintf("Seconds: median, least and most of %d seeds from %d on. %%: cached prompt tokens. "+
+		"failed: no token came. broken: one had come.", r.seeds, r.seed))
+	c.label(margin, 60, "small", "start", fmt.Sprintf("Engines: %s, simulated at %gx speed. The machine adds %.2f to %.2f s.",
 		hardware, r.speed, r.machine.outside.least, r.machine.outside.most))
 	for i, cells := range r.cells {
 		c.panel(float64(margin+(panelWidth+panelGap)*(i%2)), float64(headHeight+height*(i/2)), cells)

@@ -13,6 +13,13 @@
 // real time multiplied by the speed. The time that this machine takes is multiplied
 // too; the report says how much that is.
 //
+// Each contender has the options that an operator adds for engines that die:
+// reverse_proxy has lb_retries and fail_duration, kv_router has timeouts first_token.
+//
+// The demo has limits. The caches hold all that is asked, so nothing shows how
+// contenders cope with eviction. Answers are short. A step of the engines takes what a
+// formula says, not what a GPU takes.
+//
 // -with 'name=command' adds another router, which a shell starts once for each run.
 // The command has placeholders, which are variables of its environment as well:
 //
