@@ -64,8 +64,8 @@ func (r *result) draw(w io.Writer) error {
 	c.label(margin, 24, "title", "start", title)
 	c.label(margin, 44, "small", "start", fmt.Sprintf("Seconds: median, least and most of %d seeds from %d on. %%: cached prompt tokens. "+
 		"failed: no token came. broken: one had come.", r.seeds, r.seed))
-	c.label(margin, 60, "small", "start", fmt.Sprintf("Engines: %s, simulated at %gx speed. The machine adds %.2f to %.2f s.",
-		hardware, r.speed, r.machine.outside.least, r.machine.outside.most))
+	c.label(margin, 60, "small", "start", fmt.Sprintf("Engines: %s, simulated at %gx speed. Outside them pass %.2f to %.2f s.",
+		hardware, r.speed, r.machine.outside[0].time, r.machine.outside[len(r.machine.outside)-1].time))
 	for i, cells := range r.cells {
 		c.panel(float64(margin+(panelWidth+panelGap)*(i%2)), float64(headHeight+height*(i/2)), cells)
 	}

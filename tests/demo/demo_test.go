@@ -129,6 +129,7 @@ func TestReportOfNothing(t *testing.T) {
 		judge(cells)
 		r.cells = append(r.cells, cells)
 	}
+	r.machine.outside = overhead(r.cells)
 	var text, picture bytes.Buffer
 	r.write(&text)
 	if !strings.Contains(text.String(), "requests were not asked or not answered") || strings.Contains(text.String(), "NaN") {
