@@ -69,13 +69,15 @@ func TestShowsWhatItIsFor(t *testing.T) {
 	checkSVG(t, picture.String(), len(r.cells)*len(r.cells[0]))
 }
 
-// checkCell checks that all was answered, and that nothing failed without a reason.
+// checkCell checks that all was answered, and that nothing failed without a reason. The
+// other router of the test may lose requests: it does not ask again on a connection that
+// an engine has closed.
 func checkCell(t *testing.T, c *cell) {
 	t.Helper()
 	w := c.runs[0].load
 	failed, broken, saved, of := c.casualties()
 	switch {
-	case w.deaths == 0 && (c.answered != c.asked || failed+broken > 0):
+	case w.deaths == 0 && (c.answered != c.asked || c.command == "" && failed+broken > 0):
 		t.Errorf("%s, %s: %d of %d turns answered, %d requests failed, %d broke", w.title, c.name, c.answered, c.asked, failed, broken)
 	case strings.HasPrefix(c.name, "kv_router") && (failed > 0 || saved != of):
 		t.Errorf("%s, %s: %d requests failed, %d of %d were saved", w.title, c.name, failed, saved, of)
