@@ -165,11 +165,12 @@ func demo(ctx context.Context, out, progress io.Writer, o *options) error {
 	return nil
 }
 
-// longer returns workloads with more sessions that begin in a longer time.
+// longer returns workloads with more sessions and shared documents in a longer time.
 func longer(list []shape, times int) []shape {
 	list = slices.Clone(list)
 	for i := range list {
 		list[i].sessions *= times
+		list[i].shared *= times
 		list[i].window *= time.Duration(times)
 	}
 	return list

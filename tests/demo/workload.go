@@ -47,7 +47,7 @@ var shapes = []shape{
 		document: span{500, 3000}, turns: span{3, 6}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second,
 	},
 	{
-		title: "Shared documents", about: "12 documents, one or two questions a session",
+		title: "Shared documents", about: "many sessions, one or two questions each",
 		sessions: 50, window: window, system: 300,
 		shared: 12, document: span{2000, 4000}, turns: span{1, 2}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second,
 	},
