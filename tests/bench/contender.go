@@ -146,17 +146,7 @@ func (c *contender) listenAddr() (string, error) {
 	if c.port != 0 {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)), nil
 	}
-	return freeAddr()
-}
-
-// freeAddr returns an address at which nobody listens now.
-func freeAddr() (string, error) {
-	ln, err := canned.Listen()
-	if err != nil {
-		return "", err
-	}
-	defer ln.Close()
-	return ln.Addr().String(), nil
+	return canned.FreeAddr()
 }
 
 func placeholders(addr, caddy, own string, upstreams []string) map[string]string {
@@ -203,7 +193,7 @@ func fill(s string, known map[string]string) string {
 // caddyCommand writes the Caddyfile of a Caddy and returns how to run it.
 func (c *contender) caddyCommand(caddy, own string, known map[string]string) (*exec.Cmd, error) {
 	var err error
-	if c.admin, err = freeAddr(); err != nil {
+	if c.admin, err = canned.FreeAddr(); err != nil {
 		return nil, err
 	}
 	known["{admin}"] = c.admin

@@ -57,3 +57,13 @@ func Listen() (net.Listener, error) {
 	}
 	return nil, fmt.Errorf("finding a free port: %w", lastErr)
 }
+
+// FreeAddr returns a loopback address on which no process listens now.
+func FreeAddr() (string, error) {
+	ln, err := Listen()
+	if err != nil {
+		return "", err
+	}
+	defer ln.Close()
+	return ln.Addr().String(), nil
+}

@@ -4,112 +4,45 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
-	"math"
 	"strings"
-	"time"
 )
 
-// The picture's measures, in its own units.
+// The picture's measures, in its own units. It has two panels beside each other.
 const (
-	chartWidth, chartHeight = 900, 480
-	plotLeft, plotRight     = 70, 880
-	plotTop, plotBottom     = 96, 430
+	chartWidth = 900
+	panelWidth = 430
+	panelGap   = 20
+	margin     = 10
+	barLeft    = 125 // in a panel, as the next one
+	barRight   = 235
+	rowHeight  = 24
+	headHeight = 78
+	panelHead  = 32
 )
 
-// The colours are told apart by those who see few, too, on white and on black.
+// Both colours are readable on white and on black.
 const chartStyle = `
 text { font: 13px system-ui, sans-serif; fill: #333 }
 .title { font-size: 16px; font-weight: 600 }
+.panel { font-weight: 600 }
+.small { font-size: 12px; fill: #666 }
 .back { fill: #fff }
-.grid { stroke: #8884; stroke-width: 1 }
-.axis { stroke: #888; stroke-width: 1; fill: none }
-.mark { stroke: #888; stroke-width: 1.5; stroke-dasharray: 4 4 }
-.line { fill: none; stroke-width: 2.5; stroke-linejoin: round }
-.dots { fill: none; stroke-width: 4; stroke-linecap: round; opacity: .22 }
-.s0 { stroke: #c44e00 } .s1 { stroke: #0067b1 } .s2 { stroke: #008a63; stroke-dasharray: 8 4 }
-.s3 { stroke: #8a3fb0 } .s4 { stroke: #807000 }
-.dots.s2 { stroke-dasharray: none }
+.other { fill: #d8a27c }
+.ours { fill: #4a9ad4 }
+.range { stroke: #333; stroke-width: 1.5; fill: none }
 @media (prefers-color-scheme: dark) {
-	text { fill: #ddd } .back { fill: #16181c }
-	.s0 { stroke: #ff9a55 } .s1 { stroke: #5db4ff } .s2 { stroke: #3fd6a8 }
-	.s3 { stroke: #cf95ee } .s4 { stroke: #d2c03c }
+	text { fill: #ddd } .small { fill: #aaa } .back { fill: #16181c }
+	.other { fill: #b0703f } .ours { fill: #2f7fbf } .range { stroke: #ddd }
 }`
 
-// chart is a picture of the time to first token over time. Both axes are in
-// seconds, the vertical one is logarithmic.
-type chart struct {
-	strings.Builder
-	end       float64 // of the horizontal axis
-	low, high float64 // the vertical one's ends, as powers of ten
-	bin       float64 // the width that a line's points are the means of
-}
-
-// draw draws the picture of the runs as an SVG file.
-func draw(w io.Writer, results []*result) error {
-	c := newChart(results)
-	c.frame()
-	c.horizontal()
-	c.vertical()
-	for i, r := range results {
-		c.dots(i, r.samples)
-	}
-	for i, r := range results {
-		c.line(i, r.samples)
-		c.legend(i, len(results), r.name)
-		if r.lived > 0 {
-			c.mark(r.died, "end", fmt.Sprintf("e%d dies", mortal+1))
-			c.mark(r.lived, "start", fmt.Sprintf("e%d is back, with an empty cache", mortal+1))
-		}
-	}
-	c.WriteString("</svg>\n")
-	_, err := io.WriteString(w, c.String())
-	return err
-}
-
-// newChart returns a chart whose axes hold all samples.
-func newChart(results []*result) *chart {
-	c := &chart{end: 1}
-	least, most := math.Inf(1), 0.0
-	for _, r := range results {
-		for _, s := range r.samples {
-			c.end = max(c.end, s.at.Seconds())
-			least, most = min(least, s.ttft.Seconds()), max(most, s.ttft.Seconds())
-		}
-	}
-	c.low, c.high = -1, 0
-	if most > 0 {
-		c.low = math.Floor(math.Log10(max(least, 0.001)))
-		c.high = max(math.Ceil(math.Log10(most)), c.low+1)
-	}
-	c.bin = tidy(c.end / 40)
-	return c
-}
-
-// tidy returns the least of 1, 2 and 5 times a power of ten that is not below x.
-func tidy(x float64) float64 {
-	base := math.Pow(10, math.Floor(math.Log10(x)))
-	for _, f := range [...]float64{1, 2, 5} {
-		if f*base >= x {
-			return f * base
-		}
-	}
-	return 10 * base
-}
-
-func (c *chart) x(seconds float64) float64 {
-	return plotLeft + (plotRight-plotLeft)*seconds/c.end
-}
-
-func (c *chart) y(seconds float64) float64 {
-	at := math.Log10(max(seconds, math.Pow(10, c.low)))
-	return plotBottom - (plotBottom-plotTop)*(at-c.low)/(c.high-c.low)
-}
+// chart is a picture of the mean times to first token.
+type chart struct{ strings.Builder }
 
 func (c *chart) printf(format string, args ...any) { fmt.Fprintf(c, format+"\n", args...) }
 
-// label writes text, anchored at its start, middle or end.
-func (c *chart) label(x, y float64, anchor, text string) {
-	c.printf(`<text x="%.1f" y="%.1f" text-anchor="%s">%s</text>`, x, y, anchor, escaped(text))
+// label writes text, anchored at its start or end.
+func (c *chart) label(x, y float64, class, anchor, text string) {
+	c.printf(`<text class="%s" x="%.1f" y="%.1f" text-anchor="%s">%s</text>`, class, x, y, anchor, escaped(text))
 }
 
 func escaped(text string) string {
@@ -118,82 +51,60 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// frame begins the picture.
-func (c *chart) frame() {
-	const title = "Time to first token of a chat workload on four engines"
-	c.printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" role="img" aria-label="%s">`, chartWidth, chartHeight, title)
+// draw draws the picture as an SVG file.
+func (r *result) draw(w io.Writer) error {
+	const title = "Mean time to first token, four engines"
+	height := panelHead + rowHeight*len(r.cells[0]) + panelGap
+	bottom := headHeight + height*((len(r.cells)+1)/2)
+	var c chart
+	c.printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" role="img" aria-label="%s">`,
+		chartWidth, bottom, title)
 	c.printf(`<style>%s</style>`, chartStyle)
-	c.printf(`<rect class="back" width="%d" height="%d"/>`, chartWidth, chartHeight)
-	c.printf(`<text class="title" x="%d" y="26">%s</text>`, plotLeft, title)
-	c.printf(`<path class="axis" d="M%d %dV%dH%d"/>`, plotLeft, plotTop, plotBottom, plotRight)
-}
-
-func (c *chart) horizontal() {
-	step := tidy(c.end / 11)
-	for s := 0.0; s <= c.end; s += step {
-		c.label(c.x(s), plotBottom+18, "middle", fmt.Sprintf("%g", s))
+	c.printf(`<rect class="back" width="%d" height="%d"/>`, chartWidth, bottom)
+	c.label(margin, 24, "title", "start", title)
+	c.label(margin, 44, "small", "start", fmt.Sprintf("Seconds: median, least and most of %d seeds from %d on. %%: cached prompt tokens. "+
+		"failed: no token came. broken: one had come.", r.seeds, r.seed))
+	c.label(margin, 60, "small", "start", fmt.Sprintf("Engines: %s, simulated at %gx speed. Outside them pass %.2f to %.2f s.",
+		hardware, r.speed, r.machine.outside[0].time, r.machine.outside[len(r.machine.outside)-1].time))
+	for i, cells := range r.cells {
+		c.panel(float64(margin+(panelWidth+panelGap)*(i%2)), float64(headHeight+height*(i/2)), cells)
 	}
-	c.label((plotLeft+plotRight)/2, plotBottom+40, "middle", "when the question was asked, in seconds of the engines' time")
+	c.WriteString("</svg>\n")
+	_, err := io.WriteString(w, c.String())
+	return err
 }
 
-func (c *chart) vertical() {
-	for e := c.low; e <= c.high; e++ {
-		for _, f := range [...]float64{1, 2, 5} {
-			s := f * math.Pow(10, e)
-			if s > math.Pow(10, c.high)*1.001 {
-				break
-			}
-			y := c.y(s)
-			c.printf(`<path class="grid" d="M%d %.1fH%d"/>`, plotLeft, y, plotRight)
-			c.label(plotLeft-8, y+4, "end", fmt.Sprintf("%.3g", s))
+// panel draws a workload.
+func (c *chart) panel(left, top float64, cells []*cell) {
+	most := 0.0
+	for _, x := range cells {
+		most = max(most, x.mean.most)
+	}
+	if most == 0 {
+		most = 1
+	}
+	at := func(seconds float64) float64 { return left + barLeft + (barRight-barLeft)*seconds/most }
+	load := cells[0].runs[0].load
+	c.printf(`<text x="%.1f" y="%.1f"><tspan class="panel">%s</tspan> <tspan class="small">%s</tspan></text>`,
+		left, top+18, escaped(load.title), escaped(load.about))
+	for i, x := range cells {
+		y := top + panelHead + float64(i*rowHeight)
+		class := "other"
+		if strings.HasPrefix(x.name, "kv_router") {
+			class = "ours"
 		}
-	}
-	middle := (plotTop + plotBottom) / 2
-	c.printf(`<text transform="translate(20 %d) rotate(-90)" text-anchor="middle">time to first token, in seconds</text>`, middle)
-}
-
-// dots draws a dot for each turn.
-func (c *chart) dots(i int, samples []sample) {
-	c.printf(`<path class="dots s%d" d="`, i)
-	for _, s := range samples {
-		c.printf("M%.1f %.1fh0", c.x(s.at.Seconds()), c.y(s.ttft.Seconds()))
-	}
-	c.printf(`"/>`)
-}
-
-// line draws the means over the bins that have samples.
-func (c *chart) line(i int, samples []sample) {
-	n := int(c.end/c.bin) + 1
-	sum, count := make([]float64, n), make([]float64, n)
-	for _, s := range samples {
-		b := int(s.at.Seconds() / c.bin)
-		sum[b] += s.ttft.Seconds()
-		count[b]++
-	}
-	c.printf(`<path class="line s%d" d="`, i)
-	next := "M"
-	for b := range sum {
-		if count[b] > 0 {
-			c.printf("%s%.1f %.1f", next, c.x(min((float64(b)+0.5)*c.bin, c.end)), c.y(sum[b]/count[b]))
-			next = "L"
-		}
-	}
-	c.printf(`"/>`)
-}
-
-// legend names one of n lines, in a row above the plot.
-func (c *chart) legend(i, n int, name string) {
-	x := float64(plotLeft + min(190, (plotRight-plotLeft)/n)*i)
-	c.printf(`<path class="line s%d" d="M%.1f 48h36"/>`, i, x)
-	c.label(x+44, 52, "start", name)
-	if i == 0 {
-		c.label(plotRight, 26, "end", fmt.Sprintf("lines: means of %g s; dots: turns", c.bin))
+		c.label(left+barLeft-8, y+13, "", "end", x.name)
+		c.printf(`<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%d"/>`, class, at(0), y, at(x.mean.median)-at(0), rowHeight-6)
+		c.printf(`<path class="range" d="M%.1f %.1fH%.1f"/>`, at(x.mean.least), y+(rowHeight-6)/2, at(x.mean.most))
+		c.label(left+barRight+8, y+13, "", "start", x.caption())
 	}
 }
 
-// mark marks a moment, with text that has its end or its start there.
-func (c *chart) mark(at time.Duration, anchor, what string) {
-	x := c.x(at.Seconds())
-	c.printf(`<path class="mark" d="M%.1f %dV%d"/>`, x, plotTop-10, plotBottom)
-	c.label(x, plotTop-15, anchor, what)
+// caption is what stands beside a bar.
+func (c *cell) caption() string {
+	if c.runs[0].load.deaths == 0 {
+		return fmt.Sprintf("%s s, %.0f %%", digits(c.mean.median), c.hits.median)
+	}
+	failed, broken, _, _ := c.casualties()
+	return fmt.Sprintf("%s s, %d failed, %d broken", digits(c.mean.median), failed, broken)
 }

@@ -1,19 +1,33 @@
-// Command demo shows what kv_router is for, in a few minutes and with Go alone:
+// Command demo compares kv_router with Caddy's own reverse_proxy in a minute, with Go
+// alone:
 //
 //	go run ./tests/demo
 //
-// It starts four simulated engines (package engine) and a Caddy before them, all
-// in this process, and holds the same conversations three times, with OpenAI's
-// own client: through reverse_proxy with round_robin, through kv_router, and
-// through kv_router while one engine dies and comes back. Then it prints how they
-// compare, and draws the time to first token as an SVG.
+// It plays four workloads through five contenders: round_robin, least_conn and a
+// sticky header of reverse_proxy, and kv_router without and with session ids. Each
+// run has four simulated engines of its own (package engine) and a site of a real
+// Caddy in this process. All runs of all seeds are played at the same moment with the
+// same arrivals, so that what else this machine does hits all contenders alike.
 //
-// The engines run faster than real ones would; all times that the demo shows are
-// the engines' own, that is, real time multiplied by the speed. What this machine,
-// the proxy and the client take is multiplied with them.
+// The engines run faster than real ones. All times in the report are the engines':
+// real time multiplied by the speed. The time that this machine takes is multiplied
+// too; the report says how much that is.
 //
-// With -also there are runs with other policies of reverse_proxy, too: sticky,
-// whose client names the conversation in a header, and least_conn.
+// Each contender has the options that an operator adds for engines that die:
+// reverse_proxy has lb_retries and fail_duration, kv_router has timeouts first_token.
+//
+// The demo has limits. The caches hold all that is asked, so nothing shows how
+// contenders cope with eviction. Answers are short. A step of the engines takes what a
+// formula says, not what a GPU takes.
+//
+// -with 'name=command' adds another router, which a shell starts once for each run.
+// The command has placeholders, which are variables of its environment as well:
+//
+//	{listen}     LISTEN     the host:port to listen on, also {host} and {port}
+//	{upstreams}  UPSTREAMS  the engines' base URLs, with spaces between them
+//	{addresses}  ADDRESSES  the engines' host:port, with spaces between them
+//
+// Requests to it have the session's id in the header X-Session-Id.
 //
 // With -serve it starts engines and kv_router, and leaves the requests to you.
 package main
@@ -24,70 +38,81 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 )
 
 // options is the command line.
 type options struct {
-	svg      string // empty: a new file in the directory for temporary ones
-	also     []contender
-	serve    bool
-	duration time.Duration // engines' time
-	scale    float64
-	seed     uint64
-	speed    float64
+	svg    string // empty: no picture
+	with   []contender
+	serve  bool
+	full   bool
+	seed   uint64 // the first one
+	seeds  int
+	speed  float64
+	length int           // times the workloads' sessions and window
+	limit  time.Duration // of the runs, in real time
 }
 
-// Speeds at which the engines run unless the command line says. Who tries them by
-// hand wants them as they are.
+// Speeds and seeds unless the command line says otherwise.
 const (
-	defaultSpeed = 10
-	serveSpeed   = 1
+	quickSpeed = 3
+	fullSpeed  = 2
+	serveSpeed = 1
+	quickSeeds = 3
+	fullSeeds  = 5
 )
+
+// threads is the least number of threads that run Go code. On a machine whose two cores
+// were busy with other work, 64 in place of 2 brought the time that the machine adds to
+// a mean TTFT from seconds to some hundredths.
+const threads = 64
 
 func parse(args []string) (*options, error) {
 	o := new(options)
 	fs := flag.NewFlagSet("demo", flag.ContinueOnError)
-	fs.StringVar(&o.svg, "svg", "", "`file` to draw the picture into (default a new one in the directory for temporary files)")
-	fs.Func("also", "more runs, `names` with commas between them: sticky (reverse_proxy, by a header with the conversation), least_conn", o.addOthers)
+	fs.StringVar(&o.svg, "svg", "", "draw the picture into this `file`")
+	fs.Func("with", "compare another router, too: `name=command`, with {listen} and {upstreams} in the command; repeatable", o.addRouter)
 	fs.BoolVar(&o.serve, "serve", false, "start engines and kv_router, and stay up until interrupted")
-	fs.DurationVar(&o.duration, "duration", chats.window, "how long conversations begin, in the engines' time")
-	fs.Float64Var(&o.scale, "scale", 1, "how many conversations there are, in terms of the default")
-	fs.Uint64Var(&o.seed, "seed", 1, "decides on the conversations")
-	fs.Float64Var(&o.speed, "speed", 0, "how many times faster than real the engines run, up to 100 (default 10, with -serve 1)")
+	fs.BoolVar(&o.full, "full", false, "longer workloads, slower engines and more seeds: about five minutes")
+	fs.Uint64Var(&o.seed, "seed", 0, "the first of the seeds that decide on the workloads (default by chance)")
+	fs.Float64Var(&o.speed, "speed", 0, "how many times faster than real the engines run, up to 100 (default 3, with -full 2, with -serve 1)")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
-	switch {
-	case o.speed == 0 && o.serve:
-		o.speed = serveSpeed
-	case o.speed == 0:
-		o.speed = defaultSpeed
+	if fs.NArg() > 0 || o.speed < 0 || o.speed > 100 {
+		return nil, errors.New("the speed is from 0 to 100, and nothing may follow the flags")
 	}
-	if fs.NArg() > 0 || o.duration <= 0 || o.scale <= 0 || o.speed < 0 || o.speed > 100 {
-		return nil, errors.New("flags must be positive, the speed at most 100, and nothing may follow them")
+	speed := float64(quickSpeed)
+	o.seeds, o.length, o.limit = quickSeeds, 1, 54*time.Second
+	switch {
+	case o.serve:
+		speed = serveSpeed
+	case o.full:
+		speed, o.seeds, o.length, o.limit = fullSpeed, fullSeeds, 5, 8*time.Minute
+	}
+	if o.speed == 0 {
+		o.speed = speed
+	}
+	for o.seed == 0 {
+		o.seed = rand.Uint64N(10000) //nolint:gosec // not a secret
 	}
 	return o, nil
 }
 
-// addOthers takes names of contenders.
-func (o *options) addOthers(names string) error {
-	for name := range strings.SplitSeq(names, ",") {
-		named := func(c contender) bool { return c.name == strings.TrimSpace(name) }
-		i := slices.IndexFunc(others, named)
-		switch {
-		case i < 0:
-			return fmt.Errorf("no contender is named %q", name)
-		case !slices.ContainsFunc(o.also, named):
-			o.also = append(o.also, others[i])
-		}
+func (o *options) addRouter(s string) error {
+	c, err := external(s, slices.Concat(contenders, o.with))
+	if err == nil {
+		o.with = append(o.with, c)
 	}
-	return nil
+	return err
 }
 
 func main() {
@@ -95,6 +120,8 @@ func main() {
 	if errors.Is(err, flag.ErrHelp) {
 		return
 	}
+	debug.SetGCPercent(400) // the collector's time is lost to the runs
+	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	switch {
@@ -102,7 +129,7 @@ func main() {
 	case o.serve:
 		err = serve(ctx, os.Stdout, o.speed)
 	default:
-		err = compare(ctx, os.Stdout, os.Stderr, o)
+		err = demo(ctx, os.Stdout, os.Stderr, o)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -110,57 +137,89 @@ func main() {
 	}
 }
 
-// compare makes the runs and reports on them.
-func compare(ctx context.Context, out, progress io.Writer, o *options) error {
-	s := chats
-	s.window = o.duration
-	s.rate *= o.scale
-	w := newWorkload(s, o.seed)
-	fmt.Fprintf(out, "%d conversations, %d requests, with %d engines that run %g times faster than real.\n"+
-		"All times are the client's wall clock, multiplied by %g.\n\n", len(w.conversations), w.turns(), engineCount, o.speed, o.speed)
-	// Who is to wait for minutes learns at once that there will be no picture.
-	file, pictureErr := o.picture()
-	if pictureErr != nil {
-		fmt.Fprintf(progress, "There will be no picture: %v\n", pictureErr)
-	}
-	began := time.Now()
-	results, err := playAll(ctx, slices.Concat(contenders, o.also), w, o.speed, progress)
-	if err != nil {
-		if file != nil && o.svg == "" {
-			file.Close()
-			os.Remove(file.Name()) //nolint:errcheck,gosec // ours, and empty
+// demo plays all runs and reports on them.
+func demo(ctx context.Context, out, progress io.Writer, o *options) error {
+	var picture *os.File
+	if o.svg != "" {
+		var err error
+		if picture, err = os.Create(o.svg); err != nil { //nolint:gosec // where the user wants it
+			return err
 		}
+		defer picture.Close()
+	}
+	list := shapes
+	if o.length > 1 {
+		list = longer(shapes, o.length)
+	}
+	r, err := o.play(ctx, list, progress)
+	if err != nil {
 		return err
 	}
-	report(out, results)
-	fmt.Fprintf(out, "\nThe runs took %v.\n", time.Since(began).Round(time.Second))
-	if pictureErr == nil {
-		pictureErr = errors.Join(draw(file, results), file.Close())
+	r.write(out)
+	if picture == nil {
+		return nil
 	}
-	if pictureErr != nil {
-		return fmt.Errorf("drawing the picture: %w", pictureErr)
+	if err := errors.Join(r.draw(picture), picture.Close()); err != nil {
+		return fmt.Errorf("drawing the picture: %w", err)
 	}
-	fmt.Fprintf(out, "Picture: %s\n", file.Name())
 	return nil
 }
 
-// picture creates the file for the picture.
-func (o *options) picture() (*os.File, error) {
-	if o.svg == "" {
-		return os.CreateTemp("", "kvrouter-demo-*.svg")
+// longer returns workloads with more sessions and shared documents in a longer time.
+func longer(list []shape, times int) []shape {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].sessions *= times
+		list[i].shared *= times
+		list[i].window *= time.Duration(times)
 	}
-	return os.Create(o.svg) //nolint:gosec // where the user wants it
+	return list
 }
 
-// playAll makes the runs, one after the other.
-func playAll(ctx context.Context, list []contender, w *workload, speed float64, progress io.Writer) ([]*result, error) {
-	results := make([]*result, 0, len(list))
-	for _, c := range list {
-		r, err := play(ctx, c, w, speed, newTicker(progress, c.name, w.turns()))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", c.name, err)
+// play plays all contenders with the workloads.
+func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*result, error) {
+	began := time.Now()
+	all := slices.Concat(contenders, o.with)
+	runs := make([]*run, 0, len(list)*len(all)*o.seeds)
+	table := make([][][]*run, len(list)) // by workload and contender
+	for i, s := range list {
+		table[i] = make([][]*run, len(all))
+		for seed := range o.seeds {
+			w := newWorkload(s, o.seed+uint64(seed)) //nolint:gosec // not negative
+			for j, c := range all {
+				r := &run{contender: c, load: w}
+				runs = append(runs, r)
+				table[i][j] = append(table[i][j], r)
+			}
 		}
-		results = append(results, r)
 	}
-	return results, nil
+	a, err := newArena(runs, o.speed)
+	if err != nil {
+		return nil, err
+	}
+	defer a.stop()
+	bounded, cancel := context.WithTimeout(ctx, o.limit)
+	defer cancel()
+	for _, s := range list {
+		fmt.Fprintf(progress, "%-17s %s\n", s.title, s.about)
+	}
+	fmt.Fprintf(progress, "%d runs at the same moment: %d workloads, %d contenders, %d seeds.\n", len(runs), len(list), len(all), o.seeds)
+	unfollow, unwatch := follow(progress, runs, o.speed), watch()
+	a.play(bounded, o.speed)
+	r := &result{options: *o, machine: machine{late: unwatch() * o.speed}}
+	unfollow()
+	if ctx.Err() != nil {
+		return nil, errors.New("interrupted")
+	}
+	for _, lists := range table {
+		var cells []*cell
+		for _, runs := range lists {
+			cells = append(cells, newCell(runs))
+		}
+		judge(cells)
+		r.cells = append(r.cells, cells)
+	}
+	r.machine.outside = overhead(r.cells)
+	r.machine.took = time.Since(began)
+	return r, nil
 }

@@ -7,30 +7,18 @@ import (
 	"time"
 )
 
-// ticker shows how far a run has come: in one line on a terminal, else in some.
-type ticker struct {
-	w        io.Writer
-	name     string
-	turns    int
-	terminal bool
-}
-
-func newTicker(w io.Writer, name string, turns int) *ticker {
-	t := &ticker{w: w, name: name, turns: turns}
+// follow shows how far the runs have come until the function that it returns is
+// called: in one line on a terminal, else in some.
+func follow(w io.Writer, runs []*run, speed float64) (stop func()) {
+	every, terminal := 5*time.Second, false
 	if f, ok := w.(*os.File); ok {
 		info, err := f.Stat()
-		t.terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
+		if terminal = err == nil && info.Mode()&os.ModeCharDevice != 0; terminal {
+			every = 500 * time.Millisecond
+		}
 	}
-	return t
-}
-
-// run shows it until the function that it returns is called.
-func (t *ticker) run(y *tally, p *player) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
-	every := 5 * time.Second
-	if t.terminal {
-		every = 500 * time.Millisecond
-	}
+	began := time.Now()
 	go func() {
 		defer close(ended)
 		tick := time.NewTicker(every)
@@ -38,11 +26,10 @@ func (t *ticker) run(y *tally, p *player) (stop func()) {
 		for {
 			select {
 			case <-tick.C:
-				t.show(y, p)
+				show(w, runs, time.Since(began), speed, terminal)
 			case <-end:
-				t.show(y, p)
-				if t.terminal {
-					fmt.Fprintln(t.w)
+				if terminal {
+					fmt.Fprint(w, "\r\x1b[K")
 				}
 				return
 			}
@@ -54,21 +41,20 @@ func (t *ticker) run(y *tally, p *player) (stop func()) {
 	}
 }
 
-// show writes one line, about all and about what was asked lately.
-func (t *ticker) show(y *tally, p *player) {
-	now := p.since(p.zero, time.Now())
-	y.mu.Lock()
-	done, failed, broken, givenUp := len(y.samples), y.failed, y.broken, y.givenUp
-	f := summarize(y.samples[max(0, done-100):])
-	y.mu.Unlock()
-	line := fmt.Sprintf("%-18s %4.0f s  %4d of %d answered, lately: hit ratio %3.0f %%, TTFT %s",
-		t.name, now.Seconds(), done, t.turns, 100*f.hits, seconds(f.mean))
-	if failed+broken > 0 {
-		line += fmt.Sprintf("; failed %d, broken %d, given up %d", failed, broken, givenUp)
+// show writes one line.
+func show(w io.Writer, runs []*run, passed time.Duration, speed float64, terminal bool) {
+	answered, all, failed := 0, 0, 0
+	for _, r := range runs {
+		r.mu.Lock()
+		answered, failed = answered+len(r.samples), failed+r.failed+r.broken
+		r.mu.Unlock()
+		all += r.load.requests()
 	}
-	if t.terminal {
-		fmt.Fprintf(t.w, "\r\x1b[K%s", line)
+	line := fmt.Sprintf("%2.0f s (%.0f s of the engines): %d of %d requests answered, %d failed attempts",
+		passed.Seconds(), passed.Seconds()*speed, answered, all, failed)
+	if terminal {
+		fmt.Fprintf(w, "\r\x1b[K%s", line)
 	} else {
-		fmt.Fprintln(t.w, line)
+		fmt.Fprintln(w, line)
 	}
 }

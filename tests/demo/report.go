@@ -3,189 +3,172 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
-	"slices"
 	"strconv"
-	"strings"
-	"time"
-	"unicode/utf8"
 )
 
-// What a machine that keeps up stays below, in the engines' time: the mean time to
-// first token that the engines do not see, and the lateness of any of their steps.
-const (
-	mostOverhead = 100 * time.Millisecond
-	mostLag      = time.Second
-)
+// nameWidth is the width of the column of the contenders.
+const nameWidth = 17
 
-// figures are those of a run. Times are the engines'.
-type figures struct {
-	hits                       float64 // cached prompt tokens / prompt tokens
-	mean, median, worst, total time.Duration
+// cell is a workload with a contender: a run for each seed.
+type cell struct {
+	contender
+	runs     []*run
+	figures  []figures
+	hits     spread
+	mean     spread
+	p99      spread
+	against  spread // ours: the ratios of the mean TTFTs, by seed
+	answered int
+	asked    int
 }
 
-// summarize returns the figures of some answers; all zero of none.
-func summarize(samples []sample) (f figures) {
-	if len(samples) == 0 {
-		return f
+// newCell summarizes runs of one contender.
+func newCell(runs []*run) *cell {
+	c := &cell{contender: runs[0].contender, runs: runs}
+	for _, r := range runs {
+		c.figures = append(c.figures, summarize(r.samples))
+		c.answered += len(r.samples)
+		c.asked += r.load.requests()
 	}
-	var prompt, cached int64
-	ttft := make([]time.Duration, len(samples))
-	var sum time.Duration
-	for i, s := range samples {
-		prompt, cached = prompt+s.prompt, cached+s.cached
-		ttft[i] = s.ttft
-		sum += s.ttft
-		f.total += s.total
-	}
-	slices.Sort(ttft)
-	n := time.Duration(len(samples))
-	f.hits = float64(cached) / float64(max(prompt, 1))
-	f.mean, f.total = sum/n, f.total/n
-	f.median, f.worst = percentile(ttft, 0.5), percentile(ttft, 0.99)
-	return f
+	c.hits = over(c.figures, func(f figures) float64 { return f.hits })
+	c.mean = over(c.figures, func(f figures) float64 { return f.mean })
+	c.p99 = over(c.figures, func(f figures) float64 { return f.p99 })
+	return c
 }
 
-// percentile returns the value that a share q of the sorted ones does not exceed
-// (nearest rank).
-func percentile(sorted []time.Duration, q float64) time.Duration {
-	rank := int(math.Ceil(q * float64(len(sorted))))
-	return sorted[min(max(rank, 1), len(sorted))-1]
-}
-
-// seconds writes a time with as many digits as are worth reading.
-func seconds(d time.Duration) string {
-	s := d.Seconds()
-	digits := 2
-	if s >= 10 {
-		digits = 1
-	}
-	return strconv.FormatFloat(s, 'f', digits, 64) + " s"
-}
-
-// report writes the table and what follows from it. The first result is what the
-// other contenders are compared with. The second one is compared with those that
-// come after them.
-func report(out io.Writer, results []*result) {
-	writeTable(out, table(results))
-	fmt.Fprintln(out)
-	ours := min(1, len(results)-1)
-	for i, r := range results[1:] {
-		if i+1 < len(contenders) {
-			compared(out, r, results[0])
-		} else {
-			compared(out, results[ours], r)
+// judge compares cells of one workload with ours.
+func judge(cells []*cell) {
+	var base *cell
+	for _, c := range cells {
+		if c.name == ours {
+			base = c
 		}
 	}
-	share := 100 * float64(kvTokens) / float64(max(results[ours].peak, 1))
-	fmt.Fprintf(out, "\n%s: an engine's cache holds %.0f %% of the conversations that were under way at once, those of all engines %.0f %%.\n",
-		results[ours].name, share, engineCount*share)
-	for _, r := range results {
-		r.explain(out)
-	}
-}
-
-// compared writes how a run compares with another one.
-func compared(out io.Writer, r, base *result) {
-	f, b := r.figures, base.figures
-	fmt.Fprintf(out, "%s: %s times the hit ratio of %s, mean TTFT %s, whole answers %s.\n",
-		r.name, times(ratio(f.hits, b.hits)), base.name,
-		faster(f.mean, b.mean, "shorter", "longer"), faster(f.total, b.total, "sooner", "later"))
-}
-
-// faster writes how many times shorter a time is than another one, or longer.
-func faster(d, base time.Duration, shorter, longer string) string {
-	if d > base {
-		return times(ratio(d.Seconds(), base.Seconds())) + " times " + longer
-	}
-	return times(ratio(base.Seconds(), d.Seconds())) + " times " + shorter
-}
-
-// times writes a ratio. Of those near 1, the second digit is of interest.
-func times(x float64) string {
-	if x < 2 {
-		return strconv.FormatFloat(x, 'f', 2, 64)
-	}
-	return strconv.FormatFloat(x, 'f', 1, 64)
-}
-
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return math.NaN()
-	}
-	return a / b
-}
-
-// table returns the rows of the table, with its header.
-func table(results []*result) [][]string {
-	rows := [][]string{{""}}
-	for _, r := range results {
-		rows[0] = append(rows[0], r.name)
-	}
-	row := func(title string, get func(*result) string) {
-		line := make([]string, 0, 1+len(results))
-		line = append(line, title)
-		for _, r := range results {
-			line = append(line, get(r))
+	for _, c := range cells {
+		if c == base || base == nil {
+			continue
 		}
-		rows = append(rows, line)
-	}
-	row("hit ratio", func(r *result) string { return fmt.Sprintf("%.1f %%", 100*r.figures.hits) })
-	row("TTFT mean", func(r *result) string { return seconds(r.figures.mean) })
-	row("TTFT p50", func(r *result) string { return seconds(r.figures.median) })
-	row("TTFT p99", func(r *result) string { return seconds(r.figures.worst) })
-	row("end to end, mean", func(r *result) string { return seconds(r.figures.total) })
-	row("turns answered", func(r *result) string { return fmt.Sprintf("%d of %d", len(r.samples), r.turns) })
-	row("turns given up", func(r *result) string { return strconv.Itoa(r.givenUp) })
-	row("requests", func(r *result) string { return strconv.Itoa(r.asked) })
-	for i := range results[0].requests {
-		row(fmt.Sprintf("  received by e%d", i+1), func(r *result) string { return strconv.Itoa(r.requests[i]) })
-	}
-	row("failed requests", func(r *result) string { return strconv.Itoa(r.failed) })
-	row("broken streams", func(r *result) string { return strconv.Itoa(r.broken) })
-	row("TTFT outside engines", func(r *result) string { return seconds(r.overhead) })
-	row("latest engine step", func(r *result) string { return seconds(r.lag) })
-	return rows
-}
-
-// writeTable writes the rows with the first column to the left and the others to
-// the right.
-func writeTable(out io.Writer, rows [][]string) {
-	width := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
-		}
-	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell))
-			if i == 0 {
-				line.WriteString(cell + pad)
-			} else {
-				line.WriteString("   " + pad + cell)
+		ratios := make([]float64, len(c.figures))
+		for i, f := range c.figures {
+			if b := base.figures[i].mean; b > 0 {
+				ratios[i] = f.mean / b
 			}
 		}
-		fmt.Fprintln(out, strings.TrimRight(line.String(), " "))
+		c.against = over(ratios, func(x float64) float64 { return x })
 	}
 }
 
-// explain writes what the table does not say of a run.
-func (r *result) explain(out io.Writer) {
-	if r.broken > 0 {
-		fmt.Fprintf(out, "%s: %d answers had begun on the engine when it died, and ended with an error, %d of them before the first token. "+
-			"They were asked again, and their times count from the first asking.\n", r.name, r.broken, r.silent)
+// result is all that came of the demo.
+type result struct {
+	options
+	cells   [][]*cell // by workload
+	machine machine
+}
+
+// write writes the report.
+func (r *result) write(w io.Writer) {
+	fmt.Fprintf(w, "%d engines: %s, simulated at %gx speed.\n", engineCount, hardware, r.speed)
+	fmt.Fprintf(w, "All times are the engines' own. Median (least-most) of seeds %d to %d.\n", r.seed, r.seed+uint64(r.seeds)-1) //nolint:gosec // it is small
+	for _, cells := range r.cells {
+		head(w, cells[0].runs[0].load)
+		for _, c := range cells {
+			c.row(w)
+		}
 	}
-	if r.failed > 0 {
-		fmt.Fprintf(out, "%s: %d requests had no answer.\n", r.name, r.failed)
+	r.conclude(w)
+}
+
+// head writes the title of a workload and its columns.
+func head(w io.Writer, l *workload) {
+	if l.deaths > 0 {
+		fmt.Fprintf(w, "\n%-*s %7s %17s %6s %6s %8s %12s\n", nameWidth+2, l.title, "hit %", "mean TTFT s", "failed", "broken", "saved", "normal in")
+		return
 	}
-	if r.givenUp > 0 {
-		fmt.Fprintf(out, "%s: %d turns had no whole answer in %d attempts. Their conversations ended there, so %d turns count nowhere in the times.\n",
-			r.name, r.givenUp, attempts, r.turns-len(r.samples))
+	fmt.Fprintf(w, "\n%-*s %11s %17s %17s  %s\n", nameWidth+2, l.title, "hit %", "mean TTFT s", "p99 TTFT s", "mean/ids")
+}
+
+// row writes the line of a contender.
+func (c *cell) row(w io.Writer) {
+	if c.runs[0].load.deaths == 0 {
+		fmt.Fprintf(w, "  %-*s %11s %17s %17s  %s\n", nameWidth, c.name, c.hits.whole(), c.mean, c.p99, c.verdict())
+		return
 	}
-	if r.overhead > mostOverhead || r.lag > mostLag {
-		fmt.Fprintf(out, "WARNING: this machine does not keep up, so the times are not to be trusted (%s: steps up to %s late, %s of the mean TTFT spent outside the engines). "+
-			"Let it do nothing else, or try a lower -speed.\n", r.name, seconds(r.lag), seconds(r.overhead))
+	failed, broken, saved, of := c.casualties()
+	fmt.Fprintf(w, "  %-*s %7.0f %17s %6d %6d %8s %12s\n", nameWidth, c.name, c.hits.median, c.mean, failed, broken,
+		fmt.Sprintf("%d of %d", saved, of), c.recovered())
+}
+
+// recovered writes how long it took until the requests were normal.
+func (c *cell) recovered() string {
+	took, ok := recovery(c.runs)
+	if !ok {
+		return fmt.Sprintf("not in %.0f s", (c.runs[0].load.death(1) - c.runs[0].load.death(0)).Seconds())
 	}
+	return fmt.Sprintf("%.0f s", took.Seconds())
+}
+
+// casualties returns sums over the seeds: failed requests, broken answers, and the
+// requests without a token on the engine that died, with how many of them survived.
+func (c *cell) casualties() (failed, broken, saved, of int) {
+	for _, r := range c.runs {
+		s, n := r.survivors()
+		failed, broken, saved, of = failed+r.failed, broken+r.broken, saved+s, of+n
+	}
+	return failed, broken, saved, of
+}
+
+// verdict writes how a contender compares with ours.
+func (c *cell) verdict() string {
+	times := strconv.FormatFloat(c.against.median, 'f', 2, 64) + "x"
+	switch compare(c.against) {
+	case win:
+		return times
+	case loss:
+		return times + " LOST"
+	case tie:
+		return times + " tie"
+	case none:
+	}
+	return ""
+}
+
+// digits writes a time with as many digits as are worth reading.
+func digits(x float64) string {
+	if x >= 9.95 {
+		return strconv.FormatFloat(x, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(x, 'f', 2, 64)
+}
+
+// String writes seconds.
+func (s spread) String() string {
+	return fmt.Sprintf("%s (%s-%s)", digits(s.median), digits(s.least), digits(s.most))
+}
+
+// whole writes whole numbers.
+func (s spread) whole() string {
+	return fmt.Sprintf("%.0f (%.0f-%.0f)", s.median, s.least, s.most)
+}
+
+// conclude writes what the tables mean, and how far they can be believed.
+func (r *result) conclude(w io.Writer) {
+	counts := make(map[verdict]int)
+	lacking := 0
+	for _, cells := range r.cells {
+		for _, c := range cells {
+			if lacking += c.asked - c.answered; c.runs[0].load.deaths == 0 {
+				counts[compare(c.against)]++
+			}
+		}
+	}
+	fmt.Fprintf(w, `
+failed: no token came; broken: one had come. Clients ask again. saved: requests
+without a token, on an engine as it died, that got an answer all the same.
+normal in: no failures, and median TTFT up to %gx that before the first death.
+mean/ids, a mean TTFT divided by that of %s: %d wins, %d ties, %d losses.
+`, normal, ours, counts[win], counts[tie], counts[loss])
+	if lacking > 0 {
+		fmt.Fprintf(w, "%d requests were not asked or not answered.\n", lacking)
+	}
+	r.machine.write(w, r.cells)
 }

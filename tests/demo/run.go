@@ -2,135 +2,150 @@ package main
 
 import (
 	"context"
-	"errors"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// contender is one way to run the engines.
-type contender struct {
-	name   string
-	route  directive
-	deadly bool // one engine dies
-	tells  bool // the client says in a header which conversation it is
+// sample is one turn that was answered. Times are the engines'.
+type sample struct {
+	at             time.Duration // when it was asked, since the run's beginning
+	ttft           time.Duration // from the first attempt
+	own            time.Duration // from the attempt that was answered
+	prompt, cached int           // tokens
 }
 
-var contenders = []contender{
-	{name: "round_robin", route: reverseProxy("round_robin")},
-	{name: "kv_router", route: kvRouter},
-	{name: "kv_router, e2 dies", route: kvRouter, deadly: true},
-}
-
-// others are contenders for whom the command line has to ask.
-var others = []contender{
-	{name: "sticky", route: reverseProxy("header " + conversationHeader), tells: true},
-	{name: "least_conn", route: reverseProxy("least_conn")},
-}
-
-// mortal is the position of the engine that dies.
-const mortal = 1
-
-// result is what came of a run.
-type result struct {
+// run is one contender with one workload.
+type run struct {
 	contender
-	tally
-	figures  figures
-	requests []int // that each engine received
-	// lag is the most that a step of an engine came too late.
-	lag time.Duration
-	// overhead is what the engines did not see of the mean time from sending a
-	// request to its first token.
-	overhead    time.Duration
-	turns       int           // that there were to answer
-	died, lived time.Duration // when an engine died and came back; 0: none did
+	load    *workload
+	addr    string // of the router
+	engines []*engine.Engine
+
+	mu      sync.Mutex
+	numbers int // of requests
+	whole   map[int]bool
+	samples []sample
+	failed  int             // requests that ended before their first token
+	broken  int             // requests that ended after it, before the end of the answer
+	trouble []time.Duration // when these ended
 }
 
-// slack is how much longer than the window a run may take, in real time, and how
-// many times as long.
-const (
-	slack       = time.Minute
-	slackFactor = 5
-)
+func (r *run) next() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.numbers++
+	return r.numbers
+}
 
-// play makes one run, with new engines and a new Caddy.
-func play(ctx context.Context, c contender, w *workload, speed float64, tick *ticker) (*result, error) {
-	cl, err := startCluster(c.route, speed, false)
-	if err != nil {
-		return nil, err
-	}
-	defer cl.stop()
-	window := time.Duration(float64(w.window) / speed)
-	bounded, cancel := context.WithTimeout(ctx, slack+slackFactor*window)
-	defer cancel()
-	r := &result{contender: c, turns: w.turns()}
-	p := newPlayer(cl.url(), w.system, speed, &r.tally)
-	p.tells = c.tells
-	stopTicking := tick.run(&r.tally, p)
-	var fate sync.WaitGroup
-	if c.deadly {
-		fate.Go(func() { err = r.fate(bounded, cl, p, w.window) })
-	}
-	var chatting sync.WaitGroup
-	for _, conv := range w.conversations {
-		chatting.Go(func() { p.converse(bounded, conv) })
-	}
-	chatting.Wait()
-	fate.Wait()
-	stopTicking()
+func (r *run) add(s sample) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.samples = append(r.samples, s)
+}
+
+// count counts a request that ended at a time.
+func (r *run) count(a *answer, at time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	switch {
-	case ctx.Err() != nil:
-		return nil, errors.New("interrupted")
-	case bounded.Err() != nil:
-		return nil, errors.New("the run takes too long; this machine, or the flags, are not made for it")
-	case err != nil:
-		return nil, err
+	case a.err == nil:
+		r.whole[a.number] = true
+		return
+	case a.first.IsZero():
+		r.failed++
+	default:
+		r.broken++
 	}
-	r.look(cl)
-	return r, nil
+	r.trouble = append(r.trouble, at)
 }
 
-// fate lets an engine die at a third of the window and come back at two thirds.
-func (r *result) fate(ctx context.Context, cl *cluster, p *player, window time.Duration) error {
-	e := cl.engines[mortal]
-	if !p.wait(ctx, p.zero, window/3) {
-		return nil
+// play plays all runs at the same moment, so that what else this machine does hits
+// all of them alike. Unanswered requests are given up when ctx ends.
+func (a *arena) play(ctx context.Context, speed float64) {
+	players := make([]*player, len(a.runs))
+	for i, r := range a.runs {
+		r.whole = make(map[int]bool)
+		players[i] = newPlayer(r, speed)
+		defer players[i].http.CloseIdleConnections()
 	}
-	r.lag = cl.lag() // of the life that ends
-	e.Kill()
-	r.died = p.since(p.zero, time.Now())
-	if !p.wait(ctx, p.zero, 2*window/3) {
-		return nil
+	zero := time.Now()
+	var all sync.WaitGroup
+	for _, p := range players {
+		p.zero = zero
+		for i := range p.load.deaths {
+			all.Go(func() { p.fate(ctx, i) })
+		}
+		for _, c := range p.load.sessions {
+			all.Go(func() { p.converse(ctx, c) })
+		}
 	}
-	if err := e.Restart(); err != nil {
-		return err
-	}
-	r.lived = p.since(p.zero, time.Now())
-	return nil
+	all.Wait()
 }
 
-// look asks the engines how it was.
-func (r *result) look(cl *cluster) {
-	r.lag = max(r.lag, cl.lag())
-	first, answered := 0.0, 0
-	for _, e := range cl.engines {
-		n := 0
+// death returns when engine i dies, downtime how long each engine is dead.
+func (w *workload) death(i int) time.Duration {
+	return w.window * time.Duration(i+1) / time.Duration(w.deaths+1)
+}
+func (w *workload) downtime() time.Duration { return w.window / time.Duration(2*(w.deaths+1)) }
+
+// fate lets an engine die and come back.
+func (p *player) fate(ctx context.Context, i int) {
+	if !p.wait(ctx, p.zero, p.load.death(i)) {
+		return
+	}
+	p.engines[i].Kill()
+	if !p.wait(ctx, p.zero, p.load.death(i)+p.load.downtime()) {
+		return
+	}
+	p.engines[i].Restart() //nolint:errcheck // without it the engine stays dead for all to see
+}
+
+// journal calls f with each inference request that an engine of the run received.
+func (r *run) journal(f func(*engine.Record)) {
+	for _, e := range r.engines {
 		for _, rec := range e.Journal() {
-			if rec.Method != http.MethodPost {
-				continue
-			}
-			n++
-			if rec.Outcome == engine.Finished {
-				first += rec.FirstTokenMS - rec.AtMS
-				answered++
+			if rec.Method == http.MethodPost {
+				f(&rec)
 			}
 		}
-		r.requests = append(r.requests, n)
 	}
-	r.overhead = max(0, r.perAnswer()-milliseconds(first/float64(max(answered, 1))))
-	r.figures = summarize(r.samples)
 }
 
-func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+// outside returns how much of the mean time to first token the engines do not see:
+// what the router, the client and this machine take.
+func (r *run) outside() time.Duration {
+	inside, answered := 0.0, 0
+	r.journal(func(rec *engine.Record) {
+		if rec.Outcome == engine.Finished {
+			inside += rec.FirstTokenMS - rec.AtMS
+			answered++
+		}
+	})
+	var own time.Duration
+	for _, s := range r.samples {
+		own += s.own
+	}
+	if answered == 0 || len(r.samples) == 0 {
+		return 0
+	}
+	return max(0, own/time.Duration(len(r.samples))-time.Duration(inside/float64(answered)*float64(time.Millisecond)))
+}
+
+// survivors returns how many requests were on an engine that died and had no token
+// yet, and how many of these got a whole answer all the same.
+func (r *run) survivors() (saved, of int) {
+	r.journal(func(rec *engine.Record) {
+		number, err := strconv.Atoi(rec.Header.Get(requestHeader))
+		if err != nil || rec.Life != 1 || rec.Outcome != engine.Broken || rec.AnswerTokens > 0 {
+			return
+		}
+		if of++; r.whole[number] {
+			saved++
+		}
+	})
+	return saved, of
+}

@@ -15,136 +15,137 @@ type span struct{ least, most int }
 
 func (s span) draw(rng *rand.Rand) int { return s.least + rng.IntN(s.most-s.least+1) }
 
-// shape is what the conversations are like. Lengths are in tokens, times are the
-// engines'.
+// shape describes a workload. Lengths are in tokens, times are the engines'.
 type shape struct {
-	window    time.Duration // in which conversations begin
-	rate      float64       // how many begin in a second
-	system    int           // the system prompt that all share
-	documents float64       // the share of conversations about a document
-	document  span
-	shared    float64 // the share of documents that several conversations are about
-	readers   span    // how many more conversations these are
-	turns     span
-	question  span
-	answer    span
-	// think is the mean of the time between an answer and the next question, of
-	// which thinkLeast is always taken; the rest is exponential.
-	think, thinkLeast time.Duration
+	title    string
+	about    string
+	sessions int
+	window   time.Duration // in which sessions begin
+	system   int           // the system prompt that all sessions share
+	shared   int           // documents that sessions share; 0: each has its own
+	document span          // before the first question
+	turns    span
+	heavy    float64 // the share of sessions that have heavyTurns
+	heavyIs  span
+	question span
+	answer   span
+	// think is about the mean time between an answer and the next question. A fifth of
+	// it always passes; the rest is exponential, with an end at three times the mean.
+	think  time.Duration
+	deaths int // engines that die in turn; each comes back
 }
 
-// chats are the demo's: people who ask about documents, their own or their team's,
-// and people who just chat, with an assistant that all know by one system prompt.
-var chats = shape{
-	window:     270 * time.Second,
-	rate:       0.76,
-	system:     1500,
-	documents:  0.65,
-	document:   span{8000, 20000},
-	shared:     1.0 / 8,
-	readers:    span{1, 3},
-	turns:      span{3, 9},
-	question:   span{30, 200},
-	answer:     span{60, 200},
-	think:      14 * time.Second,
-	thinkLeast: 3 * time.Second,
+// window is how long sessions begin, in the engines' time.
+const window = 78 * time.Second
+
+// shapes are the demo's workloads. Answers are short, for the time to first token
+// hardly depends on them and each token costs this machine's time.
+var shapes = []shape{
+	{
+		title: "Chat", about: "sessions with documents of their own",
+		sessions: 18, window: window, system: 300,
+		document: span{500, 3000}, turns: span{3, 6}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second,
+	},
+	{
+		title: "Shared documents", about: "many sessions, one or two questions each",
+		sessions: 50, window: window, system: 300,
+		shared: 12, document: span{2000, 4000}, turns: span{1, 2}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second,
+	},
+	{
+		title: "Agents", about: "a quarter of the sessions do most of the work",
+		sessions: 14, window: window * 2 / 3, system: 1200,
+		document: span{250, 1000}, turns: span{2, 5}, heavy: 0.25, heavyIs: span{12, 18},
+		question: span{50, 600}, answer: span{16, 40}, think: 1500 * time.Millisecond,
+	},
+	{
+		title: "Engines die", about: "chat; three engines die in turn and come back",
+		sessions: 32, window: window, system: 300,
+		document: span{2500, 5000}, turns: span{2, 4}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second, deaths: 3,
+	},
 }
 
 // workload is all that is asked, and when. It follows from a shape and a seed, and
-// is never changed.
+// never changes.
 type workload struct {
-	window        time.Duration
-	system        string
-	conversations []*conversation // in order of their beginning
+	shape
+	prompt   string // the system prompt
+	sessions []*session
 }
 
-// conversation is one chat.
-type conversation struct {
+// session is one conversation.
+type session struct {
 	id       int
 	begins   time.Duration // since the run's beginning
-	document string        // before the first question; empty: there is none
+	document string
 	turns    []turn
 }
 
-// turn is a question, and how long an answer it has.
+// turn is one question.
 type turn struct {
 	think    time.Duration // before it
 	question string
-	answer   int
+	answer   int // tokens
 }
 
 func newWorkload(s shape, seed uint64) *workload {
 	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
-	w := &workload{window: s.window, system: prose(rng, s.system)}
-	n := max(1, int(s.rate*s.window.Seconds()+0.5))
-	begins := make([]time.Duration, n)
+	w := &workload{shape: s, prompt: prose(rng, s.system)}
+	library := make([]string, s.shared)
+	for i := range library {
+		library[i] = prose(rng, s.document.draw(rng))
+	}
+	begins := make([]time.Duration, s.sessions)
 	for i := range begins {
 		begins[i] = time.Duration(rng.Int64N(int64(s.window)))
 	}
 	slices.Sort(begins)
-	var shared shelf
 	for i, at := range begins {
-		// A conversation of its own seed stays the same when there are more of them.
-		rng := rand.New(rand.NewPCG(seed, uint64(i)+1)) //nolint:gosec // not a secret
-		c := newConversation(s, rng)
-		c.id, c.begins = i, at
-		if rng.Float64() < s.documents {
-			c.document = shared.pick(s, rng)
+		c := &session{id: i, begins: at}
+		if s.shared > 0 {
+			c.document = library[popular(rng, s.shared)]
+		} else {
+			c.document = prose(rng, s.document.draw(rng))
 		}
-		w.conversations = append(w.conversations, c)
+		c.turns = newTurns(s, rng)
+		w.sessions = append(w.sessions, c)
 	}
 	return w
 }
 
-// shelf has the documents that more conversations will be about.
-type shelf []*loan
-
-type loan struct {
-	document string
-	readers  int // conversations to come
-}
-
-// pick returns the document of a conversation: one that others read, as long as
-// there are some, in half of the cases, else a new one.
-func (f *shelf) pick(s shape, rng *rand.Rand) string {
-	if list := *f; len(list) > 0 && rng.IntN(2) == 0 {
-		i := rng.IntN(len(list))
-		l := list[i]
-		if l.readers--; l.readers == 0 {
-			*f = slices.Delete(list, i, i+1)
+// popular draws one of n: number k with a weight of 1/(k+1), as Zipf's law has it.
+func popular(rng *rand.Rand, n int) int {
+	sum := 0.0
+	for k := range n {
+		sum += 1 / float64(k+1)
+	}
+	x := rng.Float64() * sum
+	for k := range n {
+		if x -= 1 / float64(k+1); x < 0 {
+			return k
 		}
-		return l.document
 	}
-	document := prose(rng, s.document.draw(rng))
-	if rng.Float64() < s.shared {
-		*f = append(*f, &loan{document, s.readers.draw(rng)})
-	}
-	return document
+	return n - 1
 }
 
-func newConversation(s shape, rng *rand.Rand) *conversation {
-	c := &conversation{turns: make([]turn, s.turns.draw(rng))}
-	for i := range c.turns {
-		t := &c.turns[i]
+func newTurns(s shape, rng *rand.Rand) []turn {
+	n := s.turns.draw(rng)
+	if rng.Float64() < s.heavy {
+		n = s.heavyIs.draw(rng)
+	}
+	turns := make([]turn, n)
+	for i := range turns {
+		t := &turns[i]
 		t.question, t.answer = prose(rng, s.question.draw(rng)), s.answer.draw(rng)
 		if i > 0 {
-			t.think = s.thinkLeast + time.Duration(rng.ExpFloat64()*float64(s.think-s.thinkLeast))
+			t.think = s.think/5 + time.Duration(min(rng.ExpFloat64(), 3)*float64(s.think)*4/5)
 		}
 	}
-	return c
+	return turns
 }
 
-// question returns what the user says in a turn.
-func (c *conversation) question(i int) string {
-	if i == 0 && c.document != "" {
-		return c.document + "\n\n" + c.turns[0].question
-	}
-	return c.turns[i].question
-}
-
-// turns returns how many questions there are.
-func (w *workload) turns() (n int) {
-	for _, c := range w.conversations {
+// requests returns how many questions there are.
+func (w *workload) requests() (n int) {
+	for _, c := range w.sessions {
 		n += len(c.turns)
 	}
 	return n
@@ -152,10 +153,11 @@ func (w *workload) turns() (n int) {
 
 var syllables = [...]string{"an", "ber", "co", "dis", "el", "for", "gen", "hol", "in", "ker", "lo", "men", "no", "pre", "ra", "sen", "ti", "un", "ver", "wa"}
 
-// prose returns made-up sentences of so many tokens.
+// prose returns made-up sentences of so many tokens. They need no escapes in JSON.
 func prose(rng *rand.Rand, tokens int) string {
 	var b strings.Builder
 	size := tokens * bytesPerToken
+	b.Grow(size + 16)
 	for b.Len() < size {
 		for range 1 + rng.IntN(4) {
 			b.WriteString(syllables[rng.IntN(len(syllables))])

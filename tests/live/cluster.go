@@ -2,19 +2,13 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	_ "github.com/caddy-kvrouter/kvrouter"
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	replayed "github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
-
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
-	_ "github.com/caddyserver/caddy/v2/modules/standard"
 )
 
 // model is the name of the served model.
@@ -33,54 +27,43 @@ var directives = map[string]string{
 	"power_of_two":      "power_of_two",
 }
 
-// cluster is engines with a Caddy before them.
-type cluster struct {
-	engines []*engine.Engine
-	url     string
-	log     string // what the router logs, JSON lines
-	dir     string
+// router is engines with a Caddy in front of them.
+type router struct {
+	*cluster.Cluster
+	url string
+	log string // what the router logs, JSON lines
 }
 
-// startCluster starts workers and a Caddy with a policy. There can be one at a time.
-func (c *cell) startCluster(policy string) (*cluster, error) {
-	dir, err := os.MkdirTemp("", "kvrouter-live-")
+// startRouter starts workers and a Caddy with a policy. There can be one at a time.
+func (c *cell) startRouter(policy string) (*router, error) {
+	cl, err := cluster.New()
 	if err != nil {
 		return nil, err
 	}
-	cl := &cluster{dir: dir, log: filepath.Join(dir, "router.log")}
-	if err := cl.start(c, policy); err != nil {
-		cl.stop()
+	r := &router{Cluster: cl, log: cl.File("router.log")}
+	if err := r.start(c, policy); err != nil {
+		r.Stop()
 		return nil, err
 	}
-	return cl, nil
+	return r, nil
 }
 
-func (cl *cluster) start(c *cell, policy string) error {
+func (r *router) start(c *cell, policy string) error {
 	addrs := make([]string, c.workers)
 	for i := range addrs {
-		e, err := engine.Start(engineConfig(i, c))
+		e, err := r.StartEngine(engineConfig(i, c))
 		if err != nil {
 			return err
 		}
-		cl.engines = append(cl.engines, e)
 		addrs[i] = e.Addr()
 	}
-	ln, err := canned.Listen()
+	addr, err := canned.FreeAddr()
 	if err != nil {
 		return err
 	}
-	addr := ln.Addr().String()
-	ln.Close()
-	cl.url = "http://" + addr
-	file := fmt.Sprintf(caddyfile, cl.dir, cl.log, addr, strings.Join(addrs, " "), directives[policy], c.slice.BlockTokens)
-	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(file), nil)
-	if err != nil {
-		return fmt.Errorf("adapting the Caddyfile: %w", err)
-	}
-	if err := caddy.Load(cfg, true); err != nil {
-		return fmt.Errorf("starting Caddy: %w", err)
-	}
-	return nil
+	r.url = "http://" + addr
+	return r.Load(fmt.Sprintf(globals, r.log),
+		fmt.Sprintf(site, addr, strings.Join(addrs, " "), directives[policy], c.slice.BlockTokens))
 }
 
 // engineConfig returns the simulator's configuration that makes it the replay's model.
@@ -96,14 +79,10 @@ func engineConfig(i int, c *cell) engine.Config {
 	}
 }
 
-// caddyfile has the router compare the blocks of the trace, as the replay does. The
-// debug lines of the router have its predictions.
-const caddyfile = `{
+// globals are Caddy's global options. The debug lines of the router hold its
+// predictions.
+const globals = `
 	admin off
-	persist_config off
-	auto_https off
-	default_bind 127.0.0.1
-	storage file_system %q
 	log default {
 		output stderr
 		level PANIC
@@ -115,11 +94,10 @@ const caddyfile = `{
 		level DEBUG
 		include http.handlers.kv_router
 	}
-	servers {
-		protocols h1
-	}
-}
-http://%s {
+`
+
+// site makes the router compare the blocks of the trace, as the replay does.
+const site = `http://%s {
 	kv_router %s {
 		policy %s
 		index {
@@ -128,22 +106,3 @@ http://%s {
 	}
 }
 `
-
-func (cl *cluster) stop() {
-	caddy.Stop() //nolint:errcheck // the process or the next Caddy ends what is left
-	for _, e := range cl.engines {
-		e.Close()
-	}
-	os.RemoveAll(cl.dir) //nolint:errcheck,gosec // it is in the temp dir
-}
-
-// lag returns the most that a step came too late, in the engines' time.
-func (cl *cluster) lag() time.Duration {
-	most := 0.0
-	for _, e := range cl.engines {
-		for _, k := range e.State().Ranks {
-			most = max(most, k.LagMS)
-		}
-	}
-	return time.Duration(most * float64(time.Millisecond))
-}

@@ -92,11 +92,11 @@ func (c *cell) live(ctx context.Context, r *result, runs int, progress func() fu
 
 // once replays the cell in real time.
 func (c *cell) once(ctx context.Context, r *result, progress func(ended int)) error {
-	cl, err := c.startCluster(r.Policy)
+	cl, err := c.startRouter(r.Policy)
 	if err != nil {
 		return err
 	}
-	defer cl.stop()
+	defer cl.Stop()
 	ended := make(chan struct{}, len(c.slice.Requests))
 	cli := newClient(cl.url, c, func() { ended <- struct{}{} })
 	begun, used := time.Now(), cpu()
@@ -119,7 +119,7 @@ func (c *cell) once(ctx context.Context, r *result, progress func(ended int)) er
 	}
 	r.Seconds = time.Since(begun).Seconds()
 	r.Cores = (cpu() - used).Seconds() / r.Seconds
-	r.Lag = milliseconds(cl.lag())
+	r.Lag = milliseconds(cl.Lag())
 	predicted, err := readPredictions(cl.log)
 	if err != nil {
 		return err
@@ -132,9 +132,9 @@ func (c *cell) once(ctx context.Context, r *result, progress func(ended int)) er
 }
 
 // count makes the figures of a run.
-func (r *result) count(c *cell, cl *cluster, cli *client, predicted predictions) {
+func (r *result) count(c *cell, cl *router, cli *client, predicted predictions) {
 	dials := make(map[string]string)
-	for _, e := range cl.engines {
+	for _, e := range cl.Engines {
 		dials[e.Name()] = e.Addr()
 	}
 	// Predictions are taken in the order of the choices.

@@ -1,0 +1,94 @@
+// Package cluster runs simulated engines, and a Caddy in front of them, in this
+// process. It is for programs that compare routers; package canned is enough for a
+// test of one request.
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	_ "github.com/caddy-kvrouter/kvrouter" // so that Caddy has the directive
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+)
+
+// Cluster is engines with a Caddy in front of them. A process has one Caddy, so it
+// runs one cluster at a time.
+type Cluster struct {
+	// Engines are the started engines, in the order of their start.
+	Engines []*engine.Engine
+
+	dir string
+}
+
+// New returns a cluster without engines and with a temporary directory. The caller
+// must call Stop.
+func New() (*Cluster, error) {
+	dir, err := os.MkdirTemp("", "kvrouter-cluster-")
+	if err != nil {
+		return nil, err
+	}
+	return &Cluster{dir: dir}, nil
+}
+
+// File returns the path of a file in the temporary directory.
+func (c *Cluster) File(name string) string { return filepath.Join(c.dir, name) }
+
+// StartEngine starts one more engine.
+func (c *Cluster) StartEngine(cfg engine.Config) (*engine.Engine, error) {
+	e, err := engine.Start(cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.Engines = append(c.Engines, e)
+	return e, nil
+}
+
+// Load starts Caddy with global options and sites of a Caddyfile. The options that
+// keep Caddy on the loopback and out of the user's files are always there.
+func (c *Cluster) Load(options, sites string) error {
+	file := fmt.Sprintf(`{
+	persist_config off
+	auto_https off
+	default_bind 127.0.0.1
+	storage file_system %q
+	servers {
+		protocols h1
+	}
+%s}
+%s`, c.dir, options, sites)
+	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(file), nil)
+	if err != nil {
+		return fmt.Errorf("adapting the Caddyfile: %w", err)
+	}
+	if err := caddy.Load(cfg, true); err != nil {
+		return fmt.Errorf("starting Caddy: %w", err)
+	}
+	return nil
+}
+
+// Stop stops Caddy and the engines, and removes the temporary directory.
+func (c *Cluster) Stop() {
+	caddy.Stop() //nolint:errcheck // the process or the next Caddy ends what is left
+	for _, e := range c.Engines {
+		e.Close()
+	}
+	os.RemoveAll(c.dir) //nolint:errcheck,gosec // it is in the temp dir
+}
+
+// Lag returns the most that a step of an engine came too late, in the engines' time.
+// It does not know of lives that have ended.
+func (c *Cluster) Lag() time.Duration {
+	most := 0.0
+	for _, e := range c.Engines {
+		for _, k := range e.State().Ranks {
+			most = max(most, k.LagMS)
+		}
+	}
+	return time.Duration(most * float64(time.Millisecond))
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// sessionHeader names the session. It is one of those that kv_router reads by
+// default.
+const sessionHeader = "X-Session-Id"
+
+// contender is one way to route.
+type contender struct {
+	name    string
+	ids     bool                                                   // requests have a sessionHeader
+	route   func(addrs []string, run string, speed float64) string // a directive of a Caddyfile
+	command string                                                 // another router's, in place of a directive
+}
+
+// ours is the contender with which the others are compared.
+const ours = "kv_router, ids"
+
+var contenders = []contender{
+	{name: "round_robin", route: reverseProxy("round_robin")},
+	{name: "least_conn", route: reverseProxy("least_conn")},
+	{name: "sticky header", route: reverseProxy("header " + sessionHeader), ids: true},
+	{name: "kv_router, no ids", route: kvRouter},
+	{name: ours, route: kvRouter, ids: true},
+}
+
+// kvRouter returns kv_router with a pool of its own. Its other option makes it hold the
+// header of a stream back until the first token: engines send the header at once, and
+// without the option the client has it when the engine dies.
+func kvRouter(addrs []string, run string, _ float64) string {
+	return fmt.Sprintf("kv_router %s {\n\t\tpool %s\n\t\ttimeouts {\n\t\t\tfirst_token 1m\n\t\t}\n\t}", strings.Join(addrs, " "), run)
+}
+
+// failDuration is how long reverse_proxy remembers a failure, in the engines' time.
+const failDuration = 10 * time.Second
+
+// reverseProxy is Caddy's own, with one of its policies. It has the two options that
+// an operator adds so that a dead engine costs little; by default Caddy neither
+// retries nor remembers failures.
+func reverseProxy(policy string) func([]string, string, float64) string {
+	return func(addrs []string, _ string, speed float64) string {
+		return fmt.Sprintf("reverse_proxy %s {\n\t\tlb_policy %s\n\t\tlb_retries 3\n\t\tfail_duration %s\n\t}",
+			strings.Join(addrs, " "), policy, time.Duration(float64(failDuration)/speed))
+	}
+}
+
+// external reads name=command.
+func external(s string, taken []contender) (contender, error) {
+	name, command, found := strings.Cut(s, "=")
+	name, command = strings.TrimSpace(name), strings.TrimSpace(command)
+	switch {
+	case !found || name == "" || command == "" || len(name) > nameWidth:
+		return contender{}, fmt.Errorf("%q is not name=command with a name of at most %d bytes", s, nameWidth)
+	case slices.ContainsFunc(taken, func(c contender) bool { return c.name == name }):
+		return contender{}, fmt.Errorf("there is a contender %q already", name)
+	}
+	return contender{name: name, command: command, ids: true}, nil
+}

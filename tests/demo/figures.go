@@ -1,0 +1,136 @@
+package main
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// figures are those of one run. Times are in seconds of the engines.
+type figures struct {
+	hits      float64 // % of the prompt tokens
+	mean, p99 float64 // TTFT
+}
+
+// summarize returns the figures of some answers; all zero if there are none.
+func summarize(samples []sample) (f figures) {
+	if len(samples) == 0 {
+		return f
+	}
+	prompt, cached := 0, 0
+	ttft := make([]float64, len(samples))
+	for i, s := range samples {
+		prompt, cached = prompt+s.prompt, cached+s.cached
+		ttft[i] = s.ttft.Seconds()
+		f.mean += ttft[i] / float64(len(samples))
+	}
+	slices.Sort(ttft)
+	f.hits = 100 * float64(cached) / float64(max(prompt, 1))
+	f.p99 = quantile(ttft, 0.99)
+	return f
+}
+
+// quantile returns the value that a share q of the sorted ones does not exceed
+// (nearest rank).
+func quantile(sorted []float64, q float64) float64 {
+	rank := int(math.Ceil(q * float64(len(sorted))))
+	return sorted[min(max(rank, 1), len(sorted))-1]
+}
+
+// spread is the median of several runs, with the least and the most.
+type spread struct{ least, median, most float64 }
+
+// over returns the spread of a figure over the runs.
+func over[T any](list []T, get func(T) float64) spread {
+	if len(list) == 0 {
+		return spread{}
+	}
+	values := make([]float64, len(list))
+	for i, x := range list {
+		values[i] = get(x)
+	}
+	slices.SortFunc(values, cmp.Compare)
+	n := len(values)
+	return spread{values[0], (values[(n-1)/2] + values[n/2]) / 2, values[n-1]}
+}
+
+// same is the most that two mean TTFTs differ, as a ratio, and count as equal.
+const same = 1.05
+
+// verdict is how a contender compares with ours.
+type verdict int
+
+const (
+	none verdict = iota // ours itself, or nothing to compare
+	tie
+	win  // ours is faster
+	loss // ours is slower
+)
+
+// compare judges the ratios of a contender's mean TTFT to ours, one for each seed. It
+// is a tie if the median is near 1 or if the seeds do not agree.
+func compare(s spread) verdict {
+	switch {
+	case s.median == 0 || math.IsNaN(s.median):
+		return none
+	case s.least > 1 && s.median > same:
+		return win
+	case s.most < 1 && s.median < 1/same:
+		return loss
+	}
+	return tie
+}
+
+// The rule for "normal again": in bins of this length after a death, the median TTFT
+// is at most so many times that of the turns before the first death. These have cold
+// caches, so that it hardly depends on the contender.
+const (
+	bin    = 5 * time.Second
+	normal = 1.5
+)
+
+// recovery returns how long after a death the requests of some runs, all deaths taken
+// together, were not normal: until the last failure or the end of the last bin whose
+// median TTFT was too long. It returns false if they were not normal before the next
+// death.
+func recovery(runs []*run) (time.Duration, bool) {
+	w := runs[0].load
+	bins := make([][]float64, (w.death(1)-w.death(0))/bin)
+	var before []float64
+	last := time.Duration(0)
+	for _, r := range runs {
+		for _, at := range r.trouble {
+			last = max(last, sinceDeath(w, at))
+		}
+		for _, s := range r.samples {
+			switch i := int(sinceDeath(w, s.at) / bin); {
+			case s.at < w.death(0):
+				before = append(before, s.ttft.Seconds())
+			case i < len(bins):
+				bins[i] = append(bins[i], s.ttft.Seconds())
+			}
+		}
+	}
+	limit := normal * median(before)
+	for i, list := range bins {
+		if median(list) > limit {
+			last = max(last, time.Duration(i+1)*bin)
+		}
+	}
+	return last, last < time.Duration(len(bins))*bin
+}
+
+func median(list []float64) float64 {
+	return over(list, func(x float64) float64 { return x }).median
+}
+
+// sinceDeath returns how long before a time the latest death was.
+func sinceDeath(w *workload, at time.Duration) time.Duration {
+	for i := w.deaths - 1; i > 0; i-- {
+		if at >= w.death(i) {
+			return at - w.death(i)
+		}
+	}
+	return at - w.death(0)
+}
