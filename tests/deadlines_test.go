@@ -114,6 +114,29 @@ func TestFirstTokenIsAwaited(t *testing.T) {
 	}
 }
 
+// TestStreamsWithoutATokenSurvive has one of four engines that sends a header, as engines do
+// at once, and breaks before the first token. The others serve its requests, by default.
+func TestStreamsWithoutATokenSurvive(t *testing.T) {
+	for name, handler := range map[string]http.HandlerFunc{"HeaderAlone": cut(nil, ": ping\n\n"), "RoleAlone": cut(nil, oneRole)} {
+		t.Run(name, func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{Words: 5})
+			s := startCaddy(t, route(engines, "pool survive-"+name, "policy round_robin"))
+			before := s.scrape(t)
+			engines[0].SetHandler(handler)
+			for _, a := range s.together(t) {
+				if !a.ok() || a.engine() == "e1" || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") {
+					t.Errorf("status %d, error %v, by %s, body %q", a.status, a.err, a.engine(), a.body)
+				}
+			}
+			s.booksAtZero(t)
+			pool, reason := `pool="survive-`+name+`"`, `reason="broken"`
+			if n := s.scrape(t).value(retriesTotal, pool, reason) - before.value(retriesTotal, pool, reason); n < 1 {
+				t.Errorf("%v retries", n)
+			}
+		})
+	}
+}
+
 // TestFirstTokenOfNobody has engines that all give none: a 504 in the shape of
 // the API, each being tried once.
 func TestFirstTokenOfNobody(t *testing.T) {

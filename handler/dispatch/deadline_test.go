@@ -34,7 +34,7 @@ func TestOnlyProbesAreWatchedOfWhatIsSilent(t *testing.T) {
 		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
 		out := d.watched(r)
 		g := d.attempt.watch
-		if (g != nil) != v.watched || (out != r) != v.watched || g != nil && (g.first != nil) != v.limited {
+		if (g != nil) != v.watched || (out != r) != v.watched || g != nil && (g.probe != nil) != v.limited {
 			t.Errorf("%+v: watched %v", v, g != nil)
 		}
 		if err := d.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {

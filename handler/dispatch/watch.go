@@ -34,8 +34,9 @@ func (*endedError) Temporary() bool { return false }
 // default, because prompts may take long.
 type Timeouts struct {
 	// How long the first token may take after the router has sent the request. The router
-	// holds the answer's header back until then, and tries one other worker. It answers
-	// with 504 if that is late, too, or no worker is left. Default: no limit.
+	// then tries one other worker. It answers with 504 if that is late, too, or no worker
+	// is left. It holds the answer's header back until the first token. Default: no limit;
+	// the router holds the header back for 10 s at most.
 	FirstToken caddy.Duration `json:"first_token,omitempty"`
 
 	// How long an answer that has begun may pause. The router then ends it as a broken
@@ -43,58 +44,58 @@ type Timeouts struct {
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
 
+// heldFor is the longest time for which the router holds back the header of a stream without
+// a token. The engine may send the header long before. Until the client has it, another
+// worker can take over. Clients may have a limit of their own.
+const heldFor = 10 * time.Second
+
 // watch may end an attempt before its worker or its client does. docs/reliability.md
 // shows when.
 type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	first  *time.Timer   // to the first token; nil if there is no limit
-	late   *endedError   // of an attempt that first ends
+	first  *time.Timer   // ends the attempt; nil if the first token has no deadline
+	probe  *time.Timer   // moves the attempt; nil if its worker is not hung
+	held   time.Duration // how long the header may be held back; 0 is no limit
 	pause  time.Duration // the longest one of an answer; 0 is no limit
 	idle   *time.Timer   // made when it is first needed
 }
 
-// watched returns the request of an attempt. If a deadline may end the attempt, or the pool
-// because its worker is hung, the request has a watch.
+// watched returns the request of an attempt. If a deadline may end the attempt, or another
+// worker may take over, the request has a watch.
 func (d *Dispatch) watched(req *http.Request) *http.Request {
 	a := d.attempt
 	probe := a.Worker.Progress.IsHung()
 	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
 		return req
 	}
-	late := errFirstToken
 	var limit, pause time.Duration
 	if t := d.Timeouts; a.Work == pool.WorkStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	movable := d.movable()
-	if probe && movable {
-		// the request shows whether the worker still hangs, and must not wait for ever
-		silent := 0
-		if a.Work == pool.WorkSilent {
-			silent = 1
-		}
-		if patience := d.Pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
-			limit, late = patience, errHangs
-		}
-	}
 	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
-	w := &watch{late: late, pause: pause}
+	w := &watch{pause: pause}
 	w.ctx, w.cancel = context.WithCancelCause(req.Context())
 	a.watch = w
 	if movable {
 		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
 	}
-	if p := d.Pool; limit > 0 {
-		w.first = time.AfterFunc(limit, func() {
-			if late == errFirstToken {
-				w.cancel(late)
-				return
-			}
-			p.MoveSoon(&a.Stream)
-		})
+	if limit > 0 {
+		w.first = time.AfterFunc(limit, func() { w.cancel(errFirstToken) })
+	}
+	if p := d.Pool; probe && movable {
+		// The request shows whether the worker still hangs, and must not wait for ever.
+		silent := 0
+		if a.Work == pool.WorkSilent {
+			silent = 1
+		}
+		w.probe = time.AfterFunc(p.Patience(a.lease.Target(), a.Ahead, silent), func() { p.MoveSoon(&a.Stream) })
+	}
+	if w.first == nil && w.probe == nil {
+		w.held = heldFor
 	}
 	return req.WithContext(w.ctx)
 }
@@ -106,8 +107,8 @@ func (d *Dispatch) movable() bool {
 		(!d.Limits.Set() || d.anotherRound())
 }
 
-// arrived ends the wait for an attempt's header and returns its error. If the first token has
-// a deadline, arrived also waits for that token, so that another worker can be tried.
+// arrived ends the wait for an attempt's header and returns its error. While another worker
+// could take over a stream, arrived also waits for the first token.
 func (d *Dispatch) arrived(resp *http.Response, err error) error {
 	a := d.attempt
 	w := a.watch
@@ -115,15 +116,19 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 		a.Waiting.Store(false)
 		return err
 	}
-	if err == nil && w.first != nil && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
+	if err == nil && a.Work == pool.WorkStream && (w.first != nil || d.movable()) &&
+		resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
 		a.answer = d.deliveryOf(a, resp)
-		err = a.answer.body.AwaitToken()
+		err = a.answer.body.AwaitToken(w.held)
 	}
 	var ended *endedError
 	if a.Worker.Progress.Arrived(&a.Stream) {
 		ended = errHangs
 	}
-	if w.first != nil && !w.first.Stop() && w.late == errFirstToken {
+	if w.probe != nil {
+		w.probe.Stop()
+	}
+	if w.first != nil && !w.first.Stop() {
 		ended = errFirstToken
 	}
 	if ended == nil {

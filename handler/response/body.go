@@ -110,6 +110,8 @@ type Body struct {
 	rest   []byte  // bytes that the client gets next
 	after  error   // what follows them
 	early  error   // what ended the answer while AwaitToken read it
+
+	ahead chan chunk // the result of a read that AwaitToken began; nil if none is under way
 }
 
 // NewBody makes the body of an answer. It removes the answer's Content-Length if the
@@ -143,23 +145,54 @@ func promises(kind string) bool {
 	return kind == body.EventStream || kind == "text/html" || body.IsJSON(kind)
 }
 
-// AwaitToken reads a stream up to its first token, an error in its place, or its end. Read
-// returns these bytes later. An error says that the stream broke before its first token.
-func (b *Body) AwaitToken() error {
+// chunk is what one read from the worker returned.
+type chunk struct {
+	data []byte
+	err  error
+}
+
+// AwaitToken reads a stream up to its first token, an error in its place, or its end, for
+// limit at most; 0 is no limit. Read returns these bytes later. An error says that the stream
+// broke before its first token.
+func (b *Body) AwaitToken(limit time.Duration) error {
+	var over <-chan time.Time
+	if limit > 0 {
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		over = t.C
+	}
 	p := make([]byte, 4<<10)
 	for {
-		n, err := b.from.Read(p)
-		b.rest = append(b.rest, b.pass(p[:n], nil)...)
-		begun := b.reader.FirstToken() || b.reader.Failed() || b.reader.Done() || b.reader.Others() > maxUnread
-		if err != nil && !begun && !errors.Is(err, io.EOF) {
-			_ = b.from.Close()
-			return err
+		b.readAhead(p)
+		var c chunk
+		select {
+		case c = <-b.ahead:
+			b.ahead = nil
+		case <-over:
+			return nil // Read gets what comes next
 		}
-		if begun || err != nil || len(b.rest) >= maxAwaited {
-			b.early = err
+		b.rest = append(b.rest, b.pass(c.data, nil)...)
+		begun := b.reader.FirstToken() || b.reader.Failed() || b.reader.Done() || b.reader.Others() > maxUnread
+		if c.err != nil && !begun && !errors.Is(c.err, io.EOF) {
+			_ = b.from.Close()
+			return c.err
+		}
+		if begun || c.err != nil || len(b.rest) >= maxAwaited {
+			b.early = c.err
 			return nil
 		}
 	}
+}
+
+// readAhead begins a read from the worker. Its result comes through b.ahead; closing the body
+// ends it.
+func (b *Body) readAhead(p []byte) {
+	ahead := make(chan chunk, 1)
+	b.ahead = ahead
+	go func() {
+		n, err := b.from.Read(p)
+		ahead <- chunk{p[:n], err}
+	}()
 }
 
 func (b *Body) Read(p []byte) (int, error) {
@@ -171,8 +204,8 @@ func (b *Body) Read(p []byte) (int, error) {
 		b.rest = nil // only its memory is left
 		return n, b.after
 	}
-	n, err := b.receive(p)
-	out := b.pass(p[:n], err)
+	in, err := b.receive(p)
+	out := b.pass(in, err)
 	m := copy(p, out)
 	b.after = err
 	if m < len(out) {
@@ -182,20 +215,28 @@ func (b *Body) Read(p []byte) (int, error) {
 	return m, err
 }
 
-// receive reads from the worker.
-func (b *Body) receive(p []byte) (int, error) {
+// receive reads from the worker, into p if AwaitToken has no read under way.
+func (b *Body) receive(p []byte) (in []byte, err error) {
 	if b.early != nil {
-		return 0, b.early
+		return nil, b.early
 	}
 	if !b.Stream {
-		return b.from.Read(p)
+		n, err := b.from.Read(p)
+		return p[:n], err
 	}
 	b.Listener.Waits()
-	n, err := b.from.Read(p)
+	if b.ahead != nil {
+		c := <-b.ahead
+		b.ahead, in, err = nil, c.data, c.err
+	} else {
+		var n int
+		n, err = b.from.Read(p)
+		in = p[:n]
+	}
 	if err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
 		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
 	}
-	return n, err
+	return in, err
 }
 
 // pass reads the next bytes of the answer, and returns what the client gets of them.

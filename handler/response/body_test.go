@@ -154,7 +154,7 @@ func TestBodyAwaitsItsFirstToken(t *testing.T) {
 		}
 		l := new(told)
 		b := testBody(t, true, io.MultiReader(from...), Options{Listener: l})
-		if err := b.AwaitToken(); !errors.Is(err, v.held) {
+		if err := b.AwaitToken(0); !errors.Is(err, v.held) {
 			t.Errorf("%s: it awaited a token with %v", v.name, err)
 		}
 		if v.held != nil {
@@ -167,6 +167,47 @@ func TestBodyAwaitsItsFirstToken(t *testing.T) {
 		if !errors.Is(err, v.err) || !strings.HasPrefix(string(got), strings.Join(v.sent, "")) || l.ends != 1 {
 			t.Errorf("%s: %q, %v, ended %d times", v.name, got, err, l.ends)
 		}
+	}
+}
+
+// TestBodyAwaitsItsFirstTokenForAWhile passes a stream on whose first token is late. No byte
+// is lost, and a small buffer of the client's is enough.
+func TestBodyAwaitsItsFirstTokenForAWhile(t *testing.T) {
+	from, engine := io.Pipe()
+	go func() {
+		_, _ = io.WriteString(engine, testRole)
+	}()
+	l := new(told)
+	b := testBody(t, true, from, Options{Listener: l})
+	if err := b.AwaitToken(50 * time.Millisecond); err != nil || l.ends != 0 {
+		t.Fatalf("%v, ended %d times", err, l.ends)
+	}
+	go func() {
+		_, _ = io.WriteString(engine, testToken+testToken)
+		_, _ = io.WriteString(engine, testEnd)
+		_ = engine.Close()
+	}()
+	got, err := io.ReadAll(iotest.OneByteReader(b))
+	if want := testRole + testToken + testToken + testEnd; err != nil || string(got) != want || !l.sum.Whole {
+		t.Errorf("%q, %v, %+v", got, err, l.sum)
+	}
+}
+
+// TestBodyIsClosedBeforeItsFirstToken closes a stream while a read is under way.
+func TestBodyIsClosedBeforeItsFirstToken(t *testing.T) {
+	from, engine := io.Pipe()
+	defer engine.Close()
+	l := new(told)
+	b := testBody(t, true, from, Options{Listener: l})
+	b.from = from // which testBody does not close
+	if err := b.AwaitToken(time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil || l.ends != 1 {
+		t.Errorf("%v, ended %d times", err, l.ends)
+	}
+	if c := <-b.ahead; !errors.Is(c.err, io.ErrClosedPipe) {
+		t.Errorf("the read ended with %v", c.err)
 	}
 }
 
