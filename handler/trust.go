@@ -21,13 +21,13 @@ import (
 type Trust struct {
 	// The grants, one or more of:
 	//
-	// - `pins`: which worker and rank serves the request
+	// - `pins`: which worker and rank serves the request.
 	// - `priorities`: the request's place in the queues, here and in the engine, and how
-	//   long its cache is kept
-	// - `overrides`: the policy's options, allowed workers, taints
-	// - `tenants`: the header `X-Tenant-Id`, which keeps caches and sessions apart
-	// - `uploads`: the engine sends data to the client's URL
-	// - `explain`: where a request would go, and what shows topology
+	//   long its cache is kept.
+	// - `overrides`: the policy's options, allowed workers, taints.
+	// - `tenants`: the header `X-Tenant-Id`, which keeps caches and sessions apart.
+	// - `uploads`: the engine sends data to the client's URL.
+	// - `explain`: where a request would go, and what shows topology.
 	//
 	// At least one is required.
 	Grants []string `json:"grants,omitempty"`

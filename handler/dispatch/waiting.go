@@ -21,8 +21,8 @@ type waiting struct {
 }
 
 // await waits in the queue. It returns true if the request can go on, with a granted slot or
-// because no worker is worth waiting for. It returns false if the request was turned away, or
-// its client left.
+// because no worker is worth waiting for. It returns false if the queue rejected the request
+// or its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
 	limit := set.MaxWait - d.wait.waited

@@ -47,7 +47,7 @@ type Prompt struct {
 
 // Wishes is what the client asks of the router.
 type Wishes struct {
-	Ext       *nvext.Ext   // as far as it is granted; never nil
+	Ext       *nvext.Ext   // only what is granted; never nil
 	Grants    nvext.Grants // of what the request needs
 	Dropped   nvext.Grants // what the request needs and is not granted
 	headers   nvext.Grants // what its routing headers need

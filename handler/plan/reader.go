@@ -249,7 +249,7 @@ func (rd *Reader) extOptions() nvext.Options {
 // NoExt is the nvext of most requests. It is shared and never changes.
 var NoExt nvext.Ext
 
-// extend reads nvext and the routing headers, as far as they are granted. raw is the body's
+// extend reads nvext and the routing headers and keeps what is granted. raw is the body's
 // nvext; nil if there is none or the body was not read.
 func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 	p.Ext, p.headers = &NoExt, headersNeed(r.Header)

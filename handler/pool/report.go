@@ -26,7 +26,7 @@ const (
 	OutcomeErrored                     // an error that may be the worker's fault
 )
 
-// Outcome says what came of an attempt.
+// Outcome is the result of an attempt.
 type Outcome struct {
 	Kind  OutcomeKind
 	Begun time.Time     // of the attempt
@@ -39,7 +39,7 @@ type Outcome struct {
 	Peers []TableRow // the workers to compare with
 }
 
-// Report records what came of an attempt on a worker.
+// Report records the outcome of an attempt on a worker.
 func (p *Pool) Report(w *Worker, o Outcome) {
 	t := time.Now()
 	switch o.Kind {
