@@ -85,7 +85,7 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		switch {
 		case err != nil:
 			h.pool.Incidents.Raise(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.Logger)
-			if c := h.logger.Check(zap.DebugLevel, "matcher of trust failed"); c != nil {
+			if c := h.logger.Check(zap.DebugLevel, "a matcher of trust failed"); c != nil {
 				c.Write(zap.Strings("trust", t.Grants), zap.Error(err))
 			}
 		case match:

@@ -128,7 +128,7 @@ func TestAllDraining(t *testing.T) {
 	if engines[0].Requests() == 0 {
 		t.Error("with all draining, one is avoided still")
 	}
-	if n := s.logged(t, "no worker left but draining ones"); n != 1 {
+	if n := s.logged(t, "only draining workers are left"); n != 1 {
 		t.Errorf("%d log lines say so, want 1", n)
 	}
 	if p := s.pool(t); p.Draining != 2 || len(p.Incidents) != 1 || !strings.Contains(p.Incidents[0].What, "draining") {
@@ -173,7 +173,7 @@ func TestDrainByConfig(t *testing.T) {
 	if err := s.reload(route(engines)); err != nil {
 		t.Fatal(err)
 	}
-	use("not drained any more", true)
+	use("no longer drained", true)
 	s.drain(t, engines[0], "drain")
 	for _, site := range []string{route(engines, "max_body 1MiB"), drains, route(engines)} {
 		if err := s.reload(site); err != nil {

@@ -222,7 +222,7 @@ func TestAnotherEngineIsSpokenToInItsOwnWords(t *testing.T) {
 		} `json:"incidents"`
 	}
 	s.api(t, http.MethodGet, defaultPool, nil, &p)
-	if what := "nvext that the engine does not take"; !slices.ContainsFunc(p.Incidents, func(i struct {
+	if what := "clients request nvext fields that the engine does not support"; !slices.ContainsFunc(p.Incidents, func(i struct {
 		What string `json:"what"`
 	},
 	) bool {

@@ -207,7 +207,7 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	}
 	met := false
 	for _, in := range s.pool(t).Incidents {
-		met = met || in.What == "a worker that requests name is not available"
+		met = met || in.What == "requests pin a worker that is not available"
 	}
 	if !met {
 		t.Errorf("the incidents are %+v", s.pool(t).Incidents)

@@ -198,7 +198,7 @@ func (s *server) differencesAreLogged(t *testing.T, want int) {
 	}
 	lines := 0
 	for line := range strings.Lines(string(data)) {
-		if !strings.Contains(line, `"the shadow chose another worker"`) {
+		if !strings.Contains(line, `"shadow policy chose another worker"`) {
 			continue
 		}
 		lines++

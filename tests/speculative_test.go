@@ -407,10 +407,10 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 			if n := s.logged(t, markedDown); n != 0 {
 				t.Errorf("%d workers were marked down", n)
 			}
-			if n := s.logged(t, "speculative prefill without success begins"); n != 1 {
+			if n := s.logged(t, "condition begins: speculative prefills fail"); n != 1 {
 				t.Errorf("%d lines in the log, want 1", n)
 			}
-			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefill without success"`); v != 1 {
+			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefills fail"`); v != 1 {
 				t.Error("no incident")
 			}
 		})

@@ -102,7 +102,7 @@ func TestPolicyThatSortsIsRefused(t *testing.T) {
 	if n := m.value(faults, pool); n != 6 {
 		t.Errorf("%v faults are counted, want 6", n)
 	}
-	if _, found := m.sum("caddy_kv_router_incidents", pool, `condition="policy that returns no candidate or changes their list, the least loaded worker is taken"`); !found {
+	if _, found := m.sum("caddy_kv_router_incidents", pool, `condition="the policy returns invalid workers, and the router takes the least loaded one"`); !found {
 		t.Error("nobody is told")
 	}
 	s.booksAtZero(t)

@@ -39,7 +39,7 @@ func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 			t.Errorf("status %d, error %v", a.status, a.err)
 		}
 	}
-	if _, found := m.sum("caddy_kv_router_incidents", `condition="more workers than are told apart"`); !found {
+	if _, found := m.sum("caddy_kv_router_incidents", `condition="more worker addresses than the router tracks"`); !found {
 		t.Error("nobody is told that there are too many")
 	}
 	if v := s.scrape(t).value(leases); v != 0 {

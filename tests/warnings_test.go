@@ -144,7 +144,7 @@ func TestTokensComeAtOnceThoughFlushesAreRare(t *testing.T) {
 // TestCompressedStreamsAreNoticed has an encode before kv_router that
 // compresses event streams, and then one that does not.
 func TestCompressedStreamsAreNoticed(t *testing.T) {
-	const condition = "event streams leave compressed"
+	const condition = "event streams are compressed"
 	engines := startEngines(t, 1, canned.Pace{Words: 200})
 	plain := "@site not path /v1/*\nencode @site gzip\n" + route(engines, "pool plain")
 	s := startCaddy(t, plain)

@@ -28,7 +28,7 @@ func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
 // failing.
 func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
-	d.Pool.Report(a.Worker, d.errored(a, "not what their content type says", true))
+	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
 	if d.seenAt == a.lease.Target() {
 		d.Pool.Sessions.Remove(d.session, d.bound)
 	}

@@ -113,7 +113,7 @@ func Unreadable(a api.API, err error) *api.Refusal {
 	status, code := http.StatusBadRequest, api.CodeUnreadable
 	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		status, code = http.StatusRequestEntityTooLarge, api.CodeTooLarge
-		err = fmt.Errorf("the body is longer than the server takes, which is %d bytes", limit.Limit)
+		err = fmt.Errorf("the body exceeds the server's limit of %d bytes", limit.Limit)
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		status, err = http.StatusRequestTimeout, errSlowUpload
 	} else {

@@ -140,7 +140,7 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router must read the body, because the request is a tenant's or enforce_cache_salt is on, and cannot (%s)", p.unread)}
+		"the router cannot read the body (%s), and must, because the request has a tenant or enforce_cache_salt is on", p.unread)}
 }
 
 // saltIsText refuses a salt that is not a string if enforce_cache_salt is on and no tenant's
