@@ -104,8 +104,8 @@ func TestHungEnginesAreFound(t *testing.T) {
 	if n := engines[0].Requests() + engines[1].Requests() - was; n > 8 {
 		t.Errorf("%d requests in two seconds went to engines that hang", n)
 	}
-	if n := s.logged(t, "worker hangs"); n != 2 {
-		t.Errorf("%d log lines say that a worker hangs, want 2", n)
+	if n := s.logged(t, "worker is hung"); n != 2 {
+		t.Errorf("%d log lines say that a worker is hung, want 2", n)
 	}
 
 	// That they hung does not make them slow to the default policy.
