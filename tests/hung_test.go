@@ -16,9 +16,9 @@ import (
 
 const workersHung = "caddy_kv_router_workers_hung"
 
-// TestHungEnginesAreFound hangs two of four engines, without any deadline: the
-// first one after its header, the second one before it. 32 clients wait for as
-// long as it takes; others come and go, and leave after two seconds.
+// TestHungEnginesAreFound hangs two of four engines without any deadline: one after its
+// header, the other before it. 32 clients wait without a limit. Others come and leave
+// after two seconds.
 func TestHungEnginesAreFound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
@@ -133,9 +133,9 @@ func TestHungEnginesAreFound(t *testing.T) {
 	goroutines(t, s, engines, level)
 }
 
-// TestHungRequestsMoveWhenThereIsRoom hangs one of two engines, both of which are full
-// with others waiting. The requests on it stay until no other requests wait, and the
-// other engine then serves them. None is rejected.
+// TestHungRequestsMoveWhenThereIsRoom hangs one of two engines. Both are full, and other
+// requests wait. The hung requests stay until no other request waits. Then the other
+// engine serves them, and none is rejected.
 func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
@@ -173,9 +173,9 @@ func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestRetriesStayWithinTheBudget lets both engines refuse, with a budget that
-// is soon spent. Further requests get the refusal, and the engines get no more
-// retries than the budget allows.
+// TestRetriesStayWithinTheBudget has both engines refuse, with a small retry budget.
+// Further requests get the refusal, and the engines get no more retries than the budget
+// allows.
 func TestRetriesStayWithinTheBudget(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool poor", "retry_budget 10% 0.5/s"))
@@ -208,8 +208,8 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestRefusedConnectionsAreFree has one of two engines gone, and no budget at
-// all.
+// TestRefusedConnectionsAreFree has one of two engines down, and a retry budget of
+// nothing.
 func TestRefusedConnectionsAreFree(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool free", "retry_budget 0% 0/s", "policy round_robin"))

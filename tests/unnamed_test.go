@@ -6,10 +6,9 @@ import (
 	"testing"
 )
 
-// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream. Some
-// values are not addresses, and there are more of them than the router tells
-// apart. The page of metrics, which is all of Caddy's, must stay, and stay
-// short.
+// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream. Some values are
+// not addresses, and there are more of them than the router tracks. The metrics page,
+// which is all of Caddy's, must stay available and short.
 func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 	f := startFake(t, nil)
 	s := startCaddy(t, "kv_router {\nreverse_proxy {header.X-Up}\n}")

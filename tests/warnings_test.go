@@ -36,7 +36,7 @@ func (s *server) entries(t *testing.T, message string) []entry {
 
 const hurts = "setting hurts: "
 
-// TestSettingsThatHurtAreNamed has a configuration with each of them, once.
+// TestSettingsThatHurtAreNamed has a configuration with each harmful setting once.
 func TestSettingsThatHurtAreNamed(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, `kv_router {
@@ -75,8 +75,8 @@ func TestSettingsThatHurtAreNamed(t *testing.T) {
 	}
 }
 
-// TestSettingsThatDoNotHurtAreNotNamed has what is recommended, and what looks
-// as if it hurt.
+// TestSettingsThatDoNotHurtAreNotNamed has recommended settings and harmless ones that
+// resemble harmful ones.
 func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, `kv_router {
@@ -98,8 +98,8 @@ func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
 	}
 }
 
-// TestTokensComeAtOnceThoughFlushesAreRare shows why flush_interval is not
-// warned of: streams do not wait for it.
+// TestTokensComeAtOnceThoughFlushesAreRare shows why the router does not warn of
+// flush_interval: streams do not wait for it.
 func TestTokensComeAtOnceThoughFlushesAreRare(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	gate := make(chan struct{})
