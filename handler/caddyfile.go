@@ -194,10 +194,9 @@ func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// options are where the values of a block's options go, by name: pointers to them,
-// the types below, or functions that read an option by themselves. Numbers and
-// durations must be positive, except *float64. Booleans and onOffAuto are on if they have
-// no argument.
+// options says by name where the value of each option of a block goes. A place is a pointer,
+// one of the types below, or a function that reads the option itself. Numbers and durations
+// must be positive, except *float64. Booleans and onOffAuto are on if they have no argument.
 type options map[string]any
 
 type (

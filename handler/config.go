@@ -29,10 +29,9 @@ import (
 // whose KV cache already holds the beginning of its prompt, unless waiting there costs
 // more than computing it elsewhere. The turns of a session stay together.
 //
-// Inference requests are `POST` requests of OpenAI's chat, completions, responses and
-// embeddings APIs, Anthropic's messages, SGLang's and vLLM's generate, and of rerank,
-// score, classify and pooling. All other requests pass through, to the worker with the
-// fewest requests.
+// Inference requests are `POST` requests of these APIs: OpenAI's chat, completions, responses
+// and embeddings, Anthropic's messages, SGLang's and vLLM's generate, rerank, score, classify
+// and pooling. All other requests pass through, to the worker with the fewest requests.
 //
 // If a worker refuses a request, the router sends it to another worker. It does so while
 // there is another worker and no part of an answer was forwarded. A worker refuses by a
@@ -54,7 +53,7 @@ import (
 // `{http.kv_router.dp_rank}` | The chosen data-parallel rank
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
-// `{http.kv_router.reason}` | Why this worker: `session`, `overlap` (the policy's choice, and it holds a part), `load` (the policy's choice, and it holds nothing), `pin` (the request names it), `response` (it keeps the response that the request names)
+// `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.
 // `{http.kv_router.session}` | The session key, if the request has one
 // `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
 type Handler struct { // one field for each option, hence so many
@@ -121,8 +120,8 @@ type Handler struct { // one field for each option, hence so many
 	// otherwise. Default: `false`.
 	StrictNVExt bool `json:"strict_nvext,omitempty"`
 
-	// Whether requests with a salt, their tenant's or their own, go only to workers that
-	// keep caches with different salts apart; see the `cache_salt` of workers. If there
+	// Whether requests with a salt go only to workers that keep caches with different salts
+	// apart. The salt is the tenant's or the client's. See the `cache_salt` of workers. If there
 	// is no such worker, the router refuses the request (400). It also refuses bodies
 	// that it cannot read. Otherwise, engines that accept a salt get it, and prompts
 	// share the cache of other engines. Default: `false`.
@@ -239,10 +238,12 @@ type Queue struct {
 }
 
 // RetryBudget bounds the retries of the last ten seconds, so that they do not overload
-// ailing workers. It is the sum of a percentage of that time's requests and of a number a
-// second. Three kinds of retries are free: after a failed connection, those of net/http
-// after the worker closed an idle connection, and those of the operator's `retry_match`.
-// All handlers of a pool must agree on it.
+// failing workers. It is the sum of a percentage of that time's requests and of a number a
+// second. All handlers of a pool must agree on it. Three kinds of retries are free:
+//
+//   - after a failed connection
+//   - those of net/http, after the worker closed an idle connection
+//   - those of the operator's `retry_match`
 type RetryBudget struct {
 	// Retries as a percentage of requests, from 0 to 1000. Default: 0.
 	Percent float64 `json:"percent"`

@@ -62,11 +62,13 @@ func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, err
 	return p, nil
 }
 
-// PredictedLatency takes the worker with the lowest cost, in milliseconds. The cost is the
-// time that the request will wait there for its first token, the time that others will
-// wait because of it, and the price of leaving its session's worker. Workers of equal cost
-// share evenly. The policy learns how fast workers are from the times of their first
-// tokens. It has no options.
+// PredictedLatency takes the worker with the lowest cost in milliseconds. Workers of equal
+// cost share evenly. The policy learns how fast workers are from the times of their first
+// tokens. It has no options. The cost is the sum of:
+//
+//   - the request's predicted time to first token there
+//   - the time that other requests will wait because of it
+//   - the price of leaving its session's worker
 type PredictedLatency struct {
 	noOptions
 	*kvscore.PredictedLatency `json:"-"`

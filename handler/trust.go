@@ -21,13 +21,13 @@ import (
 type Trust struct {
 	// The grants, one or more of:
 	//
-	// - `pins`: which worker and rank serves the request
+	// - `pins`: which worker and rank serves the request.
 	// - `priorities`: the request's place in the queues, here and in the engine, and how
-	//   long its cache is kept
-	// - `overrides`: the policy's options, allowed workers, taints
-	// - `tenants`: the header `X-Tenant-Id`, which keeps caches and sessions apart
-	// - `uploads`: the engine sends data to the client's URL
-	// - `explain`: where a request would go, and what shows topology
+	//   long its cache is kept.
+	// - `overrides`: the policy's options, allowed workers, taints.
+	// - `tenants`: the header `X-Tenant-Id`, which keeps caches and sessions apart.
+	// - `uploads`: the engine sends data to the client's URL.
+	// - `explain`: where a request would go, and what shows topology.
 	//
 	// At least one is required.
 	Grants []string `json:"grants,omitempty"`
@@ -85,7 +85,7 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		switch {
 		case err != nil:
 			h.pool.Incidents.Raise(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.Logger)
-			if c := h.logger.Check(zap.DebugLevel, "matcher of trust failed"); c != nil {
+			if c := h.logger.Check(zap.DebugLevel, "a matcher of trust failed"); c != nil {
 				c.Write(zap.Strings("trust", t.Grants), zap.Error(err))
 			}
 		case match:

@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// api makes a request to kv_router's part of the admin endpoint, and reads the
-// answer into v, if that is not nil. It returns the status and the whole answer.
+// api makes a request to kv_router's part of the admin endpoint. It decodes the answer
+// into v, unless v is nil, and returns the status and the whole answer.
 func (s *server) api(t testing.TB, method, path string, body []byte, v any, header ...string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.admin+"/kv_router"+path, bytes.NewReader(body))
@@ -147,7 +147,7 @@ func (s *server) pool(t testing.TB) (p adminPool) {
 	return p
 }
 
-// worker asks for the worker that an engine is.
+// worker returns the admin API's view of an engine's worker.
 func (s *server) worker(t testing.TB, e *canned.Engine) (w adminWorker) {
 	t.Helper()
 	s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
@@ -160,11 +160,11 @@ func (s *server) explain(t testing.TB, body []byte, header ...string) (x adminEx
 	return x
 }
 
-// rejected is what makes a config fail after kv_router was provisioned.
+// rejected makes a configuration fail after kv_router was provisioned.
 const rejected = "\nreverse_proxy /elsewhere 127.0.0.1:1 {\n\ttransport http {\n\t\ttls_trust_pool file /nonexistent/ca.pem\n\t}\n}"
 
-// TestAdminShowsThePools reads everything that there is to be read, and again
-// after a config was rejected that would have changed it.
+// TestAdminShowsThePools reads all views. It reads them again after Caddy rejected a
+// configuration that would have changed them.
 func TestAdminShowsThePools(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	first, second := engines[0], engines[1]
@@ -226,8 +226,8 @@ func TestAdminShowsThePools(t *testing.T) {
 	})
 }
 
-// TestSessionsByPage reads 250 sessions page by page, looks at single ones by
-// key and by hash, and unbinds some.
+// TestSessionsByPage reads 250 sessions page by page, reads single ones by key and by
+// hash, and unbinds some.
 func TestSessionsByPage(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{Words: 1})
 	s := startCaddy(t, route(engines))
@@ -295,7 +295,7 @@ func TestSessionsByPage(t *testing.T) {
 	}
 }
 
-// TestAdminRefusesWhatCannotBe has paths, methods and arguments that are wrong.
+// TestAdminRefusesWhatCannotBe sends wrong paths, methods and arguments.
 func TestAdminRefusesWhatCannotBe(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))
@@ -333,7 +333,7 @@ func TestAdminRefusesWhatCannotBe(t *testing.T) {
 		{"GET", worker + "/drain", 405, "POST"},
 		{"GET", worker + "/undrain", 405, "POST"},
 		{"POST", defaultPool + "/sessions", 405, "GET"},
-		{"PUT", defaultPool + "/sessions/a", 405, "DELETE and GET"},
+		{"PUT", defaultPool + "/sessions/a", 405, "DELETE or GET"},
 		{"GET", defaultPool + "/explain?path=/v1/chat/completions", 405, "POST"},
 	} {
 		var e struct {
@@ -346,8 +346,8 @@ func TestAdminRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// TestExplainRefusals has requests that the router would answer itself, or route
-// by load alone.
+// TestExplainRefusals explains requests that the router would answer itself or route by
+// load alone.
 func TestExplainRefusals(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "worker * {\nmodels canned\n}", "max_body 1KiB"))
@@ -376,9 +376,8 @@ func TestExplainRefusals(t *testing.T) {
 	}
 }
 
-// TestExplainAgreesWithTheChoice explains 1,000 random requests, with sessions
-// and without, on workers with load that some are being drained of, and then
-// sends them.
+// TestExplainAgreesWithTheChoice explains 1,000 random requests and then sends them. Some
+// have sessions, the workers have load, and some of them drain.
 func TestExplainAgreesWithTheChoice(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{FirstToken: time.Hour})
 	s := startCaddy(t, route(engines, "response_headers X-KV-", "affinity {\nttl 1h\n}"))
@@ -466,9 +465,8 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 	}
 }
 
-// TestExplainLeavesNothingBehind explains one request again and again. The
-// session does not live longer, no lease is added, and the turn goes to its
-// usual worker.
+// TestExplainLeavesNothingBehind explains one request many times. The session's life is
+// not extended, no lease is added, and the turn goes to its usual worker.
 func TestExplainLeavesNothingBehind(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, affinity("hard")))
@@ -493,8 +491,8 @@ func TestExplainLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestExplainFillsInPlaceholders has an upstream whose address depends on the
-// request, and which explaining alone must not make known.
+// TestExplainFillsInPlaceholders has an upstream whose address depends on the request. An
+// explanation alone must not add this worker to the pool.
 func TestExplainFillsInPlaceholders(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, "kv_router {http.request.header.X-To}")

@@ -23,7 +23,8 @@ type homed struct {
 // affinity is the block that sets a mode.
 func affinity(mode string) string { return "affinity {\nmode " + mode + "\n}" }
 
-// ofEngines is the directive for the engines, with lines of the block more. Worker i is e{i}.
+// ofEngines returns the directive for the engines, with further lines of its block. Worker
+// i is e{i}.
 func ofEngines(engines []*engine.Engine, block ...string) string {
 	for i, e := range engines {
 		block = append(block, fmt.Sprintf("worker %s {\nid %d\n}", e.Addr(), i+1))
@@ -42,7 +43,8 @@ func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
 	return h
 }
 
-// turn makes the session's next turn, and returns who served it: engine, rank, and why.
+// turn makes the session's next turn. It returns the engine and the rank that served it,
+// and the reason.
 func (h *homed) turn(t *testing.T) (at, reason string) {
 	t.Helper()
 	a := h.mustChat(t, h.chat, h.header...)
@@ -50,7 +52,7 @@ func (h *homed) turn(t *testing.T) (at, reason string) {
 	return a.engine() + "/" + a.header.Get("X-KV-Dp-Rank"), a.header.Get("X-KV-Reason")
 }
 
-// wantTurn fails the test if the next turn is not served there.
+// wantTurn checks where the next turn is served.
 func (h *homed) wantTurn(t *testing.T, what, at, reason string) {
 	t.Helper()
 	if got, why := h.turn(t); got != at || why != reason {
@@ -58,8 +60,8 @@ func (h *homed) wantTurn(t *testing.T, what, at, reason string) {
 	}
 }
 
-// busy gives an engine's rank a prompt of 80,000 tokens, which takes it some seconds,
-// and returns what waits for its end.
+// busy gives an engine's rank a prompt of 80,000 tokens, which takes some seconds. It
+// returns a function that waits for the end.
 func (h *homed) busy(t *testing.T, at string) (wait func()) {
 	t.Helper()
 	var e, rank int
@@ -94,8 +96,8 @@ func (h *homed) bound(t *testing.T) string {
 	return fmt.Sprintf("e%d/%d", b.Worker, b.Rank)
 }
 
-// TestSessionStaysWhileThatIsWorthIt has a session on idle workers, then its worker
-// busy for one turn, with engines and with ranks of one engine.
+// TestSessionStaysWhileThatIsWorthIt has a session on idle workers. Then its worker is
+// busy for one turn. It uses several engines, and several ranks of one engine.
 func TestSessionStaysWhileThatIsWorthIt(t *testing.T) {
 	for _, v := range []struct{ engines, ranks int }{{3, 1}, {1, 2}} {
 		t.Run(fmt.Sprintf("Engines=%d/Ranks=%d", v.engines, v.ranks), func(t *testing.T) {
@@ -123,7 +125,7 @@ func TestSessionStaysWhileThatIsWorthIt(t *testing.T) {
 	}
 }
 
-// explainedHome is what an explanation says of the session's worker.
+// explainedHome is the part of an explanation about the session's worker.
 type explainedHome struct {
 	Unit string `json:"cost_unit"`
 	Home struct {
@@ -154,7 +156,7 @@ func (h *homed) explainHome(t *testing.T) (x explainedHome) {
 	return x
 }
 
-// TestSessionLeavesAHomeThatIsGone kills the session's worker, and has it back.
+// TestSessionLeavesAHomeThatIsGone kills the session's worker and starts it again.
 func TestSessionLeavesAHomeThatIsGone(t *testing.T) {
 	h := startHomed(t, 2, 1)
 	home, _ := h.turn(t)
@@ -180,8 +182,8 @@ func (h *homed) again(t *testing.T, e *engine.Engine) {
 	})
 }
 
-// TestSessionLeavesAHomeThatForgot has a turn elsewhere, and the session's worker
-// restart, so that only the other one holds the conversation.
+// TestSessionLeavesAHomeThatForgot serves one turn elsewhere and restarts the session's
+// worker. Then only the other worker holds the conversation.
 func TestSessionLeavesAHomeThatForgot(t *testing.T) {
 	h := startHomed(t, 2, 1)
 	home, _ := h.turn(t)
@@ -207,8 +209,8 @@ func TestSessionLeavesAHomeThatForgot(t *testing.T) {
 	h.wantTurn(t, "then", away, "session")
 }
 
-// TestAffinityModes changes the mode by reloads: the binding survives, and each mode
-// makes of it what it is.
+// TestAffinityModes changes the mode by reloads. The binding survives, and each mode
+// applies to it.
 func TestAffinityModes(t *testing.T) {
 	h := startHomed(t, 2, 1)
 	home, _ := h.turn(t)
@@ -256,8 +258,8 @@ func TestAffinityModes(t *testing.T) {
 	h.booksAtZero(t)
 }
 
-// TestSessionsOfEnginesNeverLeave has the state of a session in its engine, whatever
-// the mode.
+// TestSessionsOfEnginesNeverLeave has engine-backed sessions. They stay with their engine
+// in every mode.
 func TestSessionsOfEnginesNeverLeave(t *testing.T) {
 	for _, mode := range []string{"soft", "off"} {
 		t.Run(mode, func(t *testing.T) {
@@ -272,7 +274,8 @@ func TestSessionsOfEnginesNeverLeave(t *testing.T) {
 	}
 }
 
-// TestOtherPoliciesKeepSessions has a policy that knows no price: sessions stay.
+// TestOtherPoliciesKeepSessions has a policy without costs. Sessions stay with their
+// worker.
 func TestOtherPoliciesKeepSessions(t *testing.T) {
 	h := startHomed(t, 2, 1, "policy round_robin", affinity("soft"))
 	home, _ := h.turn(t)
@@ -281,9 +284,8 @@ func TestOtherPoliciesKeepSessions(t *testing.T) {
 	}
 }
 
-// TestPromptsAreComputedOnce sends requests one after the other to four idle
-// workers. Six share one long history and have new tails; then one prompt comes
-// 16 times.
+// TestPromptsAreComputedOnce sends requests one after the other to four idle workers. Six
+// share a long history and have new tails. Then one prompt comes 16 times.
 func TestPromptsAreComputedOnce(t *testing.T) {
 	const most = 128 // tokens more than the best holder would compute
 	for _, stream := range []bool{false, true} {

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// carried is an answer's nvext, as far as the router makes it.
+// carried is the part of an answer's nvext that the router makes.
 type carried struct {
 	WorkerID *struct {
 		Prefill     *uint64 `json:"prefill_worker_id"`
@@ -36,7 +36,7 @@ type carried struct {
 	Own      json.RawMessage `json:"mine"`
 }
 
-// chunk is what the tests look at of an answer, or of a chunk of one.
+// chunk is the part of a chunk, or of a plain answer, that the tests check.
 type chunk struct {
 	Choices []struct {
 		Finish *string `json:"finish_reason"`
@@ -67,7 +67,7 @@ func chunksOf(t *testing.T, a answer, stream bool) (list []chunk) {
 	return list
 }
 
-// withoutNVExt takes out what the router put in. The engines' own nvext here is
+// withoutNVExt removes the nvext that the router added. The engines' own nvext here is
 // {"mine":1}, or there is none.
 func withoutNVExt(body []byte) []byte {
 	const added = `"(?:worker_id|timing)":\{[^{}]*\}|"token_ids":\[[0-9,]*\]`
@@ -78,7 +78,7 @@ func withoutNVExt(body []byte) []byte {
 
 const explained = "trust explain"
 
-// asks returns a request's body with these extra fields.
+// asksFor returns a request's body with these extra fields.
 func asksFor(path string, stream bool, fields ...string) []byte {
 	list, _ := json.Marshal(fields)
 	prompt := `"messages":[{"role":"user","content":"` + strings.Repeat("some words ", 20) + `"}]`
@@ -88,9 +88,9 @@ func asksFor(path string, stream bool, fields ...string) []byte {
 	return fmt.Appendf(nil, `{"model":"canned",%s,"stream":%v,"nvext":{"extra_fields":%s}}`, prompt, stream, list)
 }
 
-// TestAnswersCarryWhatIsAskedFor asks for each member, alone and together. The
-// engines have an nvext of their own or none. Apart from nvext, the bytes are
-// those of an ordinary answer.
+// TestAnswersCarryWhatIsAskedFor requests each member, alone and together. The engines
+// have an nvext of their own or none. Apart from nvext, the bytes equal those of an
+// ordinary answer.
 func TestAnswersCarryWhatIsAskedFor(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained, fmt.Sprintf("worker %s {\nid 9007199254740991\n}", engines[0].Addr())))
@@ -138,7 +138,7 @@ func TestAnswersCarryWhatIsAskedFor(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// checkCarried compares an answer's nvext with the fields that were asked for.
+// checkCarried compares an answer's nvext with the requested fields.
 func checkCarried(t *testing.T, chunks []chunk, stream bool, path string, fields []string, own bool) {
 	t.Helper()
 	asked := " " + strings.Join(fields, " ") + " "
@@ -201,8 +201,8 @@ func checkTiming(t *testing.T, x *carried, stream bool) {
 	}
 }
 
-// TestHitRateIsTheEnginesOrPredicted has a plain answer, whose usage is known
-// when it ends, and a stream, whose usage comes behind the last chunk.
+// TestHitRateIsTheEnginesOrPredicted requests the hit ratio. The usage of a plain answer
+// is known at its end. The usage of a stream comes after the last chunk.
 func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	engines[0].SetHandler(usageAnswer(`{"prompt_tokens":1000,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":250}}`))
@@ -220,8 +220,8 @@ func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
 	}
 }
 
-// TestUsageAndNVExtTogether has a chunk that the client did not ask for taken out
-// of a stream which is changed besides.
+// TestUsageAndNVExtTogether removes a usage chunk that the client did not ask for. The
+// router adds nvext to the same stream.
 func TestUsageAndNVExtTogether(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained, "inject_usage"))
@@ -240,7 +240,7 @@ func TestUsageAndNVExtTogether(t *testing.T) {
 	}
 }
 
-// TestAnnotationsComeFirst asks for events before the answer.
+// TestAnnotationsComeFirst checks that requested annotation events come before the answer.
 func TestAnnotationsComeFirst(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained))
@@ -295,7 +295,7 @@ func withoutWorker(body []byte) []byte {
 	return regexp.MustCompile(`,"nvext":\{"worker_id":\{[^{}]*\}\}`).ReplaceAll(body, nil)
 }
 
-// TestWhoIsNotTrustedIsToldNothing asks for topology without the right to.
+// TestWhoIsNotTrustedIsToldNothing requests topology without the grant.
 func TestWhoIsNotTrustedIsToldNothing(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))
@@ -308,9 +308,8 @@ func TestWhoIsNotTrustedIsToldNothing(t *testing.T) {
 	}
 }
 
-// TestAnswersThatCarryNothing have what no nvext is put into, though the client
-// asked for it. The answer passes byte for byte, and the router counts what the
-// client misses.
+// TestAnswersThatCarryNothing has answers into which the router cannot put nvext. They
+// pass byte for byte, and the router counts each omission.
 func TestAnswersThatCarryNothing(t *testing.T) {
 	const longEvent = `data: {"choices":[{"index":0,"delta":{"content":"`
 	long := longEvent + strings.Repeat("x", 1<<20) + `"}}]}` + "\n\ndata: [DONE]\n\n"
@@ -351,7 +350,7 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 	}
 }
 
-// TestLengthGoesWhereItChanges has engines that say how long their answers are.
+// TestLengthGoesWhereItChanges has engines that send a Content-Length.
 func TestLengthGoesWhereItChanges(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained))
@@ -373,8 +372,8 @@ func TestLengthGoesWhereItChanges(t *testing.T) {
 	}
 }
 
-// TestBrokenAnswersCarryWhatCame breaks a stream in mid-event, and a plain answer
-// in the middle.
+// TestBrokenAnswersCarryWhatCame breaks a stream inside an event, and a plain answer in
+// its middle.
 func TestBrokenAnswersCarryWhatCame(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained))
@@ -393,8 +392,8 @@ func TestBrokenAnswersCarryWhatCame(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestChunksAreNotHeldBack has an engine that waits for the client to have seen
-// each chunk.
+// TestChunksAreNotHeldBack has an engine that sends a chunk only after the client has
+// received the one before.
 func TestChunksAreNotHeldBack(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained))
@@ -432,7 +431,7 @@ func TestChunksAreNotHeldBack(t *testing.T) {
 	}
 }
 
-// TestSeveralChoicesCarryTheIDsOnce has a stream of which two choices end.
+// TestSeveralChoicesCarryTheIDsOnce has a stream in which two choices end.
 func TestSeveralChoicesCarryTheIDsOnce(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained))
@@ -449,7 +448,8 @@ func TestSeveralChoicesCarryTheIDsOnce(t *testing.T) {
 	}
 }
 
-// TestPlainAnswersMissNoAnnotations asks for events where there are none anyway.
+// TestPlainAnswersMissNoAnnotations requests annotation events in plain answers, which
+// have none.
 func TestPlainAnswersMissNoAnnotations(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))
@@ -462,8 +462,8 @@ func TestPlainAnswersMissNoAnnotations(t *testing.T) {
 	s.wantFigures(t, before, []figure{{fallbacksTotal, nil, 0}})
 }
 
-// TestDynamoIsLeftToItself has an engine that gets the nvext and does itself what
-// it asks for; but the workers are those that the client knows.
+// TestDynamoIsLeftToItself has a Dynamo, which gets the nvext and serves it. The router
+// only replaces the worker ids with those that the client knows.
 func TestDynamoIsLeftToItself(t *testing.T) {
 	e := startOwn(t, &ownRequests{answer: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -11,12 +11,12 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// direct is a client of an engine without a router before it.
+// direct is a client that reaches an engine without a router.
 func direct(s *server, e *canned.Engine) *server {
 	return &server{url: "http://" + e.Addr(), client: s.client}
 }
 
-// lastOf returns the last request that an engine was sent.
+// lastOf returns the last request that an engine received.
 func lastOf(e *canned.Engine) canned.Request {
 	journal := e.Journal()
 	return journal[len(journal)-1]
@@ -38,8 +38,8 @@ func eachRequest(t *testing.T, test func(t *testing.T, d dialect, stream bool, b
 	}
 }
 
-// TestAnswersAreTheEnginesOwn compares each answer with what the engine gives
-// to a client that asks it directly.
+// TestAnswersAreTheEnginesOwn compares each answer with the engine's answer to a direct
+// client.
 func TestAnswersAreTheEnginesOwn(t *testing.T) {
 	for _, mode := range []struct {
 		name  string
@@ -78,8 +78,8 @@ func TestAnswersAreTheEnginesOwn(t *testing.T) {
 	}
 }
 
-// TestInjectedUsageIsTakenOutAgain compares requests and answers with and
-// without what the router asked for on its own.
+// TestInjectedUsageIsTakenOutAgain compares requests and answers with and without
+// inject_usage.
 func TestInjectedUsageIsTakenOutAgain(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool injected", "inject_usage"))
@@ -137,7 +137,7 @@ func TestInjectedUsageIsTakenOutAgain(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// brokenShape tells where the last event of a broken stream has its error.
+// brokenShape says where the last event of a broken stream has its error.
 var brokenShape = map[string]struct{ event, code, message string }{
 	"Chat":        {"", "error.code", "error.message"},
 	"Completions": {"", "error.code", "error.message"},
@@ -146,9 +146,8 @@ var brokenShape = map[string]struct{ event, code, message string }{
 	"Messages":    {"error", "error.code", "error.message"},
 }
 
-// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words. The
-// client gets what the engine has sent, one event with an error, and a
-// connection that breaks.
+// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words. The client gets
+// the engine's bytes and one error event, and the connection breaks.
 func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {
 	for _, block := range []string{"inject_usage", "policy dynamo"} {
 		engines := startEngines(t, 1, canned.Pace{})
@@ -190,8 +189,8 @@ func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {
 	}
 }
 
-// TestOtherRequestsPassAsWithReverseProxy sends what looks like an inference,
-// and is none, through reverse_proxy and through kv_router.
+// TestOtherRequestsPassAsWithReverseProxy sends requests that only resemble inferences
+// through reverse_proxy and through kv_router.
 func TestOtherRequestsPassAsWithReverseProxy(t *testing.T) {
 	requests := [][3]string{
 		{"GET", "/v1/responses/resp_1?include=x", ""},
@@ -245,7 +244,7 @@ func TestOtherRequestsPassAsWithReverseProxy(t *testing.T) {
 	}
 }
 
-// namesOf returns the names of a header's fields, but for those of kv_router.
+// namesOf returns the names of a header's fields without those of kv_router.
 func namesOf(h http.Header) []string {
 	var names []string
 	for name := range h {

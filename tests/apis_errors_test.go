@@ -11,7 +11,7 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// refusals are the errors of the router's own, and how they come about.
+// refusals are the router's own errors and their causes.
 var refusals = []struct {
 	code   string
 	status int
@@ -55,8 +55,8 @@ var refusals = []struct {
 	},
 }
 
-// TestOwnErrorsHaveTheAPIsShape brings each of the router's own errors about in
-// each API, in a server without error routes and in one that has some.
+// TestOwnErrorsHaveTheAPIsShape causes each refusal in each API, in servers with and
+// without error routes.
 func TestOwnErrorsHaveTheAPIsShape(t *testing.T) {
 	for _, v := range refusals {
 		for _, routes := range []bool{false, true} {

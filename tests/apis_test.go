@@ -13,7 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// dialect is one of the APIs, as its clients speak it.
+// dialect is the requests of one of the APIs.
 type dialect struct {
 	name, path string
 	body       func(history []message, stream bool) map[string]any
@@ -35,7 +35,7 @@ func joined(history []message) string {
 	return b.String()
 }
 
-// asMessages has the system prompt apart, as Anthropic wants it.
+// asMessages separates the system prompt, as Anthropic's API requires.
 func asMessages(history []message, _ bool) map[string]any {
 	doc := map[string]any{"model": "canned"}
 	if history[0].Role == "system" {
@@ -45,8 +45,8 @@ func asMessages(history []message, _ bool) map[string]any {
 	return doc
 }
 
-// dialects are all the APIs that are read. A request to one without a decode
-// phase has the history as its one text.
+// dialects are all APIs that the router reads. A request to an API without a decode phase
+// has the history as one text.
 var dialects = []dialect{
 	{
 		name: "Chat", path: "/v1/chat/completions", plain: "choices.0.message.content", piece: "choices.0.delta.content", end: "data: [DONE]",
@@ -114,7 +114,7 @@ func mustJSON(doc any) []byte {
 	return out
 }
 
-// said returns the text of an answer, and whether the answer is whole.
+// said returns the text of an answer, and whether the answer is complete.
 func (d dialect) said(a answer, stream bool) (text string, whole bool) {
 	if a.status != 200 || a.err != nil {
 		return "", false
@@ -138,8 +138,8 @@ func (d dialect) said(a answer, stream bool) (text string, whole bool) {
 	return text, strings.Contains(string(a.body), d.end)
 }
 
-// hold takes the conversations through their turns, eight at a time; speaks
-// gives the dialect of each turn.
+// hold takes the conversations through their turns, eight at a time. speaks returns the
+// dialect of each turn.
 func (s *server) hold(t *testing.T, convs []*conversation, turns int, stream bool, speaks func(turn int) dialect) {
 	t.Helper()
 	clients := make(chan struct{}, 8)
@@ -167,8 +167,8 @@ func (s *server) hold(t *testing.T, convs []*conversation, turns int, stream boo
 	all.Wait()
 }
 
-// TestEachAPIReturnsToItsEngine holds conversations through each API. Texts that
-// only grow stand for them where there is no answer to go on from.
+// TestEachAPIReturnsToItsEngine holds conversations through each API. APIs without an
+// answer to continue get texts that grow.
 func TestEachAPIReturnsToItsEngine(t *testing.T) {
 	for _, d := range dialects {
 		for _, stream := range []bool{false, true} {
@@ -190,8 +190,8 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 	}
 }
 
-// TestConversationKeepsItsHomeOverAPIs switches between the three APIs for
-// conversations, with a system prompt that all conversations share.
+// TestConversationKeepsItsHomeOverAPIs holds conversations that change between the three
+// APIs. All share a system prompt.
 func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
 	order := []string{"Chat", "Chat", "Responses", "Messages", "Chat", "Messages", "Responses"}
 	system := message{"system", prose(rand.New(rand.NewPCG(4, 4)), 4096, 4096)}
@@ -213,9 +213,9 @@ func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
 // pixel is a PNG of one pixel, in base64.
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-// TestToolsAndImagesAreTheSameInEachAPI has one conversation with an image and a
-// tool call, of which each turn is asked through another API. Were one of its
-// parts another in one of them, what comes behind it would not be held.
+// TestToolsAndImagesAreTheSameInEachAPI has a conversation with an image and a tool call.
+// Each turn uses another API. If the router read one part differently in one API, the
+// overlap would end before it.
 func TestToolsAndImagesAreTheSameInEachAPI(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	system, question, result := prose(rng, 1000, 1000), prose(rng, 2000, 2000), prose(rng, 2000, 2000)
@@ -275,10 +275,10 @@ func TestToolsAndImagesAreTheSameInEachAPI(t *testing.T) {
 	}
 }
 
-// atHome fails the test unless at least 95 % of later turns were at home, and
-// no engine had more than 2.4 of the mean. How well conversations spread is
-// TestConversationsReturnToTheirEngine's to say; these are few, and engines
-// that the machine stalls are rightly avoided.
+// atHome checks that at least 95 % of later turns were at home, and that no engine had
+// more than 2.4 times the mean. TestConversationsReturnToTheirEngine checks the spread
+// more strictly. These are few conversations, and the router rightly avoids engines that
+// the machine stalls.
 func atHome(t *testing.T, share, top float64) {
 	t.Helper()
 	if share < 0.95 {

@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// TestUnknownServerIsNotAskedForItsHealth has a server that makes requests of its
-// models when it is asked for its health. It does not answer other questions. The
-// router finds out its type all the same. Its models are configured, so it is not
-// asked for these again and again.
+// TestUnknownServerIsNotAskedForItsHealth has a server whose health check sends requests
+// to its models. It does not answer other probes. The router still finds its type. Its
+// models are configured, so the router does not probe for them.
 func TestUnknownServerIsNotAskedForItsHealth(t *testing.T) {
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
 		switch r.URL.Path {
@@ -50,8 +49,8 @@ func TestUnknownServerIsNotAskedForItsHealth(t *testing.T) {
 	}
 }
 
-// TestWorkerThatWantsAKeyIsNoIncident has a worker that tells its models to
-// clients with a key only.
+// TestWorkerThatWantsAKeyIsNoIncident has a worker that lists its models only to clients
+// with a key.
 func TestWorkerThatWantsAKeyIsNoIncident(t *testing.T) {
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodGet && r.URL.Path == "/v1/models" {
@@ -62,7 +61,7 @@ func TestWorkerThatWantsAKeyIsNoIncident(t *testing.T) {
 	})
 	s := startCaddy(t, "kv_router "+f.addr())
 	s.mustChat(t, simChat("hello"), "Authorization", "Bearer clients-own")
-	const line = "worker lists its models only with its api_key; the router asks it less and less often"
+	const line = "worker lists its models only with its api_key; the router probes it less and less often"
 	eventually(t, 5*time.Second, "the log to say so", func() bool { return len(s.entries(t, line)) == 1 })
 	time.Sleep(11 * time.Second)
 	if n := f.asked("/v1/models"); n > 2 {
@@ -76,7 +75,7 @@ func TestWorkerThatWantsAKeyIsNoIncident(t *testing.T) {
 	}
 }
 
-// TestQuestionsAreRewrittenAsRequests has the engine behind a path.
+// TestQuestionsAreRewrittenAsRequests has an engine behind a path.
 func TestQuestionsAreRewrittenAsRequests(t *testing.T) {
 	tells := fakeVLLM("0.20.0", func() string { return "" })
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
@@ -95,9 +94,8 @@ func TestQuestionsAreRewrittenAsRequests(t *testing.T) {
 	}
 }
 
-// TestRanksAreToldInEveryWay looks at what an old SGLang with four ranks is
-// sent. It also looks at engines that have one rank or ignore the requested
-// one.
+// TestRanksAreToldInEveryWay checks what an old SGLang with four ranks receives. It also
+// checks engines that have one rank or ignore the requested one.
 func TestRanksAreToldInEveryWay(t *testing.T) {
 	var mu sync.Mutex
 	bodies := map[string]string{}
@@ -175,7 +173,7 @@ func TestRanksAreToldInEveryWay(t *testing.T) {
 	}
 }
 
-// vllmRanks are the metrics of a vLLM with so many ranks.
+// vllmRanks returns the metrics of a vLLM with the given number of ranks.
 func vllmRanks(n int) (page string) {
 	for i := range n {
 		page += fmt.Sprintf("vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"10000\",engine=\"%d\"} 1.0\n", i)

@@ -20,7 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// heap returns the bytes that are in use.
+// heap returns the bytes in use.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -28,10 +28,9 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestBodiesAreLetGoOnceAnswersBegin has streams with large prompts under way,
-// whose engine keeps nothing of them: then the router must not, either. It may
-// need more than plain reverse_proxy, for it has their hashes, but not by half
-// of the prompts.
+// TestBodiesAreLetGoOnceAnswersBegin has active streams with large prompts, whose engine
+// stores none of them. The router must not store them either. It has their hashes, so it
+// may need more memory than reverse_proxy, but less than half of the prompts.
 func TestBodiesAreLetGoOnceAnswersBegin(t *testing.T) {
 	for _, size := range []int{3 << 20, 5 << 20} { // with memory that is used again, and without
 		t.Run(fmt.Sprintf("%dMiB", size>>20), func(t *testing.T) {
@@ -45,7 +44,7 @@ func TestBodiesAreLetGoOnceAnswersBegin(t *testing.T) {
 	}
 }
 
-// streamsOfHeap is how many streams heapOfStreams has under way.
+// streamsOfHeap is the number of active streams of heapOfStreams.
 const streamsOfHeap = 12
 
 // heapOfStreams returns by how much the heap grows while streams with prompts
@@ -95,8 +94,7 @@ type exchange struct {
 	Seen          http.Header // by the engine: what it says in X-Seen headers
 }
 
-// echo answers with what it saw of a request, with a 103 before and a trailer
-// behind.
+// echo answers with the request as it received it, with a 103 before and a trailer after.
 func echo(w http.ResponseWriter, r *http.Request) {
 	b, _ := io.ReadAll(r.Body)
 	h := w.Header()
@@ -152,10 +150,9 @@ func (s *server) exchange(ctx context.Context, method, path string, body io.Read
 	return e
 }
 
-// TestProtocolsAreAsWithReverseProxy has what is rare in HTTP: trailers of
-// answers, Expect, HEAD, answers before the answer, and engines that speak HTTP/2
-// without TLS. Nothing of it may come out in another way than through
-// reverse_proxy.
+// TestProtocolsAreAsWithReverseProxy covers rare parts of HTTP: trailers of answers,
+// Expect, HEAD, early answers, and engines with HTTP/2 without TLS. The results must equal
+// those of reverse_proxy.
 func TestProtocolsAreAsWithReverseProxy(t *testing.T) {
 	var protos http.Protocols
 	protos.SetUnencryptedHTTP2(true)

@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// drip is an upload that takes its time.
+// drip is a slow upload.
 type drip struct {
 	left int
 	ctx  context.Context
@@ -37,13 +37,13 @@ func (d *drip) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// serveRaw starts an engine that does not read its requests before h has them.
+// serveRaw starts an engine that does not read its requests before it calls h.
 func serveRaw(t *testing.T, h http.HandlerFunc) (addr string) {
 	t.Helper()
 	return serveProtocols(t, nil, h)
 }
 
-// serveProtocols is serveRaw with certain protocols, nil for the usual ones.
+// serveProtocols is serveRaw with these protocols, nil for the usual ones.
 func serveProtocols(t *testing.T, protocols *http.Protocols, h http.HandlerFunc) (addr string) {
 	t.Helper()
 	ln, err := canned.Listen()
@@ -56,9 +56,9 @@ func serveProtocols(t *testing.T, protocols *http.Protocols, h http.HandlerFunc)
 	return ln.Addr().String()
 }
 
-// TestAnswerBeforeTheUploadEnds streams uploads to engines that refuse before
-// they have read them: what was read cannot be sent again, so the refusal is
-// the answer. The race detector watches what the two directions share.
+// TestAnswerBeforeTheUploadEnds streams uploads to engines that refuse them before they
+// have read them. The router cannot resend what it read, so the refusal is the answer. The
+// race detector checks what the two directions share.
 func TestAnswerBeforeTheUploadEnds(t *testing.T) {
 	var asked atomic.Int64
 	early := func(w http.ResponseWriter, r *http.Request) {
@@ -105,8 +105,8 @@ func TestAnswerBeforeTheUploadEnds(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestBrokenUploadIsNoEnginesFault has a client that breaks its uploads, beside
-// another whose session must not move for it.
+// TestBrokenUploadIsNoEnginesFault has a client that breaks its uploads. Another client's
+// session must not move because of it.
 func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 	for _, v := range []struct{ name, head, body string }{
 		{"BadChunk", "POST /v1/audio/transcriptions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n", "3\r\nabc\r\nZZZ\r\n"},
@@ -141,7 +141,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 	}
 }
 
-// spoil sends a request by hand, and no more of it than there is.
+// spoil sends exactly these bytes of a request by hand.
 func (s *server) spoil(t *testing.T, head, body string) {
 	t.Helper()
 	conn := s.connect(t)
@@ -159,7 +159,7 @@ const (
 	brokenEvent = "stream_broken"
 )
 
-// cut sends a part of an answer, and then the connection is no more.
+// cut sends a part of an answer and closes the connection.
 func cut(header map[string]string, part string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		conn, rw, err := http.NewResponseController(w).Hijack()
@@ -181,8 +181,8 @@ func cut(header map[string]string, part string) http.HandlerFunc {
 	}
 }
 
-// TestNoEventIsAddedWhereNoneFits breaks streams that cannot take one more
-// event. The client gets the engine's bytes and a connection that breaks.
+// TestNoEventIsAddedWhereNoneFits breaks streams to which no event can be added. The
+// client gets the engine's bytes, and the connection breaks.
 func TestNoEventIsAddedWhereNoneFits(t *testing.T) {
 	const packed = "no events, as it is compressed"
 	for _, v := range []struct {
@@ -230,9 +230,8 @@ func TestNoEventIsAddedWhereNoneFits(t *testing.T) {
 	}
 }
 
-// TestCompressedAnswerPasses has an engine that compresses without being asked,
-// and not with gzip. The bytes pass, and the router counts that it cannot read
-// them.
+// TestCompressedAnswerPasses has an engine that compresses unasked, with another coding
+// than gzip. The bytes pass, and the router counts that it cannot read them.
 func TestCompressedAnswerPasses(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool packed"))
@@ -260,8 +259,8 @@ func TestCompressedAnswerPasses(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestErrorEventLeavesNoOverlap has an answer whose first event is an error, in
-// spite of its status: the engine has not computed the prompt.
+// TestErrorEventLeavesNoOverlap has an answer with status 200 whose first event is an
+// error. The engine has not computed the prompt.
 func TestErrorEventLeavesNoOverlap(t *testing.T) {
 	for _, v := range []struct{ name, kind, body string }{
 		{"Streamed", "text/event-stream", "data: {\"error\":{\"message\":\"out of memory\"}}\n\ndata: [DONE]\n\n"},

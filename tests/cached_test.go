@@ -40,8 +40,8 @@ func countlessSGLang(t *testing.T, cached func(body string) string) (*fake, *ser
 
 const withCached = `,"prompt_tokens_details":{"cached_tokens":%d}`
 
-// TestAnswersWithoutACountProveNothing has an engine whose plain answers tell what
-// was cached, and whose streams do not, though all is cached.
+// TestAnswersWithoutACountProveNothing has an engine whose plain answers report cached
+// tokens and whose streams do not, although everything is cached.
 func TestAnswersWithoutACountProveNothing(t *testing.T) {
 	f, s := countlessSGLang(t, func(body string) string {
 		if strings.Contains(body, `"stream":true`) {
@@ -61,8 +61,8 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 	}
 }
 
-// TestLossShowsInPromptsThatEndAlike has an engine whose cache is lost for good,
-// and prompts that differ in their beginning only.
+// TestLossShowsInPromptsThatEndAlike has an engine whose cache is lost for good, and
+// prompts that differ only at their beginning.
 func TestLossShowsInPromptsThatEndAlike(t *testing.T) {
 	var lost atomic.Bool
 	f, s := countlessSGLang(t, func(string) string {
@@ -84,8 +84,8 @@ func TestLossShowsInPromptsThatEndAlike(t *testing.T) {
 	}
 }
 
-// TestComparedTokensAreOfTheSameAnswers has an engine that has nine in ten prompts
-// not in its cache, and leaves out the count for these.
+// TestComparedTokensAreOfTheSameAnswers has an engine whose cache lacks nine in ten
+// prompts. It omits the count for these.
 func TestComparedTokensAreOfTheSameAnswers(t *testing.T) {
 	n := 0
 	_, s := countlessSGLang(t, func(string) string {

@@ -37,8 +37,8 @@ type server struct {
 	version int // of the config last loaded
 }
 
-// startCaddy runs a Caddy whose site block holds the directives in site, until
-// the test ends. Further global options may be given.
+// startCaddy runs a Caddy until the test ends. Its site block holds the directives in
+// site. Further global options may follow.
 func startCaddy(t testing.TB, site string, globals ...string) *server {
 	t.Helper()
 	dir := t.TempDir()
@@ -82,8 +82,8 @@ http://%s {
 `, s.admin, s.log, s.globals, s.addr, s.version, site)
 }
 
-// load gives the running Caddy a new site block. For a moment the listener of
-// the config before takes connections, too, and drops some when it closes.
+// load gives the running Caddy a new site block. For a moment the listener of the old
+// configuration still accepts connections, and drops some when it closes.
 func (s *server) load(site string) error {
 	s.version++
 	cfg, err := adapt(s.caddyfile(site))
@@ -93,8 +93,8 @@ func (s *server) load(site string) error {
 	return caddy.Load(cfg, true)
 }
 
-// reload is load for tests that ask for nothing meanwhile: it returns when only
-// the new config takes connections.
+// reload is load for tests without requests meanwhile. It returns when only the new
+// configuration accepts connections.
 func (s *server) reload(site string) error {
 	if err := s.load(site); err != nil {
 		return err
@@ -125,8 +125,8 @@ func adapt(caddyfile string) ([]byte, error) {
 	return cfg, err
 }
 
-// findPanics fails the test if net/http had to recover from a panic: the client
-// of that request saw no more than a closed connection.
+// findPanics fails the test if net/http recovered from a panic: the client of that request
+// saw only a closed connection.
 func (s *server) findPanics(t testing.TB) {
 	data, err := os.ReadFile(s.log)
 	if err != nil {

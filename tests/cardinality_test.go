@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// manifold are requests that differ in all that clients may choose. Each number
-// is of different values.
+// manifold are requests that differ in everything that clients may choose. Each number
+// counts different values.
 type manifold struct {
 	requests, models, sessions, headers, paths int
 }
@@ -66,7 +66,7 @@ func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	s.checkPages(t)
 }
 
-// newSeries returns some of the series that were not there before.
+// newSeries returns some of the new series.
 func newSeries(before, after metrics) (names []string) {
 	for name := range after {
 		if _, was := before[name]; !was && len(names) < 20 {
@@ -76,7 +76,7 @@ func newSeries(before, after metrics) (names []string) {
 	return names
 }
 
-// checkPages has no answer of the admin API grow with the traffic.
+// checkPages checks that no answer of the admin API grows with the traffic.
 func (s *server) checkPages(t *testing.T) {
 	t.Helper()
 	for path, most := range map[string]int{
@@ -100,7 +100,7 @@ func (s *server) checkPages(t *testing.T) {
 	}
 }
 
-// oddMethods are methods that a client may think of.
+// oddMethods are methods that a client may send.
 var oddMethods = []string{"GET", "PUT", "BREW", "PROPFIND", "X", "OPTIONS", "LONGMETHODNAMEOFNOUSETOANYBODY"}
 
 // send makes the requests, with 16 clients.
@@ -160,7 +160,7 @@ func (s *server) sendOne(t *testing.T, mf manifold, i int) (int, error) {
 	return resp.StatusCode, err
 }
 
-// terseEngine starts an engine that remembers nothing, and returns its address.
+// terseEngine starts an engine that stores nothing, and returns its address.
 func terseEngine(t *testing.T) string {
 	t.Helper()
 	doc, err := json.Marshal(map[string]any{

@@ -178,9 +178,9 @@ func TestOpenAIClientUnderstandsOurErrors(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestOpenAIClientSeesWhyAStreamBroke has an engine that dies between two
-// events. The client takes an empty line too many for an event, and fails on
-// that before it has read why.
+// TestOpenAIClientSeesWhyAStreamBroke has an engine that dies between two events. OpenAI's
+// client takes an extra empty line for an event, and would fail before it reads the error
+// event.
 func TestOpenAIClientSeesWhyAStreamBroke(t *testing.T) {
 	client, s, engine := oneEngine(t)
 	engine.SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 5})

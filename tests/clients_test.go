@@ -17,15 +17,15 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// pinned are the files that say which versions of the clients are installed.
+// pinned are the files with the versions of the clients to install.
 var pinned = []string{"requirements.txt", "package.json", "package-lock.json"}
 
-// unreachable is what pip and npm say when they do not reach their registry.
+// unreachable matches the messages of pip and npm if they cannot reach their registry.
 var unreachable = regexp.MustCompile(`(?i)NewConnectionError|ConnectTimeout|ReadTimeout|Max retries exceeded|name resolution|network is unreachable|` +
 	`connection (was )?(refused|reset|broken|aborted)|ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|ERR_SOCKET_TIMEOUT|network timeout`)
 
-// toolsDir returns the folder that the clients are installed in, which is
-// another one when other versions of them are pinned.
+// toolsDir returns the folder of the installed clients. Other pinned versions have another
+// folder.
 func toolsDir(t *testing.T) string {
 	t.Helper()
 	base := os.Getenv("KVROUTER_TOOLS")
@@ -51,8 +51,8 @@ func toolsDir(t *testing.T) string {
 	return dir
 }
 
-// installed returns a folder in which the steps have been taken, once and as a
-// whole. It skips the test if the package registry is not to be reached.
+// installed returns a folder in which the steps were completed once. It skips the test if
+// the package registry cannot be reached.
 func installed(t *testing.T, name string, steps func(dir string) [][]string) string {
 	t.Helper()
 	dir := filepath.Join(toolsDir(t), name)
@@ -87,8 +87,8 @@ func installed(t *testing.T, name string, steps func(dir string) [][]string) str
 	return dir
 }
 
-// command runs a program, and returns all that it says. What users have set for
-// the clients is none of its business.
+// command runs a program and returns its output. It ignores the user's settings for the
+// clients.
 func command(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = dir
@@ -103,8 +103,8 @@ func command(ctx context.Context, dir string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// need skips the test if a program is missing or too old. tooOld is a regular
-// expression for the versions that the clients do not run on.
+// need skips the test if a program is missing or too old. tooOld matches versions that the
+// clients do not run on.
 func need(t *testing.T, program, tooOld string) {
 	t.Helper()
 	path, err := exec.LookPath(program)
@@ -119,8 +119,8 @@ func need(t *testing.T, program, tooOld string) {
 	}
 }
 
-// clientsSite starts two engines that work, one that dies in streams, and a
-// Caddy before them that asks for usage on its own.
+// clientsSite starts two working engines, one that dies in streams, and a Caddy with
+// inject_usage.
 func clientsSite(t *testing.T) (*server, []*canned.Engine) {
 	t.Helper()
 	engines := startEngines(t, 3, canned.Pace{})
@@ -132,7 +132,7 @@ func clientsSite(t *testing.T) (*server, []*canned.Engine) {
 	}, "\n")), engines
 }
 
-// runClients runs a script of clients, and looks at what has reached the engines.
+// runClients runs a script of clients and checks what the engines received.
 func runClients(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	s, engines := clientsSite(t)

@@ -94,7 +94,7 @@ func TestPreferencesSteer(t *testing.T) {
 	}
 	s = startCaddy(t, route(engines, "policy least_load", "trust overrides"))
 	s.mustChat(t, wishing("hello", `{"router_config_override":{"router_temperature":5}}`))
-	if n := s.logged(t, "without effect under this policy"); n != 1 {
+	if n := s.logged(t, "no effect under this policy"); n != 1 {
 		t.Errorf("%d log lines say that it is without effect", n)
 	}
 }

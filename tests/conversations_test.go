@@ -30,7 +30,7 @@ func prose(rng *rand.Rand, n, m int) string {
 	return b.String()[:size]
 }
 
-// newConversations returns n conversations. Their text follows from the seed.
+// newConversations returns n conversations. The seed determines their text.
 func newConversations(n int, seed uint64, history ...message) []*conversation {
 	out := make([]*conversation, n)
 	for i := range out {
@@ -42,9 +42,9 @@ func newConversations(n int, seed uint64, history ...message) []*conversation {
 	return out
 }
 
-// converse takes all conversations through their turns with 8 clients at once.
-// Each client takes the one that has waited longest, and does one turn of it.
-// first, unless empty, is the question of everybody's first turn.
+// converse takes all conversations through their turns with 8 clients at once. Each client
+// takes the conversation that has waited longest and makes one turn. first, unless empty,
+// is the first question of all conversations.
 func (s *server) converse(t *testing.T, convs []*conversation, turns int, stream bool, first string) {
 	t.Helper()
 	queue := make(chan *conversation, len(convs))
@@ -86,8 +86,8 @@ func (s *server) converse(t *testing.T, convs []*conversation, turns int, stream
 	clients.Wait()
 }
 
-// kept returns the share of turns from the given one on (the second is 1) that
-// reached the engine which had the turn before.
+// kept returns the share of turns, from the given one on (the second is 1), that reached
+// the engine of the turn before.
 func kept(convs []*conversation, from int) float64 {
 	same, all := 0, 0
 	for _, c := range convs {
@@ -101,8 +101,7 @@ func kept(convs []*conversation, from int) float64 {
 	return float64(same) / float64(max(all, 1))
 }
 
-// moves returns how many conversations moved at their second turn, their third
-// and so on.
+// moves returns how many conversations moved at their second turn, their third and so on.
 func moves(convs []*conversation) []int {
 	var out []int
 	for _, c := range convs {
@@ -118,8 +117,8 @@ func moves(convs []*conversation) []int {
 	return out
 }
 
-// spread returns how many requests each engine had, and the most loaded one's
-// share in terms of the mean.
+// spread returns how many requests each engine had, and the highest count as a multiple of
+// the mean.
 func spread(engines []*canned.Engine) ([]int, float64) {
 	counts, total, most := make([]int, len(engines)), 0, 0
 	for i, e := range engines {
@@ -130,8 +129,8 @@ func spread(engines []*canned.Engine) ([]int, float64) {
 	return counts, float64(most) * float64(len(engines)) / float64(max(total, 1))
 }
 
-// startTimed starts simulated engines, e1 and so on, which take time for what they
-// compute, four times faster than real.
+// startTimed starts simulated engines, e1 and so on. They take a quarter of the real time
+// for what they compute.
 func startTimed(t testing.TB, n, ranks int) []*engine.Engine {
 	t.Helper()
 	engines := make([]*engine.Engine, n)
@@ -146,7 +145,7 @@ func startTimed(t testing.TB, n, ranks int) []*engine.Engine {
 	return engines
 }
 
-// worked is what simulated engines have done.
+// worked is the work of simulated engines.
 type worked struct {
 	requests []int // by engine
 	top      float64
@@ -169,7 +168,7 @@ func work(engines []*engine.Engine) (w worked) {
 	return w
 }
 
-// tokens is about the length of messages in the simulated engines' tokens.
+// tokens is the approximate length of messages in the simulated engines' tokens.
 func tokens(messages []message) (n int) {
 	for _, m := range messages {
 		n += len(m.Content) / 4
@@ -177,11 +176,10 @@ func tokens(messages []message) (n int) {
 	return n
 }
 
-// littleIsComputedTwice holds at most three rounds of conversations. It fails the
-// test unless, in one round, the engines computed little more than each text once. In
-// that round no engine may have more than evenly times the mean of requests. Where
-// the machine stalls an engine for the time of some dozens of answers, it looks busy,
-// and is rightly avoided.
+// littleIsComputedTwice holds at most three rounds of conversations. In one round, the
+// engines must compute little more than each text once. In that round no engine may have
+// more than evenly times the mean of requests. If the machine stalls an engine for the
+// time of some dozens of answers, the engine looks busy, and the router rightly avoids it.
 func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T) (least int, w worked)) {
 	t.Helper()
 	const rounds, most = 3, 1.3
@@ -198,13 +196,13 @@ func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T)
 	}
 }
 
-// anyShare is that of an engine which may have all requests. Where requests are few,
-// one cache with a long beginning can be worth more than idle engines.
+// anyShare allows one engine to have all requests. With few requests, one cache with a
+// long beginning can be worth more than idle engines.
 const anyShare = 4
 
-// TestConversationsReturnToTheirEngine holds 50 interleaved conversations of 6 turns
-// through a kv_router that has only upstreams configured. Each is about a document of
-// its own, or about one that all share.
+// TestConversationsReturnToTheirEngine holds 50 interleaved conversations of 6 turns. The
+// kv_router has upstreams and no other options. Each conversation has its own document, or
+// all share one.
 func TestConversationsReturnToTheirEngine(t *testing.T) {
 	shared := message{"system", prose(rand.New(rand.NewPCG(8, 8)), 8192, 8192)}
 	for _, stream := range []bool{false, true} {
@@ -238,8 +236,8 @@ func TestConversationsReturnToTheirEngine(t *testing.T) {
 	}
 }
 
-// leastWork is how many tokens have to be computed if each engine computes what the
-// conversations have in common, and one of them the rest.
+// leastWork is the least number of tokens to compute: the common part once for each
+// engine, and the rest once.
 func leastWork(convs []*conversation, common []message, engines int) int {
 	n := tokens(common) * engines
 	for _, c := range convs {
@@ -248,8 +246,8 @@ func leastWork(convs []*conversation, common []message, engines int) int {
 	return n
 }
 
-// TestBranchesOfOneFirstTurn holds 50 conversations that branch off one long first
-// turn. Either it was asked once and all go on from there, or each asks it itself.
+// TestBranchesOfOneFirstTurn holds 50 conversations that branch off one long first turn.
+// Either it is asked once and all continue it, or each asks it itself.
 func TestBranchesOfOneFirstTurn(t *testing.T) {
 	long := prose(rand.New(rand.NewPCG(9, 9)), 8192, 8192)
 	for _, stream := range []bool{false, true} {

@@ -17,8 +17,8 @@ import (
 
 const oneRole = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
 
-// stall sends the parts of a stream, and then nothing until the client leaves
-// or go is closed; then the end of it.
+// stall sends the parts of a stream and then pauses until the client leaves or go is
+// closed. Then it sends the end of the stream.
 func stall(goOn <-chan struct{}, parts ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -36,8 +36,8 @@ func stall(goOn <-chan struct{}, parts ...string) http.HandlerFunc {
 	}
 }
 
-// goroutines ends the engines, and with them their connections, and fails the
-// test if there are many more goroutines then than before the first request.
+// goroutines ends the engines and their connections. It fails the test if many more
+// goroutines are left than before the first request.
 func goroutines(t *testing.T, s *server, engines []*canned.Engine, before int) {
 	t.Helper()
 	for _, e := range engines {
@@ -53,7 +53,7 @@ func goroutines(t *testing.T, s *server, engines []*canned.Engine, before int) {
 	t.Errorf("%d goroutines, %d before", n, before)
 }
 
-// together lets 32 clients ask for a stream each at the same time.
+// together has 32 clients request a stream each at the same time.
 func (s *server) together(t *testing.T, header ...string) []answer {
 	t.Helper()
 	answers := make([]answer, 32)
@@ -69,8 +69,8 @@ func (s *server) together(t *testing.T, header ...string) []answer {
 	return answers
 }
 
-// TestFirstTokenIsAwaited has one of four engines that gives no first token, in
-// any way there is. All are served by the others.
+// TestFirstTokenIsAwaited has one of four engines produce no first token, in each possible
+// way. The others serve all requests.
 func TestFirstTokenIsAwaited(t *testing.T) {
 	for _, v := range []struct {
 		name string
@@ -137,8 +137,8 @@ func TestStreamsWithoutATokenSurvive(t *testing.T) {
 	}
 }
 
-// TestFirstTokenOfNobody has engines that all give none: a 504 in the shape of
-// the API, each being tried once.
+// TestFirstTokenOfNobody has engines that produce no first token. The client gets a 504 in
+// the shape of the API. The router tries each engine once.
 func TestFirstTokenOfNobody(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool first-nobody", "timeouts {\nfirst_token 200ms\n}"))
@@ -161,8 +161,8 @@ func TestFirstTokenOfNobody(t *testing.T) {
 	s.wantFigures(t, before, []figure{{requestsTotal, []string{`pool="first-nobody"`, `outcome="unavailable"`}, 2}})
 }
 
-// TestHeldAnswersPassUnchanged compares what comes through with a deadline and
-// without: answers that are streams and others, in good order and not.
+// TestHeldAnswersPassUnchanged compares answers with and without a deadline. They are
+// streams and plain answers, well-formed and malformed.
 func TestHeldAnswersPassUnchanged(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, "handle /held/* {\nuri strip_prefix /held\n"+route(engines, "pool held", "timeouts {\nfirst_token 30s\nstream_idle 30s\n}")+
@@ -205,7 +205,8 @@ func TestHeldAnswersPassUnchanged(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestClientLeavesBeforeAHeldAnswer is nobody's fault but its own.
+// TestClientLeavesBeforeAHeldAnswer has clients that disconnect before the first token. No
+// worker is marked down for it.
 func TestClientLeavesBeforeAHeldAnswer(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool held-leave", "timeouts {\nfirst_token 30s\n}"))
@@ -232,8 +233,7 @@ func TestClientLeavesBeforeAHeldAnswer(t *testing.T) {
 	}
 }
 
-// TestStreamThatStallsIsEnded has one of four engines that stops in the middle
-// of its answers.
+// TestStreamThatStallsIsEnded has one of four engines stop in the middle of its answers.
 func TestStreamThatStallsIsEnded(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{Words: 5})
 	s := startCaddy(t, route(engines, "pool stalled", "policy round_robin", "timeouts {\nstream_idle 400ms\n}"))
@@ -267,7 +267,7 @@ func TestStreamThatStallsIsEnded(t *testing.T) {
 	goroutines(t, s, engines, level)
 }
 
-// TestPrefillIsNoPause waits for a first byte for longer than a stream may pause.
+// TestPrefillIsNoPause has a first byte that takes longer than stream_idle.
 func TestPrefillIsNoPause(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{FirstToken: 600 * time.Millisecond, Words: 5})
 	s := startCaddy(t, route(engines, "timeouts {\nstream_idle 150ms\n}"))
@@ -275,9 +275,8 @@ func TestPrefillIsNoPause(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestSlowClientIsNoStalledStream has clients that read so slowly that all
-// buffers between them and the engine are full, for longer than a stream may
-// pause.
+// TestSlowClientIsNoStalledStream has clients that read slowly. All buffers between them
+// and the engine are full for longer than stream_idle.
 func TestSlowClientIsNoStalledStream(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool slow", "timeouts {\nfirst_token 10s\nstream_idle 1500ms\n}"))

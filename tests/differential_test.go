@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// arrival is a request as an upstream saw it.
+// arrival is a request as an upstream received it.
 type arrival struct {
 	At, Method, URI  string
 	Length           int64
@@ -26,7 +26,7 @@ type arrival struct {
 	Body             string
 }
 
-// arrivals are the requests that came whole, by the value of their X-Case.
+// arrivals are the complete requests, by the value of their X-Case.
 type arrivals struct {
 	mu   sync.Mutex
 	list map[string][]arrival
@@ -85,7 +85,7 @@ type framing struct {
 	chunked bool
 }
 
-// fits tells whether the body is not longer than max_body.
+// fits returns whether the body is at most max_body long.
 func (f framing) fits() bool { return f.size < 64<<10 }
 
 var framings = []framing{
@@ -98,7 +98,7 @@ var framings = []framing{
 	{"LongChunked", 200_000, true},
 }
 
-// pair is what stands at one place of two sites that are to behave alike.
+// pair is two handlers that must behave alike, each at the same place of its site.
 type pair struct {
 	name        string
 	plain, ours string
@@ -123,13 +123,13 @@ func refusing(name, addr string, applies func(destination, framing) bool, lines 
 	return pair{name, "error 503", router(name, "reverse_proxy "+addr, lines...), applies}
 }
 
-// router returns a kv_router around a proxy's block.
+// router returns a kv_router with a proxy's block.
 func router(pool, block string, lines ...string) string {
 	return fmt.Sprintf("kv_router {\npool %s\nmax_body 64KiB\n%s\n%s\n}", pool, strings.Join(lines, "\n"), block)
 }
 
-// places returns the directives of a site with all pairs. A backup, behind a
-// reverse_proxy or a kv_router, gets what fails.
+// places returns the directives of a site with all pairs. A backup gets the requests that
+// fail. It stands behind a reverse_proxy or a kv_router.
 func places(pairs []pair, backup string) string {
 	var b strings.Builder
 	for _, p := range pairs {
@@ -149,7 +149,7 @@ func places(pairs []pair, backup string) string {
 	return b.String()
 }
 
-// front is how clients reach a site: by one protocol.
+// front is how clients reach a site, by one protocol.
 type front struct {
 	name, url string
 	client    *http.Client
@@ -189,7 +189,7 @@ func startFronts(t *testing.T, site string) (*server, []front) {
 	}
 }
 
-// result is what became of a request.
+// result is the client's view of a request.
 type result struct {
 	Status    int
 	Body, Err string
@@ -228,8 +228,8 @@ func (f front) send(t *testing.T, seen *arrivals, id, url string, d destination,
 	return result{resp.StatusCode, string(got), fmt.Sprint(err), seen.of(id)}
 }
 
-// compare sends all that applies to both of each pair, and wants upstreams and
-// client to see the same.
+// compare sends each request to both of each pair that it applies to. Upstreams and
+// clients must see the same.
 func compare(t *testing.T, seen *arrivals, fronts []front, pairs []pair, header ...string) {
 	for _, p := range pairs {
 		for _, f := range fronts {
@@ -257,10 +257,10 @@ func compare(t *testing.T, seen *arrivals, fronts []front, pairs []pair, header 
 	}
 }
 
-// TestErrorRoutesGetTheRequest has requests that fail, each in its own way, and
-// error routes that send them to a backup. The backup must get all of the
-// request, as it does where reverse_proxy fails before it reads the body. The
-// routes that need no backup must send what reverse_proxy sends.
+// TestErrorRoutesGetTheRequest has requests that fail, each in its own way, and error
+// routes that send them to a backup. The backup must get the whole request, as it does if
+// reverse_proxy fails before it reads the body. Routes without a backup must send what
+// reverse_proxy sends.
 func TestErrorRoutesGetTheRequest(t *testing.T) {
 	seen := &arrivals{list: make(map[string][]arrival)}
 	primary, backup := seen.upstream(t, "primary", nil), seen.upstream(t, "backup", nil)

@@ -13,11 +13,11 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// inTime is how soon the death or return of a worker must be known without any
-// request, and a moment for the test itself.
+// inTime is the time within which the router must notice a worker's death or return
+// without requests, with some reserve for the test.
 const inTime = 5*time.Second + 500*time.Millisecond
 
-// health is what the admin API and the metrics say of a worker: "yes", "no" or
+// health is a worker's health in the admin API and the metrics: "yes", "no" or
 // "unknown".
 type health struct{ admin, refuses, metric string }
 
@@ -46,9 +46,8 @@ func (s *server) health(t testing.TB, dial string) health {
 	return health{said(w.Health.Available), said(w.Health.Refuses), word(v == 1, known)}
 }
 
-// agreed returns what the admin API and the metrics say of a worker, and fails the
-// test if they contradict each other. A change between two looks is not a
-// contradiction.
+// agreed returns a worker's health, and checks that the admin API and the metrics agree. A
+// change between the two reads is no contradiction.
 func (s *server) agreed(t testing.TB, dial string) health {
 	t.Helper()
 	a, b := s.health(t, dial), s.health(t, dial)
@@ -58,8 +57,8 @@ func (s *server) agreed(t testing.TB, dial string) health {
 	return b
 }
 
-// TestWorkersAreKnownWithoutRequests has live workers and one that never was
-// there. Two die, come back and outlive a reload, and nobody sends a request.
+// TestWorkersAreKnownWithoutRequests has live workers and one that never existed. Two die,
+// return and survive a reload, all without requests.
 func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	alive := startEngines(t, 1, canned.Pace{})[0]
 	f := startFake(t, fakeVLLM("0.20.0", func() string { return vllmRanks(1) }))
@@ -110,8 +109,8 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	}
 }
 
-// TestFirstRequestGoesToNoDeadWorker has the router find a dead worker before the
-// first request comes, and its return before the next.
+// TestFirstRequestGoesToNoDeadWorker checks that the router finds a dead worker before the
+// first request, and its return before the next.
 func TestFirstRequestGoesToNoDeadWorker(t *testing.T) {
 	a, b := startFake(t, nil), startFake(t, nil)
 	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr()+" {\npolicy round_robin\n}")
@@ -141,8 +140,7 @@ func TestFirstRequestGoesToNoDeadWorker(t *testing.T) {
 	s.mustChat(t, simChat("marks never empty a pool"))
 }
 
-// TestRefusedConnectionLosesTheCache stops an engine, of which nothing is asked by
-// clients meanwhile, and starts it again.
+// TestRefusedConnectionLosesTheCache stops an engine without requests and starts it again.
 func TestRefusedConnectionLosesTheCache(t *testing.T) {
 	for name, tells := range map[string]func(http.ResponseWriter, *http.Request) bool{
 		"vLLM": fakeVLLM("0.20.0", func() string { return "process_start_time_seconds 1763740000.5\n" + vllmRanks(1) }),
@@ -167,8 +165,8 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 	}
 }
 
-// TestFirstPromptsOfTokenIDsAreFoundAgain sends a prompt as the very first request,
-// which waits for the engine's block size, but not long.
+// TestFirstPromptsOfTokenIDsAreFoundAgain sends a prompt of token ids as the very first
+// request. It waits for the engine's block size, but not long.
 func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		path, body string
@@ -217,8 +215,8 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 	}
 }
 
-// TestRejectedConfigurationAsksNobody has configurations validated and rejected,
-// before and while another one serves.
+// TestRejectedConfigurationAsksNobody validates and rejects configurations, before and
+// while another one serves. The router probes none of their engines.
 func TestRejectedConfigurationAsksNobody(t *testing.T) {
 	var asked atomic.Int64
 	other := startFake(t, func(http.ResponseWriter, *http.Request) bool { asked.Add(1); return false })
@@ -262,8 +260,8 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 	s.mustChat(t, simChat("hello"))
 }
 
-// TestUnknownIsNotShownAsKnown looks at a worker that is never asked anything, for
-// its address has a placeholder, before and after a request.
+// TestUnknownIsNotShownAsKnown checks a worker that is never probed, because its address
+// has a placeholder, before and after a request.
 func TestUnknownIsNotShownAsKnown(t *testing.T) {
 	f := startFake(t, nil)
 	s := startCaddy(t, "kv_router {http.request.header.X-Worker}")

@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// drain drains the worker that an engine is, or ends that.
+// drain drains or undrains an engine's worker.
 func (s *server) drain(t testing.TB, e *canned.Engine, verb string) adminWorker {
 	t.Helper()
 	var w adminWorker
@@ -21,9 +21,9 @@ func (s *server) drain(t testing.TB, e *canned.Engine, verb string) adminWorker 
 	return w
 }
 
-// TestDrainUnderLoad drains one of three workers while 32 clients stream, with
-// sessions, and undrains it again. Its requests must end there and nothing new
-// may come, even after a rejected reload and a good one. No request may fail.
+// TestDrainUnderLoad drains one of three workers while 32 clients stream, with sessions,
+// and undrains it again. Its requests must end there. It must get no new ones, even after
+// a rejected reload and a good one. No request may fail.
 func TestDrainUnderLoad(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{Words: 20, PerWord: 10 * time.Millisecond})
 	s := startCaddy(t, route(engines, affinity("hard")))
@@ -100,8 +100,8 @@ func TestDrainUnderLoad(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestAllDraining drains every worker. Requests are served all the same, the
-// log and the API say so, and passing requests find the one that is left.
+// TestAllDraining drains every worker. They still serve requests, the log and the API say
+// so, and other requests find the one that is left.
 func TestAllDraining(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines))
@@ -128,7 +128,7 @@ func TestAllDraining(t *testing.T) {
 	if engines[0].Requests() == 0 {
 		t.Error("with all draining, one is avoided still")
 	}
-	if n := s.logged(t, "no worker left but draining ones"); n != 1 {
+	if n := s.logged(t, "only draining workers are left"); n != 1 {
 		t.Errorf("%d log lines say so, want 1", n)
 	}
 	if p := s.pool(t); p.Draining != 2 || len(p.Incidents) != 1 || !strings.Contains(p.Incidents[0].What, "draining") {
@@ -147,7 +147,8 @@ func TestAllDraining(t *testing.T) {
 	}
 }
 
-// TestDrainByConfig drains a worker in the configuration: only that ends it.
+// TestDrainByConfig drains a worker in the configuration. Only the configuration ends
+// that.
 func TestDrainByConfig(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	drains := route(engines, fmt.Sprintf("worker %s {\ndrain\n}", engines[0].Addr()))
@@ -173,7 +174,7 @@ func TestDrainByConfig(t *testing.T) {
 	if err := s.reload(route(engines)); err != nil {
 		t.Fatal(err)
 	}
-	use("not drained any more", true)
+	use("no longer drained", true)
 	s.drain(t, engines[0], "drain")
 	for _, site := range []string{route(engines, "max_body 1MiB"), drains, route(engines)} {
 		if err := s.reload(site); err != nil {

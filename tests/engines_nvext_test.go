@@ -18,8 +18,8 @@ import (
 
 const unsupported = "caddy_kv_router_nvext_unsupported_total"
 
-// spoken are the cases of what clients say to an engine: in nvext, in members
-// beside it, and in headers. @worker stands for the worker's id.
+// spoken are the ways in which clients steer an engine: by nvext, by members beside it,
+// and by headers. @worker stands for the worker's id.
 var spoken = []struct {
 	name, nvext, beside string
 	header              []string
@@ -42,7 +42,7 @@ var spoken = []struct {
 	{name: "twice", nvext: `{"greed_sampling":true,"max_thinking_tokens":1},"nvext":null,"nvext":{"use_raw_prompt":false}`},
 }
 
-// asks are the requests that say it.
+// asks are the requests that carry them.
 var asks = []struct{ name, path, body string }{
 	{"chat", "/v1/chat/completions", `{"model":"sim-8b",@"messages":[{"role":"user","content":"hi"}],"max_tokens":2}`},
 	{"chat, streamed", "/v1/chat/completions", `{"stream":true,@"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2}`},
@@ -65,8 +65,8 @@ var spokenTo = map[engine.Flavour]struct {
 	engine.Dynamo:   {engine.Config{}, "dynamo_instance_id 7587891234567890123"},
 }
 
-// TestEnginesAreSpokenToInTheirOwnWords compares what each engine received, of
-// requests that say each field of nvext in turn, with testdata/engines.
+// TestEnginesAreSpokenToInTheirOwnWords sends each field of nvext in turn. It compares
+// what each engine received with testdata/engines.
 func TestEnginesAreSpokenToInTheirOwnWords(t *testing.T) {
 	for flavour, v := range spokenTo {
 		t.Run(string(flavour), func(t *testing.T) {
@@ -101,8 +101,8 @@ func TestEnginesAreSpokenToInTheirOwnWords(t *testing.T) {
 	}
 }
 
-// receivedBy posts a request and returns what the engine received, which no
-// engine refuses but for the path.
+// receivedBy posts a request and returns what the engine received. Engines refuse a
+// request only for its path.
 func (s *server) receivedBy(t *testing.T, e *engine.Engine, path, body string, header ...string) engine.Record {
 	t.Helper()
 	met := len(e.Journal())
@@ -135,7 +135,7 @@ func shownHeaders(h http.Header) string {
 	return b.String()
 }
 
-// golden compares what make returns with a file, or writes it with -update.
+// golden compares the result of make with a file, or writes the file with -update.
 func golden(t *testing.T, file string, make func() []byte) {
 	t.Helper()
 	got := make()
@@ -157,9 +157,9 @@ func golden(t *testing.T, file string, make func() []byte) {
 	}
 }
 
-// TestAnotherEngineIsSpokenToInItsOwnWords has a request that one engine refuses
-// and an engine of another type answers. Nothing that was for the first reaches
-// the second. What that one has nothing for is counted and shown.
+// TestAnotherEngineIsSpokenToInItsOwnWords has a request that one engine refuses and an
+// engine of another type answers. Nothing for the first engine reaches the second. The
+// router counts and shows the fields that the second does not support.
 func TestAnotherEngineIsSpokenToInItsOwnWords(t *testing.T) {
 	info := map[string]any{"enable_priority_scheduling": true}
 	sglang := startSimulated(t, engine.Config{Name: "sglang", Flavour: engine.SGLang, Ranks: 2, KeepBodies: true, ServerInfo: info})
@@ -222,7 +222,7 @@ func TestAnotherEngineIsSpokenToInItsOwnWords(t *testing.T) {
 		} `json:"incidents"`
 	}
 	s.api(t, http.MethodGet, defaultPool, nil, &p)
-	if what := "nvext that the engine does not take"; !slices.ContainsFunc(p.Incidents, func(i struct {
+	if what := "clients request nvext fields that the engine does not support"; !slices.ContainsFunc(p.Incidents, func(i struct {
 		What string `json:"what"`
 	},
 	) bool {

@@ -17,8 +17,7 @@ const (
 	contradicted  = "caddy_kv_router_worker_contradictions"
 )
 
-// startSimulated starts a simulated engine that answers fast, until the test
-// ends.
+// startSimulated starts a simulated engine with fast answers, until the test ends.
 func startSimulated(t testing.TB, cfg engine.Config) *engine.Engine {
 	t.Helper()
 	cfg.Speed, cfg.AnswerTokens = 100, 8
@@ -40,8 +39,7 @@ func simulated(engines []*engine.Engine, block ...string) string {
 	return "kv_router " + strings.Join(addrs, " ") + " {\n" + strings.Join(block, "\n") + "\n}"
 }
 
-// toldWorker is what the tests look at of a worker whose engine reports
-// something.
+// toldWorker is the part of a worker's view that depends on its engine's reports.
 type toldWorker struct {
 	Dial   string `json:"dial"`
 	Engine struct {
@@ -79,8 +77,8 @@ func (s *server) told(t testing.TB, e *engine.Engine) (w toldWorker) {
 
 func simChat(text string) chat { return chat{Model: "sim-8b", Messages: []message{{"user", text}}} }
 
-// TestEnginesAreFoundOut has one engine of each kind in one pool, configured to
-// nothing.
+// TestEnginesAreFoundOut has one engine of each kind in one pool, with no engine
+// configured.
 func TestEnginesAreFoundOut(t *testing.T) {
 	flavours := []engine.Flavour{engine.VLLM, engine.SGLang, engine.OldSGLang, engine.TRTLLM, engine.LlamaCpp, engine.Dynamo}
 	var engines []*engine.Engine
@@ -145,8 +143,7 @@ func TestEnginesAreFoundOut(t *testing.T) {
 	}
 }
 
-// TestEngineThatComesLate is down at first, and asked with its key when it is
-// there.
+// TestEngineThatComesLate has an engine that starts late and needs a key for probes.
 func TestEngineThatComesLate(t *testing.T) {
 	late, there := startSimulated(t, engine.Config{Name: "late", Blocks: 500, MaxModelLen: 4096}), startSimulated(t, engine.Config{Name: "there"})
 	late.Kill()
@@ -170,9 +167,8 @@ func TestEngineThatComesLate(t *testing.T) {
 	}
 }
 
-// TestRestartWithinAPoll restarts an engine in a moment in which nobody asks it
-// for anything. Its operator says what the engine contradicts, and is told so
-// once. It was found to have restarted, and not again.
+// TestRestartWithinAPoll restarts an engine between two probes. The configuration
+// contradicts the engine, which the log says once. The router finds the restart once.
 func TestRestartWithinAPoll(t *testing.T) {
 	e := startSimulated(t, engine.Config{Blocks: 4000, MaxModelLen: 8192})
 	s := startCaddy(t, simulated([]*engine.Engine{e}, "engine sglang", "index {\nblock_size 24\n}", "worker * {\nkv_tokens 5000\n}"))
@@ -214,8 +210,8 @@ func TestRestartWithinAPoll(t *testing.T) {
 	}
 }
 
-// TestCacheThatIsGoneIsMissed has an engine report what was predicted, then
-// nothing at all, as one does whose cache was flushed and fills no more.
+// TestCacheThatIsGoneIsMissed has an engine report the predicted tokens and then none. An
+// engine does so if its cache was flushed and stores nothing more.
 func TestCacheThatIsGoneIsMissed(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))

@@ -12,8 +12,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// fake is a server that answers some paths as a test wants it, POSTs with one
-// plain answer, and all else with 404.
+// fake is a server whose answers for some paths a test sets. It answers POST requests with
+// one plain answer, and all else with 404.
 type fake struct {
 	answers func(w http.ResponseWriter, r *http.Request) bool // whether it did
 	srv     *httptest.Server
@@ -23,7 +23,7 @@ type fake struct {
 	last map[string]http.Header
 }
 
-// startFake starts a server; nil: it answers POSTs only.
+// startFake starts a server. With nil it answers POST requests only.
 func startFake(t testing.TB, answers func(w http.ResponseWriter, r *http.Request) bool) *fake {
 	t.Helper()
 	f := &fake{answers: answers, hits: make(map[string]int), last: make(map[string]http.Header)}
@@ -41,13 +41,13 @@ func (f *fake) listen(ln net.Listener) {
 	f.srv.Start()
 }
 
-// stop has nobody listen at the address any more.
+// stop closes the listener.
 func (f *fake) stop() {
 	f.srv.CloseClientConnections()
 	f.srv.Close()
 }
 
-// again listens at the address that it had.
+// again listens at the same address.
 func (f *fake) again(t testing.TB) {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", f.addr())
@@ -72,7 +72,7 @@ func (f *fake) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// fakeChat is an answer with 2000 prompt tokens, and what is added to its usage.
+// fakeChat is an answer with 2000 prompt tokens and additions to its usage.
 func fakeChat(usage string) string {
 	return `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],` +
 		`"usage":{"prompt_tokens":2000,"completion_tokens":1` + usage + `}}`
@@ -99,8 +99,8 @@ func fakeModels(owner string) string {
 	return `{"object":"list","data":[{"id":"sim-8b","object":"model","created":1,"owned_by":"` + owner + `"}]}`
 }
 
-// fakeVLLM answers what a vLLM tells of itself; metrics is what it has beside
-// the name of its process's start.
+// fakeVLLM answers a vLLM's probes. metrics are its metrics beside its process's start
+// time.
 func fakeVLLM(version string, metrics func() string) func(w http.ResponseWriter, r *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		switch r.URL.Path {
@@ -117,7 +117,7 @@ func fakeVLLM(version string, metrics func() string) func(w http.ResponseWriter,
 	}
 }
 
-// fakeSGLang answers what an SGLang tells of itself.
+// fakeSGLang answers an SGLang's probes.
 func fakeSGLang(info string) func(w http.ResponseWriter, r *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		switch r.URL.Path {
@@ -162,5 +162,5 @@ func (s *server) fakeWorker(t testing.TB, dial string) (w fakeWorker) {
 	return w
 }
 
-// someWords is a text of about so many words.
+// someWords returns a text of the given number of words.
 func someWords(n int) string { return strings.Repeat("some words ", n/2) }

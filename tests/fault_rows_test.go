@@ -17,8 +17,8 @@ import (
 // request is sent again. If that meets another closed connection, it counts as
 // broken.
 
-// faultRows is the table. Without a word about it, a row's pool of four has
-// default settings, and one engine is struck.
+// faultRows is the table. By default a row has a pool of four with default settings, and
+// one faulty engine.
 var faultRows = []faultRow{
 	{
 		name: "connection refused", strike: refuses,
@@ -152,7 +152,7 @@ func killed(r *faultRun, e *canned.Engine) func() {
 	}
 }
 
-// byName has the engines known by names, which a name server resolves.
+// byName addresses the engines by names, which a name server resolves.
 func byName(r *faultRun) string {
 	r.engines, r.dns = startEngines(r.t, 4, r.pace), startDNS(r.t)
 	for i, e := range r.engines {
@@ -164,7 +164,7 @@ func byName(r *faultRun) string {
 	return fmt.Sprintf("kv_router {\nreverse_proxy %s {\ntransport http {\nresolvers %s\n}\n}\n}", strings.Join(r.dials, " "), r.dns.addr)
 }
 
-// dynamicA has the engines known as addresses of one name.
+// dynamicA addresses the engines as addresses of one name.
 func dynamicA(r *faultRun) string {
 	engines, port := startEnginesOnAddresses(r.t, 4, r.pace)
 	r.engines, r.dns = engines, startDNS(r.t)
@@ -173,8 +173,8 @@ func dynamicA(r *faultRun) string {
 	return "kv_router {\nreverse_proxy {\n" + dynamicSource("a", r.dns, name, port) + "\n}\n}"
 }
 
-// slowOnes lets four of the clients read slowly what is too much for the
-// buffers on the way to them.
+// slowOnes has four of the clients read slowly an answer that exceeds the buffers before
+// them.
 func slowOnes(r *faultRun) {
 	r.load.turns, r.load.slow = 1, func(i int) bool { return i < 4 }
 	smallReadBuffers(r.s.client)
@@ -197,7 +197,7 @@ func slowOnes(r *faultRun) {
 	}
 }
 
-// smallReadBuffers lets less be on its way to a client than usual.
+// smallReadBuffers shrinks the buffers before a client.
 func smallReadBuffers(c *http.Client) {
 	c.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -220,8 +220,7 @@ func status(code int, retryAfter string) func(*faultRun, *canned.Engine) func() 
 	})
 }
 
-// words sends n events of a stream with a text, after the header if that is not
-// sent.
+// words sends n events of a stream with a text, and first the header if it was not sent.
 func words(w http.ResponseWriter, n int, text string) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	http.NewResponseController(w).Flush()
@@ -238,8 +237,8 @@ func hangUp(w http.ResponseWriter) {
 	}
 }
 
-// hang does nothing until the fault is over or the client has left, and hangs
-// up then.
+// hang pauses until the fault is over or the client has left, and then closes the
+// connection.
 func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 	io.Copy(io.Discard, r.Body)
 	select {
@@ -249,8 +248,8 @@ func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 	}
 }
 
-// fewAttempts are those at the beginning, before the mark, and single ones
-// after it. They are less than one in four of what the engine would have had.
+// fewAttempts are the attempts before the mark, and single ones after it. They are less
+// than one in four of the engine's usual share.
 func fewAttempts(t *testing.T, r *faultRun) {
 	usual := 0
 	for _, v := range r.visits {
@@ -263,15 +262,15 @@ func fewAttempts(t *testing.T, r *faultRun) {
 	}
 }
 
-// brokenAsMet has each request that met the fault broken, and no other.
+// brokenAsMet expects that exactly the requests that met the fault are broken.
 func brokenAsMet(t *testing.T, r *faultRun) {
 	if met := int(r.met.Load()); r.n[broken] != met {
 		t.Errorf("%d requests broke, %d met the fault", r.n[broken], met)
 	}
 }
 
-// cutOnly has no others broken than ran when the fault struck, and at most two
-// fail.
+// cutOnly expects that only requests which ran when the fault began are broken, and that
+// at most two fail.
 func cutOnly(t *testing.T, r *faultRun) {
 	later := 0
 	for _, v := range r.visits {
@@ -284,8 +283,8 @@ func cutOnly(t *testing.T, r *faultRun) {
 	}
 }
 
-// unavailableAtOnce has all requests of the fault refused soon, and told when to
-// come again.
+// unavailableAtOnce expects that all requests during the fault are refused soon, with a
+// Retry-After.
 func unavailableAtOnce(t *testing.T, r *faultRun) {
 	if r.n[failed] < 100 {
 		t.Errorf("%d requests failed, want at least 100", r.n[failed])

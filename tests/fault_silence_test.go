@@ -10,8 +10,8 @@ import (
 
 func init() { faultRows = slices.Concat(faultRows, silences, strangers) }
 
-// silences are the rows of engines that say nothing, or nothing more, on
-// connections that stay open. The fault's end closes these.
+// silences are the rows of engines that send nothing, or nothing more, on connections that
+// stay open. The fault's end closes these.
 var silences = []faultRow{
 	{
 		name: "no header", strike: handle(hang), retried: "any", unmarkedInFault: true, check: hungToTheEnd,
@@ -54,8 +54,8 @@ var silences = []faultRow{
 	},
 }
 
-// strangers are the rows of answers that are not what their content type says,
-// all with status 200.
+// strangers are the rows of answers that do not match their content type, all with status
+// 200.
 var strangers = []faultRow{
 	stranger("HTML as text/event-stream", "text/event-stream", htmlPage, false),
 	stranger("HTML as application/json", "application/json", htmlPage, true),
@@ -84,8 +84,8 @@ func stalls(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 	hang(w, r, over)
 }
 
-// hungToTheEnd has the requests that met the fault wait for its end, and then
-// be served; no client has more than one of them.
+// hungToTheEnd expects that the requests which met the fault wait for its end and are then
+// served. No client has more than one of them.
 func hungToTheEnd(t *testing.T, r *faultRun) {
 	met := int(r.met.Load())
 	if met == 0 || met > faultClients {
@@ -102,8 +102,8 @@ func hungToTheEnd(t *testing.T, r *faultRun) {
 	}
 }
 
-// movedBy has the worker marked when its time is over, not before. Requests that
-// meet the fault were sent a little before it.
+// movedBy expects that the worker is marked down when its time is over, not before.
+// Requests that meet the fault were sent a little before it.
 func movedBy(d time.Duration) func(*testing.T, *faultRun) {
 	return func(t *testing.T, r *faultRun) {
 		if r.moved >= 0 && r.moved < d/2 {
@@ -113,8 +113,7 @@ func movedBy(d time.Duration) func(*testing.T, *faultRun) {
 	}
 }
 
-// strangeAsMet has such an answer for each request that met the fault, and not
-// for many.
+// strangeAsMet expects such an answer for each request that met the fault, and few others.
 func strangeAsMet(t *testing.T, r *faultRun) {
 	met := int(r.met.Load())
 	if r.n[strange] != met || met < 5 || met > 24 {

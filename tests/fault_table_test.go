@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// faultRow is one fault: what strikes which engines, and what must come of it.
+// faultRow is one fault: which engines it affects, and the expected result.
 type faultRow struct {
 	name string
 	// block are the lines of kv_router's block; without any, all is default.
@@ -82,9 +82,9 @@ const faultClients = 32
 // faultPace makes an answer last about 0.1 s.
 var faultPace = canned.Pace{Words: 20, FirstToken: 20 * time.Millisecond, PerWord: 4 * time.Millisecond}
 
-// TestFaultTable lets 32 clients hold streamed conversations through four
-// engines with default settings, and faults strike in the middle of it. What it
-// logs is the table of counts in docs/reliability.md.
+// TestFaultTable has 32 clients hold streamed conversations with four engines at default
+// settings. Faults occur in the middle. The test logs the table of counts in
+// docs/reliability.md.
 func TestFaultTable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
@@ -149,7 +149,7 @@ func (r *faultRun) dial(i int) string {
 	return r.engines[i].Addr()
 }
 
-// struck returns the engines that the fault strikes.
+// struck returns the engines that have the fault.
 func (r *faultRun) struck() []*canned.Engine { return r.engines[:max(r.row.struck, 1)] }
 
 // play runs the load, with the fault in its middle.
@@ -204,7 +204,7 @@ func (r *faultRun) play() {
 	eventually(t, 5*time.Second, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
 }
 
-// received returns how many requests the struck engines have received.
+// received returns how many requests the faulty engines have received.
 func (r *faultRun) received() int {
 	n := 0
 	for _, e := range r.struck() {
@@ -213,7 +213,7 @@ func (r *faultRun) received() int {
 	return n
 }
 
-// awaitReturn waits until each struck engine serves again.
+// awaitReturn waits until each faulty engine serves again.
 func (r *faultRun) awaitReturn() {
 	for _, e := range r.struck() {
 		eventually(r.t, 15*time.Second, "the engine serves again", func() bool {
@@ -228,7 +228,7 @@ func (r *faultRun) awaitReturn() {
 	r.backAt = time.Now()
 }
 
-// collect counts what became of all.
+// collect counts the requests by their fate.
 func (r *faultRun) collect() {
 	r.s.booksAtZero(r.t)
 	r.after = r.s.scrape(r.t)
@@ -259,8 +259,8 @@ func (r *faultRun) collect() {
 	}
 }
 
-// markedDownAt returns when the log first says so of a worker, after a time, for
-// whatever reason.
+// markedDownAt returns the time of the first log line after a given time that says that a
+// worker is marked down.
 func (s *server) markedDownAt(t testing.TB, dial string, after time.Time) (time.Time, bool) {
 	data, err := os.ReadFile(s.log)
 	if err != nil {
@@ -288,7 +288,7 @@ func (r *faultRun) counted(outcome string) int {
 	return int(r.after.value(requestsTotal, label) - r.before.value(requestsTotal, label))
 }
 
-// judge compares the run with what must come of the row.
+// judge compares the run with the expected result of the row.
 func (r *faultRun) judge() {
 	t, row := r.t, r.row
 	for f := failed; f < fates; f++ {
@@ -326,7 +326,7 @@ func (r *faultRun) judgeRetries() {
 	}
 }
 
-// judgeCounters holds the router's counts against the clients'.
+// judgeCounters compares the router's counts with the clients'.
 func (r *faultRun) judgeCounters() {
 	all := int(r.after.value(requestsTotal) - r.before.value(requestsTotal))
 	if all > r.sent || all < r.sent-r.n[left] { // who leaves at once may not have been heard
@@ -360,7 +360,7 @@ func (r *faultRun) firstOf(f fate) string {
 	return "none"
 }
 
-// inFault returns how many requests were begun during the fault and had a fate.
+// inFault returns how many requests that began during the fault had a fate.
 func (r *faultRun) inFault(f fate) int {
 	n := 0
 	for _, v := range r.visits {
@@ -371,7 +371,7 @@ func (r *faultRun) inFault(f fate) int {
 	return n
 }
 
-// handle lets the engines answer with h, until the end. over is closed then.
+// handle makes the engines answer with h until the fault ends, which closes over.
 func handle(h func(w http.ResponseWriter, r *http.Request, over <-chan struct{})) func(*faultRun, *canned.Engine) func() {
 	return func(run *faultRun, e *canned.Engine) func() {
 		over := make(chan struct{})

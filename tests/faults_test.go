@@ -33,7 +33,7 @@ func (y *tally) add(a answer, streamed bool) {
 	}
 }
 
-// bond is one client's session and who answered it when.
+// bond is one client's session, and which engine answered it when.
 type bond struct {
 	mu   sync.Mutex
 	last string
@@ -52,10 +52,10 @@ func (b *bond) get() (string, time.Time) {
 	return b.last, b.when
 }
 
-// TestNoRequestFailsWhileEnginesDo runs 16 clients against four engines. The
-// first is killed at 1.5 s and comes back at 3.5 s. From 0.5 s on the second
-// closes each connection after reading its request, and the third answers 503.
-// Streams that the kill cuts after their header cannot be saved.
+// TestNoRequestFailsWhileEnginesDo runs 16 clients against four engines. The first is
+// killed at 1.5 s and returns at 3.5 s. From 0.5 s on the second closes each connection
+// after reading its request, and the third answers 503. Only streams that the kill breaks
+// after their header may fail.
 func TestNoRequestFailsWhileEnginesDo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 8 s")
@@ -139,8 +139,8 @@ func TestNoRequestFailsWhileEnginesDo(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestLoneEngineGoesOnAfterAFailure has a pool of one engine, which fails once.
-// A mark on it must not keep the next request away.
+// TestLoneEngineGoesOnAfterAFailure has a pool of one engine, which fails once. The next
+// request must reach it despite the mark.
 func TestLoneEngineGoesOnAfterAFailure(t *testing.T) {
 	for _, f := range []struct {
 		name  string
@@ -181,8 +181,8 @@ func TestLoneEngineGoesOnAfterAFailure(t *testing.T) {
 	})
 }
 
-// TestStreamThatBreaksIsNotCompleted lets an engine die in mid-stream: the
-// client must see that the answer is broken, and its words up to there.
+// TestStreamThatBreaksIsNotCompleted kills an engine in the middle of a stream. The client
+// must see that the answer is broken, and all words before that.
 func TestStreamThatBreaksIsNotCompleted(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{Words: 10})
 	s := startCaddy(t, route(engines))

@@ -23,15 +23,15 @@ const (
 	betweenTokens  = "caddy_kv_router_inter_token_latency_seconds"
 )
 
-// figure is by how much a metric is to have grown.
+// figure is the expected growth of a metric.
 type figure struct {
 	name   string
 	labels []string
 	grown  float64
 }
 
-// wantFigures waits until all the figures are there: the last are counted after
-// the client has its answer. It fails the test for each that does not come.
+// wantFigures waits until all metrics have grown as expected, because some grow after the
+// client has its answer. It fails the test for each that does not.
 func (s *server) wantFigures(t *testing.T, before metrics, want []figure) {
 	t.Helper()
 	grown := func(m metrics, f figure) float64 {
@@ -73,7 +73,7 @@ func usageAnswer(usage string) http.HandlerFunc {
 	}
 }
 
-// TestFiguresAreExact has traffic of which every figure is known.
+// TestFiguresAreExact has traffic for which every metric is known.
 func TestFiguresAreExact(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool figures"))
@@ -123,7 +123,7 @@ func TestFiguresAreExact(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestAbsurdUsageIsNotBelieved has counts that cannot be true.
+// TestAbsurdUsageIsNotBelieved has usage counts that are impossible.
 func TestAbsurdUsageIsNotBelieved(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool absurd"))
@@ -164,8 +164,7 @@ func TestAbsurdUsageIsNotBelieved(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestFallbacksAreCounted has each reason to route by load alone, and requests
-// without one.
+// TestFallbacksAreCounted has each reason for a fallback, and requests without one.
 func TestFallbacksAreCounted(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool fallbacks", "max_body 1KiB"))
@@ -197,14 +196,14 @@ func TestFallbacksAreCounted(t *testing.T) {
 	s.wantFigures(t, before, append(want, figure{fallbacksTotal, []string{pool}, float64(total)}))
 	for _, f := range want {
 		reason := strings.Trim(strings.TrimPrefix(f.labels[1], "reason="), `"`)
-		if n := s.logged(t, "fallback "+reason+" begins"); n != 1 {
+		if n := s.logged(t, "condition begins: fallback "+reason); n != 1 {
 			t.Errorf("%d log lines say that the fallback %s begins, want 1", n, reason)
 		}
 	}
 	s.booksAtZero(t)
 }
 
-// TestRetriesAreCounted breaks the first worker in each way, once.
+// TestRetriesAreCounted fails the first worker once in each way.
 func TestRetriesAreCounted(t *testing.T) {
 	for _, v := range []struct {
 		reason string
@@ -246,9 +245,9 @@ func TestRetriesAreCounted(t *testing.T) {
 	}
 }
 
-// TestResendsAreBoundedAndCounted fills the proxy's connections to an engine,
-// which then closes each at the next request on it. net/http would try them one
-// after the other: it may do so once, and then a fresh connection is made.
+// TestResendsAreBoundedAndCounted fills the proxy's connections to an engine, which closes
+// each at its next request. net/http would try them all. The router lets it resend once,
+// and then opens a new connection.
 func TestResendsAreBoundedAndCounted(t *testing.T) {
 	const conns = 6
 	engines := startEngines(t, 1, canned.Pace{})
@@ -295,7 +294,7 @@ func TestResendsAreBoundedAndCounted(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// mustPass sends a chat that has to be served, from any goroutine.
+// mustPass sends a chat that must be served. It may be called from any goroutine.
 func (s *server) mustPass(t *testing.T, path string) {
 	t.Helper()
 	if a := s.post(t.Context(), path, ask("again").body()); !a.ok() {

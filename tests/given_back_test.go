@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestGivenBackBodiesAreLetGoOf has a backup that waits before it reads what the
-// router has given back. That is counted until then, or until the client leaves.
+// TestGivenBackBodiesAreLetGoOf has a backup that delays reading the body that the router
+// handed back. The body counts as memory until then, or until the client leaves.
 func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 	goOn := make(chan struct{})
 	got := make(chan int64, 1)
@@ -63,9 +63,9 @@ func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 	})
 }
 
-// TestTooLongBodies has bodies that the server's max_size ends, whether they are
-// read into memory or streamed through. The status is that of reverse_proxy, with
-// error routes and without, and no text is one of Go's.
+// TestTooLongBodies has bodies above the server's max_size, both read into memory and
+// streamed. The status equals that of reverse_proxy, with and without error routes. No
+// text is one of Go's.
 func TestTooLongBodies(t *testing.T) {
 	seen := &arrivals{list: make(map[string][]arrival)}
 	primary, backup := seen.upstream(t, "primary", nil), seen.upstream(t, "backup", nil)
@@ -111,7 +111,7 @@ func TestTooLongBodies(t *testing.T) {
 	}
 }
 
-// converse sends messages one by one, each when the one before it was answered.
+// converse sends messages one by one, each after the answer to the one before.
 func converse(t *testing.T, c *http.Client, url, kind string, messages []string) error {
 	ctx, leave := context.WithTimeout(t.Context(), 10*time.Second)
 	defer leave()
@@ -143,8 +143,8 @@ func converse(t *testing.T, c *http.Client, url, kind string, messages []string)
 	return err
 }
 
-// TestConversations has an upstream that answers each message of a body as it
-// comes. Its path is that of no known API, and its type is not JSON.
+// TestConversations has an upstream that answers each message of a body as it comes. Its
+// path belongs to no known API, and its type is not JSON.
 func TestConversations(t *testing.T) {
 	var both http.Protocols
 	both.SetHTTP1(true)

@@ -85,9 +85,9 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 	}
 }
 
-// TestSecondStageFindsTheFirst has prompts whose later turns come as token_data,
-// and as the prompt itself, in each API that takes them. All find the cache of the
-// turns before, on the engine and to the extent that the router says.
+// TestSecondStageFindsTheFirst has prompts whose later turns come as token_data, and as
+// the prompt itself, in each API that accepts them. Each turn finds the cache of the turns
+// before, and the router predicts how much.
 func TestSecondStageFindsTheFirst(t *testing.T) {
 	for _, v := range []struct {
 		flavour engine.Flavour
@@ -132,9 +132,9 @@ func TestSecondStageFindsTheFirst(t *testing.T) {
 	}
 }
 
-// TestTokenDataTeachesNothingFalse has requests whose text and ids have nothing in
-// common. The other prompts' tokens are estimated as before, and the cache models
-// have no prompt that was not computed.
+// TestTokenDataTeachesNothingFalse has requests whose text and ids differ. The router's
+// estimate of other prompts' tokens does not change. The cache models hold no prompt that
+// was not computed.
 func TestTokenDataTeachesNothingFalse(t *testing.T) {
 	for _, types := range [][2]string{{"vllm", "vllm"}, {"sglang", "sglang"}, {"vllm", "sglang"}, {"auto", "auto"}} {
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
@@ -175,8 +175,8 @@ func TestTokenDataTeachesNothingFalse(t *testing.T) {
 	}
 }
 
-// TestTokenDataIsBooked has ids beside a short prompt: the prompt that the engine
-// computes is booked.
+// TestTokenDataIsBooked has ids beside a short prompt. The lease counts the prompt that
+// the engine computes.
 func TestTokenDataIsBooked(t *testing.T) {
 	for _, kind := range []string{"sglang", "vllm"} {
 		t.Run(kind, func(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 
 const workersHung = "caddy_kv_router_workers_hung"
 
-// TestHungEnginesAreFound hangs two of four engines, without any deadline: the
-// first one after its header, the second one before it. 32 clients wait for as
-// long as it takes; others come and go, and leave after two seconds.
+// TestHungEnginesAreFound hangs two of four engines without any deadline: one after its
+// header, the other before it. 32 clients wait without a limit. Others come and leave
+// after two seconds.
 func TestHungEnginesAreFound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
@@ -104,8 +104,8 @@ func TestHungEnginesAreFound(t *testing.T) {
 	if n := engines[0].Requests() + engines[1].Requests() - was; n > 8 {
 		t.Errorf("%d requests in two seconds went to engines that hang", n)
 	}
-	if n := s.logged(t, "worker hangs"); n != 2 {
-		t.Errorf("%d log lines say that a worker hangs, want 2", n)
+	if n := s.logged(t, "worker is hung"); n != 2 {
+		t.Errorf("%d log lines say that a worker is hung, want 2", n)
 	}
 
 	// That they hung does not make them slow to the default policy.
@@ -133,9 +133,9 @@ func TestHungEnginesAreFound(t *testing.T) {
 	goroutines(t, s, engines, level)
 }
 
-// TestHungRequestsMoveWhenThereIsRoom hangs one of two engines, both of which are full
-// with others waiting. The requests on it stay until no other requests wait, and the
-// other engine then serves them. None is rejected.
+// TestHungRequestsMoveWhenThereIsRoom hangs one of two engines. Both are full, and other
+// requests wait. The hung requests stay until no other request waits. Then the other
+// engine serves them, and none is rejected.
 func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
@@ -173,9 +173,9 @@ func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestRetriesStayWithinTheBudget lets both engines refuse, with a budget that
-// is soon spent. Further requests get the refusal, and the engines get no more
-// retries than the budget allows.
+// TestRetriesStayWithinTheBudget has both engines refuse, with a small retry budget.
+// Further requests get the refusal, and the engines get no more retries than the budget
+// allows.
 func TestRetriesStayWithinTheBudget(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool poor", "retry_budget 10% 0.5/s"))
@@ -202,14 +202,14 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 		{"caddy_kv_router_retries_denied_total", []string{`pool="poor"`}, float64(2*320 - sent)},
 		{requestsTotal, []string{`pool="poor"`, `outcome="engine_error"`}, 320},
 	})
-	if n := s.logged(t, "retry budget spent begins"); n != 1 {
+	if n := s.logged(t, "condition begins: retry budget spent"); n != 1 {
 		t.Errorf("%d log lines say that the budget is spent, want 1", n)
 	}
 	s.booksAtZero(t)
 }
 
-// TestRefusedConnectionsAreFree has one of two engines gone, and no budget at
-// all.
+// TestRefusedConnectionsAreFree has one of two engines down, and a retry budget of
+// nothing.
 func TestRefusedConnectionsAreFree(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool free", "retry_budget 0% 0/s", "policy round_robin"))

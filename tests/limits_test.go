@@ -15,8 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// directives are what a site has before its engines; reverse_proxy is there to
-// compare with.
+// directives are the handlers before a site's engines. reverse_proxy is the reference.
 var directives = []string{"reverse_proxy", "kv_router"}
 
 // site returns a directive for the engines with lines of a reverse_proxy block.
@@ -28,21 +27,21 @@ func site(directive string, engines []*canned.Engine, proxy ...string) string {
 	return block
 }
 
-// refusal is an answer that a worker gives when it takes no more requests.
+// refusal is the answer of a worker that accepts no more requests.
 var refusal = canned.Fault{
 	Kind: canned.Status, Status: http.StatusServiceUnavailable,
 	Header: http.Header{"Retry-After": {"7"}}, Body: `{"error":{"message":"full"}}`,
 }
 
-// refuse gives that answer.
+// refuse sends that answer.
 func refuse(w http.ResponseWriter) {
 	w.Header()["Retry-After"] = refusal.Header["Retry-After"]
 	w.WriteHeader(refusal.Status)
 	io.WriteString(w, refusal.Body)
 }
 
-// TestTryDurationOutlastsARestart has the only engine away for a second while
-// the operator lets requests be tried for longer.
+// TestTryDurationOutlastsARestart has the only engine down for a second. lb_try_duration
+// is longer.
 func TestTryDurationOutlastsARestart(t *testing.T) {
 	for _, d := range directives {
 		t.Run(d, func(t *testing.T) {
@@ -59,10 +58,9 @@ func TestTryDurationOutlastsARestart(t *testing.T) {
 	}
 }
 
-// TestRetriesAreLimited counts the attempts at a request that every worker
-// refuses. Each worker is tried once, or as often as lb_retries says, with
-// untried workers first. Without limits, one that breaks is made on one more
-// worker.
+// TestRetriesAreLimited counts the attempts at a request that every worker refuses. Each
+// worker is tried once, or as often as lb_retries says, with untried workers first.
+// Without limits, a request that breaks is retried on one more worker.
 func TestRetriesAreLimited(t *testing.T) {
 	for _, v := range []struct {
 		limit    []string
@@ -110,8 +108,8 @@ func TestRetriesAreLimited(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsWhileAWorkerIsLeft has an interval that no client would sit
-// out: it is for the time when all workers have been tried.
+// TestNobodyWaitsWhileAWorkerIsLeft has an interval that is too long for any client. It
+// applies only after all workers were tried.
 func TestNobodyWaitsWhileAWorkerIsLeft(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
 	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 10m", "lb_try_interval 5m"))
@@ -146,8 +144,8 @@ func TestNextRoundBeginsAfterTheInterval(t *testing.T) {
 	}
 }
 
-// TestRefusalIsGivenOutWhenTimeIsOver has requests for which the operator's
-// limits end the search: what an engine had answered reaches the client whole.
+// TestRefusalIsGivenOutWhenTimeIsOver has requests whose retries end by the operator's
+// limits. The client gets an engine's whole answer.
 func TestRefusalIsGivenOutWhenTimeIsOver(t *testing.T) {
 	for _, v := range []struct {
 		name    string
@@ -191,8 +189,8 @@ func TestRefusalIsGivenOutWhenTimeIsOver(t *testing.T) {
 	}
 }
 
-// TestRefusalOutlivesABadAddress has a refusal held back while the other worker
-// is asked, whose address is no address: the proxy gives up on such a request.
+// TestRefusalOutlivesABadAddress holds back a refusal while it tries the other worker,
+// whose address is invalid. The proxy ends such a request.
 func TestRefusalOutlivesABadAddress(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	engines[0].SetFault(refusal)
@@ -213,7 +211,7 @@ func TestRefusalOutlivesABadAddress(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// outlast waits, unless the client leaves first.
+// outlast waits for a time or until the client leaves.
 func outlast(r *http.Request, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -221,8 +219,8 @@ func outlast(r *http.Request, d time.Duration) {
 	}
 }
 
-// TestRefusalSaysWhoGaveIt has an answer held back while the other worker is
-// asked, which is not there: the headers name the worker that answered.
+// TestRefusalSaysWhoGaveIt holds back a refusal while it tries the other worker, which is
+// down. The headers name the worker that answered.
 func TestRefusalSaysWhoGaveIt(t *testing.T) {
 	for _, rest := range []string{"Refuses", "HangsUp"} {
 		t.Run(rest, func(t *testing.T) {

@@ -67,7 +67,7 @@ func (e *anyModel) count() int {
 	return e.served
 }
 
-// asked returns the requests for its list since the last call.
+// asked returns the requests for the list of models since the last call.
 func (e *anyModel) asked() []*http.Request {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -90,8 +90,8 @@ func (s *server) models(t *testing.T) (ids []string) {
 	return ids
 }
 
-// TestModelsThatNobodyListsGoAnywhere has engines that take any name, one
-// address where nobody is, and an engine that does not tell.
+// TestModelsThatNobodyListsGoAnywhere has engines that accept any model name, an address
+// without an engine, and an engine without a list of models.
 func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 	a, b := startAnyModel(t, lists("base")), startAnyModel(t, lists("base"))
 	c := startAnyModel(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) })
@@ -109,8 +109,8 @@ func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 	}
 }
 
-// TestKeysGoToTheirOwnWorkersOnly has two handlers of one pool, of which one has
-// a key, and reloads without a worker.
+// TestKeysGoToTheirOwnWorkersOnly has two handlers of one pool, one of them with a key. A
+// reload removes a worker.
 func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	a, b := startAnyModel(t, lists("base")), startAnyModel(t, lists("base"))
 	with := "handle /a/* {\nkv_router %s {\nworker %s {\napi_key sk-first\n}\n}\n}\nhandle /v1/* {\nkv_router %s %s\n}"
@@ -151,7 +151,8 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	}
 }
 
-// TestOwnRequestsGoAsClientsDo rewrites what the engines see of requests.
+// TestOwnRequestsGoAsClientsDo has header operations. They apply to the router's own
+// requests, too.
 func TestOwnRequestsGoAsClientsDo(t *testing.T) {
 	e := startAnyModel(t, lists("base"))
 	s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s {\nheader_up Host engine.internal\nheader_up Authorization \"Bearer sk-x\"\n}\n}", e.addr()))
@@ -167,7 +168,7 @@ func TestOwnRequestsGoAsClientsDo(t *testing.T) {
 	})
 }
 
-// TestListsAreCompleted looks at the list that clients get.
+// TestListsAreCompleted checks the list of models that clients get.
 func TestListsAreCompleted(t *testing.T) {
 	t.Run("FirstRequest", func(t *testing.T) {
 		s := startCaddy(t, "kv_router "+startAnyModel(t, lists("a")).addr()+" "+startAnyModel(t, lists("b")).addr())
@@ -239,8 +240,8 @@ func TestListsAreCompleted(t *testing.T) {
 	})
 }
 
-// TestHangingListsDelayLittle has engines that never list their models: the first
-// request waits for the first probes, but not long.
+// TestHangingListsDelayLittle has engines that never answer the request for their models.
+// The first request waits for the first probes, but not long.
 func TestHangingListsDelayLittle(t *testing.T) {
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	ln, err := canned.Listen()
@@ -270,8 +271,8 @@ func TestHangingListsDelayLittle(t *testing.T) {
 	}
 }
 
-// TestSessionsOfSeveralModels has a session whose turns alternate between a
-// model with two workers and one that only a third worker serves.
+// TestSessionsOfSeveralModels has a session whose turns alternate between two models. Two
+// workers serve one of them, and a third worker serves the other.
 func TestSessionsOfSeveralModels(t *testing.T) {
 	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "a"), startModelEngine(t, "b"), startModelEngine(t, "b")}
 	site := "kv_router"
@@ -291,8 +292,8 @@ func TestSessionsOfSeveralModels(t *testing.T) {
 	}
 }
 
-// TestOtherRequestsGoToEnginesWithTheirModel has requests for no API that is
-// known, which name their model.
+// TestOtherRequestsGoToEnginesWithTheirModel sends requests of unknown APIs that name
+// their model.
 func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "b:x"), startModelEngine(t, "c")}
 	s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" "+engines[2].addr())
@@ -310,8 +311,8 @@ func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	}
 }
 
-// TestChangedModelsAreServedElsewhere swaps the models of two engines under load:
-// what the one does not serve any more, the other does.
+// TestChangedModelsAreServedElsewhere swaps the models of two engines under load. Requests
+// follow their model.
 func TestChangedModelsAreServedElsewhere(t *testing.T) {
 	one, two := startModelEngine(t, "a", "b"), startModelEngine(t, "a")
 	s := startCaddy(t, "kv_router "+one.addr()+" "+two.addr())

@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// fate is what became of a request, as its client sees it.
+// fate is the end of a request as its client sees it.
 type fate int
 
 const (
@@ -46,7 +46,7 @@ type visit struct {
 	err                 error
 }
 
-// wait returns how long the first token took, or the answer that was none.
+// wait returns the time to the first token, or to the end if there was none.
 func (v *visit) wait() time.Duration {
 	if v.first.IsZero() {
 		return v.ended.Sub(v.begun)
@@ -54,9 +54,8 @@ func (v *visit) wait() time.Duration {
 	return v.first.Sub(v.begun)
 }
 
-// load is clients that hold streamed conversations of several turns, one after
-// the other. Those with an even number name their session, each conversation
-// another.
+// load is clients that hold streamed conversations of several turns, one after the other.
+// Clients with an even number send a session key for each conversation.
 type load struct {
 	s *server
 	// patience returns for how long the client stays with its nth request, 0
@@ -81,7 +80,7 @@ type load struct {
 	resent int
 }
 
-// start lets n clients begin.
+// start starts n clients.
 func (l *load) start(ctx context.Context, n int) {
 	l.run, l.abort = context.WithCancel(ctx)
 	l.ctx, l.end = context.WithCancel(l.run)
@@ -90,8 +89,8 @@ func (l *load) start(ctx context.Context, n int) {
 	}
 }
 
-// stop lets the clients finish what they are at, and ends it after a while. It
-// tells whether they finished by themselves.
+// stop lets the clients finish their requests, and cancels them after a while. It returns
+// whether they finished by themselves.
 func (l *load) stop(within time.Duration) bool {
 	l.end()
 	done := make(chan struct{})
@@ -110,7 +109,7 @@ func (l *load) stop(within time.Duration) bool {
 	}
 }
 
-// all returns what became of the requests so far.
+// all returns the results so far.
 func (l *load) all() []visit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +153,7 @@ func (l *load) client(i int) {
 	}
 }
 
-// slowHeader tells an engine that the client reads slowly.
+// slowHeader marks a request whose client reads slowly.
 const slowHeader = "X-Slow"
 
 func pausing(ctx context.Context, d time.Duration) {
@@ -164,8 +163,7 @@ func pausing(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ask makes a request, and returns what became of it and the words of its
-// answer.
+// ask makes a request and returns its fate and the words of its answer.
 func (l *load) ask(i, n int, c chat, session string) (v visit, text string) {
 	v = visit{client: i, session: session, begun: time.Now(), fate: failed}
 	ctx := l.run
@@ -253,8 +251,8 @@ func (v *visit) read(body io.Reader) string {
 	}
 }
 
-// trickle reads a little at a time, as a client does whose line is slow, and
-// all of the rest after a while.
+// trickle reads slowly, as over a slow connection, and reads the rest at once after a
+// while.
 type trickle struct {
 	ctx   context.Context
 	r     io.Reader

@@ -39,9 +39,9 @@ func forwardProxy(t *testing.T, to string) *httptest.Server {
 	return proxy
 }
 
-// TestWorkerBehindAForwardProxyIsNotMarkedDown has a worker with TLS that is
-// reached only through a forward proxy. Its models are configured, so that most
-// looks ask it nothing. A restart of the proxy is no restart of the engine.
+// TestWorkerBehindAForwardProxyIsNotMarkedDown has a worker with TLS that is reached only
+// through a forward proxy. Its models are configured, so most probes only connect. A
+// restart of the proxy is no restart of the engine.
 func TestWorkerBehindAForwardProxyIsNotMarkedDown(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -72,8 +72,8 @@ func TestWorkerBehindAForwardProxyIsNotMarkedDown(t *testing.T) {
 	}
 }
 
-// TestLooksMakeNoFailedHandshakes has a worker with TLS that is never asked
-// anything.
+// TestLooksMakeNoFailedHandshakes has a worker with TLS to which the router sends no probe
+// requests.
 func TestLooksMakeNoFailedHandshakes(t *testing.T) {
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -99,8 +99,8 @@ func TestLooksMakeNoFailedHandshakes(t *testing.T) {
 	}
 }
 
-// acceptOnly listens at an address and accepts connections, as docker's proxy does
-// while the engine loads. It closes them at once, or answers nothing.
+// acceptOnly listens at an address and accepts connections, as docker's proxy does while
+// the engine loads. It closes them at once, or never answers.
 func acceptOnly(t *testing.T, addr string, closes bool) net.Listener {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
@@ -124,9 +124,8 @@ func acceptOnly(t *testing.T, addr string, closes bool) net.Listener {
 	return ln
 }
 
-// TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable has three workers. One
-// answers nothing from the beginning. Two accept connections before they answer
-// again, one of them after an absence.
+// TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable has three workers. One never answers.
+// Two accept connections before they answer again, one of them after an absence.
 func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 	tells := fakeVLLM("0.20.0", func() string { return vllmRanks(1) })
 	well, sudden, restarted := startFake(t, tells), startFake(t, tells), startFake(t, tells)

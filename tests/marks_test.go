@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// logged returns how many lines of Caddy's log have the text in them.
+// logged returns how many lines of Caddy's log contain the text.
 func (s *server) logged(t testing.TB, text string) int {
 	t.Helper()
 	data, err := os.ReadFile(s.log)
@@ -32,12 +32,12 @@ func (s *server) logged(t testing.TB, text string) int {
 	return n
 }
 
-// markedDown is what the log says of a worker that gets a mark.
+// markedDown is the log line of a worker that is marked down.
 const markedDown = "worker is marked down"
 
-// TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a
-// policy that would send it every second one. The marks alone keep requests
-// away, each for longer than the one before.
+// TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a policy that
+// would send it half of them. Only the marks keep requests away, each for longer than the
+// one before.
 func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy round_robin"))
@@ -63,9 +63,8 @@ func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestBusyWorkerComesBack has two workers in the middle of long streams, one of
-// which refuses one request. What it has from before must not keep new requests
-// away from it.
+// TestBusyWorkerComesBack has two workers in the middle of long streams. One of them
+// refuses one request. Its earlier streams must not keep new requests away from it.
 func TestBusyWorkerComesBack(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{Words: 600, PerWord: 50 * time.Millisecond})
 	s := startCaddy(t, route(engines, "policy least_load"))
@@ -91,9 +90,9 @@ func TestBusyWorkerComesBack(t *testing.T) {
 	}
 }
 
-// TestEngineThatOnlyAnswersErrorsIsLeftAlone has one of four engines answer an
-// error at once. An engine whose core died or that lacks the model does so, and
-// looks like the least busy one.
+// TestEngineThatOnlyAnswersErrorsIsLeftAlone has one of four engines answer errors at
+// once. An engine whose core died or that lacks the model does so, and looks like the
+// least busy one.
 func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 	for _, status := range []int{500, 404} {
 		t.Run(strconv.Itoa(status), func(t *testing.T) {
@@ -139,8 +138,7 @@ func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestClientsMistakesMarkNobody has clients that ask for a model which no engine
-// has.
+// TestClientsMistakesMarkNobody has clients that ask for a model that no engine has.
 func TestClientsMistakesMarkNobody(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy round_robin"))
@@ -159,8 +157,8 @@ func TestClientsMistakesMarkNobody(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreNotPassiveFailures has the operator's passive health checks:
-// a worker that was busy has not failed in their sense, one that is gone has.
+// TestRefusalsAreNotPassiveFailures has Caddy's passive health checks. They count a worker
+// that is gone as failed, but not one that was busy.
 func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 	for _, d := range directives {
 		t.Run(d, func(t *testing.T) {
@@ -196,7 +194,7 @@ func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 	}
 }
 
-// passiveFails returns what Caddy's admin endpoint says of failures, by address.
+// passiveFails returns the failures by address that Caddy's admin endpoint shows.
 func (s *server) passiveFails(t *testing.T) map[string]int {
 	t.Helper()
 	status, page, err := s.get(t.Context(), "http://"+s.admin+"/reverse_proxy/upstreams")
@@ -217,9 +215,9 @@ func (s *server) passiveFails(t *testing.T) map[string]int {
 	return fails
 }
 
-// TestEngineThatWasGoneHoldsNothing restarts an engine: its cache is empty, and
-// the prediction knows. A stream that its end cuts has marked it already when
-// the first connection is refused.
+// TestEngineThatWasGoneHoldsNothing restarts an engine. Its cache is empty, and the
+// router's prediction must be, too. Its end has broken a stream and so marked the worker
+// down before the first connection is refused.
 func TestEngineThatWasGoneHoldsNothing(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		t.Run(map[bool]string{false: "Idle", true: "InMidStream"}[busy], func(t *testing.T) {

@@ -25,8 +25,8 @@ func (s *server) sendBy(t *testing.T, method, path, body string, header ...strin
 	return s.do(req)
 }
 
-// TestEveryMethodIsHeldToTheSame has what SGLang takes by PUT and GET, too: it is
-// read as a POST is, wherever it goes.
+// TestEveryMethodIsHeldToTheSame has requests that SGLang accepts by PUT and GET, too. The
+// router reads them as it reads a POST.
 func TestEveryMethodIsHeldToTheSame(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "priority on"), "trust tenants", "response_headers X-KV-"))

@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestWhatIsNoJSONPasses has an engine that orders by priorities, which nobody is
-// trusted with: sounds, images and forms say nothing of that, however long.
+// TestWhatIsNoJSONPasses has an engine that orders by priority, for which no client has
+// the grant. Sounds, images and forms carry no priority. They pass at any length.
 func TestWhatIsNoJSONPasses(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "priority on"), "max_body 40KiB"))
@@ -47,8 +47,8 @@ func TestWhatIsNoJSONPasses(t *testing.T) {
 	}
 }
 
-// TestUploadsAreStreamed has clients send the rest of their bodies when the engine
-// has got the beginning.
+// TestUploadsAreStreamed has clients send the rest of their bodies only after the engine
+// has received the beginning.
 func TestUploadsAreStreamed(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	addr := serveRaw(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -85,8 +85,8 @@ func TestUploadsAreStreamed(t *testing.T) {
 	}
 }
 
-// TestStreamedBodiesAreLetGoOf has a body that is longer than is read, and an answer
-// that goes on when it was sent.
+// TestStreamedBodiesAreLetGoOf has a body that is too long to be read, and an answer that
+// continues after the upload.
 func TestStreamedBodiesAreLetGoOf(t *testing.T) {
 	answered := make(chan struct{})
 	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
@@ -118,8 +118,8 @@ func TestStreamedBodiesAreLetGoOf(t *testing.T) {
 	}
 }
 
-// TestContentTypeDoesNotGetAroundMaxRunning sends inferences with another
-// Content-Type than JSON, some of them unreadable. Each takes a slot.
+// TestContentTypeDoesNotGetAroundMaxRunning sends inferences whose Content-Type is not
+// JSON, some of them unreadable. Each takes a slot.
 func TestContentTypeDoesNotGetAroundMaxRunning(t *testing.T) {
 	var running, most atomic.Int64
 	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {

@@ -73,8 +73,7 @@ func (d dashboard) expressions() map[string][]string {
 	return all
 }
 
-// TestDashboardIsWellFormed holds the dashboard to what Grafana needs to draw
-// it.
+// TestDashboardIsWellFormed checks that the dashboard has what Grafana needs to draw it.
 func TestDashboardIsWellFormed(t *testing.T) {
 	d := readDashboard(t)
 	if d.SchemaVersion < 39 {
@@ -139,8 +138,8 @@ var (
 	legendOf   = regexp.MustCompile(`\{\{\s*(\w+)\s*\}\}`)
 )
 
-// badNames returns what an expression names that is not in the scrape: metrics,
-// labels of them, and those that it groups by.
+// badNames returns the metrics, labels and grouping labels of an expression that are not
+// in the scrape.
 func badNames(expr string, scraped map[string]map[string]bool) []string {
 	var bad []string
 	all := map[string]bool{"le": true, "job": true, "instance": true} // Prometheus adds the last two
@@ -179,8 +178,8 @@ func badLegend(expr, legend string) []string {
 	return bad
 }
 
-// eventful returns the metrics of a Caddy that has had retries, fallbacks,
-// streams and sessions, and has a shadow policy.
+// eventful returns the metrics of a Caddy that has had retries, fallbacks, streams and
+// sessions, and has a shadow policy.
 func eventful(t *testing.T) metrics {
 	engines := startEngines(t, 2, canned.Pace{Words: 4})
 	s := startCaddy(t, route(engines, "shadow random"))
@@ -194,8 +193,8 @@ func eventful(t *testing.T) metrics {
 	return s.scrape(t)
 }
 
-// TestDashboardAndAlertsNameWhatIsThere holds all names in the dashboard and in
-// the alert rules against the metrics of a Caddy that served requests.
+// TestDashboardAndAlertsNameWhatIsThere compares all names in the dashboard and in the
+// alert rules with the metrics of a Caddy that served requests.
 func TestDashboardAndAlertsNameWhatIsThere(t *testing.T) {
 	scraped := scrapedLabels(eventful(t))
 	d := readDashboard(t)
@@ -260,8 +259,7 @@ func TestWrongNamesAreFound(t *testing.T) {
 	}
 }
 
-// TestDashboardIsPromQL lets promtool read the dashboard's queries, where it is
-// installed.
+// TestDashboardIsPromQL checks the dashboard's queries with promtool, if it is installed.
 func TestDashboardIsPromQL(t *testing.T) {
 	tool, err := exec.LookPath("promtool")
 	if err != nil {
@@ -287,8 +285,8 @@ func TestDashboardIsPromQL(t *testing.T) {
 	}
 }
 
-// TestUnitWritesNoEnvironment looks at the unit: the environment has keys, and
-// what Caddy writes at its start is in the journal.
+// TestUnitWritesNoEnvironment checks the unit file. With --environ Caddy would write its
+// environment, which holds keys, into the journal.
 func TestUnitWritesNoEnvironment(t *testing.T) {
 	unit, err := os.ReadFile(operations + "caddy.service")
 	if err != nil {
@@ -299,7 +297,7 @@ func TestUnitWritesNoEnvironment(t *testing.T) {
 	}
 }
 
-// TestMetricSaysWhoIsLeftAlone drains one worker, and has another one fail.
+// TestMetricSaysWhoIsLeftAlone drains one worker and makes another one fail.
 func TestMetricSaysWhoIsLeftAlone(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy round_robin"))

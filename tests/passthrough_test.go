@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// received returns the only request that the engines were sent.
+// received returns the only request that the engines received.
 func received(t *testing.T, engines []*canned.Engine) canned.Request {
 	t.Helper()
 	var all []canned.Request
@@ -34,7 +34,7 @@ func gzipped(body string) string {
 	return b.String()
 }
 
-// bodies are request bodies of which no byte may change.
+// bodies are request bodies that must pass unchanged.
 var bodies = []struct {
 	name, path, body string
 	header           []string
@@ -67,8 +67,8 @@ var bodies = []struct {
 	{name: "Oversized", body: `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("long ", 100_000) + `"}]}`},
 }
 
-// TestBodyReachesTheEngineByteForByte sends each body with and without a
-// Content-Length. What is wrong with it is for the engine to say.
+// TestBodyReachesTheEngineByteForByte sends each body with and without a Content-Length.
+// Errors in it are the engine's to report.
 func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 	for _, v := range bodies {
 		for _, chunked := range []bool{false, true} {
@@ -126,8 +126,8 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 	}
 }
 
-// TestNvextIsCutOut has requests whose nvext is the router's alone: the engine
-// gets them as if it had never been there.
+// TestNvextIsCutOut has requests whose nvext is for the router only. The engine gets them
+// without it.
 func TestNvextIsCutOut(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))
@@ -175,8 +175,8 @@ func TestNvextIsCutOut(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestMalformedNvextIsRefused has what only the router could understand, and
-// does not: it says so, and no engine is bothered.
+// TestMalformedNvextIsRefused has malformed nvext. The router refuses it, and no engine
+// gets the request.
 func TestMalformedNvextIsRefused(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines))

@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// TestPinnedRequestsGoWhereTheySay names each of three workers in each way, on
-// requests of each kind.
+// TestPinnedRequestsGoWhereTheySay pins requests of each kind to each of three workers, in
+// each way.
 func TestPinnedRequestsGoWhereTheySay(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-", "trust pins explain"))
@@ -51,7 +51,7 @@ func TestPinnedRequestsGoWhereTheySay(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestImpossiblePins names what is not there.
+// TestImpossiblePins pins requests to workers and ranks that do not exist.
 func TestImpossiblePins(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines, "taints a", "taints b"), "trust pins overrides"))
@@ -84,8 +84,8 @@ func TestImpossiblePins(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPinnedRanks has a worker with two ranks, where a pin must say which. It
-// also pins to a rank alone, which any worker with that rank may serve.
+// TestPinnedRanks has a worker with two ranks: a pin to it must name the rank. A pin to a
+// rank alone goes to any worker with that rank.
 func TestPinnedRanks(t *testing.T) {
 	two, one := startSimulated(t, engine.Config{Flavour: engine.VLLM, Ranks: 2}), startSimulated(t, engine.Config{})
 	s := startCaddy(t, simulated([]*engine.Engine{two, one}, "response_headers X-KV-", "trust pins",
@@ -115,9 +115,8 @@ func TestPinnedRanks(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPinnedToAWorkerThatDies has clients that name one of two workers while
-// that one dies and comes back. Their errors are its own: nothing they send
-// reaches the other one.
+// TestPinnedToAWorkerThatDies pins requests to one of two workers, which dies and returns.
+// Clients get its errors, and no request goes to the other worker.
 func TestPinnedToAWorkerThatDies(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{Words: 4, PerWord: time.Millisecond})
 	s := startCaddy(t, route(engines, numbered(engines), "trust pins", "retry_budget 1000% 1000/s"))
@@ -158,8 +157,8 @@ func TestPinnedToAWorkerThatDies(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPinnedErrorIsTheAnswer has a worker that refuses: another one is not
-// asked, also where the operator lets requests be tried again.
+// TestPinnedErrorIsTheAnswer pins a request to a worker that refuses it. The router tries
+// no other worker, even if the operator allows retries.
 func TestPinnedErrorIsTheAnswer(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	for _, block := range []string{"", "lb_retries 3", "lb_try_duration 3s"} {
@@ -184,8 +183,8 @@ func TestPinnedErrorIsTheAnswer(t *testing.T) {
 	}
 }
 
-// TestPinnedWorkerIsOut has a named worker that Caddy's health checks have out,
-// and one that is drained, which serves what names it.
+// TestPinnedWorkerIsOut pins requests to a worker that Caddy's health checks have taken
+// out, and to a draining one, which serves them.
 func TestPinnedWorkerIsOut(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	addrs := engines[0].Addr() + " " + engines[1].Addr()
@@ -207,7 +206,7 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	}
 	met := false
 	for _, in := range s.pool(t).Incidents {
-		met = met || in.What == "a worker that requests name is not available"
+		met = met || in.What == "requests pin a worker that is not available"
 	}
 	if !met {
 		t.Errorf("the incidents are %+v", s.pool(t).Incidents)
@@ -215,8 +214,8 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	s.mustChat(t, ask("hello"))
 }
 
-// TestPinnedRequestsWaitForTheirWorker has one slot at each worker: what names a
-// full worker waits for that one, though the other is idle.
+// TestPinnedRequestsWaitForTheirWorker gives each worker one slot. A request that is
+// pinned to the full worker waits for it, although the other is idle.
 func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines, "max_running 1", "max_running 1"), "trust pins", "queue {\nmax_wait 10s\n}"))
@@ -239,8 +238,8 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestPinDoesNotMoveTheSession has a session that is bound, one turn of which
-// names another worker; and one that is not bound yet.
+// TestPinDoesNotMoveTheSession pins one turn of a bound session to another worker. It also
+// pins the first turn of a new session, which is bound there.
 func TestPinDoesNotMoveTheSession(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "trust pins", affinity("hard")))
@@ -258,7 +257,7 @@ func TestPinDoesNotMoveTheSession(t *testing.T) {
 	}
 }
 
-// TestDirectMode has every inference request name its worker.
+// TestDirectMode has require_pin: every inference request must name its worker.
 func TestDirectMode(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "require_pin", "response_headers X-KV-"))
@@ -294,8 +293,8 @@ func TestDirectMode(t *testing.T) {
 	}
 }
 
-// TestResponsesReturnToTheirEngine has three engines, and requests that name
-// responses of theirs: they go where these are kept.
+// TestResponsesReturnToTheirEngine has three engines. Requests that name a response go to
+// the engine that keeps it.
 func TestResponsesReturnToTheirEngine(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-", "policy round_robin"))
@@ -349,8 +348,8 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestResponseIsNamedWhileItIsMade has a stream that has only begun. A request
-// for its response goes to the engine that makes it, and not to the idle one.
+// TestResponseIsNamedWhileItIsMade names the response of a stream that has only begun. The
+// request goes to the engine that makes the response, not to the idle one.
 func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines))

@@ -19,8 +19,8 @@ import (
 
 func init() { caddy.RegisterModule(new(faulty)) }
 
-// faulty is a policy of somebody else's: it spoils what it is given, and then
-// chooses nothing, or panics.
+// faulty is a defective foreign policy. It changes its arguments, and then chooses nothing
+// or panics.
 type faulty struct {
 	// Fault is negative, high, truncates or panics.
 	Fault string `json:"fault"`
@@ -53,8 +53,8 @@ func (f *faulty) Choose(s *kvscore.Selection) int {
 	panic(f.Fault)
 }
 
-// TestEachPolicyServes holds interleaved conversations through each of the
-// policies: all are served, by all engines, and nothing stays booked.
+// TestEachPolicyServes holds interleaved conversations through each of the policies. All
+// requests are served, by all engines, and no lease is left.
 func TestEachPolicyServes(t *testing.T) {
 	for _, policy := range []string{
 		"random", "power_of_two", "prefix_hash",
@@ -80,9 +80,9 @@ func TestEachPolicyServes(t *testing.T) {
 	}
 }
 
-// TestConversationsStayUnderPrefixHash has conversations whose first turn fills
-// the beginning that is hashed. The bound is as high as the number of engines,
-// which bounds nothing. When an engine dies, only its conversations move.
+// TestConversationsStayUnderPrefixHash has conversations whose first turn fills the hashed
+// prefix. The load factor equals the number of engines, so it limits nothing. When an
+// engine dies, only its conversations move.
 func TestConversationsStayUnderPrefixHash(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy prefix_hash {\nload_factor 4\n}"))
@@ -108,9 +108,9 @@ func TestConversationsStayUnderPrefixHash(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPrefixHashIsBounded has eight prompts that begin alike under way at once,
-// of which the bound lets an engine have three. The last ones have less company
-// and may be packed closer.
+// TestPrefixHashIsBounded has eight active prompts with the same beginning. The bound
+// allows three on one engine. The last ones have fewer others beside them and may be
+// packed closer.
 func TestPrefixHashIsBounded(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{FirstToken: 50 * time.Millisecond})
 	s := startCaddy(t, route(engines, "policy prefix_hash"))
@@ -130,8 +130,8 @@ const (
 	shadowFaults = "caddy_kv_router_shadow_faults_total"
 )
 
-// inTurn sends n prompts that begin alike, one after the other, and fails the
-// test unless the engines answer in turn.
+// inTurn sends n prompts with the same beginning, one after the other. It fails the test
+// unless the engines answer in turn.
 func (s *server) inTurn(t *testing.T, n int) {
 	t.Helper()
 	same := prose(rand.New(rand.NewPCG(9, 9)), 2000, 2000)
@@ -145,8 +145,8 @@ func (s *server) inTurn(t *testing.T, n int) {
 	}
 }
 
-// TestShadowIsCountedAndSteersNothing has one policy serve in turn with several
-// shadows, one after the other.
+// TestShadowIsCountedAndSteersNothing has one policy serve in turn with several shadows,
+// one after the other.
 func TestShadowIsCountedAndSteersNothing(t *testing.T) {
 	const n = 10
 	engines := startEngines(t, 2, canned.Pace{})
@@ -189,7 +189,7 @@ func TestShadowIsCountedAndSteersNothing(t *testing.T) {
 	s.differencesAreLogged(t, n/2)
 }
 
-// differencesAreLogged looks for the debug lines of choices that differ.
+// differencesAreLogged checks the debug lines of choices that differ.
 func (s *server) differencesAreLogged(t *testing.T, want int) {
 	t.Helper()
 	data, err := os.ReadFile(s.log)
@@ -198,7 +198,7 @@ func (s *server) differencesAreLogged(t *testing.T, want int) {
 	}
 	lines := 0
 	for line := range strings.Lines(string(data)) {
-		if !strings.Contains(line, `"the shadow chose another worker"`) {
+		if !strings.Contains(line, `"shadow policy chose another worker"`) {
 			continue
 		}
 		lines++
@@ -221,8 +221,8 @@ func (s *server) differencesAreLogged(t *testing.T, want int) {
 	}
 }
 
-// TestShadowIsAskedForChoicesOnly has requests that no policy chooses for: those
-// of bound sessions, and those that are no inference requests.
+// TestShadowIsAskedForChoicesOnly has requests that no policy chooses for: requests of
+// bound sessions, and requests that are not inference requests.
 func TestShadowIsAskedForChoicesOnly(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool choices", "shadow least_load", "policy dynamo"), "metrics")

@@ -14,9 +14,9 @@ func twoSites(a, b string) string {
 	return fmt.Sprintf("handle_path /a/* {\n%s\n}\nhandle_path /b/* {\n%s\n}", a, b)
 }
 
-// TestBareHandlerLeavesItsPoolAsItIs has one handler that describes the workers
-// and one that only names their pool: what the first says holds for both,
-// whichever serves first.
+// TestBareHandlerLeavesItsPoolAsItIs has one handler that describes the workers and one
+// that only names their pool. The settings of the first apply to both, whichever serves
+// first.
 func TestBareHandlerLeavesItsPoolAsItIs(t *testing.T) {
 	const room = 2000 // tokens
 	for _, order := range []string{"ab", "ba"} {
@@ -57,8 +57,8 @@ func TestBareHandlerLeavesItsPoolAsItIs(t *testing.T) {
 	}
 }
 
-// TestHandlersOfOnePoolMustAgree has two handlers that want different things of
-// one pool: the error says which, and what each wants.
+// TestHandlersOfOnePoolMustAgree has two handlers with contradicting settings of one pool.
+// The error names the setting and both values.
 func TestHandlersOfOnePoolMustAgree(t *testing.T) {
 	s := startCaddy(t, "respond 204")
 	for _, v := range []struct {
@@ -97,8 +97,8 @@ func TestHandlersOfOnePoolMustAgree(t *testing.T) {
 	}
 }
 
-// TestAgreementIsOneConfigurations changes a pool's settings by a reload: they
-// contradict those before, which is no contradiction.
+// TestAgreementIsOneConfigurations changes a pool's settings by a reload. Only the
+// settings of one configuration must agree.
 func TestAgreementIsOneConfigurations(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "index {\ntext_block 32\n}"))

@@ -10,7 +10,7 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// queryAnswer is what the tests look at of an answer to a query.
+// queryAnswer is the part of an answer to a query that the tests check.
 type queryAnswer struct {
 	ID, Object string
 	Choices    *[]any
@@ -38,8 +38,8 @@ func queried(t testing.TB, a answer, stream bool) (q queryAnswer) {
 	return q
 }
 
-// TestQueryTellsTheWorker asks where a request would go, and makes it then, with
-// the worker that was told.
+// TestQueryTellsTheWorker queries a request, and then sends it to the worker of the
+// answer.
 func TestQueryTellsTheWorker(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-", "trust pins explain"))
@@ -77,7 +77,7 @@ func TestQueryTellsTheWorker(t *testing.T) {
 	}
 }
 
-// TestQueryTellsTokens asks with prompts whose token ids are known, and not.
+// TestQueryTellsTokens queries prompts with known and with unknown token ids.
 func TestQueryTellsTokens(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "trust explain"))
@@ -98,9 +98,8 @@ func TestQueryTellsTokens(t *testing.T) {
 	}
 }
 
-// TestQueryLeavesNothingBehind has queries of all kinds. No metric moves but the
-// count of queries, no session and no prompt is remembered, and no engine gets
-// them.
+// TestQueryLeavesNothingBehind has queries of all kinds. Only the count of queries grows.
+// The router stores no session and no prompt, and no engine gets the queries.
 func TestQueryLeavesNothingBehind(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "policy round_robin", "trust explain pins overrides", "affinity {\nttl 10m\n}"))
@@ -167,8 +166,8 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestQueryOfFullWorkers asks while all workers are full. The answer names the
-// worker that the request would wait for.
+// TestQueryOfFullWorkers queries while all workers are full. The answer names the worker
+// that the request would wait for.
 func TestQueryOfFullWorkers(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines, "max_running 1"), "trust explain"))
@@ -184,7 +183,7 @@ func TestQueryOfFullWorkers(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestQueryIsRefusedAsItsRequest has queries for what cannot be.
+// TestQueryIsRefusedAsItsRequest has queries of requests that the router refuses.
 func TestQueryIsRefusedAsItsRequest(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "trust explain pins overrides"))

@@ -11,8 +11,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// adopt makes the first request of a new configuration, which its pool takes the
-// settings on with.
+// adopt makes the first request of a new configuration, by which its pool adopts the
+// settings.
 func (s *server) adopt(t testing.TB, site string) {
 	t.Helper()
 	if err := s.reload(site); err != nil {
@@ -78,8 +78,8 @@ func TestLimitsChangeWhileRequestsWait(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestRemovedWorkerStillServesThoseWhoWait takes a worker out of the
-// configuration that requests wait for. They get it within its old limit.
+// TestRemovedWorkerStillServesThoseWhoWait removes a worker from the configuration while
+// requests wait for it. They get it within its old limit.
 func TestRemovedWorkerStillServesThoseWhoWait(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines[:1], fmt.Sprintf("worker %s {\nid 7\nmax_running 1\n}", engines[0].Addr())))
@@ -108,8 +108,8 @@ func TestRemovedWorkerStillServesThoseWhoWait(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestEngineDiesWhileRequestsWait kills the engine that requests wait for: they
-// go to the other, or get an answer soon where there is none.
+// TestEngineDiesWhileRequestsWait kills the engine that requests wait for. They go to the
+// other engine, or get an answer soon if there is none.
 func TestEngineDiesWhileRequestsWait(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		t.Run(fmt.Sprintf("Engines=%d", n), func(t *testing.T) {
@@ -147,8 +147,8 @@ func TestEngineDiesWhileRequestsWait(t *testing.T) {
 	}
 }
 
-// TestUnhealthyWorkerIsNotWaitedFor has Caddy's own health checks fail for the
-// only worker, while requests wait for it.
+// TestUnhealthyWorkerIsNotWaitedFor fails Caddy's health checks of the only worker while
+// requests wait for it.
 func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, "kv_router {\n"+maxRunning(1)+"\nreverse_proxy "+engines[0].Addr()+" {\nhealth_uri /ill\nhealth_interval 100ms\n}\n}")
@@ -202,9 +202,9 @@ func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestMarkedDownWorkerIsNoResortForFullOnes has a worker with room that has just
-// failed, and a full one that has not. A request waits for either. It does not
-// go to the first before its mark is over.
+// TestMarkedDownWorkerIsNoResortForFullOnes has a worker with a free slot that has just
+// failed, and a full healthy one. A request waits for either. It does not go to the first
+// before its mark ends.
 func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
@@ -243,8 +243,8 @@ func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestSessionIsAwayForOneTurn has a session's worker full at one of its turns, in each
-// mode of affinity.
+// TestSessionIsAwayForOneTurn fills a session's worker at one of its turns, in each mode
+// of affinity.
 func TestSessionIsAwayForOneTurn(t *testing.T) {
 	history := strings.Repeat("a long history ", 400)
 	for _, mode := range []string{"soft", "hard"} {
@@ -280,8 +280,7 @@ func TestSessionIsAwayForOneTurn(t *testing.T) {
 	}
 }
 
-// TestClientGoneLeavesNoSlotTaken has clients leave at each stage, and others
-// that then get the slot.
+// TestClientGoneLeavesNoSlotTaken has clients leave at each stage. Others get their slots.
 func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
 	for _, v := range []struct {
 		name string
@@ -338,8 +337,8 @@ func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
 	})
 }
 
-// TestFullWorkersAreExplained asks what would become of a request while one
-// worker is full, and while both are.
+// TestFullWorkersAreExplained explains a request while one worker is full, and while both
+// are.
 func TestFullWorkersAreExplained(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))

@@ -24,7 +24,7 @@ const (
 	queueWaits      = "caddy_kv_router_queue_wait_seconds_count"
 )
 
-// gate holds an engine's requests until they are let through, and counts them.
+// gate holds an engine's requests until the test admits them, and counts them.
 type gate struct {
 	name          string
 	running, most atomic.Int64
@@ -63,7 +63,7 @@ func (g *gate) answer(w http.ResponseWriter, status int) {
 	fmt.Fprintf(w, `{"choices":[{"message":{"role":"assistant","content":%q}}]}`, g.name)
 }
 
-// pass lets one request through.
+// pass admits one request.
 func (g *gate) pass(t testing.TB, status int) {
 	t.Helper()
 	select {
@@ -73,7 +73,7 @@ func (g *gate) pass(t testing.TB, status int) {
 	}
 }
 
-// opened lets all requests through from now on.
+// opened admits all requests from now on.
 func (g *gate) opened(t testing.TB) {
 	ctx := t.Context()
 	go func() {
@@ -87,7 +87,7 @@ func (g *gate) opened(t testing.TB) {
 	}()
 }
 
-// asked is a request under way.
+// asked is an active request.
 type asked struct {
 	answer chan answer
 	leave  context.CancelFunc
@@ -113,7 +113,7 @@ func (s *server) start(t testing.TB, path, body string, header ...string) asked 
 	return q
 }
 
-// startChat is start of a chat that says something.
+// startChat starts a chat with this content.
 func (s *server) startChat(t testing.TB, content string, header ...string) asked {
 	return s.start(t, "/v1/chat/completions", string(ask(content).body()), header...)
 }
@@ -127,7 +127,7 @@ func (s *server) wantWaiting(t testing.TB, n int) {
 	})
 }
 
-// slotsFree waits until nothing is booked, waits, or has a slot.
+// slotsFree waits until no lease, no queued request and no taken slot is left.
 func (s *server) slotsFree(t testing.TB) {
 	t.Helper()
 	s.booksAtZero(t)
@@ -157,8 +157,8 @@ func (s *server) slots(t testing.TB) (workers []workerSlots) {
 
 func maxRunning(n int) string { return fmt.Sprintf("worker * {\nmax_running %d\n}", n) }
 
-// TestWorkersAreNeverSentMoreThanTheyMayHave has 64 clients at two engines with
-// four slots each. Some requests are refused or broken, and retried.
+// TestWorkersAreNeverSentMoreThanTheyMayHave sends requests of 64 clients to two engines
+// with four slots each. Some requests are refused or broken, and retried.
 func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(4)))
@@ -215,13 +215,13 @@ func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
 		t.Error("nobody waited")
 	}
 	s.slotsFree(t)
-	if n := s.logged(t, "all workers are full, requests wait begins"); n != 1 {
+	if n := s.logged(t, "condition begins: all workers are full, and requests wait"); n != 1 {
 		t.Errorf("%d log lines say that requests wait, want 1", n)
 	}
 }
 
-// TestRequestsAreServedInTheirOrder has requests arrive one after the other
-// while the only slot is taken.
+// TestRequestsAreServedInTheirOrder sends requests one after the other while the only slot
+// is taken.
 func TestRequestsAreServedInTheirOrder(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
@@ -257,8 +257,8 @@ func TestRequestsAreServedInTheirOrder(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestRetryKeepsItsPlace has a request refused by one engine while others wait
-// that came later: it is the first to get the other engine.
+// TestRetryKeepsItsPlace has one engine refuse a request while later requests wait. The
+// refused request is the first to get the other engine.
 func TestRetryKeepsItsPlace(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
@@ -294,8 +294,8 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestTurnedAwayRequestsAreToldSo fills the queue, and lets time pass, with
-// clients of two APIs.
+// TestTurnedAwayRequestsAreToldSo fills the queue and exceeds its max_wait, with clients
+// of two APIs.
 func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 	for _, v := range []struct{ path, full, late string }{
 		{"/v1/chat/completions", "rate_limit_error", "server_error"},
@@ -354,8 +354,7 @@ func wantTurnedAway(t *testing.T, a answer, status int, code, kind string) {
 	}
 }
 
-// TestWaitIsInTheAccessLog has one request that waits and is served, and one that
-// is not.
+// TestWaitIsInTheAccessLog has two requests that wait: one is served, the other is not.
 func TestWaitIsInTheAccessLog(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	file := filepath.Join(t.TempDir(), "access.log")
@@ -398,8 +397,8 @@ func TestWaitIsInTheAccessLog(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestHeldRefusalGoesFirst has one engine refuse a request that then waits for
-// the other one in vain: the refusal is what the client gets.
+// TestHeldRefusalGoesFirst has one engine refuse a request, which then waits in vain for
+// the other one. The client gets the refusal.
 func TestHeldRefusalGoesFirst(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1), "queue {\nmax_wait 300ms\n}"))
@@ -427,8 +426,8 @@ func TestHeldRefusalGoesFirst(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestFullModelStopsNoOther has requests wait for a model, and others come for
-// one whose worker has room.
+// TestFullModelStopsNoOther has requests that wait for a model, and requests for another
+// model whose worker has a free slot.
 func TestFullModelStopsNoOther(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(2),

@@ -13,10 +13,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// TestConversationsStayOnTheirRank holds conversations with one engine of two
-// data-parallel ranks, short and long ones, whose clients ask for a rank of their
-// own in vain. Each turn is computed by the rank that the router says, which is
-// told in the way of the engine.
+// TestConversationsStayOnTheirRank holds short and long conversations with one engine of
+// two data-parallel ranks. Clients without the grant ask for a rank. The rank that the
+// router names computes each turn, and the router names it in the engine's own way.
 func TestConversationsStayOnTheirRank(t *testing.T) {
 	for _, v := range []struct {
 		flavour engine.Flavour
@@ -73,9 +72,9 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 	}
 }
 
-// talkToRanks holds conversations of some turns each, and returns the rank that
-// each request was said to have, by its id: "conversation-turn". Half of the
-// conversations have a session.
+// talkToRanks holds conversations of some turns each. It returns the rank that the router
+// named for each request, by its id: "conversation-turn". Half of the conversations have a
+// session.
 func (s *server) talkToRanks(t *testing.T, conversations, turns int) map[string]string {
 	t.Helper()
 	said, mu := make(map[string]string), sync.Mutex{}
@@ -116,9 +115,9 @@ func (s *server) talkToRanks(t *testing.T, conversations, turns int) map[string]
 	return said
 }
 
-// TestRanksOfOneWorkerAreTriedOnce has one worker with four ranks that refuses
-// everything, and one that does not. An attempt that failed leaves out the
-// worker, not the rank. What has no prompt to be read is told its rank, too.
+// TestRanksOfOneWorkerAreTriedOnce has one worker with four ranks that refuses everything,
+// and one that does not. After a failed attempt the router leaves out the worker, not only
+// the rank. Requests without a readable prompt get a rank, too.
 func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
 	four, one := startSimulated(t, engine.Config{Name: "four", Flavour: engine.SGLang, Ranks: 4}), startSimulated(t, engine.Config{Name: "one"})
 	s := startCaddy(t, simulated([]*engine.Engine{four, one}, "response_headers X-KV-", "policy least_load"))

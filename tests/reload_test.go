@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// configs are the site blocks that TestStreamsSurviveReload goes through.
+// configs are the site blocks of TestStreamsSurviveReload.
 type configs struct {
 	good, broken []string
 }
@@ -57,10 +57,9 @@ func (m metrics) counters() metrics {
 	return out
 }
 
-// TestStreamsSurviveReload reloads twice a second for 10 seconds, or 30 in the
-// long form, while 8 clients stream. Every third reload has a config that is
-// refused. No stream may break, no session may move, and the counters must
-// neither jump nor fall back.
+// TestStreamsSurviveReload reloads twice a second for 10 seconds, or 30 in the long form,
+// while 8 clients stream. Caddy rejects every third configuration. No stream may break, no
+// session may move, and the counters must neither jump nor fall.
 func TestStreamsSurviveReload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")
@@ -165,8 +164,8 @@ func TestStreamsSurviveReload(t *testing.T) {
 	}
 }
 
-// TestRequestsMeetReloads has short requests begin at every moment of a reload:
-// also when the old config is cleaned up while its server reads them.
+// TestRequestsMeetReloads sends short requests at every moment of a reload, also while
+// Caddy cleans up the old configuration that reads them.
 func TestRequestsMeetReloads(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 4 s")
@@ -211,8 +210,8 @@ func TestRequestsMeetReloads(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestRefusedConfigChangesNothing tries a config whose pool settings would drop
-// everything, and which fails in another module, with sessions bound.
+// TestRefusedConfigChangesNothing has bound sessions and loads a configuration that fails
+// in another module. Its pool settings would discard the sessions.
 func TestRefusedConfigChangesNothing(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
 	cfgs := reloadConfigs(engines)
@@ -242,8 +241,8 @@ func TestRefusedConfigChangesNothing(t *testing.T) {
 	}
 }
 
-// TestPoolIsSharedByName has two sites on one pool: what one of them served is
-// known to the other.
+// TestPoolIsSharedByName has two sites with one pool. Each knows what the other one
+// served.
 func TestPoolIsSharedByName(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
 	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n}"

@@ -19,8 +19,8 @@ func eventuallyTold(t *testing.T, s *server, e *engine.Engine, kind string) {
 	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == kind })
 }
 
-// TestTenantsHaveNoSaltButTheirOwn has clients write the salt of another one
-// beside their tenant's: in no API of any engine does it arrive.
+// TestTenantsHaveNoSaltButTheirOwn has clients send another tenant's salt beside their own
+// tenant. It reaches no engine in any API.
 func TestTenantsHaveNoSaltButTheirOwn(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	const mine = `"cache_salt":"mine"`
@@ -56,8 +56,8 @@ func TestTenantsHaveNoSaltButTheirOwn(t *testing.T) {
 
 func containsWord(words, word string) bool { return strings.Contains(" "+words+" ", " "+word+" ") }
 
-// TestSaltsAreEnforced has a pool of two engines, of which one keeps no caches
-// apart: requests with a salt go to the other one, or nowhere.
+// TestSaltsAreEnforced has a pool of two engines, one of which does not keep caches apart.
+// Requests with a salt go to the other one or are refused.
 func TestSaltsAreEnforced(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	engines[1].SetVersion("0.12.0")
@@ -156,8 +156,8 @@ func TestSaltsAreEnforced(t *testing.T) {
 	}
 }
 
-// TestSessionsOfTenantsAreApart has two tenants that name one session, to a
-// Dynamo and to an SGLang.
+// TestSessionsOfTenantsAreApart has two tenants that name the same session of a Dynamo and
+// of an SGLang.
 func TestSessionsOfTenantsAreApart(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	ids := []string{"X-Dynamo-Session-Id", "X-Dynamo-Parent-Session-Id", "X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id"}
@@ -216,8 +216,8 @@ func TestSessionsOfTenantsAreApart(t *testing.T) {
 	}
 }
 
-// TestSGLangSessionsAreOpenedThroughTheRouter has a tenant open a session, take a
-// turn in it and close it: all three name the same one.
+// TestSGLangSessionsAreOpenedThroughTheRouter has a tenant open a session, take a turn in
+// it and close it. All three requests name the same session to the engine.
 func TestSGLangSessionsAreOpenedThroughTheRouter(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), "trust tenants"))
@@ -239,8 +239,8 @@ func TestSGLangSessionsAreOpenedThroughTheRouter(t *testing.T) {
 	}
 }
 
-// TestPolicyClassNeedsPriorities has the header by which a Dynamo puts a request
-// into a class of its queue.
+// TestPolicyClassNeedsPriorities sends the header by which Dynamo chooses a request's
+// class in its queue.
 func TestPolicyClassNeedsPriorities(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "dynamo"), trust("priorities")))
@@ -276,8 +276,8 @@ func TestPolicyClassNeedsPriorities(t *testing.T) {
 	}
 }
 
-// TestVertexFormNeedsNoIsolation has bodies of Vertex AI's form, which the router
-// does not read, wherever SGLang's operator put the path.
+// TestVertexFormNeedsNoIsolation sends bodies of Vertex AI's form, which the router does
+// not read, at any path.
 func TestVertexFormNeedsNoIsolation(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	body := `{"instances":[{"text":"x"}],"parameters":{"cache_salt":"victim","session_params":{"id":"s"},"priority":99}}`
@@ -306,8 +306,8 @@ func TestVertexFormNeedsNoIsolation(t *testing.T) {
 	}
 }
 
-// TestTenantsDoNotHideTheirSessions has one name another's session where a hasty
-// reader does not see it.
+// TestTenantsDoNotHideTheirSessions has a tenant name another's session in members that a
+// lax reader overlooks.
 func TestTenantsDoNotHideTheirSessions(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), "trust tenants"))

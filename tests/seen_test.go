@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestResponseHeadersSayTheChoice asks two turns of one conversation. The second
-// goes back to the worker of the first, and says how much of it is held there.
+// TestResponseHeadersSayTheChoice makes two turns of a conversation. The second returns to
+// the worker of the first, and its header has the overlap there.
 func TestResponseHeadersSayTheChoice(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	var workers []string
@@ -69,8 +69,8 @@ func TestResponseHeadersSayTheChoice(t *testing.T) {
 	}
 }
 
-// TestSessionStaysWithItsWorker has turns of sessions that share no text: only
-// the key keeps them together.
+// TestSessionStaysWithItsWorker has sessions whose turns share no text. Only the key keeps
+// them together.
 func TestSessionStaysWithItsWorker(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})
 	s := startCaddy(t, route(engines, "affinity {\nmode hard\nkey nvext header:X-Conversation\n}", "response_headers X-KV-"))
@@ -108,7 +108,7 @@ func TestSessionStaysWithItsWorker(t *testing.T) {
 	}
 }
 
-// TestRoutingIsLogged looks for the debug line that Dynamo's users know.
+// TestRoutingIsLogged checks the debug line that Dynamo's users know.
 func TestRoutingIsLogged(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines), "debug")
@@ -120,8 +120,8 @@ func TestRoutingIsLogged(t *testing.T) {
 	})
 }
 
-// TestChoiceIsInPlaceholdersAndAccessLog reads the choice where an operator
-// would: in a header of his own making, and in the access log.
+// TestChoiceIsInPlaceholdersAndAccessLog reads the choice where an operator would: in a
+// header of the operator's, and in the access log.
 func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	file := filepath.Join(t.TempDir(), "access.log")
@@ -152,8 +152,8 @@ func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 	}
 }
 
-// TestMetricsAreThereBeforeTheFirstRequest lets dashboards be built on a fresh
-// start, and holds the labels to what is bounded.
+// TestMetricsAreThereBeforeTheFirstRequest checks that dashboards work on a fresh start,
+// and that all labels are bounded.
 func TestMetricsAreThereBeforeTheFirstRequest(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool fresh"))

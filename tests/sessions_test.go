@@ -10,15 +10,15 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// controlled is a turn of a session whose client says what becomes of it.
+// controlled is a turn of a session whose client controls the session.
 func controlled(text, control string) chat {
 	c := ask(text)
 	c.Nvext = fmt.Appendf(nil, `{"session_control":{"session_id":"s"%s}}`, control)
 	return c
 }
 
-// TestClientsEndTheirSessions has the last turn served where the session is, and
-// the session forgotten after it, whatever its model.
+// TestClientsEndTheirSessions has last turns. The session's worker serves them, and then
+// the router forgets the session, whatever its model.
 func TestClientsEndTheirSessions(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "response_headers X-KV-", affinity("hard")))
@@ -41,8 +41,8 @@ func TestClientsEndTheirSessions(t *testing.T) {
 	}
 }
 
-// TestClientsSayHowLongSessionsAreKept moves that into the operator's bounds, and
-// changes it with each turn that says it.
+// TestClientsSayHowLongSessionsAreKept requests lifetimes of sessions. The router keeps
+// them within the operator's bounds. Each turn can change its session's lifetime.
 func TestClientsSayHowLongSessionsAreKept(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "affinity {\nttl 10m\n}"))
@@ -65,8 +65,8 @@ func TestClientsSayHowLongSessionsAreKept(t *testing.T) {
 	eventually(t, 5*time.Second, "the session to lapse", func() bool { return s.sessionLeft(t) <= 0 })
 }
 
-// TestMovedSessionsAreKeptAsLong has the worker of a session die: the next turn
-// moves it, and says nothing of how long it is kept.
+// TestMovedSessionsAreKeptAsLong kills the worker of a session. The next turn moves the
+// session and names no lifetime: it stays the same.
 func TestMovedSessionsAreKeptAsLong(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "affinity {\nttl 10m\n}"))
@@ -84,7 +84,7 @@ func TestMovedSessionsAreKeptAsLong(t *testing.T) {
 	}
 }
 
-// sessionLeft returns how long the session is still kept, 0 if it is not.
+// sessionLeft returns the remaining lifetime of a session, 0 if it has ended.
 func (s *server) sessionLeft(t *testing.T) time.Duration {
 	t.Helper()
 	status, text := s.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, nil)
@@ -98,8 +98,8 @@ func (s *server) sessionLeft(t *testing.T) time.Duration {
 	return time.Duration(one.Expires * float64(time.Second))
 }
 
-// TestSessionsAreRecognizedByDefault has a session in each place in which the router looks
-// without an option, and one in a place in which it does not.
+// TestSessionsAreRecognizedByDefault has a session key in each place that the router reads
+// by default, and in one that it does not read.
 func TestSessionsAreRecognizedByDefault(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines))

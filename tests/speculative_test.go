@@ -22,9 +22,9 @@ const (
 	wantsPrefill     = `{"agent_hints":{"speculative_prefill":true}}`
 )
 
-// TestNextTurnIsFoundWarm has an engine that reasons before it answers. The next
-// turn's prompt has the answer without that, so the engine has not computed it
-// yet. With the hint it has by then.
+// TestNextTurnIsFoundWarm has an engine that reasons before it answers. The next turn's
+// prompt contains the answer without the reasoning, so the engine has not computed it.
+// With the hint, the engine has it in its cache when the turn comes.
 func TestNextTurnIsFoundWarm(t *testing.T) {
 	type turn struct{ prompt, cached int }
 	second := func(t *testing.T, hint string) (turn, float64) {
@@ -86,7 +86,7 @@ func TestNextTurnIsFoundWarm(t *testing.T) {
 	}
 }
 
-// ownRequests is an engine that tells the router's own requests from others.
+// ownRequests is an engine that separates the router's own requests from the clients'.
 type ownRequests struct {
 	addr   string
 	answer http.HandlerFunc // of clients' requests; nil is a stream of one word
@@ -142,15 +142,15 @@ func (e *ownRequests) serveOwn(w http.ResponseWriter, r *http.Request, body stri
 	io.WriteString(w, `{"type":"message","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`)
 }
 
-// counts returns how many requests the router made of its own, and how many of
-// these it called off.
+// counts returns how many requests of its own the router made, and how many of them it
+// canceled.
 func (e *ownRequests) counts() (own, left int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.own), e.left
 }
 
-// streamOf is a stream of deltas that ends well.
+// streamOf returns a complete stream of deltas.
 func streamOf(deltas ...string) string {
 	var b strings.Builder
 	for _, d := range deltas {
@@ -160,18 +160,19 @@ func streamOf(deltas ...string) string {
 	return b.String()
 }
 
-// turnOf is a first turn whose client asks for the next one's prefix.
+// turnOf returns a first turn whose client asks for a speculative prefill.
 func turnOf(text string) []byte {
 	return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"user","content":%q}],"stream":true,"nvext":%s}`, text, wantsPrefill)
 }
 
-// speculated waits until a figure of that outcome has grown by n, and no other.
+// speculated waits until the count of that outcome has grown by n, and checks that no
+// other has.
 func (s *server) speculated(t *testing.T, before metrics, outcome string, n float64) {
 	t.Helper()
 	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="` + outcome + `"`}, n}, {speculativeTotal, nil, n}})
 }
 
-// TestSpeculativeRequestIsTheTurnWithItsAnswer compares what the engine is sent.
+// TestSpeculativeRequestIsTheTurnWithItsAnswer checks the body of the speculative request.
 func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 	const more = `,{"role":"assistant","content":"the \"answer\""},{"role":"user","content":"."}]`
 	for _, c := range []struct{ name, path, body, answer, want string }{
@@ -231,8 +232,8 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 	}
 }
 
-// TestSpeculativePrefillIsLeftOut has turns of which nothing is computed
-// beforehand, each for its reason.
+// TestSpeculativePrefillIsLeftOut has turns that get no speculative prefill, each for its
+// reason.
 func TestSpeculativePrefillIsLeftOut(t *testing.T) {
 	stream := func(body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -287,8 +288,8 @@ func (s *server) bodyBytes(t *testing.T) (n int64) {
 	return p.Bodies + p.Speculative
 }
 
-// TestBusyWorkerIsLeftAlone has another request under way on a worker that may
-// have two.
+// TestBusyWorkerIsLeftAlone ends a turn on a worker with a limit of two and another active
+// request.
 func TestBusyWorkerIsLeftAlone(t *testing.T) {
 	goOn := make(chan struct{})
 	e := startOwn(t, &ownRequests{})
@@ -320,8 +321,8 @@ func TestBusyWorkerIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestWhoComesFirstEndsIt has a prefix computed that takes long, when something
-// comes that it is not to cost anything.
+// TestWhoComesFirstEndsIt has a long speculative prefill. A request or event comes that
+// the prefill must not delay.
 func TestWhoComesFirstEndsIt(t *testing.T) {
 	next := func(text string) []byte {
 		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"user","content":%q},{"role":"assistant","content":"the answer"},{"role":"user","content":"and then?"}],"stream":true}`, text)
@@ -407,18 +408,18 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 			if n := s.logged(t, markedDown); n != 0 {
 				t.Errorf("%d workers were marked down", n)
 			}
-			if n := s.logged(t, "speculative prefill without success begins"); n != 1 {
+			if n := s.logged(t, "condition begins: speculative prefills fail"); n != 1 {
 				t.Errorf("%d lines in the log, want 1", n)
 			}
-			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefill without success"`); v != 1 {
+			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefills fail"`); v != 1 {
 				t.Error("no incident")
 			}
 		})
 	}
 }
 
-// TestSpeculativePrefillsAreBounded has more of them than one worker is to have
-// at a time: four turns that end together.
+// TestSpeculativePrefillsAreBounded ends four turns together. Together they would exceed
+// the limit of speculative prefills of one worker.
 func TestSpeculativePrefillsAreBounded(t *testing.T) {
 	var here atomic.Int32
 	e := startOwn(t, &ownRequests{hold: make(chan struct{}), answer: func(w http.ResponseWriter, r *http.Request) {
@@ -445,7 +446,7 @@ func TestSpeculativePrefillsAreBounded(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// pause lets others run, and tells whether the context still goes on.
+// pause sleeps shortly. It returns whether the context still lasts.
 func pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -455,8 +456,8 @@ func pause(ctx context.Context) bool {
 	}
 }
 
-// TestSpeculativePrefillsGiveWay has a request of somebody else's come to the
-// worker: it is not to wait for what is computed beforehand.
+// TestSpeculativePrefillsGiveWay sends another client's request to a worker with a
+// speculative prefill. The request must not wait for the prefill.
 func TestSpeculativePrefillsGiveWay(t *testing.T) {
 	e := startOwn(t, &ownRequests{hold: make(chan struct{})})
 	defer close(e.hold)
@@ -476,8 +477,8 @@ func TestSpeculativePrefillsGiveWay(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestManyTurnsLeaveNothingBehind holds conversations that all ask for their next
-// turn's prefix, with an engine that dies and a reload in between.
+// TestManyTurnsLeaveNothingBehind runs conversations in which every turn asks for a
+// speculative prefill. Meanwhile an engine dies, and a reload happens.
 func TestManyTurnsLeaveNothingBehind(t *testing.T) {
 	var engines []*engine.Engine
 	for i := range 3 {

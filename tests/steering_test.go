@@ -11,7 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// typed returns the lines that say of what type an engine is, with more of it.
+// typed returns the worker option with an engine's type, and further lines of it.
 func typed(e *canned.Engine, kind string, more ...string) string {
 	return "worker " + e.Addr() + " {\nid 1\nengine " + kind + "\n" + strings.Join(more, "\n") + "\n}"
 }
@@ -30,9 +30,8 @@ func members(t *testing.T, body []byte) (names []string) {
 	return names
 }
 
-// TestEnginesOwnMembersNeedTrust has clients write what nvext would need a grant
-// for in the engine's own words. The router removes and counts it for clients
-// that lack the grant.
+// TestEnginesOwnMembersNeedTrust has clients use the engine's own members for wishes that
+// need a grant in nvext. Without the grant, the router removes and counts them.
 func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	for _, v := range []struct {
@@ -83,8 +82,8 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 	}
 }
 
-// TestCacheIsHeldForThoseWhoAreTrusted has an SGLang that keeps what has a
-// priority, and clients that would have it keep theirs for years.
+// TestCacheIsHeldForThoseWhoAreTrusted has an SGLang that keeps the cache of requests with
+// a priority. Clients with and without the grant ask it to keep theirs for years.
 func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
 	e := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"radix_eviction_policy": "priority"}})
 	s := startCaddy(t, simulated([]*engine.Engine{e}, trust("priorities"), "affinity {\nttl 2h\n}", "worker "+e.Addr()+" {\nengine sglang\n}"))
@@ -114,8 +113,8 @@ func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
 	}
 }
 
-// TestDirectModeKnowsTheEnginesPaths has paths that are no client's API, at which
-// some engine computes all the same.
+// TestDirectModeKnowsTheEnginesPaths sends requests to paths that belong to no known API,
+// but compute on some engine.
 func TestDirectModeKnowsTheEnginesPaths(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "require_pin"))
@@ -135,8 +134,8 @@ func TestDirectModeKnowsTheEnginesPaths(t *testing.T) {
 	}
 }
 
-// TestNvextOfOtherAPIs has requests for no API that is known. Their nvext needs
-// the same trust, and reaches no engine that does not know it.
+// TestNvextOfOtherAPIs has requests of unknown APIs. Their nvext needs the same trust, and
+// reaches no engine that does not know nvext.
 func TestNvextOfOtherAPIs(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	const path, rest = "/v1/images/generations", `"model":"m","prompt":"x"`
@@ -175,7 +174,7 @@ func TestNvextOfOtherAPIs(t *testing.T) {
 	}
 }
 
-// TestNullNvextDoesNotReachTRTLLM, which refuses members that it does not know.
+// TestNullNvextDoesNotReachTRTLLM has a TensorRT-LLM, which refuses unknown members.
 func TestNullNvextDoesNotReachTRTLLM(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	for kind, want := range map[string]string{"trtllm": `{"model":"m","messages":[]}`, "vllm": `{"model":"m","nvext":null,"messages":[]}`} {

@@ -73,8 +73,8 @@ func TestAnswerPassesByteForByte(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestEventsComeAsTheyAreSent has an engine that sends a comment, then waits for
-// the client to have seen it, then a chunk, and so on.
+// TestEventsComeAsTheyAreSent has an engine that sends the next part only after the client
+// has received the one before.
 func TestEventsComeAsTheyAreSent(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))

@@ -20,9 +20,8 @@ func idList(first, n int) string {
 	return strings.Join(ids, ",")
 }
 
-// tokenAnswers answers prompts of token ids with 40 tokens, whose ids begin at
-// 9000, as vLLM and SGLang do. incremental is whether SGLang's streams have each
-// id once.
+// tokenAnswers answers prompts of token ids with 40 tokens, whose ids begin at 9000, as
+// vLLM and SGLang do. incremental says that SGLang's streams carry each id once.
 func tokenAnswers(t *testing.T, incremental bool) *fake {
 	t.Helper()
 	tells := fakeVLLM("0.32.0", func() string { return "" })
@@ -78,9 +77,9 @@ func tokenAnswers(t *testing.T, incremental bool) *fake {
 	})
 }
 
-// TestTokenPromptsRememberTheAnswer has conversations of token ids. The second turn
-// begins with the first one and its answer, of which the engine need not have
-// computed the last token.
+// TestTokenPromptsRememberTheAnswer has conversations of token ids. The second turn begins
+// with the first one and its answer. The engine may not have computed the last token of
+// the answer.
 func TestTokenPromptsRememberTheAnswer(t *testing.T) {
 	for _, c := range []struct {
 		name, path, prompt  string
@@ -129,8 +128,8 @@ func TestTokenPromptsRememberTheAnswer(t *testing.T) {
 	}
 }
 
-// TestRequestsThatSkipTheCacheProveNothing has an engine that computes the whole
-// prompt for log probabilities of its tokens, and says so.
+// TestRequestsThatSkipTheCacheProveNothing has an engine that computes the whole prompt
+// for its log probabilities, and reports so.
 func TestRequestsThatSkipTheCacheProveNothing(t *testing.T) {
 	f, s := countlessSGLang(t, func(body string) string {
 		if strings.Contains(body, `"prompt_logprobs":0`) || strings.Contains(body, `"cache_prompt":false`) {
@@ -169,8 +168,8 @@ func TestRequestsThatSkipTheCacheProveNothing(t *testing.T) {
 	}
 }
 
-// TestPredictionErrorIsShown has an engine that reports 400 tokens less than it
-// should, and less than is predicted.
+// TestPredictionErrorIsShown has an engine that reports 400 tokens less than the router
+// predicts.
 func TestPredictionErrorIsShown(t *testing.T) {
 	f, s := countlessSGLang(t, func(string) string { return fmt.Sprintf(withCached, 1600) })
 	before := s.scrape(t)

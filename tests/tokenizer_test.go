@@ -25,12 +25,12 @@ const (
 	queries     = `"nvext":{"annotations":["query_instance_id"]}`
 )
 
-// tokenizers are the engines that tell a prompt's token ids.
+// tokenizers are the engines that return a prompt's token ids.
 var tokenizers = map[string]engine.Config{
 	"vllm": {}, "vllm-scale-out": {ScaleOut: true}, "sglang": {Flavour: engine.SGLang}, "llamacpp": {Flavour: engine.LlamaCpp}, "dynamo": {Flavour: engine.Dynamo},
 }
 
-// tokenized are requests that have text.
+// tokenized are requests with text prompts.
 var tokenized = []struct{ name, path, body string }{
 	{"chat", "/v1/chat/completions", `{"model":"sim-8b","messages":[{"role":"system","content":"Be \"brief\"."},{"role":"user","content":[{"type":"text","text":"Grüße"}]}],"max_tokens":1,"temperature":0@}`},
 	{"chat, streamed", "/v1/chat/completions", `{"stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user","content":"hi"}],"max_tokens":1@}`},
@@ -38,7 +38,7 @@ var tokenized = []struct{ name, path, body string }{
 	{"completions", "/v1/completions", `{"model":"sim-8b","prompt":"Once upon a time,\nin","max_tokens":1,"n":1@}`},
 }
 
-// ownPosts returns what the router itself has posted to an engine.
+// ownPosts returns the router's own POST requests to an engine.
 func ownPosts(e *engine.Engine) (list []engine.Record) {
 	for _, r := range e.Journal() {
 		if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
@@ -48,8 +48,8 @@ func ownPosts(e *engine.Engine) (list []engine.Record) {
 	return list
 }
 
-// TestQueryTellsTheEnginesTokens has queries of prompts that are text: the ids are
-// those that the engine computes, and what it was asked is in testdata/tokenized.
+// TestQueryTellsTheEnginesTokens queries text prompts. The answers have the ids that the
+// engine computes. testdata/tokenized has the router's requests to the engine.
 func TestQueryTellsTheEnginesTokens(t *testing.T) {
 	for name, cfg := range tokenizers {
 		t.Run(name, func(t *testing.T) {
@@ -90,9 +90,9 @@ func TestQueryTellsTheEnginesTokens(t *testing.T) {
 	}
 }
 
-// TestTwoStages has clients that ask first and name the worker then, with the ids
-// that they were told. Each turn finds the whole of the turn before in its
-// engine's cache, and the query of each knows that.
+// TestTwoStages has clients that first query, then send the request with the worker and
+// the token ids of the answer. Each turn finds the whole turn before in its engine's
+// cache, as its query predicts.
 func TestTwoStages(t *testing.T) {
 	for _, v := range []struct {
 		flavour engine.Flavour
@@ -153,9 +153,8 @@ func TestTwoStages(t *testing.T) {
 	}
 }
 
-// TestQueryWithoutATokenizer has engines that return no token ids, each in its
-// way. The answer goes without them, the router counts that, and no worker is
-// marked down for it.
+// TestQueryWithoutATokenizer has engines that return no token ids, each in its own way.
+// The answer lacks them, the router counts that, and no worker is marked down.
 func TestQueryWithoutATokenizer(t *testing.T) {
 	long := `{"tokens":[` + strings.Repeat("1,", 1<<20) + `1]}`
 	for name, v := range map[string]struct {
@@ -250,9 +249,9 @@ func TestQueryWithoutATokenizer(t *testing.T) {
 	}
 }
 
-// TestTokenizersSeeWhoAsks has engines with keys: a query's question has the
-// client's, if it has one, and else the router's. Header operations and the
-// rewrite are those of requests.
+// TestTokenizersSeeWhoAsks has engines with keys. The router asks for token ids with the
+// client's key, or with its own if the client sent none. Header operations and the rewrite
+// apply.
 func TestTokenizersSeeWhoAsks(t *testing.T) {
 	var got []*http.Request
 	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
@@ -288,7 +287,8 @@ func TestTokenizersSeeWhoAsks(t *testing.T) {
 	}
 }
 
-// TestQueryOfAKnownPromptAsksNobody has prompts that are token ids.
+// TestQueryOfAKnownPromptAsksNobody queries prompts of token ids: the router asks no
+// engine.
 func TestQueryOfAKnownPromptAsksNobody(t *testing.T) {
 	e := startSimulated(t, engine.Config{})
 	s := startCaddy(t, simulated([]*engine.Engine{e}, "trust explain", "engine vllm"))
@@ -302,8 +302,8 @@ func TestQueryOfAKnownPromptAsksNobody(t *testing.T) {
 	}
 }
 
-// TestPinsOfBothPhases names a worker for both phases, as clients are told, and
-// not the same one.
+// TestPinsOfBothPhases names a worker for both phases, as the router's answers do, and
+// different workers.
 func TestPinsOfBothPhases(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "trust pins", "response_headers X-KV-"))

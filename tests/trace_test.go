@@ -23,8 +23,7 @@ type collector struct {
 	spans []*tracepb.Span
 }
 
-// startCollector starts a collector and makes it the one that Caddy's tracing
-// directive exports to.
+// startCollector starts a collector, to which Caddy's tracing directive exports.
 func startCollector(t *testing.T) *collector {
 	c := new(collector)
 	ln, err := canned.Listen()
@@ -61,7 +60,7 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// named returns the spans of a name that have come until now.
+// named returns the received spans of a name.
 func (c *collector) named(name string) []*tracepb.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +94,7 @@ func (c *collector) trace(t *testing.T, selections int) (caddys, route *tracepb.
 	return caddys, route, selected
 }
 
-// forget makes as if no span had come yet.
+// forget discards the received spans.
 func (c *collector) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,8 +124,7 @@ func valueText(v *commonpb.AnyValue) string {
 	return fmt.Sprintf("%T", v.GetValue())
 }
 
-// hasAttributes fails the test for each pair of name and value, in turn, that
-// the span does not have.
+// hasAttributes checks that a span has each of the pairs of name and value.
 func hasAttributes(t *testing.T, s *tracepb.Span, pairs ...string) {
 	t.Helper()
 	got := attributes(s)
@@ -154,8 +152,8 @@ func chats(e *canned.Engine) []canned.Request {
 	return found
 }
 
-// TestTraceHasTheRouteAndItsChoices follows a request that is retried, from the
-// client's span to the one that the engine gets.
+// TestTraceHasTheRouteAndItsChoices follows a retried request from the client's span to
+// the span that the engine gets.
 func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 	spans := startCollector(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 6})
@@ -241,7 +239,7 @@ func TestTraceHasTheUsage(t *testing.T) {
 	hasAttributes(t, route, "input_tokens", "40", "output_tokens", "2", "cached_tokens", "32", "session", "false")
 }
 
-// isChild fails the test unless a span is a child of another.
+// isChild checks that a span is a child of another.
 func isChild(t *testing.T, child, parent *tracepb.Span) {
 	t.Helper()
 	if !bytes.Equal(child.GetTraceId(), parent.GetTraceId()) || !bytes.Equal(child.GetParentSpanId(), parent.GetSpanId()) {
@@ -286,8 +284,8 @@ func TestTraceSaysWhatFailed(t *testing.T) {
 	}
 }
 
-// TestTraceContextWithoutTracing has a client that traces, and a Caddy that
-// does not; and one whose operator keeps the context from the engines.
+// TestTraceContextWithoutTracing has a client that traces and a Caddy that does not. Then
+// Caddy traces, and header_up removes the trace context from the engine's requests.
 func TestTraceContextWithoutTracing(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines))
@@ -308,8 +306,8 @@ func TestTraceContextWithoutTracing(t *testing.T) {
 	spans.trace(t, 1)
 }
 
-// TestTraceContextOfWhatIsNotSampled has a Caddy that traces, but not this
-// request: the engine learns that, too.
+// TestTraceContextOfWhatIsNotSampled has a Caddy that traces but does not sample this
+// request. The engine gets the unsampled context.
 func TestTraceContextOfWhatIsNotSampled(t *testing.T) {
 	startCollector(t)
 	t.Setenv("OTEL_TRACES_SAMPLER", "always_off")

@@ -20,7 +20,7 @@ const (
 // trusted is the header of clients that the tests' configurations trust.
 var trusted = []string{"X-Role", "router"}
 
-// trust returns the line that grants things to those with that header.
+// trust returns a trust option that gives grants to clients with that header.
 func trust(what string) string {
 	return "trust " + what + " {\nheader X-Role router\n}"
 }
@@ -45,7 +45,7 @@ func wishing(content, nvext string) chat {
 	return c
 }
 
-// errorOf returns the code and the message of an error of the router's own.
+// errorOf returns the code and the message of a refusal.
 func errorOf(a answer) (code, message string) {
 	var doc struct {
 		Error struct{ Code, Message string }
@@ -54,7 +54,7 @@ func errorOf(a answer) (code, message string) {
 	return doc.Error.Code, doc.Error.Message
 }
 
-// wantError checks the router's own error.
+// wantError checks a refusal.
 func wantError(t testing.TB, what string, a answer, status int, code string, in ...string) {
 	t.Helper()
 	got, message := errorOf(a)
@@ -69,16 +69,15 @@ func wantError(t testing.TB, what string, a answer, status int, code string, in 
 	}
 }
 
-// routingHeaders are all that say something to a router.
+// routingHeaders are all headers that steer a router.
 var routingHeaders = []string{
 	"X-Dynamo-Worker-Instance-Id", "X-Worker-Instance-Id", "X-Dynamo-Prefill-Instance-Id", "X-Prefill-Instance-Id",
 	"X-Dynamo-Dp-Rank", "X-Dp-Rank", "X-Data-Parallel-Rank", "X-Dynamo-Prefill-Dp-Rank", "X-Prefill-Dp-Rank",
 	"X-Dynamo-Request-Priority", "X-Dynamo-Request-Strict-Priority", "X-Tenant-Id",
 }
 
-// TestGrants has each kind of wish from a client that is trusted with it, and
-// from one that is not. The latter is without effect, is counted, and does not
-// reach the engine.
+// TestGrants sends each kind of wish from a client with the grant and from one without.
+// Without it the router counts the wish and drops it before the engine.
 func TestGrants(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	prompt := strings.Repeat("a prompt that is long enough for several blocks ", 20)
@@ -141,8 +140,8 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// TestTrustLinesAddUp has one grant for everybody, one for some, and matchers
-// that cannot match.
+// TestTrustLinesAddUp has one grant for all clients, one for some, and matchers that
+// cannot match.
 func TestTrustLinesAddUp(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-",
@@ -156,8 +155,8 @@ func TestTrustLinesAddUp(t *testing.T) {
 	}
 }
 
-// TestMalformedHeadersLeaveTheBody has headers that cannot be read: the body's
-// nvext counts, and they are counted.
+// TestMalformedHeadersLeaveTheBody sends malformed routing headers. The body's nvext
+// applies, and the router counts the headers.
 func TestMalformedHeadersLeaveTheBody(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "trust pins"))
@@ -180,7 +179,7 @@ func TestMalformedHeadersLeaveTheBody(t *testing.T) {
 	}
 }
 
-// TestWrongNvextIsRefused has what is a 400 for every client.
+// TestWrongNvextIsRefused sends nvext that is a 400 for every client.
 func TestWrongNvextIsRefused(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	for _, v := range []struct{ block, nvext, field string }{
@@ -203,8 +202,8 @@ func TestWrongNvextIsRefused(t *testing.T) {
 	s.mustChat(t, wishing("hi", `{"unknown":1,"agent_hints":{"mood":1}}`))
 }
 
-// TestSpoofedHeadersDoNotPass has routing headers on requests whose body is not
-// read, or that are no inference requests.
+// TestSpoofedHeadersDoNotPass sends routing headers on requests whose body the router does
+// not read, and on requests that are not inference requests.
 func TestSpoofedHeadersDoNotPass(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	for _, v := range []struct {
@@ -274,8 +273,8 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 	}
 }
 
-// TestTenantsShareNothing has one prompt and one session key of two tenants, by
-// header, by nvext, and by the body's own salt.
+// TestTenantsShareNothing sends one prompt and one session key of two tenants, which are
+// named by header, by nvext, and by the body's salt.
 func TestTenantsShareNothing(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{}) // which the policy cannot spread the prompt from
 	prompt := strings.Repeat("the same prompt of everybody, some blocks long ", 20)

@@ -20,7 +20,7 @@ func init() {
 	caddy.RegisterModule(sorting{})
 }
 
-// slowTurns is round_robin that lets other requests run while it chooses.
+// slowTurns is round_robin, and lets other requests run while it chooses.
 type slowTurns struct{ turns kvscore.RoundRobin }
 
 func (*slowTurns) CaddyModule() caddy.ModuleInfo {
@@ -51,8 +51,8 @@ func (sorting) Choose(s *kvscore.Selection) int {
 	return 0
 }
 
-// TestSimultaneousRequestsTakeTurns sends 50 pairs of requests to two engines.
-// Each request of a pair spends one turn, so that both engines serve.
+// TestSimultaneousRequestsTakeTurns sends 50 pairs of requests to two engines. Each
+// request of a pair uses one turn, so both engines serve.
 func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	for _, policy := range []string{"round_robin", "slow_turns"} {
@@ -83,9 +83,8 @@ func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 	}
 }
 
-// TestPolicyThatSortsIsRefused has a policy reorder its candidates: what it
-// chooses is another worker than it says. The least loaded one serves, and the
-// operator is told.
+// TestPolicyThatSortsIsRefused has a policy that reorders its candidates, so that its
+// choice names another worker. The least loaded worker serves, and the log says so.
 func TestPolicyThatSortsIsRefused(t *testing.T) {
 	const faults, pool = "caddy_kv_router_policy_faults_total", `pool="sorting"`
 	engines := startEngines(t, 3, canned.Pace{FirstToken: time.Second})
@@ -102,14 +101,14 @@ func TestPolicyThatSortsIsRefused(t *testing.T) {
 	if n := m.value(faults, pool); n != 6 {
 		t.Errorf("%v faults are counted, want 6", n)
 	}
-	if _, found := m.sum("caddy_kv_router_incidents", pool, `condition="policy that returns no candidate or changes their list, the least loaded worker is taken"`); !found {
+	if _, found := m.sum("caddy_kv_router_incidents", pool, `condition="the policy returns invalid workers, and the router takes the least loaded one"`); !found {
 		t.Error("nobody is told")
 	}
 	s.booksAtZero(t)
 }
 
-// TestUnknownLoadIsExplained asks where a request would go whose upstream the
-// router has never seen, beside one that it has.
+// TestUnknownLoadIsExplained explains a request with an upstream that the router has never
+// seen, beside a known one.
 func TestUnknownLoadIsExplained(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, "kv_router {\nreverse_proxy "+engines[0].Addr()+" {header.X-Up}\n}")

@@ -6,10 +6,9 @@ import (
 	"testing"
 )
 
-// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream. Some
-// values are not addresses, and there are more of them than the router tells
-// apart. The page of metrics, which is all of Caddy's, must stay, and stay
-// short.
+// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream. Some values are
+// not addresses, and there are more of them than the router tracks. The metrics page,
+// which is all of Caddy's, must stay available and short.
 func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 	f := startFake(t, nil)
 	s := startCaddy(t, "kv_router {\nreverse_proxy {header.X-Up}\n}")
@@ -34,13 +33,13 @@ func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 	if known < 500 || known > 1024 {
 		t.Errorf("%d workers are in the metrics after %d addresses", known, n)
 	}
-	for range 3 { // those that are not told apart are served, too
+	for range 3 { // workers that the router does not track are served, too
 		if a := s.chat(t.Context(), simChat("x"), "X-Up", f.addr()); a.status != http.StatusOK {
 			t.Errorf("status %d, error %v", a.status, a.err)
 		}
 	}
-	if _, found := m.sum("caddy_kv_router_incidents", `condition="more workers than are told apart"`); !found {
-		t.Error("nobody is told that there are too many")
+	if _, found := m.sum("caddy_kv_router_incidents", `condition="more worker addresses than the router tracks"`); !found {
+		t.Error("the metrics do not show that there are too many")
 	}
 	if v := s.scrape(t).value(leases); v != 0 {
 		t.Errorf("%v leases are left", v)

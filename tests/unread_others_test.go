@@ -59,7 +59,7 @@ func TestUnreadBodies(t *testing.T) {
 			}
 			a := s.sendBy(t, http.MethodPost, v.path, v.body, header...)
 			if c.refuses {
-				wantError(t, v.name+", "+c.block, a, v.status, "body_unreadable", "the router must read the body")
+				wantError(t, v.name+", "+c.block, a, v.status, "body_unreadable", "the router cannot read the body")
 			}
 			if arrived := len(e.Journal()) > received; arrived == c.refuses {
 				t.Errorf("%s, %s, tenant %q: arrived %v, status %d", v.name, c.block, c.tenant, arrived, a.status)

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestTrustDoesNotEndWhereBodiesAreNotRead has a tenant that would have a body
-// passed unread, in which it asks for what it is not trusted with.
+// TestTrustDoesNotEndWhereBodiesAreNotRead has a tenant that tries to have a body passed
+// unread. The body contains wishes without a grant.
 func TestTrustDoesNotEndWhereBodiesAreNotRead(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	const wishes = `"cache_salt":"victim","nvext":{"metadata_upload":{"url":"http://169.254.169.254/"},"backend_instance_id":7,"agent_hints":{"strict_priority":9}}`
@@ -86,8 +86,7 @@ func TestTenantsOfTwoNames(t *testing.T) {
 	}
 }
 
-// TestTokensInPlaceOfThePrompt has prompts that say one thing to the router and
-// another to the engine.
+// TestTokensInPlaceOfThePrompt has prompts that differ for the router and for the engine.
 func TestTokensInPlaceOfThePrompt(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "response_headers X-KV-", "pool tokendata"))

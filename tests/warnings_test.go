@@ -36,7 +36,7 @@ func (s *server) entries(t *testing.T, message string) []entry {
 
 const hurts = "setting hurts: "
 
-// TestSettingsThatHurtAreNamed has a configuration with each of them, once.
+// TestSettingsThatHurtAreNamed has a configuration with each harmful setting once.
 func TestSettingsThatHurtAreNamed(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, `kv_router {
@@ -75,8 +75,8 @@ func TestSettingsThatHurtAreNamed(t *testing.T) {
 	}
 }
 
-// TestSettingsThatDoNotHurtAreNotNamed has what is recommended, and what looks
-// as if it hurt.
+// TestSettingsThatDoNotHurtAreNotNamed has recommended settings and harmless ones that
+// resemble harmful ones.
 func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	s := startCaddy(t, `kv_router {
@@ -98,8 +98,8 @@ func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
 	}
 }
 
-// TestTokensComeAtOnceThoughFlushesAreRare shows why flush_interval is not
-// warned of: streams do not wait for it.
+// TestTokensComeAtOnceThoughFlushesAreRare shows why the router does not warn of
+// flush_interval: streams do not wait for it.
 func TestTokensComeAtOnceThoughFlushesAreRare(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	gate := make(chan struct{})
@@ -144,7 +144,7 @@ func TestTokensComeAtOnceThoughFlushesAreRare(t *testing.T) {
 // TestCompressedStreamsAreNoticed has an encode before kv_router that
 // compresses event streams, and then one that does not.
 func TestCompressedStreamsAreNoticed(t *testing.T) {
-	const condition = "event streams leave compressed"
+	const condition = "event streams are compressed"
 	engines := startEngines(t, 1, canned.Pace{Words: 200})
 	plain := "@site not path /v1/*\nencode @site gzip\n" + route(engines, "pool plain")
 	s := startCaddy(t, plain)
@@ -152,7 +152,7 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 	if a := ask(); a.header.Get("Content-Encoding") != "" {
 		t.Fatalf("encode was kept away, and the stream is %q", a.header.Get("Content-Encoding"))
 	}
-	if got := s.entries(t, condition); len(got) > 0 {
+	if got := s.entries(t, "condition begins: "+condition); len(got) > 0 {
 		t.Errorf("nothing is compressed, and the log says %+v", got)
 	}
 	if err := s.reload("encode gzip\n" + route(engines, "pool squeezed")); err != nil {
@@ -163,8 +163,8 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 			t.Fatalf("the stream is %q: encode was to compress it", a.header.Get("Content-Encoding"))
 		}
 	}
-	eventually(t, 2*time.Second, "the log says so", func() bool { return len(s.entries(t, condition)) > 0 })
-	if got := s.entries(t, condition); len(got) != 1 || got[0].Pool != "squeezed" {
+	eventually(t, 2*time.Second, "the log says so", func() bool { return len(s.entries(t, "condition begins: "+condition)) > 0 })
+	if got := s.entries(t, "condition begins: "+condition); len(got) != 1 || got[0].Pool != "squeezed" {
 		t.Errorf("the log says %+v, want one line", got)
 	}
 	for pool, want := range map[string]float64{"plain": 0, "squeezed": 1} {

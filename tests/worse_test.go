@@ -11,9 +11,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has two engines. One is marked down
-// and gets one trial request at a time; the other one is full. Requests that the
-// queue would reject go to the first one, whether they have waited or cannot.
+// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has two engines. One is marked down and gets
+// one trial request at a time. The other is full. Requests that the queue would reject go
+// to the first, whether they have waited or not.
 func TestNobodyIsTurnedAwayWhileAWorkerHasRoom(t *testing.T) {
 	for name, queue := range map[string]string{"Late": "max_wait 300ms", "Overflow": "max_waiting 1\nmax_wait 20s"} {
 		t.Run(name, func(t *testing.T) {
@@ -47,7 +47,8 @@ func TestNobodyIsTurnedAwayWhileAWorkerHasRoom(t *testing.T) {
 	}
 }
 
-// TestWorseWorkersAreNotThoseThatDrain has nothing left but the operator's wish.
+// TestWorseWorkersAreNotThoseThatDrain has a full worker and a draining one. The draining
+// one gets no requests.
 func TestWorseWorkersAreNotThoseThatDrain(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1), "worker "+engines[1].Addr()+" {\ndrain\n}", "queue {\nmax_wait 300ms\n}"))
@@ -62,8 +63,8 @@ func TestWorseWorkersAreNotThoseThatDrain(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestUploadsOvertakeNobody has a request whose body comes slowly, and others
-// that wait meanwhile: it comes after them.
+// TestUploadsOvertakeNobody has a request with a slow body, and others that wait
+// meanwhile. Its place in the queue is after them.
 func TestUploadsOvertakeNobody(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))
@@ -105,8 +106,8 @@ func TestUploadsOvertakeNobody(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestSlowUploadsHoldNoSlot has clients that send the beginning of a body
-// that is too long to be read, and then nothing.
+// TestSlowUploadsHoldNoSlot has clients that send only the beginning of a body that is too
+// long to be read.
 func TestSlowUploadsHoldNoSlot(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(2), "max_body 1KiB", "queue {\nmax_wait 2s\n}"))
@@ -121,7 +122,8 @@ func TestSlowUploadsHoldNoSlot(t *testing.T) {
 	s.mustChat(t, ask("hi"))
 }
 
-// TestHeldRefusalWaitsAsLongAsItSays has one engine refuse, and the other one full.
+// TestHeldRefusalWaitsAsLongAsItSays has one engine that refuses with a Retry-After, and
+// another that is full.
 func TestHeldRefusalWaitsAsLongAsItSays(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy round_robin", maxRunning(1), "queue {\nmax_wait 20s\n}"))
@@ -142,8 +144,8 @@ func TestHeldRefusalWaitsAsLongAsItSays(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestOneSessionsErrorsMarkNobody has a client with a wrong key, and the id of
-// another one's session: that stays where its cache is.
+// TestOneSessionsErrorsMarkNobody has a client with a wrong key that names another
+// client's session. That session stays where its cache is.
 func TestOneSessionsErrorsMarkNobody(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{Words: 5})
 	for _, e := range engines {
@@ -174,8 +176,8 @@ func TestOneSessionsErrorsMarkNobody(t *testing.T) {
 	}
 }
 
-// TestStreamsOfOtherShapesAreNotLate has engines whose tokens cannot be read, and
-// that send them in time.
+// TestStreamsOfOtherShapesAreNotLate has engines that send tokens in time, in a form that
+// the router cannot read.
 func TestStreamsOfOtherShapesAreNotLate(t *testing.T) {
 	for _, event := range []string{
 		`{"id":"x","choices":[{"index":0,"delta":{"reasoning_text":"word"}}]}`,
@@ -201,8 +203,8 @@ func TestStreamsOfOtherShapesAreNotLate(t *testing.T) {
 	}
 }
 
-// TestLegibleAnswersOfOtherWritings are of engines that write the content type or
-// the beginning in another way: they are not ill.
+// TestLegibleAnswersOfOtherWritings has engines that write the content type or the
+// beginning of an answer differently. The router does not treat them as failing.
 func TestLegibleAnswersOfOtherWritings(t *testing.T) {
 	for name, v := range map[string][2]string{
 		"capitals": {"Text/Event-Stream; charset=utf-8", oneChunk + "data: [DONE]\n\n"},

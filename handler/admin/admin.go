@@ -87,7 +87,7 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if f == nil {
 		allowed := slices.Sorted(maps.Keys(m))
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return apiError(http.StatusMethodNotAllowed, "method %s is not allowed here, but %s", r.Method, strings.Join(allowed, " and "))
+		return apiError(http.StatusMethodNotAllowed, "method %s is not allowed: use %s", r.Method, strings.Join(allowed, " or "))
 	}
 	v, err := f(r)
 	if err != nil {
@@ -134,7 +134,7 @@ func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 				return f(r, p)
 			}
 		}
-		return nil, apiError(http.StatusNotFound, "there is no pool %q", name)
+		return nil, apiError(http.StatusNotFound, "no pool has the name %q", name)
 	}
 }
 
@@ -164,7 +164,7 @@ func getWorker(r *http.Request, p *pool.Pool) (any, error) {
 func viewOf(p *pool.Pool, w *pool.Worker) (any, error) {
 	views := viewWorkers(p, time.Now(), func(o *pool.Worker) bool { return o == w })
 	if len(views) == 0 {
-		return nil, apiError(http.StatusNotFound, "pool %s has no worker %q any more", p.Name, w.Dial)
+		return nil, apiError(http.StatusNotFound, "pool %s no longer has worker %q", p.Name, w.Dial)
 	}
 	return views[0], nil
 }
@@ -205,7 +205,7 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 	case pool.DrainConfigured:
 		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)
 	case pool.DrainAsked:
-		p.Logger().Info("worker is not drained any more", zap.String("upstream", w.Dial))
+		p.Logger().Info("worker is no longer drained", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w)
 }
@@ -336,7 +336,7 @@ func explain(r *http.Request, p *pool.Pool) (any, error) {
 	}
 	x := explainerOf(p)
 	if x == nil {
-		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s at this moment", p.Name)
+		return nil, apiError(http.StatusServiceUnavailable, "no handler uses pool %s now", p.Name)
 	}
 	return x.explain(client)
 }

@@ -246,7 +246,7 @@ func why(p *plan.Plan, c *dispatch.DryChoice) string {
 	case len(c.Candidates) == 1:
 		text = "it is the only candidate"
 	case c.Picked.Fault:
-		text = "the policy returned no candidate, or changed their list, and the least loaded one is taken"
+		text = "the policy returned an invalid worker, and this one has the least load"
 	case len(c.Picked.Drawn) > 0:
 		text = "the policy draws it among several"
 	case p.Request == nil:

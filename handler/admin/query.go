@@ -20,7 +20,7 @@ import (
 	"go.uber.org/zap"
 )
 
-var errNoQuery = errors.New("nvext.annotations: query_instance_id is not answered here, as the prompt of this request cannot be read")
+var errNoQuery = errors.New("nvext.annotations: the router cannot answer query_instance_id, because it cannot read the prompt of this request")
 
 // AnswerQuery answers a client that asks where its request would go, with the worker
 // and the prompt's token ids under nvext. In a second stage, the client names the
@@ -143,7 +143,7 @@ func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (id
 	e := x.Pool.EngineOf(w)
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, r.Header["Authorization"], most)
-		if c := x.Logger.Check(zap.DebugLevel, "worker was asked for token ids"); c != nil {
+		if c := x.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
 			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 		}
 		if err != nil {

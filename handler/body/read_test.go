@@ -91,8 +91,8 @@ func (r *pieceReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// heldReader gives its bytes in pieces of random size and checks at each read
-// that the memory is in proportion to the bytes that it has given.
+// heldReader returns its bytes in pieces of random size. It checks at each read that the
+// memory is in proportion to the bytes so far.
 type heldReader struct {
 	pieceReader
 	t     *testing.T

@@ -66,7 +66,7 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		w.Models.Store(nil) // it has no list
 	case closed && w.Refusals.Add(1) == 1:
-		p.logger.Warn("worker lists its models only with its api_key; the router asks it less and less often", zap.String("upstream", w.Dial))
+		p.logger.Warn("worker lists its models only with its api_key; the router probes it less and less often", zap.String("upstream", w.Dial))
 	}
 	return true
 }

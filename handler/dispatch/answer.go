@@ -198,7 +198,7 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
-		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error as the answer, with a good status", false))
+		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error in an answer with status 2xx", false))
 	default:
 		if !s.Stream {
 			completion := s.Completion
@@ -219,7 +219,7 @@ func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
 // header shows that.
 func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
 	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
-		d.Pool.Incidents.Raise(time.Now(), "event streams leave compressed (keep encode away from them)", d.Pool.Logger)
+		d.Pool.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", d.Pool.Logger)
 	}
 }
 

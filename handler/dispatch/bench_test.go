@@ -245,9 +245,9 @@ func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
 		return testing.AllocsPerRun(20, func() { h.attemptAt(t, body) })
 	}
 	few, many := count(2000), count(200_000)
-	// The memory of a long body grows in up to four steps, of two allocations each
-	// where a pool has none: pools may be emptied, and under the race detector lose
-	// some.
+	// The memory of a long body grows in up to four steps. A step makes two allocations if
+	// its sync.Pool is empty. The garbage collector may empty it, and under the race
+	// detector it drops items at random.
 	if many > few+8 {
 		t.Errorf("%v allocations, with a hundred times the tokens %v", few, many)
 	}

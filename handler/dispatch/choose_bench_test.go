@@ -13,8 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// BenchmarkChooseAmong chooses among many workers by the default policy, books
-// the choice and ends it, with a model that all are known to serve or none.
+// BenchmarkChooseAmong chooses among many workers by the default policy, books a lease and
+// ends it. The requests name no model, or one that all workers serve.
 func BenchmarkChooseAmong(b *testing.B) {
 	for _, n := range []int{8, 64, 512} {
 		for _, model := range []string{"", "m"} {

@@ -90,22 +90,22 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	}
 	ratio := prometheus.LinearBuckets(0, 0.05, 21)
 	return &Metrics{
-		requests:      counter("requests_total", "Requests by what became of them.", "pool", "outcome"),
-		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by what was missing.", "pool", "reason"),
-		shadow:        counter("shadow_total", "Choices that the shadow policy was asked for, too, by whether it made the same.", "pool", "agreed"),
-		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were none.", "pool"),
-		turnedAway:    counter("queue_rejected_total", "Requests that found all workers full and were turned away: too many waited, or they themselves too long.", "pool", "reason"),
-		dropped:       counter("nvext_dropped_total", "Requests of which something was dropped that their clients are not trusted with, by what that is.", "pool", "grant"),
-		malformed:     counter("nvext_malformed_headers_total", "Routing headers that cannot be read and were passed over.", "pool", "header"),
-		unsupported:   counter("nvext_unsupported_total", "Fields of nvext that an attempt was made without, for the engine takes nothing of the kind.", "pool", "engine", "field"),
-		Speculative:   counter("speculative_total", "Turns whose clients asked for the next one's prefix to be computed beforehand, by what became of that.", "pool", "outcome"),
-		queueWait:     histogram("queue_wait_seconds", "Time that a request waited while all workers were full, of those that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
-		compared:      counter("compared_tokens_total", "Of answers that tell what was cached: tokens of the prompt, predicted and reported as cached.", "pool", "tokens"),
+		requests:      counter("requests_total", "Requests by outcome.", "pool", "outcome"),
+		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by reason.", "pool", "reason"),
+		shadow:        counter("shadow_total", "Choices that the shadow policy made, too, by whether it chose the same worker.", "pool", "agreed"),
+		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were invalid.", "pool"),
+		turnedAway:    counter("queue_rejected_total", "Requests that the queue rejected: it was full, or they waited too long.", "pool", "reason"),
+		dropped:       counter("nvext_dropped_total", "Requests of which the router dropped something that trust does not grant, by grant.", "pool", "grant"),
+		malformed:     counter("nvext_malformed_headers_total", "Routing headers that could not be read and were ignored.", "pool", "header"),
+		unsupported:   counter("nvext_unsupported_total", "Attempts without an nvext field, because the engine or the API does not support it.", "pool", "engine", "field"),
+		Speculative:   counter("speculative_total", "Turns whose clients asked for a speculative prefill, by its outcome.", "pool", "outcome"),
+		queueWait:     histogram("queue_wait_seconds", "Time in the queue, of requests that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
+		compared:      counter("compared_tokens_total", "Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "pool", "tokens"),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
 		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
 		inputTokens:   histogram("input_tokens", "Prompt tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 128000, 12)),
 		outputTokens:  histogram("output_tokens", "Generated tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 32000, 10)),
-		predictedHits: histogram("predicted_hit_ratio", "Share of the prompt that the chosen worker was thought to hold.", ratio),
+		predictedHits: histogram("predicted_hit_ratio", "Share of the prompt that the chosen worker was predicted to hold.", ratio),
 		reportedHits:  histogram("reported_hit_ratio", "Share of the prompt that the engine reported as cached.", ratio),
 	}
 })
@@ -119,7 +119,7 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 	}...) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
-			logger.Error("registering metrics; serving without these", zap.Error(err))
+			logger.Error("registering metrics failed; the router serves without them", zap.Error(err))
 		}
 	}
 	return m
@@ -137,7 +137,7 @@ func (s *Dispatcher) CountDropped(p *plan.Plan) {
 	if p.Dropped == 0 && len(p.Malformed) == 0 {
 		return
 	}
-	if c := s.Logger.Check(zap.DebugLevel, "wishes of a client are dropped"); c != nil {
+	if c := s.Logger.Check(zap.DebugLevel, "dropped wishes of a client that are malformed or not granted"); c != nil {
 		c.Write(zap.Stringer("not_granted", p.Dropped), zap.Strings("malformed_headers", p.Malformed))
 	}
 }

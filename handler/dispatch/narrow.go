@@ -31,7 +31,7 @@ func (d *Dispatch) narrow(r *http.Request) error {
 	}
 	ups := d.upstreams(r)
 	if d.apart && len(ups) > 0 && !d.someWorker(ups, d.keepsApart) {
-		return d.shared("that of any worker")
+		return d.shared("no engine")
 	}
 	if p.Pin.Named {
 		return d.pinTo(ups)
@@ -41,7 +41,7 @@ func (d *Dispatch) narrow(r *http.Request) error {
 	}
 	if p.Response != "" && d.returnTo(ups) {
 		if !d.keepsApart(d.only.worker) {
-			return d.shared("that of the response which the request names")
+			return d.shared("not the engine with the named response")
 		}
 		return nil
 	}
@@ -69,9 +69,9 @@ func (d *Dispatch) pinTo(ups reverseproxy.UpstreamPool) error {
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
 		return d.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.Worker)
 	case !d.keepsApart(w):
-		return d.shared("that of worker %d, which the request names", w.ID)
+		return d.shared("not the engine of the named worker %d", w.ID)
 	case !d.permits(w):
-		return d.badPin("%s: worker %d is not among those that the request allows: %w", pin.Field, pin.Worker, d.plan.ErrNonePermitted())
+		return d.badPin("%s: worker %d is not one that the request allows: %w", pin.Field, pin.Worker, d.plan.ErrNonePermitted())
 	}
 	d.only = only{w, pin.Rank, ReasonPin}
 	return nil
@@ -95,7 +95,7 @@ func (d *Dispatch) shared(format string, args ...any) error {
 		where = "the API " + a.Name()
 	}
 	return &api.Refusal{API: plan.OrUnplanned(d.plan.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
-		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
+		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s", fmt.Sprintf(format, args...), where)}
 }
 
 // returnTo makes the worker that keeps the named response the only one. It returns whether
@@ -167,5 +167,5 @@ func (s *Dispatcher) checkModel(p *plan.Plan) *api.Refusal {
 		return nil
 	}
 	return &api.Refusal{API: p.API, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-		"no worker serves the model %q: GET /v1/models lists those that are served", p.Model)}
+		"no worker serves the model %q; GET /v1/models lists the served models", p.Model)}
 }

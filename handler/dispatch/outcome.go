@@ -25,10 +25,10 @@ func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
 
 // garbled records an answer that does not match its content type. The session leaves the
 // worker. One such answer may have other causes; a worker that gives only such answers is
-// ill.
+// failing.
 func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
-	d.Pool.Report(a.Worker, d.errored(a, "not what their content type says", true))
+	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
 	if d.seenAt == a.lease.Target() {
 		d.Pool.Sessions.Remove(d.session, d.bound)
 	}

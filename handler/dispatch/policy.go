@@ -73,15 +73,15 @@ func (s *shadow) compare(d *Dispatch, chosen int) {
 	switch {
 	case panicked != nil || i < 0 || i >= len(d.scratch.Targets) || !slices.EqualFunc(sel.Candidates, d.scratch.Targets, same):
 		s.fault.Inc()
-		d.Pool.Incidents.Raise(d.start, "shadow policy that makes no choice", d.Pool.Logger)
-		if c := d.Logger.Check(zap.DebugLevel, "the shadow made no choice"); c != nil {
+		d.Pool.Incidents.Raise(d.start, "the shadow policy returns invalid workers", d.Pool.Logger)
+		if c := d.Logger.Check(zap.DebugLevel, "shadow policy returned an invalid worker"); c != nil {
 			c.Write(zap.Int("position", i), zap.Any("panic", panicked))
 		}
 	case i == chosen:
 		s.agreed.Inc()
 	default:
 		s.differed.Inc()
-		if c := d.Logger.Check(zap.DebugLevel, "the shadow chose another worker"); c != nil {
+		if c := d.Logger.Check(zap.DebugLevel, "shadow policy chose another worker"); c != nil {
 			a, b := &d.scratch.Sel.Candidates[chosen], &sel.Candidates[i]
 			c.Write(zap.Stringer("target", d.scratch.Targets[chosen]), zap.String("upstream", d.scratch.Workers[chosen].Dial),
 				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
@@ -133,6 +133,6 @@ func (d *Dispatch) noticeIneffective() {
 		return
 	}
 	if unit := kvscore.CostUnit(d.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
-		d.Pool.Incidents.Raise(d.start, "preferred taints or overrides without effect under this policy", d.Pool.Logger)
+		d.Pool.Incidents.Raise(d.start, "preferred taints or overrides have no effect under this policy", d.Pool.Logger)
 	}
 }

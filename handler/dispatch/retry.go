@@ -85,7 +85,7 @@ func (d *Dispatch) giveUp() (*http.Response, error) {
 	if d.failure == nil {
 		incident := errNoWorker.Error()
 		if d.pinned() {
-			incident = "a worker that requests name is not available"
+			incident = "requests pin a worker that is not available"
 		}
 		d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 		return nil, caddyhttp.Error(http.StatusServiceUnavailable, errNoWorker)

@@ -218,10 +218,10 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
 	sel := &d.scratch.Sel
 	if sel.Fault {
-		d.Pool.Incidents.Raise(t, "policy that returns no candidate or changes their list, the least loaded worker is taken", d.Pool.Logger)
+		d.Pool.Incidents.Raise(t, "the policy returns invalid workers, and the router takes the least loaded one", d.Pool.Logger)
 	}
 	if sel.Unknown > 0 {
-		d.Pool.Incidents.Raise(t, "unknown load of some workers (the median of the others is assumed)", d.Pool.Logger)
+		d.Pool.Incidents.Raise(t, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
 	}
 	if bound < 0 && chosen != sel.Home && sel.HomeHolds() {
 		d.away = true
@@ -237,9 +237,9 @@ func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bo
 	switch {
 	case d.pinned(): // whatever it is at
 	case used.Draining:
-		d.Pool.Incidents.Raise(t, "no worker left but draining ones, which are used all the same", d.Pool.Logger)
+		d.Pool.Incidents.Raise(t, "only draining workers are left, and the router uses them", d.Pool.Logger)
 	case used.Marked && len(d.tried) == 0:
-		d.Pool.Incidents.Raise(t, "all workers marked down, and used all the same", d.Pool.Logger)
+		d.Pool.Incidents.Raise(t, "all workers are marked down, and the router uses them anyway", d.Pool.Logger)
 	}
 	return found
 }

@@ -82,8 +82,8 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	}
 }
 
-// TestTablesHeedNewModels has workers tell other models than when the table was
-// made: each request goes by what they tell now, and the table is kept.
+// TestTablesHeedNewModels changes the models of workers after the table was made. Requests
+// go to the workers that serve their model now, and the table stays.
 func TestTablesHeedNewModels(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "c:1")
 	list := h.ReverseProxy.Upstreams
@@ -183,9 +183,8 @@ func TestExplainingMakesNoWorkerKnown(t *testing.T) {
 	}
 }
 
-// TestWorkersChangeWhileRequestsChoose has workers get other ids and ranks, come
-// and go, and be drained, while requests choose among them, with static lists
-// and lists of their own.
+// TestWorkersChangeWhileRequestsChoose changes ids and ranks of workers, drains, adds and
+// removes workers while requests choose among them. The lists are static and dynamic.
 func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	const workers = 12
 	var dials []string

@@ -91,7 +91,7 @@ func (d *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error
 // compressed then.
 func (d *Dispatch) readsAnswer() bool { return d.plan.Request != nil || d.plan.Lists }
 
-var errResent = errors.New("kv_router: already sent again once")
+var errResent = errors.New("kv_router: the request was already resent once")
 
 // request returns the request of this attempt, with the body from its first byte.
 func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Request {
@@ -223,7 +223,7 @@ func (d *Dispatch) lacks(kind string, fields engine.Fields) {
 	for name := range fields.Names {
 		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, kind, name).Inc()
 	}
-	d.Pool.Incidents.Raise(time.Now(), "nvext that the engine does not take", d.Pool.Logger)
+	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
 }
 
 // noticeCut counts, once per request, members that were cut out of the body because they were
@@ -237,7 +237,7 @@ func (d *Dispatch) noticeCut(grants nvext.Grants) {
 	for name := range grants.Names {
 		d.Metrics.dropped.WithLabelValues(d.Pool.Name, name).Inc()
 	}
-	if c := d.Logger.Check(zap.DebugLevel, "members that steer the engine are cut out"); c != nil {
+	if c := d.Logger.Check(zap.DebugLevel, "removed body members that trust does not grant"); c != nil {
 		c.Write(zap.Stringer("not_granted", grants))
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// TestLastTurnSparesANewerBinding has a session bound anew while its last turn
-// is under way: the end of that turn removes the binding that it saw, no other.
+// TestLastTurnSparesANewerBinding binds a session anew during its last turn. The end of that
+// turn removes only the binding that the turn saw.
 func TestLastTurnSparesANewerBinding(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		h := benchHandler(t)

@@ -21,8 +21,8 @@ type waiting struct {
 }
 
 // await waits in the queue. It returns true if the request can go on, with a granted slot or
-// because no worker is worth waiting for. It returns false if the request was turned away, or
-// its client left.
+// because no worker is worth waiting for. It returns false if the queue rejected the request
+// or its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
 	limit := set.MaxWait - d.wait.waited
@@ -38,14 +38,14 @@ func (d *Dispatch) await(ctx context.Context) bool {
 	case d.wait.left != nil:
 		return false
 	case g.Full:
-		d.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, "too many requests wait, further ones are turned away", fmt.Errorf(
-			"all workers are full, and %d requests wait, which is as many as may; try again later", set.MaxWaiting))
+		d.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, "the queue is full, and rejects requests", fmt.Errorf(
+			"all workers are full, and the queue has its maximum of %d requests; try again later", set.MaxWaiting))
 		return false
 	case g.Late && d.held.resp != nil:
 		return false
 	case g.Late:
-		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests that waited too long are turned away", fmt.Errorf(
-			"all workers are full, and none had room within %s; try again later", set.MaxWait))
+		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests waited too long, and the queue rejected them", fmt.Errorf(
+			"all workers are full, and none had a free slot within %s; try again later", set.MaxWait))
 		return false
 	}
 	return true

@@ -53,8 +53,8 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	}
 }
 
-// TestNewcomersDoNotOvertake has a slot that is free for a moment before it is
-// given to the one who waits for it, and a request that comes just then.
+// TestNewcomersDoNotOvertake frees a slot and sends a new request before the queued request
+// gets the slot.
 func TestNewcomersDoNotOvertake(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 1)[0]

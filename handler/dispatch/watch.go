@@ -20,7 +20,7 @@ type endedError struct {
 var (
 	errFirstToken = &endedError{"first_token", "no first token in time"}
 	errStalled    = &endedError{"stream_idle", "the stream stalled"}
-	errHangs      = &endedError{"hung", "the worker hangs"}
+	errHangs      = &endedError{"hung", "the worker is hung"}
 )
 
 func (e *endedError) Error() string { return e.text }

@@ -24,9 +24,8 @@ var fuzzPaths = append(slices.Clone(paths), "/vertex_generate")
 const steeringBody = `{"model":"m","priority":-5,"routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":0,"id_slot":1,"retention_seconds":9,` +
 	`"session_id":"s","session_params":{"id":"s","rid":"r"},"extra_key":"k","cache_salt":"victim","n":1,"nvext":{"cache_salt":"mine"}}`
 
-// FuzzAdapt compares what an engine gets with what the oracle, an independent
-// reader, expects: each named member has the expected value, and all others are as
-// the client sent them.
+// FuzzAdapt compares the body that an engine gets with the oracle's, an independent reader.
+// Each named member has the expected value, and all others are as the client sent them.
 func FuzzAdapt(f *testing.F) {
 	long := strings.Repeat("long ", 300)
 	bodies := []string{

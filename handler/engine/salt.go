@@ -24,9 +24,9 @@ type salted struct {
 	most int
 }
 
-// IsolatesCaches returns whether an engine isolates the caches of requests with
-// different salts, in an API: the engine gets the salt there and heeds it, or the
-// operator says so.
+// IsolatesCaches returns whether an engine isolates the caches of requests with different
+// salts in an API. It does if it gets the salt there and heeds it, or if the operator's
+// cache_salt says so.
 func (e *Engine) IsolatesCaches(api string) bool {
 	s, version := &kindOf(e.Type).salts, e.Info.Version
 	sure := slices.Contains(s.sure, api)
@@ -55,10 +55,10 @@ func (f *fit) cacheSalt() {
 	f.text(nameSalt, salt)
 }
 
-// ScopedSession returns an engine's id for a session of a request with a salt: a
-// digest of the salt and the client's id, so that no tenant can name another's
-// session. An id with that digest stays unchanged: the engine reports it to the
-// client. Without a salt it is the client's id.
+// ScopedSession returns an engine's id for a session of a request with a salt. It is a
+// digest of the salt and the client's id, so that no tenant can name another's session. An
+// id with that digest stays unchanged, because the engine reports it to the client. Without
+// a salt it is the client's id.
 func ScopedSession(salt, id string) string {
 	if salt == "" || id == "" {
 		return id

@@ -47,7 +47,7 @@ type Prompt struct {
 
 // Wishes is what the client asks of the router.
 type Wishes struct {
-	Ext       *nvext.Ext   // as far as it is granted; never nil
+	Ext       *nvext.Ext   // only what is granted; never nil
 	Grants    nvext.Grants // of what the request needs
 	Dropped   nvext.Grants // what the request needs and is not granted
 	headers   nvext.Grants // what its routing headers need
@@ -171,9 +171,9 @@ func (p *Plan) takePin() error {
 	e := p.Ext
 	switch {
 	case e.PrefillWorkerID.Set && !samePhases(e):
-		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillWorkerID.Value)
+		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot do the prefill alone, because every worker does both prefill and decode", e.PrefillWorkerID.Value)
 	case e.PrefillDPRank.Set && !samePhases(e):
-		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot be given the prefill alone, as no worker of this pool is of the role prefill", e.PrefillDPRank.Value)
+		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot do the prefill alone, because every worker does both prefill and decode", e.PrefillDPRank.Value)
 	case e.DecodeWorkerID.Set:
 		p.Pin = Pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
 	case e.BackendInstanceID.Set:

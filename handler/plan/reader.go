@@ -113,7 +113,7 @@ func Unreadable(a api.API, err error) *api.Refusal {
 	status, code := http.StatusBadRequest, api.CodeUnreadable
 	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		status, code = http.StatusRequestEntityTooLarge, api.CodeTooLarge
-		err = fmt.Errorf("the body is longer than the server takes, which is %d bytes", limit.Limit)
+		err = fmt.Errorf("the body exceeds the server's limit of %d bytes", limit.Limit)
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		status, err = http.StatusRequestTimeout, errSlowUpload
 	} else {
@@ -249,7 +249,7 @@ func (rd *Reader) extOptions() nvext.Options {
 // NoExt is the nvext of most requests. It is shared and never changes.
 var NoExt nvext.Ext
 
-// extend reads nvext and the routing headers, as far as they are granted. raw is the body's
+// extend reads nvext and the routing headers and keeps what is granted. raw is the body's
 // nvext; nil if there is none or the body was not read.
 func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 	p.Ext, p.headers = &NoExt, headersNeed(r.Header)

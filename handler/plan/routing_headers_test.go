@@ -90,9 +90,8 @@ func fieldsOf(e *nvext.Ext) map[string]string {
 	}
 }
 
-// FuzzHeaders has headers of any kind beside an nvext: one that is malformed
-// leaves the body's value, what is granted is honoured, and nothing that is not
-// gets through.
+// FuzzHeaders sends headers of any kind together with an nvext. A malformed header leaves the
+// body's value. The router honours exactly what is granted.
 func FuzzHeaders(f *testing.F) {
 	for _, lines := range []string{
 		"", "X-Worker-Instance-Id: 5", "X-Dynamo-Worker-Instance-Id: x\nX-Worker-Instance-Id: 5", "x-dp-rank: 4294967295\nX-Tenant-Id: t",

@@ -79,8 +79,8 @@ func (rd *Reader) session(h http.Header, req *api.Request, ext *nvext.Ext) Sessi
 	return Session{}
 }
 
-// maxSessionKey is the longest session key that is kept, in bytes. Of a longer one the digest
-// is kept.
+// maxSessionKey is the length in bytes of the longest session key that the router stores. It
+// stores the digest of a longer key.
 const maxSessionKey = 256
 
 // Keys that the router makes begin with own. No client's key is kept with that
@@ -126,9 +126,8 @@ func bounded(key string) string {
 	return key
 }
 
-// mustRead refuses a request whose body the router could not read, if the request is a
-// tenant's or enforce_cache_salt is on: the body could name another tenant's cache or
-// session.
+// mustRead refuses a request whose body the router could not read, for a tenant or if
+// enforce_cache_salt is on. The body could name another tenant's cache or session.
 func (rd *Reader) mustRead(p *Plan) error {
 	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
 		return nil
@@ -141,11 +140,11 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router must read the body, because the request is a tenant's or enforce_cache_salt is on, and cannot (%s)", p.unread)}
+		"the router cannot read the body (%s), and must, because the request has a tenant or enforce_cache_salt is on", p.unread)}
 }
 
-// saltIsText refuses a salt that is not a string, if enforce_cache_salt is on and no
-// tenant replaces it: no engine is known to use such a salt.
+// saltIsText refuses a salt that is not a string if enforce_cache_salt is on and no tenant's
+// salt replaces it. No known engine uses such a salt.
 func (rd *Reader) saltIsText(p *Plan) error {
 	req := p.Parsed()
 	if !rd.EnforcesSalt || req == nil || req.OddSalt == "" || p.Ext.Salt("") != "" || !p.prefills {

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
 
-// FuzzKeys has what clients send as keys, salts and ids: no two of different
-// meaning are kept as one, and none is longer than the bound.
+// FuzzKeys reads keys, salts and ids as clients may send them. Two that differ in meaning get
+// different stored keys, and no stored key exceeds the bound.
 func FuzzKeys(f *testing.F) {
 	f.Add("key", "", "")
 	f.Add("\x00t1:akey", "", "a")
@@ -79,8 +79,8 @@ func TestResponseNamed(t *testing.T) {
 	}
 }
 
-// TestLongNamesAreKeptAsDigests has what a request says of itself be as long as
-// its body: what is kept of it is short, and still tells one from another.
+// TestLongNamesAreKeptAsDigests sends model, salt and other names as long as a body. The
+// router stores short digests of them, which still differ.
 func TestLongNamesAreKeptAsDigests(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	a, b, c := &api.Request{Model: long, Salt: long}, &api.Request{Model: long + "y", Salt: long + "y"}, &api.Request{Model: "m", Salt: "s"}

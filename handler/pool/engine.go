@@ -143,7 +143,7 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 	}
 	p.Queue.reviewAll() // the worker's limit may have changed
 	if logged(info) != logged(before) {
-		p.Logger().Info("worker tells what it is", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(info)))
+		p.Logger().Info("worker reports its engine", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(info)))
 	}
 	switch changed, shared := w.Engine.restarted(t, info.Life); {
 	case shared:
@@ -252,12 +252,12 @@ func (p *Pool) contradict(w *Worker) {
 	w.Engine.mu.Unlock()
 	for what, text := range list {
 		if before[what] != text {
-			p.Logger().Warn("worker contradicts its configuration, which counts: "+text, zap.String("upstream", w.Dial))
+			p.Logger().Warn("worker contradicts its configuration, which applies: "+text, zap.String("upstream", w.Dial))
 		}
 	}
 	for what, text := range before {
 		if list[what] == "" {
-			p.Logger().Info("worker does not contradict its configuration any more: "+text, zap.String("upstream", w.Dial))
+			p.Logger().Info("worker no longer contradicts its configuration: "+text, zap.String("upstream", w.Dial))
 		}
 	}
 }
@@ -283,7 +283,7 @@ func (p *Pool) KnowsBlockSize() bool {
 	return p.blockSize > 0
 }
 
-const incidentBlocks = "disagreement among the engines about the size of their KV blocks"
+const incidentBlocks = "engines report different KV block sizes"
 
 // maxAdopted is the largest block size that the pool takes from engines, in tokens. The
 // index cannot compare prompts that are shorter than a block.

@@ -17,7 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// tell lets a worker tell something.
+// tell reports a worker's engine to the pool.
 func (p *Pool) tell(dial string, told engine.Info) *Worker {
 	w := p.Worker(dial)
 	p.Learn(w, told)
@@ -87,8 +87,8 @@ func TestBlockSizes(t *testing.T) {
 	}
 }
 
-// TestToldRanksAreTargets has an engine tell of ranks and room, the operator say
-// otherwise, and a restart with fewer.
+// TestToldRanksAreTargets reports an engine's ranks and capacity. Then the operator overrides
+// them, and the engine restarts with fewer.
 func TestToldRanksAreTargets(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 10}))
 	capacities := func(w *Worker) (list []int64) {
@@ -227,8 +227,8 @@ func TestUnsureAnswerChangesNothing(t *testing.T) {
 	}
 }
 
-// TestWorkersAreLeftAlone looks at how long: in an idle pool, and where a worker
-// wants a key.
+// TestWorkersAreLeftAlone checks the time between probes: in an idle pool, and of a worker
+// that needs a key.
 func TestWorkersAreLeftAlone(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
 	w := p.Worker("a:1")

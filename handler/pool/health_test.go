@@ -9,7 +9,7 @@ import (
 // epoch is when the tests' clocks begin.
 var epoch = time.Unix(1_800_000_000, 0)
 
-// TestMarkGrowsWithEachFailure fails a worker each time that it is let back.
+// TestMarkGrowsWithEachFailure fails a worker each time that it gets requests again.
 func TestMarkGrowsWithEachFailure(t *testing.T) {
 	var h Health
 	now := epoch
@@ -63,7 +63,7 @@ func TestRequestsUnderWayDoNotCountAgain(t *testing.T) {
 	for i := range 20 {
 		at := epoch.Add(time.Duration(i) * time.Second) // long requests fail late
 		if h.Fail(at, epoch.Add(-time.Second), 0, false) {
-			t.Error("the worker was well again, without a success")
+			t.Error("the worker was healthy without a success")
 		}
 	}
 	if !h.Available(epoch.Add(firstDown)) {
@@ -174,7 +174,7 @@ func TestErrorsFade(t *testing.T) {
 	now = now.Add(10 * errorMemory)
 	h.recordError(now, false, rand.Uint64())
 	if _, n := h.lately(); n < 1 || n > 1.01 {
-		t.Errorf("%v errors of late, want the last one", n)
+		t.Errorf("%v recent errors, want the last one", n)
 	}
 	for range 99 {
 		h.Succeed(now, now)
@@ -183,7 +183,7 @@ func TestErrorsFade(t *testing.T) {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
 	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
-		t.Errorf("%v answers, %v errors of late; want 101 and 2", n, e)
+		t.Errorf("%v recent answers, %v recent errors; want 101 and 2", n, e)
 	}
 }
 
@@ -242,7 +242,7 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 			seen = seen || worse(errs, share, 0)
 		}
 		if want := different >= fewPrompts; seen != want {
-			t.Errorf("errors with %d prompts show that the worker is ill: %v", different, seen)
+			t.Errorf("errors with %d prompts show a failing worker: %v", different, seen)
 		}
 		// what was long ago counts no more
 		later := epoch.Add(10 * errorMemory)
@@ -252,8 +252,8 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 	}
 }
 
-// TestMissedWorkerIsWellWhenItAnswers has connections to a worker fail and be made
-// again. A connection alone lets one request in.
+// TestMissedWorkerIsWellWhenItAnswers breaks connections to a worker and restores them. A
+// connection alone admits one request.
 func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	var h Health
 	if before, was := h.miss(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
@@ -275,9 +275,9 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	}
 }
 
-// TestOtherMarksOutliveAConnection has a worker fail requests, be missed, and be
-// met: it is let back as after any failure. If no request comes, it is not shown
-// as let back for ever.
+// TestOtherMarksOutliveAConnection has a worker fail requests, refuse connections, and accept
+// them again. It gets requests again as after any failure. If none comes, the admin API shows
+// the mark for a minute only.
 func TestOtherMarksOutliveAConnection(t *testing.T) {
 	var h Health
 	h.Fail(epoch, epoch, 0, false)
@@ -289,7 +289,7 @@ func TestOtherMarksOutliveAConnection(t *testing.T) {
 		t.Errorf("a connection made it well: %v", again)
 	}
 	if h.State(over.Add(unproven)).Well || !h.State(over.Add(unproven+1)).Well {
-		t.Error("it is shown as let back for another time than a minute")
+		t.Error("its mark is not shown for exactly a minute")
 	}
 }
 

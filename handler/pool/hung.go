@@ -286,7 +286,7 @@ func (p *Pool) isTooLong(t time.Time, s *silence, workers []*Worker, others time
 func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
 	w.Progress.HungSince.Store(Ticks(t))
 	w.Health.Fail(t, t, 0, false)
-	p.Logger().Warn("worker hangs, and is marked down until something comes from it", zap.String("upstream", w.Dial),
+	p.Logger().Warn("worker is hung, and marked down until it makes progress", zap.String("upstream", w.Dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
 	p.moveAway(w.Progress.movable()...)
 }

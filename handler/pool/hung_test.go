@@ -75,8 +75,8 @@ func (f *flowTest) allow(a *booked) {
 	a.Worker.Progress.Allow(&a.Stream, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
 }
 
-// pass lets time pass in which something comes from the workers given, and
-// returns after how long the first one was found to hang, 0 if none was.
+// pass lets time pass while the given workers produce output. It returns the time until the
+// first one was found hung, 0 if none was.
 func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
 	for i := range int(d / hungCheck) {
 		f.now = f.now.Add(hungCheck)

@@ -12,8 +12,8 @@ import (
 var (
 	retriesMade = poolCounter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
 	// retriesDenied counts retries that the budget did not allow.
-	retriesDenied    = poolCounter("retries_denied_total", "Retries that were not made because the retry budget was spent.")
-	cachesCleared    = poolCounter("cache_model_cleared_total", "Times that the cache model of a worker was cleared because the worker lost its KV cache, by what showed it.", "worker", "reason")
+	retriesDenied    = poolCounter("retries_denied_total", "Retries that the retry budget did not allow.")
+	cachesCleared    = poolCounter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
 	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
 		Help:    "Absolute difference between predicted and reported cached tokens.",
@@ -85,7 +85,7 @@ func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger)
 	}
 	i.mu.Unlock()
 	if known == nil {
-		logger().Warn(name + " begins; further ones are counted only")
+		logger().Warn("condition begins: " + name)
 	}
 }
 
@@ -112,6 +112,6 @@ func (i *Incidents) end(now time.Time, logger *zap.Logger) {
 	}
 	i.mu.Unlock()
 	for name, in := range ended {
-		logger.Info(name+" is over", zap.Int("times", in.Times), zap.Duration("lasted", in.Last.Sub(in.Begun)))
+		logger.Info("condition is over: "+name, zap.Int("times", in.Times), zap.Duration("lasted", in.Last.Sub(in.Begun)))
 	}
 }

@@ -26,9 +26,9 @@ func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
 		got = append(got, e.Message)
 	}
 	want := []string{
-		"fallback oversized begins; further ones are counted only",
-		"fallback oversized is over",
-		"fallback oversized begins; further ones are counted only",
+		"condition begins: fallback oversized",
+		"condition is over: fallback oversized",
+		"condition begins: fallback oversized",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("logged %q, want %q", got, want)

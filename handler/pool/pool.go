@@ -190,7 +190,7 @@ func (p *Pool) maintain() {
 			p.findHung(t)
 		case t := <-ticker.C:
 			if n := p.Scheduler.Expire(t); n > 0 {
-				p.Logger().Warn("leases had leaked and were ended", zap.Int("leases", n))
+				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))
 			}
 			if n := p.Scheduler.Stats().Untracked; n > untracked {
 				untracked = n
@@ -198,7 +198,7 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			if p.Memory.Upkeep(t) > 0 {
-				p.Incidents.Raise(t, "slow uploads ended", p.Logger)
+				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
 			}
 			p.Incidents.end(t, p.Logger())
 		}

@@ -136,9 +136,8 @@ func TestNewIDLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestIDsMoveAmongWorkers has configurations in which an id of one address becomes
-// that of another one: nobody gets the cache of another engine, and all stay
-// known to the scheduler.
+// TestIDsMoveAmongWorkers loads configurations that give an id of one address to another.
+// No worker gets the cache model of another engine, and the scheduler knows all of them.
 func TestIDsMoveAmongWorkers(t *testing.T) {
 	dials := []string{"a:1", "b:1", "c:1"}
 	for name, ids := range map[string][]uint64{"shifted up": {2, 3, 4}, "shifted down": {0, 1, 2}, "swapped": {2, 1, 3}, "rotated": {2, 3, 1}} {

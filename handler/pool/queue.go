@@ -27,7 +27,7 @@ type queue struct {
 // get another model, while no slot becomes free.
 const reviewEvery = 250 * time.Millisecond
 
-const incidentFull = "all workers are full, requests wait"
+const incidentFull = "all workers are full, and requests wait"
 
 // Wait queues a request until the queue grants it a slot of a worker, for at most the
 // time given. It returns how long the request waited.

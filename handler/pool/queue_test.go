@@ -92,8 +92,8 @@ func (p *plainQueue) serve(m *waiter) (Grant, bool) {
 	return Grant{Worker: best}, best != nil || len(there) == 0
 }
 
-// TestQueueDoesWhatAPlainOneDoes lets random things happen to a queue and to its
-// model: who is served, by whom and in which order must be the same.
+// TestQueueDoesWhatAPlainOneDoes applies random events to a queue and to its model. Both must
+// grant the same workers to the same requests in the same order.
 func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 	served, refused := 0, 0
 	for seed := range uint64(20) {

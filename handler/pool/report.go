@@ -26,7 +26,7 @@ const (
 	OutcomeErrored                     // an error that may be the worker's fault
 )
 
-// Outcome says what came of an attempt.
+// Outcome is the result of an attempt.
 type Outcome struct {
 	Kind  OutcomeKind
 	Begun time.Time     // of the attempt
@@ -39,7 +39,7 @@ type Outcome struct {
 	Peers []TableRow // the workers to compare with
 }
 
-// Report records what came of an attempt on a worker.
+// Report records the outcome of an attempt on a worker.
 func (p *Pool) Report(w *Worker, o Outcome) {
 	t := time.Now()
 	switch o.Kind {
@@ -63,7 +63,7 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 	case OutcomeErrored:
 		p.answered(w)
 		if w.isWorse(t, &o) {
-			o.Why = "most answers are errors, unlike those of the others: " + o.Why
+			o.Why = "most answers are errors, unlike those of other workers: " + o.Why
 			p.markDown(w, t, &o)
 		}
 	}
@@ -81,7 +81,7 @@ func (p *Pool) logMark(w *Worker, why string) {
 }
 
 func (p *Pool) logWell(w *Worker) {
-	p.Logger().Info("worker is well again", zap.String("upstream", w.Dial))
+	p.Logger().Info("worker is healthy again", zap.String("upstream", w.Dial))
 }
 
 // isWorse records an error, and returns whether the worker answers with far more errors
@@ -121,7 +121,7 @@ func (p *Pool) clear(w *Worker, why string) {
 		return // there was nothing to lose
 	}
 	cachesCleared.WithLabelValues(p.Name, w.Dial, why).Inc()
-	p.Logger().Warn("worker has lost its KV cache: its cache model is cleared", zap.String("upstream", w.Dial),
+	p.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
 		zap.String("why", why), zap.Int64("tokens", cached))
 }
 

@@ -114,7 +114,7 @@ func (s *Settings) CheckIDs() error {
 	for _, dial := range slices.Sorted(maps.Keys(known)) {
 		id := s.Worker(dial).ID
 		if other, taken := byID[id]; taken {
-			return fmt.Errorf("worker %s: id: must be unique, got %d, which worker %s has, too", dial, id, other)
+			return fmt.Errorf("worker %s: id: must be unique, got %d, which worker %s also has", dial, id, other)
 		}
 		byID[id] = dial
 	}

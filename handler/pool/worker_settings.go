@@ -77,9 +77,9 @@ type WorkerSettings struct { // one field for each option
 
 	// Whether the worker drains: it gets no new requests, and its active requests end
 	// there. Its sessions move with their next turn. If no other worker can serve a
-	// request, the router uses a draining worker. The admin API can drain a worker, too;
-	// such a drain survives reloads, whatever this option says, and ends with the admin
-	// API or a restart. Default: `false`.
+	// request, the router uses a draining worker. The admin API can drain a worker, too.
+	// Such a drain survives reloads, whatever this option says. It ends by the admin API or
+	// a restart. Default: `false`.
 	Drain *bool `json:"drain,omitempty"`
 
 	// Words by which clients with the grant `overrides` require or prefer workers

@@ -32,7 +32,7 @@ func (p *Pool) Worker(dial string) *Worker {
 	}
 	w := p.other(dial)
 	if w == p.unnamed {
-		p.Incidents.Raise(time.Now(), "more workers than are told apart", p.Logger)
+		p.Incidents.Raise(time.Now(), "more worker addresses than the router tracks", p.Logger)
 	}
 	return w
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// TestAddressesOfRequestsAreBounded has more addresses come than are told apart,
-// as from a placeholder that a client fills in, and some that are none.
+// TestAddressesOfRequestsAreBounded uses more addresses than the pool keeps apart, as from a
+// placeholder that a client fills in. Some addresses are invalid.
 func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	s := wanted(WorkerSettings{Dial: "static:1"})
 	s.Others = true

@@ -92,7 +92,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 		sent   string
 		err    error // that follows
 		events []string
-		want   Summary // as far as it is compared
+		want   Summary // its other fields are not compared
 		event  bool    // the client gets an error event
 	}{
 		{"whole", true, testRole + testToken + testEnd, nil, []string{"first", "tokens 1"}, Summary{Whole: true, Chunks: 1}, false},

@@ -29,7 +29,7 @@ const (
 	outcomeOff      = "off"       // the operator does not allow it
 )
 
-const incidentNoSuccess = "speculative prefill without success"
+const incidentNoSuccess = "speculative prefills fail"
 
 // Runner makes the speculative prefills of a configuration.
 type Runner struct {
