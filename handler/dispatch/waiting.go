@@ -27,7 +27,7 @@ func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
 	limit := set.MaxWait - d.wait.waited
 	if d.held.resp != nil { // its client could ask again after the Retry-After
-		if wait := retryAfter(d.held.resp.Header, time.Now()); wait > 0 {
+		if wait := retryAfter(d.held.resp.Header); wait > 0 {
 			limit = min(limit, wait)
 		}
 	}
