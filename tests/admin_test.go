@@ -226,9 +226,9 @@ func TestAdminShowsThePools(t *testing.T) {
 	})
 }
 
-// TestSessionsAreListed reads 250 sessions, some and all of them, looks at single
-// ones by key and by hash, and unbinds some.
-func TestSessionsAreListed(t *testing.T) {
+// TestSessionsByPage reads 250 sessions page by page, looks at single ones by
+// key and by hash, and unbinds some.
+func TestSessionsByPage(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{Words: 1})
 	s := startCaddy(t, route(engines))
 	bound := make(map[string]string)
@@ -239,26 +239,33 @@ func TestSessionsAreListed(t *testing.T) {
 	if err := s.load(route(engines) + rejected); err == nil {
 		t.Fatal("the broken config was accepted")
 	}
-	seen := make(map[string]bool)
-	for _, limit := range []int{50, 1000} {
-		var list struct {
+	var all []adminSession
+	for after, pages := "", 1; ; pages++ {
+		var page struct {
 			Total    int            `json:"total_sessions"`
 			Sessions []adminSession `json:"sessions"`
+			Next     string         `json:"next_after"`
 		}
-		_, text := s.api(t, http.MethodGet, fmt.Sprintf("%s/sessions?limit=%d", defaultPool, limit), nil, &list)
+		_, text := s.api(t, http.MethodGet, defaultPool+"/sessions?limit=50&after="+after, nil, &page)
 		if strings.Contains(text, "secret") {
 			t.Fatalf("keys are shown: %.300s", text)
 		}
-		if list.Total != 250 || len(list.Sessions) != min(limit, 250) {
-			t.Fatalf("with limit %d: %d of %d sessions", limit, len(list.Sessions), list.Total)
+		if all = append(all, page.Sessions...); page.Total != 250 || len(page.Sessions) != 50 {
+			t.Fatalf("page %d has %d of %d sessions", pages, len(page.Sessions), page.Total)
 		}
-		clear(seen)
-		for i, e := range list.Sessions {
-			if seen[e.Hash] || !e.Bound || e.TTL != 300 || e.Expires <= 0 || e.Expires > 300 {
-				t.Errorf("session %d: %+v", i, e)
+		if after = page.Next; after == "" {
+			if pages != 5 {
+				t.Errorf("%d pages", pages)
 			}
-			seen[e.Hash] = true
+			break
 		}
+	}
+	seen := make(map[string]bool)
+	for i, e := range all {
+		if seen[e.Hash] || i > 0 && all[i-1].Hash >= e.Hash || !e.Bound || e.TTL != 300 || e.Expires <= 0 || e.Expires > 300 {
+			t.Errorf("session %d: %+v", i, e)
+		}
+		seen[e.Hash] = true
 	}
 	for key, engine := range bound {
 		path := defaultPool + "/sessions/" + url.PathEscape(key)
@@ -315,6 +322,7 @@ func TestAdminRefusesWhatCannotBe(t *testing.T) {
 		{"GET", defaultPool + "/sessions?limit=0", 400, "1000"},
 		{"GET", defaultPool + "/sessions?limit=1001", 400, "1000"},
 		{"GET", defaultPool + "/sessions?limit=many", 400, "many"},
+		{"GET", defaultPool + "/sessions?after=xyz", 400, "xyz"},
 		{"POST", defaultPool + "/explain", 400, "path"},
 		{"POST", defaultPool + "/explain?path=v1", 400, "path"},
 		{"POST", defaultPool + "/explain?path=/%25zz", 400, "path"},

@@ -88,14 +88,15 @@ func (s *server) checkPages(t *testing.T) {
 		}
 	}
 	if status, _ := s.api(t, http.MethodGet, defaultPool+"/sessions?limit=1000000", nil, nil); status != http.StatusBadRequest {
-		t.Errorf("a list of a million sessions: status %d, want 400", status)
+		t.Errorf("a page of a million sessions: status %d, want 400", status)
 	}
 	var list struct {
 		Sessions []adminSession `json:"sessions"`
+		Next     string         `json:"next_after"`
 	}
 	s.api(t, http.MethodGet, defaultPool+"/sessions", nil, &list)
-	if len(list.Sessions) != 100 {
-		t.Errorf("the list has %d sessions, want 100", len(list.Sessions))
+	if len(list.Sessions) != 100 || list.Next == "" {
+		t.Errorf("a page has %d sessions, the next is after %q; want 100 and some key", len(list.Sessions), list.Next)
 	}
 }
 

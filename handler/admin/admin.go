@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -37,7 +38,7 @@ func init() {
 // `GET /kv_router/pools/{pool}/workers/{worker}` | One worker, by its address or its id
 // `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there; its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
 // `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
-// `GET /kv_router/pools/{pool}/sessions?limit=` | Bound sessions, at most `limit` of them (default 100, at most 1000), in no order. Keys are secrets, and shown as the first 16 hexadecimal digits of their SHA-256
+// `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets, and shown as the first 16 hexadecimal digits of their SHA-256
 // `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key, with `?tenant=` that of a tenant or a cache salt; with `?hashed`, by the hash. Looking does not extend its life
 // `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest
 // `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. The settings are those of the handler of the pool that was the last to serve its first request
@@ -210,30 +211,64 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 }
 
 const (
-	defaultList = 100
-	maxList     = 1000
+	defaultPage = 100
+	maxPage     = 1000
 )
 
-// sessionList is a part of the sessions.
-type sessionList struct {
+// sessionPage is a part of the sessions.
+type sessionPage struct {
 	Total    int           `json:"total_sessions"`
 	Sessions []sessionView `json:"sessions"`
+	// Next is the `after` of the next page, empty if there is none.
+	Next string `json:"next_after,omitempty"`
 }
 
 func getSessions(r *http.Request, p *pool.Pool) (any, error) {
-	limit := defaultList
+	after, limit := r.URL.Query().Get("after"), defaultPage
+	if after != "" && !isKeyHash(after) {
+		return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*keyHashBytes, after)
+	}
 	if s := r.URL.Query().Get("limit"); s != "" {
 		var err error
-		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxList {
-			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxList, s)
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxPage {
+			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
 		}
 	}
-	t, dials, list := time.Now(), dials(p), sessionList{Total: p.Sessions.Len(), Sessions: []sessionView{}}
+	page := sessionPage{Total: p.Sessions.Len(), Sessions: sessionsAfter(p, after, limit+1)}
+	if len(page.Sessions) > limit {
+		page.Sessions = page.Sessions[:limit]
+		page.Next = page.Sessions[limit-1].KeyHash
+	}
+	return page, nil
+}
+
+// sessionsAfter returns the first sessions after a hash.
+func sessionsAfter(p *pool.Pool, after string, limit int) []sessionView {
+	type hashed struct {
+		hash string
+		b    affinity.Binding
+	}
+	var first []hashed
 	p.Sessions.Range(func(e affinity.Entry) bool {
-		list.Sessions = append(list.Sessions, viewSession(keyHash(e.Session), e.Binding, dials, t))
-		return len(list.Sessions) < limit
+		h := keyHash(e.Session)
+		if h <= after || len(first) == limit && h >= first[limit-1].hash {
+			return true
+		}
+		i := sort.Search(len(first), func(i int) bool { return first[i].hash >= h })
+		if i < len(first) && first[i].hash == h {
+			return true // it came twice
+		}
+		if len(first) == limit {
+			first = first[:limit-1]
+		}
+		first = slices.Insert(first, i, hashed{h, e.Binding})
+		return true
 	})
-	return list, nil
+	t, dials, views := time.Now(), dials(p), make([]sessionView, 0, len(first))
+	for _, f := range first {
+		views = append(views, viewSession(f.hash, f.b, dials, t))
+	}
+	return views
 }
 
 func isKeyHash(s string) bool {
