@@ -41,8 +41,8 @@ import (
 // unchanged.
 //
 // With Caddy's `tracing` handler before it, a request has a span
-// `kv_router.route_request` over all its attempts. In it, each choice of a worker has a
-// span `kv_router.select_worker`. The parent of the engine's span is Caddy's.
+// `kv_router.route_request` over all its attempts, which is the parent of the engine's
+// span. In it, each choice of a worker has a span `kv_router.select_worker`.
 //
 // The handler sets these placeholders, for header operations and for handlers that run
 // after the choice. Placeholders with a `*` are known only after the answer, for example

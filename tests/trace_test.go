@@ -218,8 +218,8 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 		}
 	}
 	got := chats(well)[0].Header
-	if want := fmt.Sprintf("00-%s-%x-01", clientTrace, caddys.GetSpanId()); got.Get("Traceparent") != want {
-		t.Errorf("the engine got traceparent %q, want %q, Caddy's", got.Get("Traceparent"), want)
+	if want := fmt.Sprintf("00-%s-%x-01", clientTrace, route.GetSpanId()); got.Get("Traceparent") != want {
+		t.Errorf("the engine got traceparent %q, want %q, the route's", got.Get("Traceparent"), want)
 	}
 	if got.Get("Tracestate") != "vendor=1" || got.Get("Baggage") != "tenant=t1" {
 		t.Errorf("the engine got tracestate %q and baggage %q", got.Get("Tracestate"), got.Get("Baggage"))

@@ -75,7 +75,7 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 // kept connection turned out closed.
 func (d *Dispatch) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	resends := new(atomic.Int32)
-	d.sent = d.request(req, resends)
+	d.sent = d.trace.carry(d.request(req, resends))
 	resp, err := roundTrip(d.sent)
 	if err == nil && d.readsAnswer() {
 		response.Unpack(resp)

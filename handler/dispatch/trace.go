@@ -2,12 +2,17 @@ package dispatch
 
 import (
 	"context"
+	"net/http"
+	"net/textproto"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -103,6 +108,24 @@ func (t *dispatchTrace) retried(a *attempt, reason string) {
 	}
 }
 
+// carry makes the request's span the engine's parent. If header_up removed Caddy's own,
+// nothing is added.
+func (t *dispatchTrace) carry(req *http.Request) *http.Request {
+	if t == nil {
+		return req
+	}
+	p := thePropagation()
+	for _, field := range p.fields {
+		if _, there := req.Header[field]; there {
+			out := *req
+			out.Header = req.Header.Clone() // an attempt before may still be writing it
+			p.Inject(t.ctx, propagation.HeaderCarrier(out.Header))
+			return &out
+		}
+	}
+	return req
+}
+
 func (t *dispatchTrace) end(r *Report) {
 	if t == nil {
 		return
@@ -138,3 +161,18 @@ func (t *dispatchTrace) end(r *Report) {
 func forSpan(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), longestTraced)], "\uFFFD")
 }
+
+// tracePropagation writes spans to headers; fields are the canonical names of these.
+type tracePropagation struct {
+	propagation.TextMapPropagator
+	fields []string
+}
+
+// thePropagation is that of Caddy's tracing directive, from the same environment variable.
+var thePropagation = sync.OnceValue(func() *tracePropagation {
+	p := &tracePropagation{TextMapPropagator: autoprop.NewTextMapPropagator()}
+	for _, field := range p.Fields() {
+		p.fields = append(p.fields, textproto.CanonicalMIMEHeaderKey(field))
+	}
+	return p
+})

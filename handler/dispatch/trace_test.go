@@ -31,7 +31,7 @@ func tracedDispatch(tb testing.TB, ctx context.Context) (*Dispatch, *http.Reques
 func (d *Dispatch) walk(req *http.Request) {
 	d.startTrace(req.Context())
 	d.trace.selected(d, d.attempt, d.start)
-	d.sent = d.request(req, new(atomic.Int32))
+	d.sent = d.trace.carry(d.request(req, new(atomic.Int32)))
 	d.trace.retried(d.attempt, "broken")
 	d.trace.end(&Report{Outcome: outcomeOK})
 }
