@@ -77,7 +77,7 @@ type queryAnswer struct {
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
 func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
-	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(target.Worker, target.Rank).Append(nil)}}
+	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, target.Worker, target.Rank)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}

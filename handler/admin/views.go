@@ -165,8 +165,6 @@ type hitsView struct {
 	Prompt    int64    `json:"reported_prompt_tokens"`
 	Cached    int64    `json:"reported_cached_tokens"`
 	RepRatio  *float64 `json:"reported_hit_ratio"`
-	// Error is null while no answer told what was cached.
-	Error *pool.MissesView `json:"prediction_error"`
 }
 
 // viewWorkers returns the views of those of the pool's workers that are wanted.
@@ -229,7 +227,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
 			Estimated: w.Hits.Estimated.Load(), Predicted: w.Hits.Foreseen.Load(),
-			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(), Error: w.Misses.View(),
+			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(),
 		},
 	}
 	if state, said := proxy[w.Dial]; said {

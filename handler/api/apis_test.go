@@ -154,7 +154,7 @@ func TestPromptsInOtherForms(t *testing.T) {
 		{scored{pooled{name: "rerank"}}, `{"query":"who is it?","documents":[{"text":"it is I"}]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 17, 0, 1},
 		{scored{pooled{name: "score"}}, `{"text_1":"who is it?","text_2":"it is I"}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 17, 0, 1},
 		{scored{pooled{name: "score"}}, `{"queries":["who is it?","a"],"items":[{"content":[{"type":"text","text":"it is I"}]},"b"]}`, Text, blocksOf([]byte("who is it?\xFEit is I")), 19, 0, 2},
-		{scored{pooled{name: "score"}}, `{"query":[1,2,3,4],"items":[[5,6],[7]],"label_token_ids":[1]}`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 11, 2},
+		{scored{pooled{name: "score"}}, `{"query":[1,2,3,4],"items":[[5,6],[7]],"label_token_ids":[1]}`, None, nil, 0, 0, 1},
 		{scored{pooled{name: "score"}}, `{"query":"x"}`, None, nil, 0, 0, 1},
 		{scored{pooled{name: "score"}}, `{"query":"x","items":[]}`, None, nil, 0, 0, 1},
 		{countTokens{}, askMessages, None, nil, 0, 0, 1},

@@ -134,3 +134,38 @@ func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	}
 	return d.sum()
 }
+
+const (
+	// minImage and maxMedia bound an image's and any part's tokens, about as Qwen-VL's
+	// processors resize images by default.
+	minImage, maxMedia = 64, 16384
+	// maxMediaTokens bounds all parts of a request: a client must not make a
+	// worker look overloaded with URLs.
+	maxMediaTokens = 128 << 10
+	// unknownMedia is for a part of unknown size: a URL, a file's id.
+	unknownMedia = 1024
+	// lowDetail is OpenAI's count for an image with "detail":"low".
+	lowDetail = 85
+)
+
+// bytesPerToken are rules of thumb. Qwen2-VL and its successors have a token for 28 by
+// 28 pixels, which are 100 to 400 bytes. Qwen2-Audio has one for 40 ms, here at 128
+// kbit/s. Gemini has 263 for a second of video, here at 2 Mbit/s.
+var bytesPerToken = [...]int64{mediaOther: 4, mediaImage: 200, mediaVideo: 950, mediaAudio: 640, mediaFile: 4}
+
+// tokens estimates the part's tokens in the prompt by its length in bytes. v is the
+// whole part, whose length counts if its form is unknown.
+func (m *medium) tokens(v rawjson.Span) int64 {
+	n := int64(len(m.raw)) * 3 / 4 / bytesPerToken[m.class]
+	switch {
+	case m.class == mediaImage && m.low:
+		return lowDetail
+	case m.form == mediaNone:
+		n = int64(v.Len()) / bytesPerToken[mediaOther]
+	case m.form != mediaData:
+		return unknownMedia
+	case m.class == mediaImage:
+		n = max(n, minImage)
+	}
+	return min(n, maxMedia)
+}

@@ -1,13 +1,7 @@
 package api
 
 import (
-	"bytes"
 	"encoding/base64"
-	"encoding/binary"
-	"image"
-	"image/gif"
-	"image/jpeg"
-	"image/png"
 	"strings"
 	"testing"
 
@@ -16,66 +10,13 @@ import (
 
 func encode(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 
-func pictures(t testing.TB, w, h int) map[string]string {
-	t.Helper()
-	img := image.NewGray(image.Rect(0, 0, w, h))
-	var p, j, g bytes.Buffer
-	for _, err := range []error{png.Encode(&p, img), jpeg.Encode(&j, img, nil), gif.Encode(&g, img, nil)} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	// a thumbnail's segment before the frame, as cameras write it
-	exif := append([]byte{0xFF, 0xD8, 0xFF, 0xE1, 0x60, 0x02}, bytes.Repeat([]byte{0xFF, 0xC0}, 0x3000)...)
-	webp := func(chunk string, at int, size ...byte) string {
-		b := make([]byte, 40)
-		copy(b, "RIFF....WEBP"+chunk)
-		copy(b[at:], size)
-		return encode(b)
-	}
-	le := binary.LittleEndian
-	v8 := le.AppendUint16(le.AppendUint16(nil, uint16(w)|0x4000), uint16(h))
-	v8l := le.AppendUint32(nil, uint32(w-1)|uint32(h-1)<<14)
-	v8x := append(le.AppendUint32(nil, uint32(w-1))[:3], le.AppendUint32(nil, uint32(h-1))[:3]...)
-	return map[string]string{
-		"png": encode(p.Bytes()), "jpeg": encode(j.Bytes()), "gif": encode(g.Bytes()),
-		"exif": encode(append(append(exif, 0xFF), j.Bytes()[2:]...)),
-		"webp": webp("VP8 ", 26, v8...), "webp lossless": webp("VP8L", 21, v8l...), "webp extended": webp("VP8X", 24, v8x...),
-	}
-}
-
-func TestImageTokens(t *testing.T) {
-	for _, c := range []struct {
-		w, h int
-		want int64
-	}{{560, 560, 400}, {1001, 333, 1001 * 333 / 784}, {20, 20, 64}} {
-		for name, data := range pictures(t, c.w, c.h) {
-			for _, body := range []string{
-				`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/x;base64,` + data + `"}}]}]}`,
-				`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image\/x;base64,` + strings.ReplaceAll(data, "/", `\/`) + `"}}]}]}`,
-			} {
-				// of a body with escapes only the beginning is looked at
-				if r := mustParse(t, chat{}, body); r.Media != 1 || r.MediaTokens != c.want && !(name == "exif" && strings.Contains(body, `\/`)) {
-					t.Errorf("%s of %d by %d: %d tokens, want %d", name, c.w, c.h, r.MediaTokens, c.want)
-				}
-			}
-		}
-	}
-}
-
 func TestMediaTokens(t *testing.T) {
-	wav := make([]byte, 44+10*32000)
-	copy(wav, "RIFF....WAVEfmt ")
-	binary.LittleEndian.PutUint32(wav[28:], 32000)
-	huge := make([]byte, 40)
-	copy(huge, "\x89PNG")
-	binary.BigEndian.PutUint64(huge[16:], 1<<63-1)
 	for part, want := range map[string]int64{
-		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + encode(huge) + `"}}`:                                16384,
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + encode(make([]byte, 120_000)) + `"}}`:               600,
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + encode(make([]byte, 8_000_000)) + `"}}`:             16384,
 		`{"type":"image_url","image_url":{"url":"https://a/b.png"}}`:                                                           1024,
 		`{"type":"image_url","image_url":{"url":"https://a/b.png","detail":"low"}}`:                                            85,
-		`{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`:                                                1024,
-		`{"type":"input_audio","input_audio":{"format":"wav","data":"` + encode(wav) + `"}}`:                                   250,
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`:                                                64,
 		`{"type":"input_audio","input_audio":{"format":"mp3","data":"` + encode(make([]byte, 160_000)) + `"}}`:                 250,
 		`{"type":"audio_url","audio_url":{"url":"https://a/b"}}`:                                                               1024,
 		`{"type":"video_url","video_url":{"url":"data:video/mp4;base64,` + encode(make([]byte, 500_000)) + `"}}`:               526,
@@ -91,7 +32,7 @@ func TestMediaTokens(t *testing.T) {
 }
 
 func TestMediaThroughAllAPIs(t *testing.T) {
-	data := pictures(t, 60, 60)["png"]
+	data := encode([]byte("\x89PNG >?>?>?")) // with slashes in base64
 	chatWith := func(part string) string {
 		return `{"messages":[{"role":"user","content":[{"type":"text","text":"look:"},` + part + `]}]}`
 	}
@@ -124,9 +65,6 @@ func TestMediaThroughAllAPIs(t *testing.T) {
 }
 
 func FuzzMedia(f *testing.F) {
-	for _, p := range pictures(f, 30, 30) {
-		f.Add([]byte(p))
-	}
 	f.Add([]byte(`UklGRg\/`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for class := mediaOther; class <= mediaFile; class++ {

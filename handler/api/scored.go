@@ -20,12 +20,11 @@ func (scored) field(p *parse, key []byte, v rawjson.Span) {
 
 func (scored) prompt(p *parse) {
 	b, r := p.body, p.req
-	if p.main.First(b) == '[' && b[rawjson.SkipSpace(b, p.main.Start+1)]-'0' <= 9 {
-		p.scoredTokens()
-		return
-	}
 	if !p.main.HasContent(b) || !p.other.HasContent(b) {
 		return
+	}
+	if p.main.First(b) == '[' && b[rawjson.SkipSpace(b, p.main.Start+1)]-'0' <= 9 {
+		return // SGLang's query of token ids: rare, and placed by load
 	}
 	t := p.text(p.main.Len() + p.other.Len())
 	n1, size1 := t.passages(p.main)
@@ -69,26 +68,4 @@ func (t *conversation) passage(v rawjson.Span) {
 		}
 	}
 	t.content(v)
-}
-
-// scoredTokens reads SGLang's form of a query and items that are token ids. The
-// query alone is the chain.
-func (p *parse) scoredTokens() {
-	r, b := p.req, p.body
-	n, ok := p.tokens(p.main, true)
-	if !ok || p.other.First(b) != '[' {
-		r.Blocks = nil
-		return
-	}
-	sum := int64(0)
-	items := 0
-	for v := range p.other.Elements(b) {
-		if v.First(b) == '[' {
-			k, _ := p.tokens(v, false)
-			sum += k
-		}
-		items++
-	}
-	r.Kind, r.prompts = Tokens, max(items, 1)
-	r.Tokens = n*int64(max(items, 1)) + sum
 }

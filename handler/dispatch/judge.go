@@ -47,7 +47,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	switch {
 	case retryable(status):
 		v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
-		v.outcome.Wait = retryAfter(resp.Header, time.Now())
+		v.outcome.Wait = retryAfter(resp.Header)
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
@@ -105,26 +105,14 @@ func retryable(status int) bool {
 // longestRetryAfter is the longest plausible Retry-After.
 const longestRetryAfter = time.Hour
 
-// retryAfter returns the pause that a Retry-After header asks for (RFC 9110, 10.2.3); 0 if
-// unknown. A date is compared with the answer's own Date.
-func retryAfter(h http.Header, now time.Time) time.Duration {
-	value := h.Get("Retry-After")
-	if value == "" {
+// retryAfter returns the pause that a Retry-After header asks for in seconds; 0 if unknown. A
+// date counts as unknown.
+func retryAfter(h http.Header) time.Duration {
+	s, err := strconv.Atoi(h.Get("Retry-After"))
+	if err != nil || s < 0 || s > int(longestRetryAfter/time.Second) {
 		return 0
 	}
-	var wait time.Duration
-	if s, err := strconv.Atoi(value); err == nil {
-		wait = time.Duration(min(max(s, -1), 2*int(longestRetryAfter/time.Second))) * time.Second
-	} else if until, err := http.ParseTime(value); err == nil {
-		if theirs, err := http.ParseTime(h.Get("Date")); err == nil {
-			now = theirs
-		}
-		wait = until.Sub(now)
-	}
-	if wait < 0 || wait > longestRetryAfter {
-		return 0
-	}
-	return wait
+	return time.Duration(s) * time.Second
 }
 
 // servedElsewhere returns whether the worker lacks the request's model while an untried

@@ -60,51 +60,16 @@ func TestStatusesMeanWhatTheyMean(t *testing.T) {
 	}
 }
 
-// TestRetryAfterIsSecondsOrADate reads what workers ask for.
-func TestRetryAfterIsSecondsOrADate(t *testing.T) {
-	at := time.Unix(1e9, 0).UTC()
-	date := func(d time.Duration) string { return at.Add(d).Format(http.TimeFormat) }
-	for _, v := range []struct {
-		value, date string
-		want        time.Duration
-	}{
-		{"", "", 0},
-		{"0", "", 0},
-		{"7", "", 7 * time.Second},
-		{"3600", "", time.Hour},
-		{"3601", "", 0},
-		{"9223372036854775807", "", 0},
-		{"-1", "", 0},
-		{"1.5", "", 0},
-		{"soon", "", 0},
-		{date(7 * time.Second), "", 7 * time.Second},
-		{date(0), "", 0},
-		{date(-time.Second), "", 0},
-		{date(time.Hour), "", time.Hour},
-		{date(time.Hour + time.Second), "", 0},
-		{at.Add(5 * time.Second).Format("Monday, 02-Jan-06 15:04:05 GMT"), "", 5 * time.Second},
-		{at.Add(5 * time.Second).Format(time.ANSIC), "", 5 * time.Second},
-		{date(time.Hour), date(time.Hour - 3*time.Second), 3 * time.Second}, // its clock is ahead
-		{date(-time.Hour), date(-time.Hour - 3*time.Second), 3 * time.Second},
-		{"4", date(-time.Hour), 4 * time.Second},
-		{date(9 * time.Second), "yesterday", 9 * time.Second},
+// TestRetryAfterIsSeconds reads what workers ask for.
+func TestRetryAfterIsSeconds(t *testing.T) {
+	for value, want := range map[string]time.Duration{
+		"": 0, "0": 0, "7": 7 * time.Second, "3600": time.Hour, "3601": 0, "9223372036854775807": 0, "99999999999999999999": 0,
+		"-1": 0, "1.5": 0, "soon": 0, "Wed, 21 Oct 2026 07:28:00 GMT": 0,
 	} {
-		h := http.Header{"Retry-After": {v.value}, "Date": {v.date}}
-		if got := retryAfter(h, at); got != v.want {
-			t.Errorf("Retry-After %q at %q: %v, want %v", v.value, v.date, got, v.want)
+		if got := retryAfter(http.Header{"Retry-After": {value}}); got != want {
+			t.Errorf("Retry-After %q: %v, want %v", value, got, want)
 		}
 	}
-}
-
-// FuzzRetryAfter reads anything.
-func FuzzRetryAfter(f *testing.F) {
-	f.Add("7", "")
-	f.Add("Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:27:57 GMT")
-	f.Fuzz(func(t *testing.T, value, date string) {
-		if d := retryAfter(http.Header{"Retry-After": {value}, "Date": {date}}, time.Unix(1e9, 0)); d < 0 || d > longestRetryAfter {
-			t.Errorf("Retry-After %q at %q: %v", value, date, d)
-		}
-	})
 }
 
 // TestRefusedIsSaidOfTheWorker tells a worker that is gone from a name server

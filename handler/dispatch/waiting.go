@@ -27,7 +27,7 @@ func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
 	limit := set.MaxWait - d.wait.waited
 	if d.held.resp != nil { // its client could ask again after the Retry-After
-		if wait := retryAfter(d.held.resp.Header, time.Now()); wait > 0 {
+		if wait := retryAfter(d.held.resp.Header); wait > 0 {
 			limit = min(limit, wait)
 		}
 	}
@@ -53,11 +53,12 @@ func (d *Dispatch) await(ctx context.Context) bool {
 
 // turnAway records that the operator's limits refuse the request.
 func (d *Dispatch) turnAway(status int, code, incident string, err error) {
+	wait := min(d.Pool.Settings.Load().MaxWait, time.Minute) // by then, all that wait now have left the queue
 	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 	d.Figures.turnedAway[code].Inc()
 	d.wait.turnedAway = &api.Refusal{
 		API: d.plan.API, Status: status, Code: code, Err: err,
-		RetryAfter: d.Pool.Queue.RetryAfter(d.Pool.Settings.Load().MaxWait),
+		RetryAfter: max(1, int(wait/time.Second)),
 	}
 }
 

@@ -97,15 +97,14 @@ func (o Opt[T]) Or(d T) T {
 // Ext is what a request says to the router. The zero value says nothing. No part
 // of it points into the body. Nil lists and empty texts are absent.
 type Ext struct { // one member for each field of the protocol
-	GreedSampling      Opt[bool]    // force greedy sampling
-	UseRawPrompt       Opt[bool]    // do not apply the chat template
-	BackendInstanceID  Opt[uint64]  // the worker, in both phases
-	DecodeWorkerID     Opt[uint64]  // the worker of the decode phase
-	PrefillWorkerID    Opt[uint64]  // the worker of the prefill phase
-	DPRank             Opt[uint32]  // the rank of the decode worker, or the only one
-	PrefillDPRank      Opt[uint32]  // the rank of the prefill worker
-	MaxThinkingTokens  Opt[uint32]  // the limit of reasoning tokens
-	RequestTimestampMS Opt[float64] // when the client sent the request, milliseconds
+	GreedSampling     Opt[bool]   // force greedy sampling
+	UseRawPrompt      Opt[bool]   // do not apply the chat template
+	BackendInstanceID Opt[uint64] // the worker, in both phases
+	DecodeWorkerID    Opt[uint64] // the worker of the decode phase
+	PrefillWorkerID   Opt[uint64] // the worker of the prefill phase
+	DPRank            Opt[uint32] // the rank of the decode worker, or the only one
+	PrefillDPRank     Opt[uint32] // the rank of the prefill worker
+	MaxThinkingTokens Opt[uint32] // the limit of reasoning tokens
 
 	// TokenData has the prompt's token ids if Options.Tokens is set. An empty list
 	// in the body gives an empty list that is not nil.
@@ -137,7 +136,6 @@ type Ext struct { // one member for each field of the protocol
 	// AllowedWorkerIDs are the only workers that the router may choose. An empty
 	// list that is not nil allows none.
 	AllowedWorkerIDs []uint64
-	Router           Router
 	Override         RouterConfigOverride
 
 	bad [grantCount]*FieldError // the first wrong value of each kind, by Grants.number
@@ -201,10 +199,7 @@ type SessionControl struct {
 
 // SessionParams are SGLang's parameters for a turn in a session that SGLang holds.
 type SessionParams struct {
-	ID, RID            string
-	Offset             Opt[int64] // tokens
-	Replace            Opt[bool]
-	DropPreviousOutput Opt[bool]
+	ID string
 	// Span is the object's place: valid JSON that can be spliced into a body. It
 	// is the zero Span if there is no object.
 	Span rawjson.Span
@@ -222,20 +217,14 @@ type Taint struct {
 	Weight float32
 }
 
-// Router has the client's targets, in milliseconds.
-type Router struct {
-	TTFTTarget, ITLTarget Opt[float64]
-}
-
 // RouterConfigOverride changes the cost function for one request. Dynamo uses it
 // internally and accepts it from no client.
 type RouterConfigOverride struct {
-	OverlapScoreCredit    Opt[float64] // not below 0
-	PrefillLoadScale      Opt[float64] // not below 0
-	RouterTemperature     Opt[float64] // not below 0
-	SharedCacheMultiplier Opt[float64] // 0 to 1
-	AssumeKVReuse         Opt[bool]
-	TrackPrefillTokens    Opt[bool]
+	OverlapScoreCredit Opt[float64] // not below 0
+	PrefillLoadScale   Opt[float64] // not below 0
+	RouterTemperature  Opt[float64] // not below 0
+	AssumeKVReuse      Opt[bool]
+	TrackPrefillTokens Opt[bool]
 }
 
 // Session returns the id of the request's session: that of session_control, or

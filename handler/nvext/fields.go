@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// field is a field of nvext, or of an object within it.
+// field is a field of nvext, or of an object within it. Some fields are checked only:
+// nothing here reads their values.
 type field struct {
 	name string
 	// needs is the grant without which the field has no effect, here or in a
@@ -48,7 +49,7 @@ var fields = []field{
 	{name: "dp_rank", needs: Pins, read: func(p *parser) { p.ext.DPRank = p.rank() }},
 	{name: "prefill_dp_rank", needs: Pins, read: func(p *parser) { p.ext.PrefillDPRank = p.rank() }},
 	{name: "max_thinking_tokens", read: func(p *parser) { p.ext.MaxThinkingTokens = p.uint32() }},
-	{name: "request_timestamp_ms", read: func(p *parser) { p.ext.RequestTimestampMS = p.number(anyNumber) }},
+	{name: "request_timestamp_ms", read: func(p *parser) { p.number(anyNumber) }},
 	{name: "cache_salt", read: func(p *parser) { p.ext.CacheSalt = p.text() }},
 	{name: "annotations", needs: Explain, read: func(p *parser) {
 		p.words(func(name string) { p.ext.Annotations |= annotationNamed(name) })
@@ -106,10 +107,10 @@ func (p *parser) sessionControl() {
 
 var paramFields = []field{
 	{name: "id", read: func(p *parser) { p.ext.SessionParams.ID = p.text() }},
-	{name: "rid", read: func(p *parser) { p.ext.SessionParams.RID = p.text() }},
-	{name: "offset", read: func(p *parser) { p.ext.SessionParams.Offset = integer(p, 64, wantI64, strconv.ParseInt) }},
-	{name: "replace", read: func(p *parser) { p.ext.SessionParams.Replace = p.bool() }},
-	{name: "drop_previous_output", read: func(p *parser) { p.ext.SessionParams.DropPreviousOutput = p.bool() }},
+	{name: "rid", read: func(p *parser) { p.text() }},
+	{name: "offset", read: func(p *parser) { integer(p, 64, wantI64, strconv.ParseInt) }},
+	{name: "replace", read: func(p *parser) { p.bool() }},
+	{name: "drop_previous_output", read: func(p *parser) { p.bool() }},
 }
 
 var cacheFields = []field{
@@ -130,7 +131,7 @@ var overrideFields = []field{
 	{name: "overlap_score_credit", needs: Overrides, read: func(p *parser) { p.ext.Override.OverlapScoreCredit = p.number(notNegative) }},
 	{name: "prefill_load_scale", needs: Overrides, read: func(p *parser) { p.ext.Override.PrefillLoadScale = p.number(notNegative) }},
 	{name: "router_temperature", needs: Overrides, read: func(p *parser) { p.ext.Override.RouterTemperature = p.number(notNegative) }},
-	{name: "shared_cache_multiplier", needs: Overrides, read: func(p *parser) { p.ext.Override.SharedCacheMultiplier = p.number(fraction) }},
+	{name: "shared_cache_multiplier", needs: Overrides, read: func(p *parser) { p.number(fraction) }},
 	{name: "assume_kv_reuse", needs: Overrides, read: func(p *parser) { p.ext.Override.AssumeKVReuse = p.bool() }},
 	{name: "track_prefill_tokens", needs: Overrides, read: func(p *parser) { p.ext.Override.TrackPrefillTokens = p.bool() }},
 	{name: "overlap_score_weight", needs: Overrides, read: (*parser).scoreWeight},
@@ -165,6 +166,6 @@ var constraintFields = []field{
 }
 
 var routerFields = []field{
-	{name: "ttft_target", read: func(p *parser) { p.ext.Router.TTFTTarget = p.number(anyNumber) }},
-	{name: "itl_target", read: func(p *parser) { p.ext.Router.ITLTarget = p.number(anyNumber) }},
+	{name: "ttft_target", read: func(p *parser) { p.number(anyNumber) }},
+	{name: "itl_target", read: func(p *parser) { p.number(anyNumber) }},
 }

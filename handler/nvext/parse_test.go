@@ -48,8 +48,8 @@ func TestParseReadsEveryField(t *testing.T) {
 	want := Ext{
 		GreedSampling: Some(true), UseRawPrompt: Some(false), BackendInstanceID: Some[uint64](math.MaxUint64),
 		PrefillWorkerID: Some[uint64](1<<53 + 1), DecodeWorkerID: Some[uint64](0), DPRank: Some[uint32](UnsetRank - 1), PrefillDPRank: Some[uint32](0),
-		MaxThinkingTokens: Some[uint32](math.MaxUint32), RequestTimestampMS: Some(math.MaxFloat64),
-		TokenData: []uint32{0, 1, math.MaxUint32}, TokenCount: 3, TokenSpan: got.TokenSpan,
+		MaxThinkingTokens: Some[uint32](math.MaxUint32),
+		TokenData:         []uint32{0, 1, math.MaxUint32}, TokenCount: 3, TokenSpan: got.TokenSpan,
 		Annotations: annotationsHarmless | AnnotationQueryOnly | annotationOther | annotationOwned, ExtraFields: fieldOther<<1 - 1,
 		CacheSalt: "salt", MetadataUpload: "s3://bucket/x",
 		AgentHints: AgentHints{
@@ -57,11 +57,11 @@ func TestParseReadsEveryField(t *testing.T) {
 			SpeculativePrefill: Some(true), LatencySensitivity: Some(1.5),
 		},
 		SessionControl:     SessionControl{"s", ActionOpen, time.Minute, true},
-		SessionParams:      SessionParams{"i", "r", Some[int64](-1), Some(true), Some(false), got.SessionParams.Span},
+		SessionParams:      SessionParams{"i", got.SessionParams.Span},
 		CacheTTL:           Some(time.Hour),
 		RoutingConstraints: RoutingConstraints{[]string{"a", "b"}, []Taint{{"c", -0.5}, {"d", 2}}},
-		AllowedWorkerIDs:   []uint64{1, math.MaxUint64}, Router: Router{Some(200.0), Some(0.5)},
-		Override: RouterConfigOverride{Some(2.0), Some(0.0), Some(0.7), Some(1.0), Some(true), Some(false)},
+		AllowedWorkerIDs:   []uint64{1, math.MaxUint64},
+		Override:           RouterConfigOverride{Some(2.0), Some(0.0), Some(0.7), Some(true), Some(false)},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v\nwant %+v", got, want)

@@ -21,28 +21,15 @@ type Member struct {
 	Value []byte // valid JSON
 }
 
-// WorkerID is the member worker_id: the workers that answered. The JSON omits
-// what is not set.
-type WorkerID struct {
-	PrefillWorkerID Opt[uint64]
-	PrefillDPRank   Opt[uint32]
-	DecodeWorkerID  Opt[uint64]
-	DecodeDPRank    Opt[uint32]
-}
-
-// OneWorker says that one worker has done all of a request.
-func OneWorker(id uint64, rank uint32) WorkerID {
-	return WorkerID{PrefillWorkerID: Some(id), PrefillDPRank: Some(rank), DecodeWorkerID: Some(id), DecodeDPRank: Some(rank)}
-}
-
-// Append appends the member's value.
-func (w WorkerID) Append(dst []byte) []byte {
+// AppendWorker appends the value of the member worker_id: one worker has done all of
+// the request.
+func AppendWorker(dst []byte, id uint64, rank uint32) []byte {
 	o := rawjson.Object{Buf: dst}
 	o.Open()
-	appendUint(&o, "prefill_worker_id", w.PrefillWorkerID)
-	appendUint(&o, "prefill_dp_rank", wide(w.PrefillDPRank))
-	appendUint(&o, "decode_worker_id", w.DecodeWorkerID)
-	appendUint(&o, "decode_dp_rank", wide(w.DecodeDPRank))
+	o.Uint("prefill_worker_id", id)
+	o.Uint("prefill_dp_rank", uint64(rank))
+	o.Uint("decode_worker_id", id)
+	o.Uint("decode_dp_rank", uint64(rank))
 	o.Close()
 	return o.Buf
 }
@@ -50,14 +37,13 @@ func (w WorkerID) Append(dst []byte) []byte {
 // Timing is the member timing of an answer's last chunk. The JSON omits what is
 // not set or not a number.
 type Timing struct {
-	RequestReceivedMS            uint64       // milliseconds since 1970
-	PrefillWaitTimeMS            Opt[float64] // from the request to the prefill's start
-	PrefillTimeMS                Opt[float64] // from the prefill's start to the first token
-	TTFTMS                       Opt[float64] // from the request to the first token
-	TotalTimeMS                  Opt[float64]
-	KVHitRate                    Opt[float64] // the cached share of the prompt's blocks, 0 to 1
-	RouterQueueDepth             Opt[uint64]  // queued requests when this one arrived
-	KVTransferEstimatedLatencyMS Opt[float64]
+	RequestReceivedMS uint64       // milliseconds since 1970
+	PrefillWaitTimeMS Opt[float64] // from the request to the prefill's start
+	PrefillTimeMS     Opt[float64] // from the prefill's start to the first token
+	TTFTMS            Opt[float64] // from the request to the first token
+	TotalTimeMS       Opt[float64]
+	KVHitRate         Opt[float64] // the cached share of the prompt's blocks, 0 to 1
+	RouterQueueDepth  uint64       // queued requests when this one arrived
 }
 
 // Append appends the member's value.
@@ -70,8 +56,7 @@ func (t Timing) Append(dst []byte) []byte {
 	appendFloat(&o, "ttft_ms", t.TTFTMS)
 	appendFloat(&o, "total_time_ms", t.TotalTimeMS)
 	appendFloat(&o, "kv_hit_rate", t.KVHitRate)
-	appendUint(&o, "router_queue_depth", t.RouterQueueDepth)
-	appendFloat(&o, "kv_transfer_estimated_latency_ms", t.KVTransferEstimatedLatencyMS)
+	o.Uint("router_queue_depth", t.RouterQueueDepth)
 	o.Close()
 	return o.Buf
 }
@@ -119,15 +104,7 @@ func appendLine(dst, line []byte) []byte {
 	return dst
 }
 
-func wide(n Opt[uint32]) Opt[uint64] { return Opt[uint64]{uint64(n.Value), n.Set} }
-
-// appendUint and appendFloat append a member if it is set.
-func appendUint(o *rawjson.Object, name string, n Opt[uint64]) {
-	if n.Set {
-		o.Uint(name, n.Value)
-	}
-}
-
+// appendFloat appends a member if it is set.
 func appendFloat(o *rawjson.Object, name string, n Opt[float64]) {
 	if n.Set {
 		o.Float(name, n.Value)

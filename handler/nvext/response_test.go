@@ -10,14 +10,10 @@ import (
 // The shapes are those of dynamo-llm's WorkerIdInfo, TimingInfo and Annotated.
 func TestAppend(t *testing.T) {
 	for want, got := range map[string][]byte{
-		`x{}`: WorkerID{}.Append([]byte("x")),
-		`{"prefill_worker_id":1,"prefill_dp_rank":0,"decode_worker_id":18446744073709551615,"decode_dp_rank":4294967295}`: WorkerID{
-			Some[uint64](1), Some[uint32](0), Some[uint64](math.MaxUint64), Some[uint32](math.MaxUint32),
-		}.Append(nil),
-		`{"decode_worker_id":7}`:    WorkerID{DecodeWorkerID: Some[uint64](7)}.Append(nil),
-		`{"request_received_ms":0}`: Timing{TTFTMS: Some(math.NaN()), TotalTimeMS: Some(math.Inf(1))}.Append(nil),
-		`{"request_received_ms":1795000000000,"prefill_wait_time_ms":0.5,"prefill_time_ms":12,"ttft_ms":12.5,"total_time_ms":100.25,"kv_hit_rate":0.75,"router_queue_depth":3,"kv_transfer_estimated_latency_ms":1}`: Timing{
-			1795000000000, Some(0.5), Some(12.0), Some(12.5), Some(100.25), Some(0.75), Some[uint64](3), Some(1.0),
+		`x{"prefill_worker_id":18446744073709551615,"prefill_dp_rank":4294967295,"decode_worker_id":18446744073709551615,"decode_dp_rank":4294967295}`: AppendWorker([]byte("x"), math.MaxUint64, math.MaxUint32),
+		`{"request_received_ms":0,"router_queue_depth":0}`: Timing{TTFTMS: Some(math.NaN()), TotalTimeMS: Some(math.Inf(1))}.Append(nil),
+		`{"request_received_ms":1795000000000,"prefill_wait_time_ms":0.5,"prefill_time_ms":12,"ttft_ms":12.5,"total_time_ms":100.25,"kv_hit_rate":0.75,"router_queue_depth":3}`: Timing{
+			1795000000000, Some(0.5), Some(12.0), Some(12.5), Some(100.25), Some(0.75), 3,
 		}.Append(nil),
 		`[]`:               AppendTokens(nil, nil),
 		`[0,1,4294967295]`: AppendTokens(nil, []uint32{0, 1, math.MaxUint32}),

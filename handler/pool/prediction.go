@@ -1,9 +1,6 @@
 package pool
 
 import (
-	"cmp"
-	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,7 +20,6 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	predicted := of.Tokens
 	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 {
 		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
-		w.Misses.note(off, off <= int64(cmp.Or(w.Engine.Info().BlockSize, p.Settings.Load().BlockSize)))
 	}
 	if reported*4 < predicted*3 { // some engines reuse no block that they still compute
 		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))
@@ -32,53 +28,6 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 		p.clear(w, clearedMismatch)
 		w.Engine.AskAgain()
 	}
-}
-
-// keptMisses is the size of an errorRing.
-const keptMisses = 512
-
-// errorRing keeps the errors of the last predictions, in tokens.
-type errorRing struct {
-	mu     sync.Mutex
-	off    [keptMisses]int32 // a ring
-	within [keptMisses]bool  // the error is at most one of the engine's blocks
-	n      int
-}
-
-func (m *errorRing) note(off int64, within bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	i := m.n % keptMisses
-	m.off[i], m.within[i] = int32(min(off, math.MaxInt32)), within
-	m.n++
-}
-
-// MissesView summarizes the differences between predicted and reported cached tokens of
-// the last answers.
-type MissesView struct {
-	Answers     int     `json:"answers"`
-	P50         int32   `json:"p50_tokens"`
-	P90         int32   `json:"p90_tokens"`
-	P99         int32   `json:"p99_tokens"`
-	WithinBlock float64 `json:"share_within_one_block"`
-}
-
-// View returns nil before the first answer.
-func (m *errorRing) View() *MissesView {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := min(m.n, keptMisses)
-	if n == 0 {
-		return nil
-	}
-	off, within := slices.Sorted(slices.Values(m.off[:n])), 0
-	for _, is := range m.within[:n] {
-		if is {
-			within++
-		}
-	}
-	at := func(q float64) int32 { return off[min(int(q*float64(n)), n-1)] }
-	return &MissesView{n, at(0.5), at(0.9), at(0.99), float64(within) / float64(n)}
 }
 
 // hitSums are sums over the prompts that a worker has computed, in tokens.

@@ -3,7 +3,6 @@ package pool
 import (
 	"cmp"
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,7 +19,6 @@ type queue struct {
 	waiting   []*waiter // in order
 	entered   uint64
 	reviewing bool // reviewUntilEmpty runs
-	rate      serviceRate
 }
 
 // reviewEvery is the time between two reviews of all waiters. A worker may recover, or
@@ -70,19 +68,19 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.refresh(m)
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Insert(q.waiting, i, m)
-	q.count(t, 1)
+	q.Length.Add(1)
 	q.place(m, t)
 	if len(q.waiting) > most {
 		last := q.waiting[len(q.waiting)-1]
 		w := last.takeWorse()
-		q.decide(last, Grant{Worker: w, Full: w == nil}, t)
+		q.decide(last, Grant{Worker: w, Full: w == nil})
 	}
-	m.waits = !m.out
-	if m.waits && !q.reviewing {
+	waits = !m.out
+	if waits && !q.reviewing {
 		q.reviewing = true
 		go q.reviewUntilEmpty()
 	}
-	return m.waits
+	return waits
 }
 
 // atLast removes a waiter whose time is up. It may get a worker that is marked down.
@@ -91,7 +89,7 @@ func (q *queue) atLast(m *waiter) Grant {
 	defer q.mu.Unlock()
 	if !m.out {
 		w := m.takeWorse()
-		q.decide(m, Grant{Worker: w, Late: w == nil}, time.Now())
+		q.decide(m, Grant{Worker: w, Late: w == nil})
 	}
 	return <-m.verdict
 }
@@ -103,7 +101,7 @@ func (q *queue) leave(m *waiter) bool {
 	if m.out {
 		return false
 	}
-	q.remove(m, time.Now())
+	q.remove(m)
 	return true
 }
 
@@ -178,7 +176,7 @@ func (q *queue) place(m *waiter, t time.Time) {
 	for !m.out {
 		r, some := m.resort(t)
 		if !some {
-			q.decide(m, Grant{}, t)
+			q.decide(m, Grant{})
 			return
 		}
 		w := m.leastBusy(func(s offer) bool { return s.allowed(r, t) })
@@ -198,7 +196,7 @@ func (q *queue) give(w *Worker, t time.Time) bool {
 	if m == nil || !w.Slots.Take() {
 		return false
 	}
-	q.decide(m, Grant{Worker: w}, t)
+	q.decide(m, Grant{Worker: w})
 	return true
 }
 
@@ -212,26 +210,17 @@ func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
 }
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
-func (q *queue) decide(m *waiter, v Grant, t time.Time) {
-	q.remove(m, t)
-	if m.waits && v.Worker != nil {
-		q.rate.served++
-	}
+func (q *queue) decide(m *waiter, v Grant) {
+	q.remove(m)
 	m.verdict <- v
 }
 
 // remove removes a waiter. The caller holds the lock.
-func (q *queue) remove(m *waiter, t time.Time) {
+func (q *queue) remove(m *waiter) {
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	m.out = true
-	q.count(t, -1)
-}
-
-// count counts the waiters, and for how long there were any. The caller holds the lock.
-func (q *queue) count(t time.Time, more int32) {
-	q.rate.pass(t, q.Length.Load() > 0)
-	q.Length.Add(more)
+	q.Length.Add(-1)
 }
 
 // waiter is one request in the queue.
@@ -242,7 +231,6 @@ type waiter struct {
 
 	eligible []offer    // the workers that may serve the request now
 	verdict  chan Grant // gets one Grant when the waiter leaves the queue
-	waits    bool       // the queue did not serve it at once
 	out      bool       // it has left the queue
 }
 
@@ -303,40 +291,4 @@ func (m *waiter) canUse(w *Worker, t time.Time) bool {
 	}
 	r, some := m.resort(t)
 	return some && m.eligible[i].allowed(r, t)
-}
-
-// serviceRate is how fast workers served waiters while there were any.
-type serviceRate struct {
-	served float64 // decayed to at
-	busy   float64 // seconds with waiters, decayed to at
-	at     time.Time
-}
-
-// rateMemory is the time with waiters in which older counts decay to a third.
-const rateMemory = 10 * time.Second
-
-// pass advances the rate to t. waited says that requests waited meanwhile.
-func (r *serviceRate) pass(t time.Time, waited bool) {
-	if d := t.Sub(r.at); waited && d > 0 {
-		keep := math.Exp(-float64(d) / float64(rateMemory))
-		r.served *= keep
-		r.busy = r.busy*keep + d.Seconds()
-	}
-	r.at = t
-}
-
-// Bounds of Retry-After, in seconds.
-const minRetryAfter, maxRetryAfter = 1, 60
-
-// RetryAfter returns the seconds in which workers will have served the present waiters, or
-// unknown if the rate is not known.
-func (q *queue) RetryAfter(unknown time.Duration) int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.count(time.Now(), 0)
-	seconds := unknown.Seconds()
-	if r := q.rate; r.served > 0 && r.busy > 0 {
-		seconds = float64(q.Length.Load()+1) * r.busy / r.served
-	}
-	return int(min(max(math.Ceil(seconds), minRetryAfter), maxRetryAfter))
 }

@@ -305,42 +305,6 @@ func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
 	}
 }
 
-// TestRetryAfterFollowsTheQueue lets a worker serve two waiters a second.
-func TestRetryAfterFollowsTheQueue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, workers := queueRoom(1)
-		w := workers[0]
-		w.Slots.Take()
-		if s := q.RetryAfter(30 * time.Second); s != 30 {
-			t.Errorf("%d s when nothing is known, want 30", s)
-		}
-		if s := q.RetryAfter(time.Hour); s != maxRetryAfter {
-			t.Errorf("%d s, want no more than %d", s, maxRetryAfter)
-		}
-		var waiting []*waiter
-		for range 100 {
-			m := newWaiter(time.Now(), w)
-			q.enter(m, 1000)
-			waiting = append(waiting, m)
-		}
-		for range 80 {
-			time.Sleep(500 * time.Millisecond)
-			w.Slots.Running.Add(-1)
-			q.freed(w)
-		}
-		if s := q.RetryAfter(time.Hour); s < 10 || s > 12 { // 21 at two a second
-			t.Errorf("%d s with 20 waiting, want 11", s)
-		}
-		for _, m := range waiting {
-			q.leave(m)
-		}
-		time.Sleep(time.Hour) // an idle time changes nothing
-		if s := q.RetryAfter(time.Hour); s != minRetryAfter {
-			t.Errorf("%d s with nobody waiting, want %d", s, minRetryAfter)
-		}
-	})
-}
-
 // BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
 // the last for another worker.
 func BenchmarkFreedSlot(b *testing.B) {

@@ -42,7 +42,6 @@ type models struct {
 type cache struct {
 	cacheCheck cacheCheck
 	Hits       hitSums
-	Misses     errorRing
 }
 
 // probes is what discovery has asked a worker.

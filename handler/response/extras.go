@@ -39,7 +39,7 @@ func (b *Body) additions() *added {
 	}
 	e, add := new(added), nvext.Additions{}
 	if x.Fields&nvext.FieldWorkerID != 0 {
-		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.OneWorker(x.Worker, x.Rank).Append(nil)}}
+		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, x.Worker, x.Rank)}}
 	}
 	if x.Fields&(nvext.FieldTiming|nvext.FieldTokenIDs) != 0 {
 		add.Final = b.finalMembers
@@ -93,7 +93,7 @@ func (b *Body) timing() nvext.Timing {
 		RequestReceivedMS: uint64(max(0, x.Received.UnixMilli())),
 		PrefillWaitTimeMS: ms(x.Begun.Sub(x.Received)),
 		TotalTimeMS:       ms(time.Since(x.Received)),
-		RouterQueueDepth:  nvext.Some(x.Waiting),
+		RouterQueueDepth:  x.Waiting,
 	}
 	if !first.IsZero() {
 		t.PrefillTimeMS, t.TTFTMS = ms(first.Sub(x.Begun)), ms(first.Sub(x.Received))
