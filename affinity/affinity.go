@@ -10,7 +10,7 @@
 //
 // A binding of kind [EngineBacked] stands for a session that the engine itself holds open.
 // If such a binding expires, is evicted or is replaced, the store reports its end once to its
-// owner, which can then release the engine's session.
+// owner. The owner can then release the engine's session.
 //
 // The package does not choose targets, does not know whether a worker is healthy, calls no
 // engine and persists nothing.

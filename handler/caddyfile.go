@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/dustin/go-humanize"
 
@@ -52,16 +53,15 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			engine <type>
 //			dp_size <ranks>
 //			kv_tokens <tokens>
-//			max_running <requests>
+//			max_running <requests>|auto
 //			models <names...>
 //			api_key <key>
-//			priority on|off|auto
-//			thinking_budget on|off|auto
-//			cache_salt on|off|auto
+//			priority [on|off|auto]
+//			thinking_budget [on|off|auto]
+//			cache_salt [on|off|auto]
 //			dynamo_instance_id <id>
-//			drain
+//			drain [on|off]
 //			taints <names...>
-//			role both
 //		}
 //		index {
 //			memory <size>
@@ -86,12 +86,12 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		trust pins|priorities|overrides|tenants|uploads|explain... {
 //			<request matchers>
 //		}
-//		nvext strict
-//		cache_salt enforce
-//		mode direct
-//		usage inject
-//		speculative_prefill on|off
-//		merge_models true|false
+//		strict_nvext [on|off]
+//		enforce_cache_salt [on|off]
+//		require_pin [on|off]
+//		inject_usage [on|off]
+//		speculative_prefill [on|off]
+//		merge_models [on|off]
 //		max_body <size>
 //		response_headers <prefix>
 //		reverse_proxy [<upstreams...>] {
@@ -99,8 +99,9 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		}
 //	}
 //
-// Upstreams on the first line are short for those of the reverse_proxy block;
-// they exclude each other.
+// Upstreams on the first line are short for those of the reverse_proxy block; they
+// exclude each other. An option with [on|off] is on if its word stands alone. worker and
+// trust may repeat, and so may options that take a list, whose values add up.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the directive's name
 	line := []caddyfile.Token{d.Token()}
@@ -113,28 +114,16 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return err
 		}
 	}
-	options := h.options()
-	seen := make(map[string]bool)
-	for d.NextBlock(0) {
-		name := d.Val()
-		if seen[name] && name != "worker" && name != "trust" {
-			return d.Errf("%s already specified", name)
-		}
-		seen[name] = true
-		if err := options.read(d, "subdirective"); err != nil {
-			return err
-		}
-	}
-	return nil
+	return h.options().readAll(d, 0, "subdirective")
 }
 
 func (h *Handler) options() options {
 	return options{
-		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "merge_models": &h.MergeModels,
-		"usage": &h.Usage, "speculative_prefill": onOff{&h.SpeculativePrefill}, "response_headers": &h.ResponseHeaders,
-		"nvext": &h.NVExt, "cache_salt": &h.CacheSalt, "mode": &h.Mode,
+		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "response_headers": &h.ResponseHeaders,
+		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
+		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
-		"worker": h.unmarshalWorker, "trust": h.unmarshalTrust,
+		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
 		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(Index)
@@ -184,9 +173,8 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	h.Workers = append(h.Workers, w)
 	return options{
 		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
-		"models": &w.Models, "taints": &w.Taints, "role": &w.Role, "api_key": &w.APIKey, "priority": &w.Priority,
-		"thinking_budget": &w.ThinkingBudget, "cache_salt": &w.CacheSalt, "dynamo_instance_id": &w.DynamoInstanceID,
-		"drain": flag{&w.Drain},
+		"models": &w.Models, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID,
+		"priority": onOffAuto{&w.Priority}, "thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
 	}.readBlock(d, "worker option")
 }
 
@@ -208,22 +196,41 @@ func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
 
 // options are where the values of a block's options go, by name: pointers to them,
 // the types below, or functions that read an option by themselves. Numbers and
-// durations must be positive, except *float64.
+// durations must be positive, except *float64. Booleans and onOffAuto are on if they have
+// no argument.
 type options map[string]any
 
 type (
-	size   struct{ *int64 } // bytes, such as 64MiB
-	onOff  struct{ *bool }
-	flag   struct{ *bool } // no argument
-	policy struct{ *json.RawMessage }
+	size      struct{ *int64 } // bytes, such as 64MiB
+	onOffAuto struct{ *string }
+	policy    struct{ *json.RawMessage }
+	repeated  func(*caddyfile.Dispenser) error // the option may occur several times
 )
+
+const on, off = "on", "off"
 
 // readBlock reads a block of options. what names their kind in errors.
 func (o options) readBlock(d *caddyfile.Dispenser, what string) error {
 	if d.NextArg() {
 		return d.ArgErr()
 	}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
+	return o.readAll(d, d.Nesting(), what)
+}
+
+// readAll reads the options of a block at a level of nesting. Options with one value occur
+// once.
+func (o options) readAll(d *caddyfile.Dispenser, nesting int, what string) error {
+	seen := make(map[string]bool)
+	for d.NextBlock(nesting) {
+		name := d.Val()
+		switch o[name].(type) {
+		case *[]string, repeated:
+		default:
+			if seen[name] {
+				return d.Errf("%s already specified", name)
+			}
+			seen[name] = true
+		}
 		if err := o.read(d, what); err != nil {
 			return err
 		}
@@ -239,21 +246,21 @@ func (o options) read(d *caddyfile.Dispenser, what string) error {
 		return d.Errf("unrecognized %s '%s'", what, name)
 	case func(*caddyfile.Dispenser) error:
 		return to(d)
+	case repeated:
+		return to(d)
 	case policy:
 		return to.read(d)
-	case flag:
-		if *to.bool = true; d.NextArg() {
-			return d.ArgErr()
-		}
-		return nil
 	case *[]string:
 		if *to = append(*to, d.RemainingArgs()...); len(*to) == 0 {
 			return d.ArgErr()
 		}
 		return nil
 	default:
-		var arg string
-		if !d.AllArgs(&arg) {
+		arg, args := on, d.RemainingArgs()
+		switch {
+		case len(args) == 1:
+			arg = args[0]
+		case len(args) > 1 || !isSwitch(to):
 			return d.ArgErr()
 		}
 		if want := parse(arg, to); want != "" {
@@ -261,6 +268,15 @@ func (o options) read(d *caddyfile.Dispenser, what string) error {
 		}
 		return nil
 	}
+}
+
+// isSwitch returns whether an option is on if it has no argument.
+func isSwitch(to any) bool {
+	switch to.(type) {
+	case *bool, **bool, onOffAuto:
+		return true
+	}
+	return false
 }
 
 func (p policy) read(d *caddyfile.Dispenser) error {
@@ -299,14 +315,17 @@ func parse(arg string, to any) (want string) {
 		*to = new(float64)
 		return parse(arg, *to)
 	case *bool:
-		*to, err = strconv.ParseBool(arg)
-		want = "true or false"
+		*to = arg == on
+		want, ok = "on or off", arg == on || arg == off
 	case **bool:
 		*to = new(bool)
 		return parse(arg, *to)
-	case onOff:
-		*to.bool = arg == "on"
-		want, ok = "on or off", arg == "on" || arg == "off"
+	case onOffAuto:
+		*to.string = arg
+		want, ok = "on, off or auto", arg != "" && engine.Switch(arg).Known()
+	case *pool.RequestLimit:
+		*to, ok = pool.ParseRequestLimit(arg)
+		want = "a positive whole number or auto"
 	case size:
 		var n uint64
 		n, err = humanize.ParseBytes(arg)

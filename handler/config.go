@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -23,28 +24,29 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Handler routes requests to LLM engines. It replaces `reverse_proxy`, and does all that
-// `reverse_proxy` does. It adds the choice of the upstream: a request goes to the engine
+// Handler routes requests to LLM engines. It replaces `reverse_proxy`, does all that
+// `reverse_proxy` does, and adds the choice of the upstream. A request goes to the engine
 // whose KV cache already holds the beginning of its prompt, unless waiting there costs
 // more than computing it elsewhere. The turns of a session stay together.
 //
 // Inference requests are `POST` requests of OpenAI's chat, completions, responses and
 // embeddings APIs, Anthropic's messages, SGLang's and vLLM's generate, and of rerank,
-// score, classify and pooling. All others pass through, to the worker with the fewest
-// requests.
+// score, classify and pooling. All other requests pass through, to the worker with the
+// fewest requests.
 //
-// If a worker refuses a request, the router sends it to another worker, as long as there
-// is one and no part of an answer was forwarded. A worker refuses by a failed connection,
-// by closing it without an answer (retried once only), or by status 429, 503 or 529. When
-// no worker is left, the client gets the last engine's answer unchanged.
+// If a worker refuses a request, the router sends it to another worker. It does so while
+// there is another worker and no part of an answer was forwarded. A worker refuses by a
+// failed connection, by closing it without an answer (retried once only), or by status
+// 429, 503 or 529. When no worker is left, the client gets the last engine's answer
+// unchanged.
 //
 // With Caddy's `tracing` handler before it, a request has a span
 // `kv_router.route_request` over all its attempts, which is the parent of the engine's
 // span. In it, each choice of a worker has a span `kv_router.select_worker`.
 //
 // The handler sets these placeholders, for header operations and for handlers that run
-// after the choice. Those with a `*` are known only after the answer, for example in
-// access logs:
+// after the choice. Placeholders with a `*` are known only after the answer, for example
+// in access logs:
 //
 // Placeholder | Description
 // ------------|-------------
@@ -56,34 +58,34 @@ import (
 // `{http.kv_router.session}` | The session key, if the request has one
 // `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
 type Handler struct { // one field for each option, hence so many
-	// The name of the pool: the workers and all that is known about them. Handlers
-	// that name the same pool share it; it survives configuration reloads.
-	// Default: `default`.
+	// The name of the pool: the workers and all that the router knows of them. Handlers
+	// that name the same pool share it, and must agree on its settings. A pool survives
+	// reloads. Default: `default`.
 	Pool string `json:"pool,omitempty"`
 
 	// The policy that chooses among the workers. Default: `predicted_latency`.
 	PolicyRaw json.RawMessage `json:"policy,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
 
 	// A policy that decides beside the active one, on the same state of the workers,
-	// without effect. The router counts how often both agree, and logs both choices at
-	// level debug where they differ. Default: none.
+	// without effect. The router counts how often both agree. Where they differ, it logs
+	// both choices at level debug. Default: none.
 	ShadowRaw json.RawMessage `json:"shadow,omitempty" caddy:"namespace=http.handlers.kv_router.policies inline_key=policy"`
 
 	// The type of the engines: `vllm`, `sglang`, `trtllm`, `llamacpp`, `dynamo`,
-	// `other`, or `auto`, which detects each worker's type from what it serves. The
-	// router asks engines for their figures in any case. Where these contradict the
-	// configuration, the configuration counts, and the router logs a warning.
-	// Default: `auto`.
+	// `other`, or `auto`. With `auto` the router detects each worker's type. The router
+	// also asks engines of a configured type for their figures. Where these contradict
+	// the configuration, the configuration counts, and the router logs a warning. It
+	// asks engines of the type `other` for nothing but their models. Default: `auto`.
 	Engine string `json:"engine,omitempty"`
 
-	// Settings of workers, by their dial address. The address `*` gives the defaults
-	// of all.
+	// The settings of workers, by their dial address. The address `*` gives the defaults
+	// of all workers. Default: none, and the router uses what the engines report.
 	Workers []*pool.WorkerSettings `json:"workers,omitempty"`
 
 	// The index of what the workers' KV caches hold.
 	Index *Index `json:"index,omitempty"`
 
-	// How sessions are recognized and kept.
+	// How the router recognizes and keeps sessions.
 	Affinity *Affinity `json:"affinity,omitempty"`
 
 	// How requests wait while all workers are at `max_running`.
@@ -92,56 +94,57 @@ type Handler struct { // one field for each option, hence so many
 	// How long workers may be silent. Default: as long as the reverse proxy allows.
 	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
 
-	// How many retries are allowed, in proportion to requests. Default: 20 percent
-	// and 10 a second.
+	// How many retries are allowed, in proportion to requests. Default: 20 percent of
+	// the requests and 10 a second.
 	RetryBudget *RetryBudget `json:"retry_budget,omitempty"`
 
-	// The largest request body, in bytes, that is read into memory. Larger ones are
-	// streamed to the least loaded worker. Default: 64 MiB.
+	// The largest request body, in bytes, that the router reads into memory. It streams
+	// a larger one to the least loaded worker. It refuses a larger one with 413 if the
+	// request is a tenant's or `enforce_cache_salt` is on. Default: 64 MiB.
 	MaxBody int64 `json:"max_body,omitempty"`
 
-	// If set, responses say how they were routed, in headers whose names begin with
-	// this prefix: `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks`,
-	// `Predicted-Cached-Tokens`. Default: none, because they show topology.
+	// The beginning of the names of headers in which answers say how they were routed:
+	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks` and `Predicted-Cached-Tokens`.
+	// Default: none, because these headers show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 
-	// With `inject`, the router asks engines for the usage of streams whose client did
-	// not ask for it, and removes the added chunk again. Hit ratios are then known of
-	// all streams. Default: clients' requests stay unchanged.
-	Usage string `json:"usage,omitempty"`
+	// Whether the router asks engines for the usage of streams whose client did not ask
+	// for it. It takes the added chunk out of the answer again. Hit ratios then include
+	// all streams. Default: `false`.
+	InjectUsage bool `json:"inject_usage,omitempty"`
 
-	// Which clients' wishes are honoured, in `nvext` and in routing headers. Entries
-	// add up. Default: no client's.
+	// What the router grants to which clients: wishes in `nvext` and in routing headers.
+	// Entries add up. Default: nothing to any client.
 	Trust []*Trust `json:"trust,omitempty"`
 
-	// With `strict`, unknown fields of `nvext` are an error (400). Default: they are
-	// ignored.
-	NVExt string `json:"nvext,omitempty"`
+	// Whether unknown fields of `nvext` are an error (400). The router ignores them
+	// otherwise. Default: `false`.
+	StrictNVExt bool `json:"strict_nvext,omitempty"`
 
-	// With `enforce`, requests with a salt, their tenant's or their own, go only to
-	// workers whose engines are known to keep caches with different salts apart in the
-	// API that is called; see the `cache_salt` of workers. If there is none, they are
-	// refused (400). Default: engines that accept a salt get it; on others, prompts
-	// share the cache.
-	CacheSalt string `json:"cache_salt,omitempty"`
+	// Whether requests with a salt, their tenant's or their own, go only to workers that
+	// keep caches with different salts apart; see the `cache_salt` of workers. If there
+	// is no such worker, the router refuses the request (400). It also refuses bodies
+	// that it cannot read. Otherwise, engines that accept a salt get it, and prompts
+	// share the cache of other engines. Default: `false`.
+	EnforceCacheSalt bool `json:"enforce_cache_salt,omitempty"`
 
-	// With `direct`, another system chooses: every inference request must name its
-	// worker, in `nvext` or by header, and all clients are trusted with `pins`.
-	// Default: the policy chooses for requests that name none.
-	Mode string `json:"mode,omitempty"`
+	// Whether every inference request must name its worker, in `nvext` or by header,
+	// because another system chooses. The router then grants `pins` to all clients, and
+	// refuses requests that name no worker (400). Default: `false`.
+	RequirePin bool `json:"require_pin,omitempty"`
 
-	// Whether clients may ask, with the hint `speculative_prefill` of `nvext`, that the
-	// beginning of their session's next turn be computed in advance. After a turn that
-	// ended well, the worker that answered gets the prompt with the answer, for one
-	// token. This costs engines time that may be wasted. Default: `false`.
+	// Whether the router honours the hint `speculative_prefill` of `nvext`. After a turn
+	// that ended well, the worker that answered then gets the prompt with the answer, for
+	// one token. So it has computed the beginning of the session's next turn in advance.
+	// This may waste the engines' time. Default: `false`.
 	SpeculativePrefill bool `json:"speculative_prefill,omitempty"`
 
-	// Whether the router adds to an engine's answer to `GET /v1/models` the models that
-	// only other workers of the pool serve. Default: `true`.
+	// Whether the router adds models to an engine's answer to `GET /v1/models`: those
+	// that only other workers of the pool serve. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`
 
 	// The reverse proxy that performs the round trips, with all options of Caddy's own
-	// except the selection policy.
+	// except the selection policy. It needs at least one upstream, or a dynamic source.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
@@ -151,6 +154,7 @@ type Handler struct { // one field for each option, hence so many
 	pool       *pool.Pool
 	adopted    atomic.Bool
 	holdsPool  bool
+	unnamed    bool // the operator names no pool
 	proxyReady bool
 	reader     *plan.Reader
 	dispatcher *dispatch.Dispatcher
@@ -168,87 +172,95 @@ type Handler struct { // one field for each option, hence so many
 
 // Index configures the cache model. All handlers of a pool must agree on it.
 type Index struct {
-	// The most memory that the index uses, in bytes. Default: 512 MiB.
+	// The most memory that the index uses, in bytes, at least 1 MiB. Default: 512 MiB.
 	Memory int64 `json:"memory,omitempty"`
 
-	// The number of tokens in one KV block of the engines. Default: what the engines
-	// report, if they agree, in multiples up to at least 16; else 16.
+	// The number of tokens in a block, from 1 to 4096. A multiple of the engines' own
+	// block size fits best. Default: what the engines report, if they agree, in multiples
+	// of at least 16; else 16.
 	BlockSize int `json:"block_size,omitempty"`
 
-	// The number of bytes in one block of prompt text. Prompts whose tokens are unknown
-	// are compared by these blocks. Default: 64.
+	// The number of bytes in a block of prompt text, from 16 to 4096. The router compares
+	// prompts by these blocks if it does not know their tokens. Default: 64.
 	TextBlock int `json:"text_block,omitempty"`
 }
 
 // Affinity configures sessions. All handlers of a pool must agree on `ttl` and
 // `max_sessions`.
 type Affinity struct {
-	// How strongly a session is bound to its worker. `soft`: leaving has a price in
-	// the cost, so a turn goes elsewhere only if that is cheaper. The session stays
-	// bound unless its worker has lost the beginning of the prompt. Only the policy
-	// `predicted_latency` knows the price; with another policy, `soft` is `hard`.
-	// `hard`: all turns go to that worker while it is available. `off`: keys are
-	// ignored. Turns of sessions that the engine itself holds (`session_params`) never
-	// go elsewhere. Default: `soft`.
+	// How strongly a session is bound to its worker: `soft`, `hard` or `off`.
+	//
+	// `soft`: leaving the worker has a price in the cost, so a turn goes elsewhere only if
+	// that is cheaper. The session stays bound unless its worker has lost the beginning of
+	// the prompt. Only the policy `predicted_latency` knows the price; with another
+	// policy, `soft` is `hard`.
+	//
+	// `hard`: all turns go to that worker while it is available.
+	//
+	// `off`: the router ignores session keys. Turns of sessions that the engine itself
+	// holds (`session_params`) still never go elsewhere.
+	//
+	// Default: `soft`.
 	Mode string `json:"mode,omitempty"`
 
-	// How long a session is remembered after its last turn. Default: 5m.
+	// How long the router remembers a session after its last turn, at least 1s.
+	// Default: 5m.
 	TTL caddy.Duration `json:"ttl,omitempty"`
 
-	// The most sessions that are remembered; the longest idle go first.
+	// The most sessions that the router remembers. It forgets the longest idle first.
 	// Default: 1000000.
 	MaxSessions int `json:"max_sessions,omitempty"`
 
-	// Where to look for a session's key, in this order: `nvext` (the body's
-	// `nvext.session_control.session_id` or `nvext.session_params.id`),
-	// `header:<name>`, `body:prompt_cache_key`, `body:session_id` or
-	// `body:metadata.user_id`. The first that is not empty counts.
-	// Default: `nvext`, `header:X-Session-Id`.
+	// The places of a session's key, in order: `nvext` (the body's
+	// `nvext.session_control.session_id` or `nvext.session_params.id`), `header:<name>`,
+	// `body:prompt_cache_key`, `body:session_id` or `body:metadata.user_id`. The first
+	// that is not empty counts. Default: `nvext`, `header:X-Dynamo-Session-Id`,
+	// `header:X-Claude-Code-Session-Id`, `header:X-Session-Id`, `body:prompt_cache_key`.
 	Key []string `json:"key,omitempty"`
 }
 
-// Queue bounds the requests that wait while all workers that may serve them are at
-// `max_running`. Requests leave the queue in the order in which their bodies arrived,
-// and by the priorities of clients that are trusted with these. A request whose client
+// defaultKeys are the places of a session's key if the operator names none.
+var defaultKeys = []string{
+	"nvext", "header:" + nvext.HeaderSession, "header:X-Claude-Code-Session-Id", "header:X-Session-Id", "body:prompt_cache_key",
+}
+
+// Queue bounds the requests that wait while all workers that can serve them are at
+// `max_running`. Requests leave the queue in the order in which their bodies arrived, and
+// by priority if their clients have the grant `priorities`. A request whose client
 // disconnects leaves the queue. All handlers of a pool must agree on it.
 type Queue struct {
-	// The most requests that wait. The last to arrive of more is answered with 429
-	// (`queue_full`). Default: 1024.
+	// The most requests that wait. If there are more, the router answers the last to
+	// arrive with 429 (`queue_full`). Default: 1024.
 	MaxWaiting int `json:"max_waiting,omitempty"`
 
-	// How long a request waits, over all its attempts, before it is answered with 503
-	// (`queue_timeout`). Default: 30s.
+	// How long a request waits, over all its attempts. The router then answers it with
+	// 503 (`queue_timeout`). Default: 30s.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 }
 
 // RetryBudget bounds the retries of the last ten seconds, so that they do not overload
-// ailing workers: a percentage of the requests of that time, and a number a second.
-// Three kinds are free: after connections that could not be made, those of net/http
-// after the worker closed an idle connection, and those of the operator's
-// `retry_match`. All handlers of a pool must agree on it.
+// ailing workers. It is the sum of a percentage of that time's requests and of a number a
+// second. Three kinds of retries are free: after a failed connection, those of net/http
+// after the worker closed an idle connection, and those of the operator's `retry_match`.
+// All handlers of a pool must agree on it.
 type RetryBudget struct {
-	// Retries, as a percentage of requests.
+	// Retries as a percentage of requests, from 0 to 1000. Default: 0.
 	Percent float64 `json:"percent"`
 
-	// Further retries a second.
+	// Further retries a second, from 0 to 1000000. Default: 0.
 	PerSecond float64 `json:"per_second"`
 }
 
-// The values of options that take one of a few words. The default is the empty string,
-// and that of Affinity.Mode is soft.
+// The values of Affinity.Mode.
 const (
 	affinitySoft = "soft"
 	affinityHard = "hard"
 	affinityOff  = "off"
-
-	modeDirect  = "direct"
-	nvextStrict = "strict"
-	saltEnforce = "enforce"
-	usageInject = "inject"
 )
 
 // setDefaults checks the configuration and fills in what it leaves out.
 func (h *Handler) setDefaults() error {
+	h.unnamed = h.Pool == ""
 	h.Pool = cmp.Or(h.Pool, "default")
 	h.MaxBody = cmp.Or(h.MaxBody, 64<<20)
 	if h.MaxBody < 0 {
@@ -261,20 +273,12 @@ func (h *Handler) setDefaults() error {
 		return errLBPolicy
 	}
 	if i := strings.IndexFunc(h.ResponseHeaders, notTokenChar); i >= 0 {
-		return fmt.Errorf("response_headers: %q cannot begin a header's name", h.ResponseHeaders)
+		return fmt.Errorf("response_headers: must be the beginning of a header's name, got %q", h.ResponseHeaders)
 	}
-	if t := h.Timeouts; t != nil && (t.FirstToken < 0 || t.StreamIdle < 0) {
-		return fmt.Errorf("timeouts: must be positive, got first_token %s, stream_idle %s", time.Duration(t.FirstToken), time.Duration(t.StreamIdle))
-	}
-	for _, o := range []struct{ name, value, only string }{
-		{"usage", h.Usage, usageInject},
-		{"mode", h.Mode, modeDirect},
-		{"cache_salt", h.CacheSalt, saltEnforce},
-		{"nvext", h.NVExt, nvextStrict},
-	} {
-		if o.value != "" && o.value != o.only {
-			return fmt.Errorf("%s: must be %s, got %q", o.name, o.only, o.value)
-		}
+	if t := h.Timeouts; t != nil && t.FirstToken < 0 {
+		return fmt.Errorf("timeouts first_token: must be positive, got %s", time.Duration(t.FirstToken))
+	} else if t != nil && t.StreamIdle < 0 {
+		return fmt.Errorf("timeouts stream_idle: must be positive, got %s", time.Duration(t.StreamIdle))
 	}
 	var err error
 	if err = h.checkAffinity(); err != nil {
@@ -308,7 +312,7 @@ func (h *Handler) checkAffinity() error {
 	default:
 		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
 	}
-	names := []string{"nvext", "header:X-Session-Id"}
+	names := defaultKeys
 	if h.Affinity != nil && len(h.Affinity.Key) > 0 {
 		names = h.Affinity.Key
 	}
@@ -318,7 +322,8 @@ func (h *Handler) checkAffinity() error {
 			return err
 		}
 		if header, ok := strings.CutPrefix(name, "header:"); ok && strings.ContainsAny(header, "_.") {
-			h.logger.Warn("Caddy drops request headers with such a name unless the server's expected_underscore_headers lists it: " + header)
+			h.logger.Warn("Caddy drops a session header because of its name", zap.String("header", header),
+				zap.String("advice", "list it in expected_underscore_headers of the server's options"))
 		}
 		h.keys = append(h.keys, source)
 	}

@@ -70,7 +70,9 @@ func (h *Handler) openPool(caddy.Context) error {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
 	h.pool, h.holdsPool = value.(*pool.Pool), true
-	h.config, err = h.pool.Agree(h.registry, h.settings)
+	if h.config, err = h.pool.Agree(h.registry, h.settings); err == nil {
+		h.warnOfSharing()
+	}
 	return err
 }
 
@@ -138,8 +140,8 @@ func (h *Handler) wireDispatcher() {
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
 	return &plan.Reader{
-		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.Usage == usageInject,
-		Strict: h.NVExt == nvextStrict, Direct: h.Mode == modeDirect, EnforcesSalt: h.CacheSalt == saltEnforce,
+		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.InjectUsage,
+		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return p.Settings.Load().TTL },
@@ -177,6 +179,7 @@ func (h *Handler) adopt() {
 		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.warnOfIdleQueue()
 		h.pool.ServingSince.Store(time.Now().Unix())
 		h.explainer.Lead()
 		h.prober.Start()
@@ -207,9 +210,9 @@ func (h *Handler) Cleanup() error {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	start := time.Now()
 	h.adopt()
+	h.noticeServer(r)
 	h.prober.Await(r.Context())
 	h.explainer.Follow()
-	h.noticeServer(r)
 	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)
@@ -218,17 +221,25 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
-	rt, err := h.dispatcher.Begin(r, p, start)
+	d, err := h.dispatcher.Begin(r, p, start)
 	if err != nil {
 		p.GiveBack(r)
 		return h.refuse(w, r, err)
 	}
-	defer rt.End()
-	err = h.ReverseProxy.ServeHTTP(w, rt.Request(r), next)
-	if err = answer(w, r, rt.Settle(w, r, err)); err != nil {
-		body.GiveBack(r, rt.Body, p.Stream)
+	defer func() { h.report(r, d.End()) }()
+	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
+	if err = answer(w, r, d.Settle(w, r, err)); err != nil {
+		body.GiveBack(r, d.Body, p.Once)
 	}
 	return err
+}
+
+// report counts a request that has ended, and adds to its access log.
+func (h *Handler) report(r *http.Request, report *dispatch.Report) {
+	h.figures.Requests[report.Outcome].Inc()
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
+		extra.Set(zap.Object("kv_router", report))
+	}
 }
 
 // answerQuery answers a request that only asks where it would go.
@@ -246,7 +257,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 	if e, ok := errors.AsType[*api.Refusal](err); ok {
 		outcome := dispatch.OutcomeRejected
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
-			outcome = dispatch.OutcomeUnread
+			outcome = dispatch.OutcomeUnreadable
 		}
 		h.figures.Requests[outcome].Inc()
 	}

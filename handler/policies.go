@@ -57,16 +57,16 @@ func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, err
 	}
 	p, ok := mod.(kvscore.Policy)
 	if !ok {
-		return nil, fmt.Errorf("policy %T does not choose: it is no kvscore.Policy", mod)
+		return nil, fmt.Errorf("policy %T does not implement kvscore.Policy", mod)
 	}
 	return p, nil
 }
 
-// PredictedLatency takes the worker with the lowest cost, in milliseconds: the time
-// that the request will wait there for its first token, the time that others will wait
-// because of it, and the price of leaving the worker that its session is bound to.
-// It has no options: how fast workers are is learned from the times of their first
-// tokens. Equal costs share evenly.
+// PredictedLatency takes the worker with the lowest cost, in milliseconds. The cost is the
+// time that the request will wait there for its first token, the time that others will
+// wait because of it, and the price of leaving its session's worker. Workers of equal cost
+// share evenly. The policy learns how fast workers are from the times of their first
+// tokens. It has no options.
 type PredictedLatency struct {
 	noOptions
 	*kvscore.PredictedLatency `json:"-"`
@@ -85,30 +85,40 @@ func (PredictedLatency) CaddyModule() caddy.ModuleInfo {
 //	prefill_load_scale × max(0, (booked prefill + prompt)/block_size − credit)
 //	  + active blocks + new blocks + decode_active_request_weight × requests
 //
-// and the lowest wins; equal ones share evenly.
+// The lowest cost wins. Workers of equal cost share evenly. All numbers are finite and not
+// negative.
 type Dynamo struct {
-	// A set of options to start from: `agentic` is Dynamo's tuning for agents, with
-	// `overlap_score_credit` 2, `prefill_load_scale` 4 and
-	// `decode_active_request_weight` 64. Options beside it win. Default: none.
+	// The name of the values to start from. `agentic` is Dynamo's tuning for agents:
+	// `overlap_score_credit` 2, `prefill_load_scale` 4 and `decode_active_request_weight`
+	// 64. Options beside it win. Default: none.
 	Preset string `json:"preset,omitempty"`
-	// What a block that need not be computed counts. Default: `1`.
+
+	// How many blocks a cached block takes off the cost. Default: `1`.
 	OverlapScoreCredit *float64 `json:"overlap_score_credit,omitempty"`
-	// Lets the credit fall on workers with more booked prefill than the least
-	// busy one. Default: `0`.
+
+	// How fast the credit falls on workers with more booked prefill than the least busy
+	// one. Default: `0`, it does not fall.
 	CreditDecay float64 `json:"credit_decay,omitempty"`
-	// Weighs blocks to be computed against active blocks. Default: `1`.
+
+	// The weight of blocks to be computed against active blocks. Default: `1`.
 	PrefillLoadScale *float64 `json:"prefill_load_scale,omitempty"`
-	// A cost in blocks for each active request. Default: `0`.
+
+	// The cost of each active request, in blocks. Default: `0`.
 	DecodeActiveRequestWeight *float64 `json:"decode_active_request_weight,omitempty"`
-	// Samples workers by softmax of their cost instead of taking the lowest.
-	// Default: `0`, the lowest.
+
+	// How much chance decides. Above 0 the policy draws among the workers, by the softmax
+	// of their cost. Default: `0`, the lowest cost wins.
 	Temperature float64 `json:"temperature,omitempty"`
-	// Whether prefill counts at all. Default: `true`.
+
+	// Whether prefill counts. Default: `true`.
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
-	// Whether active blocks count at all. Default: `true`.
+
+	// Whether active blocks count. Default: `true`.
 	TrackActiveBlocks *bool `json:"track_active_blocks,omitempty"`
-	// Whether generated blocks count among the active ones. Default: `false`.
+
+	// Whether generated blocks count among the active blocks. Default: `false`.
 	TrackOutputBlocks *bool `json:"track_output_blocks,omitempty"`
+
 	// Whether blocks that active requests share count once. Default: `true`.
 	AssumeKVReuse *bool `json:"assume_kv_reuse,omitempty"`
 
@@ -148,7 +158,7 @@ func (p *Dynamo) Provision(caddy.Context) error {
 		"decode_active_request_weight": d.DecodeActiveRequestWeight,
 	} {
 		if v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
-			return fmt.Errorf("policy dynamo: %s must be finite and not negative, got %v", name, v)
+			return fmt.Errorf("policy dynamo: %s: must be finite and not negative, got %v", name, v)
 		}
 	}
 	return nil
@@ -176,10 +186,10 @@ func unset(to *bool, v *bool) {
 //		prefill_load_scale <number>
 //		decode_active_request_weight <number>
 //		temperature <number>
-//		track_prefill_tokens <bool>
-//		track_active_blocks <bool>
-//		track_output_blocks <bool>
-//		assume_kv_reuse <bool>
+//		track_prefill_tokens [on|off]
+//		track_active_blocks [on|off]
+//		track_output_blocks [on|off]
+//		assume_kv_reuse [on|off]
 //	}
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
@@ -192,7 +202,7 @@ func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}.readBlock(d, "option of policy dynamo")
 }
 
-// RoundRobin takes the workers in turn, whatever they hold.
+// RoundRobin takes the workers in turn, whatever their caches hold. It has no options.
 type RoundRobin struct {
 	noOptions
 	*kvscore.RoundRobin `json:"-"`
@@ -205,8 +215,8 @@ func (RoundRobin) CaddyModule() caddy.ModuleInfo {
 	}}
 }
 
-// LeastLoad takes the worker with the fewest active requests; among these the
-// one with the fewest prompt tokens still to be computed.
+// LeastLoad takes the worker with the fewest active requests. Among several, it takes the
+// one with the fewest prompt tokens still to be computed. It has no options.
 type LeastLoad struct {
 	noOptions
 	*kvscore.LeastLoad `json:"-"`
@@ -219,7 +229,7 @@ func (LeastLoad) CaddyModule() caddy.ModuleInfo {
 	}}
 }
 
-// Random takes any worker, each as likely as the others.
+// Random takes any worker, each as likely as the others. It has no options.
 type Random struct {
 	noOptions
 	kvscore.Random `json:"-"`
@@ -230,8 +240,9 @@ func (Random) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".random", New: func() caddy.Module { return new(Random) }}
 }
 
-// PowerOfTwo draws two workers and takes the one with fewer active requests;
-// with the same number, the one with fewer prompt tokens still to be computed.
+// PowerOfTwo draws two workers and takes the one with fewer active requests. If both have
+// the same number, it takes the one with fewer prompt tokens still to be computed. It has
+// no options.
 type PowerOfTwo struct {
 	noOptions
 	kvscore.PowerOfTwo `json:"-"`
@@ -256,20 +267,20 @@ func (noOptions) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // PrefixHash sends prompts of one model with the same beginning to one worker, which the
 // hash of the beginning chooses. If that worker's share of the active requests exceeds a
-// bound, the next in the prompt's own order of the workers gets it. What a worker holds
-// does not count. If a worker goes, only its prompts move. Prompts shorter than one block
-// go to the worker with the fewest requests.
+// bound, the next worker in the prompt's own order gets the request. What a worker's cache
+// holds does not count. If a worker goes, only its prompts move. Prompts shorter than one
+// block go to the worker with the fewest requests.
 //
 // A conversation keeps its worker from the turn that fills the beginning. Hashes differ
 // by process: after a restart, or at another router, prompts go elsewhere.
 type PrefixHash struct {
-	// How many tokens count as a prompt's beginning, in full blocks; text
-	// counts as one token for 4 bytes. Default: `256`.
+	// The length of a prompt's beginning in tokens, of which full blocks count. Four
+	// bytes of text count as one token. Default: `256`.
 	PrefixTokens int `json:"prefix_tokens,omitempty"`
-	// How many active requests a worker may have in terms of the mean: with
-	// the new request at most ceil(load_factor × requests / workers). At least
-	// 1; a factor of the number of workers or more bounds nothing.
-	// Default: `1.25`.
+
+	// The bound of a worker's active requests, as a multiple of the mean. With the new
+	// request it has at most ceil(load_factor × requests / workers). At least 1. A factor
+	// of the number of workers or more bounds nothing. Default: `1.25`.
 	LoadFactor *float64 `json:"load_factor,omitempty"`
 
 	*kvscore.PrefixHash `json:"-"`
@@ -285,10 +296,10 @@ func (p *PrefixHash) Provision(caddy.Context) error {
 	p.PrefixHash = &kvscore.PrefixHash{Tokens: p.PrefixTokens, LoadFactor: kvscore.DefaultLoadFactor}
 	set(&p.PrefixHash.LoadFactor, p.LoadFactor)
 	if p.PrefixTokens < 0 {
-		return fmt.Errorf("policy prefix_hash: prefix_tokens must be positive, got %d", p.PrefixTokens)
+		return fmt.Errorf("policy prefix_hash: prefix_tokens: must be positive, got %d", p.PrefixTokens)
 	}
 	if f := p.PrefixHash.LoadFactor; !(f >= 1) || math.IsInf(f, 0) {
-		return fmt.Errorf("policy prefix_hash: load_factor must be finite and at least 1, got %v", f)
+		return fmt.Errorf("policy prefix_hash: load_factor: must be finite and at least 1, got %v", f)
 	}
 	return nil
 }

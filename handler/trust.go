@@ -14,37 +14,42 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Trust grants clients wishes in `nvext`, the member of a request's body, and in routing
+// Trust grants wishes to clients: in `nvext`, a member of a request's body, and in routing
 // headers. The router drops other wishes before the engine sees them, and counts them. A
-// body that the router cannot read passes unchanged; it is refused if the request is a
-// tenant's or `cache_salt` is enforced.
+// body that the router cannot read passes unchanged. The router refuses it if the request
+// is a tenant's or `enforce_cache_salt` is on.
 type Trust struct {
-	// What is granted, one or more of: `pins` (which worker and rank serves the
-	// request), `priorities` (its place in the queues, here and in the engine, and how
-	// long its cache is kept), `overrides` (the policy's options, allowed workers,
-	// taints), `tenants` (the header `X-Tenant-Id`, which keeps caches and sessions
-	// apart), `uploads` (the engine sends data to the client's URL), `explain` (where a
-	// request would go, and what shows topology).
-	What []string `json:"what,omitempty"`
+	// The grants, one or more of:
+	//
+	// - `pins`: which worker and rank serves the request
+	// - `priorities`: the request's place in the queues, here and in the engine, and how
+	//   long its cache is kept
+	// - `overrides`: the policy's options, allowed workers, taints
+	// - `tenants`: the header `X-Tenant-Id`, which keeps caches and sessions apart
+	// - `uploads`: the engine sends data to the client's URL
+	// - `explain`: where a request would go, and what shows topology
+	//
+	// At least one is required.
+	Grants []string `json:"grants,omitempty"`
 
-	// Matchers of the requests that get the grants. Default: all.
+	// The matchers of the requests that get the grants. Default: all requests.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	grants   nvext.Grants
+	granted  nvext.Grants
 	matchers caddyhttp.MatcherSets
 }
 
 func (h *Handler) checkTrust() error {
 	for _, t := range h.Trust {
-		if t == nil || len(t.What) == 0 {
-			return fmt.Errorf("trust: what is granted is missing, one or more of %s", strings.Join(nvext.GrantNames(), ", "))
+		if t == nil || len(t.Grants) == 0 {
+			return fmt.Errorf("trust: grants are missing, must be one or more of %s", strings.Join(nvext.GrantNames(), ", "))
 		}
-		for _, name := range t.What {
+		for _, name := range t.Grants {
 			g, ok := nvext.ParseGrant(name)
 			if !ok {
 				return fmt.Errorf("trust: must be one or more of %s, got %q", strings.Join(nvext.GrantNames(), ", "), name)
 			}
-			t.grants |= g
+			t.granted |= g
 		}
 	}
 	return nil
@@ -69,11 +74,11 @@ func (h *Handler) loadTrust(ctx caddy.Context) error {
 // grants returns what the client of a request is granted. A matcher that fails grants
 // nothing.
 func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
-	if h.Mode == modeDirect {
+	if h.RequirePin {
 		g = nvext.Pins
 	}
 	for _, t := range h.Trust {
-		if t.grants&^g == 0 {
+		if t.granted&^g == 0 {
 			continue
 		}
 		match, err := t.matchers.AnyMatchWithError(r)
@@ -81,18 +86,18 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		case err != nil:
 			h.pool.Incidents.Raise(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.Logger)
 			if c := h.logger.Check(zap.DebugLevel, "matcher of trust failed"); c != nil {
-				c.Write(zap.Strings("trust", t.What), zap.Error(err))
+				c.Write(zap.Strings("trust", t.Grants), zap.Error(err))
 			}
 		case match:
-			g |= t.grants
+			g |= t.granted
 		}
 	}
 	return g
 }
 
 func (h *Handler) unmarshalTrust(d *caddyfile.Dispenser) error {
-	t := &Trust{What: d.RemainingArgs()}
-	if len(t.What) == 0 {
+	t := &Trust{Grants: d.RemainingArgs()}
+	if len(t.Grants) == 0 {
 		return d.ArgErr()
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(d)
@@ -102,7 +107,7 @@ func (h *Handler) unmarshalTrust(d *caddyfile.Dispenser) error {
 	if len(set) > 0 {
 		t.MatcherSetsRaw = caddyhttp.RawMatcherSets{set}
 	} else if d.Val() == "}" {
-		return d.Err("trust: the block has no matchers; without a block, everyone is trusted")
+		return d.Err("trust: the block has no matchers; remove it to trust all clients")
 	}
 	h.Trust = append(h.Trust, t)
 	return nil

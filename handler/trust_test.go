@@ -28,8 +28,8 @@ func TestMatcherThatFailsGrantsNothing(t *testing.T) {
 	defer p.Destruct()
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
 	h := &Handler{pool: p, logger: p.Logger(), Trust: []*Trust{
-		{What: []string{"pins"}, grants: nvext.Pins, matchers: caddyhttp.MatcherSets{{failing{}}}},
-		{What: []string{"explain"}, grants: nvext.Explain},
+		{Grants: []string{"pins"}, granted: nvext.Pins, matchers: caddyhttp.MatcherSets{{failing{}}}},
+		{Grants: []string{"explain"}, granted: nvext.Explain},
 	}}
 	if g := h.grants(r); g != nvext.Explain {
 		t.Errorf("granted %v", g)
@@ -37,8 +37,8 @@ func TestMatcherThatFailsGrantsNothing(t *testing.T) {
 	if n := len(p.Incidents.Open()); n != 1 {
 		t.Errorf("%d conditions last, want 1", n)
 	}
-	h.Mode = modeDirect
+	h.RequirePin = true
 	if g := h.grants(r); g != nvext.Explain|nvext.Pins {
-		t.Errorf("in direct mode granted %v", g)
+		t.Errorf("with require_pin granted %v", g)
 	}
 }

@@ -3,6 +3,7 @@ package handler
 import (
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// warning is a setting of another module that works against this one.
+// warning is a setting that works against the router.
 type warning struct {
 	setting, value string
 	effect         string
@@ -39,28 +40,62 @@ func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []wa
 		}
 	}
 	number("request_buffers", rp.RequestBuffers,
-		"kv_router has read the body already: it is in memory twice", "remove it")
+		"kv_router has already read the body, so it is in memory twice", "remove it")
 	number("response_buffers", rp.ResponseBuffers,
-		"the tokens of a stream are held back until so many bytes of it have come, or all of it", "remove it")
+		"Caddy holds the tokens of a stream back until it has so many bytes of it, or all of it", "remove it")
 	late := func(name string, d caddy.Duration, effect, advice string) {
 		if d > 0 && time.Duration(d) < longAnswer {
 			list = append(list, warning{name, time.Duration(d).String(), effect, advice})
 		}
 	}
-	const silent = "an answer that is not streamed comes whole, after its last token: one that takes longer fails"
+	const silent = "an answer that is not streamed comes whole, after its last token; one that takes longer fails"
 	late("response_header_timeout", t.ResponseHeaderTimeout, silent,
 		"remove it, or make it at least "+longAnswer.String()+"; timeouts first_token bounds the wait for a stream")
 	late("read_timeout", t.ReadTimeout, silent,
 		"remove it, or make it at least "+longAnswer.String()+"; timeouts stream_idle bounds the pauses of a stream")
 	if hc := rp.HealthChecks; hc != nil && hc.Passive != nil && hc.Passive.FailDuration > 0 {
 		late("unhealthy_latency", hc.Passive.UnhealthyLatency,
-			"an answer that is not streamed is as long under way as it takes: long ones count as failures of a worker that is well",
-			"remove it: kv_router sees by itself which workers are slow")
+			"answers that are not streamed may take long, and count as failures of a healthy worker then",
+			"remove it; kv_router measures by itself which workers are slow")
 	}
 	number("max_conns_per_host", int64(max(0, t.MaxConnsPerHost)),
-		"requests wait for a connection where kv_router does not see it: they are booked on the worker and cannot go to another one",
+		"requests wait for a connection, which kv_router does not see; they have a lease on the worker and cannot go to another one",
 		"remove it, and set max_running of the worker")
 	return list
+}
+
+// warnOfSharing warns if the handler and others share the pool only because none of them
+// names one.
+func (h *Handler) warnOfSharing() {
+	if !h.unnamed {
+		return
+	}
+	var own []string
+	for _, up := range h.ReverseProxy.Upstreams {
+		own = append(own, up.Dial)
+	}
+	if source := h.ReverseProxy.DynamicUpstreamsRaw; source != nil {
+		own = append(own, string(source))
+	}
+	if others := h.config.MeetUnnamed(own); len(others) > 0 {
+		h.warn([]warning{{
+			"pool", h.Pool + ", as the kv_router of " + strings.Join(own, ", ") + " and that of " + strings.Join(others, ", ") + " name none",
+			"sites without a common upstream share sessions, the index, the queue and the retry budget, and must agree on their settings",
+			"name a pool in each kv_router; name the same one if the sites are to share it",
+		}})
+	}
+}
+
+// warnOfIdleQueue warns if the pool's queue is configured and no worker has a limit. This
+// is known when all handlers of the pool are provisioned.
+func (h *Handler) warnOfIdleQueue() {
+	if h.config.QueueIsIdle() {
+		h.warn([]warning{{
+			"queue", "without max_running",
+			"no request ever waits in the queue, because no worker has a limit",
+			"set max_running of the workers, or auto, or remove queue",
+		}})
+	}
 }
 
 // noticeServer warns of harmful settings of the server at the first request. They are
@@ -76,8 +111,8 @@ func (h *Handler) noticeServer(r *http.Request) {
 	if d := time.Duration(server.WriteTimeout); d > 0 && d < longAnswer {
 		h.warn([]warning{{
 			"servers timeouts write", d.String(),
-			"an answer that takes longer breaks off for its client",
-			"remove it, or make it at least " + longAnswer.String() + "; clients that do not read are ended without it",
+			"the client loses an answer that takes longer",
+			"remove it, or make it at least " + longAnswer.String() + "; without it, too, clients that do not read are disconnected",
 		}})
 	}
 }

@@ -14,7 +14,8 @@ func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
 	return l
 }
 
-// alone returns the predicted time for a prompt of so many tokens, without the fixed part.
+// alone returns the predicted time for a prompt of the given tokens, without the fixed
+// part.
 func alone(s *Scheduler, tokens int64) float64 {
 	return s.latency.predict(featuresOf(0, workOf(tokens, 0), 0))
 }

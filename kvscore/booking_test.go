@@ -91,8 +91,8 @@ func TestPolicyThatReordersIsRefused(t *testing.T) {
 }
 
 // stepped returns a time whose wall clock was set forward, and whose monotonic
-// clock was not: the first word of a time.Time with both has the seconds of the
-// wall clock above 30 bits of nanoseconds.
+// clock was not. The first word of a time.Time with both holds the wall clock's
+// seconds above 30 bits of nanoseconds.
 func stepped(at time.Time, step time.Duration) time.Time {
 	*(*uint64)(unsafe.Pointer(&at)) += uint64(step/time.Second) << 30 //nolint:gosec // there is no other way to step the clock
 	return at

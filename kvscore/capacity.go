@@ -46,9 +46,8 @@ func (s *Scheduler) learnCapacity(l *Lease) {
 	s.applyCapacity(ld)
 }
 
-// applyCapacity sets the capacity of a target's cache model from what
-// this target and all targets have shown: a wrong setting is mostly wrong for all of them.
-// The lock is held.
+// applyCapacity sets the capacity of a target's cache model from what this target and all
+// targets have shown. A wrong setting is mostly wrong for all of them. The lock is held.
 func (s *Scheduler) applyCapacity(ld *load) {
 	bound := math.Log(maxCapacityChange)
 	s.learned = min(max(s.learned, -bound), bound)

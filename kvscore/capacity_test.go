@@ -48,7 +48,7 @@ func talk(s *Scheduler, ts []Target, c *cache, rnd *rand.Rand, turns int) {
 		_, l := s.Select(epoch, r, ts, 0, nil, sel)
 		cached := c.serve(r, talks[i])
 		l.FirstToken(epoch)
-		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedTold: true})
+		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedReported: true})
 		l.End(true, talks[i])
 	}
 }
@@ -81,8 +81,8 @@ func TestCapacityIsLearned(t *testing.T) {
 				}
 				talk(s, ts, c, rnd, 500)
 			}
-			if load, _ := s.Load(epoch, ts[0]); load.ToldTokens != tc.declared {
-				t.Errorf("%s: declared %d", name, load.ToldTokens)
+			if load, _ := s.Load(epoch, ts[0]); load.ReportedTokens != tc.declared {
+				t.Errorf("%s: declared %d", name, load.ReportedTokens)
 			}
 			idle(t, s, ts, epoch)
 		}
@@ -97,7 +97,7 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 		r := prompt(distinct(i%7, 500)...) // 8,000 tokens
 		_, l := s.Select(epoch, r, ts, 0, nil, sel)
 		l.FirstToken(epoch)
-		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedTold: true})
+		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedReported: true})
 		l.End(true, nil)
 	}
 	for i := range uint64(2000) {
@@ -144,7 +144,7 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 		"it failed": {func(_ *Scheduler, _ []Target, send func() *Lease, _ func(*Lease)) {
 			l := send()
 			l.FirstToken(epoch)
-			l.Counted(Counts{Prompt: 16_000, CachedTold: true})
+			l.Counted(Counts{Prompt: 16_000, CachedReported: true})
 			l.End(false, nil)
 		}, false},
 		"nothing was reported": {func(_ *Scheduler, _ []Target, send func() *Lease, _ func(*Lease)) {
@@ -162,7 +162,7 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 		send().End(true, nil)
 		tc.do(s, ts, send, func(l *Lease) {
 			l.FirstToken(epoch)
-			l.Counted(Counts{Prompt: 16_000, CachedTold: true})
+			l.Counted(Counts{Prompt: 16_000, CachedReported: true})
 			l.End(true, nil)
 		})
 		if got := capacity(s, ts[0]); (got < declared) != tc.less || got > declared {

@@ -47,9 +47,9 @@ func NewDynamo() *Dynamo {
 	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}
 }
 
-// NewAgenticDynamo returns the policy as Dynamo tunes it for agents: cached blocks count
-// double, prefill four times, and each active request as 64 blocks (docs/router-presets
-// of Dynamo's pull request 13447).
+// NewAgenticDynamo returns the policy as Dynamo tunes it for agents. Cached blocks count
+// double, prefill counts four times, and each active request counts as 64 blocks
+// (docs/router-presets of Dynamo's pull request 13447).
 func NewAgenticDynamo() *Dynamo {
 	d := NewDynamo()
 	d.OverlapScoreCredit, d.PrefillLoadScale, d.DecodeActiveRequestWeight = 2, 4, 64

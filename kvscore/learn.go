@@ -88,7 +88,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if answer > 0 && computed {
 		s.traffic.answeredWith(min(answer, maxAnswer))
 	}
-	if counted && c.CachedTold {
+	if counted && c.CachedReported {
 		if m := l.timing; m != nil {
 			m.add(l.work, l.context, -1)
 			m.add(workOf(c.Prompt-c.Cached, c.Cached), l.context, 1)

@@ -127,8 +127,8 @@ func TestCountsCorrectATiming(t *testing.T) {
 		want   work
 	}{
 		"none":             {Counts{}, workOf(1000, 0)},
-		"a longer prompt":  {Counts{Prompt: 1500, CachedTold: true}, workOf(1500, 0)},
-		"a cached part":    {Counts{Prompt: 1000, Cached: 800, CachedTold: true}, workOf(200, 800)},
+		"a longer prompt":  {Counts{Prompt: 1500, CachedReported: true}, workOf(1500, 0)},
+		"a cached part":    {Counts{Prompt: 1000, Cached: 800, CachedReported: true}, workOf(200, 800)},
 		"not how many are": {Counts{Prompt: 1500, Cached: 800}, workOf(1000, 0)},
 	} {
 		s, ts := NewScheduler(Settings{}), targets(1)

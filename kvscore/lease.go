@@ -143,10 +143,10 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 type Counts struct {
 	// Prompt is the number of prompt tokens.
 	Prompt int64
-	// Cached is the number of prompt tokens that the engine had cached. CachedTold says
+	// Cached is the number of prompt tokens that the engine had cached. CachedReported says
 	// that the engine reported it, even if it is 0.
-	Cached     int64
-	CachedTold bool
+	Cached         int64
+	CachedReported bool
 	// Answer is the number of tokens that the engine holds at the end of the answer,
 	// including the prompt. It excludes the last token, which the engine need not compute.
 	Answer int64

@@ -7,8 +7,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
 
-// text returns a prompt of so many blocks of text, each of which is expected to
-// have 16 tokens.
+// text returns a prompt of the given number of text blocks, each of which is
+// expected to have 16 tokens.
 func text(blocks int, past float32) *Request {
 	w := new([index.Kinds]int32)
 	for k := range w {

@@ -68,9 +68,9 @@ type Selection struct {
 	// less. Only [PredictedLatency] uses it.
 	Priority int
 	// SharedTokens is the length of the prefix that the prompt shares with several earlier
-	// ones that continue differently, for example a system prompt; 0 if there is none.
-	// SharedArrivals is the number of such prompts, SharedHolders the number of targets
-	// that hold the prefix.
+	// ones that continue differently. An example is a system prompt. It is 0 if there is
+	// none. SharedArrivals is the number of such prompts, SharedHolders the number of
+	// targets that hold the prefix.
 	SharedTokens                  float64
 	SharedArrivals, SharedHolders int
 	// Awaiting is the number of requests on all candidates whose prefill is not over.

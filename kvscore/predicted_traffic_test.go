@@ -141,8 +141,8 @@ func serve(l *Lease, at *time.Time, tokens int64) {
 	l.End(true, nil)
 }
 
-// TestConversationsWithOneStem has conversations that begin with the same stem come at
-// once: they do not all pile up where the first one was, and their next turns stay.
+// TestConversationsWithOneStem has conversations that begin with the same stem arrive
+// at once. They do not all go where the first one went, and their next turns stay.
 func TestConversationsWithOneStem(t *testing.T) {
 	s, ts := declared(4)
 	p, sel, at := NewPredictedLatency(), &Selection{Rand: seeded(5)}, epoch

@@ -227,8 +227,8 @@ func TestRandomIsUniform(t *testing.T) {
 	}
 }
 
-// Of n targets of which no two are as loaded, the one that k others are better
-// than is chosen when it is drawn with one of the n−1−k worse ones.
+// Take n targets of which no two have the same load. The policy chooses the one
+// that k others beat when it is drawn with one of the n−1−k worse ones.
 func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
 	const n, times = 5, 40_000
 	s := asked(n, 1)

@@ -41,8 +41,8 @@ func BenchmarkChoose(b *testing.B) {
 	}
 }
 
-// BenchmarkSelectAmong chooses among many targets, a fourth of which hold a part
-// of the prompt, sees the first token, and ends that: idle targets and busy ones.
+// BenchmarkSelectAmong chooses among many idle and busy targets, sees the first
+// token, and ends that. A fourth of the targets hold a part of the prompt.
 func BenchmarkSelectAmong(b *testing.B) {
 	for _, policy := range costly {
 		for _, n := range []int{8, 64, 512} {

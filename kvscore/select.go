@@ -22,8 +22,8 @@ type Request struct {
 	Weights index.Weights
 	// Past is the length of the prompt after its last full block, in blocks.
 	Past float32
-	// MediaTokens and OtherTokens are the part of Tokens that is not in Blocks and Past:
-	// images and other media, and the other prompts of a batch.
+	// MediaTokens and OtherTokens are the part of Tokens that is not in Blocks and Past.
+	// They count images and other media, and the other prompts of a batch.
 	MediaTokens, OtherTokens int64
 	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded
 	// up; 0 if there is none. It can be len(Blocks) + 1.

@@ -53,8 +53,8 @@ type Load struct {
 	OutputBlocks int64
 	CachedTokens int64
 	// CapacityTokens is the capacity of the cache model. The scheduler learns it from the
-	// cached tokens that the engine reports, starting at ToldTokens, the declared capacity.
-	CapacityTokens, ToldTokens int64
+	// cached tokens that the engine reports. It starts at ReportedTokens, the declared capacity.
+	CapacityTokens, ReportedTokens int64
 	// Slowness is the target's prefill time divided by the pool's prediction. Timings is
 	// the number of samples, LastTiming the time of the last one.
 	Slowness   float64
@@ -80,7 +80,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	ld.settle(now)
 	median, p90, n := ld.errors.quantiles()
 	return Load{
-		ToldTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
+		ReportedTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: ld.requests, PrefillTokens: ld.prefill,
 		PromptBlocks:   s.promptBlocks(ld),

@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write what is wanted into caddyfile_adapt and testdata")
 
-// TestCaddyfileAdapts adapts each Caddyfile in caddyfile_adapt and compares the
-// outcome with what stands below its line of dashes: the JSON, or a part of the
+// TestCaddyfileAdapts adapts each Caddyfile in caddyfile_adapt. It compares the
+// outcome with the text below its line of dashes: the JSON, or a part of the
 // error.
 func TestCaddyfileAdapts(t *testing.T) {
 	files, err := filepath.Glob("caddyfile_adapt/*.caddyfiletest")
@@ -87,12 +87,11 @@ func TestBadSettingsAreRefused(t *testing.T) {
 		{"PrefixThatIsNoName", "kv_router a:1 {\nresponse_headers \"X KV:\"\n}", "response_headers"},
 		{"OtherTransport", "kv_router {\nreverse_proxy a:1 {\ntransport fastcgi\n}\n}", "transport"},
 		{"TrustInNothingKnown", "kv_router a:1 {\ntrust pins everything\n}", "everything"},
-		{"NvextSomehow", "kv_router a:1 {\nnvext lenient\n}", "nvext"},
-		{"SaltSomehow", "kv_router a:1 {\ncache_salt maybe\n}", "cache_salt: must be enforce"},
+		{"NvextSomehow", "kv_router a:1 {\nstrict_nvext lenient\n}", "strict_nvext: must be on or off"},
+		{"SaltSomehow", "kv_router a:1 {\nenforce_cache_salt maybe\n}", "enforce_cache_salt: must be on or off"},
 		{"SaltOfAWorkerSomehow", "kv_router a:1 {\nworker a:1 {\ncache_salt enforce\n}\n}", "cache_salt: must be on, off or auto"},
-		{"ModeOfAnotherKind", "kv_router a:1 {\nmode round_robin\n}", "mode"},
-		{"RolePrefill", "kv_router a:1 b:1 {\nworker a:1 {\nrole prefill\n}\n}", "role prefill"},
-		{"RoleUnknown", "kv_router a:1 {\nworker a:1 {\nrole chief\n}\n}", "chief"},
+		{"OnePoolTwoLimits", "handle /a {\nkv_router a:1 {\nworker a:1 {\nmax_running auto\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\nmax_running 4\n}\n}\n}", "max_running: must be the same in all handlers, got auto and 4"},
+		{"OnePoolTwoDrains", "handle /a {\nkv_router a:1 {\nworker a:1 {\ndrain\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\ndrain off\n}\n}\n}", "drain: must be the same in all handlers, got true and false"},
 		{"EmptyTaint", "kv_router a:1 {\nworker a:1 {\ntaints \"\"\n}\n}", "taints"},
 		{"LongTaint", "kv_router a:1 {\nworker a:1 {\ntaints " + strings.Repeat("x", 257) + "\n}\n}", "taints"},
 		{"OnePoolTwoTaints", "handle /a {\nkv_router a:1 {\nworker a:1 {\ntaints x\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\ntaints y\n}\n}\n}", "taints"},

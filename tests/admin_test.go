@@ -466,8 +466,9 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 	}
 }
 
-// TestExplainLeavesNothingBehind explains one request again and again: its
-// session lives no longer, nothing is booked, and the turn goes to whom it was.
+// TestExplainLeavesNothingBehind explains one request again and again. The
+// session does not live longer, no lease is added, and the turn goes to its
+// usual worker.
 func TestExplainLeavesNothingBehind(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, affinity("hard")))

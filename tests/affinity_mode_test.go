@@ -281,8 +281,9 @@ func TestOtherPoliciesKeepSessions(t *testing.T) {
 	}
 }
 
-// TestPromptsAreComputedOnce has requests come one after the other on four idle
-// workers: six with one long history and new tails, and the same prompt 16 times.
+// TestPromptsAreComputedOnce sends requests one after the other to four idle
+// workers. Six share one long history and have new tails; then one prompt comes
+// 16 times.
 func TestPromptsAreComputedOnce(t *testing.T) {
 	const most = 128 // tokens more than the best holder would compute
 	for _, stream := range []bool{false, true} {

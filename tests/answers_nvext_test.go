@@ -88,9 +88,9 @@ func asksFor(path string, stream bool, fields ...string) []byte {
 	return fmt.Appendf(nil, `{"model":"canned",%s,"stream":%v,"nvext":{"extra_fields":%s}}`, prompt, stream, list)
 }
 
-// TestAnswersCarryWhatIsAskedFor asks for each member, alone and together, of
-// engines with and without an nvext of their own, and compares the bytes with
-// those of an answer that carries nothing.
+// TestAnswersCarryWhatIsAskedFor asks for each member, alone and together. The
+// engines have an nvext of their own or none. Apart from nvext, the bytes are
+// those of an ordinary answer.
 func TestAnswersCarryWhatIsAskedFor(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained, fmt.Sprintf("worker %s {\nid 9007199254740991\n}", engines[0].Addr())))
@@ -197,7 +197,7 @@ func checkTiming(t *testing.T, x *carried, stream bool) {
 		}
 	}
 	if m.HitRate != nil && (*m.HitRate < 0 || *m.HitRate > 1) {
-		t.Errorf("hit rate %v", *m.HitRate)
+		t.Errorf("hit ratio %v", *m.HitRate)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
 	a := s.post(t.Context(), "/v1/chat/completions", body) // the second time
 	list := chunksOf(t, a, true)
 	if r := list[len(list)-1].NVExt.Timing.HitRate; r == nil || *r < 0.5 {
-		t.Errorf("asked again, the hit rate is %v", r)
+		t.Errorf("asked again, the hit ratio is %v", r)
 	}
 }
 
@@ -224,7 +224,7 @@ func TestHitRateIsTheEnginesOrPredicted(t *testing.T) {
 // of a stream which is changed besides.
 func TestUsageAndNVExtTogether(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained, "usage inject"))
+	s := startCaddy(t, route(engines, explained, "inject_usage"))
 	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
 	list := chunksOf(t, a, true)
 	for i, c := range list {
@@ -308,9 +308,9 @@ func TestWhoIsNotTrustedIsToldNothing(t *testing.T) {
 	}
 }
 
-// TestAnswersThatCarryNothing have what no nvext is put into, though it was asked
-// for: it passes byte for byte, and where the client misses something, that is
-// counted.
+// TestAnswersThatCarryNothing have what no nvext is put into, though the client
+// asked for it. The answer passes byte for byte, and the router counts what the
+// client misses.
 func TestAnswersThatCarryNothing(t *testing.T) {
 	const longEvent = `data: {"choices":[{"index":0,"delta":{"content":"`
 	long := longEvent + strings.Repeat("x", 1<<20) + `"}}]}` + "\n\ndata: [DONE]\n\n"
@@ -330,7 +330,7 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines, explained, "pool untold-"+c.name))
+			s := startCaddy(t, route(engines, explained, "pool omitted-"+c.name))
 			before := s.scrape(t)
 			engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", c.kind)
@@ -346,7 +346,7 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 				t.Errorf("status %d, error %v, %d bytes %.200q; want %d bytes", a.status, a.err, len(a.body), a.body, len(c.body))
 			}
 			s.booksAtZero(t)
-			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{`pool="untold-` + c.name + `"`, `reason="nvext_untold"`}, c.counted}})
+			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{`pool="omitted-` + c.name + `"`, `reason="nvext_omitted"`}, c.counted}})
 		})
 	}
 }

@@ -47,10 +47,10 @@ func TestAnswersAreTheEnginesOwn(t *testing.T) {
 		ill   bool // the first engine refuses
 	}{
 		{name: "Default"},
-		{name: "UsageInject", block: []string{"usage inject"}},
+		{name: "UsageInject", block: []string{"inject_usage"}},
 		{name: "RoundRobin", block: []string{"policy round_robin"}},
-		{name: "Everything", block: []string{"usage inject", "response_headers X-KV-", "merge_models false", "affinity {\nkey body:prompt_cache_key header:X-Session-Id\n}"}},
-		{name: "AfterARetry", block: []string{"policy round_robin", "usage inject"}, ill: true},
+		{name: "Everything", block: []string{"inject_usage", "response_headers X-KV-", "merge_models off", "affinity {\nkey body:prompt_cache_key header:X-Session-Id\n}"}},
+		{name: "AfterARetry", block: []string{"policy round_robin", "inject_usage"}, ill: true},
 	} {
 		t.Run(mode.name, func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
@@ -82,7 +82,7 @@ func TestAnswersAreTheEnginesOwn(t *testing.T) {
 // without what the router asked for on its own.
 func TestInjectedUsageIsTakenOutAgain(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, "pool injected", "usage inject"))
+	s := startCaddy(t, route(engines, "pool injected", "inject_usage"))
 	const asked = `"stream_options":{"include_usage":true}`
 	for _, api := range [][2]string{
 		{"/v1/chat/completions", `"model":"canned","messages":[{"role":"user","content":"hi"}]`},
@@ -146,11 +146,11 @@ var brokenShape = map[string]struct{ event, code, message string }{
 	"Messages":    {"error", "error.code", "error.message"},
 }
 
-// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words: the
+// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words. The
 // client gets what the engine has sent, one event with an error, and a
 // connection that breaks.
 func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {
-	for _, block := range []string{"usage inject", "policy dynamo"} {
+	for _, block := range []string{"inject_usage", "policy dynamo"} {
 		engines := startEngines(t, 1, canned.Pace{})
 		engines[0].SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 5})
 		s := startCaddy(t, route(engines, block))

@@ -16,7 +16,7 @@ import (
 func TestBadAPISettingsAreRefused(t *testing.T) {
 	s := startCaddy(t, "respond 204")
 	for _, v := range []struct{ name, site, want string }{
-		{"UsageOfOddKind", "kv_router a:1 {\nusage always\n}", "always"},
+		{"UsageOfOddKind", "kv_router a:1 {\ninject_usage always\n}", "always"},
 		{"KeyFromAnyMember", "kv_router a:1 {\naffinity {\nkey body:user\n}\n}", "body:user"},
 		{"KeyFromNoMember", "kv_router a:1 {\naffinity {\nkey body:\n}\n}", "body:"},
 		{"OneWorkerTwoModels", "handle /a {\nkv_router a:1 {\nworker a:1 {\nmodels x\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\nmodels y\n}\n}\n}", "models"},
@@ -70,8 +70,8 @@ func TestSessionKeysOfBodies(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestAPIKeyIsForOurOwnRequestsOnly has an engine that tells its models to those
-// who know its key, and notes whose requests come with it.
+// TestAPIKeyIsForOurOwnRequestsOnly has an engine that lists its models only for
+// its key. It notes which requests have the key.
 func TestAPIKeyIsForOurOwnRequestsOnly(t *testing.T) {
 	t.Setenv("KVROUTER_TEST_KEY", "sk-engine")
 	var known, leaked atomic.Int64

@@ -12,8 +12,8 @@ import (
 )
 
 // TestUnknownServerIsNotAskedForItsHealth has a server that makes requests of its
-// models when it is asked for its health, and falls silent at other questions: it
-// is settled what it is all the same. Its models are configured, so it is not
+// models when it is asked for its health. It does not answer other questions. The
+// router finds out its type all the same. Its models are configured, so it is not
 // asked for these again and again.
 func TestUnknownServerIsNotAskedForItsHealth(t *testing.T) {
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
@@ -62,7 +62,7 @@ func TestWorkerThatWantsAKeyIsNoIncident(t *testing.T) {
 	})
 	s := startCaddy(t, "kv_router "+f.addr())
 	s.mustChat(t, simChat("hello"), "Authorization", "Bearer clients-own")
-	const line = "worker tells its models to nobody without its api_key, and is asked less and less"
+	const line = "worker lists its models only with its api_key; the router asks it less and less often"
 	eventually(t, 5*time.Second, "the log to say so", func() bool { return len(s.entries(t, line)) == 1 })
 	time.Sleep(11 * time.Second)
 	if n := f.asked("/v1/models"); n > 2 {
@@ -95,8 +95,9 @@ func TestQuestionsAreRewrittenAsRequests(t *testing.T) {
 	}
 }
 
-// TestRanksAreToldInEveryWay looks at what is sent to an old SGLang with four
-// ranks, and to engines that have one or do not heed what they are told.
+// TestRanksAreToldInEveryWay looks at what an old SGLang with four ranks is
+// sent. It also looks at engines that have one rank or ignore the requested
+// one.
 func TestRanksAreToldInEveryWay(t *testing.T) {
 	var mu sync.Mutex
 	bodies := map[string]string{}

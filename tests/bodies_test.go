@@ -48,9 +48,9 @@ func TestBodiesAreLetGoOnceAnswersBegin(t *testing.T) {
 // streamsOfHeap is how many streams heapOfStreams has under way.
 const streamsOfHeap = 12
 
-// heapOfStreams returns by how much the heap has grown while streams are under
-// way whose prompts have the size: the least in two seconds, for what is let go
-// is so only soon after the header, or the first that is below enough.
+// heapOfStreams returns by how much the heap grows while streams with prompts
+// of the given size are active. It returns the least value in two seconds, or
+// the first one below enough, because memory is released soon after the header.
 func heapOfStreams(t *testing.T, directive string, size int, enough int64) int64 {
 	var begun atomic.Int64
 	engine := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {

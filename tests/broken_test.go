@@ -230,9 +230,9 @@ func TestNoEventIsAddedWhereNoneFits(t *testing.T) {
 	}
 }
 
-// TestCompressedAnswerPasses has an engine that compresses though it was asked
-// not to, and not with gzip: the bytes pass, and it is counted that they could
-// not be read.
+// TestCompressedAnswerPasses has an engine that compresses without being asked,
+// and not with gzip. The bytes pass, and the router counts that it cannot read
+// them.
 func TestCompressedAnswerPasses(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool packed"))

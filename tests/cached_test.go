@@ -32,7 +32,7 @@ func countlessSGLang(t *testing.T, cached func(body string) string) (*fake, *ser
 			`{"id":"x","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":2000,"completion_tokens":1`+cached(body)+`}}`)
 		return true
 	})
-	s := startCaddy(t, "kv_router "+f.addr()+" {\nusage inject\n}")
+	s := startCaddy(t, "kv_router "+f.addr()+" {\ninject_usage\n}")
 	s.mustChat(t, simChat("hello"))
 	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.fakeWorker(t, f.addr()).Engine.Type == "sglang" })
 	return f, s

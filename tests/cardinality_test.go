@@ -20,12 +20,12 @@ type manifold struct {
 	requests, models, sessions, headers, paths int
 }
 
-// TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models, paths
-// in their thousands and header values without end, each of its own session, from
-// 20,000 sessions on (100,000 in the long form, fewer under the race detector).
-// What is kept of them must have the size that it is configured to have, the
-// metrics no more series than after the first few requests, and the admin API no
-// longer pages.
+// TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models,
+// thousands of paths and new header values. Each has its own session. There are
+// 20,000 sessions, 100,000 in the long form, and fewer under the race detector.
+// The state that remains must have its configured size. The metrics must have no
+// more series, and the admin API no longer pages, than after the first few
+// requests.
 func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")

@@ -103,8 +103,8 @@ func command(ctx context.Context, dir string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// need skips the test if a program is not there, or too old: tooOld
-// is a regular expression for the versions that the clients do not run on.
+// need skips the test if a program is missing or too old. tooOld is a regular
+// expression for the versions that the clients do not run on.
 func need(t *testing.T, program, tooOld string) {
 	t.Helper()
 	path, err := exec.LookPath(program)
@@ -128,7 +128,7 @@ func clientsSite(t *testing.T) (*server, []*canned.Engine) {
 	return startCaddy(t, strings.Join([]string{
 		"handle_path /broken/* {", route(engines[2:], "pool broken"), "}",
 		"handle_path /down/* {", "kv_router " + freeAddr(t) + " {\npool down\n}", "}",
-		route(engines[:2], "usage inject", "response_headers X-KV-"),
+		route(engines[:2], "inject_usage", "response_headers X-KV-"),
 	}, "\n")), engines
 }
 

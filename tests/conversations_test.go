@@ -177,10 +177,11 @@ func tokens(messages []message) (n int) {
 	return n
 }
 
-// littleIsComputedTwice fails the test unless, in one of at most three rounds of
-// conversations, the engines computed little more than each text once, and no engine
-// had more than evenly times the mean of requests. Where the machine stalls an engine
-// for the time of some dozens of answers, it looks busy, and is rightly avoided.
+// littleIsComputedTwice holds at most three rounds of conversations. It fails the
+// test unless, in one round, the engines computed little more than each text once. In
+// that round no engine may have more than evenly times the mean of requests. Where
+// the machine stalls an engine for the time of some dozens of answers, it looks busy,
+// and is rightly avoided.
 func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T) (least int, w worked)) {
 	t.Helper()
 	const rounds, most = 3, 1.3
@@ -197,13 +198,13 @@ func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T)
 	}
 }
 
-// anyShare is that of an engine which may have all requests: to have a long beginning
-// in one cache can be worth more than idle engines, where few requests come at a time.
+// anyShare is that of an engine which may have all requests. Where requests are few,
+// one cache with a long beginning can be worth more than idle engines.
 const anyShare = 4
 
-// TestConversationsReturnToTheirEngine holds 50 interleaved conversations of 6
-// turns through a kv_router that was told its upstreams and nothing else: each about a
-// document of its own, or about one that all share.
+// TestConversationsReturnToTheirEngine holds 50 interleaved conversations of 6 turns
+// through a kv_router that has only upstreams configured. Each is about a document of
+// its own, or about one that all share.
 func TestConversationsReturnToTheirEngine(t *testing.T) {
 	shared := message{"system", prose(rand.New(rand.NewPCG(8, 8)), 8192, 8192)}
 	for _, stream := range []bool{false, true} {
@@ -248,7 +249,7 @@ func leastWork(convs []*conversation, common []message, engines int) int {
 }
 
 // TestBranchesOfOneFirstTurn holds 50 conversations that branch off one long first
-// turn: it was asked once and all go on from there, or each asks it itself.
+// turn. Either it was asked once and all go on from there, or each asks it itself.
 func TestBranchesOfOneFirstTurn(t *testing.T) {
 	long := prose(rand.New(rand.NewPCG(9, 9)), 8192, 8192)
 	for _, stream := range []bool{false, true} {

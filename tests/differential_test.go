@@ -258,9 +258,9 @@ func compare(t *testing.T, seen *arrivals, fronts []front, pairs []pair, header 
 }
 
 // TestErrorRoutesGetTheRequest has requests that fail, each in its own way, and
-// error routes that send them to a backup. It must get all of the request, as it
-// does where reverse_proxy fails before it has read of the body, and the routes
-// that need no backup must send what reverse_proxy sends.
+// error routes that send them to a backup. The backup must get all of the
+// request, as it does where reverse_proxy fails before it reads the body. The
+// routes that need no backup must send what reverse_proxy sends.
 func TestErrorRoutesGetTheRequest(t *testing.T) {
 	seen := &arrivals{list: make(map[string][]arrival)}
 	primary, backup := seen.upstream(t, "primary", nil), seen.upstream(t, "backup", nil)
@@ -293,7 +293,7 @@ func TestErrorRoutesGetTheRequest(t *testing.T) {
 		proxies("ill", ill, "health_uri /", "health_interval 50ms"),
 		refusing("no_model", primary, planned, "worker * {\nmodels x\n}"),
 		refusing("too_long", primary, func(d destination, f framing) bool { return d.inference && d.read && !f.fits() }, "trust tenants"),
-		refusing("bad_nvext", primary, planned, "mode direct"),
+		refusing("bad_nvext", primary, planned, "require_pin"),
 		refusing("queue_full", full, planned, limits+"queue {\nmax_waiting 1\nmax_wait 10m\n}"),
 		refusing("queue_timeout", full, planned, limits+"queue {\nmax_wait 10ms\n}"),
 		refusing("no_first_token", silent("silent"), planned, "timeouts {\nfirst_token 30ms\n}"),

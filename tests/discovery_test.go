@@ -47,7 +47,8 @@ func (s *server) health(t testing.TB, dial string) health {
 }
 
 // agreed returns what the admin API and the metrics say of a worker, and fails the
-// test if they contradict each other: a change between two looks is none.
+// test if they contradict each other. A change between two looks is not a
+// contradiction.
 func (s *server) agreed(t testing.TB, dial string) health {
 	t.Helper()
 	a, b := s.health(t, dial), s.health(t, dial)

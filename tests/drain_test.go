@@ -22,9 +22,8 @@ func (s *server) drain(t testing.TB, e *canned.Engine, verb string) adminWorker 
 }
 
 // TestDrainUnderLoad drains one of three workers while 32 clients stream, with
-// sessions, and undrains it again. What runs on it must end there, nothing new
-// may come, also not after a rejected reload and a good one, and no request may
-// fail.
+// sessions, and undrains it again. Its requests must end there and nothing new
+// may come, even after a rejected reload and a good one. No request may fail.
 func TestDrainUnderLoad(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{Words: 20, PerWord: 10 * time.Millisecond})
 	s := startCaddy(t, route(engines, affinity("hard")))
@@ -101,7 +100,7 @@ func TestDrainUnderLoad(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestAllDraining drains every worker: requests are served all the same, the
+// TestAllDraining drains every worker. Requests are served all the same, the
 // log and the API say so, and passing requests find the one that is left.
 func TestAllDraining(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})

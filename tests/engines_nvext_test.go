@@ -157,15 +157,15 @@ func golden(t *testing.T, file string, make func() []byte) {
 	}
 }
 
-// TestAnotherEngineIsSpokenToInItsOwnWords has a request tried on an engine of
-// one type that refuses, and answered by one of another: nothing that was for
-// the one reaches the other. What that one has nothing for is counted and shown.
+// TestAnotherEngineIsSpokenToInItsOwnWords has a request that one engine refuses
+// and an engine of another type answers. Nothing that was for the first reaches
+// the second. What that one has nothing for is counted and shown.
 func TestAnotherEngineIsSpokenToInItsOwnWords(t *testing.T) {
 	info := map[string]any{"enable_priority_scheduling": true}
 	sglang := startSimulated(t, engine.Config{Name: "sglang", Flavour: engine.SGLang, Ranks: 2, KeepBodies: true, ServerInfo: info})
 	vllm := startSimulated(t, engine.Config{Name: "vllm", KeepBodies: true})
 	both := []*engine.Engine{sglang, vllm}
-	s := startCaddy(t, simulated(both, "trust priorities", "usage inject", "policy round_robin"))
+	s := startCaddy(t, simulated(both, "trust priorities", "inject_usage", "policy round_robin"))
 	s.mustChat(t, simChat("hello"))
 	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
 		return len(s.told(t, sglang).Ranks) == 2 && s.told(t, vllm).Engine.Type == "vllm"

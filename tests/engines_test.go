@@ -40,7 +40,8 @@ func simulated(engines []*engine.Engine, block ...string) string {
 	return "kv_router " + strings.Join(addrs, " ") + " {\n" + strings.Join(block, "\n") + "\n}"
 }
 
-// toldWorker is what the tests look at of a worker whose engine tells something.
+// toldWorker is what the tests look at of a worker whose engine reports
+// something.
 type toldWorker struct {
 	Dial   string `json:"dial"`
 	Engine struct {

@@ -29,8 +29,8 @@ func wantAnswer(t *testing.T, a answer, f canned.Fault) {
 }
 
 // TestErrorAnswersReachTheClientWhole covers the errors that are the request's
-// fault, or that nobody can serve: they are the engine's answer, and come with
-// its header and body. Only what another engine may serve is tried there.
+// fault, or that no worker can serve. They are the engine's answer, and come
+// with its header and body. Only what another engine may serve is tried there.
 func TestErrorAnswersReachTheClientWhole(t *testing.T) {
 	for _, v := range []struct {
 		status  int
@@ -116,9 +116,9 @@ func TestOneEngineThatWorksIsFound(t *testing.T) {
 	}
 }
 
-// TestEngineThatHangsUpLosesNoRequest has engines that close the connections
-// that are kept alive, as uvicorn does when its timeout runs out: the proxy
-// writes requests into connections that are closed already, or just then.
+// TestEngineThatHangsUpLosesNoRequest has engines that close idle connections,
+// as uvicorn does when its timeout runs out. The proxy writes requests into
+// connections that are closed already, or just then.
 func TestEngineThatHangsUpLosesNoRequest(t *testing.T) {
 	for _, v := range []struct {
 		name    string

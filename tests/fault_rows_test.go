@@ -13,8 +13,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// Where a row closes idle connections, a request may be on its way on one: it
-// is sent again, and where that meets another one, counts as broken.
+// A row may close idle connections while a request is on its way on one. The
+// request is sent again. If that meets another closed connection, it counts as
+// broken.
 
 // faultRows is the table. Without a word about it, a row's pool of four has
 // default settings, and one engine is struck.
@@ -66,7 +67,7 @@ var faultRows = []faultRow{
 		name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: true, check: cutOnly,
 	},
 	{
-		// one that is made again at the engine which dies next is made no third time
+		// if the retry meets the engine that dies next, there is no third attempt
 		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: true, check: cutOnly,
 	},
 	{
@@ -249,7 +250,7 @@ func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 }
 
 // fewAttempts are those at the beginning, before the mark, and single ones
-// after it: less than one in four of what the engine would have had.
+// after it. They are less than one in four of what the engine would have had.
 func fewAttempts(t *testing.T, r *faultRun) {
 	usual := 0
 	for _, v := range r.visits {

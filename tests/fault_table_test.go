@@ -84,7 +84,7 @@ var faultPace = canned.Pace{Words: 20, FirstToken: 20 * time.Millisecond, PerWor
 
 // TestFaultTable lets 32 clients hold streamed conversations through four
 // engines with default settings, and faults strike in the middle of it. What it
-// logs is the table in handler/operations/faults.md.
+// logs is the table of counts in docs/reliability.md.
 func TestFaultTable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")

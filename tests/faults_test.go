@@ -52,9 +52,9 @@ func (b *bond) get() (string, time.Time) {
 	return b.last, b.when
 }
 
-// TestNoRequestFailsWhileEnginesDo runs 16 clients against four engines: the
-// first is killed at 1.5 s and comes back at 3.5 s, from 0.5 s on the second
-// closes each connection after reading its request and the third answers 503.
+// TestNoRequestFailsWhileEnginesDo runs 16 clients against four engines. The
+// first is killed at 1.5 s and comes back at 3.5 s. From 0.5 s on the second
+// closes each connection after reading its request, and the third answers 503.
 // Streams that the kill cuts after their header cannot be saved.
 func TestNoRequestFailsWhileEnginesDo(t *testing.T) {
 	if testing.Short() {

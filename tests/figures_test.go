@@ -164,8 +164,8 @@ func TestAbsurdUsageIsNotBelieved(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestFallbacksAreCounted has each reason to route by load alone, and what is
-// none.
+// TestFallbacksAreCounted has each reason to route by load alone, and requests
+// without one.
 func TestFallbacksAreCounted(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool fallbacks", "max_body 1KiB"))

@@ -29,7 +29,7 @@ func (s *server) explainAt(t testing.TB, path, body string, header ...string) (x
 }
 
 // TestWhichPromptIsPlanned has requests with token_data before workers of several
-// types: the ids are the prompt if the engines of all workers take them in the API,
+// types. The ids are the prompt if the engines of all workers take them in the API,
 // else the body's prompt is.
 func TestWhichPromptIsPlanned(t *testing.T) {
 	const chats, completions = "/v1/chat/completions", "/v1/completions"
@@ -86,8 +86,8 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 }
 
 // TestSecondStageFindsTheFirst has prompts whose later turns come as token_data,
-// and as the prompt itself, in each API that takes them: all find the cache of the
-// turns before, on the engine that the router says, and as much as it says.
+// and as the prompt itself, in each API that takes them. All find the cache of the
+// turns before, on the engine and to the extent that the router says.
 func TestSecondStageFindsTheFirst(t *testing.T) {
 	for _, v := range []struct {
 		flavour engine.Flavour
@@ -133,8 +133,8 @@ func TestSecondStageFindsTheFirst(t *testing.T) {
 }
 
 // TestTokenDataTeachesNothingFalse has requests whose text and ids have nothing in
-// common: the other prompts' tokens are estimated as before, and nobody is thought
-// to hold what was not computed.
+// common. The other prompts' tokens are estimated as before, and the cache models
+// have no prompt that was not computed.
 func TestTokenDataTeachesNothingFalse(t *testing.T) {
 	for _, types := range [][2]string{{"vllm", "vllm"}, {"sglang", "sglang"}, {"vllm", "sglang"}, {"auto", "auto"}} {
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {

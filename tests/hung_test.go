@@ -134,8 +134,8 @@ func TestHungEnginesAreFound(t *testing.T) {
 }
 
 // TestHungRequestsMoveWhenThereIsRoom hangs one of two engines, both of which are full
-// with others waiting. The requests on it stay until nobody waits any more, and are then
-// served by the other engine; none is turned away.
+// with others waiting. The requests on it stay until no other requests wait, and the
+// other engine then serves them. None is rejected.
 func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
@@ -173,9 +173,9 @@ func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestRetriesStayWithinTheBudget lets both engines refuse, with a
-// budget that is soon spent: further requests get the refusal, and the engines
-// no more than they were meant to.
+// TestRetriesStayWithinTheBudget lets both engines refuse, with a budget that
+// is soon spent. Further requests get the refusal, and the engines get no more
+// retries than the budget allows.
 func TestRetriesStayWithinTheBudget(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool poor", "retry_budget 10% 0.5/s"))

@@ -33,7 +33,7 @@ type learnedWorker struct {
 	Latency *learnedSpeed `json:"latency"`
 	Cache   struct {
 		Capacity int64  `json:"capacity_tokens"`
-		Told     *int64 `json:"capacity_told_tokens"`
+		Reported *int64 `json:"capacity_reported_tokens"`
 		Learned  bool   `json:"capacity_learned"`
 	} `json:"cache"`
 	Ranks []struct {
@@ -74,7 +74,7 @@ func TestWhatWasLearnedIsShown(t *testing.T) {
 		l.Predictions != 30 || l.Median == nil || l.P90 == nil || *l.P90 < *l.Median || len(w.Ranks) != 1 || w.Ranks[0].Latency == nil {
 		t.Errorf("the worker shows %+v", l)
 	}
-	if w.Cache.Told == nil || *w.Cache.Told != 262144 || w.Cache.Learned {
+	if w.Cache.Reported == nil || *w.Cache.Reported != 262144 || w.Cache.Learned {
 		t.Errorf("the cache is %+v", w.Cache)
 	}
 	for _, name := range append(metrics, "caddy_kv_router_worker_capacity_tokens") {
@@ -114,7 +114,7 @@ func TestZeroCachedTokensAreTold(t *testing.T) {
 					}
 				}
 				eventually(t, 5*time.Second, "the answers' end", func() bool { return s.pool(t).Leases == 0 })
-				if _, w := s.learned(t, engines[0].Addr()); w.Cache.Learned != v.learned || w.Cache.Told != nil || w.Cache.Learned == (w.Cache.Capacity == 262144) {
+				if _, w := s.learned(t, engines[0].Addr()); w.Cache.Learned != v.learned || w.Cache.Reported != nil || w.Cache.Learned == (w.Cache.Capacity == 262144) {
 					t.Errorf("usage %s: the cache is %+v", v.usage, w.Cache)
 				}
 			})

@@ -59,9 +59,10 @@ func TestTryDurationOutlastsARestart(t *testing.T) {
 	}
 }
 
-// TestRetriesAreLimited counts the attempts at a request that nobody takes:
-// each worker is tried once, or as often as lb_retries says, those that were
-// not tried first. Without limits, one that breaks is made on one more worker.
+// TestRetriesAreLimited counts the attempts at a request that every worker
+// refuses. Each worker is tried once, or as often as lb_retries says, with
+// untried workers first. Without limits, one that breaks is made on one more
+// worker.
 func TestRetriesAreLimited(t *testing.T) {
 	for _, v := range []struct {
 		limit    []string

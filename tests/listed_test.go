@@ -104,8 +104,8 @@ func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 			t.Errorf("engine %d served %d of 30 requests", i, n)
 		}
 	}
-	if n := s.logged(t, "tells its models to nobody without its api_key"); n != 1 {
-		t.Errorf("%d lines say that an engine wants a key, want 1", n)
+	if n := s.logged(t, "worker lists its models only with its api_key"); n != 1 {
+		t.Errorf("%d lines say that an engine needs a key, want 1", n)
 	}
 }
 

@@ -124,9 +124,9 @@ func acceptOnly(t *testing.T, addr string, closes bool) net.Listener {
 	return ln
 }
 
-// TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable has a worker that answers
-// nothing from the beginning, and two that accept connections before they answer
-// again: one without, one with an absence before.
+// TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable has three workers. One
+// answers nothing from the beginning. Two accept connections before they answer
+// again, one of them after an absence.
 func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 	tells := fakeVLLM("0.20.0", func() string { return vllmRanks(1) })
 	well, sudden, restarted := startFake(t, tells), startFake(t, tells), startFake(t, tells)

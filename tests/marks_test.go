@@ -36,8 +36,8 @@ func (s *server) logged(t testing.TB, text string) int {
 const markedDown = "worker is marked down"
 
 // TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a
-// policy that would send it every other one: the marks alone keep them away,
-// each longer than the one before.
+// policy that would send it every second one. The marks alone keep requests
+// away, each for longer than the one before.
 func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "policy round_robin"))
@@ -45,7 +45,7 @@ func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 	served := 0
 	for deadline := time.Now().Add(15 * time.Second); engines[0].Requests() < 3; served++ {
 		if time.Now().After(deadline) {
-			t.Fatalf("the worker was asked %d times in 15 s: it is not let back", engines[0].Requests())
+			t.Fatalf("the worker was asked %d times in 15 s: it gets no requests again", engines[0].Requests())
 		}
 		s.mustChat(t, ask("again"))
 	}
@@ -92,8 +92,8 @@ func TestBusyWorkerComesBack(t *testing.T) {
 }
 
 // TestEngineThatOnlyAnswersErrorsIsLeftAlone has one of four engines answer an
-// error at once, as one does whose core died or that lacks the model: it looks
-// like the least busy one.
+// error at once. An engine whose core died or that lacks the model does so, and
+// looks like the least busy one.
 func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
 	for _, status := range []int{500, 404} {
 		t.Run(strconv.Itoa(status), func(t *testing.T) {

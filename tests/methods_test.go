@@ -63,11 +63,11 @@ func TestEveryMethodIsHeldToTheSame(t *testing.T) {
 	}
 	s.booksAtZero(t)
 
-	s = startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), "mode direct"))
+	s = startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), "require_pin"))
 	for _, path := range []string{"/generate", "/encode"} {
 		wantError(t, "PUT "+path, s.sendBy(t, "PUT", path, `{"text":"x"}`), 400, "invalid_pin", "Worker ID required")
 	}
-	s = startCaddy(t, route([]*canned.Engine{e}, typed(e, "llamacpp"), "cache_salt enforce"))
+	s = startCaddy(t, route([]*canned.Engine{e}, typed(e, "llamacpp"), "enforce_cache_salt"))
 	for _, path := range []string{"/generate", "/encode"} {
 		wantError(t, "PUT "+path, s.sendBy(t, "PUT", path, `{"text":"x","cache_salt":"s"}`), 400, "cache_salt_unsupported")
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestNameServerThatFails takes the name of one of two engines away: its
-// requests go to the other one, at no charge, and it has lost nothing of its
-// cache when its name is back.
+// TestNameServerThatFails takes the name of one of two engines away. Its
+// requests go to the other one, free of charge. When the name is back, the
+// engine has lost nothing of its cache.
 func TestNameServerThatFails(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	for _, e := range engines {

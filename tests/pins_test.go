@@ -84,8 +84,8 @@ func TestImpossiblePins(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPinnedRanks has a worker with two ranks, where a pin must say which, and a
-// rank alone, which may be of any worker that has it.
+// TestPinnedRanks has a worker with two ranks, where a pin must say which. It
+// also pins to a rank alone, which any worker with that rank may serve.
 func TestPinnedRanks(t *testing.T) {
 	two, one := startSimulated(t, engine.Config{Flavour: engine.VLLM, Ranks: 2}), startSimulated(t, engine.Config{})
 	s := startCaddy(t, simulated([]*engine.Engine{two, one}, "response_headers X-KV-", "trust pins",
@@ -261,7 +261,7 @@ func TestPinDoesNotMoveTheSession(t *testing.T) {
 // TestDirectMode has every inference request name its worker.
 func TestDirectMode(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "mode direct", "response_headers X-KV-"))
+	s := startCaddy(t, route(engines, numbered(engines), "require_pin", "response_headers X-KV-"))
 	const text = "Worker ID required (--direct-route) but none found in request. " +
 		"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP)."
 	for _, v := range []struct {
@@ -286,7 +286,7 @@ func TestDirectMode(t *testing.T) {
 		}
 	}
 	if status, _, err := s.get(t.Context(), s.url+"/v1/models"); status != 200 || err != nil {
-		t.Errorf("what is no inference request: status %d, error %v", status, err)
+		t.Errorf("not an inference request: status %d, error %v", status, err)
 	}
 	// Everybody is trusted with pins, and with nothing else.
 	if a := s.mustChat(t, wishing("hello", `{"backend_instance_id":1,"annotations":["query_instance_id"]}`)); a.engine() != "e1" {
@@ -349,8 +349,8 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestResponseIsNamedWhileItIsMade has a stream that has only begun: who asks
-// for its response is sent to the engine that makes it, and not to the idle one.
+// TestResponseIsNamedWhileItIsMade has a stream that has only begun. A request
+// for its response goes to the engine that makes it, and not to the idle one.
 func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines))

@@ -52,7 +52,8 @@ const (
 )
 
 // TestMain runs the tests in several processes, so that not all have to wait for
-// each of them, unless some are asked for: these run here, one after the other.
+// each of them. If some are asked for by name, these run here, one after the
+// other.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	args, several := processArgs()

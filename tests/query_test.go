@@ -98,9 +98,9 @@ func TestQueryTellsTokens(t *testing.T) {
 	}
 }
 
-// TestQueryLeavesNothingBehind has queries of all kinds: no metric moves but the
-// count of queries, no session and no prompt is remembered, and no engine hears
-// of them.
+// TestQueryLeavesNothingBehind has queries of all kinds. No metric moves but the
+// count of queries, no session and no prompt is remembered, and no engine gets
+// them.
 func TestQueryLeavesNothingBehind(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "policy round_robin", "trust explain pins overrides", "affinity {\nttl 10m\n}"))
@@ -160,15 +160,15 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 	if n := after.value(requestsTotal, `outcome="query"`) - before.value(requestsTotal, `outcome="query"`); n != float64(queries) || queries != 32 {
 		t.Errorf("%v of %d queries were counted", n, queries)
 	}
-	// Of the policy's turn nothing was taken either.
+	// The query did not use up the policy's turn either.
 	last := s.mustChat(t, ask("next")).engine()
 	if last == home {
 		t.Errorf("the turn is %s's again", last)
 	}
 }
 
-// TestQueryOfFullWorkers asks while all workers are full: the worker is told
-// that the request would wait for.
+// TestQueryOfFullWorkers asks while all workers are full. The answer names the
+// worker that the request would wait for.
 func TestQueryOfFullWorkers(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines, "max_running 1"), "trust explain"))

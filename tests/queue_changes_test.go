@@ -147,8 +147,8 @@ func TestEngineDiesWhileRequestsWait(t *testing.T) {
 	}
 }
 
-// TestUnhealthyWorkerIsNotWaitedFor has Caddy's own health checks say that the
-// only worker is ill, while requests wait for it.
+// TestUnhealthyWorkerIsNotWaitedFor has Caddy's own health checks fail for the
+// only worker, while requests wait for it.
 func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, "kv_router {\n"+maxRunning(1)+"\nreverse_proxy "+engines[0].Addr()+" {\nhealth_uri /ill\nhealth_interval 100ms\n}\n}")
@@ -203,8 +203,8 @@ func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
 }
 
 // TestMarkedDownWorkerIsNoResortForFullOnes has a worker with room that has just
-// failed, and one that did not and is full: a request waits for either, and
-// does not go to the first before its mark is over.
+// failed, and a full one that has not. A request waits for either. It does not
+// go to the first before its mark is over.
 func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(1)))

@@ -36,7 +36,7 @@ func TestNewWorkerServesThoseWhoComeLater(t *testing.T) {
 }
 
 // TestQueuedRequestsEndWithTheirWorker has the only worker that requests wait for leave
-// the dynamic source and die: they get an error at once, and later requests are served.
+// the dynamic source and die. They get an error at once, and later requests are served.
 func TestQueuedRequestsEndWithTheirWorker(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	list(engines[0].Addr())

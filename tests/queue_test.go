@@ -118,7 +118,7 @@ func (s *server) startChat(t testing.TB, content string, header ...string) asked
 	return s.start(t, "/v1/chat/completions", string(ask(content).body()), header...)
 }
 
-// wantWaiting waits until so many requests wait.
+// wantWaiting waits until n requests wait.
 func (s *server) wantWaiting(t testing.TB, n int) {
 	t.Helper()
 	eventually(t, 5*time.Second, fmt.Sprintf("%d requests wait", n), func() bool {
@@ -158,7 +158,7 @@ func (s *server) slots(t testing.TB) (workers []workerSlots) {
 func maxRunning(n int) string { return fmt.Sprintf("worker * {\nmax_running %d\n}", n) }
 
 // TestWorkersAreNeverSentMoreThanTheyMayHave has 64 clients at two engines with
-// four slots each. Some requests are refused or broken, and made again.
+// four slots each. Some requests are refused or broken, and retried.
 func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, maxRunning(4)))
@@ -274,7 +274,8 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 	third := s.startChat(t, "the third")
 	s.wantWaiting(t, 1)
 	gates[one].pass(t, http.StatusTooManyRequests)
-	// A refusal rates down for half a second, then the third gets that slot.
+	// A refusal marks the worker down for half a second, then the third gets
+	// that slot.
 	eventually(t, 5*time.Second, "the third is served", func() bool { return engines[one].Requests() == 2 })
 	fourth := s.startChat(t, "the fourth")
 	s.wantWaiting(t, 2)
@@ -323,7 +324,7 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 			s.wantFigures(t, before, []figure{
 				{queueRejected, []string{`reason="full"`}, 1},
 				{queueRejected, []string{`reason="timeout"`}, 1},
-				{requestsTotal, []string{`outcome="turned_away"`}, 2},
+				{requestsTotal, []string{`outcome="queue_rejected"`}, 2},
 				{requestsTotal, []string{`outcome="ok"`}, 1},
 				{queueWaits, nil, 1},
 			})
@@ -389,7 +390,7 @@ func TestWaitIsInTheAccessLog(t *testing.T) {
 		}
 		return err == nil && len(lines) == 3
 	})
-	for _, want := range []string{"ok false", "ok true", "turned_away false"} {
+	for _, want := range []string{"ok false", "ok true", "queue_rejected false"} {
 		if lines[want] != 1 {
 			t.Errorf("the access log has %v, want one of %q", lines, want)
 		}
@@ -448,7 +449,7 @@ func TestFullModelStopsNoOther(t *testing.T) {
 			t.Fatalf("status %d, error %v, by %q", a.status, a.err, a.engine())
 		}
 	}
-	// What is no inference needs no slot.
+	// Other requests need no slot.
 	list := make(chan int, 1)
 	go func() {
 		status, _, _ := s.get(t.Context(), s.url+"/v1/models/a")

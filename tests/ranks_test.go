@@ -117,7 +117,7 @@ func (s *server) talkToRanks(t *testing.T, conversations, turns int) map[string]
 }
 
 // TestRanksOfOneWorkerAreTriedOnce has one worker with four ranks that refuses
-// everything, and one that does not: an attempt that failed leaves out the
+// everything, and one that does not. An attempt that failed leaves out the
 // worker, not the rank. What has no prompt to be read is told its rank, too.
 func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
 	four, one := startSimulated(t, engine.Config{Name: "four", Flavour: engine.SGLang, Ranks: 4}), startSimulated(t, engine.Config{Name: "one"})

@@ -82,7 +82,7 @@ func TestReloadEverySecond(t *testing.T) {
 	s.booksAtZero(t)
 	counted := s.scrape(t).value(requestsTotal) - first
 	visits := l.all()
-	t.Logf("%d reloads, %d requests, %v counted, %d sent again because Caddy had closed the connection; heap %d KiB after a third, %d KiB at the end; goroutines %d and %d",
+	t.Logf("%d reloads, %d requests, %v counted, %d sent again because Caddy had closed the connection. Heap %d KiB after a third, %d KiB at the end, goroutines %d and %d",
 		reloads, len(visits), counted, l.resent, early>>10, late>>10, earlyRun, lateRun)
 	if counted != float64(len(visits)) {
 		t.Errorf("%v requests were counted, %d were sent", counted, len(visits))

@@ -58,7 +58,7 @@ func (m metrics) counters() metrics {
 }
 
 // TestStreamsSurviveReload reloads twice a second for 10 seconds, or 30 in the
-// long form, while 8 clients stream, every third time with a config that is
+// long form, while 8 clients stream. Every third reload has a config that is
 // refused. No stream may break, no session may move, and the counters must
 // neither jump nor fall back.
 func TestStreamsSurviveReload(t *testing.T) {

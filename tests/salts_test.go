@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// eventuallyTold waits until an engine has told what it is.
+// eventuallyTold waits until an engine has reported its type.
 func eventuallyTold(t *testing.T, s *server, e *engine.Engine, kind string) {
 	t.Helper()
 	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == kind })
@@ -62,7 +62,7 @@ func TestSaltsAreEnforced(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	engines[1].SetVersion("0.12.0")
 	block := func(first, second string) string {
-		return route(engines, "worker "+engines[0].Addr()+" {\nid 1\n"+first+"\n}\nworker "+engines[1].Addr()+" {\nid 2\n"+second+"\n}", "cache_salt enforce", "trust tenants pins", "policy round_robin")
+		return route(engines, "worker "+engines[0].Addr()+" {\nid 1\n"+first+"\n}\nworker "+engines[1].Addr()+" {\nid 2\n"+second+"\n}", "enforce_cache_salt", "trust tenants pins", "policy round_robin")
 	}
 	chat := func(s *server, header ...string) answer {
 		return s.post(t.Context(), "/v1/chat/completions", ask("hello").body(), header...)
@@ -150,7 +150,7 @@ func TestSaltsAreEnforced(t *testing.T) {
 		}
 	}
 	// by default they are told apart where that can be, and no more
-	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine llamacpp"), "cache_salt enforce", "", 1))
+	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine llamacpp"), "enforce_cache_salt", "", 1))
 	if a := chat(s, tenant...); !a.ok() {
 		t.Errorf("by default: status %d", a.status)
 	}
@@ -289,7 +289,7 @@ func TestVertexFormNeedsNoIsolation(t *testing.T) {
 			{"trust tenants", "mine", 400},
 			{"trust tenants", "", 200},
 			{"pool default", "mine", 200}, // which is not granted
-			{"cache_salt enforce", "", 400},
+			{"enforce_cache_salt", "", 400},
 		} {
 			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), v.block))
 			received := len(e.Journal())

@@ -24,10 +24,10 @@ func dynamicSource(kind string, n *dnsServer, name string, port uint16) string {
 }
 
 // TestScaleByDNS lets DNS answers take a pool from two engines to six and to
-// three, in another order each time, while 24 clients hold streamed
+// three, in another order each time. Meanwhile 24 clients hold streamed
 // conversations. No request may fail. Sessions and conversations stay with the
-// engines that stay, new engines are used, and engines that are gone get
-// nothing more, but finish what they are at.
+// engines that stay, and new engines are used. Engines that are gone get
+// nothing more, but finish their requests.
 func TestScaleByDNS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")
@@ -114,9 +114,9 @@ func scaleByDNS(t *testing.T, kind string) {
 	}
 }
 
-// judgeHomes looks where later turns went. Those with a session must stay,
-// those without nearly always, unless their engine was one that went; and the
-// engine must be known to hold what it has.
+// judgeHomes looks where later turns went. Requests with a session must stay.
+// Requests without one must nearly always stay, unless their engine was one
+// that went. The cache model of the engine must have its blocks.
 func judgeHomes(t *testing.T, visits []visit, shrunk time.Time) {
 	t.Helper()
 	gone := map[string]bool{"e4": true, "e5": true, "e6": true}

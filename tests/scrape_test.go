@@ -46,7 +46,7 @@ func cutLast(s, sep string) (string, string, bool) {
 }
 
 // sum adds up the series of a name whose labels contain all of the given ones,
-// each written as name="value", and says whether there was any.
+// each written as name="value". It returns whether there was any.
 func (m metrics) sum(name string, labels ...string) (float64, bool) {
 	total, found := 0.0, false
 next:
@@ -83,8 +83,8 @@ const (
 	retriesTotal   = "caddy_kv_router_retries_total"
 )
 
-// booksAtZero waits until no lease is left and nothing is booked on any worker,
-// and fails the test when that does not come or the metrics are not there.
+// booksAtZero waits until no lease is left and no worker has load. It fails the
+// test if that does not happen or the metrics are missing.
 func (s *server) booksAtZero(t testing.TB) {
 	t.Helper()
 	var last metrics

@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestResponseHeadersSayTheChoice asks two turns of one conversation: the second
+// TestResponseHeadersSayTheChoice asks two turns of one conversation. The second
 // goes back to the worker of the first, and says how much of it is held there.
 func TestResponseHeadersSayTheChoice(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})

@@ -97,3 +97,36 @@ func (s *server) sessionLeft(t *testing.T) time.Duration {
 	}
 	return time.Duration(one.Expires * float64(time.Second))
 }
+
+// TestSessionsAreRecognizedByDefault has a session in each place in which the router looks
+// without an option, and one in a place in which it does not.
+func TestSessionsAreRecognizedByDefault(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	body := func(member string) []byte {
+		return []byte(`{"model":"m",` + member + `"messages":[{"role":"user","content":"hello"}]}`)
+	}
+	known := 0.0
+	for _, v := range []struct {
+		place, member string
+		header        []string
+		isNew         bool
+	}{
+		{"session_control", `"nvext":{"session_control":{"session_id":"a"}},`, []string{"X-Session-Id", "other"}, true},
+		{"X-Dynamo-Session-Id", "", []string{"X-Dynamo-Session-Id", "b", "X-Claude-Code-Session-Id", "other"}, true},
+		{"X-Claude-Code-Session-Id", "", []string{"X-Claude-Code-Session-Id", "c", "X-Session-Id", "other"}, true},
+		{"X-Session-Id", `"prompt_cache_key":"other",`, []string{"X-Session-Id", "d"}, true},
+		{"prompt_cache_key", `"prompt_cache_key":"e",`, nil, true},
+		{"the same key elsewhere", "", []string{"X-Session-Id", "a"}, false},
+		{"session_id", `"session_id":"f",`, nil, false},
+		{"nowhere", "", nil, false},
+	} {
+		if a := s.post(t.Context(), "/v1/chat/completions", body(v.member), v.header...); !a.ok() {
+			t.Fatalf("%s: status %d, error %v", v.place, a.status, a.err)
+		}
+		if v.isNew {
+			known++
+		}
+		eventually(t, 5*time.Second, fmt.Sprintf("%v sessions after %s", known, v.place), func() bool { return s.scrape(t).value(sessions) == known })
+	}
+}

@@ -18,13 +18,13 @@ import (
 
 const (
 	speculativeTotal = "caddy_kv_router_speculative_total"
-	speculates       = "speculative_prefill on"
+	speculates       = "speculative_prefill"
 	wantsPrefill     = `{"agent_hints":{"speculative_prefill":true}}`
 )
 
-// TestNextTurnIsFoundWarm has an engine that reasons before it answers: the next
-// turn's prompt has the answer without that, so that the engine has not computed
-// it yet. With the hint it has by then.
+// TestNextTurnIsFoundWarm has an engine that reasons before it answers. The next
+// turn's prompt has the answer without that, so the engine has not computed it
+// yet. With the hint it has by then.
 func TestNextTurnIsFoundWarm(t *testing.T) {
 	type turn struct{ prompt, cached int }
 	second := func(t *testing.T, hint string) (turn, float64) {
@@ -208,7 +208,7 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 				}
 				io.WriteString(w, c.answer)
 			}})
-			s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\nusage inject\nworker * {\nengine vllm\ndp_size 2\n}\n}")
+			s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\ninject_usage\nworker * {\nengine vllm\ndp_size 2\n}\n}")
 			before := s.scrape(t)
 			a := s.post(t.Context(), c.path, []byte(c.body), "X-Request-Id", "1", "Authorization", "Bearer client", "Idempotency-Key", "k")
 			if a.status != http.StatusOK || a.err != nil {
@@ -381,8 +381,8 @@ func (s *server) mustPost(t *testing.T, body []byte, header ...string) {
 	}
 }
 
-// TestSpeculativePrefillThatFails is not made again, and nobody's failure but its
-// own: no worker is marked down, no request counted.
+// TestSpeculativePrefillThatFails is not retried, and its failure affects nothing
+// else. No worker is marked down, and no request is counted.
 func TestSpeculativePrefillThatFails(t *testing.T) {
 	for name, status := range map[string]int{"Refused": 400, "Full": 503, "Died": -1} {
 		t.Run(name, func(t *testing.T) {

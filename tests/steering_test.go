@@ -31,7 +31,8 @@ func members(t *testing.T, body []byte) (names []string) {
 }
 
 // TestEnginesOwnMembersNeedTrust has clients write what nvext would need a grant
-// for in the engine's own words: it is cut out and counted, of those who lack it.
+// for in the engine's own words. The router removes and counts it for clients
+// that lack the grant.
 func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	for _, v := range []struct {
@@ -117,7 +118,7 @@ func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
 // some engine computes all the same.
 func TestDirectModeKnowsTheEnginesPaths(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "mode direct"))
+	s := startCaddy(t, route(engines, numbered(engines), "require_pin"))
 	body := []byte(`{"model":"m","messages":[],"prompt":"x"}`)
 	for _, path := range []string{"/invocations", "/completion", "/api/chat", "/infill", "/v1/images/generations", "/v2/embed"} {
 		wantError(t, path, s.post(t.Context(), path, body), 400, "invalid_pin", "Worker ID required")
@@ -134,8 +135,8 @@ func TestDirectModeKnowsTheEnginesPaths(t *testing.T) {
 	}
 }
 
-// TestNvextOfOtherAPIs has requests for no API that is known: what their nvext
-// says is held to the same trust, and reaches no engine that does not know it.
+// TestNvextOfOtherAPIs has requests for no API that is known. Their nvext needs
+// the same trust, and reaches no engine that does not know it.
 func TestNvextOfOtherAPIs(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	const path, rest = "/v1/images/generations", `"model":"m","prompt":"x"`

@@ -22,12 +22,12 @@ func digest(s string) string {
 }
 
 // TestTenantsOfAnyName has names that a Dynamo cannot read in a header, or that
-// are longer than a salt may be: what the client writes beside them never counts.
+// are longer than a salt may be. What the client writes beside them never counts.
 func TestTenantsOfAnyName(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	long := strings.Repeat("x", 9000)
 	const body = `{"model":"m","messages":[],"cache_salt":"victim","nvext":{"cache_salt":"victim","greed_sampling":true}}`
-	for _, block := range []string{"", "cache_salt enforce"} {
+	for _, block := range []string{"", "enforce_cache_salt"} {
 		for _, v := range []struct{ kind, tenant, want string }{
 			{"dynamo", "mine", "mine"},
 			{"dynamo", "my own", "my own"},

@@ -153,8 +153,9 @@ func TestTwoStages(t *testing.T) {
 	}
 }
 
-// TestQueryWithoutATokenizer has engines that tell no token ids, each in its way:
-// the answer goes without them, which is counted, and nobody is marked for it.
+// TestQueryWithoutATokenizer has engines that return no token ids, each in its
+// way. The answer goes without them, the router counts that, and no worker is
+// marked down for it.
 func TestQueryWithoutATokenizer(t *testing.T) {
 	long := `{"tokens":[` + strings.Repeat("1,", 1<<20) + `1]}`
 	for name, v := range map[string]struct {

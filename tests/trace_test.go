@@ -154,13 +154,13 @@ func chats(e *canned.Engine) []canned.Request {
 	return found
 }
 
-// TestTraceHasTheRouteAndItsChoices follows a request that is retried from the
-// client's span to the one that the engine is told of.
+// TestTraceHasTheRouteAndItsChoices follows a request that is retried, from the
+// client's span to the one that the engine gets.
 func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 	spans := startCollector(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 6})
 	ids := map[string]string{"e1": "11", "e2": "9007199254740991"}
-	s := startCaddy(t, "tracing\n"+route(engines, "pool traced", "usage inject", affinity("hard"),
+	s := startCaddy(t, "tracing\n"+route(engines, "pool traced", "inject_usage", affinity("hard"),
 		fmt.Sprintf("worker %s {\nid %s\n}\nworker %s {\nid %s\n}", engines[0].Addr(), ids["e1"], engines[1].Addr(), ids["e2"])))
 	header := []string{
 		"X-Session-Id", "very-secret",
@@ -249,7 +249,7 @@ func isChild(t *testing.T, child, parent *tracepb.Span) {
 	}
 }
 
-// TestTraceSaysWhatFailed has requests that come to no good answer.
+// TestTraceSaysWhatFailed has requests that fail.
 func TestTraceSaysWhatFailed(t *testing.T) {
 	for _, f := range []struct {
 		name, outcome, says string

@@ -76,9 +76,9 @@ var routingHeaders = []string{
 	"X-Dynamo-Request-Priority", "X-Dynamo-Request-Strict-Priority", "X-Tenant-Id",
 }
 
-// TestGrants has each kind of wish uttered by a client that is trusted with it,
-// and by one that is not: then it is without effect, counted, and does not reach
-// the engine.
+// TestGrants has each kind of wish from a client that is trusted with it, and
+// from one that is not. The latter is without effect, is counted, and does not
+// reach the engine.
 func TestGrants(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	prompt := strings.Repeat("a prompt that is long enough for several blocks ", 20)
@@ -180,7 +180,7 @@ func TestMalformedHeadersLeaveTheBody(t *testing.T) {
 	}
 }
 
-// TestWrongNvextIsRefused has what is a 400 whoever sends it.
+// TestWrongNvextIsRefused has what is a 400 for every client.
 func TestWrongNvextIsRefused(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	for _, v := range []struct{ block, nvext, field string }{
@@ -188,8 +188,8 @@ func TestWrongNvextIsRefused(t *testing.T) {
 		{"", `{"dp_rank":1.5}`, "nvext.dp_rank"},
 		{"", `{"agent_hints":{"priority":"high"}}`, "nvext.agent_hints.priority"},
 		{"", `{"agent_hints":[]}`, "nvext.agent_hints"},
-		{"nvext strict", `{"backend_instance":2}`, "nvext.backend_instance"},
-		{"nvext strict", `{"agent_hints":{"mood":1}}`, "nvext.agent_hints.mood"},
+		{"strict_nvext", `{"backend_instance":2}`, "nvext.backend_instance"},
+		{"strict_nvext", `{"agent_hints":{"mood":1}}`, "nvext.agent_hints.mood"},
 		{"trust explain", `{"extra_fields":["completion_token_ids"]}`, "exactly one"},
 	} {
 		s := startCaddy(t, route(engines, v.block))

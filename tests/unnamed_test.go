@@ -6,9 +6,10 @@ import (
 	"testing"
 )
 
-// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream: with
-// what is no address, and with more of them than are told apart. The page of
-// metrics, which is all of Caddy's, must stay, and stay short.
+// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream. Some
+// values are not addresses, and there are more of them than the router tells
+// apart. The page of metrics, which is all of Caddy's, must stay, and stay
+// short.
 func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 	f := startFake(t, nil)
 	s := startCaddy(t, "kv_router {\nreverse_proxy {header.X-Up}\n}")

@@ -47,7 +47,7 @@ func TestUnreadBodies(t *testing.T) {
 			refuses       bool
 		}{
 			{"trust tenants", "mine", true},
-			{"cache_salt enforce", "", true},
+			{"enforce_cache_salt", "", true},
 			{"trust tenants", "", false},
 			{"pool default", "mine", false}, // which is not granted
 		} {

@@ -105,7 +105,7 @@ func TestTokensInPlaceOfThePrompt(t *testing.T) {
 // TestWorkerIDsThatJSONRounds are refused.
 func TestWorkerIDsThatJSONRounds(t *testing.T) {
 	s := startCaddy(t, "respond 204")
-	if err := s.load("kv_router a:1 {\nworker a:1 {\nid 9007199254740993\n}\n}"); err == nil || !strings.Contains(err.Error(), "id must be at most 9007199254740991") {
+	if err := s.load("kv_router a:1 {\nworker a:1 {\nid 9007199254740993\n}\n}"); err == nil || !strings.Contains(err.Error(), "id: must be at most 9007199254740991") {
 		t.Errorf("got the error %v", err)
 	}
 }

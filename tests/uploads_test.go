@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestUploadsAreCounted has clients stop in the middle of their bodies: what came
-// of these is on the books, until they leave.
+// TestUploadsAreCounted has clients stop in the middle of their bodies. These
+// bytes count as memory until the clients leave.
 func TestUploadsAreCounted(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "max_body 2MiB"))

@@ -12,8 +12,8 @@ import (
 func init() { caddy.RegisterModule(new(warmest)) }
 
 // warmest is a policy for canned engines, which take no longer for a long prompt than
-// for a short one: it follows what they hold though that wins no time. So a request
-// that goes elsewhere shows a prompt that was not recognized.
+// for a short one. It follows what they hold although that saves no time. So a
+// request that goes elsewhere shows a prompt that was not recognized.
 type warmest struct {
 	// Besides is how many blocks of text all prompts have in common: these do not
 	// count.

@@ -14,7 +14,7 @@ import (
 
 // entry is a line of Caddy's log.
 type entry struct {
-	Level, Msg, Pool, Value, Effect, Advice string
+	Level, Msg, Pool, Upstream, Value, Effect, Advice string
 }
 
 // entries returns the lines of Caddy's log with a message that begins so.

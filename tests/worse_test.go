@@ -11,9 +11,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has one of two engines marked down and
-// being let back with one request, and the other one full: those who would be
-// turned away go to the first one, whether they have waited or cannot.
+// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has two engines. One is marked down
+// and gets one trial request at a time; the other one is full. Requests that the
+// queue would reject go to the first one, whether they have waited or cannot.
 func TestNobodyIsTurnedAwayWhileAWorkerHasRoom(t *testing.T) {
 	for name, queue := range map[string]string{"Late": "max_wait 300ms", "Overflow": "max_waiting 1\nmax_wait 20s"} {
 		t.Run(name, func(t *testing.T) {

@@ -1,5 +1,6 @@
 // Package admin is the part of Caddy's admin API that shows and steers pools: workers,
-// sessions, explanations and queries, and the metrics that are read from pools.
+// sessions, explanations and queries. It also collects the metrics that are read from
+// pools.
 package admin
 
 import (

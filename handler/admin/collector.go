@@ -21,19 +21,20 @@ var (
 	descFaults    = desc("policy_faults_total", "Choices in which the policy returned no candidate or changed the list of candidates, so that the least loaded worker was taken.", "pool")
 	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
 	descIndex     = desc("index_bytes", "Size of the index.", "pool")
-	descPrefills  = desc("prefill_cost_seconds", "What a prefill takes as learned over all workers: for each step, 1000 tokens to be computed, million pairs of tokens that attention compares, and 1000 tokens of context of active requests.", "pool", "per")
+	descPrefills  = desc("prefill_cost_seconds", "What a prefill takes, learned over all workers. The parts are: each step, 1000 tokens to compute, a million token pairs in attention, and 1000 context tokens of active requests.", "pool", "per")
 	descIncidents = desc("incidents", "Conditions that last at this moment, each 1.", "pool", "condition")
 
 	descHung      = desc("workers_hung", "Whether the worker was found to hang: nothing comes from it while others make progress.", "pool", "worker")
-	descAvailable = desc("worker_available", "Whether the worker gets new requests as others do: 0 while no connection to it can be made, it is marked down or let back, hangs, is drained, or Caddy's health checks have taken it out.", "pool", "worker")
+	descAvailable = desc("worker_available", "1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a few trial requests, refuses connections, or fails Caddy's health checks.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "What the worker is, as configured or found; always 1.", "pool", "worker", "engine", "version", "source")
+	descWarnings  = desc("worker_engine_warnings", "Settings of the worker's engine that keep the router from routing well.", "pool", "worker")
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 
 	descRequests = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
 	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
 	descBlocks   = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
 	descCached   = desc("worker_cached_tokens", "Tokens that the worker's rank is thought to hold in its KV cache.", "pool", "worker", "dp_rank")
-	descCapacity = desc("worker_capacity_tokens", "Tokens that the KV cache of the worker's rank is taken to have room for: as told, or as learned from reported cached tokens.", "pool", "worker", "dp_rank")
+	descCapacity = desc("worker_capacity_tokens", "Capacity that the router assumes for the KV cache of the worker's rank, in tokens: configured, reported, or learned from reported cached tokens.", "pool", "worker", "dp_rank")
 	descSlowness = desc("worker_slowness", "How many times longer a prefill takes on the worker's rank than the pool predicts.", "pool", "worker", "dp_rank")
 	descError    = desc("worker_ttft_error_ratio", "Quantiles of the error of the predicted times to first tokens, |observed / predicted - 1|, over the last 64.", "pool", "worker", "dp_rank", "quantile")
 )
@@ -46,7 +47,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descPrefills, descIncidents,
-		descHung, descAvailable, descEngine, descContrary,
+		descHung, descAvailable, descEngine, descContrary, descWarnings,
 		descRequests, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
 	} {
 		ch <- d
@@ -126,6 +127,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}
+	to.gauge(descWarnings, float64(len(e.Warnings)))
 	to.gauge(descHung, asNumber(w.Progress.IsHung()))
 }
 

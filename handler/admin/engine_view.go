@@ -23,11 +23,14 @@ type engineView struct {
 	Version *string  `json:"version"`
 	Info    infoView `json:"info"`
 	// Contradictions are between Info and the configuration, which counts; null if
-	// the engine has told nothing.
+	// the engine has reported nothing.
 	Contradictions []string `json:"contradictions"`
+	// Warnings are settings of the engine that keep the router from routing well.
+	Warnings []pool.EngineWarning `json:"warnings"`
 }
 
-// infoView is what the engine tells of itself, null what it does not.
+// infoView is what the engine reports about itself; null for what it does not
+// report.
 type infoView struct {
 	Type          *string    `json:"type"`
 	KVTokens      *int64     `json:"kv_tokens_per_rank"`
@@ -46,7 +49,7 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
-		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))),
+		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))), Warnings: p.EngineWarnings(w),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
@@ -68,6 +71,19 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 		v.Info.Started = &started
 	}
 	return v
+}
+
+// limitSource returns the source of a worker's limit of requests.
+func limitSource(set pool.WorkerSettings, limit int64) string {
+	switch {
+	case set.MaxRunning == 0:
+		return "default"
+	case set.MaxRunning != pool.LimitAuto:
+		return fromConfig
+	case limit > 0:
+		return fromEngine
+	}
+	return fromNowhere
 }
 
 // known returns nil for the zero value, which means unknown.
@@ -174,18 +190,18 @@ func viewSpeed(t time.Time, l *kvscore.Load) *speedView {
 // cacheSize is the capacity of a target's KV cache and what it is thought to hold.
 type cacheSize struct {
 	// Capacity is the one in use; it is learned from the cached tokens that the engine
-	// reports, beginning with Told or a default.
+	// reports, beginning with Reported or a default.
 	Capacity int64 `json:"capacity_tokens"`
-	// Told is what the configuration says, or else the engine; null if neither does.
-	Told    *int64 `json:"capacity_told_tokens"`
-	Learned bool   `json:"capacity_learned"`
-	Cached  int64  `json:"cached_tokens"`
+	// Reported is the configured capacity, else what the engine reports; null if unknown.
+	Reported *int64 `json:"capacity_reported_tokens"`
+	Learned  bool   `json:"capacity_learned"`
+	Cached   int64  `json:"cached_tokens"`
 }
 
 func viewCache(p *pool.Pool, w *pool.Worker, l *kvscore.Load) cacheSize {
-	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ToldTokens, Cached: l.CachedTokens}
+	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ReportedTokens, Cached: l.CachedTokens}
 	if p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Info().KVTokens > 0 {
-		v.Told = new(l.ToldTokens)
+		v.Reported = new(l.ReportedTokens)
 	}
 	return v
 }

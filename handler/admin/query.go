@@ -64,8 +64,7 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 
 var errNoChoice = errors.New("no worker was chosen")
 
-// queryAnswer is the answer to a query. Fields that only chat and completions have
-// are left out in other APIs.
+// queryAnswer is the answer to a query. APIs without an object have no choices.
 type queryAnswer struct {
 	ID      string          `json:"id"`
 	Object  string          `json:"object,omitempty"`
@@ -90,14 +89,8 @@ func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte)
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
 	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members)}
-	switch p.API.Name() {
-	case "chat":
-		answer.Object, answer.Choices = "chat.completion", new([0]int)
-		if p.Request.Stream {
-			answer.Object = "chat.completion.chunk"
-		}
-	case "completions":
-		answer.Object, answer.Choices = "text_completion", new([0]int)
+	if object := p.Request.AnswerObject(); object != "" {
+		answer.Object, answer.Choices = object, new([0]int)
 	}
 	return json.Marshal(answer)
 }

@@ -22,9 +22,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// TestQuestionsAreBounded has a query while as many are asked about as may be, and
-// while bodies take as much memory as they may: no engine is asked, and nothing
-// stays booked. With room for it one is asked, which is not there.
+// TestQuestionsAreBounded sends a query while the bound on concurrent questions or
+// on body memory is reached. The router asks no engine, and no lease remains. With
+// room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
 	the, err := pool.New("test", new(pool.Settings).WithDefaults())

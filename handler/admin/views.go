@@ -141,6 +141,9 @@ type loadView struct {
 	// Running are inferences; MaxRunning is null where there is no limit.
 	Running    int64  `json:"running_requests"`
 	MaxRunning *int64 `json:"max_running_requests"`
+	// LimitSource is where MaxRunning comes from. It is unknown while the option is auto
+	// and the engine reports no limit.
+	LimitSource string `json:"max_running_from"`
 }
 
 type cacheView struct {
@@ -181,7 +184,7 @@ func viewWorkers(p *pool.Pool, t time.Time, wanted func(*pool.Worker) bool) []wo
 		if !wanted(w) {
 			continue
 		}
-		v := viewWorker(w, t, &loads[i], proxy)
+		v := viewWorker(w, t, &loads[i], proxy, set.Worker(w.Dial))
 		v.Engine, v.Ranks = viewEngine(p, w), viewRanks(p, t, w)
 		if len(v.Ranks) == 1 {
 			v.Latency = v.Ranks[0].Latency
@@ -212,7 +215,7 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 	return said
 }
 
-func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState) workerView {
+func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState, set pool.WorkerSettings) workerView {
 	drain, health := w.Drain.Load(), w.Health.State(t)
 	v := workerView{
 		ID: w.ID, Dial: w.Dial, Taints: w.Tainted(),
@@ -222,7 +225,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 			Available: isAvailable(w, &health, proxy), Hung: w.Progress.IsHung(),
 			LetBack: known(max(0, health.Window)), Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
 		},
-		Load:    loadView{viewLoad(load), w.Slots.Running.Load(), known(max(0, w.Slots.Limit.Load()))},
+		Load:    viewWorkerLoad(w, load, set),
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
 			Estimated: w.Hits.Estimated.Load(), Predicted: w.Hits.Foreseen.Load(),
@@ -249,8 +252,14 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 	return v
 }
 
-// isAvailable returns whether a worker gets new requests as others do. One that is let
-// back with a few at a time does not. It is nil if no connection to it was tried yet.
+func viewWorkerLoad(w *pool.Worker, load *kvscore.Load, set pool.WorkerSettings) loadView {
+	limit := max(0, w.Slots.Limit.Load())
+	return loadView{viewLoad(load), w.Slots.Running.Load(), known(limit), limitSource(set, limit)}
+}
+
+// isAvailable returns whether a worker gets new requests as others do. A worker that
+// gets only a few requests after its mark does not. It is nil if no connection to it
+// was tried yet.
 func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
 	state, said := proxy[w.Dial]
 	yes := (state.healthy || !said) && !w.Draining() && !w.Progress.IsHung() && s.Well && !s.Away

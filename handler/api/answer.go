@@ -138,17 +138,18 @@ func (a *Answer) Usage() (prompt, completion, cached int64) {
 	return a.prompt, a.completion, a.cached
 }
 
-// Failed returns whether the answer is, or a stream ended in, an error object, or
-// the engine gave abort or error as the reason for its end.
+// Failed returns whether the answer is an error object or the stream ended in
+// one. It also returns true if the engine ended the answer for the reason abort
+// or error.
 func (a *Answer) Failed() bool { return a.failed }
 
 // ResponseID returns the id under which the engine keeps this answer of the
 // responses API. A stream's first event has it. It is empty until it is known.
 func (a *Answer) ResponseID() string { return a.responseID }
 
-// Legible returns whether the answer has what its content type promises: a stream
-// an event with JSON or [DONE], a plain answer JSON and nothing else. An answer
-// that was too long to read is legible. Ask after Finish.
+// Legible returns whether the answer has what its content type promises. A stream
+// has an event with JSON or [DONE]; a plain answer is JSON and nothing else. An
+// answer that was too long to read is legible. Ask after Finish.
 func (a *Answer) Legible() bool { return a.legible }
 
 // Done returns whether the answer is complete: the stream has ended by its API's

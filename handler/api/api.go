@@ -20,6 +20,21 @@ const (
 	Generate
 )
 
+// Names of APIs that engines treat differently.
+const (
+	NameChat        = "chat"
+	NameCompletions = "completions"
+	NameResponses   = "responses"
+	NameMessages    = "messages"
+	NameGenerate    = "generate" // SGLang's
+	NameTokens      = "tokens"   // vLLM's /inference/v1/generate
+	NameEmbeddings  = "embeddings"
+	NameRerank      = "rerank"
+	NameScore       = "score"
+	NameClassify    = "classify"
+	NamePooling     = "pooling"
+)
+
 // API is one of the clients' APIs, as For returns it. Only this package
 // implements it.
 type API interface {
@@ -51,6 +66,9 @@ type traits struct {
 	// continues: the answer's text, as one more of `messages`, begins the next
 	// turn.
 	continues bool
+	// object and chunk are the member object of plain answers and of events. They
+	// are empty for an API whose answers carry no nvext.
+	object, chunk string
 }
 
 // base is what most APIs share. Each API embeds it.
@@ -88,11 +106,11 @@ var apis = [...]struct {
 	{"/messages/count_tokens", versioned, countTokens{}},
 	{"/inference/v1/generate", anywhere, tokensIn{}},
 	{"/generate", alone, generate{}},
-	{"/embeddings", versioned, pooled{name: "embeddings"}},
-	{"/rerank", versioned, scored{pooled{name: "rerank"}}},
-	{"/score", versioned, scored{pooled{name: "score"}}},
-	{"/classify", versioned, pooled{name: "classify"}},
-	{"/pooling", versioned, pooled{name: "pooling"}},
+	{"/embeddings", versioned, pooled{name: NameEmbeddings}},
+	{"/rerank", versioned, scored{pooled{name: NameRerank}}},
+	{"/score", versioned, scored{pooled{name: NameScore}}},
+	{"/classify", versioned, pooled{name: NameClassify}},
+	{"/pooling", versioned, pooled{name: NamePooling}},
 }
 
 // For returns the API of a request path, or nil if a POST to the path is no

@@ -43,8 +43,8 @@ func (h *hasher) beginCall(b []byte, t toolCall) {
 	h.addByte(markSep)
 }
 
-// appendArguments appends the text of a call's arguments, or of a piece of them:
-// of a string, or the JSON where clients and engines have an object instead.
+// appendArguments appends the text of a call's arguments, or of a piece of them.
+// They are a string, or JSON where clients and engines have an object instead.
 func appendArguments(to, b []byte, args rawjson.Span) []byte {
 	if raw, ok := args.Str(b); ok {
 		return rawjson.AppendText(slices.Grow(to, len(raw)), raw)

@@ -9,8 +9,10 @@ import (
 // chat is /v1/chat/completions.
 type chat struct{ base }
 
-func (chat) Name() string   { return "chat" }
-func (chat) traits() traits { return traits{asksUsage: true, continues: true} }
+func (chat) Name() string { return NameChat }
+func (chat) traits() traits {
+	return traits{asksUsage: true, continues: true, object: "chat.completion", chunk: "chat.completion.chunk"}
+}
 
 func (chat) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {

@@ -6,8 +6,10 @@ import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 // answer continues it directly.
 type completions struct{ base }
 
-func (completions) Name() string   { return "completions" }
-func (completions) traits() traits { return traits{asksUsage: true} }
+func (completions) Name() string { return NameCompletions }
+func (completions) traits() traits {
+	return traits{asksUsage: true, object: "text_completion", chunk: "text_completion"}
+}
 
 func (completions) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {

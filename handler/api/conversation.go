@@ -20,11 +20,11 @@ import (
 // templates differ in whether tools or system prompt come first: see seal.
 //
 // All APIs for conversations share this form. It follows what engines make of
-// their requests (vLLM, entrypoints/anthropic/serving.py and
-// entrypoints/openai/responses/utils.py): a separate system prompt is a first
-// message of the role system, a tool's result a message of the role tool. The
-// form omits what clients and engines rewrite between turns: ids of tool calls,
-// names, reasoning, cache_control, and the spelling of JSON.
+// their requests. See vLLM's entrypoints/anthropic/serving.py and
+// entrypoints/openai/responses/utils.py. A separate system prompt is a first
+// message of the role system. A tool's result is a message of the role tool.
+// The form omits what clients and engines rewrite between turns: ids of tool
+// calls, names, reasoning, cache_control, and the spelling of JSON.
 const (
 	markMessage = 0xFF
 	markSep     = 0xFE

@@ -14,9 +14,9 @@ import (
 const someTools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  cé", "parameters": {"type": "object", "x": [1, "a b"]}}},
 	{"type":"function","function":{"parameters":{"type":"object"},"name":"g"}} ]`
 
-// One conversation has one canonical text, through whichever API it goes and
-// however it is spelled, and each turn's prediction is what the next turn
-// begins with: also when that goes through another API.
+// A conversation has one canonical text in every API and spelling. Each turn's
+// prediction is what the next turn begins with, also when that uses another
+// API.
 func TestOneConversationThroughAllAPIs(t *testing.T) {
 	apis := []struct {
 		api           API

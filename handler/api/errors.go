@@ -55,12 +55,12 @@ func shapeOf(a API) shape {
 }
 
 // ErrorBody returns the body of one of the router's own errors, in the shape that
-// the API's clients expect: OpenAI's {"error":{"message","type","param","code"}},
-// Anthropic's {"type":"error","error":{"type","message","code","param"}}, or
-// SGLang's {"error":{"message",...}} for its /generate. As on the API's own servers,
+// the API's clients expect. OpenAI's is {"error":{"message","type","param","code"}}.
+// Anthropic's is {"type":"error","error":{"type","message","code","param"}}.
+// SGLang's for /generate is {"error":{"message",...}}. As on the API's own servers,
 // the type follows from the status. Programs may test the stable code; message is
-// for people. param names the member or header at fault, and is null if it is
-// empty. A nil API gives OpenAI's shape.
+// for people. param names the member or header at fault, and is null if it is empty.
+// A nil API gives OpenAI's shape.
 func ErrorBody(a API, status int, code, message, param string) []byte {
 	anthropic := shapeOf(a) == shapeAnthropic
 	var w rawjson.Object
@@ -126,8 +126,8 @@ const (
 		`{"type":"error","error":{"type":"api_error",` + brokenText + `,"code":"stream_broken"}}` + "\n\n"
 )
 
-// BrokenEvent returns the end of a stream that the engine broke off: one event with
-// an error of the code stream_broken, in the shape that the API's clients expect.
+// BrokenEvent returns the last event of a stream that the engine broke off. It is
+// an error with the code stream_broken, in the shape that the API's clients expect.
 // before are the last bytes that the client got, at least four. If they cut an
 // event, BrokenEvent ends it first; otherwise it adds no empty line, at which some
 // clients fail. The caller then aborts the connection. A nil API gives OpenAI's

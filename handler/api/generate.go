@@ -10,7 +10,7 @@ import (
 // prompt in a member of that name.
 type generate struct{ base }
 
-func (generate) Name() string   { return "generate" }
+func (generate) Name() string   { return NameGenerate }
 func (generate) traits() traits { return traits{shape: shapeSGLang} }
 
 func (generate) field(p *parse, key []byte, v rawjson.Span) {

@@ -248,7 +248,8 @@ func (h *idHasher) run(block, b []byte, i int) (next int, n int64) {
 }
 
 // short8 reads the number at the beginning of eight bytes of text if it has
-// fewer digits than that; digits is 0 if there is none, and 8 if there are more.
+// fewer digits than that. It returns 0 digits if there is no number, and 8 if
+// there are more.
 func short8(x uint64) (n uint64, digits int) {
 	x ^= 0x3030303030303030
 	// The first byte that is no digit has bits in its upper half, or gets them.

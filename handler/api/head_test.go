@@ -45,8 +45,8 @@ func TestToolsAndSystemAgreeTogetherOrNotAtAll(t *testing.T) {
 	}
 }
 
-// What changes a prompt as a whole, or where in the cache it is looked for,
-// keeps chains apart; what is said at its end does not.
+// What changes the whole prompt, or its place in the cache, keeps chains apart.
+// What changes only the end of the prompt does not.
 func TestWhatChangesThePromptSeparates(t *testing.T) {
 	text := strings.Repeat("hello you ", 20)
 	with := func(member string) string {
@@ -171,7 +171,7 @@ func TestStreamsSayThatTheyAreOver(t *testing.T) {
 	}
 }
 
-// Of a usage chunk that says more only the usage goes.
+// If a usage chunk has other content, only the usage is removed.
 func TestMixedUsageChunks(t *testing.T) {
 	const usage = `"usage":{"prompt_tokens":3,"completion_tokens":5}`
 	for in, want := range map[string]string{
@@ -200,7 +200,7 @@ func TestMixedUsageChunks(t *testing.T) {
 	}
 }
 
-// Of an answer with results that is too long to be kept the usage is read.
+// The usage is read even if an answer with results is too long to be kept.
 func TestUsageOfLongResults(t *testing.T) {
 	embedding := `{"embedding":[` + strings.Repeat("0.123456,", 20000) + `0]},`
 	answer := []byte(`{"object":"list","data":[` + strings.Repeat(embedding, 60) + `{}],"model":"m","usage":{"prompt_tokens":77,"total_tokens":77}}`)

@@ -9,7 +9,7 @@ import (
 // messages is Anthropic's /v1/messages.
 type messages struct{ base }
 
-func (messages) Name() string   { return "messages" }
+func (messages) Name() string   { return NameMessages }
 func (messages) traits() traits { return traits{shape: shapeAnthropic, continues: true} }
 
 func (messages) field(p *parse, key []byte, v rawjson.Span) {
@@ -95,8 +95,8 @@ func (t *conversation) unbilled(v rawjson.Span) {
 	}
 }
 
-// turn writes a message as the chat that engines make of it: the results of tools
-// come first, as messages of their own; an assistant's calls follow its text.
+// turn writes a message as the chat that engines make of it. The results of tools
+// come first, as messages of their own. An assistant's calls follow its text.
 func (t *conversation) turn(v rawjson.Span) {
 	b := t.b
 	var role, content rawjson.Span

@@ -33,9 +33,10 @@ func (a *Answer) unpredictable() { a.steady, a.kept.lost = false, true }
 func (a *Answer) KeepText(most int) { a.kept.most = most }
 
 // Text returns the answer's text without reasoning, as the content of a JSON
-// string: what the client sends back as the assistant's message of its next turn.
-// It is nil if the text was not kept, is empty, or is not all that comes back (tool
-// calls), and if the answer is unfinished or failed. Ask after Finish.
+// string. The client sends this back as the assistant's message of its next turn.
+// It is nil if the text was not kept, is empty, or is only a part of what comes
+// back (tool calls). It is also nil if the answer is unfinished or failed. Ask
+// after Finish.
 func (a *Answer) Text() []byte {
 	if a.kept.lost || a.failed || a.finished == 0 && !a.done {
 		return nil
@@ -52,11 +53,11 @@ func (a *Answer) Text() []byte {
 const next = `{"role":"user","content":"."}`
 
 // NextTurn appends to dst a body with which an engine computes the beginning of a
-// conversation's next turn: the last body with the answer's Text as one more
-// message, for one token and no stream. It omits what concerns the last turn only:
-// nvext, the answer's form, the request's id and priority. It is not ok if the body
-// is malformed or has no messages, or if the engine keeps state for it: a session,
-// or a transfer of KV blocks.
+// conversation's next turn. That is the last body with the answer's Text as one
+// more message, for one token and no stream. It omits what concerns the last turn
+// only: nvext, the answer's form, the request's id and priority. It is not ok if
+// the body is malformed or has no messages. It is not ok either if the engine keeps
+// state for it: a session, or a transfer of KV blocks.
 func NextTurn(dst, body, answer []byte) (out []byte, ok bool) {
 	c, ok := rawjson.Open(body)
 	if !ok {

@@ -41,6 +41,15 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// AnswerObject returns the member object of the API's answers to the request. It is
+// empty for an API whose answers carry no nvext.
+func (r *Request) AnswerObject() string {
+	if r.Stream {
+		return r.API.traits().chunk
+	}
+	return r.API.traits().object
+}
+
 // Kind is what a prompt's blocks are made of.
 type Kind uint8
 
@@ -92,8 +101,8 @@ type Request struct {
 	// Kind is what Blocks are made of.
 	Kind Kind
 	// Blocks are the content hashes of the prompt's full blocks, in order, of
-	// Options.TextBlock bytes or Options.BlockSize tokens each. Of a batch they
-	// are the first prompt's.
+	// Options.TextBlock bytes or Options.BlockSize tokens each. For a batch
+	// they are those of the first prompt.
 	Blocks []uint64
 	// Bytes is the length of the canonical text, in bytes, summed over a
 	// batch. It is 0 if Kind is not Text.
@@ -106,8 +115,8 @@ type Request struct {
 	Past float32
 	// First is the first prompt's part of Bytes or Tokens.
 	First int64
-	// SkipsCache is whether the engine computes the whole prompt, also what its
-	// cache holds: vLLM and SGLang for log probabilities of prompt tokens,
+	// SkipsCache is whether the engine computes the whole prompt, even what its
+	// cache holds. vLLM and SGLang do for log probabilities of prompt tokens,
 	// llama.cpp with cache_prompt false.
 	SkipsCache bool
 	// Truncated is whether the engine may cut the prompt (truncate_prompt_tokens).
@@ -122,9 +131,9 @@ type Request struct {
 	// MediaTokens is an estimate of the tokens of these parts, from their size:
 	// see medium.tokens. It is at most maxMediaTokens.
 	MediaTokens int64
-	// Root is the hash of what must be equal before chains can be compared:
-	// model, LoRA, salt, kind, block size, and what else changes the whole
-	// prompt (chat_template, documents, reasoning_effort and so on).
+	// Root is the hash of what must be equal before chains can be compared.
+	// This is the model, LoRA, salt, kind, block size, and members that change
+	// the whole prompt (chat_template, documents, reasoning_effort and so on).
 	Root uint64
 	// NVExt is the raw value of the last nvext member that is not null; nil if
 	// there is none.

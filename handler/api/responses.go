@@ -10,7 +10,7 @@ import (
 // responses is OpenAI's /v1/responses.
 type responses struct{ base }
 
-func (responses) Name() string   { return "responses" }
+func (responses) Name() string   { return NameResponses }
 func (responses) traits() traits { return traits{shape: shapeResponses} }
 
 func (responses) field(p *parse, key []byte, v rawjson.Span) {

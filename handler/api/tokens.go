@@ -5,7 +5,7 @@ import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 // tokensIn is vLLM's /inference/v1/generate: token ids in, token ids out.
 type tokensIn struct{ base }
 
-func (tokensIn) Name() string { return "tokens" }
+func (tokensIn) Name() string { return NameTokens }
 
 func (tokensIn) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {

@@ -1,5 +1,5 @@
 // Package body keeps request bodies in memory: bounded, pooled, sent as often as needed,
-// and edited by splices. It knows nothing of what they say.
+// and edited by splices. It does not know what they say.
 package body
 
 import (
@@ -8,30 +8,28 @@ import (
 	"math/bits"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// small is the size up to which a body is sent by a reader that net/http knows
-// to be in memory: it goes out in one write with the header then. Longer ones
-// have readers of ours, which say when they are done with the memory, and which
-// bodyConn sends without a copy.
+// small is the size up to which a body is sent by a reader that net/http recognizes as
+// memory. The body then goes out in one write with the header. Longer bodies have readers
+// of this package, which report when they no longer use the memory. Conn sends them
+// without a copy.
 const small = 3 << 10
 
-// Buffer is memory for one body. That of long ones is used again: the garbage
-// collector would otherwise be the largest part of what they cost.
+// Buffer is memory for one body. Long buffers are pooled: collecting them as garbage would
+// be the largest part of their cost.
 type Buffer struct {
 	Data []byte
-	pool *sync.Pool    // where it goes back to; nil if it does not
-	held *atomic.Int64 // counts what it takes, in bytes; nil if nobody does
+	pool *sync.Pool    // that it returns to; nil if it is not pooled
+	held *atomic.Int64 // counts its bytes; nil if nothing does
 	size int64         // that is counted there
 }
 
-// classes are the sizes of memory that is used again: leastPooled << class
-// bytes, up to 4 MiB.
+// classes are the sizes of pooled memory: leastPooled << class bytes, up to 4 MiB.
 const (
 	leastPooled = 4 << 10
 	classes     = 11
@@ -52,14 +50,13 @@ func NewBuffer(size int64) *Buffer {
 	return &Buffer{Data: make([]byte, 0, leastPooled<<class), pool: pool}
 }
 
-// count has the memory counted until it is given back.
+// count counts the memory in held until uncount.
 func (b *Buffer) count(held *atomic.Int64) {
 	b.held, b.size = held, int64(cap(b.Data))
 	held.Add(b.size)
 	bodyMemory.add(b.size)
 }
 
-// uncount has it counted no longer.
 func (b *Buffer) uncount() {
 	if b.held != nil {
 		b.held.Add(-b.size)
@@ -68,7 +65,7 @@ func (b *Buffer) uncount() {
 	}
 }
 
-// free gives the memory back. Nobody may use it any more.
+// free returns the memory to its pool. Nothing may use it afterwards.
 func (b *Buffer) free() {
 	b.uncount()
 	if b.pool != nil {
@@ -77,72 +74,50 @@ func (b *Buffer) free() {
 	}
 }
 
-// Replay is a body in memory, or none, that can be sent again and again. Its
-// memory is used for another one when whoever made it has let go of it and all
-// its readers were closed.
+// Replay is a body in memory, possibly empty, that can be sent again and again. The memory
+// returns to its pool once the owner has called Done and all readers are closed.
 type Replay struct {
-	Parts  [][]byte
+	Data   []byte
 	Size   int64
-	Buffer *Buffer
+	Buffer *Buffer // that Data is in; may be nil
 	users  atomic.Int32
 }
 
-// NewReplay returns the body that consists of parts of the buffer, which may be
-// nil.
-func NewReplay(b *Buffer, parts ...[]byte) *Replay {
-	r := &Replay{Buffer: b}
+// NewReplay returns the body data. The buffer that data is in may be nil.
+func NewReplay(b *Buffer, data []byte) *Replay {
+	r := &Replay{Data: data, Size: int64(len(data)), Buffer: b}
 	r.users.Store(1)
-	for _, p := range parts {
-		r.Size += int64(len(p))
-	}
-	switch {
-	case len(parts) == 1 || r.Size > small:
-		r.Parts = parts
-	case r.Size > 0:
-		r.Parts = [][]byte{slices.Concat(parts...)}
-	}
 	return r
 }
 
-// Done lets go of the body: its maker, or one of its readers, needs it no more.
+// Done says that the owner, or a reader, no longer needs the body.
 func (b *Replay) Done() {
 	if b.users.Add(-1) != 0 {
 		return
 	}
-	// net/http keeps the request, and that this body, as long as the answer
+	// net/http keeps the request, and so this body, as long as the answer
 	memory := b.Buffer
-	b.Parts, b.Buffer = nil, nil
+	b.Data, b.Buffer = nil, nil
 	if memory != nil {
 		memory.free()
 	}
 }
 
-// inMemory tells whether the body is sent by a reader that net/http knows: it is
-// short, and its memory is not used again.
+// inMemory returns whether a reader that net/http recognizes sends the body: the body is
+// small and its memory is not pooled.
 func (b *Replay) inMemory() bool {
-	return b.Size <= small && len(b.Parts) == 1 && (b.Buffer == nil || b.Buffer.pool == nil)
+	return b.Size <= small && (b.Buffer == nil || b.Buffer.pool == nil)
 }
 
-// open returns the body from its first byte. It must not be called by others
-// than the maker, and not after done.
-func (b *Replay) open() io.ReadCloser {
-	switch {
-	case b.Size == 0:
-		return http.NoBody
-	case b.inMemory():
-		return io.NopCloser(bytes.NewReader(b.Parts[0]))
-	}
-	b.users.Add(1)
-	return &replayReader{of: b, parts: b.Parts}
-}
+// open returns the body from its first byte. Only the owner may call it, before Done.
+func (b *Replay) open() io.ReadCloser { return Edited{Of: b, Size: b.Size}.Open() }
 
-// replayReader reads a body. net/http may close it while it reads, and closes
-// it for certain.
+// replayReader reads a body. net/http may close it during a Read, and always closes it.
 type replayReader struct {
-	mu    sync.Mutex
-	of    *Replay // nil once closed
-	parts [][]byte
-	at    int // in parts[0]
+	mu   sync.Mutex
+	of   *Replay // nil once closed
+	data []byte  // the unread rest of the present part
+	more [][]byte
 }
 
 func (r *replayReader) Read(p []byte) (int, error) {
@@ -151,18 +126,18 @@ func (r *replayReader) Read(p []byte) (int, error) {
 	if r.of == nil {
 		return 0, http.ErrBodyReadAfterClose
 	}
-	for len(r.parts) > 0 && r.at == len(r.parts[0]) {
-		r.parts, r.at = r.parts[1:], 0
+	if len(r.data) == 0 {
+		if len(r.more) == 0 {
+			return 0, io.EOF
+		}
+		r.data, r.more = r.more[0], r.more[1:] // no part is empty
 	}
-	if len(r.parts) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(p, r.parts[0][r.at:])
-	r.at += n
+	n := copy(p, r.data)
+	r.data = r.data[n:]
 	return n, nil
 }
 
-// sendTo writes what was not read yet, without a copy.
+// sendTo writes the unread bytes to a connection, without a copy.
 func (r *replayReader) sendTo(conn net.Conn) (int64, error) {
 	r.mu.Lock()
 	if r.of == nil {
@@ -170,22 +145,37 @@ func (r *replayReader) sendTo(conn net.Conn) (int64, error) {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	body := r.of
-	body.users.Add(1) // the reader may be closed meanwhile
-	parts := make(net.Buffers, 0, len(r.parts))
-	for i, p := range r.parts {
-		if i == 0 {
-			p = p[r.at:]
-		}
-		parts = append(parts, p)
-	}
-	r.parts = nil
+	body.users.Add(1) // the reader may be closed during the write
+	parts := append(net.Buffers{r.data}, r.more...)
+	r.data, r.more = nil, nil
 	r.mu.Unlock()
 	defer body.Done()
 	return parts.WriteTo(conn)
 }
 
-// Conn is a connection to a worker that bodies are sent over from where they
-// are: net/http would copy them through a buffer that it allocates.
+// left returns the number of unread bytes.
+func (r *replayReader) left() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := int64(len(r.data))
+	for _, p := range r.more {
+		left += int64(len(p))
+	}
+	return left
+}
+
+func (r *replayReader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of != nil {
+		r.of.Done()
+		r.of, r.data, r.more = nil, nil, nil
+	}
+	return nil
+}
+
+// Conn is a connection to a worker. It writes bodies directly from their memory, where
+// net/http would copy them through a buffer.
 type Conn struct{ net.Conn }
 
 func (c Conn) ReadFrom(r io.Reader) (int64, error) {
@@ -202,48 +192,26 @@ func (c Conn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c.Conn}, r)
 }
 
-// left returns how many bytes were not read yet.
-func (r *replayReader) left() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	left := int64(-r.at)
-	for _, p := range r.parts {
-		left += int64(len(p))
-	}
-	return left
-}
-
-func (r *replayReader) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.of != nil {
-		r.of.Done()
-		r.of, r.parts = nil, nil
-	}
-	return nil
-}
-
-// Edited is what one attempt sends of a body: the body as it is, or with
-// changes.
+// Edited is a body as one attempt sends it: unchanged, or with edits.
 type Edited struct {
 	Of    *Replay
-	parts [][]byte // nil: the body as it is
+	parts [][]byte // none is empty; nil if the body is unchanged
 	Size  int64
 }
 
-// Edit returns a body, which is one part, with changes, which are in order and
-// do not overlap. All other bytes stay, and stay where they are.
+// Edit returns the body with edits, which are in order and do not overlap. All other bytes
+// are unchanged and are not copied.
 func (b *Replay) Edit(edits []rawjson.Edit) Edited {
 	s := Edited{Of: b, Size: b.Size}
 	if len(edits) == 0 {
 		return s
 	}
-	whole, at := b.Parts[0], 0
 	if b.inMemory() {
-		body := rawjson.Splice(nil, whole, edits)
+		body := rawjson.Splice(nil, b.Data, edits)
 		s.parts, s.Size = [][]byte{body}, int64(len(body))
 		return s
 	}
+	at := 0
 	s.parts, s.Size = make([][]byte, 0, 2*len(edits)+1), 0
 	put := func(p []byte) {
 		if len(p) > 0 {
@@ -252,23 +220,26 @@ func (b *Replay) Edit(edits []rawjson.Edit) Edited {
 		}
 	}
 	for _, e := range edits {
-		put(whole[at:e.Start])
+		put(b.Data[at:e.Start])
 		put(e.Text)
 		at = e.End
 	}
-	put(whole[at:])
+	put(b.Data[at:])
 	return s
 }
 
-// Open returns what is sent, from its first byte. It must be called as open of
-// the body.
+// Open returns the bytes to send, from the first one. The rules of open apply.
 func (s Edited) Open() io.ReadCloser {
-	switch {
-	case s.parts == nil:
-		return s.Of.open()
-	case s.Of.inMemory():
-		return io.NopCloser(bytes.NewReader(s.parts[0]))
+	if s.Size == 0 {
+		return http.NoBody
+	}
+	data, more := s.Of.Data, s.parts
+	if more != nil {
+		data, more = more[0], more[1:]
+	}
+	if s.Of.inMemory() {
+		return io.NopCloser(bytes.NewReader(data))
 	}
 	s.Of.users.Add(1)
-	return &replayReader{of: s.Of, parts: s.parts}
+	return &replayReader{of: s.Of, data: data, more: more}
 }

@@ -12,53 +12,52 @@ import (
 
 // A request's body is in one of these states:
 //
-//	state     | the memory's holder            | who closes it
-//	----------|--------------------------------|---------------------------------
-//	unread    | nobody: it is in the connection| the server
-//	in memory | Plan.Body, then Dispatch.Body  | Plan.Close or Dispatch.End; each
-//	          |                                | reader closes its own share, and
-//	          |                                | Lazy.Release the proxy's
-//	streaming | Stream, until it was sent      | Stream.Done; the server the rest
-//	gone      | nobody                         | nobody: reads return an error
+//	state     | the memory's owner              | what closes it
+//	----------|---------------------------------|---------------------------------
+//	unread    | none: it is in the connection   | the server
+//	in memory | Plan.Body, then Dispatch.Body   | Plan.Close or Dispatch.End; each
+//	          |                                 | reader closes its own share, and
+//	          |                                 | Lazy.Release the proxy's
+//	once      | Once, until it is sent          | Once.Done; the server the rest
+//	gone      | none                            | nothing: reads return an error
 //
-// GiveBack changes "in memory", and "streaming" that no attempt has read from,
-// into a body that the error routes read: returned holds that memory until it was
-// read or the request ends.
+// GiveBack makes a body for the error routes of "in memory", and of a "once" that no attempt
+// has read from. Its memory is owned by returned, until it is read or the request ends.
 
-// GiveBack puts what was read of a request's body back in front of the rest.
-// Caddy's error routes get that request and may send it elsewhere. The body is
-// body, or else stream; both are nil if the body is gone.
-func GiveBack(r *http.Request, body *Replay, stream *Stream) {
+// GiveBack puts what the router has read of a request's body in front of the rest. Caddy's
+// error routes get that request and may send it elsewhere. The body is either body or once;
+// both are nil if it is gone.
+func GiveBack(r *http.Request, body *Replay, once *Once) {
 	switch {
 	case r.Context().Err() != nil: // no error route can serve the client
 	case body != nil:
 		if body.Size > 0 {
 			returnTo(r, body.open())
 		}
-	case stream == nil || stream.began && stream.Touched.Load():
+	case once == nil || once.began && once.Touched.Load():
 		// An attempt has some of it. The rest alone would be another request.
 		r.Body = struct {
 			goneBody
 			io.Closer
 		}{Closer: r.Body}
-	case stream.began:
-		if b := stream.begun.Swap(nil); b != nil {
-			begin := NewReplay(b, stream.left)
+	case once.began:
+		if b := once.begun.Swap(nil); b != nil {
+			begin := NewReplay(b, once.left)
 			returnTo(r, begin.open())
 			begin.Done()
 		}
 	}
 }
 
-// returnTo puts what was read before the rest of a request's body. Its memory is
-// in use until it was read, or the request ends.
+// returnTo puts bytes in front of the rest of a request's body. It closes their reader once
+// they are read or the request ends.
 func returnTo(r *http.Request, read io.ReadCloser) {
 	begin := &returned{ReadCloser: read}
 	context.AfterFunc(r.Context(), func() { _ = begin.Close() })
 	r.Body = &returnedBody{begin, r.Body}
-	// Handlers such as forward_auth hand on a copy of the request, and the error
-	// routes get the original. Both read through the server's reader, if it has a
-	// timeout. The old reader keeps returning EOF, so it is replaced.
+	// Handlers such as forward_auth pass on a copy of the request, and the error routes
+	// get the original. If the server has a read timeout, both read through its reader.
+	// The old reader keeps returning EOF, so it is replaced.
 	if server, _ := caddyhttp.IdleTimeoutsFromContext(r.Context()); server != nil {
 		*server = caddyhttp.IdleTimeoutReader{
 			ReadCloser: &returnedBody{begin, server.ReadCloser},
@@ -71,24 +70,23 @@ func returnTo(r *http.Request, read io.ReadCloser) {
 // returned is the beginning of a body, in memory.
 type returned struct {
 	io.ReadCloser
-	over atomic.Bool
+	atEnd atomic.Bool
 }
 
-// Read implements io.Reader. At the end, the memory is let go of.
+// Read implements io.Reader. At the end it releases the memory.
 func (b *returned) Read(p []byte) (int, error) {
-	if b.over.Load() {
+	if b.atEnd.Load() {
 		return 0, io.EOF
 	}
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
-		b.over.Store(true)
+		b.atEnd.Store(true)
 		_ = b.Close()
 	}
 	return n, err
 }
 
-// returnedBody is a whole body again. The one of a request and the one of its
-// copies share the beginning.
+// returnedBody is a whole body again. A request and its copies share the beginning.
 type returnedBody struct {
 	begin *returned
 	rest  io.ReadCloser

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestBurstIsReportedOnceItIsOver looks at usage as it rises and falls.
+// TestBurstIsReportedOnceItIsOver checks at usage as it rises and falls.
 func TestBurstIsReportedOnceItIsOver(t *testing.T) {
 	const mib = 1 << 20
 	for name, v := range map[string]struct {

@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// firstRead is the memory, in bytes, for a body of which nothing has arrived
-	// yet. Announced bytes cost nothing: memory grows with the bytes that arrive.
+	// firstRead is the memory, in bytes, for a body before its first byte. A
+	// Content-Length costs nothing: memory grows with the bytes that arrive.
 	firstRead = 16 << 10
 	// longRead is the size, in bytes, from which memory doubles. Below it grows
 	// fourfold, which copies less.
 	longRead = 512 << 10
 )
 
-// readBody reads a body of at most limit bytes into memory. It counts the memory
-// in held, which is at most four times the bytes that arrived, or firstRead. It
-// returns a longer body as a stream, and so a body for which held has no room
-// below maxBodies. length is the Content-Length, negative if unknown.
-func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *Buffer, rest *Stream, err error) {
+// readBody reads a body of at most limit bytes into memory, and counts that in held. The
+// memory is at most four times the bytes that arrived, or firstRead. rest is a longer body,
+// or one for which held has no room below MaxBytes. length is the Content-Length, negative if
+// unknown.
+func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *Buffer, rest *Once, err error) {
 	size := int64(firstRead)
 	if length >= 0 {
 		size = min(length+1, firstRead) // with one byte more, EOF is read without growing
@@ -68,9 +68,9 @@ func grow(size, length, limit int64) int64 {
 	return max(min(grown, limit+1), size+1)
 }
 
-// restOf returns a body of which the beginning was read into b.
-func restOf(b *Buffer, body io.ReadCloser, noRoom bool) *Stream {
-	o := &Stream{ReadCloser: body, left: b.Data, began: true, NoRoom: noRoom}
+// restOf returns a body whose beginning is in b.
+func restOf(b *Buffer, body io.ReadCloser, noRoom bool) *Once {
+	o := &Once{ReadCloser: body, left: b.Data, began: true, NoRoom: noRoom}
 	o.begun.Store(b)
 	return o
 }
@@ -90,17 +90,16 @@ func IsJSON(kind string) bool {
 	return kind == "application/json" || strings.HasSuffix(kind, "+json")
 }
 
-// Compressed tells whether the body behind a header is not to be read as it is.
+// Compressed returns whether a header declares a content encoding.
 func Compressed(h http.Header) bool {
 	coding := strings.TrimSpace(h.Get("Content-Encoding"))
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
-// Lazy is the body that the proxy has of a request: the transport gives
-// each attempt its own, so that this one is opened only if somebody else reads
-// it.
+// Lazy is the proxy's body of a request. The transport opens the body for each attempt by
+// itself, so Lazy opens it only if another handler reads it.
 type Lazy struct {
-	mu   sync.Mutex // the proxy may still read when the route lets go
+	mu   sync.Mutex // the proxy may still read during Release
 	Of   *Replay
 	open io.ReadCloser
 }
@@ -129,20 +128,20 @@ func (l *Lazy) Read(p []byte) (int, error) {
 
 func (l *Lazy) Close() error { return nil }
 
-// Stream is a body that can be sent only once.
-type Stream struct {
+// Once is a body that can be sent only once, as the router streams it through.
+type Once struct {
 	io.ReadCloser
-	begun   atomic.Pointer[Buffer] // was read beforehand; nil if nothing was, or it is not needed any more
-	left    []byte                 // of that, is not sent yet
-	began   bool                   // something was
+	begun   atomic.Pointer[Buffer] // what the router has read; nil if nothing, or no longer needed
+	left    []byte                 // the unsent part of that
+	began   bool                   // the router has read some
 	NoRoom  bool                   // there was no room for more
-	Touched atomic.Bool            // some of it was asked for
-	Failed  atomic.Bool            // it could not be read
+	Touched atomic.Bool            // an attempt has read from it
+	Failed  atomic.Bool            // a read failed
 }
 
-// Done takes in that what was read beforehand was sent, or will not be. Who still
-// reads it has it to himself.
-func (o *Stream) Done() {
+// Done stops counting the memory of what the router has read. A reader may still use it, so
+// the memory does not return to its pool.
+func (o *Once) Done() {
 	if o == nil {
 		return
 	}
@@ -151,7 +150,7 @@ func (o *Stream) Done() {
 	}
 }
 
-func (o *Stream) Read(p []byte) (int, error) {
+func (o *Once) Read(p []byte) (int, error) {
 	o.Touched.Store(true)
 	if len(o.left) > 0 {
 		n := copy(p, o.left)

@@ -213,7 +213,7 @@ func TestOnceKnowsWhatBecameOfIt(t *testing.T) {
 		{"Broken", iotest.ErrReader(broken), true, true, true},
 		{"BrokenLater", io.MultiReader(bytes.NewReader(noise(10)), iotest.ErrReader(broken)), true, true, true},
 	} {
-		o := &Stream{ReadCloser: io.NopCloser(v.body)}
+		o := &Once{ReadCloser: io.NopCloser(v.body)}
 		if v.read {
 			io.Copy(io.Discard, o)
 		}

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,9 +15,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// uploadServer reads bodies by u, as Caddy's server with its read_idle_timeout
+// uploadServer reads bodies into m, as Caddy's server with its read_idle_timeout
 // does, and answers with 408 if that fails, else with 200.
-func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *httptest.Server {
+func uploadServer(t *testing.T, m *Memory, http2 bool) *httptest.Server {
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := &caddyhttp.IdleTimeoutReader{
 			ReadCloser: r.Body, Ctrl: http.NewResponseController(w), Logger: zap.NewNop(),
@@ -27,7 +26,7 @@ func uploadServer(t *testing.T, u *uploads, held *atomic.Int64, http2 bool) *htt
 		}
 		defer body.HandlerDone()
 		r.Body = body
-		all, _, err := u.read(r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil)), 1<<20, held)
+		all, _, err := m.Read(r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil)), 1<<20)
 		if err != nil {
 			w.WriteHeader(http.StatusRequestTimeout)
 			return
@@ -51,10 +50,10 @@ func until(t *testing.T, what string, cond func() bool) {
 }
 
 // bytesReceived returns how many bytes of the listed uploads have arrived.
-func (u *uploads) bytesReceived() (n int64) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for up := range u.all {
+func (m *Memory) bytesReceived() (n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for up := range m.uploads {
 		n += up.received.Load()
 	}
 	return n
@@ -65,9 +64,8 @@ func (u *uploads) bytesReceived() (n int64) {
 func TestSlowUploadsEndOnlyIfMemoryIsShort(t *testing.T) {
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		t.Run(proto, func(t *testing.T) {
-			var u uploads
-			var held atomic.Int64
-			srv := uploadServer(t, &u, &held, proto == "HTTP/2.0")
+			var m Memory
+			srv := uploadServer(t, &m, proto == "HTTP/2.0")
 			for _, v := range []struct {
 				name         string
 				more         int // bytes before the last look
@@ -93,13 +91,13 @@ func TestSlowUploadsEndOnlyIfMemoryIsShort(t *testing.T) {
 					answers <- resp
 				}()
 				out.Write(make([]byte, first))
-				until(t, "the first bytes", func() bool { return u.bytesReceived() == first })
-				if n := u.endSlow(true); n != 0 {
+				until(t, "the first bytes", func() bool { return m.bytesReceived() == first })
+				if n := m.endSlow(true); n != 0 {
 					t.Errorf("%s: ended at the first look", v.name)
 				}
 				out.Write(make([]byte, v.more))
-				until(t, "more bytes", func() bool { return u.bytesReceived() == first+int64(v.more) })
-				if n := u.endSlow(v.short); n != v.ended {
+				until(t, "more bytes", func() bool { return m.bytesReceived() == first+int64(v.more) })
+				if n := m.endSlow(v.short); n != v.ended {
 					t.Errorf("%s: %d uploads ended, want %d", v.name, n, v.ended)
 				}
 				if v.ended == 0 {
@@ -115,8 +113,8 @@ func TestSlowUploadsEndOnlyIfMemoryIsShort(t *testing.T) {
 				if resp.StatusCode != v.statusWanted || resp.Proto != proto {
 					t.Errorf("%s: %s %d, want %d", v.name, resp.Proto, resp.StatusCode, v.statusWanted)
 				}
-				until(t, "the list to be empty", func() bool { u.mu.Lock(); defer u.mu.Unlock(); return len(u.all) == 0 })
-				until(t, "the memory to be given back", func() bool { return held.Load() == 0 })
+				until(t, "the list to be empty", func() bool { m.mu.Lock(); defer m.mu.Unlock(); return len(m.uploads) == 0 })
+				until(t, "the memory to be given back", func() bool { return m.Held.Load() == 0 })
 			}
 		})
 	}
@@ -125,31 +123,30 @@ func TestSlowUploadsEndOnlyIfMemoryIsShort(t *testing.T) {
 // TestUploadEndedAtItsLastByte has an upload whole when its connection has got a
 // deadline already.
 func TestUploadEndedAtItsLastByte(t *testing.T) {
-	var u uploads
-	var held atomic.Int64
+	var m Memory
 	for _, limit := range []int64{1 << 20, 1000} { // read whole, and a stream
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
-		r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(bytes.NewReader(noise(50_000)), endsAll{&u}))
-		all, rest, err := u.read(r, limit, &held)
+		r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(bytes.NewReader(noise(50_000)), endsAll{&m}))
+		all, rest, err := m.Read(r, limit)
 		if limit == 1000 && rest != nil { // it was not read to where it ends
 			rest.Done()
 		} else if all != nil || rest != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
 		}
-		if held.Load() != 0 || len(u.all) != 0 {
-			t.Errorf("%d bytes stay counted, %d uploads stay listed", held.Load(), len(u.all))
+		if m.Held.Load() != 0 || len(m.uploads) != 0 {
+			t.Errorf("%d bytes stay counted, %d uploads stay listed", m.Held.Load(), len(m.uploads))
 		}
 	}
 }
 
 // endsAll is read as empty, and has all uploads ended then.
-type endsAll struct{ u *uploads }
+type endsAll struct{ m *Memory }
 
 // Read implements io.Reader.
 func (e endsAll) Read([]byte) (int, error) {
-	e.u.mu.Lock()
-	defer e.u.mu.Unlock()
-	for up := range e.u.all {
+	e.m.mu.Lock()
+	defer e.m.mu.Unlock()
+	for up := range e.m.uploads {
 		up.ended = true
 	}
 	return 0, io.EOF

@@ -40,7 +40,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 		return status, body
 	}
 	kind := p.pool.EngineOf(w).Type
-	if kind == "" || kind == engine.Other || set.Engine == pool.EngineAuto && w.Engine.IsSilent() {
+	if !engine.Shows(kind) || set.Engine == pool.EngineAuto && w.Engine.IsSilent() {
 		p.pool.Learn(w, engine.Ask(get))
 	} else {
 		p.pool.Learn(w, engine.AskAs(kind, get))
@@ -66,7 +66,7 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		w.Models.Store(nil) // it has no list
 	case closed && w.Refusals.Add(1) == 1:
-		p.logger.Warn("worker tells its models to nobody without its api_key, and is asked less and less", zap.String("upstream", w.Dial))
+		p.logger.Warn("worker lists its models only with its api_key; the router asks it less and less often", zap.String("upstream", w.Dial))
 	}
 	return true
 }

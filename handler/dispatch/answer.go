@@ -1,22 +1,19 @@
 package dispatch
 
 import (
+	"errors"
+	"io"
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// delivery is the answer of an attempt on its way to the client. It listens to the answer's
-// body and records what it shows of the worker.
+// delivery is the answer of an attempt. It listens to the answer's body and records what that
+// shows of the worker.
 type delivery struct {
 	response.Summary // complete once the answer has ended
 	d                *Dispatch
@@ -24,18 +21,45 @@ type delivery struct {
 	body             *response.Body
 
 	header    time.Time // when a plain answer's header came
-	alive     time.Time // when the lease was last told of bytes
+	alive     time.Time // the lease's latest sign of life
 	refreshed time.Time // when the session's binding was
+	tokens    int       // events with tokens so far
+	waits     bool      // for the worker
 }
 
-// deliveryOf makes the delivery of an attempt's answer, whose body it replaces.
+// deliver prepares an answer for the client.
+func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.dropHeld()
+	if d.foresee(resp); !d.KeepBody && d.next == nil {
+		d.dropBody()
+	}
+	d.label(resp.Header, a)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		a.lease.Prefilled(time.Now())
+		if conn, ok := resp.Body.(io.ReadWriteCloser); ok {
+			resp.Body = &tunnel{conn, a.lease}
+		}
+		return resp
+	}
+	if resp.StatusCode < 300 {
+		d.commit()
+	}
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
+		d.FallBack(fallbackUnmerged)
+	}
+	d.observe(req, resp)
+	return resp
+}
+
+// deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
 func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
 		o.refreshed = time.Now()
 		opts.Stream = body.MediaType(resp.Header) == body.EventStream
-		if body.Compressed(resp.Header) { // although it was asked not to be
+		if body.Compressed(resp.Header) {
 			d.FallBack(fallbackUnreadable)
 		} else {
 			opts.Request, opts.CutUsage = d.plan.Request, d.plan.AsksUsage
@@ -43,8 +67,8 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 		if d.Speculative && d.plan.Ext.AgentHints.SpeculativePrefill.Value {
 			opts.KeepText = MaxKeptText
 		}
-		if a.guard != nil {
-			opts.Ctx = a.guard.ctx
+		if a.watch != nil {
+			opts.Ctx = a.watch.ctx
 		}
 		opts.Extras = d.extras(a, opts.Request != nil)
 	}
@@ -54,22 +78,22 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	return o
 }
 
-// extras returns the nvext that the answer carries; nil if none. What an answer cannot carry
-// is counted.
+// extras returns the nvext that the answer carries; nil if none. It counts what the answer
+// cannot carry.
 func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 	x := d.plan.Answer
 	if x == nil {
 		return nil
 	}
 	if !x.Fits || !readable {
-		d.FallBack(fallbackUntold)
+		d.FallBack(fallbackOmitted)
 		return nil
 	}
 	e := &response.Extras{
 		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
 		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
 	}
-	if d.Pool.EngineOf(a.Worker).Type == engine.Dynamo {
+	if to := d.Pool.EngineOf(a.Worker); to.ReadsNVExt() {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
 	if n := a.prompt.tokens; n > 0 {
@@ -78,7 +102,7 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 	return e
 }
 
-// observe makes an attempt's answer the client's, and records what its header shows.
+// observe delivers an attempt's answer, and records what its header shows.
 func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	a, noBody := d.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
 	o := a.answer
@@ -90,11 +114,11 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	switch good := d.plan.Request != nil && resp.StatusCode < 300; {
 	case o.Read && o.Stream: // its first token is still to come
 	case o.Read:
-		o.header = t // the answer was complete then, if it is one
+		o.header = t // the answer was complete then
 	case good && !o.Stream:
 		a.prefilled(t)
 	default:
-		a.lease.Prefilled(t) // whatever it was, it is over
+		a.lease.Prefilled(t)
 	}
 	if noBody {
 		resp.Body = http.NoBody
@@ -111,54 +135,59 @@ func (a *attempt) prefilled(t time.Time) {
 	}
 }
 
-// Waiting implements listener.
-func (o *delivery) Waiting(worker bool) {
-	if g := o.attempt.guard; g != nil && !o.alive.IsZero() {
-		g.await(worker)
+func (o *delivery) Waits() {
+	a := o.attempt
+	o.waits = true
+	a.Waiting.Store(true)
+	if a.watch != nil && !o.alive.IsZero() {
+		a.watch.await(true)
 	}
-	o.attempt.Waiting.Store(worker)
 }
 
-// Received implements listener.
-func (o *delivery) Received(t time.Time) {
+// Received implements response.Listener. A long answer keeps its session alive.
+func (o *delivery) Received(t time.Time, n, tokens int) {
 	a := o.attempt
-	if t.Sub(o.alive) > time.Second {
+	if o.waits {
+		o.waits = false
+		a.Waiting.Store(false)
+		if a.watch != nil {
+			a.watch.await(false)
+		}
+	}
+	if n > 0 && t.Sub(o.alive) > time.Second {
 		o.alive = t
 		a.lease.Alive(t)
 	}
-	if a.Work != pool.WorkNone && o.Status < 300 {
+	if n > 0 && a.Work != pool.WorkNone && o.Status < 300 {
 		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
 	}
-}
-
-// FirstToken implements listener.
-func (o *delivery) FirstToken(t time.Time) {
-	o.attempt.prefilled(t)
-	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.didWell(o.attempt)
-}
-
-// Tokens implements listener. A long answer keeps its session alive.
-func (o *delivery) Tokens(t time.Time, n int) {
-	o.attempt.lease.Output(t, int64(n))
+	if tokens == o.tokens {
+		return
+	}
+	o.tokens = tokens
+	a.lease.Output(t, int64(tokens))
 	if o.d.session != "" && t.Sub(o.refreshed) > o.d.sessionTTL()/4 {
 		o.refreshed = t
 		o.d.refreshBinding()
 	}
 }
 
-// ResponseID implements listener.
+func (o *delivery) FirstToken(t time.Time) {
+	o.attempt.prefilled(t)
+	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeGood, ""))
+}
+
 func (o *delivery) ResponseID(id string) {
 	if !o.d.plan.Request.Unstored {
 		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
 	}
 }
 
-// Ended implements listener.
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
 	if s.Skipped {
-		o.d.FallBack(fallbackUntold)
+		o.d.FallBack(fallbackOmitted)
 	}
 	if !s.Whole || !s.Read {
 		return
@@ -169,16 +198,16 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
-		o.d.erred(a, "an error as the answer, with a good status", false)
+		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error as the answer, with a good status", false))
 	default:
 		if !s.Stream {
 			completion := s.Completion
 			if completion > 1 {
-				completion = -1 // its time is that of these tokens, and says nothing of the prefill
+				completion = -1 // most of its time went to these tokens, not to the prefill
 			}
 			a.lease.Answered(o.header, completion)
 		}
-		o.d.didWell(a)
+		o.d.Pool.Report(a.Worker, a.shows(pool.OutcomeGood, ""))
 	}
 	o.learn()
 }
@@ -194,131 +223,28 @@ func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
 	}
 }
 
-// followUps makes requests of the router's own that follow those of clients.
-type followUps interface {
-	// Arrived is called with the plan of each request before a worker is chosen.
-	Arrived(*plan.Plan)
-	// Answering is called when an answer begins. It returns nil if nothing is to follow.
-	// Else the request's body is kept.
-	Answering(Turn, *http.Response) FollowUp
+// tunnel is the connection after a 101. Nothing in it can be read, but bytes in either
+// direction are signs of life: without them the lease expires as any other does.
+type tunnel struct {
+	io.ReadWriteCloser
+	lease *kvscore.Lease
 }
 
-// FollowUp is called once, when a request has ended. text is that of an answer which
-// came whole, as JSON; nil if it did not, or is not all text. The function owns the
-// body. sent is what the worker was sent. All three are nil for an answer that the
-// operator's configuration tries again.
-type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
-
-// Turn is a request whose answer begins.
-type Turn struct {
-	Plan     *plan.Plan
-	Size     int64 // of its body; -1 if that is not in memory
-	Worker   *pool.Worker
-	Target   kvscore.Target
-	Upstream *reverseproxy.Upstream
+func (t *tunnel) Read(p []byte) (int, error) {
+	n, err := t.ReadWriteCloser.Read(p)
+	t.lease.Alive(time.Now())
+	return n, err
 }
 
-// MaxKeptText is the longest answer, in bytes of JSON, whose text is kept for what
-// follows.
-const MaxKeptText = 256 << 10
-
-// foresee prepares what follows the request, when its answer begins.
-func (d *Dispatch) foresee(resp *http.Response) {
-	if d.next != nil { // of an answer that the operator has tried again
-		d.next(nil, nil, nil)
-	}
-	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last}
-	if d.Body != nil {
-		t.Size = d.Body.Size
-	}
-	d.next = d.FollowUps.Answering(t, resp)
+func (t *tunnel) Write(p []byte) (int, error) {
+	t.lease.Alive(time.Now())
+	return t.ReadWriteCloser.Write(p)
 }
 
-// follow begins what follows the request, which has ended.
-func (d *Dispatch) follow(outcome string) {
-	if d.next == nil {
-		return
+// CloseWrite lets the proxy close one direction only.
+func (t *tunnel) CloseWrite() error {
+	if c, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
 	}
-	var text []byte
-	if o := d.answer; outcome == outcomeOK && o.computed() {
-		text = o.Text
-	}
-	d.next(text, d.takeBody(), d.sent)
-	d.next = nil
-}
-
-// learn records what the engine has counted in a prompt and its answer.
-func (o *delivery) learn() {
-	m := o.d.Figures
-	cached := o.attempt.Worker.CachedTokens(pool.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
-	if o.Prompt > 0 {
-		m.inputTokens.Observe(float64(o.Prompt))
-		o.count(cached)
-		if cached >= 0 {
-			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
-			o.attempt.Worker.Hits.Reported(cached, o.Prompt)
-		}
-	}
-	if o.Completion >= 0 {
-		m.outputTokens.Observe(float64(o.Completion))
-	}
-	o.verify(cached)
-	if o.Cached >= 0 {
-		o.d.cached = o.Cached
-	}
-	if o.Chunks > 1 {
-		m.itl.Observe(o.Last.Sub(o.First).Seconds() / float64(o.Chunks-1))
-	}
-}
-
-// count records the engine's counts in the index, for the next turn, and in the model's
-// ratios.
-func (o *delivery) count(cached int64) {
-	req := o.d.plan.Request
-	if req.Truncated || req.Kind == api.None {
-		return
-	}
-	if req.Media == 0 && req.Kind == api.Text {
-		o.learnRatios(req)
-	}
-	if req.Batch() {
-		return
-	}
-	c := kvscore.Counts{Prompt: o.Prompt}
-	if !req.SkipsCache && cached >= 0 {
-		c.Cached, c.CachedTold = cached, true
-	}
-	if req.Kind == api.Text { // the index knows where token ids end
-		c.AnswerPast = o.Past
-	}
-	if o.Completion > 0 && req.Choices == 1 && !o.Failed {
-		c.Answer = o.Prompt + o.Completion - 1 // the last token need not be computed
-	}
-	o.attempt.lease.Counted(c)
-}
-
-// learnRatios learns from the new part of the prompt, if the engine's count of the rest is
-// known, else from all of it. A batch's first prompt stands for all.
-func (o *delivery) learnRatios(req *api.Request) {
-	k, size := o.attempt.prompt.known, o.d.plan.TextBlock
-	if !k.Counted || req.Batch() {
-		k = kvscore.Known{}
-	}
-	all := float64(req.Bytes) / float64(size)
-	past := all - float64(len(req.Blocks)) - k.Past
-	o.d.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(o.Prompt)-k.Tokens)
-}
-
-// verify compares the predicted cached tokens with the engine's count; cached is negative if
-// unknown.
-func (o *delivery) verify(cached int64) {
-	a, d := o.attempt, o.d
-	if a.prompt.tokens == 0 || o.Prompt <= 0 || cached < 0 || d.plan.Score.SkipsCache {
-		return
-	}
-	m := d.Figures
-	m.comparedPrompt.Add(float64(o.Prompt))
-	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
-	m.comparedReported.Add(float64(cached))
-	d.Pool.Verify(a.Worker, &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}, cached)
+	return errors.ErrUnsupported // the proxy then closes both
 }

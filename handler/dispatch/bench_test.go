@@ -19,6 +19,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // benchHandler returns a harness with one worker.
@@ -113,29 +114,29 @@ func BenchmarkObserve(b *testing.B) {
 	buf := make([]byte, 32<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		rt := newTestRoute(h, p)
-		rt.repl, rt.returned = repl, true
-		rt.takeScratch()
-		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
-		rt.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: rt.start}, lease: lease, terms: rt.scratch.Sel.Candidates[0]}
-		rt.attempt.Work = rt.work()
-		w.Progress.Begin(&rt.attempt.Stream)
+		d := newTestDispatch(h, p)
+		d.repl, d.returned = repl, true
+		d.takeScratch()
+		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
+		d.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: d.start}, lease: lease, terms: d.scratch.Sel.Candidates[0]}
+		d.attempt.Work = d.work()
+		w.Progress.Begin(&d.attempt.Stream)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
-		rt.observe(r, resp)
+		d.observe(r, resp)
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}
-		rt.End()
-		if rt.outcome() != outcomeOK || rt.answer.Chunks != chunks {
-			b.Fatal(rt.outcome(), rt.answer.Chunks)
+		d.End()
+		if d.outcome() != outcomeOK || d.answer.Chunks != chunks {
+			b.Fatal(d.outcome(), d.answer.Chunks)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
 }
 
-// BenchmarkGuard is what it costs each attempt at a stream that it can be ended
-// and made elsewhere, without a deadline.
-func BenchmarkGuard(b *testing.B) {
+// BenchmarkWatch measures what it costs an attempt at a stream that another worker could
+// take over. With one worker there is no other.
+func BenchmarkWatch(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
 			h := benchHandler(b)
@@ -147,24 +148,27 @@ func BenchmarkGuard(b *testing.B) {
 			client, leave := context.WithCancel(b.Context())
 			defer leave()
 			r = r.WithContext(client)
-			rt := newTestRoute(h, p)
-			rt.takeScratch()
+			d := newTestDispatch(h, p)
+			d.takeScratch()
 			for i := range workers {
-				rt.scratch.Workers = append(rt.scratch.Workers, h.pool.Worker(fmt.Sprintf("127.0.0.1:%d", i+1)))
+				d.offered = append(d.offered, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
 			}
-			_, lease := h.pool.Scheduler.Select(rt.start, &p.Score, []kvscore.Target{rt.scratch.Workers[0].Target(0)}, -1, &passThroughPolicy, &rt.scratch.Sel)
+			w := h.pool.Worker(d.offered[0].Dial)
+			_, lease := h.pool.Scheduler.Select(d.start, &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{Stream: pool.Stream{Worker: rt.scratch.Workers[0], Begun: rt.start}, lease: lease}
-				a.Work, rt.attempt = rt.work(), a
+				a := &attempt{Stream: pool.Stream{Worker: w, Begun: d.start}, lease: lease}
+				a.Work, d.attempt = d.work(), a
 				a.Worker.Progress.Begin(&a.Stream)
-				rt.guarded(r)
-				if err := rt.arrived(nil, nil); err != nil {
+				d.watched(r)
+				if err := d.arrived(nil, nil); err != nil {
 					b.Fatal(err)
 				}
-				if a.guard != nil {
-					a.guard.cancel(nil) // as the end of the request does
+				if movable := a.watch != nil; movable != (workers > 1) {
+					b.Fatalf("movable: %v", movable)
+				} else if movable {
+					a.watch.cancel(nil) // as the end of the request does
 				}
 				a.Worker.Progress.End(&a.Stream)
 			}
@@ -223,10 +227,10 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 		tb.Fatal(err)
 	}
 	w := h.pool.Worker("127.0.0.1:1")
-	rt := newTestAttempt(h, p, w)
-	out := rt.request(r, new(atomic.Int32))
+	d := newTestAttempt(h, p, w)
+	out := d.request(r, new(atomic.Int32))
 	out.Body.Close()
-	rt.Body.Done()
+	d.Body.Done()
 	return out
 }
 

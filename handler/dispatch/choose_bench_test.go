@@ -37,11 +37,11 @@ func BenchmarkChooseAmong(b *testing.B) {
 				p.Model = model
 				b.ReportAllocs()
 				for b.Loop() {
-					rt := newTestRoute(h, p)
-					if rt.Select(b.Context(), ups) == nil {
+					d := newTestDispatch(h, p)
+					if d.Select(b.Context(), ups) == nil {
 						b.Fatal("no worker")
 					}
-					rt.endAttempt(true)
+					d.endAttempt(true)
 				}
 			})
 		}

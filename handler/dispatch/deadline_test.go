@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// TestOnlyProbesAreGuardedOfWhatIsSilent asks for the guard of each kind of
+// TestOnlyProbesAreWatchedOfWhatIsSilent asks for the watch of each kind of
 // request, of workers that hang and others.
-func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
+func TestOnlyProbesAreWatchedOfWhatIsSilent(t *testing.T) {
 	for _, v := range []struct {
 		workers []string
 		stream  bool
 		hangs   bool
-		guarded bool
+		watched bool
 		limited bool
 	}{
 		{[]string{"a:1"}, true, false, false, false},
@@ -25,21 +25,21 @@ func TestOnlyProbesAreGuardedOfWhatIsSilent(t *testing.T) {
 		{[]string{"a:1", "b:1"}, false, true, true, true},
 	} {
 		h := testHandler(t, v.workers...)
-		rt, _ := plannedRoute(t, h, 10)
-		rt.plan.Request.Stream = v.stream
-		rt.Select(context.Background(), h.ReverseProxy.Upstreams)
+		d, _ := plannedDispatch(t, h, 10)
+		d.plan.Request.Stream = v.stream
+		d.Select(context.Background(), h.ReverseProxy.Upstreams)
 		if v.hangs {
-			rt.attempt.Worker.Progress.HungSince.Store(1)
+			d.attempt.Worker.Progress.HungSince.Store(1)
 		}
 		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
-		out := rt.guarded(r)
-		g := rt.attempt.guard
-		if (g != nil) != v.guarded || (out != r) != v.guarded || g != nil && (g.first != nil) != v.limited {
-			t.Errorf("%+v: guarded %v", v, g != nil)
+		out := d.watched(r)
+		g := d.attempt.watch
+		if (g != nil) != v.watched || (out != r) != v.watched || g != nil && (g.first != nil) != v.limited {
+			t.Errorf("%+v: watched %v", v, g != nil)
 		}
-		if err := rt.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
+		if err := d.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
 			t.Error(err)
 		}
-		rt.End()
+		d.End()
 	}
 }

@@ -1,6 +1,6 @@
-// Package dispatch takes one request over all its attempts: it selects a worker, sends the
-// request, judges what comes back, retries, and reports how it ended. Caddy's reverse proxy
-// makes the loop, and enters here by two doors: Select and RoundTrip.
+// Package dispatch takes one request over all its attempts. It selects a worker, sends the
+// request, judges the result, retries, and reports the end. Caddy's reverse proxy makes the
+// loop, and enters here by two doors: Select and RoundTrip.
 package dispatch
 
 import (
@@ -20,12 +20,16 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// routeKey is the context key of a request's route.
-type routeKey struct{}
+type dispatchKey struct{}
+
+// dispatchOf returns the dispatch of a request by its context; nil if there is none.
+func dispatchOf(ctx context.Context) *Dispatch {
+	d, _ := ctx.Value(dispatchKey{}).(*Dispatch)
+	return d
+}
 
 // Dispatch is one request over all its attempts. Only the goroutine that serves the
 // request touches it.
@@ -35,16 +39,16 @@ type Dispatch struct {
 	start time.Time
 	ready time.Time // its body was read
 	repl  *caddy.Replacer
-	only  only // the worker that it never leaves, if there is one
+	only  only // the one worker that may serve it, if there is one
 	apart bool // it goes only to engines that isolate its cache
 	tries
 	binding
 	wait waiting // while all workers are full
 	outgoing
 	result
-	trace    *routeTrace
-	dry      bool        // it explains what would be chosen, and changes nothing
-	dryTable *pool.Table // the one that it explains by
+	trace    *dispatchTrace
+	dry      bool        // it explains the choice, and changes nothing
+	dryTable *pool.Table // of a dry dispatch
 }
 
 // tries is the choice of workers so far.
@@ -71,14 +75,14 @@ type binding struct {
 	home    uint64 // the same of plan.Session.Key, which may be another key
 	seenAt  kvscore.Target
 	keptFor time.Duration // its time to live
-	away    bool          // this turn is not at the session's worker, which stays bound
+	away    bool          // this turn goes elsewhere, and the session's worker stays bound
 }
 
 // outgoing is what workers are sent.
 type outgoing struct {
 	Body *body.Replay  // until an answer is forwarded
 	next FollowUp      // keeps the body longer; nil if nothing follows
-	lazy *body.Lazy    // the body as the proxy has it
+	lazy *body.Lazy    // the proxy's body
 	sent *http.Request // of the last attempt
 	cut  nvext.Grants  // members that were cut out because they were not granted
 }
@@ -89,7 +93,6 @@ type result struct {
 	cached   int64     // tokens, as the engine reported them; -1 is unknown
 	err      error
 	returned bool // false in End if the proxy panicked, as it does to abort
-	extra    *caddyhttp.ExtraLogFields
 }
 
 // attempt is one try on one worker.
@@ -99,12 +102,12 @@ type attempt struct {
 	terms  kvscore.Candidate
 	reason string
 	prompt promptLength
-	mark   uint64 // of the worker's health
+	mark   uint64 // of the worker's health; 0 if it had none
 	slot   bool   // it has one of the worker's
 	bound  bool   // no policy was asked, so there is no cost
-	over   bool
-	guard  *guard    // what may end it; nil if nothing may
-	answer *delivery // if it is one; nil while there is none
+	ended  bool
+	watch  *watch    // what may end it; nil if nothing may
+	answer *delivery // of its answer; nil before that
 }
 
 // Reasons of a choice.
@@ -112,7 +115,7 @@ const (
 	reasonSession = "session" // the worker is the one that the session is bound to
 	reasonOverlap = "overlap"
 	reasonLoad    = "load"
-	// the choice is not the router's
+	// The request decides.
 	ReasonPin      = "pin"
 	ReasonResponse = "response"
 )
@@ -134,7 +137,6 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	s.FollowUps.Arrived(p)
 	d.tried = d.usual[:0]
 	p.Body = nil
-	d.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	d.repl.Map(d.placeholder)
 	if p.Fallback != "" {
 		d.FallBack(p.Fallback)
@@ -142,8 +144,8 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	return d, nil
 }
 
-// Settle ends what the proxy has left open: it gives the client an answer that was held
-// back, or returns the error that the client must get. err is what the proxy returned.
+// Settle ends what the proxy has left open. It gives the client a held answer, or returns the
+// error for the client. err is what the proxy returned.
 func (d *Dispatch) Settle(w http.ResponseWriter, r *http.Request, err error) error {
 	d.err, d.returned = err, true
 	d.noticeEncoding(w)
@@ -161,7 +163,7 @@ func (d *Dispatch) Settle(w http.ResponseWriter, r *http.Request, err error) err
 	return d.unserved(d.err)
 }
 
-// FallBack records that a request is routed with less than full knowledge.
+// FallBack records that the router lacks some knowledge for a request.
 func (s *Dispatcher) FallBack(reason string) {
 	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
 	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
@@ -169,11 +171,11 @@ func (s *Dispatcher) FallBack(reason string) {
 
 // Request returns the request as the proxy gets it.
 func (d *Dispatch) Request(r *http.Request) *http.Request {
-	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), routeKey{}, d))
+	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
 	out.Header = d.plan.WithoutRouting(r.Header)
-	out.Trailer = nil // it could route, and engines read none
+	out.Trailer = nil // it could have routing headers, and engines read none
 	if d.Body == nil {
-		out.Body = d.plan.Stream
+		out.Body = d.plan.Once
 		return out
 	}
 	out.Body, out.TransferEncoding = http.NoBody, nil
@@ -192,14 +194,14 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 	return out
 }
 
-// endAttempt ends the attempt under way, if there is one. computed: the worker has computed
-// the prompt.
+// endAttempt ends the present attempt, if there is one. computed: the worker has computed the
+// prompt.
 func (d *Dispatch) endAttempt(computed bool) {
 	a := d.attempt
-	if a == nil || a.over {
+	if a == nil || a.ended {
 		return
 	}
-	a.over = true
+	a.ended = true
 	var answer []uint64
 	if computed && d.answer != nil {
 		answer = d.answer.Blocks
@@ -212,8 +214,9 @@ func (d *Dispatch) endAttempt(computed bool) {
 	a.Worker.Progress.End(&a.Stream)
 }
 
-// Dispatcher sends the requests of one configuration to the workers of its pool. It
-// is made once and does not change. It has a field for each part of the configuration.
+// Dispatcher sends the requests of one configuration to the workers of its pool. It is made
+// once and does not change. It has more than 15 fields: one for each part of the
+// configuration.
 type Dispatcher struct {
 	Pool      *pool.Pool
 	Proxy     *reverseproxy.Handler // makes the attempts
@@ -229,7 +232,7 @@ type Dispatcher struct {
 
 	Probes    asker
 	FollowUps followUps
-	// Speculative says that clients may ask for speculative prefills.
+	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
 	Context     context.Context // ends with the configuration
 	Client      *upstream.Client
@@ -242,53 +245,58 @@ type Dispatcher struct {
 
 // asker asks workers what they serve.
 type asker interface {
-	// Met records that a dynamic source gave a worker for a request.
+	// Met records that a dynamic source returned a worker.
 	Met(*pool.Worker)
-	// AskAgain asks a worker soon which models it serves, because its list is wrong.
+	// AskAgain soon asks a worker again which models it serves.
 	AskAgain(*pool.Worker)
 }
 
-// AttemptOf returns what makes the round trips of a request that the dispatcher has
-// begun; nil for other requests, such as health checks.
+// AttemptOf returns the round tripper of a request that a dispatcher has begun; nil for other
+// requests, such as health checks.
 func AttemptOf(ctx context.Context) http.RoundTripper {
-	if d, ok := ctx.Value(routeKey{}).(*Dispatch); ok {
+	if d := dispatchOf(ctx); d != nil {
 		return d
 	}
-	return nil
+	return nil // and not a nil *Dispatch
 }
 
-// End ends everything that the request has begun. It runs deferred, also when the proxy aborts
-// with a panic.
-func (d *Dispatch) End() {
+// End ends everything that the request has begun, and returns what became of it. It runs
+// deferred, also when the proxy aborts with a panic.
+func (d *Dispatch) End() *Report {
 	defer d.dropBody()
-	defer d.plan.Stream.Done()
+	defer d.plan.Once.Done()
 	d.giveBackGranted()
 	if d.wait.waited > 0 {
 		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
 	}
-	if d.attempt == nil {
-		d.publish(d.report())
-		return
+	if d.attempt != nil {
+		d.endLast()
 	}
-	d.release()
+	report := d.report()
+	d.trace.end(report)
+	return report
+}
+
+// endLast ends the last attempt, and records what the request has shown.
+func (d *Dispatch) endLast() {
+	d.dropHeld()
 	o := d.answer
 	if o != nil {
 		_ = o.body.Close() // if the proxy has not
 	}
 	d.endAttempt(o.computed())
 	d.endTurn(o.computed())
-	report := d.report()
-	if report.Outcome == outcomeBroken {
-		d.markDown(o.attempt, "stream broke: "+o.Broken.Error(), 0, false)
+	outcome := d.outcome()
+	if outcome == outcomeBroken {
+		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
-	d.follow(report.Outcome)
+	d.follow(outcome)
 	if n := d.attempt.prompt.tokens; d.plan.Request != nil && n > 0 {
 		d.Figures.predictedHits.Observe(float64(d.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
 			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
 	}
-	d.publish(report)
 }
 
 // work returns the kind of an attempt of the request.
@@ -313,6 +321,6 @@ const (
 	fallbackUnbound     = "unbound"           // the session has no binding
 	fallbackUnreadable  = "answer_unreadable" // the engine's answer cannot be read as it passes
 	fallbackUnmerged    = "models_unmerged"   // a list of models lacks the other workers' models
-	fallbackUntold      = "nvext_untold"      // the answer cannot carry what the client asked for
+	fallbackOmitted     = "nvext_omitted"     // the answer cannot carry what the client asked for
 	FallbackUntokenized = "untokenized"       // a query's answer has no token ids, as no engine returns them
 )

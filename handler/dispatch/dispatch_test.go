@@ -14,20 +14,20 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// newTestRoute returns a route of the plan as begin makes it, without a
-// request behind it. All tests that need such a route use this constructor.
-func newTestRoute(h *harness, p *plan.Plan) *Dispatch {
-	rt := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
-	rt.ready, rt.tried = rt.start, rt.usual[:0]
-	return rt
+// newTestDispatch returns a dispatch of the plan as Begin makes it, without a
+// request behind it. All tests that need such a dispatch use this constructor.
+func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
+	d := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
+	d.ready, d.tried = d.start, d.usual[:0]
+	return d
 }
 
-// newTestAttempt returns a route that owns the plan's body, with an attempt on the
+// newTestAttempt returns a dispatch that owns the plan's body, with an attempt on the
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
-	rt := newTestRoute(h, p)
-	rt.Body, rt.attempt = p.Body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
-	return rt
+	d := newTestDispatch(h, p)
+	d.Body, d.attempt = p.Body, &attempt{Stream: pool.Stream{Worker: w, Target: w.Target(0)}}
+	return d
 }
 
 // harness is a configuration as requests know it: a dispatcher, what reads its requests,
@@ -75,7 +75,7 @@ func (h *harness) adopt() {
 
 // testDispatcher returns the harness's dispatcher.
 func testDispatcher(h *harness) *Dispatcher {
-	if h.dispatcher.Policy != h.policy { // written only if it was changed: routes read it
+	if h.dispatcher.Policy != h.policy { // written only if it was changed: dispatches read it
 		h.dispatcher.Policy = h.policy
 	}
 	return h.dispatcher

@@ -42,14 +42,14 @@ type DryHome struct {
 	Stays    bool // the session is still bound to it after this turn
 }
 
-// leftOut is a worker that is offered and is no candidate.
+// leftOut is an offered worker that is not a candidate.
 type leftOut struct {
 	Worker *pool.Worker
 	Why    string
 }
 
 // Explain returns the choice for a request without booking it, and leaves nothing behind. A
-// query is told a worker even if all are full: its client will wait for that one.
+// query gets a worker even if all are full: its client will wait for that one.
 func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	t := time.Now()
 	d := &Dispatch{Dispatcher: s, plan: p, start: t, result: result{cached: -1}, dry: true}
@@ -101,8 +101,8 @@ func (c *DryChoice) Overlap() (most int64) {
 	return most
 }
 
-// homeOf returns the session's target as a choice sees it; nil if there is none. chosen is the
-// position of the target that would be booked.
+// homeOf returns the session's target in a choice; nil if there is none. chosen is the
+// position of the chosen target.
 func (d *Dispatch) homeOf(chosen int) *DryHome {
 	if d.bound == 0 {
 		return nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/bits"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,8 +13,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/zeebo/xxh3"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -26,66 +23,53 @@ type action uint8
 const (
 	deliver action = iota // the client gets the answer
 	retry                 // the proxy makes another attempt
-	fail                  // the client gets a held answer, or an error
-	abandon               // the client has gone, or its body broke off
-)
-
-// effect is what an attempt shows of its worker's health.
-type effect uint8
-
-const (
-	showsNothing effect = iota
-	showsWell           // a good answer
-	showsAbsent         // the worker refuses connections
-	showsFailed         // the worker broke the connection, or sends requests away
-	showsError          // an error that may be the worker's fault
+	fail                  // the client gets the held answer, or an error
+	abandon               // the client has gone, or its body broke
 )
 
 // verdict is what follows from an attempt.
 type verdict struct {
-	do     action
-	reason string // of a retry, as metrics name it
-
-	effect  effect
-	why     string        // for the log
-	wait    time.Duration // for which the worker asks to get no requests
-	busy    bool          // the worker is not ill, but full
-	own     bool          // the error is hardly the client's fault
-	suspect bool          // the attempt may have reached the engine's computing
+	do      action
+	reason  string       // of a retry, as metrics name it
+	outcome pool.Outcome // what the pool is told
+	suspect bool         // the attempt may have reached the engine's computing
 }
 
-// judge decides what follows from an attempt, and changes nothing. resent says that net/http
-// sent the request twice, and err came of the second.
+// judge decides what follows from an attempt, and changes nothing. resent: net/http sent the
+// request twice, and err is of the second time. docs/reliability.md shows the result
+// for each fault.
 func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
 	}
-	v, status := verdict{do: deliver}, resp.StatusCode
+	a, status := d.attempt, resp.StatusCode
+	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
 	switch {
 	case retryable(status):
-		v.effect, v.why, v.wait, v.busy = showsFailed, "status "+resp.Status, retryAfter(resp.Header, time.Now()), true
+		v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
+		v.outcome.Wait = retryAfter(resp.Header, time.Now())
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
 	case d.servedElsewhere(resp) && d.anotherTry(d.suspects):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
-		v.effect, v.why, v.own = showsError, resp.Status, status >= 500
+		v.outcome = d.errored(a, resp.Status, status >= 500)
 	case d.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
-		v.effect = showsWell // an answer that is read shows more
+		v.outcome.Kind = pool.OutcomeGood // an answer that is read shows more
 	}
 	return v
 }
 
 // judgeFailure judges an attempt without an answer.
 func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
-	if ctx.Err() != nil || d.plan.Stream != nil && d.plan.Stream.Failed.Load() {
+	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	v := verdict{do: fail, effect: showsFailed, why: err.Error(), suspect: !unconnected || resent}
+	v := verdict{do: fail, outcome: d.attempt.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
 	if pool.Refused(err) {
-		v.effect = showsAbsent
+		v.outcome.Kind = pool.OutcomeRefused
 	}
 	suspects := d.suspects
 	if v.suspect {
@@ -102,26 +86,6 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	return v
 }
 
-// reportOutcome tells the pool what an attempt has shown of its worker.
-func (d *Dispatch) reportOutcome(a *attempt, v *verdict, err error) {
-	if err == nil {
-		d.Pool.Answered(a.Worker)
-	} else if v.do != abandon {
-		a.Worker.Engine.AskAgain() // it may have restarted
-	}
-	switch v.effect {
-	case showsNothing:
-	case showsWell:
-		d.didWell(a)
-	case showsAbsent:
-		d.Pool.Unreached(a.Worker, err)
-	case showsFailed:
-		d.markDown(a, v.why, v.wait, v.busy)
-	case showsError:
-		d.erred(a, v.why, v.own)
-	}
-}
-
 // workersFault returns whether a status may be the worker's fault: clients' errors have other
 // statuses, or come from all workers alike.
 func workersFault(status int) bool {
@@ -132,81 +96,16 @@ func workersFault(status int) bool {
 	return status >= 500
 }
 
-// didWell records a good answer. It shows nothing of a hung worker: a header is no progress.
-func (d *Dispatch) didWell(a *attempt) {
-	if !a.Worker.Progress.IsHung() && a.Worker.Health.Succeed(time.Now(), a.Begun) {
-		d.Logger.Info("worker is well again", zap.String("pool", d.Pool.Name), zap.String("upstream", a.Worker.Dial))
-	}
-}
-
-// garbled records an answer that is not what its content type says. The session leaves the
-// worker. One such answer may be anybody's fault; a worker that gives no others is ill.
-func (d *Dispatch) garbled(a *attempt) {
-	d.FallBack(fallbackUnreadable)
-	d.erred(a, "not what their content type says", true)
-	if d.seenAt == a.lease.Target() {
-		d.Pool.Sessions.Remove(d.session, d.bound)
-	}
-}
-
-// markDown marks down the worker of a failed attempt. wait is how long the worker asked to be
-// left alone.
-func (d *Dispatch) markDown(a *attempt, why string, wait time.Duration, busy bool) {
-	if a.Worker.Health.Fail(time.Now(), a.Begun, wait, busy) {
-		d.Logger.Warn("worker is marked down", zap.String("pool", d.Pool.Name),
-			zap.String("upstream", a.Worker.Dial), zap.String("why", why))
-	}
-}
-
-// erred records an error that may be the worker's fault: how the others do shows that. own: it
-// is hardly the client's.
-func (d *Dispatch) erred(a *attempt, status string, own bool) {
-	t := time.Now()
-	errs, share := a.Worker.Health.RecordError(t, own, d.blameKey())
-	if errs < pool.FewErrors {
-		return
-	}
-	var others, theirs float64
-	for _, w := range d.workersOffered() {
-		if w != a.Worker {
-			n, e := w.Health.Lately()
-			others, theirs = others+n, theirs+e
-		}
-	}
-	if pool.Worse(errs, share, theirs/max(others, 1)) {
-		d.markDown(a, "most answers are errors, unlike those of the others: "+status, 0, false)
-	}
-}
-
-// blameKey identifies the session or prompt that an error is held against: one client alone
-// must not mark a worker down. Requests without an API share one key; those without a known
-// prompt have one each.
-func (d *Dispatch) blameKey() uint64 {
-	switch {
-	case d.plan.API == nil:
-		return 0
-	case d.plan.Session.Key != "":
-		return xxh3.HashString(d.plan.Session.Key)
-	case len(d.plan.Score.Blocks) == 0:
-		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
-	}
-	key := d.plan.Score.Root
-	for _, b := range d.plan.Score.Blocks {
-		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
-	}
-	return key
-}
-
-// retryable returns whether a status says that the worker did not take the request.
+// retryable returns whether a status means that the worker did not take the request.
 func retryable(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable ||
 		status == 529 // Dynamo's and Anthropic's servers, when busy
 }
 
-// longestRetryAfter is the longest pause of a worker that is believed.
+// longestRetryAfter is the longest plausible Retry-After.
 const longestRetryAfter = time.Hour
 
-// retryAfter returns how long a Retry-After header says to wait (RFC 9110, 10.2.3); 0 if
+// retryAfter returns the pause that a Retry-After header asks for (RFC 9110, 10.2.3); 0 if
 // unknown. A date is compared with the answer's own Date.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	value := h.Get("Retry-After")
@@ -228,11 +127,11 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return wait
 }
 
-// servedElsewhere returns whether an answer says that the worker lacks the request's model
-// while an untried worker may have it. Nothing was computed, so any request may be made again.
+// servedElsewhere returns whether the worker lacks the request's model while an untried
+// worker may have it. Nothing was computed, so any request may be sent again.
 func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 	a := d.attempt
-	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Stream != nil || d.pinned() || body.Compressed(resp.Header) {
+	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
 	_, told := a.Worker.Serves(d.plan.Model)
@@ -249,6 +148,54 @@ func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
 		return false
 	}
 	head, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-	resp.Body = &response.Replayed{ReadCloser: resp.Body, Held: head, Err: err}
+	resp.Body = &response.Replayed{ReadCloser: resp.Body, Begin: head, Err: err}
 	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
+}
+
+// Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
+// duration or retries, each worker is tried once.
+type Limits struct {
+	Duration, Interval time.Duration
+	Retries            int
+}
+
+func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
+
+// allow returns whether the proxy would make another attempt.
+func (l Limits) allow(start time.Time, attempts int) bool {
+	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
+}
+
+// maxSuspects bounds the failed attempts that may have reached an engine: the request itself
+// may crash engines.
+const maxSuspects = 2
+
+// repeatable returns whether the request can be sent again. reached: it may have reached a
+// worker.
+func (d *Dispatch) repeatable(reached bool) bool {
+	if d.plan.Once != nil && d.plan.Once.Touched.Load() {
+		return false
+	}
+	return !reached || d.plan.Repeatable
+}
+
+// anotherRound returns whether the operator's limits allow another try of the tried workers.
+func (d *Dispatch) anotherRound() bool {
+	return !d.pinned() && d.Limits.Set() && d.Limits.allow(d.start, d.attempts)
+}
+
+// anotherTry returns whether a further attempt may find a worker within the operator's limits.
+func (d *Dispatch) anotherTry(suspects int) bool {
+	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
+}
+
+// lastSuspect returns whether no attempt may follow if the present one breaks.
+func (d *Dispatch) lastSuspect() bool {
+	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
+}
+
+// stays returns whether no other attempt follows: no other worker is left, the request broke
+// on one already, or the retry budget is spent.
+func (d *Dispatch) stays() bool {
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }

@@ -30,15 +30,15 @@ type Metrics struct {
 
 // Outcomes of a request.
 const (
-	outcomeOK          = "ok"           // answered with a status below 400
-	outcomeEngineError = "engine_error" // the engine's own error reached the client
-	outcomeUnavailable = "unavailable"  // no worker could be reached
-	outcomeBroken      = "broken"       // the answer broke off on the engine's side
-	outcomeClientGone  = "client_gone"  // the client left first
-	OutcomeRejected    = "rejected"     // answered with our own 4xx, or 503 as no worker is what it asks for
-	outcomeTurnedAway  = "turned_away"  // answered with our own 429 or 503, as all workers were full
-	OutcomeUnread      = "unread"       // the client's body could not be read
-	OutcomeQuery       = "query"        // told where it would go, and no more
+	outcomeOK            = "ok"              // answered with a status below 400
+	outcomeEngineError   = "engine_error"    // the engine's own error reached the client
+	outcomeUnavailable   = "unavailable"     // no worker could be reached
+	outcomeBroken        = "broken"          // the answer broke off on the engine's side
+	outcomeClientGone    = "client_gone"     // the client left first
+	OutcomeRejected      = "rejected"        // answered with our own 4xx, or 503 as no worker is what it asks for
+	outcomeQueueRejected = "queue_rejected"  // answered with our own 429 or 503, as all workers were full
+	OutcomeUnreadable    = "body_unreadable" // the client's body could not be read
+	OutcomeQuery         = "query"           // a query, which is answered with the choice
 )
 
 // Figures are the collectors that each request moves, for one pool.
@@ -72,7 +72,7 @@ func (m *Metrics) Of(pool string) *Figures {
 		m.dropped.WithLabelValues(pool, grant)
 	}
 	for _, outcome := range []string{
-		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, OutcomeRejected, outcomeTurnedAway, OutcomeUnread, OutcomeQuery,
+		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, OutcomeRejected, outcomeQueueRejected, OutcomeUnreadable, OutcomeQuery,
 	} {
 		f.Requests[outcome] = m.requests.WithLabelValues(pool, outcome)
 	}

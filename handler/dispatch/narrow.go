@@ -77,7 +77,6 @@ func (d *Dispatch) pinTo(ups reverseproxy.UpstreamPool) error {
 	return nil
 }
 
-// badPin returns the refusal of a pin that no worker can serve.
 func (d *Dispatch) badPin(format string, args ...any) error {
 	return &api.Refusal{API: d.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
@@ -89,7 +88,7 @@ func (d *Dispatch) keepsApart(w *pool.Worker) bool {
 	return d.Pool.Isolates(&want, w)
 }
 
-// shared returns the error of a request that would share a cache.
+// shared returns the refusal of a request that would share a cache.
 func (d *Dispatch) shared(format string, args ...any) error {
 	where := "this path"
 	if a := d.plan.API; a != nil {
@@ -99,8 +98,9 @@ func (d *Dispatch) shared(format string, args ...any) error {
 		"the request has a salt (cache_salt, or X-Tenant-Id), and no engine is known to keep its cache apart in %s: not %s", where, fmt.Sprintf(format, args...))}
 }
 
-// returnTo makes the worker that keeps the named response the only one, and returns whether it
-// is still an upstream. If it no longer has the rank, any of its ranks may serve the request.
+// returnTo makes the worker that keeps the named response the only one. It returns whether
+// that is still an upstream. If the worker lost the rank, any of its ranks may serve the
+// request.
 func (d *Dispatch) returnTo(ups reverseproxy.UpstreamPool) bool {
 	t, ok := d.Pool.Responses.Find(d.plan.Response, !d.dry)
 	if !ok {
@@ -125,7 +125,6 @@ func (d *Dispatch) named(ups reverseproxy.UpstreamPool, id uint64) *pool.Worker 
 	return nil
 }
 
-// hasRank returns whether a worker has the rank that the request names, if any.
 func (d *Dispatch) hasRank(w *pool.Worker) bool {
 	rank := d.plan.Pin.Rank
 	return !rank.Set || int64(rank.Value) < int64(w.Ranks())
@@ -134,7 +133,7 @@ func (d *Dispatch) hasRank(w *pool.Worker) bool {
 // pinned returns whether only one worker may serve the request.
 func (d *Dispatch) pinned() bool { return d.only.worker != nil }
 
-// errNobody returns the error of a request whose workers cannot be reached.
+// errNobody returns the error if no allowed worker can be reached.
 func (d *Dispatch) errNobody() error {
 	switch {
 	case !d.pinned():

@@ -45,7 +45,7 @@ func (d *Dispatch) score() *kvscore.Request {
 // preferred_taint_multiplier).
 func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
 
-// shadow is a policy that decides beside the active one and steers nothing.
+// shadow is a policy that chooses beside the active one, without effect.
 type shadow struct {
 	policy                  kvscore.Policy
 	agreed, differed, fault prometheus.Counter
@@ -59,8 +59,8 @@ func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
 	}
 }
 
-// compare asks the shadow for the choice that the active policy has just made, at position
-// chosen.
+// compare asks the shadow for the choice that the active policy has just made. chosen is the
+// position of that.
 func (s *shadow) compare(d *Dispatch, chosen int) {
 	sel := d.scratch.Sel // and candidates of its own, without the active policy's costs
 	d.scratch.Shadow = append(d.scratch.Shadow[:0], d.scratch.Sel.Candidates...)
@@ -91,8 +91,8 @@ func (s *shadow) compare(d *Dispatch, chosen int) {
 	}
 }
 
-// ask lets the policy choose, and recovers from its panics: nothing of the request depends on
-// it, and the proxy is not inside of this call.
+// ask lets the policy choose, and recovers from its panics: the request does not depend on
+// it.
 func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 	defer func() { panicked = recover() }()
 	return s.policy.Choose(sel), nil
@@ -101,7 +101,6 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad
 
-// policy returns the policy that chooses for this request.
 func (d *Dispatch) policy() kvscore.Policy {
 	if d.plan.Request == nil {
 		return &passThroughPolicy
@@ -127,7 +126,7 @@ func (d *Dispatch) costsTime(a *attempt) bool {
 	return !a.bound && kvscore.CostUnit(d.policy()) == kvscore.UnitMilliseconds
 }
 
-// noticeIneffective records wishes that are granted but that the policy ignores.
+// noticeIneffective records granted wishes that the policy ignores.
 func (d *Dispatch) noticeIneffective() {
 	p := d.plan
 	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {

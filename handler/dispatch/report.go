@@ -3,11 +3,13 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -18,11 +20,11 @@ type Report struct {
 	Outcome  string
 	Attempts int
 	Waited   time.Duration // in the queue, over all attempts
-	// Turned says that the router turned the request away, as all workers were full.
-	Turned bool
+	// TurnedAway says that the router refused the request because all workers were full.
+	TurnedAway bool
 
-	// Chosen is whether a worker was chosen, and what follows says which: the one
-	// that answered, else the last one.
+	// Chosen is whether a worker was chosen. The next fields describe the one that
+	// answered, else the last one.
 	Chosen       bool
 	Target       kvscore.Target
 	Upstream     string
@@ -34,13 +36,13 @@ type Report struct {
 	Status int   // of the answer; 0 if there was none
 	Err    error // the failure of the last attempt or of the answer; nil if none
 
-	TTFT                       time.Duration // 0 if unknown
-	Prompt, Completion, Cached int64         // tokens as the engine counted them; -1 if unknown
+	TTFT time.Duration // 0 if unknown
+	response.Counts
 }
 
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
-	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, Turned: d.wait.turnedAway != nil, Prompt: -1, Completion: -1, Cached: -1}
+	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
 	if a := d.shown(); a != nil {
 		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
 		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
@@ -63,7 +65,7 @@ func (d *Dispatch) report() *Report {
 	if !o.First.IsZero() {
 		r.TTFT = o.First.Sub(d.start)
 	}
-	r.Prompt, r.Completion, r.Cached = o.Prompt, o.Completion, o.Cached
+	r.Counts = o.Counts
 	return r
 }
 
@@ -99,8 +101,8 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 
 func (r *Report) counts() [3]int64 { return [3]int64{r.Prompt, r.Completion, r.Cached} }
 
-// fault returns why the outcome is an error of the service; bad is false if it is none. An
-// engine's 4xx is the client's error, and a client that leaves sees none.
+// fault returns why the outcome is an error of the service; bad is false if it is none. A 4xx
+// of an engine is the client's error. A client that leaves sees none.
 func (r *Report) fault() (why string, bad bool) {
 	switch r.Outcome {
 	case outcomeOK, outcomeClientGone:
@@ -119,21 +121,16 @@ func (r *Report) fault() (why string, bad bool) {
 	return r.Outcome, true
 }
 
-// publish counts the request, and ends its span and its part of the access log.
-func (d *Dispatch) publish(r *Report) {
-	d.Figures.Requests[r.Outcome].Inc()
-	d.trace.end(r)
-	if d.extra != nil && (r.Chosen || r.Waited > 0 || r.Turned) {
-		d.extra.Set(zap.Object("kv_router", r))
-	}
-}
+// Logged returns whether the access log has the report: a worker was chosen, or the request
+// waited for one.
+func (r *Report) Logged() bool { return r.Chosen || r.Waited > 0 || r.TurnedAway }
 
-// outcome says what became of the request.
+// outcome returns the outcome of the request, as metrics name it.
 func (d *Dispatch) outcome() string {
 	o := d.answer
 	switch {
 	case o == nil && d.wait.turnedAway != nil:
-		return outcomeTurnedAway
+		return outcomeQueueRejected
 	case o == nil && d.err == nil && d.returned:
 		return outcomeClientGone // or an upgraded connection, at its end
 	case o == nil:
@@ -202,10 +199,8 @@ func (d *Dispatch) shown() *attempt {
 // show logs the choice.
 func (d *Dispatch) show(a *attempt) {
 	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
-		c.Message = "[ROUTING] Best: worker_" + strconv.FormatUint(a.Target.Worker, 10) +
-			" dp_rank=" + strconv.FormatUint(uint64(a.Target.Rank), 10) +
-			" with " + strconv.FormatInt(int64(a.terms.OverlapBlocks), 10) +
-			"/" + strconv.FormatInt(int64(a.terms.RequestBlocks), 10) + " blocks overlap"
+		c.Message = fmt.Sprintf("[ROUTING] Best: worker_%d dp_rank=%d with %d/%d blocks overlap",
+			a.Target.Worker, a.Target.Rank, int64(a.terms.OverlapBlocks), int64(a.terms.RequestBlocks))
 		fields := []zap.Field{
 			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
 			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
@@ -220,7 +215,6 @@ func (d *Dispatch) show(a *attempt) {
 // termFields logs the terms of a cost, in milliseconds.
 type termFields kvscore.Terms
 
-// MarshalLogObject implements zapcore.ObjectMarshaler.
 func (f termFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	e.AddFloat64("wait", f.Wait)
 	e.AddFloat64("prefill", f.Prefill)

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -127,9 +125,9 @@ func TestRefusedIsSaidOfTheWorker(t *testing.T) {
 	}
 }
 
-// plannedRoute plans a chat of about size bytes, and returns the memory that its
+// plannedDispatch plans a chat of about size bytes, and returns the memory that its
 // body takes.
-func plannedRoute(t *testing.T, h *harness, size int) (*Dispatch, int64) {
+func plannedDispatch(t *testing.T, h *harness, size int) (*Dispatch, int64) {
 	t.Helper()
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
@@ -139,21 +137,21 @@ func plannedRoute(t *testing.T, h *harness, size int) (*Dispatch, int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rt, err := testDispatcher(h).Begin(r, p, time.Now())
+	d, err := testDispatcher(h).Begin(r, p, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if rt.Body == nil {
-		return rt, 0
+	if d.Body == nil {
+		return d, 0
 	}
-	return rt, int64(cap(rt.Body.Buffer.Data))
+	return d, int64(cap(d.Body.Buffer.Data))
 }
 
 // TestBodiesAreOnTheBooksWhileTheyAreKept counts the pool's bytes.
 func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 	h := testHandler(t, "a:1")
-	one, n := plannedRoute(t, h, 1000)
-	two, m := plannedRoute(t, h, 5000)
+	one, n := plannedDispatch(t, h, 1000)
+	two, m := plannedDispatch(t, h, 5000)
 	if got := h.pool.Memory.Held.Load(); got != n+m {
 		t.Errorf("%d bytes are booked, want %d", got, n+m)
 	}
@@ -176,41 +174,13 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
 	h.pool.Memory.Held.Store(body.MaxBytes)
-	rt, _ := plannedRoute(t, h, 1<<20)
-	if rt.plan.Fallback != plan.FallbackMemory || rt.Body != nil || rt.plan.Stream == nil {
-		t.Errorf("fallback %q, a body: %v, a stream: %v", rt.plan.Fallback, rt.Body != nil, rt.plan.Stream != nil)
+	d, _ := plannedDispatch(t, h, 1<<20)
+	if d.plan.Fallback != plan.FallbackMemory || d.Body != nil || d.plan.Once == nil {
+		t.Errorf("fallback %q, a body: %v, a stream: %v", d.plan.Fallback, d.Body != nil, d.plan.Once != nil)
 	}
-	rt.End()
+	d.End()
 	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {
 		t.Errorf("%d bytes are booked, want as many as before", got)
-	}
-}
-
-// TestWorkerIsComparedWithTheOthers lets workers answer errors, one of them or
-// all.
-func TestWorkerIsComparedWithTheOthers(t *testing.T) {
-	for _, all := range []bool{false, true} {
-		h := testHandler(t, "a:1", "b:1", "c:1", "d:1")
-		rt, _ := plannedRoute(t, h, 10)
-		rt.offered = h.ReverseProxy.Upstreams
-		rt.plan.API = api.For("/v1/chat/completions")
-		for n := range 3 * pool.FewErrors {
-			rt.plan.Session.Key = strconv.Itoa(n)
-			for i, up := range rt.offered {
-				w := h.pool.Worker(up.Dial)
-				if i == 0 || all {
-					rt.erred(&attempt{Stream: pool.Stream{Worker: w, Begun: time.Now()}}, "404 Not Found", false)
-				} else {
-					w.Health.Succeed(time.Now(), time.Now())
-				}
-			}
-		}
-		for i, up := range rt.offered {
-			if ok, want := h.pool.Worker(up.Dial).Health.Available(time.Now()), i > 0 || all; ok != want {
-				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
-			}
-		}
-		rt.End()
 	}
 }
 
@@ -218,12 +188,12 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 // take to the transport, so that it does not ask again and again.
 func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
 	h := testHandler(t, "a:1")
-	rt, _ := plannedRoute(t, h, 10)
-	if up := rt.Select(context.Background(), nil); up != noUpstream || !rt.exhausted {
-		t.Errorf("got %v, spent %v", up, rt.exhausted)
+	d, _ := plannedDispatch(t, h, 10)
+	if up := d.Select(context.Background(), nil); up != noUpstream || !d.exhausted {
+		t.Errorf("got %v, spent %v", up, d.exhausted)
 	}
-	if resp, err := rt.giveUp(); resp != nil || err == nil {
+	if resp, err := d.giveUp(); resp != nil || err == nil {
 		t.Errorf("an answer: %v, error %v", resp != nil, err)
 	}
-	rt.End()
+	d.End()
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// table returns the table of a list of upstreams. A dry dispatch keeps its own, which may have
+// table returns the table of a list of upstreams. A dry dispatch keeps its own: that may have
 // workers that the pool does not know.
 func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
 	if d.dryTable != nil && d.dryTable.IsOf(list) {
@@ -31,8 +31,8 @@ func (d *Dispatch) table(list reverseproxy.UpstreamPool) *pool.Table {
 	return t
 }
 
-// withoutScratch calls a function that waits. Thousands may wait at a time, so the scratch is
-// returned meanwhile and the candidates are gone.
+// withoutScratch calls a function that waits. Thousands of requests may wait, so it returns
+// the scratch meanwhile. The candidates are then lost.
 func (d *Dispatch) withoutScratch(ctx context.Context, wait func(context.Context) bool) bool {
 	d.returnScratch()
 	defer d.takeScratch()
@@ -75,7 +75,7 @@ func (d *Dispatch) markSeen(tab *pool.Table, second int64) {
 	}
 }
 
-// wants returns what the request needs of the next attempt's worker.
+// wants returns the requirements on the next attempt's worker.
 func (d *Dispatch) wants() pool.Wants {
 	e := d.plan.Ext
 	tier, arrival := d.precedence()
@@ -97,7 +97,6 @@ func (d *Dispatch) wants() pool.Wants {
 	return want
 }
 
-// offers returns what the proxy offers for the next attempt.
 func (d *Dispatch) offers() pool.Offers {
 	return pool.Offers{Ups: d.offered, Table: d.table(d.offered)}
 }
@@ -114,16 +113,14 @@ func (d *Dispatch) precedence() (tier int, arrival time.Time) {
 	return -int(hints.StrictPriority.Value), d.ready.Add(-time.Duration(jump * float64(time.Second)))
 }
 
-// Selector is the proxy's selection policy. The choice itself is the route's.
+// Selector is the proxy's selection policy. The choice itself is the dispatch's.
 type Selector struct{}
 
-// Select implements reverseproxy.Selector.
 func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
-	d, ok := r.Context().Value(routeKey{}).(*Dispatch)
-	if !ok {
-		return nil
+	if d := dispatchOf(r.Context()); d != nil {
+		return d.Select(r.Context(), offered)
 	}
-	return d.Select(r.Context(), offered)
+	return nil
 }
 
 // Select selects and books the upstream of the next attempt. It returns nil if the proxy must
@@ -146,7 +143,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 					d.wait.left = ctx.Err()
 					return d.leave()
 				}
-				d.tried = d.tried[:0] // another round, as the operator wants it
+				d.tried = d.tried[:0] // another round, within the operator's limits
 				t = time.Now()
 				found = d.candidates(d.offered, t)
 			}
@@ -183,28 +180,30 @@ func (d *Dispatch) noWorker() *reverseproxy.Upstream {
 // book chooses among the candidates and books the choice. It returns nil if the worker filled
 // up meanwhile, or a queued request has first claim to its room.
 func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
-	bound := d.boundPosition()
+	bound, last := d.boundPosition(), d.attempt
 	request := d.score()
 	i, lease := d.Pool.Scheduler.SelectAmong(t, request, d.scratch.Targets, bound, d.policy(), &d.scratch.Sel)
-	d.noticeChoice(t, bound, i)
-	if !d.takeSlot(d.scratch.Workers[i]) {
-		lease.End(false, nil)
-		return nil
-	}
 	a := &attempt{
-		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t, Work: d.work()},
-		lease:  lease, terms: d.scratch.Sel.Candidates[i], slot: d.plan.Computes, bound: bound >= 0,
+		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t},
+		lease:  lease, terms: d.scratch.Sel.Candidates[i], bound: bound >= 0,
+	}
+	d.attempt = a // at once: End ends the lease if anything below panics
+	d.noticeChoice(t, bound, i)
+	if !d.takeSlot(a) {
+		d.endAttempt(false)
+		d.attempt = last
+		return nil
 	}
 	a.reason = d.reasonOf(bound, &a.terms)
 	a.mark = a.Worker.Health.Admit()
 	a.prompt = promptLength{d.scratch.Sel.Tokens, d.scratch.Sel.Known}
-	a.Ahead = a.terms.PrefillTokens + a.prompt.tokens
+	a.Ahead, a.Work = a.terms.PrefillTokens+a.prompt.tokens, d.work()
 	a.Worker.Progress.Begin(&a.Stream)
 	if d.plan.Computes {
-		d.Pool.Yield(a.Worker) // what is computed beforehand must cost nobody anything
+		d.Pool.Yield(a.Worker) // speculative prefills must not delay clients' requests
 	}
 	d.attempts++
-	d.attempt, d.last = a, d.scratch.Upstreams[i]
+	d.last = d.scratch.Upstreams[i]
 	d.tried = append(d.tried, a.Worker)
 	d.show(a)
 	d.trace.selected(d, a, t)
@@ -214,8 +213,8 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	return d.last
 }
 
-// noticeChoice logs what degraded the choice. It keeps the session bound if the policy has
-// sent this turn elsewhere while the session's worker holds the prompt.
+// noticeChoice logs what degraded the choice. The session stays bound if its worker holds the
+// prompt but the policy chose another worker.
 func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
 	sel := &d.scratch.Sel
 	if sel.Fault {
@@ -245,7 +244,6 @@ func (d *Dispatch) candidates(offered reverseproxy.UpstreamPool, t time.Time) bo
 	return found
 }
 
-// workersOffered returns the workers behind the offered upstreams.
 func (d *Dispatch) workersOffered() []*pool.Worker {
 	list := make([]*pool.Worker, 0, len(d.offered))
 	for _, row := range d.table(d.offered).Rows {
@@ -265,6 +263,6 @@ func (d *Dispatch) otherLeft() bool {
 	return false
 }
 
-// noUpstream stands for the upstream when there is none: the transport then answers, and the
-// proxy stops asking.
+// noUpstream is the upstream when there is no worker. RoundTrip then answers, and the proxy
+// ends its loop.
 var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}

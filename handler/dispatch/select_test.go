@@ -30,11 +30,11 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 // changes what is behind it in between.
 func TestTableHoldsUntilWorkersChange(t *testing.T) {
 	h := testHandler(t, "a:1", "b:1", "a:1")
-	rt, list := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}}), h.ReverseProxy.Upstreams
+	d, list := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}}), h.ReverseProxy.Upstreams
 	ranked := func(id uint64, ranks int) pool.WorkerSettings {
 		return pool.WorkerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
 	}
-	last := rt.table(list)
+	last := d.table(list)
 	for _, v := range []struct {
 		what   string
 		change func()
@@ -55,7 +55,7 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 		{"another list", func() { list = upstreamsOf("b:1", "a:1", "a:1") }, false},
 	} {
 		v.change()
-		tab := rt.table(list)
+		tab := d.table(list)
 		if (tab == last) != v.kept {
 			t.Errorf("after %s: kept %v, want %v", v.what, tab == last, v.kept)
 		}
@@ -74,11 +74,11 @@ func TestTableHoldsUntilWorkersChange(t *testing.T) {
 				t.Errorf("after %s: %s at %d: again is %v", v.what, up.Dial, i, row.Repeated)
 			}
 		}
-		last = rt.table(list) // the first may have made workers known, which makes it void
+		last = d.table(list) // the first may have made workers known, which makes it void
 	}
-	rt.takeScratch()
-	if _, found := rt.gather(list, time.Now()); !found || len(rt.scratch.Workers) != 1+4 && len(rt.scratch.Workers) != 1 {
-		t.Errorf("%d candidates", len(rt.scratch.Workers))
+	d.takeScratch()
+	if _, found := d.gather(list, time.Now()); !found || len(d.scratch.Workers) != 1+4 && len(d.scratch.Workers) != 1 {
+		t.Errorf("%d candidates", len(d.scratch.Workers))
 	}
 }
 
@@ -96,12 +96,12 @@ func TestTablesHeedNewModels(t *testing.T) {
 	}
 	offered := func(model string) (dials string) {
 		t.Helper()
-		rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Model: model})
-		rt.takeScratch()
-		defer rt.returnScratch()
-		rt.model = pool.ModelAmong(rt.table(list).Rows, rt.wants().Model)
-		rt.gather(list, time.Now())
-		for _, w := range rt.scratch.Workers {
+		d := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Model: model})
+		d.takeScratch()
+		defer d.returnScratch()
+		d.model = pool.ModelAmong(d.table(list).Rows, d.wants().Model)
+		d.gather(list, time.Now())
+		for _, w := range d.scratch.Workers {
 			dials += w.Dial[:1]
 		}
 		return dials
@@ -141,12 +141,12 @@ func TestListChangedInPlaceGetsItsOwnTable(t *testing.T) {
 	list := upstreamsOf("a:1", "b:1")
 	for _, up := range append(upstreamsOf("c:1"), list[1]) {
 		for range 4 { // the first may make workers known, which makes the table void
-			rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
-			chosen := rt.Select(t.Context(), list)
-			if booked := rt.attempt.Worker.Dial; chosen.Dial != booked {
+			d := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
+			chosen := d.Select(t.Context(), list)
+			if booked := d.attempt.Worker.Dial; chosen.Dial != booked {
 				t.Errorf("sent to %s, booked on %s", chosen.Dial, booked)
 			}
-			rt.endAttempt(false)
+			d.endAttempt(false)
 		}
 		list[1] = up
 	}
@@ -159,9 +159,9 @@ func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
 	for i := range 3 {
 		repl := caddy.NewEmptyReplacer()
 		repl.Set("up", fmt.Sprintf("b:%d", i+1))
-		rt := newTestRoute(h, nil)
-		rt.repl = repl
-		if got := rt.table(h.ReverseProxy.Upstreams).Rows[1].Worker.Dial; got != fmt.Sprintf("b:%d", i+1) {
+		d := newTestDispatch(h, nil)
+		d.repl = repl
+		if got := d.table(h.ReverseProxy.Upstreams).Rows[1].Worker.Dial; got != fmt.Sprintf("b:%d", i+1) {
 			t.Errorf("request %d is offered %s", i, got)
 		}
 	}
@@ -172,13 +172,13 @@ func TestTablesOfPlaceholdersAreNotKept(t *testing.T) {
 func TestExplainingMakesNoWorkerKnown(t *testing.T) {
 	h := testHandler(t, "a:1")
 	list := upstreamsOf("new:1")
-	dry := newTestRoute(h, nil)
+	dry := newTestDispatch(h, nil)
 	dry.dry = true
 	dry.table(list)
 	if h.pool.Known("new:1") != nil {
 		t.Error("it is known")
 	}
-	if w := newTestRoute(h, nil).table(list).Rows[0].Worker; w != h.pool.Known("new:1") {
+	if w := newTestDispatch(h, nil).table(list).Rows[0].Worker; w != h.pool.Known("new:1") {
 		t.Error("a request is offered a worker that is not the pool's")
 	}
 }
@@ -200,7 +200,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Model = ""
-	d := testDispatcher(h)
+	dispatcher := testDispatcher(h)
 	var choosing, changing sync.WaitGroup
 	stop := make(chan struct{})
 	changing.Go(func() {
@@ -213,7 +213,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 			var set []pool.WorkerSettings
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, pool.WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: rand.IntN(4) == 0})
+					set = append(set, pool.WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: new(rand.IntN(4) == 0)})
 				}
 			}
 			h.pool.Apply(wantedWorkers(set...).WithDefaults())
@@ -235,11 +235,11 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				if g%2 == 1 {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
-				rt := &Dispatch{Dispatcher: d, plan: p, start: time.Now(), result: result{cached: -1}}
-				if up := rt.Select(t.Context(), list); up == nil || up == noUpstream || rt.attempt.Worker.Dial != up.Dial || rt.attempt.lease.Target() != rt.attempt.Target {
-					t.Errorf("chose %v, booked %+v", up, rt.attempt)
+				d := &Dispatch{Dispatcher: dispatcher, plan: p, start: time.Now(), result: result{cached: -1}}
+				if up := d.Select(t.Context(), list); up == nil || up == noUpstream || d.attempt.Worker.Dial != up.Dial || d.attempt.lease.Target() != d.attempt.Target {
+					t.Errorf("chose %v, booked %+v", up, d.attempt)
 				}
-				rt.endAttempt(true)
+				d.endAttempt(true)
 			}
 		})
 	}
@@ -249,8 +249,8 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	if s := h.pool.Scheduler.Stats(); s.Leases != 0 || s.PolicyFaults != 0 {
 		t.Errorf("at the end: %+v", s)
 	}
-	rt := newTestRoute(h, p)
-	for i, row := range rt.table(h.ReverseProxy.Upstreams).Rows {
+	d := newTestDispatch(h, p)
+	for i, row := range d.table(h.ReverseProxy.Upstreams).Rows {
 		if w := h.pool.Worker(dials[i]); row.Worker != w || len(row.Targets) != w.Ranks() {
 			t.Errorf("%s: the table has another worker or other ranks", dials[i])
 		} else if _, known := h.pool.Scheduler.Load(time.Now(), w.Target(0)); !known {
@@ -274,24 +274,24 @@ func (p doneProbe) Done() <-chan struct{} {
 
 // TestRequestsThatWaitHoldNoScratch: its buffers are as large as the pool.
 func TestRequestsThatWaitHoldNoScratch(t *testing.T) {
-	for name, prepare := range map[string]func(h *harness, rt *Dispatch){
+	for name, prepare := range map[string]func(h *harness, d *Dispatch){
 		"in the queue": func(h *harness, _ *Dispatch) {
 			h.pool.Worker("a:1").Slots.Limit.Store(1)
 			h.pool.Worker("a:1").Slots.Take()
 		},
-		"for lb_try_interval": func(h *harness, rt *Dispatch) {
+		"for lb_try_interval": func(h *harness, d *Dispatch) {
 			testDispatcher(h).Limits.Retries, h.dispatcher.Limits.Interval = 3, time.Hour
-			rt.tried = []*pool.Worker{h.pool.Worker("a:1")}
+			d.tried = []*pool.Worker{h.pool.Worker("a:1")}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1")
-			rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
-			prepare(h, rt)
+			d := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
+			prepare(h, d)
 			waits := false
-			rt.Select(doneProbe{t.Context(), func() {
+			d.Select(doneProbe{t.Context(), func() {
 				waits = true
-				if rt.scratch != nil {
+				if d.scratch != nil {
 					t.Error("it holds its scratch")
 				}
 			}}, h.ReverseProxy.Upstreams)
@@ -316,11 +316,11 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		h.policy = kvscore.NewDynamo()
 		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Tokens: 100, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {
-			rt := newTestRoute(h, p)
-			if rt.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {
+			d := newTestDispatch(h, p)
+			if d.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {
 				t.Fatal("no worker")
 			}
-			rt.endAttempt(true)
+			d.endAttempt(true)
 		})
 	}
 	if few, many := count(2), count(512); many > few+1 {
@@ -332,16 +332,16 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 // list of candidates and its booking.
 func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	h := testHandler(t, "a:1")
-	rt := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
-	rt.takeScratch()
-	defer rt.returnScratch()
-	rt.gather(h.ReverseProxy.Upstreams, time.Now())
+	d := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}})
+	d.takeScratch()
+	defer d.returnScratch()
+	d.gather(h.ReverseProxy.Upstreams, time.Now())
 	w := h.pool.Worker("a:1")
 	h.pool.Mu.Lock()
 	h.pool.Drop(w)
 	h.pool.Mu.Unlock()
-	rt.book(time.Now())
-	rt.endAttempt(true)
+	d.book(time.Now())
+	d.endAttempt(true)
 	if _, known := h.pool.Scheduler.Load(time.Now(), w.Target(0)); known {
 		t.Error("it still has books")
 	}

@@ -36,7 +36,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	if v.do != deliver {
 		d.endAttempt(false)
 	}
-	d.reportOutcome(a, &v, err)
+	d.Pool.Report(a.Worker, v.outcome)
 	if v.suspect {
 		d.suspects++
 	}
@@ -57,11 +57,11 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
-	sent := d.guarded(req)
+	sent := d.watched(req)
 	resp, resent, err = d.sendOver(d.Transport.Send, sent)
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.stays() {
-		// The only worker there is closes the connections that it was to keep
-		// alive, and the one that net/http took next was one of those, too.
+		// The only worker closed idle connections, and net/http's second try met
+		// another one of these.
 		d.countRetry(d.attempt, "reconnect")
 		resp, _, err = d.sendOver(d.Transport.SendFresh, sent)
 	}
@@ -116,7 +116,7 @@ func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Reque
 		out.ContentLength = -1 // it came in chunks
 	}
 	// Engines close idle connections when they please. net/http repeats such a request if
-	// it has GetBody and is idempotent. A header without a value says so and is not sent.
+	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
 	if _, set := out.Header["Idempotency-Key"]; !set && d.plan.API != nil {
 		out.Header["Idempotency-Key"] = []string{}
 	}
@@ -137,7 +137,7 @@ func (d *Dispatch) dropBody() {
 	}
 }
 
-// takeBody takes the request's body from all that might send it again.
+// takeBody takes the request's body from everything that might send it again.
 func (d *Dispatch) takeBody() *body.Replay {
 	body := d.Body
 	d.Body = nil
@@ -150,16 +150,15 @@ func (d *Dispatch) takeBody() *body.Replay {
 	return body
 }
 
-// Prepared returns a request of the router's own in the words of a worker's engine.
-// What is cut out of its body is not counted.
+// Prepared returns one of the router's own requests, adapted to a worker's engine. It does
+// not count what it cuts out of the body.
 func (s *Dispatcher) Prepared(req *http.Request, p *plan.Plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
 	d := &Dispatch{Dispatcher: s, plan: p, outgoing: outgoing{Body: whole, cut: nvext.Everything}}
 	d.attempt = &attempt{Stream: pool.Stream{Worker: w, Target: t}}
 	return d.request(req, new(atomic.Int32))
 }
 
-// adapted returns the request of an attempt and its body, changed for the engine that it goes
-// to.
+// adapted returns the request of an attempt and its body, adapted to the engine.
 func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request, body.Edited) {
 	var as body.Edited
 	if whole != nil {
@@ -172,7 +171,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	}
 	var edit *api.Editor
 	if read := p.Parsed(); read != nil && whole != nil {
-		edit = read.Editor(whole.Parts[0])
+		edit = read.Editor(whole.Data)
 	}
 	e := d.Pool.EngineOf(a.Worker)
 	say := engine.Request{
@@ -227,8 +226,8 @@ func (d *Dispatch) lacks(kind string, fields engine.Fields) {
 	d.Pool.Incidents.Raise(time.Now(), "nvext that the engine does not take", d.Pool.Logger)
 }
 
-// noticeCut counts members that were cut out of a body because they were not granted, once per
-// request.
+// noticeCut counts, once per request, members that were cut out of the body because they were
+// not granted.
 func (d *Dispatch) noticeCut(grants nvext.Grants) {
 	grants &^= d.cut | d.plan.Dropped
 	if grants == 0 {

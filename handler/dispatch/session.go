@@ -31,8 +31,8 @@ func (d *Dispatch) boundTo() (none kvscore.Target) {
 	return b.Target
 }
 
-// mayLeave returns whether the policy may leave the session's worker. If the prompt is unknown
-// it may not: only the session's key says what is cached.
+// mayLeave returns whether the policy may leave the session's worker. It may not if the
+// prompt is unknown: then only the session shows what is cached.
 func (d *Dispatch) mayLeave() bool {
 	r := d.plan.Request
 	return d.Soft && !d.plan.Session.Held && r != nil && r.Kind != api.None
@@ -54,7 +54,7 @@ func (d *Dispatch) sessionTTL() time.Duration {
 		return idle
 	}
 	if d.bound != 0 {
-		return d.keptFor // as an earlier turn said, wherever it goes now
+		return d.keptFor // that of an earlier turn
 	}
 	return d.Pool.Settings.Load().TTL
 }
@@ -84,8 +84,9 @@ func (d *Dispatch) commit() {
 	d.bound, d.seenAt, d.keptFor = b.Version, b.Target, b.TTL
 }
 
-// endTurn refreshes the session's binding. The client's last turn removes the bindings seen at
-// the choice, but no newer ones. If no worker was reached the client will repeat the turn.
+// endTurn refreshes the session's binding. The client's last turn removes the bindings seen
+// at the choice, but no newer ones. If no worker computed the turn, the client will repeat
+// it.
 func (d *Dispatch) endTurn(computed bool) {
 	switch {
 	case d.session == "":

@@ -21,14 +21,14 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 			}
 		}
 		bind(1)
-		rt := newTestRoute(h, &plan.Plan{Session: plan.Session{Key: "s", Final: true}})
-		if at := rt.boundTo(); at.Worker != 1 {
+		d := newTestDispatch(h, &plan.Plan{Session: plan.Session{Key: "s", Final: true}})
+		if at := d.boundTo(); at.Worker != 1 {
 			t.Fatalf("bound to %s", at)
 		}
 		if anew {
 			bind(2)
 		}
-		rt.endTurn(true)
+		d.endTurn(true)
 		if b, ok := store.Peek("s"); ok != anew || anew && b.Target.Worker != 2 {
 			t.Errorf("bound anew %v: after the last turn %+v, %v", anew, b, ok)
 		}

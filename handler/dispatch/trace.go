@@ -26,9 +26,9 @@ const (
 	longestTraced = 256
 )
 
-// routeTrace traces a request. It is nil, and does nothing, unless Caddy's tracing directive
-// traces the request.
-type routeTrace struct {
+// dispatchTrace traces a request. It is nil, and its methods do nothing, unless Caddy's
+// tracing directive traces the request.
+type dispatchTrace struct {
 	tracer trace.Tracer
 	ctx    context.Context // has the span
 	span   trace.Span
@@ -41,7 +41,7 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	if !parent.IsRecording() {
 		return ctx
 	}
-	t := &routeTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
+	t := &dispatchTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
 		attribute.String("kv_router.pool", d.Pool.Name),
 		attribute.Bool("kv_router.session", d.plan.Session.Key != ""), // the key is a secret
@@ -62,7 +62,7 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 
 // selected records an attempt's choice, which began at the given time, with the chosen
 // candidate's terms.
-func (t *routeTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
+func (t *dispatchTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
 	if t == nil {
 		return
 	}
@@ -100,8 +100,8 @@ func (t *routeTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
 	span.End()
 }
 
-// retried records that an attempt is made again.
-func (t *routeTrace) retried(a *attempt, reason string) {
+// retried records a retry after an attempt.
+func (t *dispatchTrace) retried(a *attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(
 			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
@@ -110,7 +110,7 @@ func (t *routeTrace) retried(a *attempt, reason string) {
 
 // carry makes the request's span the engine's parent. If header_up removed Caddy's own,
 // nothing is added.
-func (t *routeTrace) carry(req *http.Request) *http.Request {
+func (t *dispatchTrace) carry(req *http.Request) *http.Request {
 	if t == nil {
 		return req
 	}
@@ -126,8 +126,7 @@ func (t *routeTrace) carry(req *http.Request) *http.Request {
 	return req
 }
 
-// end ends the request's span.
-func (t *routeTrace) end(r *Report) {
+func (t *dispatchTrace) end(r *Report) {
 	if t == nil {
 		return
 	}

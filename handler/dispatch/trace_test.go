@@ -11,37 +11,37 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// tracedRoute is a route whose worker is chosen, and its request.
-func tracedRoute(tb testing.TB, ctx context.Context) (*Dispatch, *http.Request) {
+// tracedDispatch is a dispatch whose worker is chosen, and its request.
+func tracedDispatch(tb testing.TB, ctx context.Context) (*Dispatch, *http.Request) {
 	tb.Helper()
 	h := testHandler(tb, "127.0.0.1:1")
 	p := &plan.Plan{Model: "m", Wishes: plan.Wishes{Ext: &plan.NoExt}}
-	rt := newTestRoute(h, p)
-	rt.takeScratch()
-	if !rt.candidates(h.ReverseProxy.Upstreams, rt.start) {
+	d := newTestDispatch(h, p)
+	d.takeScratch()
+	if !d.candidates(h.ReverseProxy.Upstreams, d.start) {
 		tb.Fatal("no candidate")
 	}
-	rt.book(rt.start)
+	d.book(d.start)
 	req := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/chat/completions", http.NoBody)
 	req.Header.Set("Traceparent", "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01")
-	return rt, req
+	return d, req
 }
 
 // walk does for a request all that tracing does.
-func (rt *Dispatch) walk(req *http.Request) {
-	rt.startTrace(req.Context())
-	rt.trace.selected(rt, rt.attempt, rt.start)
-	rt.sent = rt.trace.carry(rt.request(req, new(atomic.Int32)))
-	rt.trace.retried(rt.attempt, "broken")
-	rt.trace.end(&Report{Outcome: outcomeOK, Prompt: -1, Completion: -1, Cached: -1})
+func (d *Dispatch) walk(req *http.Request) {
+	d.startTrace(req.Context())
+	d.trace.selected(d, d.attempt, d.start)
+	d.sent = d.trace.carry(d.request(req, new(atomic.Int32)))
+	d.trace.retried(d.attempt, "broken")
+	d.trace.end(&Report{Outcome: outcomeOK})
 }
 
 // TestUntracedRequestsCostNoAllocation has a request whose Caddy does not trace.
 func TestUntracedRequestsCostNoAllocation(t *testing.T) {
-	rt, req := tracedRoute(t, t.Context())
-	untraced := testing.AllocsPerRun(100, func() { rt.walk(req) })
-	without := testing.AllocsPerRun(100, func() { rt.sent = rt.request(req, new(atomic.Int32)) })
-	if untraced != without || rt.trace != nil {
+	d, req := tracedDispatch(t, t.Context())
+	untraced := testing.AllocsPerRun(100, func() { d.walk(req) })
+	without := testing.AllocsPerRun(100, func() { d.sent = d.request(req, new(atomic.Int32)) })
+	if untraced != without || d.trace != nil {
 		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
 	}
 }
@@ -58,10 +58,10 @@ func BenchmarkTrace(b *testing.B) {
 		ctx  context.Context
 	}{{"off", context.Background()}, {"on", traced}} {
 		b.Run(c.name, func(b *testing.B) {
-			rt, req := tracedRoute(b, c.ctx)
+			d, req := tracedDispatch(b, c.ctx)
 			b.ReportAllocs()
 			for b.Loop() {
-				rt.walk(req)
+				d.walk(req)
 			}
 		})
 	}

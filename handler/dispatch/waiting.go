@@ -12,7 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// waiting is what a request has to do with full workers.
+// waiting is the state of a request in the queue.
 type waiting struct {
 	granted    *pool.Worker  // the queue has taken a slot of it for the next attempt
 	waited     time.Duration // in the queue, over all attempts
@@ -20,12 +20,13 @@ type waiting struct {
 	left       error         // the client's context ended meanwhile
 }
 
-// await waits in the queue until the request can go on, with a granted slot or without a
-// worker to wait for. It returns false if the request was turned away, or its client left.
+// await waits in the queue. It returns true if the request can go on, with a granted slot or
+// because no worker is worth waiting for. It returns false if the request was turned away, or
+// its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
 	limit := set.MaxWait - d.wait.waited
-	if d.held.resp != nil { // the client of a held refusal could ask again after its Retry-After
+	if d.held.resp != nil { // its client could ask again after the Retry-After
 		if wait := retryAfter(d.held.resp.Header, time.Now()); wait > 0 {
 			limit = min(limit, wait)
 		}
@@ -60,8 +61,8 @@ func (d *Dispatch) turnAway(status int, code, incident string, err error) {
 	}
 }
 
-// leave returns the upstream of a request that waits no more and has no worker. For an error
-// it is no worker's upstream: Caddy counts errors against upstreams.
+// leave returns the upstream of a request that stops waiting without a worker. For an error
+// that is no worker's upstream: Caddy counts errors against upstreams.
 func (d *Dispatch) leave() *reverseproxy.Upstream {
 	d.giveBackGranted()
 	d.exhausted = true
@@ -71,17 +72,18 @@ func (d *Dispatch) leave() *reverseproxy.Upstream {
 	return noUpstream
 }
 
-// takeSlot takes a slot of the chosen worker. It returns false if the worker filled up
+// takeSlot takes a slot of an attempt's worker. It returns false if the worker filled up
 // meanwhile, or a queued request has first claim to its room.
-func (d *Dispatch) takeSlot(w *pool.Worker) bool {
+func (d *Dispatch) takeSlot(a *attempt) bool {
 	switch {
 	case !d.plan.Computes:
 		return true
-	case w == d.wait.granted:
-		d.wait.granted = nil
-		return true
+	case a.Worker == d.wait.granted:
+		d.wait.granted, a.slot = nil, true
+	default:
+		a.slot = d.Pool.Queue.TakeUnclaimed(a.Worker)
 	}
-	return d.Pool.Queue.TakeUnclaimed(w)
+	return a.slot
 }
 
 // giveBackGranted frees the slot that the queue has granted, if it was not used.

@@ -31,10 +31,10 @@ func setLimits(h *harness, limits ...int) []*pool.Worker {
 func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 2)[0]
-	one, _ := plannedRoute(t, h, 10)
-	two, _ := plannedRoute(t, h, 10)
-	for i, rt := range []*Dispatch{one, two} {
-		if up := rt.Select(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
+	one, _ := plannedDispatch(t, h, 10)
+	two, _ := plannedDispatch(t, h, 10)
+	for i, d := range []*Dispatch{one, two} {
+		if up := d.Select(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
 			t.Fatalf("got %v", up)
 		}
 		if n := w.Slots.Running.Load(); n != int64(i+1) {
@@ -59,7 +59,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	h := testHandler(t, "a:1")
 	w := setLimits(h, 1)[0]
 	w.Slots.Take()
-	first := newTestRoute(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
+	first := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
 	first.offered = h.ReverseProxy.Upstreams
 	granted := make(chan *pool.Worker, 1)
 	go func() {
@@ -69,14 +69,14 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	for h.pool.Queue.Length.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	rt, _ := plannedRoute(t, h, 10)
+	d, _ := plannedDispatch(t, h, 10)
 	w.Slots.Running.Add(-1)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if up := rt.Select(ctx, h.ReverseProxy.Upstreams); up != noUpstream {
+	if up := d.Select(ctx, h.ReverseProxy.Upstreams); up != noUpstream {
 		t.Errorf("the newcomer got %v", up)
 	}
-	rt.End()
+	d.End()
 	if got := <-granted; got != w {
 		t.Errorf("the request that waited got %v", got)
 	}
@@ -94,21 +94,21 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 	ups := h.ReverseProxy.Upstreams
 	for _, v := range []struct {
 		name    string
-		prepare func(rt *Dispatch)
+		prepare func(d *Dispatch)
 		want    int // position of the worker, -1 if none
 	}{
 		{"Used", func(*Dispatch) { workers[1].Slots.Take() }, 0},
 		{"MarkedDown", func(*Dispatch) { workers[0].Health.Fail(time.Now(), time.Now(), 0, false) }, 0},
-		{"Tried", func(rt *Dispatch) { rt.tried = append(rt.tried, workers[0]) }, 1},
+		{"Tried", func(d *Dispatch) { d.tried = append(d.tried, workers[0]) }, 1},
 		{"NeverAsked", nil, -1},
 	} {
 		t.Run(v.name, func(t *testing.T) {
-			rt, _ := plannedRoute(t, h, 10)
+			d, _ := plannedDispatch(t, h, 10)
 			workers[0].Slots.Take()
-			rt.wait.granted = workers[0]
+			d.wait.granted = workers[0]
 			if v.prepare != nil {
-				v.prepare(rt)
-				if up := rt.Select(context.Background(), ups); up != ups[v.want] {
+				v.prepare(d)
+				if up := d.Select(context.Background(), ups); up != ups[v.want] {
 					t.Errorf("got %v, want %v", up, ups[v.want])
 				}
 			}
@@ -117,7 +117,7 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 					t.Errorf("%s has %d slots taken, want 1", w.Dial, n)
 				}
 			}
-			rt.End()
+			d.End()
 			for _, w := range workers {
 				w.Health = pool.Health{}
 			}
@@ -153,11 +153,11 @@ func BenchmarkChoose(b *testing.B) {
 			p.Score.Blocks = nil // the cache model is not what is measured
 			b.ReportAllocs()
 			for b.Loop() {
-				rt := newTestRoute(h, p)
-				if rt.Select(b.Context(), ups) == nil {
+				d := newTestDispatch(h, p)
+				if d.Select(b.Context(), ups) == nil {
 					b.Fatal("no worker")
 				}
-				rt.End()
+				d.End()
 			}
 		})
 	}

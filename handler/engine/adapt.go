@@ -46,32 +46,22 @@ type Settings struct {
 	DynamoInstance uint64
 }
 
-// Switch is a setting that may depend on what an engine reports.
-type Switch uint8
+// Switch is a setting that may depend on what an engine reports: On, Off, and Auto
+// or empty.
+type Switch string
 
 // The switches.
 const (
-	Auto Switch = iota
-	On
-	Off
+	Auto Switch = "auto"
+	On   Switch = "on"
+	Off  Switch = "off"
 )
 
-// ParseSwitch returns the switch for a word: `on`, `off`, and `auto` or nothing.
-// It is not ok for anything else.
-func ParseSwitch(word string) (s Switch, ok bool) {
-	switch word {
-	case "", "auto":
-		return Auto, true
-	case "on":
-		return On, true
-	case "off":
-		return Off, true
-	}
-	return Auto, false
-}
+// Known returns whether there is such a switch.
+func (s Switch) Known() bool { return s == "" || s == Auto || s == On || s == Off }
 
 // or returns whether the switch is on. Auto follows what the engine reported.
-func (s Switch) or(reported bool) bool { return s == On || s == Auto && reported }
+func (s Switch) or(reported bool) bool { return s == On || s != Off && reported }
 
 // Header is a request header. The engine gets this value instead of the client's.
 type Header struct {
@@ -148,36 +138,36 @@ func Speaks(e *nvext.Ext) bool {
 
 // Adapt puts a request into the engine's own members and headers. It edits r.Body.
 func (e *Engine) Adapt(r *Request) Adapted {
-	f := fit{Request: r, Engine: e, said: said(r.Ext)}
-	if e.Type == Dynamo {
-		f.toDynamo()
-		return f.Adapted
-	}
-	if e.TakesRank() && f.Ranks > 1 {
+	f := fit{Request: r, Engine: e, kind: kindOf(e.Type), said: said(r.Ext)}
+	if f.Ranks > 1 && e.TakesRank() {
 		f.header(HeaderRank, strconv.FormatUint(uint64(f.Rank), 10))
 	}
-	if e.Type == SGLang {
-		f.sglangRank()
-		f.sglangSessions()
+	if f.always != nil {
+		f.always(&f)
 	}
-	if f.cutNVExt() {
-		f.greedy()
-		f.giveTokens()
-		f.cacheSalt()
-		switch e.Type {
-		case VLLM:
-			f.toVLLM()
-		case SGLang:
-			f.toSGLang()
-		case TRTLLM:
-			f.toTRTLLM()
-		case LlamaCpp:
-			f.toLlamaCpp()
-		}
+	if f.readsNVExt {
+		return f.Adapted
 	}
-	f.guard()
+	if f.Body != nil {
+		f.Body.CutNVExt()
+		f.fields()
+		f.guard()
+	}
 	f.Lacks |= f.said
 	return f.Adapted
+}
+
+// fields gives the engine the fields of nvext.
+func (f *fit) fields() {
+	if f.said == 0 {
+		return
+	}
+	f.greedy()
+	f.giveTokens()
+	f.cacheSalt()
+	if f.adapt != nil {
+		f.adapt(f)
+	}
 }
 
 // HeaderRank is vLLM's header for the rank, in the canonical form of net/http.
@@ -188,37 +178,14 @@ const HeaderRank = "X-Data-Parallel-Rank"
 type fit struct {
 	*Request
 	*Engine
+	*kind
 	Adapted
 	said      Fields        // the fields that the engine did not get yet
 	samplings []*api.Editor // see sampling
 	scope     string        // of the salt, see sglangSessions
 }
 
-// The names of APIs.
-const (
-	apiChat        = "chat"
-	apiCompletions = "completions"
-	apiResponses   = "responses"
-	apiMessages    = "messages"
-	apiGenerate    = "generate" // SGLang's
-	apiTokens      = "tokens"   // vLLM's /inference/v1/generate
-)
-
 func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
-
-// cutNVExt removes nvext from the body. It returns false if nothing else is to be
-// done. Only TensorRT-LLM refuses a null member that it does not know.
-func (f *fit) cutNVExt() bool {
-	if f.Body == nil {
-		return false
-	}
-	if f.Type == TRTLLM {
-		f.Body.Cut("nvext")
-	} else {
-		f.Body.CutNVExt()
-	}
-	return f.said != 0
-}
 
 // takes returns whether the caller must give a field to the engine: the client
 // said it, and the engine accepts it (ok). The field is then dealt with.
@@ -236,8 +203,8 @@ func (f *fit) header(name, value string) {
 
 // greedy asks for the likeliest token each time: temperature 0.
 func (f *fit) greedy() {
-	all, ok := []*api.Editor{f.Body}, f.on(apiChat, apiCompletions, apiResponses, apiMessages)
-	if f.said&GreedSampling != 0 && f.on(apiGenerate, apiTokens) {
+	all, ok := []*api.Editor{f.Body}, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameMessages)
+	if f.said&GreedSampling != 0 && f.on(api.NameGenerate, api.NameTokens) {
 		all, ok = f.sampling()
 	}
 	if f.takes(GreedSampling, ok) {
@@ -259,6 +226,8 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 	}
 	return f.samplings, f.samplings != nil
 }
+
+const nameBudget = "thinking_token_budget" // vLLM's and TensorRT-LLM's
 
 func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
 

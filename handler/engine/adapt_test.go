@@ -255,13 +255,12 @@ func TestBodyThatWasNotRead(t *testing.T) {
 }
 
 func TestSwitch(t *testing.T) {
-	for word, want := range map[string]Switch{"": Auto, "auto": Auto, "on": On, "off": Off} {
-		if s, ok := ParseSwitch(word); s != want || !ok {
-			t.Errorf("%q is %v, %v", word, s, ok)
+	for s, want := range map[Switch][3]bool{ // known; on if the engine reports nothing, if it reports yes
+		"": {true, false, true}, Auto: {true, false, true}, On: {true, true, true}, Off: {true, false, false}, "true": {},
+	} {
+		if got := [3]bool{s.Known(), s.Known() && s.or(false), s.Known() && s.or(true)}; got != want {
+			t.Errorf("%q: %v, want %v", s, got, want)
 		}
-	}
-	if _, ok := ParseSwitch("true"); ok {
-		t.Error("true is a switch")
 	}
 }
 

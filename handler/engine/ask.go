@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,91 +61,67 @@ func (t Info) Or(before Info) Info {
 	if t.KVTokens == 0 && t.BlockSize == 0 { // the same page reports all of these
 		t.Priority, t.LowFirst, t.PriorityEviction, t.StrictThinking = before.Priority, before.LowFirst, before.PriorityEviction, before.StrictThinking
 	}
-	orDefault(&t.Version, before.Version)
-	orDefault(&t.KVTokens, before.KVTokens)
-	orDefault(&t.BlockSize, before.BlockSize)
-	orDefault(&t.DPSize, before.DPSize)
-	orDefault(&t.ContextTokens, before.ContextTokens)
-	orDefault(&t.MaxRunning, before.MaxRunning)
-	orDefault(&t.Started, before.Started)
-	orDefault(&t.Life, before.Life)
+	t.Version, t.Life = cmp.Or(t.Version, before.Version), cmp.Or(t.Life, before.Life)
+	t.KVTokens, t.BlockSize = cmp.Or(t.KVTokens, before.KVTokens), cmp.Or(t.BlockSize, before.BlockSize)
+	t.DPSize, t.MaxRunning = cmp.Or(t.DPSize, before.DPSize), cmp.Or(t.MaxRunning, before.MaxRunning)
+	t.ContextTokens = cmp.Or(t.ContextTokens, before.ContextTokens)
+	if t.Started.IsZero() {
+		t.Started = before.Started
+	}
 	return t
 }
 
-func orDefault[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
-}
+// OmitsZeroCached returns whether the engine's answers omit a count of 0 cached tokens.
+func (t Info) OmitsZeroCached() bool { return kindOf(t.Type).omitsZeroCached }
 
 // Ask finds out the engine type of a server, and what it reports. The result's
 // Type is empty if the answers show nothing.
 func Ask(get Get) Info {
 	s := &server{get: get, had: make(map[string]answer)}
-	kind := s.kind("")
-	if kind == "" {
+	k := s.kind(kinds)
+	if k == nil {
 		if status, _ := s.ask(pathModels); status == 200 {
 			return Info{Type: Other, Unsure: s.gone}
 		}
 	}
-	if kind == "" || s.gone {
+	if k == nil || s.gone {
 		return Info{}
 	}
-	return s.info(kind)
+	return s.info(k)
 }
 
 // AskAs asks a server of an expected type what it reports. The result's Type is
 // what the answers show, which may be another type; empty if they show nothing.
-func AskAs(kind string, get Get) Info {
+func AskAs(name string, get Get) Info {
 	s := &server{get: get, had: make(map[string]answer)}
-	if owner := s.owner(); owner != "" {
-		kind = owner
+	k := cmp.Or(s.owner(), kindOf(name))
+	info := s.info(k)
+	if s.kind([]*kind{k}) == nil {
+		info.Type = ""
 	}
-	info := s.info(kind)
-	info.Type = s.kind(kind)
 	if s.gone {
 		return Info{}
 	}
 	return info
 }
 
-// types are how a server shows its type, if its list of models does not, and how
-// to read its Info. A question with an effect comes late: reading TensorRT-LLM's
-// metrics takes them from their other readers.
-var types = []struct {
-	name  string
-	shows func(*server) bool
-	read  func(*server, *Info)
-}{
-	{SGLang, (*server).isSGLang, (*server).readSGLang},
-	{TRTLLM, (*server).isTRTLLM, (*server).readTRTLLM},
-	{LlamaCpp, (*server).isLlamaCpp, (*server).readLlamaCpp},
-	{Dynamo, (*server).isDynamo, (*server).readDynamo},
-	{VLLM, (*server).isVLLM, (*server).readVLLM},
-}
-
-// kind returns the type that the server shows, empty if it shows none. It tests
-// for one type only, if that is not empty.
-func (s *server) kind(only string) string {
-	if owner := s.owner(); owner != "" {
+// kind returns the type that the server shows, of these types or by its list of
+// models. It returns nil if the server shows none.
+func (s *server) kind(of []*kind) *kind {
+	if owner := s.owner(); owner != nil {
 		return owner
 	}
-	for _, t := range types {
-		if (only == "" || only == t.name) && t.shows(s) {
-			return t.name
-		}
+	if i := slices.IndexFunc(of, func(k *kind) bool { return k.shows != nil && k.shows(s) }); i >= 0 {
+		return of[i]
 	}
-	return ""
+	return nil
 }
 
 // info reads what servers of a type report.
-func (s *server) info(kind string) Info {
-	info := Info{Type: kind}
-	for _, t := range types {
-		if t.name == kind {
-			t.read(s, &info)
-		}
+func (s *server) info(k *kind) Info {
+	info := Info{Type: k.name}
+	if k.read != nil {
+		k.read(s, &info)
 	}
 	return info
 }
@@ -188,12 +166,15 @@ const (
 	pathMetrics    = "/metrics"
 )
 
-// owners are the types by the owner in the list of models. Other servers write
-// anything there.
-var owners = map[string]string{"vllm": VLLM, "sglang": SGLang, "tensorrt_llm": TRTLLM, "llamacpp": LlamaCpp}
-
-// owner returns the type that the list of models names, empty if it names none.
-func (s *server) owner() string { return owners[s.ownedBy()] }
+// owner returns the type that the list of models names, nil if it names none. Other
+// servers write anything there.
+func (s *server) owner() *kind {
+	by := s.ownedBy()
+	if i := slices.IndexFunc(kinds, func(k *kind) bool { return k.owner != "" && k.owner == by }); i >= 0 {
+		return kinds[i]
+	}
+	return nil
+}
 
 // ownedBy returns the owner in the list of models.
 func (s *server) ownedBy() string { return s.json(pathModels).Get("data.0.owned_by").Str }

@@ -5,14 +5,26 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// isDynamo returns whether the server is a Dynamo frontend, by its metrics. The
-// frontend is a router itself: it reports no capacity, and chooses worker and rank.
-// isDynamo does not ask for /health, which some servers answer by sending a request
-// to each of their models.
+// Dynamo is NVIDIA Dynamo's frontend.
+const Dynamo = "dynamo"
+
+// dynamo is a router itself: it gets nvext, and chooses worker and rank.
+var dynamo = kind{
+	name: Dynamo, shows: (*server).isDynamo, read: (*server).readDynamo,
+	salts:      salted{sure: []string{api.NameChat, api.NameCompletions}, since: []int{1, 3}, everywhere: true},
+	always:     (*fit).toDynamo,
+	tokenize:   (*Question).askDynamo,
+	readsNVExt: true,
+}
+
+// isDynamo returns whether the server is a Dynamo frontend, by its metrics. It does
+// not ask for /health: some servers answer that by sending a request to each of their
+// models.
 func (s *server) isDynamo() bool {
 	owner := s.ownedBy() // empty while the server has no model
 	if owner != "nvidia" && (owner != "" || s.isTRTLLM()) {

@@ -10,23 +10,6 @@ import (
 	"strings"
 )
 
-// Engine types, as configurations name them.
-const (
-	VLLM     = "vllm"
-	SGLang   = "sglang"
-	TRTLLM   = "trtllm"
-	LlamaCpp = "llamacpp"
-	Dynamo   = "dynamo"
-	// Other is a server of none of these types.
-	Other = "other"
-)
-
-// Names are all engine types.
-var Names = []string{VLLM, SGLang, TRTLLM, LlamaCpp, Dynamo, Other}
-
-// Known returns whether an engine type has that name.
-func Known(name string) bool { return slices.Contains(Names, name) }
-
 // Engine is what the router knows of one engine.
 type Engine struct {
 	// Type is one of Names: the operator's, or else the one that the engine shows.
@@ -37,21 +20,83 @@ type Engine struct {
 	Settings Settings
 }
 
+// kind is an engine type. Its functions cannot use kinds, which depends on them.
+type kind struct { // one field for each difference
+	// name is the type's name in configurations.
+	name string
+	// owner is the type's `owned_by` in /v1/models, if that identifies the type.
+	owner string
+	// shows returns whether a server is of this type. nil: only owner shows that.
+	shows func(*server) bool
+	// read reads what the server reports. nil: the type reports nothing.
+	read func(*server, *Info)
+	// takesRank returns whether a request can name its data-parallel rank in
+	// HeaderRank. nil: it cannot, and the engine chooses the rank itself.
+	takesRank func(Info) bool
+	// paths are the ends of further paths at which the engine uses a model.
+	paths []string
+	// salts says where the engine takes cache salts. Zero: nowhere.
+	salts salted
+	// tokens are the members for token ids, by API. Completions need none here.
+	tokens map[string]string
+	// steers are members that do what nvext needs a grant for. nil: none.
+	steers []steering
+	// always edits each request. nil: nothing.
+	always func(*fit)
+	// adapt sets the engine's own members for nvext. nil: nothing.
+	adapt func(*fit)
+	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.
+	tokenize func(*Question, Post) []byte
+	// omitsZeroCached: answers omit a count of 0 cached tokens.
+	omitsZeroCached bool
+	// readsNVExt: the engine is a router, which gets nvext and acts on it itself.
+	readsNVExt bool
+}
+
+// kinds are all engine types. The router tests a server for one after the other. A
+// test with an effect comes late: reading TensorRT-LLM's metrics takes them from
+// their other readers.
+var kinds = []*kind{&sglang, &trtllm, &llamaCpp, &dynamo, &vllm, &other}
+
+// Names are all engine types.
+var Names = func() (all []string) {
+	for _, k := range kinds {
+		all = append(all, k.name)
+	}
+	return all
+}()
+
+// Known returns whether an engine type has that name.
+func Known(name string) bool { return slices.Contains(Names, name) }
+
+// Shows returns whether engines of a type show that in their answers. It returns
+// false for Other and for an unknown type.
+func Shows(name string) bool { return kindOf(name) != &other }
+
+// kindOf returns the engine type of that name, other if there is none.
+func kindOf(name string) *kind {
+	for _, k := range kinds {
+		if k.name == name {
+			return k
+		}
+	}
+	return &other
+}
+
 // TakesRank returns whether the router can choose the engine's data-parallel rank
 // for a request. Other engines choose it themselves.
 func (e *Engine) TakesRank() bool {
-	switch e.Type {
-	case VLLM:
-		return !before(e.Info.Version, 0, 11, 0) // it ignores the header
-	case TRTLLM, LlamaCpp, Dynamo:
-		return false
-	}
-	return true
+	takes := kindOf(e.Type).takesRank
+	return takes != nil && takes(e.Info)
 }
+
+// ReadsNVExt returns whether the engine gets nvext and acts on it itself.
+func (e *Engine) ReadsNVExt() bool { return kindOf(e.Type).readsNVExt }
 
 // before returns whether a version is older than another one. It returns false for
 // a version that it cannot read, such as that of a private build.
 func before(version string, than ...int) bool {
+	version = strings.TrimPrefix(version, "v")
 	for _, want := range than {
 		digits := len(version) - len(strings.TrimLeft(version, "0123456789"))
 		n, err := strconv.Atoi(version[:digits])
@@ -87,11 +132,10 @@ func PostTo(path string) string {
 	return ""
 }
 
-// inferences are the ends of the paths outside the clients' APIs at which vLLM,
-// SGLang, TensorRT-LLM, llama.cpp or Dynamo uses a model.
+// inferences are the ends of the paths outside the clients' APIs at which engines of
+// several types use a model.
 var inferences = []string{
-	"/" + Invocations, "/vertex_generate", "/generate_from_file", "/generate", "/chat", "/encode", "/embed", "/embedding",
-	"/completion", "/infill", "/reranking", "/generative_scoring", "/chat/completions/batch", "/completions/batch",
+	"/" + Invocations, "/generate", "/chat", "/embed", "/generative_scoring", "/chat/completions/batch", "/completions/batch",
 	"/audio/transcriptions", "/audio/translations", "/audio/speech", "/images/generations", "/images/edits", "/images/variations",
 	"/videos", "/predict", "/judge",
 }
@@ -100,5 +144,7 @@ var inferences = []string{
 // the clients' APIs.
 func Infers(path string) bool {
 	path = strings.TrimRight(path, "/")
-	return slices.ContainsFunc(inferences, func(end string) bool { return strings.HasSuffix(path, end) })
+	ends := func(end string) bool { return strings.HasSuffix(path, end) }
+	return slices.ContainsFunc(inferences, ends) ||
+		slices.ContainsFunc(kinds, func(k *kind) bool { return slices.ContainsFunc(k.paths, ends) })
 }

@@ -91,7 +91,8 @@ func FuzzAdapt(f *testing.F) {
 			ext.Tenant = "a \"tenant\""
 		}
 		r.Salt = ext.Salt(parsed.Salt)
-		r.Settings = Settings{Priority: Switch(bits >> 8 & 1), ThinkingBudget: Switch(bits >> 9 & 1)}
+		switches := [...]Switch{Auto, On}
+		r.Settings = Settings{Priority: switches[bits>>8&1], ThinkingBudget: switches[bits>>9&1]}
 		if bit(15) {
 			r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off
 		}

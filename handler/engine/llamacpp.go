@@ -1,11 +1,27 @@
 package engine
 
 import (
+	"cmp"
 	"net/http"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
+
+// LlamaCpp is llama.cpp's server.
+const LlamaCpp = "llamacpp"
+
+// llamaCpp takes no salt: each slot keeps the cache of its last prompt, and any other
+// prompt may share it.
+var llamaCpp = kind{
+	name: LlamaCpp, owner: "llamacpp", shows: (*server).isLlamaCpp, read: (*server).readLlamaCpp,
+	paths:    []string{"/completion", "/infill", "/embedding", "/reranking"},
+	steers:   []steering{{"id_slot", nvext.Pins, nil}},
+	adapt:    (*fit).toLlamaCpp,
+	tokenize: (*Question).askLlamaCpp,
+}
 
 func (s *server) isLlamaCpp() bool {
 	props := s.json("/props")
@@ -19,15 +35,15 @@ func (s *server) readLlamaCpp(info *Info) {
 	props := s.json("/props")
 	info.Version = cleaned(props.Get("build_info").Str)
 	info.MaxRunning = within(count(props.Get("total_slots")), 1<<16)
-	info.ContextTokens = count(props.Get("default_generation_settings.n_ctx"))
-	orDefault(&info.ContextTokens, count(props.Get("n_ctx"))) // older versions
+	now, older := props.Get("default_generation_settings.n_ctx"), props.Get("n_ctx")
+	info.ContextTokens = cmp.Or(count(now), count(older))
 	info.KVTokens = info.ContextTokens
 }
 
 // toLlamaCpp sets the members of llama.cpp's server, which ignores unknown ones:
 // older versions do not limit reasoning.
 func (f *fit) toLlamaCpp() {
-	if f.takes(MaxThinkingTokens, f.on(apiChat) && f.Settings.ThinkingBudget != Off) {
+	if f.takes(MaxThinkingTokens, f.on(api.NameChat) && f.Settings.ThinkingBudget != Off) {
 		f.integer("thinking_budget_tokens", int64(f.Ext.MaxThinkingTokens.Value))
 	}
 }
@@ -36,7 +52,7 @@ func (f *fit) toLlamaCpp() {
 // it does for a chat that it answers (tools/server).
 func (q *Question) askLlamaCpp(post Post) []byte {
 	text := q.Text
-	if q.API == apiChat {
+	if q.API == api.NameChat {
 		status, answer := post("/apply-template", q.whole())
 		prompt := gjson.GetBytes(answer, "prompt")
 		if status != http.StatusOK || prompt.Type != gjson.String || !gjson.ValidBytes(answer) {

@@ -1,12 +1,38 @@
 package engine
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/tidwall/gjson"
 )
+
+// SGLang is SGLang's server.
+const SGLang = "sglang"
+
+// sglang isolates the prompts of /generate by salt, too.
+var sglang = kind{
+	name: SGLang, owner: "sglang", shows: (*server).isSGLang, read: (*server).readSGLang,
+	takesRank: func(Info) bool { return true },
+	paths:     []string{"/vertex_generate", "/generate_from_file", "/encode"},
+	salts: salted{
+		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameGenerate}, since: []int{0, 5, 4},
+		also: []string{Invocations},
+	},
+	tokens: map[string]string{api.NameChat: "input_ids", api.NameGenerate: "input_ids"},
+	steers: append(slices.Clone(rankSteering),
+		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
+	always:          (*fit).sglangAlways,
+	adapt:           (*fit).toSGLang,
+	tokenize:        (*Question).askSGLang,
+	omitsZeroCached: true,
+}
+
+const nameRetention, nameExtraKey = "retention_seconds", "extra_key"
 
 // sglangInfo returns /server_info, or /get_server_info of older versions.
 func (s *server) sglangInfo() gjson.Result {
@@ -27,15 +53,12 @@ func (s *server) readSGLang(to *Info) {
 	info := s.sglangInfo()
 	first := info.Get("internal_states.0")
 	yes := func(name string) bool { return info.Get(name).Type == gjson.True }
-	to.ContextTokens = s.contextTokens()
+	to.ContextTokens = cmp.Or(s.contextTokens(), count(info.Get("context_length")))
 	to.Version = readVersion(info)
-	to.KVTokens = count(info.Get("max_total_num_tokens"))
-	orDefault(&to.KVTokens, count(first.Get("memory_usage.token_capacity")))
+	to.KVTokens = cmp.Or(count(info.Get("max_total_num_tokens")), count(first.Get("memory_usage.token_capacity")))
 	to.BlockSize = within(count(info.Get("page_size")), maxBlockSize)
 	to.DPSize = within(count(info.Get("dp_size")), maxRanks)
-	orDefault(&to.ContextTokens, count(info.Get("context_length")))
-	running := count(first.Get("effective_max_running_requests_per_dp"))
-	orDefault(&running, count(info.Get("max_running_requests")))
+	running := cmp.Or(count(first.Get("effective_max_running_requests_per_dp")), count(info.Get("max_running_requests")))
 	to.MaxRunning = within(running, maxCount)
 	to.NoPrefixCache = yes("disable_radix_cache")
 	to.Priority = yes("enable_priority_scheduling")
@@ -50,51 +73,82 @@ func (s *server) readSGLang(to *Info) {
 	}
 }
 
+// sglangAlways sets the rank in the body, too: version and path decide whether SGLang
+// heeds the header or the body. In newer versions the older name is an alias: the
+// client's value must not win. It also scopes the client's sessions.
+func (f *fit) sglangAlways() {
+	if f.Body == nil {
+		return
+	}
+	if f.Ranks > 1 {
+		if f.Info.Version == "" || before(f.Info.Version, 0, 5, 10) {
+			f.integer(nameOldRank, int64(f.Rank))
+		} else {
+			f.Body.Cut(nameOldRank)
+		}
+		f.integer(nameRank, int64(f.Rank))
+	}
+	f.sglangSessions()
+}
+
 // toSGLang sets SGLang's own members. A higher priority is earlier, unless
 // --schedule-low-priority-values-first reverses that. SGLang heeds priorities with
 // --enable-priority-scheduling; its cache does with --radix-eviction-policy
 // priority. A limit of reasoning needs --enable-strict-thinking.
 func (f *fit) toSGLang() {
+	f.extraKey()
 	f.sessionParams()
-	own := f.on(apiChat, apiCompletions, apiGenerate)
-	evicts := f.evicts()
-	if f.takes(Priority, own && (evicts || f.Settings.Priority.or(f.Info.Priority))) {
+	own := f.on(api.NameChat, api.NameCompletions, api.NameGenerate)
+	if f.takes(Priority, own && f.sglangOrders()) {
 		n := int64(f.Ext.AgentHints.Priority.Value)
 		if f.Info.LowFirst {
 			n = -n
 		}
 		f.integer(namePriority, n)
 	}
-	if f.takes(CacheControl, own && evicts) {
+	if f.takes(CacheControl, own && f.sglangEvicts()) {
 		f.integer(nameRetention, int64(f.Ext.CacheTTL.Value/time.Second))
 	}
 	f.sglangThinking(own)
 }
 
-// sglangRank sets the rank in the body, too: version and path decide whether
-// SGLang heeds the header or the body. In newer versions the older name is an
-// alias: the client's value must not win.
-func (f *fit) sglangRank() {
-	if f.Ranks < 2 || f.Body == nil {
-		return
-	}
-	if f.Info.Version == "" || before(f.Info.Version, 0, 5, 10) {
-		f.integer(nameOldRank, int64(f.Rank))
-	} else {
-		f.Body.Cut(nameOldRank)
-	}
-	f.integer(nameRank, int64(f.Rank))
+// sglangEvicts returns whether SGLang's cache evicts low priorities first.
+func (e *Engine) sglangEvicts() bool { return e.Info.PriorityEviction && e.Settings.Priority != Off }
+
+// sglangOrders returns whether SGLang heeds priorities, in its cache or its queue.
+func (e *Engine) sglangOrders() bool {
+	return e.sglangEvicts() || e.Settings.Priority.or(e.Info.Priority)
 }
 
-// evicts returns whether SGLang's cache evicts low priorities first.
-func (f *fit) evicts() bool { return f.Info.PriorityEviction && f.Settings.Priority != Off }
+// extraKey puts the salt before SGLang's other member that isolates caches. SGLang
+// joins the two: a client could otherwise turn its tenant's salt into another's.
+// Older versions of /generate know this member only, so there it is always set.
+func (f *fit) extraKey() {
+	salt := short(f.Ext.Salt(""), 0)
+	if salt == "" {
+		return
+	}
+	own := f.Body.Value(nameExtraKey)
+	if isNull(own) {
+		own = nil
+	}
+	switch {
+	case own == nil && !f.on(api.NameGenerate):
+	case len(own) > maxWritten:
+		f.text(nameExtraKey, salt+digest(own))
+	case own != nil && own[0] == '"':
+		f.Body.Set(nameExtraKey, behind(salt, own))
+	default: // none, or a list
+		f.text(nameExtraKey, salt+string(own))
+	}
+}
 
 func (f *fit) sglangThinking(own bool) {
 	if !own || f.said&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Info.StrictThinking) {
 		return
 	}
 	all, ok := []*api.Editor{f.Body}, true
-	if f.on(apiGenerate) {
+	if f.on(api.NameGenerate) {
 		all, ok = f.sampling()
 	}
 	for _, in := range all {
@@ -113,7 +167,7 @@ func (q *Question) askSGLang(post Post) []byte {
 	switch {
 	case q.says("chat_template", "reasoning", "truncate_prompt_tokens", "suffix"):
 		return nil
-	case q.API == apiChat:
+	case q.API == api.NameChat:
 		return tokenize(post, q.only("model", "messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message", "chat_template_kwargs"))
 	}
 	o := q.only("model")

@@ -33,23 +33,17 @@ type Question struct {
 // tokenizer, gives another answer, or would tokenize another prompt than it
 // computes. The engine computes nothing for it.
 func (e *Engine) Tokenize(q *Question, post Post) []byte {
-	switch {
-	case q.API == apiChat && q.Text == nil, q.API == apiCompletions && q.Text != nil:
-	case q.API == apiGenerate && q.Text != nil && e.Type == SGLang:
-	default:
+	k, fits := kindOf(e.Type), false
+	switch q.API {
+	case api.NameChat:
+		fits = q.Text == nil
+	case api.NameCompletions, api.NameGenerate: // an engine without token ids in the latter lacks that API
+		fits = q.Text != nil && k.tokenMember(q.API) != ""
+	}
+	if !fits || k.tokenize == nil {
 		return nil
 	}
-	switch e.Type {
-	case VLLM:
-		return q.askVLLM(post)
-	case SGLang:
-		return q.askSGLang(post)
-	case LlamaCpp:
-		return q.askLlamaCpp(post)
-	case Dynamo:
-		return q.askDynamo(post)
-	}
-	return nil // TensorRT-LLM has no tokenizer endpoint
+	return k.tokenize(q, post)
 }
 
 // whole returns the body without nvext, and without the members that ask for a
@@ -110,44 +104,34 @@ func tokensIn(status int, answer []byte, member string) []byte {
 	return nvext.AppendTokens(raw[:0], ids) // no longer than the list
 }
 
-// tokenMembers are the members for a prompt's token ids, by engine type and API.
-// All engines accept them in completions. In a chat, the ids of TensorRT-LLM and
-// SGLang replace the result of the template.
-var tokenMembers = map[string]map[string]tokenMember{
-	VLLM:   {apiTokens: {name: "token_ids"}},
-	SGLang: {apiChat: {name: "input_ids"}, apiGenerate: {name: "input_ids", instead: "text"}},
-	TRTLLM: {apiChat: {name: "prompt_token_ids"}},
-}
-
-// tokenMember is a member with token ids, and another member that it replaces.
-type tokenMember struct{ name, instead string }
-
-// memberFor returns the member for token ids. Its name is empty if there is none.
-// It does not hold for Dynamo, which reads nvext.
-func memberFor(kind, api string) tokenMember {
-	if api == apiCompletions {
-		return tokenMember{name: "prompt"}
+// tokenMember returns the member for token ids in an API, empty if there is none. All
+// engines accept ids as the prompt of completions. In a chat, the ids replace the
+// result of the template.
+func (k *kind) tokenMember(of string) string {
+	if of == api.NameCompletions {
+		return "prompt"
 	}
-	return tokenMembers[kind][api]
+	return k.tokens[of]
 }
 
 // TakesTokenData returns whether the engine accepts the ids of token_data as the
-// prompt of a request of an API. It returns false for Dynamo, which decides that
-// itself.
+// prompt of a request of an API. It returns false for an engine that reads nvext,
+// which decides that itself.
 func (e *Engine) TakesTokenData(api string) bool {
-	return e.Type != Dynamo && memberFor(e.Type, api).name != ""
+	k := kindOf(e.Type)
+	return !k.readsNVExt && k.tokenMember(api) != ""
 }
 
 // giveTokens makes the ids of token_data the engine's prompt, if the caller has
 // planned that and the engine accepts them.
 func (f *fit) giveTokens() {
-	to := memberFor(f.Type, f.API)
+	to := f.tokenMember(f.API)
 	at, ok := f.Body.NVExt()
-	if !f.takes(TokenData, ok && to.name != "" && f.GiveTokens) {
+	if !f.takes(TokenData, ok && to != "" && f.GiveTokens) {
 		return
 	}
-	f.Body.Set(to.name, f.Body.Text(at.Within(f.Ext.TokenSpan)))
-	if to.instead != "" {
-		f.Body.Cut(to.instead)
+	f.Body.Set(to, f.Body.Text(at.Within(f.Ext.TokenSpan)))
+	if f.on(api.NameGenerate) {
+		f.Body.Cut("text")
 	}
 }

@@ -3,7 +3,22 @@ package engine
 import (
 	"math"
 	"strconv"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
+
+// TRTLLM is TensorRT-LLM's trtllm-serve.
+const TRTLLM = "trtllm"
+
+// trtllm chooses the rank itself. It has no tokenizer endpoint.
+var trtllm = kind{
+	name: TRTLLM, owner: "tensorrt_llm", shows: (*server).isTRTLLM, read: (*server).readTRTLLM,
+	salts:  salted{sure: []string{api.NameChat}},
+	tokens: map[string]string{api.NameChat: "prompt_token_ids"},
+	steers: prioritySteering,
+	always: (*fit).cutForTRTLLM,
+	adapt:  (*fit).toTRTLLM,
+}
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about
 // handing over a prefill, null without that.
@@ -16,15 +31,22 @@ func (s *server) readTRTLLM(info *Info) {
 	info.ContextTokens = s.contextTokens()
 }
 
-// toTRTLLM sets TensorRT-LLM's own members. The server refuses unknown members,
-// so the operator must turn on what depends on the version. Its priorities are
+// cutForTRTLLM removes nvext even if it is null: the server refuses unknown members.
+func (f *fit) cutForTRTLLM() {
+	if f.Body != nil {
+		f.Body.Cut("nvext")
+	}
+}
+
+// toTRTLLM sets TensorRT-LLM's own members. The operator must turn on what
+// depends on the version. Its priorities are
 // from 0 to 1: a higher one is earlier, and 0.5 is the default.
 func (f *fit) toTRTLLM() {
-	if f.takes(Priority, f.on(apiChat, apiCompletions) && f.Settings.Priority == On) {
+	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions) && f.Settings.Priority == On) {
 		n := float64(f.Ext.AgentHints.Priority.Value)
 		f.Body.Set(namePriority, strconv.AppendFloat(nil, 0.5+n/(1+math.Abs(n))/2, 'f', -1, 64))
 	}
-	if f.takes(MaxThinkingTokens, f.on(apiChat, apiCompletions) && f.Settings.ThinkingBudget == On) {
+	if f.takes(MaxThinkingTokens, f.on(api.NameChat, api.NameCompletions) && f.Settings.ThinkingBudget == On) {
 		f.integer(nameBudget, int64(f.Ext.MaxThinkingTokens.Value))
 	}
 }

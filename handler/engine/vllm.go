@@ -6,7 +6,32 @@ import (
 	"regexp"
 	"strconv"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 )
+
+// VLLM is vLLM's OpenAI server.
+const VLLM = "vllm"
+
+// vllm ignores the header for the rank before 0.11. It takes a salt in messages and
+// pooling in newer versions only, and loses it for embeddings in chunks.
+var vllm = kind{
+	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
+	takesRank: func(t Info) bool { return !before(t.Version, 0, 11, 0) },
+	salts: salted{
+		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
+		also: []string{
+			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
+		},
+	},
+	tokens:   map[string]string{api.NameTokens: "token_ids"},
+	steers:   prioritySteering,
+	adapt:    (*fit).toVLLM,
+	tokenize: (*Question).askVLLM,
+}
+
+// maxVLLMSalt is the longest salt that vLLM accepts, in characters.
+const maxVLLMSalt = 1024
 
 // isVLLM returns whether the server has vLLM's metrics. Behind an API key, only
 // these and the version are visible.
@@ -35,26 +60,31 @@ func (s *server) readVLLM(info *Info) {
 // context: vLLM does not start with less.
 const leastBlocks, leastContexts = 16, 8
 
-const cacheConfig, processStart = "vllm:cache_config_info", "process_start_time_seconds"
+// labelPair is a label of a sample: its name, and its value as it is written.
+var labelPair = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
+
+// labels are the labels of one sample by name.
+type labels map[string]string
 
 // readVLLMMetrics reads vllm:cache_config_info, which each rank has, and
 // process_start_time_seconds, which is missing if API servers share a page.
 func readVLLMMetrics(page []byte, info *Info) {
 	ranks := make(map[string]bool)
-	samples(page, func(name string, l labels, value float64) {
-		switch name {
-		case processStart:
-			if value > 0 && value < maxCount {
-				info.Started = time.UnixMilli(int64(value * 1000))
+	for line := range bytes.Lines(page) { // a page has thousands of other lines
+		if value, ok := bytes.CutPrefix(line, []byte("process_start_time_seconds ")); ok {
+			if at, _ := strconv.ParseFloat(string(bytes.TrimSpace(value)), 64); at > 0 && at < maxCount {
+				info.Started = time.UnixMilli(int64(at * 1000))
 				info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
 			}
-		case cacheConfig:
-			if len(ranks) < maxRanks {
-				ranks[l["engine"]] = true
-				info.addVLLMCache(l)
+		} else if config, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{")); ok && len(ranks) < maxRanks {
+			l := make(labels)
+			for _, pair := range labelPair.FindAllSubmatch(config, -1) {
+				l[string(pair[1])] = string(pair[2])
 			}
+			ranks[l["engine"]] = true
+			info.addVLLMCache(l)
 		}
-	})
+	}
 	info.DPSize = ranksOf(ranks)
 }
 
@@ -91,28 +121,26 @@ func ranksOf(names map[string]bool) int {
 // priorities without --scheduling-policy priority, and thinking_token_budget if
 // it does not know how the model's reasoning ends. It reports neither setting.
 func (f *fit) toVLLM() {
-	if f.takes(Priority, f.on(apiChat, apiCompletions, apiResponses, apiTokens) && f.Settings.Priority == On) {
+	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens) && f.Settings.Priority == On) {
 		f.integer(namePriority, -int64(f.Ext.AgentHints.Priority.Value))
 	}
 	budget := int64(f.Ext.MaxThinkingTokens.Value)
 	switch takes := f.Settings.ThinkingBudget == On; {
-	case f.takes(MaxThinkingTokens, takes && f.on(apiChat, apiCompletions)):
+	case f.takes(MaxThinkingTokens, takes && f.on(api.NameChat, api.NameCompletions)):
 		f.integer(nameBudget, budget)
-	case takes && f.on(apiTokens):
+	case takes && f.on(api.NameTokens):
 		if all, ok := f.sampling(); f.takes(MaxThinkingTokens, ok) {
 			all[0].Set(nameBudget, strconv.AppendInt(nil, budget, 10))
 		}
 	}
 }
 
-const nameBudget = "thinking_token_budget" // vLLM and TensorRT-LLM
-
 // askVLLM posts the whole request to /render below the API's path. That path
 // handles every member, but exists only with --enable-scale-out. Otherwise
 // askVLLM uses the tokenizer.
 func (q *Question) askVLLM(post Post) []byte {
 	path := "/v1/completions/render" // answers with a list of one
-	if q.API == apiChat {
+	if q.API == api.NameChat {
 		path = "/v1/chat/completions/render"
 	}
 	status, answer := post(path, q.whole())
@@ -130,41 +158,11 @@ func (q *Question) askTokenizer(post Post) []byte {
 	switch {
 	case q.says("reasoning_effort", "reasoning", "documents", "truncate_prompt_tokens", "suffix"):
 		return nil
-	case q.API == apiChat:
+	case q.API == api.NameChat:
 		return tokenize(post, q.only("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
 			"chat_template", "chat_template_kwargs"))
 	}
 	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
-}
-
-// labels are the labels of one sample by name.
-type labels map[string]string
-
-var (
-	sampleLine = regexp.MustCompile(`^([\w:]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}|\s)\s*(\S+)`)
-	labelPair  = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
-)
-
-// samples calls f for each sample of a page in Prometheus' text format that this
-// package uses. It skips lines that it cannot read.
-func samples(page []byte, f func(name string, l labels, value float64)) {
-	for line := range bytes.Lines(page) {
-		// A page has thousands of other lines.
-		if !bytes.HasPrefix(line, []byte(cacheConfig)) && !bytes.HasPrefix(line, []byte(processStart)) {
-			continue
-		}
-		m := sampleLine.FindSubmatch(line)
-		if m == nil {
-			continue
-		}
-		l := make(labels)
-		for _, pair := range labelPair.FindAllSubmatch(m[2], -1) {
-			l[string(pair[1])] = string(pair[2])
-		}
-		if v, err := strconv.ParseFloat(string(m[3]), 64); err == nil {
-			f(string(m[1]), l, v)
-		}
-	}
 }
 
 // count returns a label's positive whole number, 0 for anything else.

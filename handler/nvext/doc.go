@@ -1,6 +1,6 @@
-// Package nvext is the protocol between clients and the router: the nvext
-// member of a request body, the routing headers, and the nvext member of an
-// answer. Names and forms are those of NVIDIA Dynamo's request extensions.
+// Package nvext is the protocol between clients and the router. It covers the
+// nvext member of a request body, the routing headers, and the nvext member of
+// an answer. Names and forms are those of NVIDIA Dynamo's request extensions.
 //
 // The router reads a request's extensions in three steps. [Parse] reads the
 // member of the body. [Ext.ApplyHeaders] replaces fields by what headers say.
@@ -19,7 +19,7 @@
 // 1.2), protocols/common/extensions.rs (from 1.3 on), and for answers
 // protocols/common/timing.rs and http/service/metrics.rs.
 //
-// A malformed nvext is an error, which the caller answers with a 400: a client
+// A malformed nvext is an error, which the caller answers with a 400. A client
 // that writes nvext must learn that the router did not understand it. The
 // package does not find or remove the member in a body; package api does. It
 // chooses no worker and knows no engine. It imports neither Caddy nor net/http.

@@ -8,7 +8,7 @@ import (
 )
 
 // tokens reads the value of token_data at the cursor if it is a list of token
-// ids, and moves the cursor behind it: the list may be most of a body, and one
+// ids, and moves the cursor behind it. The list may be most of a body, so one
 // pass checks, counts and keeps the ids. Any other value stays for the caller.
 func (p *parser) tokens(c *rawjson.Cursor) bool {
 	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = nil, 0, rawjson.Span{}

@@ -92,7 +92,7 @@ func TestRestrict(t *testing.T) {
 		t.Errorf("of nothing: %v, %v", dropped, err)
 	}
 	if _, ok := ParseGrant("all"); ok || Grants(0).String() != "" {
-		t.Error("names that are none")
+		t.Error("invalid names are accepted")
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// AnswerExt is what the answer must carry for the client, of what the router can say.
+// AnswerExt is the nvext that the answer must carry, as far as the plan knows it.
 type AnswerExt struct {
 	Fields      nvext.Fields
 	Annotations nvext.Annotations
@@ -29,13 +29,13 @@ const (
 	HeaderRequestID = "X-Request-Id"
 	// maxRequestID is the longest id of a request that an answer repeats, in bytes.
 	maxRequestID = 256
-	// maxTold is the longest prompt that an answer repeats, in bytes: it stays in memory
-	// as long as the answer lasts. A token id counts eight.
+	// maxTold is the longest prompt that an answer repeats, in bytes. It stays in memory as
+	// long as the answer. A token id counts as eight.
 	maxTold = 256 << 10
 )
 
-// answerExt returns what the answer to a request must carry, nil if nothing. It copies
-// what it needs of the body, because the answer may outlive it.
+// answerExt returns the nvext of a request's answer, nil if none. It copies parts of the
+// body, because the answer may outlive it.
 func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, body []byte) *AnswerExt {
 	fields, annotations := ext.ExtraFields&routersFields, ext.Annotations&routersAnnotations
 	if !req.Stream {
@@ -44,12 +44,9 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	if fields == 0 && annotations == 0 {
 		return nil
 	}
-	x := &AnswerExt{Fields: fields, Annotations: annotations, Waiting: rd.Waiting()}
-	switch req.API.Name() {
-	case "chat", "completions":
-		x.Fits = true
-	default:
-		return x // clients of other APIs do not expect it
+	x := &AnswerExt{Fields: fields, Annotations: annotations, Waiting: rd.Waiting(), Fits: req.AnswerObject() != ""}
+	if !x.Fits {
+		return x
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
 		x.ID = requestID(r)
@@ -71,9 +68,9 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	return x
 }
 
-// requestID returns the client's id of a request, else the one for access logs. Caddy
-// makes that when it is first read and keeps it among the request's variables, which
-// connections in the making read: it must be made before any attempt.
+// requestID returns the client's id of a request, else Caddy's. Caddy makes its id at the
+// first call, and keeps it in the request's variables. It must do so before any attempt,
+// because connections that are being made read these.
 func requestID(r *http.Request) string {
 	if id := r.Header.Get(HeaderRequestID); id != "" && len(id) <= maxRequestID { //nolint:canonicalheader // it is
 		return id

@@ -1,5 +1,5 @@
 // Package plan reads a request into an immutable plan: what the client asks for, and what it
-// is trusted with. It knows no worker, never waits, and asks nobody.
+// is granted. It knows no worker, never waits and makes no requests.
 package plan
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// Plan is what a request asks for. It is complete when it is made and does not
-// change; only its body is handed over to the route.
+// Plan is what a request asks for. It is complete when it is made, and does not change. Only
+// its body passes to the dispatch.
 type Plan struct {
 	API   api.API // nil if the request passes through
 	Name  string  // the API's name, or that of the path in package engine; may be empty
@@ -38,14 +38,14 @@ type Plan struct {
 	Handling
 }
 
-// Prompt is what the scheduler is told of a request.
+// Prompt is the scheduler's view of a request.
 type Prompt struct {
 	Score     kvscore.Request
 	TextBlock int  // the size of the blocks of text, in bytes
 	Given     bool // the ids of nvext.token_data are the prompt
 }
 
-// Wishes is what the client says to the router.
+// Wishes is what the client asks of the router.
 type Wishes struct {
 	Ext       *nvext.Ext   // as far as it is granted; never nil
 	Grants    nvext.Grants // of what the request needs
@@ -56,10 +56,10 @@ type Wishes struct {
 
 // Content is the request's body, and how it must be changed for the engine.
 type Content struct {
-	// Body can be sent on each attempt. It is nil if the client's body is streamed
-	// through, which works once: then stream is that body.
+	// Body can be sent on each attempt. It is nil if the router streams the client's body
+	// through, which works once: then Once is that body.
 	Body      *body.Replay
-	Stream    *body.Stream
+	Once      *body.Once
 	hashing   api.Options // of Request
 	unread    string      // why the router could not read the body; empty if it could
 	EditsBody bool        // the body must be changed for the engine
@@ -100,8 +100,8 @@ func (p *Plan) steers() bool {
 	return req != nil && req.Steers
 }
 
-// Salt returns what keeps the request's cache and sessions apart, in the router and in
-// engines; empty if nothing does.
+// Salt returns what isolates the request's cache and sessions, in the router and in engines;
+// empty if nothing does.
 func (p *Plan) Salt() string {
 	if req := p.Parsed(); req != nil {
 		return p.Ext.Salt(req.Salt)
@@ -109,10 +109,10 @@ func (p *Plan) Salt() string {
 	return p.Ext.Salt("")
 }
 
-// GiveBack puts what was read of the request's body back.
+// GiveBack returns what was read of the body to the request.
 func (p *Plan) GiveBack(r *http.Request) {
-	if p.Body != nil || p.Stream != nil {
-		body.GiveBack(r, p.Body, p.Stream)
+	if p.Body != nil || p.Once != nil {
+		body.GiveBack(r, p.Body, p.Once)
 	}
 }
 
@@ -122,7 +122,7 @@ func (p *Plan) Close() {
 		p.Body.Done()
 		p.Body = nil
 	}
-	p.Stream.Done()
+	p.Once.Done()
 }
 
 // OrUnplanned returns an API for the shape of its errors.
@@ -133,8 +133,8 @@ func OrUnplanned(a api.API) api.API {
 	return a
 }
 
-// WithoutRouting returns a request's header without the routing headers that the engine
-// must not see: those that are not granted, and those that choose a worker or a rank.
+// WithoutRouting returns a request's header without the routing headers that the engine must
+// not see. These are not granted, or choose a worker or a rank.
 func (p *Plan) WithoutRouting(h http.Header) http.Header {
 	if p.headers == 0 {
 		return h
@@ -165,8 +165,8 @@ type Pin struct {
 var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " + //nolint:staticcheck // as Dynamo writes it
 	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
 
-// takePin records which worker the request names. All workers do both phases: a
-// request that names another worker for the prefill is refused.
+// takePin records which worker the request names. All workers prefill and decode: the router
+// refuses a request that names another worker for the prefill.
 func (p *Plan) takePin() error {
 	e := p.Ext
 	switch {
@@ -184,8 +184,8 @@ func (p *Plan) takePin() error {
 	return nil
 }
 
-// samePhases returns whether the request names the same worker and rank for both
-// phases, as the router's own answers do.
+// samePhases returns whether the request names one worker and rank for both phases, as the
+// router's own answers do.
 func samePhases(e *nvext.Ext) bool {
 	decode := e.DecodeWorkerID
 	if !decode.Set {
@@ -215,7 +215,6 @@ func (p *Plan) ErrNonePermitted() error {
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
 }
 
-// maxListed is how many ids or names an error repeats.
 const maxListed = 8
 
 func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }

@@ -35,7 +35,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios) {
 	score.Root, score.Blocks, score.Past, p.TextBlock = req.Root, req.Blocks, req.Past, size
 }
 
-// honour tells the scheduler what the client wishes.
+// honour passes the client's wishes to the scheduler.
 func (p *Plan) honour() {
 	p.Score.ExpectedTokens = int64(p.Ext.AgentHints.OSL.Value)
 	p.Score.Priority = priority(&p.Ext.AgentHints)
@@ -50,8 +50,7 @@ func (p *Plan) honour() {
 	}
 }
 
-// priority returns what the request's own time is worth against others' time: above
-// 0, more.
+// priority returns the weight of the request's own time against others' time: above 0, more.
 func priority(h *nvext.AgentHints) int {
 	switch {
 	case h.StrictPriority.Value > 0:
@@ -81,8 +80,8 @@ func pointer[T any](o nvext.Opt[T]) *T {
 	return &o.Value
 }
 
-// WithTokens returns the plan of the same request with token ids as the prompt; nil if
-// they cannot replace it. The plan has no body.
+// WithTokens returns the plan of the same request with token ids as the prompt; nil if that
+// is not possible. The plan has no body.
 func (rd *Reader) WithTokens(of *Plan, ids []byte) *Plan {
 	p, req, opts := *of, *of.Request, rd.Hashing()
 	if !req.Give(ids, opts) {
@@ -93,12 +92,12 @@ func (rd *Reader) WithTokens(of *Plan, ids []byte) *Plan {
 	return &p
 }
 
-// maxKept is the longest text, in bytes, that a plan keeps as it is. Of a longer one it
-// keeps the digest.
+// maxKept is the longest text, in bytes, that a plan keeps. It keeps the digest of a longer
+// one.
 const maxKept = 4 << 10
 
-// detach copies a request's strings: the plan lives as long as the answer and must not
-// keep the body in memory.
+// detach copies a request's strings. The plan lives as long as the answer, and must not keep
+// the body in memory.
 func detach(req *api.Request) {
 	for _, s := range []*string{
 		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse, &req.Conversation, &req.CacheKey, &req.SessionID, &req.UserID,

@@ -60,8 +60,8 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 	return p, nil
 }
 
-// readBody reads and parses the body of a request for a known API, and every body that
-// is declared as JSON. Other bodies are streamed through.
+// readBody reads and parses the body of a request for a known API, and every body that is
+// declared as JSON. It streams other bodies through.
 func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	p.Repeatable, p.Score.Streamed = p.API != nil || idempotent(r.Method), p.API == nil
 	size := r.ContentLength
@@ -87,17 +87,17 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 		if why = fallbackOversized; rest.NoRoom {
 			why = FallbackMemory
 		}
-		p.Stream, size = rest, max(size, rd.MaxBody)
+		p.Once, size = rest, max(size, rd.MaxBody)
 	}
 	if p.Score.Streamed = true; p.API != nil {
 		p.Fallback = why
 	}
 	if r.Body == nil || size == 0 {
-		p.Body = body.NewReplay(nil)
+		p.Body = body.NewReplay(nil, nil)
 		return nil
 	}
-	if p.Stream == nil {
-		p.Stream = &body.Stream{ReadCloser: r.Body}
+	if p.Once == nil {
+		p.Once = &body.Once{ReadCloser: r.Body}
 	}
 	if r.Method != http.MethodConnect { // a tunnel has no body
 		p.unread = why
@@ -108,7 +108,7 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	return nil
 }
 
-// Unreadable returns the refusal of a request whose body could not be received.
+// Unreadable returns the refusal of a body that could not be received.
 func Unreadable(a api.API, err error) *api.Refusal {
 	status, code := http.StatusBadRequest, api.CodeUnreadable
 	if limit, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
@@ -135,15 +135,14 @@ func idempotent(method string) bool {
 	return false
 }
 
-// parse parses a body that was read. Of one that it cannot parse, the engine will tell
-// the client what is wrong.
+// parse parses a body. If it cannot, the engine reports to the client what is wrong.
 func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 	var opts api.Options
 	if p.API != nil {
 		opts, p.Score.Tokens = rd.Hashing(), estimatedTokens(int64(len(whole.Data)))
 	}
-	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
 	p.Body = body.NewReplay(whole, whole.Data)
+	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
 	if err == nil && !req.Vertex {
 		detach(req)
 		if p.API != nil {
@@ -168,11 +167,11 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 	}
 }
 
-// fill plans a request whose body was read, as far as it can be.
+// fill completes a plan after readBody.
 func (rd *Reader) fill(r *http.Request, p *Plan) error {
-	// A body that is streamed through takes no slot: the client decides how long its
-	// upload takes, and the engine computes nothing meanwhile.
-	p.Computes = p.API != nil && p.prefills && p.Stream == nil
+	// A body that is streamed through takes no slot: its client decides how long that
+	// takes, and the engine computes nothing meanwhile.
+	p.Computes = p.API != nil && p.prefills && p.Once == nil
 	var raw []byte
 	req := p.Parsed()
 	if req != nil {
@@ -204,7 +203,7 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	return nil
 }
 
-// infer plans a request for a known API whose body was parsed.
+// infer completes the plan of a request for a known API that was parsed.
 func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	req, data := p.Request, p.Body.Buffer.Data
 	if err := p.Ext.CheckChoices(req.Answers()); err != nil {
@@ -224,7 +223,7 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	return nil
 }
 
-// namePath records what a request for no known API names in its path.
+// namePath records the model or response in the path of a request for no known API.
 func (p *Plan) namePath(r *http.Request, merges bool) {
 	path, get := r.URL.Path, r.Method == http.MethodGet
 	p.Lists = merges && get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
@@ -238,8 +237,8 @@ func (p *Plan) namePath(r *http.Request, merges bool) {
 	}
 }
 
-// longestTimeout is how long a client may ask a session or its cache to be kept, unless
-// the operator keeps sessions for longer.
+// longestTimeout is the longest that a client may keep a session or its cache, unless the
+// operator keeps sessions for longer.
 const longestTimeout = time.Hour
 
 func (rd *Reader) extOptions() nvext.Options {
@@ -247,11 +246,11 @@ func (rd *Reader) extOptions() nvext.Options {
 	return nvext.Options{Strict: rd.Strict, MinTimeout: time.Second, MaxTimeout: longest, MaxRetention: longest}
 }
 
-// NoExt is what most requests say. It is shared and never changes.
+// NoExt is the nvext of most requests. It is shared and never changes.
 var NoExt nvext.Ext
 
-// extend reads what a request says to the router, as far as it is granted. raw is the
-// body's nvext, nil if there is none or the body was not read. Headers override it.
+// extend reads nvext and the routing headers, as far as they are granted. raw is the body's
+// nvext; nil if there is none or the body was not read.
 func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 	p.Ext, p.headers = &NoExt, headersNeed(r.Header)
 	if raw != nil || p.headers != 0 || p.steers() {
@@ -273,7 +272,8 @@ func (p *Plan) refuse(code string, err error) error {
 	return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: code, Param: "nvext", Err: err}
 }
 
-// takeExt reads nvext and routing headers, and drops what is not granted.
+// takeExt reads nvext and the routing headers, which override it. It drops what is not
+// granted.
 func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
 	ext := new(nvext.Ext)
 	p.Ext = ext
@@ -313,8 +313,8 @@ func headersNeed(h http.Header) (needs nvext.Grants) {
 	return needs
 }
 
-// oneValue returns a header's value. If a gateway has added another value, neither
-// wins: together they are not a number, and name a tenant of their own (RFC 9110, 5.3).
+// oneValue returns a header's value. If a gateway has added a different value, it returns
+// both joined (RFC 9110, 5.3): that is no number, and a tenant of its own.
 func oneValue(values []string) string {
 	for _, v := range values[1:] {
 		if v != values[0] {

@@ -14,14 +14,14 @@ import (
 
 // Session is the session that the request is a turn of.
 type Session struct {
-	Key   string        // what its worker is remembered by; empty if there is no session
-	TTL   time.Duration // how long the client wants it remembered; 0 if the client does not say
+	Key   string        // of its binding; empty if there is no session
+	TTL   time.Duration // of its binding, as the client asks; 0 if it does not
 	Final bool          // it ends with this turn
 	Held  bool          // the engine itself holds the session's state
 }
 
-// KeySource is a place where a session's key is looked for: a header, a member of the
-// body, or its nvext if both are empty.
+// KeySource is a place of a session's key: a header, a member of the body, or nvext if both
+// are empty.
 type KeySource struct {
 	header string
 	body   func(*api.Request) string
@@ -79,8 +79,8 @@ func (rd *Reader) session(h http.Header, req *api.Request, ext *nvext.Ext) Sessi
 	return Session{}
 }
 
-// maxSessionKey is the longest session key that is kept as it is, in bytes. Of a longer
-// one the digest is kept.
+// maxSessionKey is the longest session key that is kept, in bytes. Of a longer one the digest
+// is kept.
 const maxSessionKey = 256
 
 // Keys that the router makes begin with own. No client's key is kept with that
@@ -92,7 +92,7 @@ const (
 	digestMark = "sha256:"
 )
 
-// keptKey returns what a session's key is kept as.
+// keptKey returns the form in which a client's session key is kept.
 func keptKey(key string) string {
 	if len(key) > maxSessionKey || strings.HasPrefix(key, own) {
 		return digestMark + nvext.Digest([]byte(key))
@@ -100,8 +100,8 @@ func keptKey(key string) string {
 	return strings.Clone(key) // it may point into the body
 }
 
-// TenantKey returns what a session's key is kept as. It includes the request's salt, so
-// that no tenant can name another's session.
+// TenantKey returns the form in which a session's key is kept. It includes the request's
+// salt, so that no tenant can name another's session.
 func TenantKey(salt, key string) string {
 	if salt == "" {
 		return keptKey(key)
@@ -109,7 +109,7 @@ func TenantKey(salt, key string) string {
 	return bounded(ownTenant + strconv.Itoa(len(salt)) + ":" + salt + key)
 }
 
-// ModelKey returns what a session is kept as for one of its models.
+// ModelKey returns the key of a session for one of its models.
 func ModelKey(session, model string) string {
 	key := session + own + model
 	if strings.HasPrefix(session, own) {
@@ -127,7 +127,7 @@ func bounded(key string) string {
 }
 
 // mustRead refuses a request whose body the router could not read, if the request is a
-// tenant's or cache_salt is enforced: the body could name another tenant's cache or
+// tenant's or enforce_cache_salt is on: the body could name another tenant's cache or
 // session.
 func (rd *Reader) mustRead(p *Plan) error {
 	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
@@ -141,10 +141,10 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router must read the body, as the request is a tenant's or cache_salt is enforced, and cannot (%s)", p.unread)}
+		"the router must read the body, because the request is a tenant's or enforce_cache_salt is on, and cannot (%s)", p.unread)}
 }
 
-// saltIsText refuses a salt that is not a string, if cache_salt is enforced and no
+// saltIsText refuses a salt that is not a string, if enforce_cache_salt is on and no
 // tenant replaces it: no engine is known to use such a salt.
 func (rd *Reader) saltIsText(p *Plan) error {
 	req := p.Parsed()

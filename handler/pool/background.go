@@ -6,19 +6,18 @@ import (
 	"sync/atomic"
 )
 
-// Bounds of the router's own requests that run beside clients' requests.
 const (
-	// maxBackground and maxBackgroundWorker are how many there are at a time, in a pool
-	// and on one worker.
+	// maxBackground and maxBackgroundWorker bound the router's own requests beside clients'
+	// requests, in a pool and on one worker.
 	maxBackground, maxBackgroundWorker = 64, 2
-	// maxBackgroundBytes is the most memory that is kept for those to come.
+	// maxBackgroundBytes bounds the memory that future ones reserve.
 	maxBackgroundBytes = 256 << 20
 )
 
 // backgrounds are the router's own requests that run beside clients' requests, and give
 // way to them.
 type backgrounds struct {
-	kept atomic.Int64 // bytes, for those to come
+	kept atomic.Int64 // bytes that future ones reserve
 
 	mu      sync.Mutex
 	running []*background
@@ -29,8 +28,8 @@ type background struct {
 	stop   func()
 }
 
-// Keep counts n bytes that are kept for a request to come, until drop is called. It
-// returns false if there is no room for them.
+// Keep reserves n bytes for a future request, until the caller calls Drop. It returns
+// false if there is no room for them.
 func (b *backgrounds) Keep(n int64) bool {
 	if b.kept.Add(n) > maxBackgroundBytes {
 		b.kept.Add(-n)
@@ -39,7 +38,7 @@ func (b *backgrounds) Keep(n int64) bool {
 	return true
 }
 
-// Drop is the end of keep.
+// Drop ends a reservation by Keep.
 func (b *backgrounds) Drop(n int64) { b.kept.Add(-n) }
 
 // Count returns how many requests run.
@@ -49,10 +48,9 @@ func (b *backgrounds) Count() int {
 	return len(b.running)
 }
 
-// Background registers a request of the router's own that runs on a worker until done
-// is called. It returns false if there are as many as may be. If a client's request
-// needs the worker, the pool calls stop, which returns when the worker is free of the
-// request.
+// Background registers a request of the router's own that runs on a worker until done is
+// called. It returns false if there are too many. If a client's request needs the worker,
+// the pool calls stop, which must return after the request has ended.
 func (p *Pool) Background(w *Worker, stop func()) (done func(), ok bool) {
 	b := &p.Backgrounds
 	b.mu.Lock()

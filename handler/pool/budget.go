@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// budgetWindow is the time over which retries are compared with requests, in seconds.
+// budgetWindow is the time in which retries are compared with requests, in seconds.
 const budgetWindow = 10
 
 // spending counts a pool's requests and charged retries, second by second.
@@ -19,7 +19,7 @@ type secondCount struct {
 	requests, retries int
 }
 
-// at returns the counts of the second of now. The lock is held.
+// at returns the counts of the second of now. The caller holds the lock.
 func (s *spending) at(now time.Time) *secondCount {
 	second := now.Unix()
 	c := &s.seconds[second%budgetWindow]
@@ -40,7 +40,7 @@ func (s *spending) Request(now time.Time) {
 func (s *spending) retry(now time.Time, b RetryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.exceeds(now, b) {
+	if s.isSpent(now, b) {
 		return false
 	}
 	s.at(now).retries++
@@ -51,16 +51,16 @@ func (s *spending) retry(now time.Time, b RetryBudget) bool {
 func (s *spending) Spent(now time.Time, b RetryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.exceeds(now, b)
+	return s.isSpent(now, b)
 }
 
-// exceeds is Spent. The lock is held.
-func (s *spending) exceeds(now time.Time, b RetryBudget) bool {
+// isSpent is Spent. The caller holds the lock.
+func (s *spending) isSpent(now time.Time, b RetryBudget) bool {
 	requests, retries := s.lately(now)
 	return float64(retries) >= b.Percent/100*float64(requests)+b.Rate*budgetWindow
 }
 
-// lately returns the sums over the window that ends now. The lock is held.
+// lately returns the sums over the window that ends now. The caller holds the lock.
 func (s *spending) lately(now time.Time) (requests, retries int) {
 	last := now.Unix()
 	for _, c := range s.seconds {

@@ -15,21 +15,21 @@ import (
 
 // Wants is what a request needs of a worker, and its place in the queue. It is immutable.
 type Wants struct {
-	Model    string    // if any worker is known to serve it, the worker must be
+	Model    string    // the worker must serve it, if any worker is known to
 	Only     *Worker   // the one worker that may serve the request; nil = any
-	Rank     int64     // the data-parallel rank; anyRank = any
+	Rank     int64     // the data-parallel rank, or AnyRank
 	Workers  []uint64  // ids of the workers that the client allows; nil = all
 	Taints   []string  // the worker must have all of these
 	Isolated bool      // the engine must keep the caches of different salts apart
-	API      string    // in this API
-	Tried    []*Worker // none of these
+	API      string    // in which it must do so
+	Tried    []*Worker // the worker must be none of these
 	Slot     bool      // the request takes one of the worker's slots
 	Dry      bool      // the choice is only explained, and changes nothing
 	Tier     int       // lower tiers leave the queue first
-	Arrival  time.Time // within a tier, earlier requests do; includes the priority's head start
+	Arrival  time.Time // orders a tier, earliest first; includes the priority's head start
 }
 
-// AnyRank is the Rank of requests that may go to any.
+// AnyRank is the Rank of a request that any rank may serve.
 const AnyRank = -1
 
 // Offers are the upstreams that the proxy offers for a request, with their workers.
@@ -44,9 +44,9 @@ type offer struct {
 	worker *Worker
 }
 
-// ModelAmong returns the model that limits the workers to those that are known to serve
-// it, empty if no worker is: engines often serve models by names that they do not list.
-// SGLang's adapters, base:adapter, stand for their base if no worker lists them.
+// ModelAmong returns the model that a request's worker must be known to serve. It is empty
+// if no worker is known to, because engines often serve models under names that they do not
+// list. If no worker lists an adapter of SGLang, base:adapter, its base counts.
 func ModelAmong(rows []TableRow, model string) string {
 	if model == "" {
 		return ""
@@ -69,7 +69,7 @@ func (w *Worker) KnownToServe(model string) bool {
 	return yes
 }
 
-// Fits returns whether a worker may serve the request, for a model of modelAmong. A
+// Fits returns whether a worker may serve the request. The model is that of ModelAmong. A
 // worker that the request names may serve any model.
 func (p *Pool) Fits(want *Wants, model string, w *Worker) bool {
 	if want.Only != nil {
@@ -87,7 +87,7 @@ func (p *Pool) Permits(want *Wants, w *Worker) bool {
 	return !slices.ContainsFunc(want.Taints, lacks)
 }
 
-// Isolates returns whether the worker's engine keeps caches apart, if that is needed.
+// Isolates returns whether the worker's engine isolates caches, if the request needs that.
 func (p *Pool) Isolates(want *Wants, w *Worker) bool {
 	if !want.Isolated {
 		return true
@@ -96,13 +96,13 @@ func (p *Pool) Isolates(want *Wants, w *Worker) bool {
 	return e.IsolatesCaches(want.API)
 }
 
-// isChoosy returns whether workers may be unfit for another reason than their models.
+// isChoosy returns whether a worker may be unfit for another reason than its models.
 func (want *Wants) isChoosy() bool {
 	return want.Only != nil || want.Isolated || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
 }
 
-// eligible appends the offered workers that may serve the request and were not tried.
-// Workers that the pool has forgotten since the offer are left out.
+// eligible appends the offered workers that may serve the request and were not tried. It
+// leaves out workers that the pool has forgotten since the offer.
 func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
 	model, stale := ModelAmong(o.Table.Rows, want.Model), o.Table.Layout != p.Layout.Load()
 	for i, row := range o.Table.Rows {
@@ -117,24 +117,25 @@ func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
 	return list
 }
 
-// Table holds the worker behind each upstream of a list, and the worker's targets. A
-// configuration keeps that of its last list, to save look-ups. A table is immutable, and
-// valid until Pool.Layout changes.
+// Table maps each upstream of a list to its worker and the worker's targets. A
+// configuration keeps the table of its last list to save look-ups. A table is immutable,
+// but for Seen, and valid until Pool.Layout changes.
 type Table struct {
 	Layout uint64
-	list   reverseproxy.UpstreamPool // a copy: a source may change its own in place
+	list   reverseproxy.UpstreamPool // a copy, because a source may change its list in place
 	Rows   []TableRow                // by upstream
-	Seen   atomic.Int64              // when a request saw the workers last, Unix seconds
+	Seen   atomic.Int64              // when a request last saw the workers, Unix seconds
 }
 
+// TableRow is the worker behind an upstream.
 type TableRow struct {
 	Worker   *Worker
 	Targets  []kvscore.TargetRef // by rank
 	Repeated bool                // an earlier upstream has the same worker
 }
 
-// IsOf returns whether a list has the addresses of the table's list. A dynamic
-// source makes a new list for each request.
+// IsOf returns whether a list has the same addresses as the table's list. A dynamic source
+// makes a new list for each request.
 func (t *Table) IsOf(list reverseproxy.UpstreamPool) bool {
 	if len(list) != len(t.list) {
 		return false
@@ -147,11 +148,11 @@ func (t *Table) IsOf(list reverseproxy.UpstreamPool) bool {
 	return true
 }
 
-// NewTable makes a table. lasting is false if the table must not be reused: an
-// address has a placeholder, or a worker is beyond maxOthers. repl fills in the
-// placeholders. A dry table makes no worker known to the pool.
+// NewTable makes a table. repl fills in placeholders. lasting is false if other requests
+// must not use the table, because an address has a placeholder or a worker is above
+// maxOthers. A dry table makes no worker known to the pool.
 func (p *Pool) NewTable(list reverseproxy.UpstreamPool, repl *caddy.Replacer, dry bool) (t *Table, lasting bool) {
-	// the layout is read first: a later change invalidates the table
+	// Layout comes first: a change while the table is made must invalidate it.
 	t = &Table{Layout: p.Layout.Load(), list: slices.Clone(list), Rows: make([]TableRow, len(list))}
 	found := make(map[*Worker]struct{}, len(list))
 	targets := make([]kvscore.Target, 0, len(list))
@@ -182,8 +183,8 @@ func (p *Pool) NewTable(list reverseproxy.UpstreamPool, repl *caddy.Replacer, dr
 	return t, lasting
 }
 
-// Scratch holds the buffers of one choice. They grow with the pool, so they are
-// reused; a request owns them only while it chooses.
+// Scratch is the buffers of one choice. They grow with the pool, so requests share them.
+// A request owns its scratch only while it chooses.
 type Scratch struct {
 	Sel       kvscore.Selection
 	Targets   []kvscore.TargetRef
@@ -195,52 +196,51 @@ type Scratch struct {
 	Shadow    []kvscore.Candidate
 }
 
-// random is the process's source of randomness.
-type random struct{}
-
-// IntN implements kvscore.Rand.
-func (random) IntN(n int) int { return rand.IntN(n) } //nolint:gosec // choices are no secrets
-
-// Float64 implements kvscore.Rand.
-func (random) Float64() float64 { return rand.Float64() } //nolint:gosec // choices are no secrets
-
 // TakeScratch returns buffers for one choice.
 func (p *Pool) TakeScratch() *Scratch {
 	s, ok := p.scratches.Get().(*Scratch)
 	if !ok {
-		s = &Scratch{Sel: kvscore.Selection{Rand: random{}}}
+		s = &Scratch{Sel: kvscore.Selection{Rand: newRandom()}}
 	}
 	return s
 }
 
-// ReturnScratch gives them back.
+// newRandom returns a source of randomness for one goroutine at a time.
+func newRandom() *rand.Rand {
+	return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // choices are no secrets
+}
+
+// ReturnScratch returns the buffers to the pool.
 func (p *Pool) ReturnScratch(s *Scratch) {
 	s.Sel.Blocks, s.Sel.Override = nil, nil
 	s.Scored = kvscore.Request{}
 	p.scratches.Put(s)
 }
 
-// Resort says which worse workers may be used.
+// Resort says which worse workers a request may use.
 type Resort struct{ Draining, Marked bool }
 
-// resorts are in the order of preference. Marks are over soon, and drains are the
-// operator's wish.
+// resorts are in the order of preference. A mark ends soon, and a drain is the operator's
+// wish.
 var resorts = [...]Resort{{}, {Marked: true}, {Draining: true}, {Draining: true, Marked: true}}
 
-// allows returns whether a worker may be used at that resort.
+// allows returns whether a request may use a worker at that resort.
 func (r Resort) allows(w *Worker, t time.Time) bool {
 	return (r.Draining || !w.Draining()) && (r.Marked || w.Health.Available(t))
 }
 
-// Available returns whether Caddy has an upstream available. One of a dynamic source
-// that Caddy has not seen yet has no host, and counts as available.
+// allowed returns whether a request may use the offer at a resort.
+func (s offer) allowed(r Resort, t time.Time) bool { return Available(s.up) && r.allows(s.worker, t) }
+
+// Available returns whether Caddy has an upstream available. An upstream of a dynamic
+// source that Caddy has not seen yet has no host, and counts as available.
 func Available(up *reverseproxy.Upstream) bool {
 	return up.Host == nil || up.Available()
 }
 
-// Gather fills in the targets of workers that are available, not tried and not full, at
-// the first resort that has any, which it returns. If the queue granted a slot of a
-// worker, the others count as full.
+// Gather fills in the targets of workers that are available, not tried and not full. It
+// returns the first resort that has any. If the queue granted a slot of a worker, the
+// other workers count as full.
 func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *Worker, t time.Time) (used Resort, found bool) {
 	for _, used = range resorts {
 		p.gatherAt(s, want, model, o, granted, used, t)
@@ -248,13 +248,13 @@ func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *
 			return used, true
 		}
 		if len(s.Full) > 0 {
-			break // they are waited for: what is left is worse
+			break // the request waits for them: the other workers are worse
 		}
 	}
 	return Resort{}, false
 }
 
-// gatherAt is Gather at one resort. Few requests are choosy: that is evaluated once.
+// gatherAt is Gather at one resort.
 func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted *Worker, used Resort, t time.Time) {
 	targets, upstreams, workers := s.Targets[:0], s.Upstreams[:0], s.Workers[:0]
 	s.Full = s.Full[:0]
@@ -289,8 +289,8 @@ func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted
 	s.Targets, s.Upstreams, s.Workers = targets, upstreams, workers
 }
 
-// isFull returns whether a worker has no room for the request. A speculative prefill
-// makes room.
+// isFull returns whether a worker has no room for the request. Its speculative prefills
+// stop to make room.
 func (p *Pool) isFull(want *Wants, w *Worker) bool {
 	return want.Slot && w.Slots.full() && (want.Dry || !p.Yield(w) || w.Slots.full())
 }

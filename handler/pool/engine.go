@@ -14,51 +14,54 @@ import (
 )
 
 const (
-	// ProbeEvery is how often a worker is probed: asked for its models, or at least
-	// connected to.
+	// ProbeEvery is the time between two probes of a worker. A probe asks for its models,
+	// or at least connects to it.
 	ProbeEvery = 4 * time.Second
 	// askedAgain is the time between two questions to a worker about its engine.
 	askedAgain = 15 * time.Second
-	// askedLess is that time at most, for a worker that does not answer.
+	// askedLess is the longest such time, for a worker that does not answer.
 	askedLess = 5 * time.Minute
-	// idleAfter is how long a pool must have no request to be idle. Its workers may sleep
-	// or cost money, so they are asked as rarely as silent ones, but still connected to.
+	// idleAfter is the time without requests after which a pool is idle. Its workers may
+	// sleep or cost money, so discovery asks them as rarely as silent ones.
 	idleAfter = 10 * time.Minute
-	// Two changes of an engine's start within this time mean a shared address.
+	// sharedWithin is the time in which two changes of start mean a shared address.
 	sharedWithin = time.Minute
 
 	incidentShared = "several engines answer at one address"
 )
 
-// engineState is what the engine behind a worker's address tells of itself.
+// engineState is what the engine behind a worker's address reports of itself.
 type engineState struct {
 	info atomic.Pointer[engine.Info] // nil: nothing so far
 
 	mu      sync.Mutex
-	next    time.Time         // when the engine is asked again
-	silent  int               // questions in a row that it did not answer
-	start   string            // what it told last of its start
-	changed time.Time         // when that changed last
-	warned  map[string]string // contradictions that the log has
+	next    time.Time         // when discovery asks the engine again
+	silent  int               // questions in a row without an answer
+	start   string            // what the engine last reported of its start
+	changed time.Time         // when that last changed
+	warned  map[string]string // logged contradictions
+
+	warnings  []EngineWarning // logged warnings
+	uncounted atomic.Int32    // see CountedCache
 }
 
-// Info returns what the engine reported last, the zero Info if it told nothing.
+// Info returns what the engine reported last; the zero Info if nothing.
 func (e *engineState) Info() engine.Info {
-	if t := e.info.Load(); t != nil {
-		return *t
+	if info := e.info.Load(); info != nil {
+		return *info
 	}
 	return engine.Info{}
 }
 
-// AskAgain has the next probe of the worker ask the engine.
+// AskAgain makes the next probe of the worker ask the engine.
 func (e *engineState) AskAgain() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.next = time.Time{}
 }
 
-// Claim returns whether the engine is to be asked now. The caller then asks it, and
-// nobody else does meanwhile.
+// Claim returns whether the engine must be asked now. The caller then asks it. Other
+// callers get false meanwhile.
 func (e *engineState) Claim(t time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -76,12 +79,12 @@ func (e *engineState) IsSilent() bool {
 	return e.silent > 1
 }
 
-// answered records whether the engine answered a question. One that does not is asked
+// answered records whether the engine answered a question. Discovery asks a silent engine
 // less and less often.
-func (e *engineState) answered(t time.Time, told bool) {
+func (e *engineState) answered(t time.Time, did bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if told {
+	if did {
 		e.silent, e.next = 0, t.Add(askedAgain)
 		return
 	}
@@ -89,7 +92,7 @@ func (e *engineState) answered(t time.Time, told bool) {
 	e.silent++
 }
 
-// restarted records what the engine says of its start. It returns whether that changed,
+// restarted records what the engine reports of its start. It returns whether that changed,
 // and whether it changed twice within sharedWithin.
 func (e *engineState) restarted(t time.Time, start string) (changed, shared bool) {
 	e.mu.Lock()
@@ -106,57 +109,65 @@ func (e *engineState) restarted(t time.Time, start string) (changed, shared bool
 	return changed, shared
 }
 
-// EngineOf returns what is known of a worker's engine.
+// EngineOf returns a worker's engine: type, info and settings.
 func (p *Pool) EngineOf(w *Worker) engine.Engine {
 	set := p.Settings.Load().Worker(w.Dial)
 	return set.describe(w.Engine.Info())
 }
 
-// describe returns what is known of an engine: its type is the configured one, or
-// else the one that it shows.
+// describe returns the worker's engine. Its type is the configured one, or else the one
+// that it shows.
 func (w *WorkerSettings) describe(info engine.Info) engine.Engine {
-	e := engine.Engine{Type: info.Type, Info: info, Settings: w.engineSettings()}
+	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
+		Priority: engine.Switch(w.Priority), ThinkingBudget: engine.Switch(w.ThinkingBudget),
+		CacheSalt: engine.Switch(w.CacheSalt), DynamoInstance: w.DynamoInstanceID,
+	}}
 	if w.Engine != EngineAuto {
 		e.Type = w.Engine
 	}
 	return e
 }
 
-// Learn records what a worker's engine tells of itself. An answer without a type, or
-// with an unsure one, changes nothing once the type is known.
-func (p *Pool) Learn(w *Worker, told engine.Info) {
+// Learn records the info that a worker's engine reports. An info without a type, or with
+// an unsure one, changes nothing once the type is known.
+func (p *Pool) Learn(w *Worker, info engine.Info) {
 	t, before := time.Now(), w.Engine.Info()
-	w.Engine.answered(t, told.Type != "" && told.Type != engine.Other)
-	if (told.Type == "" || told.Unsure) && before.Type != "" {
+	w.Engine.answered(t, engine.Shows(info.Type))
+	if (info.Type == "" || info.Unsure) && before.Type != "" {
 		return
 	}
-	told.Unsure = false
-	told = told.Or(before)
-	if !p.setInfo(w, &told) {
+	info.Unsure = false
+	info = info.Or(before)
+	if !p.setInfo(w, &info) {
 		return
 	}
-	if logged(told) != logged(before) {
-		p.Logger().Info("worker tells what it is", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(told)))
+	p.Queue.reviewAll() // the worker's limit may have changed
+	if logged(info) != logged(before) {
+		p.Logger().Info("worker tells what it is", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(info)))
 	}
-	switch changed, shared := w.Engine.restarted(t, told.Life); {
+	switch changed, shared := w.Engine.restarted(t, info.Life); {
 	case shared:
 		p.Incidents.Raise(t, incidentShared, p.Logger)
-	case changed, before.Type != "" && told.Type != before.Type:
+	case changed, before.Type != "" && info.Type != before.Type:
 		p.clear(w, clearedRestarted)
 	}
 	p.contradict(w)
+	p.warnOfEngine(w)
 }
 
-// setInfo stores an engine's info. It returns false if the pool has replaced the worker
-// meanwhile.
-func (p *Pool) setInfo(w *Worker, told *engine.Info) bool {
+// setInfo stores an engine's info. It returns false if the pool has replaced the worker.
+func (p *Pool) setInfo(w *Worker, info *engine.Info) bool {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	if p.Workers[w.Dial] != w {
 		return false
 	}
-	w.Engine.info.Store(told)
-	p.declareRanks(w, p.Settings.Load().Worker(w.Dial))
+	w.Engine.info.Store(info)
+	set := p.Settings.Load().Worker(w.Dial)
+	p.declareRanks(w, set)
+	if set.MaxRunning == LimitAuto {
+		w.limitSlots(set)
+	}
 	return true
 }
 
@@ -178,68 +189,60 @@ func logged(info engine.Info) engine.Info {
 	return info
 }
 
-// infoFields are an engine's info in the log, without what is unknown.
+// infoFields logs an engine's info without what is unknown.
 type infoFields engine.Info
 
 // MarshalLogObject implements zapcore.ObjectMarshaler.
 func (f infoFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	add := func(name string, n int64) {
+		if n != 0 {
+			e.AddInt64(name, n)
+		}
+	}
 	e.AddString("type", f.Type)
 	if f.Version != "" {
 		e.AddString("version", f.Version)
 	}
-	for _, figure := range []struct {
-		name string
-		n    int64
-	}{
-		{"kv_tokens", f.KVTokens},
-		{"block_size", int64(f.BlockSize)},
-		{"dp_size", int64(f.DPSize)},
-		{"context_tokens", f.ContextTokens},
-		{"max_running", int64(f.MaxRunning)},
-	} {
-		if figure.n != 0 {
-			e.AddInt64(figure.name, figure.n)
-		}
-	}
+	add("kv_tokens", f.KVTokens)
+	add("block_size", int64(f.BlockSize))
+	add("dp_size", int64(f.DPSize))
+	add("context_tokens", f.ContextTokens)
+	add("max_running", int64(f.MaxRunning))
 	if f.Priority {
 		e.AddBool("priority_scheduling", true)
 	}
 	return nil
 }
 
-// Contradictions returns, by option and in words, where an engine's info contradicts
-// the configuration.
+// Contradictions returns the options that an engine's info contradicts, and how.
 func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[string]string {
 	list := make(map[string]string)
 	differ := func(what string, configured, actual int64) {
 		if configured > 0 && actual > 0 && configured != actual {
-			list[what] = fmt.Sprintf("%s: configured %d, the engine tells %d", what, configured, actual)
+			list[what] = fmt.Sprintf("%s: configured %d, the engine reports %d", what, configured, actual)
 		}
 	}
-	if off := set.KVTokens - info.KVTokens; off*20 > info.KVTokens || -off*20 > info.KVTokens { // blocks and ranks round it
+	if off := set.KVTokens - info.KVTokens; off*20 > info.KVTokens || -off*20 > info.KVTokens { // engines round it
 		differ("kv_tokens", set.KVTokens, info.KVTokens)
 	}
 	differ("dp_size", int64(set.DPSize), int64(info.DPSize))
 	if !s.BlockSizeUnset && info.BlockSize > 0 && s.BlockSize%info.BlockSize != 0 {
-		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine tells %d", s.BlockSize, info.BlockSize)
+		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine reports %d", s.BlockSize, info.BlockSize)
 	}
 	if s.BlockSizeUnset && info.BlockSize > maxAdopted {
-		list["block_size"] = fmt.Sprintf("index block_size: %d, for the engine's blocks of %d tokens are too large to be compared", s.BlockSize, info.BlockSize)
+		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index", s.BlockSize, info.BlockSize)
 	}
-	if set.Engine != EngineAuto && set.Engine != engine.Other && info.Type != "" && info.Type != engine.Other && info.Type != set.Engine {
-		list["engine"] = fmt.Sprintf("engine: configured %s, the engine shows to be %s", set.Engine, info.Type)
+	if engine.Shows(set.Engine) && engine.Shows(info.Type) && info.Type != set.Engine {
+		list["engine"] = fmt.Sprintf("engine: configured %s, the engine is %s", set.Engine, info.Type)
 	}
 	if e := set.describe(info); set.DPSize > 1 && !e.TakesRank() {
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
 	}
-	if info.NoPrefixCache {
-		list["prefix_cache"] = "prefix caching: the engine has it switched off, and gains nothing by being chosen for what it computed before"
-	}
 	return list
 }
 
-// contradict logs each contradiction between a worker's engine and the configuration
-// once, and its end. The configuration counts.
+// contradict logs each contradiction between a worker's engine and the configuration once,
+// and its end. The configuration counts.
 func (p *Pool) contradict(w *Worker) {
 	s := p.Settings.Load()
 	list := s.Contradictions(s.Worker(w.Dial), w.Engine.Info())
@@ -259,21 +262,21 @@ func (p *Pool) contradict(w *Worker) {
 	}
 }
 
-// blockSizeFor returns the size of the compared blocks for the size of an engine's
-// blocks, in tokens: the smallest multiple that is not below the default.
+// blockSizeFor returns the index's block size for an engine's block size, in tokens: the
+// smallest multiple that is not below the default.
 func blockSizeFor(size int) int {
 	return (kvscore.DefaultBlockSize + size - 1) / size * size
 }
 
-// adoptBlockSize fills in the engines' block size, if none is configured. The lock is
-// held.
+// adoptBlockSize fills in the engines' block size, if none is configured. The caller holds
+// the lock.
 func (p *Pool) adoptBlockSize(s *Settings) {
 	if s.BlockSizeUnset && p.blockSize > 0 {
 		s.BlockSize = p.blockSize
 	}
 }
 
-// KnowsBlockSize returns whether the engines have reported their block size, and agreed.
+// KnowsBlockSize returns whether the engines have reported one block size.
 func (p *Pool) KnowsBlockSize() bool {
 	p.Mu.RLock()
 	defer p.Mu.RUnlock()
@@ -282,12 +285,12 @@ func (p *Pool) KnowsBlockSize() bool {
 
 const incidentBlocks = "disagreement among the engines about the size of their KV blocks"
 
-// maxAdopted is the largest block size taken from the engines, in tokens: shorter
-// prompts than a block cannot be compared.
+// maxAdopted is the largest block size that the pool takes from engines, in tokens. The
+// index cannot compare prompts that are shorter than a block.
 const maxAdopted = 256
 
-// AgreeOnBlocks takes the block size from the engines, if none is configured and all
-// agree. A change makes earlier prompts of token ids unknown.
+// AgreeOnBlocks takes the block size from the engines, if none is configured and all of
+// them agree. After a change the index does not find earlier prompts of token ids.
 func (p *Pool) AgreeOnBlocks() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

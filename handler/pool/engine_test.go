@@ -8,12 +8,13 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // tell lets a worker tell something.
@@ -146,7 +147,6 @@ func TestContradictions(t *testing.T) {
 		{s, WorkerSettings{Engine: EngineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
 		{own.WithDefaults(), WorkerSettings{Engine: EngineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
 		{own.WithDefaults(), WorkerSettings{Engine: EngineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
-		{s, WorkerSettings{Engine: EngineAuto}, engine.Info{Type: engine.SGLang, NoPrefixCache: true}, []string{"prefix_cache"}},
 	} {
 		var got []string
 		for what := range c.s.Contradictions(c.set, c.told) {
@@ -191,11 +191,11 @@ func TestRefusedIsLost(t *testing.T) {
 		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
 		w := p.tell("a:1", before)
 		p.serve(w).End(true, nil)
-		p.Unreached(w, errors.New("dial tcp: i/o timeout"))
+		p.RecordOwnRequest(t.Context(), w, 0, reverseproxy.NewDialError(errors.New("dial tcp: i/o timeout")))
 		if got := p.cached(w); got != 1600 {
 			t.Errorf("%+v: %d tokens are thought to be there after a timeout, want 1600", before, got)
 		}
-		p.Unreached(w, syscall.ECONNREFUSED)
+		p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
 		if got := p.cached(w); got != 0 {
 			t.Errorf("%+v: %d tokens are thought to be there after a refusal", before, got)
 		}
@@ -275,15 +275,15 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	if load := p.Load(time.Now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
 	}
-	p.Unreached(w, syscall.ECONNREFUSED)
-	p.Unreached(w, syscall.ECONNREFUSED)
+	p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
+	p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
 	if load := p.Load(time.Now(), w); load.CachedTokens != 0 {
 		t.Errorf("load of both ranks %+v", load)
 	}
 	if w.Health.Available(time.Now()) {
 		t.Error("it is not marked down")
 	}
-	p.Answered(w) // and asks it again at once
+	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()}) // and asks it again at once
 	if !w.Health.Available(time.Now()) || !w.Engine.Claim(time.Now()) {
 		t.Error("it is still marked down, or not asked again")
 	}
@@ -318,18 +318,18 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		}
 	}
 	ask(context.DeadlineExceeded)
-	if s := w.Health.State(time.Now()); s.open || !s.Away {
+	if s := w.Health.State(time.Now()); w.Health.Available(time.Now()) || !s.Away {
 		t.Errorf("not marked down after two questions: %+v", s)
 	}
 	p.Connected(w)
-	if s := w.Health.State(time.Now()); s.open || !s.Away {
+	if s := w.Health.State(time.Now()); w.Health.Available(time.Now()) || !s.Away {
 		t.Errorf("a connection makes it well: %+v", s)
 	}
 	if n := p.cached(w); n != 1600 {
 		t.Errorf("%d tokens are thought to be there, want 1600", n)
 	}
-	p.Answered(w)
-	if s := w.Health.State(time.Now()); !s.open || !s.Well || s.Away {
+	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()})
+	if s := w.Health.State(time.Now()); !w.Health.Available(time.Now()) || !s.Well || s.Away {
 		t.Errorf("an answer does not make it well: %+v", s)
 	}
 }

@@ -8,59 +8,77 @@ import (
 	"time"
 )
 
-// A worker's availability is its reach and its mark.
-//
-//	seen                           | reach        | mark
-//	-------------------------------|--------------|------------------------------------
-//	connection refused             | refusing     | missing, for 3 s from the last look
-//	no connection otherwise        | unreachable  | the same
-//	two questions without an answer| unresponsive | the same
-//	connection only, after absence | unresponsive | missing, over: window 1 from now on
-//	connection only, not known     | reachable    | unchanged
-//	answer to a question or request| reachable    | removed if missing, else unchanged
-//	failed request                 | unchanged    | 0.5 to 3 s, then window 1; not missing
-//	good answer after that time    | reachable    | window doubles; removed at fullWindow
-//
-// A mark stands while window is not 0. The worker gets no requests before until, then
-// window at a time. Only miss sets missing, and an answer ends it: missing implies away.
-
-// reach is whether a worker could be reached at the last try.
+// reach says whether the router could reach a worker when it last tried.
 type reach int32
 
 const (
 	ReachUnknown reach = iota
-	reachable
-	refusing     // nothing listens at its address
-	unreachable  // no connection could be made for another reason
-	Unresponsive // it accepts connections, and has not answered since: the engine may still load
+	reachable          // the worker answered
+	refusing           // nothing listens at its address
+	unreachable        // the router cannot connect for another reason
+	Unresponsive       // the worker accepts connections, and has not answered since
 )
 
 // Away returns whether the worker is known not to answer.
 func (r reach) Away() bool { return r >= refusing }
 
-// Health is how a worker has done lately. A failure marks it down for 0.5 s, further ones
-// for up to 3 s. Then it gets one request at a time, and twice as many with each success
-// and each second after the first. If all workers are marked down, marks are ignored.
+// Health says how a worker did lately. It has a reach and a mark.
+//
+// A mark has two phases. First the worker gets no requests, for 0.5 s after the first
+// failure and for up to 3 s after further ones. Then it gets one request at a time. The
+// window, this number, doubles with each good answer and with each second after the
+// first one. The mark ends when the window reaches fullWindow. If all workers are marked
+// down, the router ignores marks.
+//
+// A mark of absence is set only because the router cannot reach the worker. Any answer
+// removes it, and a failed request makes it an ordinary mark.
+//
+//	event                            | reach becomes | mark
+//	---------------------------------|---------------|------------------------------------
+//	connection refused               | refusing      | down for 3 s, a mark of absence if new
+//	other failure to connect         | unreachable   | the same
+//	two own requests unanswered      | unresponsive  | the same
+//	connected, was unreachable       | unresponsive  | a mark of absence gets window 1 now
+//	connected, was unknown           | reachable     | as before
+//	answer                           | reachable     | a mark of absence is removed
+//	failed request                   | as before     | down for 0.5 to 3 s, then window 1
+//	good answer after the first phase| reachable     | the window doubles
 type Health struct {
-	marked atomic.Bool // window is not 0; read without the lock
+	marked     atomic.Bool  // window is not 0; requests read it without the lock
+	reached    atomic.Int32 // a reach; mu guards writes
+	unanswered atomic.Int32 // requests of the router's own in a row
 
 	mu     sync.Mutex
-	until  time.Time // marked down before
+	until  time.Time // end of the mark's first phase
 	fails  int       // in a row
-	window int       // requests at a time after a mark; 0 = no limit
-	probes int       // that it has of these
-	mark   uint64    // counts the marks
-	grew   time.Time // when the last success made the window larger
+	window int       // requests at a time in the second phase; 0 = no mark
+	active int       // requests that the window counts now
+	number uint64    // of the mark
+	grew   time.Time // when the last good answer doubled the window
+	absent bool      // it is a mark of absence
+	recent answers
+}
 
-	reached    atomic.Int32 // a reach; written under mu
-	missing    bool         // the mark stands only for the worker's absence
-	unanswered atomic.Int32 // the router's own questions in a row
+// answers counts the recent answers of a worker, and the errors among them. mu of Health
+// guards it.
+type answers struct {
+	all, errors float64 // decayed to at
+	at          time.Time
+	inARow      int      // errors that clients hardly caused, since the last good answer
+	blamed      distinct // sessions or prompts of the recent errors
+}
 
-	answers, errors float64 // decayed to at
-	at              time.Time
-	inARow          int // errors of its own since the last good answer
-	prompts         [fewPrompts]uint64
-	different       int // number of prompts, those of the recent errors
+// distinct collects up to fewPrompts different sessions or prompts.
+type distinct struct {
+	keys [fewPrompts]uint64
+	n    int
+}
+
+func (d *distinct) add(key uint64) {
+	if d.n < fewPrompts && !slices.Contains(d.keys[:d.n], key) {
+		d.keys[d.n] = key
+		d.n++
+	}
 }
 
 const (
@@ -69,15 +87,17 @@ const (
 	fullWindow = 32
 	// growAfter is the time without a failure in which the window doubles.
 	growAfter = time.Second
-	// errorMemory is after how long an answer counts a third.
+	// errorMemory is the age at which an answer counts a third.
 	errorMemory = 10 * time.Second
-	// FewErrors are no evidence.
-	FewErrors = 5
-	// unproven is how long a worker without requests is still shown as marked.
+	// fewErrors is the least number of errors that may mark a worker down.
+	fewErrors = 5
+	// unproven is how long the admin API shows a mark of a worker without requests.
 	unproven = time.Minute
-	// fewUnanswered questions in a row mean that a worker does not answer.
+	// fewUnanswered is how many requests of the router's own in a row must stay unanswered
+	// to mark a worker down.
 	fewUnanswered = 2
-	// allErrors of its own in a row mean that the worker answers with nothing else.
+	// allErrors is how many errors of the worker's own in a row show that it answers with
+	// nothing else.
 	allErrors = 8
 )
 
@@ -91,13 +111,13 @@ func (h *Health) Available(now time.Time) bool {
 	return h.open(now)
 }
 
-// open is available. The lock is held.
+// open is Available. The caller holds the lock.
 func (h *Health) open(now time.Time) bool {
-	return h.window == 0 || !now.Before(h.until) && h.probes < h.room(now)
+	return h.window == 0 || !now.Before(h.until) && h.active < h.room(now)
 }
 
-// room returns how many requests at a time a marked worker may have. It grows with time
-// after the first success: long answers come seldom. The lock is held.
+// room returns how many requests at a time a marked worker may have. Long answers are
+// rare, so the window also grows with time. The caller holds the lock.
 func (h *Health) room(now time.Time) int {
 	if h.window < 2 {
 		return h.window
@@ -112,17 +132,16 @@ func (h *Health) room(now time.Time) int {
 // Reach returns whether the worker can be reached.
 func (h *Health) Reach() reach { return reach(h.reached.Load()) }
 
-// miss records that the worker is away, and marks it down until the next probe. It
-// returns the reach before, and whether the worker was well.
+// miss records that the worker is away, and marks it down. It returns the reach before,
+// and whether the worker was well.
 func (h *Health) miss(now time.Time, r reach) (before reach, was bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	before = reach(h.reached.Swap(int32(r)))
 	if was = h.window == 0; was {
-		h.missing, h.window, h.probes = true, 1, 0
-		h.marked.Store(true)
+		h.absent = true
 		h.fails++
-		h.mark++
+		h.mark()
 	}
 	if until := now.Add(longest); until.After(h.until) {
 		h.until = until
@@ -130,8 +149,20 @@ func (h *Health) miss(now time.Time, r reach) (before reach, was bool) {
 	return before, was
 }
 
-// connected records that a connection could be made. If the worker was away, it
-// gets one request at a time until it answers.
+// mark begins a new mark. The caller holds the lock.
+func (h *Health) mark() {
+	h.window, h.active = 1, 0
+	h.number++
+	h.marked.Store(true)
+}
+
+// unmark ends the mark. The caller holds the lock.
+func (h *Health) unmark() {
+	h.window, h.active, h.fails, h.absent = 0, 0, 0, false
+	h.marked.Store(false)
+}
+
+// connected records that the router could connect. It returns the reach before.
 func (h *Health) connected(now time.Time) (before reach) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -141,76 +172,72 @@ func (h *Health) connected(now time.Time) (before reach) {
 	}
 	if before == refusing || before == unreachable {
 		h.reached.Store(int32(Unresponsive))
-		if h.missing {
+		if h.absent {
 			h.until = now
 		}
 	}
 	return before
 }
 
-// meet records that the worker answered, and removes the mark if only miss has set it.
-// It returns the reach before, and whether the worker is now well again.
+// meet records that the worker answered, and removes a mark of absence. It returns the
+// reach before, and whether there was such a mark.
 func (h *Health) meet() (before reach, again bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unanswered.Store(0)
 	before = reach(h.reached.Swap(int32(reachable)))
-	if again = h.missing; again {
-		h.missing, h.window, h.probes, h.fails, h.until = false, 0, 0, 0, time.Time{}
-		h.marked.Store(false)
-		h.mark++
+	if again = h.absent; again {
+		h.unmark()
+		h.until = time.Time{}
+		h.number++
 	}
 	return before, again
 }
 
-// Admit records that the worker gets a request. Its result is for leave.
+// Admit records that the worker gets a request. The caller passes the result to Leave.
 func (h *Health) Admit() (mark uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 {
-		h.probes++
+		h.active++
 	}
-	return h.mark
+	return h.number
 }
 
 // Leave records that a request has ended.
 func (h *Health) Leave(mark uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if mark == h.mark && h.probes > 0 {
-		h.probes--
+	if mark == h.number && h.active > 0 {
+		h.active--
 	}
 }
 
 // Fail records that an attempt failed, and returns whether the worker was well before.
-// wait is the worker's Retry-After, 0 if it has none. busy says that the worker is not
-// ill, but has too much to do: the next mark is not longer then.
+// wait is the worker's Retry-After, 0 if it sent none. A busy worker is not ill, so its
+// next mark is not longer.
 func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 && begun.Before(h.until) {
-		return false // it began before the mark
+		return false // the attempt began before the mark
 	}
 	was := h.window == 0
-	down := min(firstDown<<min(h.fails, 8), longest)
-	if wait > down {
-		down = min(wait, longest)
-	}
+	down := min(max(firstDown<<min(h.fails, 8), wait), longest)
 	if !busy {
 		h.fails++
 	}
-	h.until, h.window, h.probes, h.missing = now.Add(down), 1, 0, false
-	h.marked.Store(true)
-	h.mark++
+	h.until, h.absent = now.Add(down), false
+	h.mark()
 	return was
 }
 
-// Succeed records a good answer, and returns whether the worker is now well again.
+// Succeed records a good answer, and returns whether it ended the worker's mark.
 func (h *Health) Succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.answered(now, 0)
-	h.inARow = 0
+	h.recent.add(now, 0)
+	h.recent.inARow = 0
 	if h.window == 0 || begun.Before(h.until) {
 		return false
 	}
@@ -219,63 +246,59 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 		h.grew = now
 		return false
 	}
-	h.window, h.probes = 0, 0
-	h.marked.Store(false)
+	h.unmark()
 	return true
 }
 
-// RecordError records that the worker answered with an error. It returns the recent errors and
-// their share of the answers, 1 if there were only errors. own says that the error is
-// hardly the client's. No session or prompt alone marks a worker: both results are 0
-// until fewPrompts of them had errors.
-func (h *Health) RecordError(now time.Time, own bool, prompt uint64) (errors, share float64) {
+// recordError records an answer with an error. It returns the recent errors, and their
+// share of the answers. The share is 1 after allErrors errors of the worker's own in a
+// row. Both are 0 until fewPrompts sessions or prompts had errors, because one client
+// alone must not mark a worker down.
+func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.errors*h.keep(now) < 0.5 {
-		h.different = 0
+	r := &h.recent
+	if r.errors*r.keep(now) < 0.5 {
+		r.blamed = distinct{}
 	}
-	h.answered(now, 1)
-	if h.different < fewPrompts && !slices.Contains(h.prompts[:h.different], prompt) {
-		h.prompts[h.different] = prompt
-		h.different++
-	}
+	r.add(now, 1)
+	r.blamed.add(blame)
 	if own {
-		h.inARow++
+		r.inARow++
 	}
-	if h.different < fewPrompts {
+	switch {
+	case r.blamed.n < fewPrompts:
 		return 0, 0
+	case r.inARow >= allErrors:
+		return r.errors, 1
 	}
-	if h.inARow >= allErrors {
-		return h.errors, 1
-	}
-	return h.errors, h.errors / h.answers
+	return r.errors, r.errors / r.all
 }
 
-// answered counts an answer. The lock is held.
-func (h *Health) answered(now time.Time, errors float64) {
-	keep := h.keep(now)
-	h.answers, h.errors, h.at = h.answers*keep+1, h.errors*keep+errors, now
+// add counts an answer.
+func (r *answers) add(now time.Time, errors float64) {
+	keep := r.keep(now)
+	r.all, r.errors, r.at = r.all*keep+1, r.errors*keep+errors, now
 }
 
-// keep returns how much the answers so far still count. The lock is held.
-func (h *Health) keep(now time.Time) float64 {
-	return math.Exp(-float64(now.Sub(h.at)) / float64(errorMemory))
+// keep returns the factor by which the counts have decayed.
+func (r *answers) keep(now time.Time) float64 {
+	return math.Exp(-float64(now.Sub(r.at)) / float64(errorMemory))
 }
 
-// Lately returns the recent answers and errors.
-func (h *Health) Lately() (answers, errors float64) {
+// lately returns the recent answers and errors.
+func (h *Health) lately() (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.answers, h.errors
+	return h.recent.all, h.recent.errors
 }
 
 // HealthState is a worker's health at one moment.
 type HealthState struct {
-	open            bool // it should get one more request
-	Well            bool // it is not marked
+	Well            bool // the worker has no mark
 	Reach           reach
-	Away            bool      // no connection can be made, or it does not answer questions
-	Until           time.Time // zero if it is not marked down
+	Away            bool      // the router cannot connect, or its own requests stay unanswered
+	Until           time.Time // end of the mark's first phase; zero outside it
 	Fails, Window   int
 	Answers, Errors float64
 }
@@ -284,13 +307,12 @@ type HealthState struct {
 func (h *Health) State(now time.Time) HealthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	keep := h.keep(now)
+	keep := h.recent.keep(now)
 	s := HealthState{
-		open:  h.open(now),
 		Well:  h.window == 0 || now.Sub(h.until) > unproven,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),
-		Answers: h.answers * keep, Errors: h.errors * keep,
+		Answers: h.recent.all * keep, Errors: h.recent.errors * keep,
 	}
 	s.Away = s.Reach.Away() && (s.Reach != Unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {
@@ -299,9 +321,9 @@ func (h *Health) State(now time.Time) HealthState {
 	return s
 }
 
-// Worse returns whether a worker answers with far more errors than the others do. An
-// engine whose core has died, or that lacks the model, answers so at once, and looks
-// like the least busy one. Errors that clients provoke come from all workers.
-func Worse(errors, share, othersShare float64) bool {
-	return errors >= FewErrors && share > 0.5 && share > 2*othersShare+0.2
+// worse returns whether a worker answers with far more errors than the others do. An
+// engine whose core has died, or that lacks the model, answers errors at once, and looks
+// like the least busy one.
+func worse(errors, share, othersShare float64) bool {
+	return errors >= fewErrors && share > 0.5 && share > 2*othersShare+0.2
 }

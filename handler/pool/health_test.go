@@ -166,23 +166,23 @@ func TestErrorsFade(t *testing.T) {
 	var h Health
 	now := epoch
 	for range 10 {
-		h.RecordError(now, false, rand.Uint64())
+		h.recordError(now, false, rand.Uint64())
 	}
-	if n, share := h.RecordError(now, false, rand.Uint64()); n != 11 || share != 1 {
+	if n, share := h.recordError(now, false, rand.Uint64()); n != 11 || share != 1 {
 		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
 	}
 	now = now.Add(10 * errorMemory)
-	h.RecordError(now, false, rand.Uint64())
-	if _, n := h.Lately(); n < 1 || n > 1.01 {
+	h.recordError(now, false, rand.Uint64())
+	if _, n := h.lately(); n < 1 || n > 1.01 {
 		t.Errorf("%v errors of late, want the last one", n)
 	}
 	for range 99 {
 		h.Succeed(now, now)
 	}
-	if _, share := h.RecordError(now, false, rand.Uint64()); share > 0.03 {
+	if _, share := h.recordError(now, false, rand.Uint64()); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
-	if n, e := h.Lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
+	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
 		t.Errorf("%v answers, %v errors of late; want 101 and 2", n, e)
 	}
 }
@@ -197,7 +197,7 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 		}
 		n := 1
 		for ; n < 5000; n++ {
-			if errs, share := h.RecordError(epoch, own, rand.Uint64()); Worse(errs, share, 0) {
+			if errs, share := h.recordError(epoch, own, rand.Uint64()); worse(errs, share, 0) {
 				break
 			}
 			if n == allErrors-1 {
@@ -216,8 +216,8 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 		errors, share, others float64
 		worse                 bool
 	}{
-		{FewErrors, 1, 0, true},
-		{FewErrors - 0.5, 1, 0, false}, // too few to tell
+		{fewErrors, 1, 0, true},
+		{fewErrors - 0.5, 1, 0, false}, // too few to tell
 		{100, 1, 0.1, true},
 		{100, 0.6, 0.1, true},
 		{100, 0.4, 0, false}, // it serves more than it fails
@@ -225,7 +225,7 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 		{100, 1, 1, false},
 		{100, 0.9, 0.8, false},
 	} {
-		if got := Worse(v.errors, v.share, v.others); got != v.worse {
+		if got := worse(v.errors, v.share, v.others); got != v.worse {
 			t.Errorf("%v errors, share %v, the others' %v: worse %v", v.errors, v.share, v.others, got)
 		}
 	}
@@ -238,15 +238,15 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 		var h Health
 		seen := false
 		for i := range 100 {
-			errs, share := h.RecordError(epoch, true, uint64(i%different))
-			seen = seen || Worse(errs, share, 0)
+			errs, share := h.recordError(epoch, true, uint64(i%different))
+			seen = seen || worse(errs, share, 0)
 		}
 		if want := different >= fewPrompts; seen != want {
 			t.Errorf("errors with %d prompts show that the worker is ill: %v", different, seen)
 		}
 		// what was long ago counts no more
 		later := epoch.Add(10 * errorMemory)
-		if errs, _ := h.RecordError(later, true, 100); errs != 0 {
+		if errs, _ := h.recordError(later, true, 100); errs != 0 {
 			t.Errorf("%v errors after a long time", errs)
 		}
 	}
@@ -290,5 +290,30 @@ func TestOtherMarksOutliveAConnection(t *testing.T) {
 	}
 	if h.State(over.Add(unproven)).Well || !h.State(over.Add(unproven+1)).Well {
 		t.Error("it is shown as let back for another time than a minute")
+	}
+}
+
+// TestWorkerIsComparedWithTheOthers reports errors of one worker, or of all of them.
+func TestWorkerIsComparedWithTheOthers(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		p := testPool(t, wanted())
+		rows := make([]TableRow, 4)
+		for i, dial := range []string{"a:1", "b:1", "c:1", "d:1"} {
+			rows[i].Worker = p.Worker(dial)
+		}
+		for n := range uint64(3 * fewErrors) {
+			for i, row := range rows {
+				o := Outcome{Kind: OutcomeGood, Begun: time.Now()}
+				if i == 0 || all {
+					o = Outcome{Kind: OutcomeErrored, Begun: time.Now(), Why: "404 Not Found", Blame: n, Peers: rows}
+				}
+				p.Report(row.Worker, o)
+			}
+		}
+		for i, row := range rows {
+			if ok, want := row.Worker.Health.Available(time.Now()), i > 0 || all; ok != want {
+				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
+			}
+		}
 	}
 }

@@ -10,64 +10,63 @@ import (
 	"go.uber.org/zap"
 )
 
-// Work is a kind of attempt, by what the worker is expected to send.
+// Work is a kind of attempt, by what its worker sends.
 type Work uint8
 
 const (
 	WorkNone   Work = iota // no inference: an engine's server may answer while its core hangs
-	WorkStream             // tokens come as they are computed
-	WorkSilent             // nothing comes before the end, or it is not known
+	WorkStream             // tokens as the engine computes them
+	WorkSilent             // nothing before the end, or it is not known
 )
 
-// Stream is what the pool knows of an attempt, so that it can find hung workers. The
-// attempt embeds it.
+// Stream is what the pool knows of an attempt, to find hung workers. The attempt embeds it.
 type Stream struct {
 	Worker  *Worker
 	Target  kvscore.Target // the worker's rank
 	Begun   time.Time
 	Work    Work
-	Ahead   int64       // prefill tokens before the first token, the attempt's own included
+	Ahead   int64       // prefill tokens before the first token, with the attempt's own
 	Waiting atomic.Bool // for the worker, and not for the client
 
-	// guarded by the lock of progress
+	// the lock of progress guards these
 	pos   int   // in streams
-	way   *Move // nil if no other worker can be tried, or the header has come
-	Moved bool  // it was canceled for that
+	move  *Move // nil if no other worker may serve the request, or the header has come
+	Moved bool  // the pool has canceled the attempt to move it
 }
 
-// Move is how an attempt moves to another worker. The attempt is canceled, and the
-// ordinary retry finds the other worker.
+// Move is how an attempt moves to another worker. The pool cancels the attempt, and the
+// ordinary retry selects the other worker.
 type Move struct {
 	Cancel func()
 	Want   Wants // of the other worker
 	Offers Offers
 }
 
-// progress is what comes from a worker, and which attempts wait for it.
+// progress is the output of a worker, and the attempts that wait for it.
 type progress struct {
-	LastOutput atomic.Int64 // when a byte of an inference came last, in ticks
-	HungSince  atomic.Int64 // when the worker was found to hang, in ticks; 0 if it does not
+	LastOutput atomic.Int64 // when the last byte of an inference came, in ticks
+	HungSince  atomic.Int64 // when the pool found the worker hung, in ticks; 0 if it is not
 
-	suspected int // at so many checks in a row; of the pool's upkeep alone
+	suspected int // checks in a row that found the worker hung; only the upkeep uses it
 
 	mu          sync.Mutex
-	streams     []*Stream     // workStream
-	silent      int           // attempts of workSilent
-	silentSince time.Time     // there have been some of these
-	longest     time.Duration // of their answers
+	streams     []*Stream     // attempts of WorkStream
+	silent      int           // number of attempts of WorkSilent
+	silentSince time.Time     // since when there are any
+	longest     time.Duration // that one of them took to answer
 }
 
-// started is the zero of ticks. It has a reading of the monotonic clock: setting the
+// started is the zero of ticks. It has a monotonic reading, so a change of the system's
 // clock makes no worker hung.
 var started = time.Now()
 
 // Ticks returns a time as nanoseconds since started, at least 1.
 func Ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
 
-// tickTime is the reverse of ticks.
+// tickTime is the reverse of Ticks.
 func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
 
-// IsHung returns whether the worker was found hung.
+// IsHung returns whether the worker is hung.
 func (f *progress) IsHung() bool { return f.HungSince.Load() != 0 }
 
 // Begin records that an attempt begins.
@@ -110,31 +109,31 @@ func (f *progress) End(s *Stream) {
 	f.streams = f.streams[:last]
 }
 
-// Allow lets an attempt that is about to be sent move to another worker.
+// Allow lets an attempt move to another worker. The caller then sends it.
 func (f *progress) Allow(s *Stream, m *Move) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.way = m
+	s.move = m
 }
 
-// Arrived records that an attempt has its header, or failed before it. It returns
-// whether the attempt was canceled to move to another worker.
+// Arrived records that an attempt has its header, or failed before it. It returns whether
+// the pool has canceled the attempt to move it.
 func (f *progress) Arrived(s *Stream) (moved bool) {
 	s.Waiting.Store(false)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.way = nil
+	s.move = nil
 	return s.Moved
 }
 
-// movable returns the streams that can move to another worker, oldest first. It leaves
-// out those that were sent after the worker hung, to see whether it still does.
+// movable returns the streams that can move to another worker, oldest first. It leaves out
+// those sent after the worker hung: they show whether it still does.
 func (f *progress) movable() []*Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var list []*Stream
 	for _, s := range f.streams {
-		if s.way != nil && Ticks(s.Begun) < f.HungSince.Load() {
+		if s.move != nil && Ticks(s.Begun) < f.HungSince.Load() {
 			list = append(list, s)
 		}
 	}
@@ -146,13 +145,13 @@ func (f *progress) movable() []*Stream {
 type silence struct {
 	since   time.Time
 	target  kvscore.Target // of the attempt with the most prefill ahead
-	ahead   int64          // tokens of that
-	streams int            // that wait
-	silent  int            // attempts whose answers are not streamed
-	quiet   bool           // there are no others
+	ahead   int64          // that prefill, in tokens
+	streams int            // number of streams that wait
+	silent  int            // number of attempts of WorkSilent
+	quiet   bool           // there are no streams
 }
 
-// silence returns the worker's silence. waited is false if no attempt waits for it.
+// silence returns the worker's silence. waited is false if no attempt waits for output.
 func (f *progress) silence() (s silence, waited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,7 +171,7 @@ func (f *progress) silence() (s silence, waited bool) {
 		s.since = last
 	}
 	for _, a := range f.streams {
-		// attempts that begin later do not excuse the silence before
+		// an attempt that begins later does not explain the silence
 		if a.Ahead >= s.ahead && a.Begun.Before(s.since.Add(hungCheck)) {
 			s.ahead, s.target = a.Ahead, a.Target
 		}
@@ -181,31 +180,28 @@ func (f *progress) silence() (s silence, waited bool) {
 }
 
 const (
-	// hungCheck is how often the pool looks for hung workers.
+	// hungCheck is the time between two checks for hung workers.
 	hungCheck = time.Second
-	// hungChecks is how many checks in a row must find a worker hung: a byte may be
-	// on its way at the last one.
+	// hungChecks is how many checks in a row must find a worker hung. A byte may arrive
+	// just after one of them.
 	hungChecks = 3
 	// hungAfter is the least silence of a hung worker.
 	hungAfter = 15 * time.Second
-	// hungPrefills is how many times the predicted time the first token may take.
+	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
-	// hungSilent is how many times longer a worker may be silent that also computes
-	// answers that are not streamed. They may keep it busy, and show nothing.
+	// hungSilent is the factor of the allowed silence while a worker also computes answers
+	// that are not streamed. They keep it busy without output.
 	hungSilent = 4
-	// leastRate is the assumed speed of a worker that has not shown its own, in prefill
-	// tokens a second.
+	// leastRate is the assumed prefill rate of a worker without timings, in tokens a second.
 	leastRate = 500.0
-	// quietAfter is the least silence of a hung worker that has no streams to send.
-	// The silence must also be quietAnswers times the longest answer of the pool, or
-	// quietUnknown while there was no answer.
+	// quietAfter is the least silence of a hung worker without streams. The silence must
+	// also be quietAnswers times the pool's longest answer, or quietUnknown before the first.
 	quietAfter   = time.Minute
 	quietAnswers = 4
 	quietUnknown = 5 * time.Minute
 )
 
-// quietFor returns how long a worker may be silent that only computes answers that are
-// not streamed.
+// quietFor returns how long a worker without streams may be silent.
 func (p *Pool) quietFor(workers []*Worker) time.Duration {
 	var longest time.Duration
 	for _, w := range workers {
@@ -219,8 +215,8 @@ func (p *Pool) quietFor(workers []*Worker) time.Duration {
 	return max(quietAfter, quietAnswers*longest)
 }
 
-// Patience returns how long a target may be silent that has so many tokens to
-// prefill, and computes so many answers that are not streamed.
+// Patience returns how long a target may be silent. ahead is its prefill in tokens, silent
+// the number of answers that it does not stream.
 func (p *Pool) Patience(t kvscore.Target, ahead int64, silent int) time.Duration {
 	rate := leastRate
 	if load, ok := p.Scheduler.Load(time.Now(), t); ok {
@@ -235,11 +231,11 @@ func (p *Pool) Patience(t kvscore.Target, ahead int64, silent int) time.Duration
 	return d
 }
 
-// findHung looks for hung workers: none of their active streams has produced output for
-// longer than prefills explain, while other workers make progress. Only the upkeep calls it.
+// findHung finds hung workers: none of their active streams has produced output for longer
+// than prefills explain, while other workers make progress. Only the upkeep calls it.
 func (p *Pool) findHung(t time.Time) {
 	workers := p.All()
-	var first, second int64 // the last output of all workers, and of the others than that one
+	var first, second int64 // the latest outputs of two workers
 	for _, w := range workers {
 		switch last := w.Progress.LastOutput.Load(); {
 		case last > first:
@@ -272,7 +268,7 @@ func (p *Pool) findHung(t time.Time) {
 }
 
 // isTooLong returns whether a worker's silence is longer than its work explains, while
-// other workers made progress.
+// another worker made progress. others is when that last was.
 func (p *Pool) isTooLong(t time.Time, s *silence, workers []*Worker, others time.Time) bool {
 	silent := t.Sub(s.since)
 	if silent < hungAfter {
@@ -285,8 +281,8 @@ func (p *Pool) isTooLong(t time.Time, s *silence, workers []*Worker, others time
 	return silent >= limit && others.After(s.since.Add(limit/2))
 }
 
-// markHung records that a worker is hung. The worker is marked down until it makes
-// progress, and gets one request at a time that shows it.
+// markHung records that a worker is hung, and marks it down. The worker then gets one
+// request at a time, until one shows progress.
 func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
 	w.Progress.HungSince.Store(Ticks(t))
 	w.Health.Fail(t, t, 0, false)
@@ -295,8 +291,8 @@ func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
 	p.moveAway(w.Progress.movable()...)
 }
 
-// moveAway cancels as many attempts on a hung worker as other workers have free slots
-// for, within the retry budget. The ordinary retry then places them.
+// moveAway cancels as many attempts on a hung worker as other workers have free slots, within
+// the retry budget. The ordinary retry then sends them there.
 func (p *Pool) moveAway(attempts ...*Stream) {
 	placed := make(map[*Worker]int64)
 	for _, s := range attempts {
@@ -306,20 +302,20 @@ func (p *Pool) moveAway(attempts ...*Stream) {
 	}
 }
 
-// MoveSoon moves an attempt away once another worker has a free slot.
+// MoveSoon moves an attempt as soon as another worker has a free slot.
 func (p *Pool) MoveSoon(s *Stream) {
 	p.moveAway(s)
 	f := &s.Worker.Progress
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.way != nil {
+	if s.move != nil {
 		time.AfterFunc(hungCheck, func() { p.MoveSoon(s) })
 	}
 }
 
-// claim decides whether an attempt moves to another worker, and counts it there. It
-// returns how to cancel the attempt, nil if it stays. It stays on a target without a first
-// token so far: that may just answer so.
+// claim decides whether an attempt moves to another worker, and counts it in placed. It
+// returns how to cancel the attempt; nil if it stays. An attempt stays on a target that
+// never sent a first token, because such a target may always answer at once.
 func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 	t := time.Now()
 	if load, ok := p.Scheduler.Load(t, s.Target); !ok || load.Predictions == 0 {
@@ -327,7 +323,7 @@ func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 	}
 	s.Worker.Progress.mu.Lock()
 	defer s.Worker.Progress.mu.Unlock()
-	m := s.way
+	m := s.move
 	if m == nil {
 		return nil
 	}
@@ -339,7 +335,7 @@ func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 		return nil
 	}
 	placed[others[i].worker]++
-	s.way, s.Moved = nil, true
+	s.move, s.Moved = nil, true
 	return m.Cancel
 }
 

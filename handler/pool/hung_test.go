@@ -21,7 +21,7 @@ type flowTest struct {
 func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
-	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), Workers: make(map[string]*Worker)}
+	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), members: members{Workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.Queue.pool = p
 	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}
@@ -37,7 +37,7 @@ type booked struct {
 // begin books an attempt on the worker.
 func (f *flowTest) begin(w *Worker, kind Work, ahead int64) *booked {
 	var sel kvscore.Selection
-	sel.Rand = random{}
+	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	a := &booked{Stream: Stream{Worker: w, Target: w.Target(0), Begun: f.now, Work: kind, Ahead: ahead}, lease: lease}
 	w.Progress.Begin(&a.Stream)

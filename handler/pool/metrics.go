@@ -8,16 +8,15 @@ import (
 	"go.uber.org/zap"
 )
 
-// The collectors of the pools. Those with the label worker lose a worker's series with
-// the worker.
+// The collectors of the pools. The series of a worker go when the pool forgets it.
 var (
-	retriesMade = poolCounter("retries_total", "Attempts made again, by the worker that failed and why; resend is net/http's own.", "worker", "reason")
+	retriesMade = poolCounter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
 	// retriesDenied counts retries that the budget did not allow.
-	retriesDenied    = poolCounter("retries_denied_total", "Attempts that were not made again, for the retry budget was spent.")
-	cachesCleared    = poolCounter("cache_model_cleared_total", "Times that a worker was found to have lost its KV cache, by what showed it.", "worker", "reason")
+	retriesDenied    = poolCounter("retries_denied_total", "Retries that were not made because the retry budget was spent.")
+	cachesCleared    = poolCounter("cache_model_cleared_total", "Times that the cache model of a worker was cleared because the worker lost its KV cache, by what showed it.", "worker", "reason")
 	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
-		Help:    "Difference between the cached tokens that were predicted and those that the engine reported, either way.",
+		Help:    "Absolute difference between predicted and reported cached tokens.",
 		Buckets: []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
 	}, []string{"pool", "worker"})
 )
@@ -32,7 +31,7 @@ func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, predictionErrors}
 }
 
-// CountRetries counts attempts on a worker that are made again.
+// CountRetries counts n retries of attempts on a worker.
 func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
 }
@@ -56,8 +55,8 @@ func (p *Pool) forgetCounts(w *Worker) {
 	predictionErrors.DeletePartialMatch(labels)
 }
 
-// Incidents logs conditions that last: one line when a condition begins, and one when
-// it is over, however often it was raised in between.
+// Incidents logs conditions that last: one line when a condition begins, and one when it
+// ends, however often it was raised in between.
 type Incidents struct {
 	mu     sync.Mutex
 	byName map[string]*incident
@@ -68,10 +67,10 @@ type incident struct {
 	Times       int
 }
 
-// incidentOver is the time after which a condition that was not raised is over.
-const incidentOver = time.Minute
+// incidentEnd is how long a condition must not be raised to have ended.
+const incidentEnd = time.Minute
 
-// Raise raises a condition, and logs it if it begins. There are few names.
+// Raise raises a condition, and logs it if it begins. The callers use few names.
 func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger) {
 	i.mu.Lock()
 	known := i.byName[name]
@@ -90,7 +89,7 @@ func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger)
 	}
 }
 
-// Open returns the conditions that last, by name.
+// Open returns the conditions that have not ended, by name.
 func (i *Incidents) Open() map[string]incident {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -101,18 +100,18 @@ func (i *Incidents) Open() map[string]incident {
 	return list
 }
 
-// closeOver logs the conditions that are over, and forgets them.
-func (i *Incidents) closeOver(now time.Time, logger *zap.Logger) {
-	over := make(map[string]*incident)
+// end logs and forgets the conditions that have ended.
+func (i *Incidents) end(now time.Time, logger *zap.Logger) {
+	ended := make(map[string]*incident)
 	i.mu.Lock()
 	for name, in := range i.byName {
-		if now.Sub(in.Last) >= incidentOver {
-			over[name] = in
+		if now.Sub(in.Last) >= incidentEnd {
+			ended[name] = in
 			delete(i.byName, name)
 		}
 	}
 	i.mu.Unlock()
-	for name, in := range over {
+	for name, in := range ended {
 		logger.Info(name+" is over", zap.Int("times", in.Times), zap.Duration("lasted", in.Last.Sub(in.Begun)))
 	}
 }

@@ -12,15 +12,16 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// MaxModelList is the longest list of one worker that is read, in bytes.
+// MaxModelList is the longest list of models that the router reads of a worker, in bytes.
 const MaxModelList = 1 << 20
 
-// ModelList is the worker's own list of what it serves.
+// ModelList is a worker's own list of its models.
 type ModelList struct {
 	IDs     map[string]bool
 	Entries []ModelEntry // in its order
 }
 
+// ModelEntry is a model's id, and its JSON in the list.
 type ModelEntry struct {
 	ID, Raw string
 }
@@ -36,7 +37,7 @@ func (w *Worker) Serves(model string) (yes, known bool) {
 	return false, false
 }
 
-// has returns whether a model is in the list. A short list is searched sooner than a map.
+// has returns whether a model is in the list. Searching a short list is faster than a map.
 func (l *ModelList) has(model string) bool {
 	if len(l.Entries) == 0 || len(l.Entries) > 4 {
 		return l.IDs[model]
@@ -45,7 +46,7 @@ func (l *ModelList) has(model string) bool {
 }
 
 // NoneServes returns whether the operator lists the models of all workers behind the
-// upstreams, and this model is not among them.
+// upstreams, and no list has this model.
 func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 	for _, up := range ups {
 		if strings.Contains(up.Dial, "{") {
@@ -59,7 +60,7 @@ func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 	return true
 }
 
-// Learn records a worker's list, nil if it has none, unless it is unchanged.
+// Learn records a worker's list of models, nil if it has none, and logs a change.
 func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
 	old := w.Models.Load()
 	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
@@ -77,9 +78,9 @@ func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
 	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
 }
 
-// ModelsBeside returns the id and the JSON of each model that the workers serve. It
-// leaves out workers with another API key than the one that answers, which is what
-// clients are judged by.
+// ModelsBeside returns the id and the JSON of each model that the workers serve. It leaves
+// out workers with another API key than the worker that answers: the client may have no
+// access to them.
 func (p *Pool) ModelsBeside(answers *Worker, workers []*Worker) iter.Seq2[string, string] {
 	return func(yield func(id, raw string) bool) {
 		set := p.Settings.Load()
@@ -97,22 +98,20 @@ func (p *Pool) ModelsBeside(answers *Worker, workers []*Worker) iter.Seq2[string
 	}
 }
 
-// listed returns the models that a worker serves: those that the operator lists, else
-// those that the worker lists.
+// listed returns the models that the operator lists, or else those that the worker lists.
 func (w *Worker) listed() []ModelEntry {
-	told := w.Models.Load()
-	if told == nil {
-		told = new(ModelList)
+	var own []ModelEntry
+	if l := w.Models.Load(); l != nil {
+		own = l.Entries
 	}
 	set := w.Configured.Load()
 	if set == nil {
-		return told.Entries
+		return own
 	}
 	list := make([]ModelEntry, 0, len(*set))
 	for _, id := range slices.Sorted(maps.Keys(*set)) {
-		i := slices.IndexFunc(told.Entries, func(e ModelEntry) bool { return e.ID == id })
-		if i >= 0 {
-			list = append(list, told.Entries[i])
+		if i := slices.IndexFunc(own, func(e ModelEntry) bool { return e.ID == id }); i >= 0 {
+			list = append(list, own[i])
 			continue
 		}
 		name := rawjson.AppendString(nil, id)

@@ -1,4 +1,4 @@
-// Package pool is the workers and all that is known of them: health, capacity, queue,
+// Package pool is the workers and everything known of them: health, capacity, queue,
 // models, engines, cache checks. It survives reloads, and knows no configuration and no
 // request.
 package pool
@@ -21,53 +21,65 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// Pools holds the pools by name. They survive reloads.
+// Pools are the pools by name. They survive reloads.
 var Pools = caddy.NewUsagePool()
 
 const (
 	// upkeep is the time between two searches for leaked leases and forgotten workers.
 	upkeep = 10 * time.Second
-	// WorkerGrace is how long a worker is remembered that is no upstream any more.
+	// WorkerGrace is how long the pool remembers a worker that is no longer an upstream.
 	WorkerGrace = 10 * time.Minute
 )
 
 // Pool is the workers and all state about them. Requests may still use it after
 // Destruct, which ends only its upkeep.
 type Pool struct {
-	Name         string
-	Scheduler    *kvscore.Scheduler
-	Sessions     affinity.Store
-	Responses    responses
-	limit        func(maxSessions int)
-	LastRequest  atomic.Int64 // last request, Unix seconds
-	ServingSince atomic.Int64 // when a configuration began to serve last, Unix seconds
-	Memory       body.Memory  // of request bodies
-	Asking       atomic.Int32 // questions for token ids under way
-	Ratios       kvscore.Ratios
-	seed         uint64        // of content hashes: nobody outside can choose collisions
-	Probers      atomic.Uint64 // that there were; numbers the next one
-	stop         chan struct{}
-	Incidents    Incidents
-	Queue        queue
-	Spending     spending
+	Name      string
+	Settings  atomic.Pointer[Settings]
+	Scheduler *kvscore.Scheduler
+	members
+	prompts
+	configs
 
+	Sessions    *affinity.Ristretto
+	Responses   responses
+	Queue       queue
+	Spending    spending
 	Backgrounds backgrounds
-
-	Settings atomic.Pointer[Settings]
-	Layout   atomic.Uint64 // counts up when an address gets another worker, or a worker other ranks: see table
+	Memory      body.Memory // of request bodies
+	Incidents   Incidents
 
 	scratches sync.Pool // of *Scratch
+	stop      chan struct{}
+}
+
+// members are the workers of a pool.
+type members struct {
+	LastRequest atomic.Int64  // Unix seconds; Worker.Seen is compared with it
+	Layout      atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
 	Mu        sync.RWMutex
 	Workers   map[string]*Worker // by dial address
-	others    int                // of these, that the configuration does not name, as of swept
-	swept     time.Time          // others were counted last
-	unnamed   *Worker            // stands for those above maxOthers
+	swept     time.Time          // when idle workers were last dropped for want of room
+	unnamed   *Worker            // stands for the workers above maxOthers
 	blockSize int                // of the engines, in tokens; 0 if they do not agree
+}
+
+// prompts says how prompts become blocks and tokens.
+type prompts struct {
+	seed   uint64 // of content hashes: nobody outside can choose collisions
+	Ratios kvscore.Ratios
+	Asking atomic.Int32 // questions for token ids under way
+}
+
+// configs are the configurations that use a pool.
+type configs struct {
+	ServingSince atomic.Int64  // when the last one began to serve, Unix seconds
+	Probers      atomic.Uint64 // how many there were; numbers the next one
 
 	agreeMu sync.Mutex
-	config  *prometheus.Registry // identifies the configuration last provisioned
-	agreed  *SharedSettings
+	config  *prometheus.Registry // identifies the one last provisioned
+	agreed  *SharedSettings      // of its handlers
 }
 
 // New makes a pool and begins its upkeep.
@@ -79,11 +91,10 @@ func New(name string, s *Settings) (*Pool, error) {
 	p := &Pool{
 		Name:      name,
 		Scheduler: kvscore.NewScheduler(s.schedulerSettings()),
+		members:   members{Workers: make(map[string]*Worker)},
+		prompts:   prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
 		Sessions:  sessions,
-		limit:     func(n int) { sessions.SetLimits(n, sessionBytes(n)) },
-		seed:      rand.Uint64(), //nolint:gosec // unknown outside of the process is enough
 		stop:      make(chan struct{}),
-		Workers:   make(map[string]*Worker),
 	}
 	p.Responses.seed = p.seed
 	p.Settings.Store(s)
@@ -95,7 +106,7 @@ func New(name string, s *Settings) (*Pool, error) {
 	return p, nil
 }
 
-// sessionBytes returns the memory for n sessions with keys of usual length.
+// sessionBytes returns the memory for n sessions with keys of usual length, in bytes.
 func sessionBytes(n int) int64 { return max(int64(n)*384, 1<<20) }
 
 func (s *Settings) schedulerSettings() kvscore.Settings {
@@ -113,7 +124,7 @@ func (p *Pool) Logger() *zap.Logger {
 	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.Name))
 }
 
-// Agree adds the settings of one more handler, and returns those of all handlers of its
+// Agree adds the settings of one handler, and returns those of all handlers of its
 // configuration. The metrics registry identifies the configuration.
 func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings, error) {
 	p.agreeMu.Lock()
@@ -128,9 +139,14 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 	return p.agreed, nil
 }
 
-// Apply makes the settings those of the pool, and returns whether they differ.
+// Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer p.Queue.reviewAll() // without the lock
+	defer func() { // without the lock
+		p.Queue.reviewAll()
+		for _, w := range p.All() {
+			p.warnOfEngine(w)
+		}
+	}()
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.adoptBlockSize(s)
@@ -142,19 +158,19 @@ func (p *Pool) Apply(s *Settings) bool {
 	}
 	p.unnamed.configure(s.Worker(dialOthers))
 	p.Scheduler.Apply(s.schedulerSettings())
-	go func() { // in steps, between which requests go on
+	go func() { // in steps: requests go on in between
 		for p.Scheduler.Step(2048) {
 			runtime.Gosched()
 		}
 	}()
-	p.limit(s.MaxSessions)
+	p.Sessions.SetLimits(s.MaxSessions, sessionBytes(s.MaxSessions))
 	p.renumber(s)
 	for dial, w := range p.Workers {
 		set := s.Worker(dial)
-		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
-			w.Slots.Limit.Store(int64(set.MaxRunning))
-		}
 		p.declareRanks(w, set)
+		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
+			w.limitSlots(set)
+		}
 		w.configure(set)
 	}
 	p.declareAll(s)
@@ -184,7 +200,7 @@ func (p *Pool) maintain() {
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "slow uploads ended", p.Logger)
 			}
-			p.Incidents.closeOver(t, p.Logger())
+			p.Incidents.end(t, p.Logger())
 		}
 	}
 }

@@ -30,7 +30,7 @@ func (p *Pool) serve(w *Worker) *kvscore.Lease {
 		blocks[i] = uint64(i+1) * 77
 	}
 	var sel kvscore.Selection
-	sel.Rand = random{}
+	sel.Rand = newRandom()
 	r := &kvscore.Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600, Streamed: true}
 	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	l.FirstToken(time.Now())

@@ -7,27 +7,25 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
-// Prediction is what a worker was predicted to hold of a prompt at an attempt's booking.
+// Prediction is how much of a prompt a worker's cache model had when the attempt was booked.
 type Prediction struct {
 	Begun  time.Time // of the attempt
 	Prompt uint64    // identifies the prompt
 	Tokens int64
-	Shared float64 // blocks of these that were still being computed for other requests
+	Shared float64 // blocks among them that the worker was still computing
 }
 
 // Verify compares a prediction with what the engine reports, in tokens. It clears the
 // worker's cache model if that must be wrong as a whole.
 func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	predicted := of.Tokens
-	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 { // else there was nothing to predict
+	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 {
 		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
 		w.Misses.note(off, off <= int64(cmp.Or(w.Engine.Info().BlockSize, p.Settings.Load().BlockSize)))
 	}
-	if reported*4 < predicted*3 { // engines differ in whether they find what others still compute
+	if reported*4 < predicted*3 { // some engines reuse no block that they still compute
 		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))
 	}
 	if w.cacheCheck.compare(time.Now(), of.Begun, of.Prompt, predicted, reported) {
@@ -36,14 +34,14 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	}
 }
 
-// keptMisses is how many errors are kept.
+// keptMisses is the size of an errorRing.
 const keptMisses = 512
 
 // errorRing keeps the errors of the last predictions, in tokens.
 type errorRing struct {
 	mu     sync.Mutex
 	off    [keptMisses]int32 // a ring
-	within [keptMisses]bool  // one of the engine's blocks
+	within [keptMisses]bool  // the error is at most one of the engine's blocks
 	n      int
 }
 
@@ -55,8 +53,8 @@ func (m *errorRing) note(off int64, within bool) {
 	m.n++
 }
 
-// MissesView summarizes how far the predicted cached tokens of the last answers
-// were from those that the engine reported.
+// MissesView summarizes the differences between predicted and reported cached tokens of
+// the last answers.
 type MissesView struct {
 	Answers     int     `json:"answers"`
 	P50         int32   `json:"p50_tokens"`
@@ -65,7 +63,7 @@ type MissesView struct {
 	WithinBlock float64 `json:"share_within_one_block"`
 }
 
-// View returns nil while there were no answers to compare.
+// View returns nil before the first answer.
 func (m *errorRing) View() *MissesView {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,50 +81,50 @@ func (m *errorRing) View() *MissesView {
 	return &MissesView{n, at(0.5), at(0.9), at(0.99), float64(within) / float64(n)}
 }
 
-// hitSums are sums over the prompts that a worker has computed, in tokens: predicted when
-// the attempt was booked, and as the engine reported them.
+// hitSums are sums over the prompts that a worker has computed, in tokens.
 type hitSums struct {
-	Foreseen, Estimated atomic.Int64
-	Cached, Prompt      atomic.Int64
+	Foreseen, Estimated atomic.Int64 // predicted cached and prompt tokens, when booked
+	Cached, Prompt      atomic.Int64 // the same, as the engine reported them
 }
 
+// Predicted adds a booked prompt.
 func (h *hitSums) Predicted(cached, prompt int64) {
 	h.Foreseen.Add(cached)
 	h.Estimated.Add(prompt)
 }
 
+// Reported adds the engine's counts of a prompt.
 func (h *hitSums) Reported(cached, prompt int64) {
 	h.Cached.Add(cached)
 	h.Prompt.Add(prompt)
 }
 
 const (
-	// substantial is the least prediction, in tokens, that is compared.
+	// substantial is the least prediction, in tokens, that the check compares.
 	substantial = 512
 	// confirmations is how many predictions must be right after the cache model was
-	// cleared, before wrong ones count: if none ever is, clearing does not help.
+	// cleared, before wrong ones count. If none is ever right, clearing does not help.
 	confirmations = 3
-	// fewMisses is how many predictions in a row must be wrong to clear the cache
-	// model. The number doubles with each time, up to manyMisses.
+	// fewMisses is how many predictions in a row must be wrong to clear the cache model.
+	// The number doubles with each time, up to manyMisses.
 	fewMisses, manyMisses = 5, 80
-	// fewPrompts is the least number of prompts or sessions with wrong predictions.
+	// fewPrompts is the least number of prompts or sessions that must show a fault.
 	fewPrompts = 3
 	// forgiven is the time after which fewMisses counts again.
 	forgiven = time.Hour
 )
 
-// cacheCheck compares predicted with reported cached tokens. An engine that has restarted
-// unseen, or flushed its cache, reports far less from then on, for all prompts.
+// cacheCheck compares predicted with reported cached tokens. After an unseen restart, or a
+// flush of its cache, an engine reports far fewer for all prompts.
 type cacheCheck struct {
 	mu         sync.Mutex
 	confirmed  int
-	misses     int // in a row
-	prompts    [fewPrompts]uint64
-	different  int       // number of prompts
-	cleared    time.Time // last, for any reason
-	mismatched time.Time // last cleared by this check
-	needed     int       // misses for that; 0 = fewMisses
-	reports    map[ReportKind]bool
+	misses     int                 // in a row
+	prompts    distinct            // of the misses
+	cleared    time.Time           // when the cache model was last cleared, for any reason
+	mismatched time.Time           // when this check last cleared it
+	needed     int                 // misses to clear it; 0 = fewMisses
+	reports    map[ReportKind]bool // the kinds that report what was cached
 }
 
 // ReportKind is a kind of answer. Which kinds report what was cached depends on the
@@ -140,12 +138,12 @@ type ReportKind struct {
 func (d *cacheCheck) reset(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.confirmed, d.misses, d.different, d.cleared = 0, 0, 0, t
-	d.reports = nil // it may be another version
+	d.confirmed, d.misses, d.prompts, d.cleared = 0, 0, distinct{}, t
+	d.reports = nil // the engine may have another version now
 }
 
-// reported records whether an answer of a kind reports what was cached, and returns
-// whether any of that kind did.
+// reported records whether an answer reports what was cached, and returns whether any
+// answer of its kind did.
 func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,8 +156,8 @@ func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
 	return does || d.reports[kind]
 }
 
-// compare records how many tokens of a prompt a worker was predicted to hold, and how
-// many it reports. It returns whether the cache model must be wrong as a whole.
+// compare records a prediction and what the worker reports, in tokens. It returns whether
+// the cache model must be wrong as a whole.
 func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, reported int64) bool {
 	if predicted < substantial {
 		return false
@@ -171,30 +169,27 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 		return false
 	case reported*4 >= predicted*3:
 		d.confirmed++
-		d.misses, d.different = 0, 0
+		d.misses, d.prompts = 0, distinct{}
 		return false
 	case reported*2 >= predicted || predicted-reported < substantial || d.confirmed < confirmations:
 		return false
 	}
 	d.misses++
-	if d.different < fewPrompts && !slices.Contains(d.prompts[:d.different], prompt) {
-		d.prompts[d.different] = prompt
-		d.different++
-	}
+	d.prompts.add(prompt)
 	if now.Sub(d.mismatched) > forgiven {
 		d.needed = fewMisses
 	}
-	if d.misses < d.needed || d.different < fewPrompts {
+	if d.misses < d.needed || d.prompts.n < fewPrompts {
 		return false
 	}
 	d.mismatched, d.needed = now, min(2*d.needed, manyMisses)
 	return true
 }
 
-// CachedTokens returns how many tokens of the prompt the engine had cached, -1 if unknown.
-// SGLang omits a count of 0: an omission means 0 if another answer of the kind had one.
+// CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some
+// engines omit a count of 0, so an omission means 0 once another answer of the kind had a count.
 func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
-	if w.Engine.Info().Type != engine.SGLang {
+	if !w.Engine.Info().OmitsZeroCached() {
 		return reported
 	}
 	if !w.cacheCheck.reported(kind, reported >= 0) {

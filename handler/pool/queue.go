@@ -10,27 +10,27 @@ import (
 	"time"
 )
 
-// queue holds the requests that wait for a worker with room, in order. A free slot goes
-// to the first request that can use it.
+// queue is the requests that wait for a worker with room, in order. A free slot goes to
+// the first request that can use it.
 type queue struct {
 	pool   *Pool
-	Length atomic.Int32 // requests read it before they take the lock
+	Length atomic.Int32 // number of waiters; readable without the lock
 
 	mu        sync.Mutex
 	waiting   []*waiter // in order
 	entered   uint64
 	reviewing bool // reviewUntilEmpty runs
-	rate      drainRate
+	rate      serviceRate
 }
 
-// reviewEvery is the time between two reviews of all waiters: workers recover, are
-// undrained, or get other models without a slot becoming free.
+// reviewEvery is the time between two reviews of all waiters. A worker may recover, or
+// get another model, while no slot becomes free.
 const reviewEvery = 250 * time.Millisecond
 
 const incidentFull = "all workers are full, requests wait"
 
-// Wait queues a request until it is granted a slot of a worker. It returns how long that
-// took.
+// Wait queues a request until the queue grants it a slot of a worker, for at most the
+// time given. It returns how long the request waited.
 func (p *Pool) Wait(ctx context.Context, want Wants, o Offers, most time.Duration) (v Grant, waited time.Duration) {
 	m := &waiter{want: want, offers: o, verdict: make(chan Grant, 1)}
 	if !p.Queue.enter(m, p.Settings.Load().MaxWaiting) {
@@ -42,7 +42,7 @@ func (p *Pool) Wait(ctx context.Context, want Wants, o Offers, most time.Duratio
 	return v, time.Since(began)
 }
 
-// outcome waits for what becomes of a waiter.
+// outcome waits for the waiter's verdict.
 func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) Grant {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -59,8 +59,8 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) Gran
 	}
 }
 
-// enter queues a request and returns whether it has to wait. If more than most wait
-// then, the last of them is refused. A request that is retried keeps its place.
+// enter queues a request and returns whether it has to wait. If more than most requests
+// wait, the queue refuses the last one. The order is by arrival, so a retry keeps its place.
 func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -85,7 +85,7 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	return m.waits
 }
 
-// atLast removes a waiter whose time is up. A worker that is marked down may have room.
+// atLast removes a waiter whose time is up. It may get a worker that is marked down.
 func (q *queue) atLast(m *waiter) Grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,7 +96,7 @@ func (q *queue) atLast(m *waiter) Grant {
 	return <-m.verdict
 }
 
-// leave removes a waiter. It returns false if the waiter has its verdict.
+// leave removes a waiter. It returns false if the waiter already has its verdict.
 func (q *queue) leave(m *waiter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -107,8 +107,8 @@ func (q *queue) leave(m *waiter) bool {
 	return true
 }
 
-// freed hands on a slot of a worker that has become free. It takes no lock if the queue
-// is empty: a request looks at the slots after it is counted in length.
+// freed gives the free slots of a worker to waiters. It takes no lock if the queue is
+// empty, because a request looks at the slots only after Length counts it.
 func (q *queue) freed(w *Worker) {
 	if q.Length.Load() == 0 {
 		return
@@ -116,7 +116,7 @@ func (q *queue) freed(w *Worker) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for t := time.Now(); q.give(w, t); {
-		continue // further slots may have become free
+		continue // more than one slot may be free
 	}
 }
 
@@ -132,7 +132,7 @@ func (q *queue) TakeUnclaimed(w *Worker) bool {
 	return w.Slots.Take()
 }
 
-// reviewAll reviews all waiters, after settings have changed.
+// reviewAll reviews all waiters after a change of settings.
 func (q *queue) reviewAll() {
 	if q.Length.Load() == 0 {
 		return
@@ -156,8 +156,8 @@ func (q *queue) reviewUntilEmpty() {
 	}
 }
 
-// review evaluates anew which workers may serve each waiter, and gives free slots to
-// them in their order. The lock is held.
+// review evaluates again which workers may serve each waiter, and gives them free slots in
+// their order. The caller holds the lock.
 func (q *queue) review(t time.Time) {
 	for _, m := range q.waiting {
 		q.refresh(m)
@@ -167,25 +167,29 @@ func (q *queue) review(t time.Time) {
 	}
 }
 
-// refresh evaluates which workers may serve a waiter. The lock is held.
+// refresh evaluates which workers may serve a waiter. The caller holds the lock.
 func (q *queue) refresh(m *waiter) {
 	m.eligible = q.pool.eligible(m.eligible[:0], &m.want, m.offers)
 }
 
-// place gives a waiter a free slot that no earlier waiter wants. The lock is held.
+// place gives a waiter a free slot that no earlier waiter can use. The caller holds the
+// lock.
 func (q *queue) place(m *waiter, t time.Time) {
 	for !m.out {
-		w, hopeless := m.best(t)
-		if hopeless {
+		r, some := m.resort(t)
+		if !some {
 			q.decide(m, Grant{}, t)
-		} else if w == nil || !q.give(w, t) {
+			return
+		}
+		w := m.leastBusy(func(s offer) bool { return s.allowed(r, t) })
+		if w == nil || !q.give(w, t) {
 			return
 		}
 	}
 }
 
-// give gives a free slot of a worker to the first waiter that wants it. It returns false
-// if there is no slot, or none wants it. The lock is held.
+// give gives a free slot of a worker to the first waiter that can use it. It returns false
+// if there is no such slot or waiter. The caller holds the lock.
 func (q *queue) give(w *Worker, t time.Time) bool {
 	if w.Slots.full() {
 		return false
@@ -198,16 +202,16 @@ func (q *queue) give(w *Worker, t time.Time) bool {
 	return true
 }
 
-// firstFor returns the first waiter that wants room of a worker, nil if none does.
-// The lock is held.
+// firstFor returns the first waiter that can use a slot of a worker; nil if there is none.
+// The caller holds the lock.
 func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
-	if i := slices.IndexFunc(q.waiting, func(m *waiter) bool { return m.wants(w, t) }); i >= 0 {
+	if i := slices.IndexFunc(q.waiting, func(m *waiter) bool { return m.canUse(w, t) }); i >= 0 {
 		return q.waiting[i]
 	}
 	return nil
 }
 
-// decide removes a waiter and sends its verdict. The lock is held.
+// decide removes a waiter and sends its verdict. The caller holds the lock.
 func (q *queue) decide(m *waiter, v Grant, t time.Time) {
 	q.remove(m, t)
 	if m.waits && v.Worker != nil {
@@ -216,7 +220,7 @@ func (q *queue) decide(m *waiter, v Grant, t time.Time) {
 	m.verdict <- v
 }
 
-// remove removes a waiter. The lock is held.
+// remove removes a waiter. The caller holds the lock.
 func (q *queue) remove(m *waiter, t time.Time) {
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
@@ -224,7 +228,7 @@ func (q *queue) remove(m *waiter, t time.Time) {
 	q.count(t, -1)
 }
 
-// count counts the waiters, and for how long there were some. The lock is held.
+// count counts the waiters, and for how long there were any. The caller holds the lock.
 func (q *queue) count(t time.Time, more int32) {
 	q.rate.pass(t, q.Length.Load() > 0)
 	q.Length.Add(more)
@@ -236,27 +240,27 @@ type waiter struct {
 	offers Offers
 	number uint64 // in the order of entering
 
-	eligible []offer    // may serve the request now
-	verdict  chan Grant // gets what becomes of the waiter, once it is out of the queue
-	waits    bool       // it was not served at once
-	out      bool       // of the queue
+	eligible []offer    // the workers that may serve the request now
+	verdict  chan Grant // gets one Grant when the waiter leaves the queue
+	waits    bool       // the queue did not serve it at once
+	out      bool       // it has left the queue
 }
 
-// Grant says what becomes of a waiter. Without a worker and without a reason, the
-// request chooses again: there is no worker to wait for.
+// Grant says how a wait ended. The zero Grant says that there is no worker to wait for;
+// the request then chooses again.
 type Grant struct {
-	Worker *Worker // a slot of it was taken for the request
+	Worker *Worker // the queue has taken a slot of it for the request
 	Full   bool    // too many requests wait
-	Late   bool    // the time to wait is over, or the client left
+	Late   bool    // the request waited too long, or the client left
 }
 
 func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// resort returns the waiter's resort, as gather does, false if there is no worker, full
-// or not.
-func (m *waiter) resort(t time.Time) (Resort, bool) {
+// resort returns the first resort at which a worker may serve the waiter, full or not. some
+// is false if there is none.
+func (m *waiter) resort(t time.Time) (r Resort, some bool) {
 	for _, r := range resorts {
 		for _, s := range m.eligible {
 			if s.allowed(r, t) {
@@ -267,9 +271,8 @@ func (m *waiter) resort(t time.Time) (Resort, bool) {
 	return Resort{}, false
 }
 
-func (s offer) allowed(r Resort, t time.Time) bool { return Available(s.up) && r.allows(s.worker, t) }
-
-// leastBusy returns the least busy worker with room that may be used, nil if none is.
+// leastBusy returns the least busy worker with room that mayUse accepts; nil if there is
+// none.
 func (m *waiter) leastBusy(mayUse func(offer) bool) (least *Worker) {
 	for _, s := range m.eligible {
 		if mayUse(s) && !s.worker.Slots.full() &&
@@ -280,27 +283,20 @@ func (m *waiter) leastBusy(mayUse func(offer) bool) (least *Worker) {
 	return least
 }
 
-// best returns the least busy worker with room, nil if there is none. hopeless says that
-// there is no worker to wait for.
-func (m *waiter) best(t time.Time) (best *Worker, hopeless bool) {
-	r, some := m.resort(t)
-	return m.leastBusy(func(s offer) bool { return some && s.allowed(r, t) }), !some
-}
-
-// takeWorse takes a slot of a worker that is marked down, but neither hung nor draining,
-// for a waiter that would otherwise be refused. It returns nil if there is none.
-func (m *waiter) takeWorse() (worse *Worker) {
-	worse = m.leastBusy(func(s offer) bool {
+// takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
+// be marked down, but neither hung nor draining. It returns nil if there is none.
+func (m *waiter) takeWorse() *Worker {
+	w := m.leastBusy(func(s offer) bool {
 		return Available(s.up) && !s.worker.Draining() && !s.worker.Progress.IsHung()
 	})
-	if worse == nil || !worse.Slots.Take() {
+	if w == nil || !w.Slots.Take() {
 		return nil
 	}
-	return worse
+	return w
 }
 
-// wants returns whether the waiter would take a slot of the worker.
-func (m *waiter) wants(w *Worker, t time.Time) bool {
+// canUse returns whether the waiter can use a slot of the worker.
+func (m *waiter) canUse(w *Worker, t time.Time) bool {
 	i := slices.IndexFunc(m.eligible, func(s offer) bool { return s.worker == w })
 	if i < 0 {
 		return false
@@ -309,18 +305,18 @@ func (m *waiter) wants(w *Worker, t time.Time) bool {
 	return some && m.eligible[i].allowed(r, t)
 }
 
-// drainRate is how fast requests have left the queue, while there was one.
-type drainRate struct {
+// serviceRate is how fast workers served waiters while there were any.
+type serviceRate struct {
 	served float64 // decayed to at
-	busy   float64 // seconds, decayed as well
+	busy   float64 // seconds with waiters, decayed to at
 	at     time.Time
 }
 
-// rateMemory is the time of queueing in which older counts decay to a third.
+// rateMemory is the time with waiters in which older counts decay to a third.
 const rateMemory = 10 * time.Second
 
-// pass lets the time go on until t. waited says that requests waited meanwhile.
-func (r *drainRate) pass(t time.Time, waited bool) {
+// pass advances the rate to t. waited says that requests waited meanwhile.
+func (r *serviceRate) pass(t time.Time, waited bool) {
 	if d := t.Sub(r.at); waited && d > 0 {
 		keep := math.Exp(-float64(d) / float64(rateMemory))
 		r.served *= keep
@@ -329,11 +325,11 @@ func (r *drainRate) pass(t time.Time, waited bool) {
 	r.at = t
 }
 
-// Bounds of what clients are told to wait, in seconds.
+// Bounds of Retry-After, in seconds.
 const minRetryAfter, maxRetryAfter = 1, 60
 
-// RetryAfter returns the seconds in which the requests that wait now will have been
-// served, or unknown if the rate is not known.
+// RetryAfter returns the seconds in which workers will have served the present waiters, or
+// unknown if the rate is not known.
 func (q *queue) RetryAfter(unknown time.Duration) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

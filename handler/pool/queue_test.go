@@ -16,12 +16,12 @@ import (
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{Workers: make(map[string]*Worker)}
+	p := &Pool{members: members{Workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.Queue.pool = p
 	workers := make([]*Worker, len(limits))
 	for i, n := range limits {
-		workers[i] = newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: n})
+		workers[i] = newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
 		p.Workers[workers[i].Dial] = workers[i]
 	}
 	return &p.Queue, workers

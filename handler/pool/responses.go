@@ -7,12 +7,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// maxResponses is how many responses are remembered at least. Twice as many are at
-// most, which takes a few MiB.
+// maxResponses is how many responses the pool remembers at least. It remembers at most
+// twice as many, in a few MiB.
 const maxResponses = 1 << 16
 
-// responses remembers which target keeps which response of the responses API: a request
-// that names one must go there. Those unnamed for longest are forgotten first.
+// responses remembers which target keeps which response of the responses API. A request
+// that names a response must go to its target. At the bound, the responses that no request
+// has named for longest go first.
 type responses struct {
 	seed uint64 // of the ids' hashes: nobody outside can choose collisions
 
@@ -27,7 +28,7 @@ func (r *responses) Keep(id string, t kvscore.Target) {
 	r.add(xxh3.HashStringSeed(id, r.seed), t)
 }
 
-// add makes an entry the newest. The lock is held.
+// add makes an entry the newest. The caller holds the lock.
 func (r *responses) add(key uint64, t kvscore.Target) {
 	if r.new == nil || len(r.new) >= maxResponses {
 		r.new, r.old = make(map[uint64]kvscore.Target), r.new

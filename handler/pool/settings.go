@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,22 +15,22 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// Settings are what one handler says of its pool, or all handlers that name it.
-// Zero values were not set.
+// Settings are what one handler configures of its pool, or all handlers that name it. Zero
+// values were not set. The tags name the options that handlers must agree on.
 type Settings struct {
-	Memory         int64
-	BlockSize      int
-	BlockSizeUnset bool // the operator did not say blockSize; filled in with the defaults
-	TextBlock      int
-	TTL            time.Duration
-	MaxSessions    int
-	Engine         string // type of all workers that have no type of their own
-	MaxWaiting     int
-	MaxWait        time.Duration
-	Retries        RetryBudget
+	Memory         int64                     `option:"index memory"`
+	BlockSize      int                       `option:"index block_size"`
+	BlockSizeUnset bool                      // the operator did not set BlockSize
+	TextBlock      int                       `option:"index text_block"`
+	TTL            time.Duration             `option:"affinity ttl"`
+	MaxSessions    int                       `option:"affinity max_sessions"`
+	Engine         string                    `option:"engine"` // of workers that configure none
+	MaxWaiting     int                       `option:"queue max_waiting"`
+	MaxWait        time.Duration             `option:"queue max_wait"`
+	Retries        RetryBudget               `option:"retry_budget"`
 	Workers        map[string]WorkerSettings // by dial address, as far as configured
 	Upstreams      map[string]bool           // static ones, by dial address
-	Others         bool                      // workers may be none of these
+	Others         bool                      // placeholders or a dynamic source may give other workers
 }
 
 // RetryBudget bounds the retries. It may be unset.
@@ -55,11 +57,11 @@ const (
 	maxBlockSize       = 4096
 )
 
-// Add adds the settings of one worker. dynamic says that the worker need not be among
-// the upstreams.
+// Add adds the settings of one worker. dynamic says that the worker need not be a static
+// upstream.
 func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 	if w == nil || w.Dial == "" {
-		return errors.New("worker: the dial address is missing")
+		return errors.New("worker: dial is missing")
 	}
 	if _, twice := s.Workers[w.Dial]; twice {
 		return fmt.Errorf("worker %s: configured twice", w.Dial)
@@ -68,13 +70,13 @@ func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
 	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
-		return fmt.Errorf("worker %s: is not among the upstreams", w.Dial)
+		return fmt.Errorf("worker %s: must be one of the upstreams", w.Dial)
 	}
 	s.Workers[w.Dial] = *w
 	return nil
 }
 
-// Check returns what is wrong with the settings, but for those of workers.
+// Check returns what is wrong with the settings, except with those of workers.
 func (s *Settings) Check() error {
 	switch full := s.WithDefaults(); {
 	case full.Memory < minIndexMemory:
@@ -101,7 +103,7 @@ func (s *Settings) Check() error {
 	return nil
 }
 
-// CheckIDs checks that no two workers have one id.
+// CheckIDs returns an error if two workers have one id.
 func (s *Settings) CheckIDs() error {
 	byID := make(map[uint64]string)
 	known := maps.Clone(s.Upstreams)
@@ -112,15 +114,14 @@ func (s *Settings) CheckIDs() error {
 	for _, dial := range slices.Sorted(maps.Keys(known)) {
 		id := s.Worker(dial).ID
 		if other, taken := byID[id]; taken {
-			return fmt.Errorf("worker %s: id %d is that of worker %s, too", dial, id, other)
+			return fmt.Errorf("worker %s: id: must be unique, got %d, which worker %s has, too", dial, id, other)
 		}
 		byID[id] = dial
 	}
 	return nil
 }
 
-// WithDefaults returns the settings with the defaults in place of what was not
-// set.
+// WithDefaults returns the settings with defaults for what was not set.
 func (s *Settings) WithDefaults() *Settings {
 	full := *s
 	full.BlockSizeUnset = s.BlockSizeUnset || s.BlockSize == 0
@@ -143,8 +144,8 @@ func (s *Settings) WithDefaults() *Settings {
 	return &full
 }
 
-// Worker returns the settings of the worker with the address, with an id. s has its
-// defaults. DPSize and KVTokens are 0 if the operator has not set them.
+// Worker returns the settings of the worker at an address, including its id. s has its
+// defaults. DPSize and KVTokens are 0 if the operator did not set them.
 func (s *Settings) Worker(dial string) WorkerSettings {
 	w, configured := s.Workers[dial]
 	if !configured {
@@ -157,22 +158,13 @@ func (s *Settings) Worker(dial string) WorkerSettings {
 	return w
 }
 
-// merge returns what two handlers of one pool say together. Each may leave open what
-// the other says. The error names what they set to different values.
+// merge returns what two handlers of one pool configure together. The error names the
+// options that they set to different values.
 func (s *Settings) merge(o *Settings) (*Settings, error) {
-	m := &Settings{Workers: maps.Clone(s.Workers), Upstreams: maps.Clone(s.Upstreams), Others: s.Others || o.Others}
+	m := *s
+	m.Workers, m.Upstreams, m.Others = maps.Clone(s.Workers), maps.Clone(s.Upstreams), s.Others || o.Others
 	maps.Copy(m.Upstreams, o.Upstreams)
-	err := errors.Join(
-		mergeOption(&m.Memory, s.Memory, o.Memory, "index memory"),
-		mergeOption(&m.BlockSize, s.BlockSize, o.BlockSize, "index block_size"),
-		mergeOption(&m.TextBlock, s.TextBlock, o.TextBlock, "index text_block"),
-		mergeOption(&m.TTL, s.TTL, o.TTL, "affinity ttl"),
-		mergeOption(&m.MaxSessions, s.MaxSessions, o.MaxSessions, "affinity max_sessions"),
-		mergeOption(&m.Engine, s.Engine, o.Engine, "engine"),
-		mergeOption(&m.MaxWaiting, s.MaxWaiting, o.MaxWaiting, "queue max_waiting"),
-		mergeOption(&m.MaxWait, s.MaxWait, o.MaxWait, "queue max_wait"),
-		mergeOption(&m.Retries, s.Retries, o.Retries, "retry_budget"),
-	)
+	err := mergeOptions(&m, *o, "option", "")
 	for dial, theirs := range o.Workers {
 		w, contradiction := s.Workers[dial].merge(theirs)
 		m.Workers[dial], err = w, errors.Join(err, contradiction)
@@ -180,27 +172,39 @@ func (s *Settings) merge(o *Settings) (*Settings, error) {
 	if err == nil {
 		err = m.CheckIDs()
 	}
-	return m, err
+	return &m, err
 }
 
-func mergeOption[T comparable](to *T, a, b T, name string) error {
-	*to = cmp.Or(a, b)
-	var unset T
-	if a != b && a != unset && b != unset {
-		return errContradiction(name, a, b)
+// mergeOptions fills in the fields of a struct that are not set with those of another. It
+// skips fields without the tag, which names an option. The error names the options that
+// both set to different values.
+func mergeOptions(to, from any, tag, prefix string) error {
+	var err error
+	a, b := reflect.ValueOf(to).Elem(), reflect.ValueOf(from)
+	for i := range a.NumField() {
+		option, _, _ := strings.Cut(a.Type().Field(i).Tag.Get(tag), ",")
+		switch own, other := a.Field(i), b.Field(i); {
+		case option == "" || isUnset(other) || reflect.DeepEqual(own.Interface(), other.Interface()):
+		case isUnset(own):
+			own.Set(other)
+		case option == "api_key": // a secret
+			err = errors.Join(err, fmt.Errorf("%sapi_key: must be the same in all handlers", prefix))
+		default:
+			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers, got %v and %v", prefix, option, reflect.Indirect(own), reflect.Indirect(other)))
+		}
 	}
-	return nil
+	return err
 }
 
-func errContradiction(name string, a, b any) error {
-	return fmt.Errorf("%s: one handler says %v, another %v", name, a, b)
-}
+func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
 
 // SharedSettings are the settings of all handlers of one configuration that name one
 // pool. They grow while the configuration is provisioned.
 type SharedSettings struct {
-	mu  sync.Mutex
-	All *Settings
+	mu      sync.Mutex
+	All     *Settings
+	unnamed map[string]bool // upstreams of the handlers that name no pool
+	warned  bool            // of the queue without a limit
 }
 
 // Get returns the settings, with defaults.
@@ -220,7 +224,7 @@ func (s *SharedSettings) add(one *Settings) error {
 	return err
 }
 
-// Hashing returns how the prompts of the pool's requests are cut into blocks.
+// Hashing returns how prompts are divided into blocks.
 func (p *Pool) Hashing() api.Options {
 	set := p.Settings.Load()
 	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Seed: p.seed}

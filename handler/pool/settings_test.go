@@ -64,7 +64,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 		{&Settings{MaxSessions: 5}, &Settings{MaxSessions: 6}, []string{"affinity max_sessions", "5", "6"}},
 		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "a:1", ID: 8}), []string{"worker a:1 id", "7", "8"}},
 		{wanted(WorkerSettings{Dial: "a:1", KVTokens: 70}), wanted(WorkerSettings{Dial: "a:1", KVTokens: 80}), []string{"worker a:1 kv_tokens", "70", "80"}},
-		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "b:1", ID: 7}), []string{"a:1", "b:1", "id 7"}},
+		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "b:1", ID: 7}), []string{"a:1", "b:1", "id: must be unique, got 7"}},
 		{&Settings{TTL: time.Minute, BlockSize: 16}, &Settings{TTL: time.Hour, BlockSize: 32}, []string{"ttl", "block_size"}},
 	} {
 		for _, pair := range [][2]*Settings{{v.a, v.b}, {v.b, v.a}} {
@@ -140,7 +140,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		{WorkerSettings{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
 		{WorkerSettings{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
 		{WorkerSettings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
-		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: 7 cannot be that of all workers"},
+		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: must be unique, so worker * cannot have one, got 7"},
 	} {
 		err := v.w.check()
 		if (err == nil) != (v.want == "") || err != nil && err.Error() != v.want {
@@ -150,5 +150,9 @@ func TestSettingsOfEngines(t *testing.T) {
 	s := wanted(WorkerSettings{Dial: AllWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, WorkerSettings{Dial: "a:1", Priority: "off"}).WithDefaults()
 	if w := s.Worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" || w.CacheSalt != "on" {
 		t.Errorf("a:1 is %+v", w)
+	}
+	s = wanted(WorkerSettings{Dial: AllWorkers, Drain: new(true)}, WorkerSettings{Dial: "a:1", Drain: new(false)}, WorkerSettings{Dial: "b:1"}).WithDefaults()
+	if a, b := newWorker(s.Worker("a:1")), newWorker(s.Worker("b:1")); a.Draining() || !b.Draining() {
+		t.Errorf("a:1 drains %v, b:1 %v; want the opposite", a.Draining(), b.Draining())
 	}
 }

@@ -14,40 +14,53 @@ import (
 // Worker is one engine process behind one dial address.
 type Worker struct {
 	// each choice reads these of all workers
-	Seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
-	Models     atomic.Pointer[ModelList]       // its own list; nil if it has none
-	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
-	Slots      *slots
-	Drain      atomic.Uint32
-	Health     Health
+	Seen atomic.Int64 // last time that it was an upstream, Unix seconds
+	models
+	Slots  *slots
+	Drain  atomic.Uint32 // reasons, see DrainConfigured
+	Health Health
 
 	Dial       string
 	ID         uint64
-	dp         atomic.Int32 // data-parallel ranks
-	Engine     engineState
+	dp         atomic.Int32             // data-parallel ranks
+	taints     atomic.Pointer[[]string] // configured
+	background atomic.Int32             // requests of the router's own that run on it
+
+	Engine   engineState
+	Progress progress
+	cache
+	probes
+}
+
+// models are what a worker serves.
+type models struct {
+	Models     atomic.Pointer[ModelList]       // its own list; nil if it has none
+	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
+}
+
+// cache compares what a worker's cache model predicts with what the engine reports.
+type cache struct {
 	cacheCheck cacheCheck
-	Progress   progress
-	Prober     atomic.Uint64 // the prober that last had it from a dynamic source
-	Probed     chan struct{} // closed after the first probe
-	ProbedAt   atomic.Int64  // the last probe, Unix nanoseconds
-	Probing    atomic.Bool   // a probe is under way
-	Asked      atomic.Int64  // last asked what it serves, Unix nanoseconds
-	Refusals   atomic.Int32  // times in a row that it would not say, for want of a key
 	Hits       hitSums
-	taints     atomic.Pointer[[]string] // configured; nil if there are none
+	Misses     errorRing
+}
 
-	background atomic.Int32 // requests of the router's own that run on it
-
-	Misses errorRing
-
-	probedOnce sync.Once                      // closes probed
-	ProbedFor  atomic.Pointer[SharedSettings] // the configuration that probed it last for the first time
+// probes is what discovery has asked a worker.
+type probes struct {
+	Prober     atomic.Uint64                  // the prober that last had the worker from a dynamic source
+	ProbedFor  atomic.Pointer[SharedSettings] // the configuration that last made a first probe
+	ProbedAt   atomic.Int64                   // the last probe, Unix nanoseconds
+	Probing    atomic.Bool                    // a probe is under way
+	Asked      atomic.Int64                   // when it was last asked which models it serves, Unix nanoseconds
+	Refusals   atomic.Int32                   // how often in a row it refused that, for want of a key
+	Probed     chan struct{}                  // closed after the first probe
+	probedOnce sync.Once                      // closes Probed
 }
 
 func newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), Probed: make(chan struct{})}
+	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), probes: probes{Probed: make(chan struct{})}}
 	w.dp.Store(int32(set.DPSize))
-	w.Slots.Limit.Store(int64(set.MaxRunning))
+	w.limitSlots(set)
 	w.Seen.Store(time.Now().Unix())
 	w.configure(set)
 	return w
@@ -61,15 +74,12 @@ func DerivedID(dial string) uint64 {
 
 // configure stores the worker's settings.
 func (w *Worker) configure(set WorkerSettings) {
-	if set.Drain {
+	if set.Drain != nil && *set.Drain {
 		w.Drain.Or(DrainConfigured)
 	} else {
 		w.Drain.And(^DrainConfigured)
 	}
-	w.taints.Store(nil)
-	if len(set.Taints) > 0 {
-		w.taints.Store(&set.Taints)
-	}
+	w.taints.Store(&set.Taints)
 	if len(set.Models) == 0 {
 		w.Configured.Store(nil)
 		return
@@ -81,7 +91,7 @@ func (w *Worker) configure(set WorkerSettings) {
 	w.Configured.Store(&models)
 }
 
-// Reasons why a worker drains, as bits of worker.drain.
+// Reasons why a worker drains, as bits of Worker.Drain.
 const (
 	DrainConfigured uint32 = 1 << iota
 	DrainAsked             // by the admin API
@@ -90,25 +100,28 @@ const (
 // Draining returns whether the worker gets no new requests.
 func (w *Worker) Draining() bool { return w.Drain.Load() != 0 }
 
-// Tainted returns the taints that the operator gave to the worker.
-func (w *Worker) Tainted() []string {
-	if t := w.taints.Load(); t != nil {
-		return *t
-	}
-	return nil
-}
+// Tainted returns the taints that the operator configured for the worker.
+func (w *Worker) Tainted() []string { return *w.taints.Load() }
 
 // MarkProbed records the end of a probe.
-func (w *Worker) MarkProbed() { w.probedOnce.Do(func() { close(w.Probed) }) }
+func (p *probes) MarkProbed() { p.probedOnce.Do(func() { close(p.Probed) }) }
 
 // WasProbed returns whether a probe of the worker has ended.
-func (w *Worker) WasProbed() bool {
+func (p *probes) WasProbed() bool {
 	select {
-	case <-w.Probed:
+	case <-p.Probed:
 		return true
 	default:
 		return false
 	}
+}
+
+// probeAgain makes the next probe ask a worker that was away, because it may be another
+// engine now.
+func (w *Worker) probeAgain() {
+	w.Engine.AskAgain()
+	w.Asked.Store(0)
+	w.ProbedAt.Store(0)
 }
 
 // Ranks returns how many data-parallel ranks the worker has. Each is a target with a KV
@@ -120,13 +133,14 @@ func (w *Worker) Target(rank int) kvscore.Target {
 	return kvscore.Target{Worker: w.ID, Rank: uint32(rank)}
 }
 
-// declareRanks makes the worker's targets known with their capacity, as configured or
-// else as the engine reports it. The pool's lock is held, or nothing uses the pool yet.
+// declareRanks declares the worker's targets to the scheduler. Their capacity is the
+// configured one, or else the one that the engine reports. The caller holds the lock, or
+// nothing uses the pool yet.
 func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	info := w.Engine.Info()
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
 	size := 1
-	if e := set.describe(info); e.TakesRank() { // ranks that cannot be chosen are no targets
+	if e := set.describe(info); e.TakesRank() { // other engines choose the rank themselves
 		size = max(1, cmp.Or(set.DPSize, info.DPSize))
 	}
 	before := w.Ranks()
@@ -141,29 +155,14 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	}
 }
 
-// retireRanks removes targets from one rank on as soon as they have no leases.
+// retireRanks makes the scheduler remove targets as soon as they have no leases.
 func (p *Pool) retireRanks(w *Worker, from, to int) {
 	for rank := from; rank < to; rank++ {
 		p.Scheduler.Retire(w.Target(rank))
 	}
 }
 
-// forgetRanks removes all targets of a worker, unless one has leases. It also retires
-// them: a request with an older table may still book on one.
-func (p *Pool) forgetRanks(w *Worker) bool {
-	all := true
-	for rank := range w.Ranks() {
-		all = p.Scheduler.Forget(w.Target(rank)) && all
-	}
-	if !all {
-		p.declareRanks(w, p.Settings.Load().Worker(w.Dial)) // it is needed a while longer
-		return false
-	}
-	p.retireRanks(w, 0, w.Ranks())
-	return true
-}
-
-// Load returns the load of all the worker's ranks, summed up.
+// Load returns the summed load of the worker's ranks.
 func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 	var sum kvscore.Load
 	for rank := range w.Ranks() {
@@ -174,25 +173,22 @@ func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 		sum.OutputBlocks += l.OutputBlocks
 		sum.CachedTokens += l.CachedTokens
 		sum.CapacityTokens += l.CapacityTokens
-		sum.ToldTokens += l.ToldTokens
+		sum.ReportedTokens += l.ReportedTokens
 		sum.PrefillRate += l.PrefillRate
 		sum.Timings += l.Timings
 	}
 	return sum
 }
 
-// slots count and bound the inference attempts at one dial address. They stay when the
-// worker there gets another id.
+// slots count and bound the inference attempts at one dial address. They stay when its
+// worker gets another id.
 type slots struct {
 	Running atomic.Int64
 	Limit   atomic.Int64 // 0 = none
 }
 
 // full returns whether no slot is free.
-func (s *slots) full() bool {
-	limit := s.Limit.Load()
-	return limit > 0 && s.Running.Load() >= limit
-}
+func (s *slots) full() bool { return s.room() <= 0 }
 
 // room returns how many slots are free.
 func (s *slots) room() int64 {

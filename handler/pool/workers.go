@@ -10,18 +10,19 @@ import (
 )
 
 const (
-	// maxOthers bounds the workers of a pool that come from placeholders and dynamic
-	// sources.
+	// maxOthers bounds the workers of a pool from placeholders and dynamic sources.
 	maxOthers = 1024
-	// othersKept is the least time for which one of these is remembered.
+	// othersKept is the least time for which the pool remembers one of these.
 	othersKept = 10 * time.Second
 	// maxDial is the longest address of one of these, in bytes.
 	maxDial = 512
 	// dialOthers is the address of the worker that stands for all above maxOthers.
 	dialOthers = "(others)"
+	// currentFor is how long one of these counts as an upstream after a request saw it.
+	currentFor = time.Minute
 )
 
-// Worker returns the worker behind an address, new ones included.
+// Worker returns the worker behind an address. It makes a new one known to the pool.
 func (p *Pool) Worker(dial string) *Worker {
 	if w := p.Known(dial); w != nil {
 		return w
@@ -36,15 +37,13 @@ func (p *Pool) Worker(dial string) *Worker {
 	return w
 }
 
-// other returns the worker behind an address that was not known yet.
+// other returns the worker behind an address that was unknown, or unnamed if there is no
+// room for one more.
 func (p *Pool) other(dial string) *Worker {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	if p.Workers[dial] == nil && !p.Settings.Load().isNamed(dial) {
-		if !p.hasRoom(time.Now()) {
-			return p.unnamed
-		}
-		p.others++
+	if p.Workers[dial] == nil && !p.Settings.Load().isNamed(dial) && !p.hasRoom(time.Now()) {
+		return p.unnamed
 	}
 	return p.declare(dial)
 }
@@ -75,17 +74,17 @@ func (p *Pool) All() []*Worker {
 	return list
 }
 
-// declareAll makes the static upstreams known whose addresses have no placeholders. The
-// lock is held, or nothing uses the pool yet.
+// declareAll makes all named workers known. The caller holds the lock, or nothing uses
+// the pool yet.
 func (p *Pool) declareAll(s *Settings) {
 	for dial := range s.Upstreams {
-		if !strings.Contains(dial, "{") {
+		if s.isNamed(dial) {
 			p.countFromZero(p.declare(dial))
 		}
 	}
 }
 
-// declare makes the worker behind an address known. The lock is held.
+// declare makes the worker behind an address known. The caller holds the lock.
 func (p *Pool) declare(dial string) *Worker {
 	if w := p.Workers[dial]; w != nil {
 		return w
@@ -98,9 +97,8 @@ func (p *Pool) declare(dial string) *Worker {
 	return w
 }
 
-// renumber replaces the workers whose id changes. An id may move from one address to
-// another: all old targets are retired and emptied before any new one is declared. The
-// lock is held.
+// renumber replaces the workers whose id changes. An id may move to another address, so
+// the pool clears all old targets before it declares a new one. The caller holds the lock.
 func (p *Pool) renumber(s *Settings) {
 	var old []*Worker
 	for dial, w := range p.Workers {
@@ -110,21 +108,21 @@ func (p *Pool) renumber(s *Settings) {
 		old = append(old, w)
 		delete(p.Workers, dial)
 		p.retireRanks(w, 0, w.Ranks())
-		for rank := range w.Ranks() { // some may still have leases
+		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))
 		}
 	}
 	for _, w := range old {
 		fresh := p.declare(w.Dial)
-		fresh.Slots = w.Slots // the requests that run at the address still do
+		fresh.Slots = w.Slots // the address still runs its requests
 		if w.Drain.Load()&DrainAsked != 0 {
 			fresh.Drain.Or(DrainAsked) // the operator drained the address
 		}
 	}
 }
 
-// nameless makes the worker that stands for the upstreams that are not told apart. It
-// has no cache model.
+// nameless makes the worker that stands for all upstreams above maxOthers. It has no
+// cache model.
 func (p *Pool) nameless() *Worker {
 	set := p.Settings.Load().Worker(dialOthers)
 	set.DPSize, set.MaxRunning = 1, 0
@@ -134,7 +132,7 @@ func (p *Pool) nameless() *Worker {
 }
 
 // speakable returns whether an address can be that of a worker. A placeholder may yield
-// anything, and addresses become labels of metrics.
+// any text, and addresses become labels of metrics.
 func speakable(dial string) bool {
 	if dial == "" || len(dial) > maxDial || !utf8.ValidString(dial) {
 		return false
@@ -143,72 +141,67 @@ func speakable(dial string) bool {
 	return err == nil && addr.PortRangeSize() == 1
 }
 
-// isNamed returns whether the configuration has a worker's address.
+// isNamed returns whether the configuration names an address, without placeholders.
 func (s *Settings) isNamed(dial string) bool {
 	return s.Upstreams[dial] && !strings.Contains(dial, "{")
 }
 
-// hasRoom returns whether one more worker may be made known that the configuration does
-// not name. It drops the workers that were not seen for longest if there are too many.
-// The lock is held.
+// hasRoom returns whether the pool may know one more worker that the configuration does
+// not name. If there are too many, it drops those that were not seen for longest. The
+// caller holds the lock.
 func (p *Pool) hasRoom(t time.Time) bool {
 	s := p.Settings.Load()
-	if len(p.Workers) < maxOthers {
+	most := maxOthers + len(s.Upstreams)
+	if len(p.Workers) < most {
 		return true
 	}
 	if t.Sub(p.swept) < time.Second {
-		return p.others < maxOthers
+		return false
 	}
-	p.swept, p.others = t, 0
+	p.swept = t
 	var idle []*Worker
 	for dial, w := range p.Workers {
-		if s.isNamed(dial) {
-			continue
-		}
-		p.others++
-		if t.Unix()-w.Seen.Load() > int64(othersKept/time.Second) && !w.Draining() {
+		if !s.isNamed(dial) && t.Unix()-w.Seen.Load() > int64(othersKept/time.Second) && !w.Draining() {
 			idle = append(idle, w)
 		}
 	}
-	if p.others < maxOthers {
-		return true
-	}
 	slices.SortFunc(idle, func(a, b *Worker) int { return int(a.Seen.Load() - b.Seen.Load()) })
 	for _, w := range idle[:min(len(idle), maxOthers/4)] {
-		if p.Drop(w) {
-			p.others--
-		}
+		p.Drop(w)
 	}
-	return p.others < maxOthers
+	return len(p.Workers) < most
 }
 
-// Drop forgets a worker and its metrics, unless it has leases. The lock is held.
+// Drop forgets a worker and its metrics, unless it has leases. It also retires the targets,
+// because a request with an older table may still book on one. The caller holds the lock.
 func (p *Pool) Drop(w *Worker) bool {
 	defer p.Layout.Add(1)
-	if !p.forgetRanks(w) {
+	all := true
+	for rank := range w.Ranks() {
+		all = p.Scheduler.Forget(w.Target(rank)) && all
+	}
+	if !all {
+		p.declareRanks(w, p.Settings.Load().Worker(w.Dial)) // its requests still need it
 		return false
 	}
+	p.retireRanks(w, 0, w.Ranks())
 	delete(p.Workers, w.Dial)
 	p.forgetCounts(w)
 	return true
 }
 
-// IsUpstream returns whether a worker is an upstream: by the configuration, or lately by
-// a placeholder or a dynamic source.
+// IsUpstream returns whether the configuration has a worker as an upstream, or a
+// placeholder or a dynamic source had it lately.
 func (p *Pool) IsUpstream(s *Settings, w *Worker) bool {
 	return s.Upstreams[w.Dial] || s.Others && p.LastRequest.Load()-w.Seen.Load() <= int64(currentFor/time.Second)
 }
 
-// currentFor is how long a worker that the configuration does not name counts as an
-// upstream after it was offered to a request.
-const currentFor = time.Minute
-
-// forget drops workers that have been no upstreams for workerGrace. Dynamic upstreams
-// are seen only by requests: their time ends at the last request.
+// forget drops workers that have not been upstreams for WorkerGrace. Only requests see
+// dynamic upstreams, so their time stands still while there are none.
 func (p *Pool) forget(t time.Time) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	p.Scheduler.Retire(p.unnamed.Target(0)) // again: it remembers only so many
+	p.Scheduler.Retire(p.unnamed.Target(0)) // again, because the scheduler may have forgotten it
 	s := p.Settings.Load()
 	last := t.Unix()
 	if s.Others {

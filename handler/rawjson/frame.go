@@ -23,8 +23,8 @@ type Frame struct {
 // use, for one stream.
 //
 // Give each read to Write, and call Next until it returns false. With Edits set,
-// Forward returns the bytes to forward: the Framer holds an event back until it is
-// whole, and Edit and Drop change the last frame of Next.
+// Forward returns the bytes to forward. The Framer then holds an event back until
+// it is whole, and Edit and Drop change the last frame of Next.
 type Framer struct {
 	Edits bool
 
@@ -126,7 +126,7 @@ var quickStart = []byte("data: ")
 
 // read reads an event up to its end, and returns false if that has not come yet. A
 // comment before the first field, which may keep a connection alive, is an event of
-// its own, and so is an empty line.
+// its own. An empty line is one, too.
 func (f *Framer) read() (whole bool) {
 	for f.now.seen < len(f.b) {
 		end := f.lineEnd()

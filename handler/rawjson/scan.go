@@ -17,9 +17,10 @@ func SkipSpace(b []byte, i int) int {
 // maxShort is how many bytes SkipString searches itself: keys, ids, a token's text.
 const maxShort = 48
 
-// SkipString returns the index behind the string that opens at b[i], -1 if that does
-// not end, and whether the string is known to have no escapes. Most strings are
-// short, like keys: it compares their bytes eight at a time.
+// SkipString returns the index behind the string that opens at b[i], or -1 if the
+// string does not end. It also returns whether the string is known to have no
+// escapes. Most strings are short, like keys: it compares their bytes eight at a
+// time.
 func SkipString(b []byte, i int) (end int, plain bool) {
 	for j := i + 1; j+8 <= len(b) && j < i+maxShort; j += 8 {
 		x := binary.LittleEndian.Uint64(b[j:])

@@ -6,10 +6,10 @@ import (
 	"unsafe"
 )
 
-// Runs yields the text of a JSON string, given as Raw between its quotes, in
-// pieces and without a copy: the stretches between escapes as they are, and
-// each escape unescaped. A lone surrogate and a broken \u become U+FFFD, another
-// unknown escape becomes the character behind its backslash.
+// Runs yields the text of a JSON string in pieces and without a copy. The string
+// is Raw, without its quotes. Stretches between escapes come as they are, and
+// each escape comes unescaped. A lone surrogate and a broken \u become U+FFFD,
+// another unknown escape becomes the character behind its backslash.
 type Runs struct {
 	Raw []byte // what is left of it
 	buf [utf8.UTFMax]byte

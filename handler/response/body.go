@@ -1,6 +1,6 @@
-// Package response is the answer to a request as it streams past: its first token, its
-// usage, its end, and the edits that are made in it. It knows no worker and no plan: what an
-// answer shows is told to a [Listener].
+// Package response is the answer to a request as it streams past: its first token, its usage,
+// its end, and the edits in it. It knows no worker and no plan: it reports what an answer
+// shows to a [Listener].
 package response
 
 import (
@@ -19,31 +19,30 @@ import (
 )
 
 const (
-	// maxHeld bounds the bytes that hold keeps back of a stream without a token.
-	maxHeld = 64 << 10
-	// maxUnread is how many events without a token may begin a stream before hold
-	// takes it for one whose tokens cannot be seen.
+	// maxAwaited is the most bytes that AwaitToken reads.
+	maxAwaited = 64 << 10
+	// maxUnread is the most events without a token that AwaitToken reads: the router
+	// may not see the tokens of such a stream.
 	maxUnread = 8
-	// maxCount is the largest count of tokens that is believed.
+	// maxCount is the largest plausible count of tokens.
 	maxCount = 1 << 31
 )
 
-// Listener is told what an answer shows while it passes. All calls come from the
-// goroutine that reads the answer.
+// Listener gets what an answer shows while it passes. All calls come from the goroutine
+// that reads the answer.
 type Listener interface {
-	// Waiting says that Read waits for the worker, or no longer does. Only streams
-	// say so: the time that a client takes is not the worker's.
-	Waiting(worker bool)
-	// Received says that bytes came.
-	Received(t time.Time)
+	// Waits says that a stream waits for the worker, until Received is called. The
+	// time that a client takes is not the worker's.
+	Waits()
 	// FirstToken says that a stream has brought its first token.
 	FirstToken(t time.Time)
-	// Tokens says how many events with tokens a stream has brought so far.
-	Tokens(t time.Time, n int)
-	// ResponseID tells, once, the id under which the engine keeps the answer. A
+	// ResponseID gives, once, the id under which the engine keeps the answer. A
 	// stream has it long before its end.
 	ResponseID(id string)
-	// Ended is called once: the answer is whole, has broken off, or was closed early.
+	// Received says that a read from the worker returned n bytes, and how many events
+	// with tokens a stream has brought so far.
+	Received(t time.Time, n, tokens int)
+	// Ended is called once: the answer is whole, broke, or was closed early.
 	Ended(s Summary)
 }
 
@@ -51,11 +50,11 @@ type Listener interface {
 type Summary struct {
 	Status  int
 	Stream  bool // a stream of events
-	Read    bool // it was read as an inference's
+	Read    bool // it was read as the answer to an inference request
 	Whole   bool // it came to its end
 	Broken  error
 	Failed  bool // it is an error of the engine, or a stream ended in one
-	Garbled bool // it was not what its content type says
+	Garbled bool // it is not what its content type says
 	Skipped bool // some of it was too long to carry nvext
 
 	First, Last time.Time // a stream's first and latest token
@@ -63,12 +62,12 @@ type Summary struct {
 	Counts
 
 	Blocks []uint64 // of prompt and answer, for the next turn; nil if unknown
-	Past   float32  // how far both go on behind the last of these, in blocks
-	Text   []byte   // the answer's as JSON, if it was to be kept and is whole
+	Past   float32  // how far both go on after the last of these, in blocks
+	Text   []byte   // the answer's as JSON, if KeepText was set and the answer is whole
 }
 
 // Counts are the engine's counts of tokens: the prompt's, the answer's, and how many of
-// the prompt's were cached. Each is -1 if it is missing or cannot be true.
+// the prompt's were cached. Each is -1 if it is missing or impossible.
 type Counts struct {
 	Prompt, Completion, Cached int64
 }
@@ -85,14 +84,14 @@ type Options struct {
 	CutUsage bool         // usage is taken out of a stream
 	KeepText int          // the longest text that is kept, in bytes; 0 keeps none
 	Extras   *Extras      // the nvext to add; nil if none
-	// Ctx says by its cause why reading failed once it has ended; nil if unknown.
+	// Ctx is the attempt's. Its cause says why a read failed; nil if unknown.
 	Ctx      context.Context
 	Listener Listener
 }
 
-// Body is the body of an answer on its way to the client. It changes no byte,
-// with three exceptions: it takes out usage that the client did not ask for, adds the
-// nvext that it did ask for, and ends a broken stream with an error event.
+// Body is an answer's body as the client gets it. It changes no byte, with three exceptions.
+// It removes usage that the client did not ask for. It adds the nvext that the client asked
+// for. It ends a broken stream with an error event.
 type Body struct {
 	Options
 	Sum    Summary // its counts are set at the end
@@ -101,16 +100,16 @@ type Body struct {
 
 	promised   bool // its content type promises that it can be read
 	extensible bool // an event can be added to its end
-	named      bool // the listener knows the response's id
-	told       bool // the listener knows the end
+	named      bool // the listener has the response's id
+	told       bool // the listener has the summary
 
 	frames rawjson.Framer
 	added  *added // the nvext that is added; nil if none
 	edits  []rawjson.Edit
 	tail   [4]byte // the last bytes that the client got; 0 where there are none
 	rest   []byte  // bytes that the client gets next
-	over   error   // what comes after them
-	held   error   // what came from the worker after the bytes that hold has read
+	after  error   // what follows them
+	early  error   // what ended the answer while AwaitToken read it
 }
 
 // NewBody makes the body of an answer. It removes the answer's Content-Length if the
@@ -144,9 +143,9 @@ func promises(kind string) bool {
 	return kind == body.EventStream || kind == "text/html" || body.IsJSON(kind)
 }
 
-// Hold reads a stream up to its first token, an error in its place, or its end, and
-// keeps it back for Read. An error says that the stream broke off before.
-func (b *Body) Hold() error {
+// AwaitToken reads a stream up to its first token, an error in its place, or its end. Read
+// returns these bytes later. An error says that the stream broke before its first token.
+func (b *Body) AwaitToken() error {
 	p := make([]byte, 4<<10)
 	for {
 		n, err := b.from.Read(p)
@@ -156,26 +155,26 @@ func (b *Body) Hold() error {
 			_ = b.from.Close()
 			return err
 		}
-		if begun || err != nil || len(b.rest) >= maxHeld {
-			b.held = err
+		if begun || err != nil || len(b.rest) >= maxAwaited {
+			b.early = err
 			return nil
 		}
 	}
 }
 
 func (b *Body) Read(p []byte) (int, error) {
-	if len(b.rest) > 0 || b.over != nil {
+	if len(b.rest) > 0 || b.after != nil {
 		n := copy(p, b.rest)
 		if b.rest = b.rest[n:]; len(b.rest) > 0 {
 			return n, nil
 		}
-		b.rest = nil // what is left of it is memory
-		return n, b.over
+		b.rest = nil // only its memory is left
+		return n, b.after
 	}
 	n, err := b.receive(p)
 	out := b.pass(p[:n], err)
 	m := copy(p, out)
-	b.over = err
+	b.after = err
 	if m < len(out) {
 		b.rest = slices.Clone(out[m:]) // it may be the framer's
 		return m, nil
@@ -185,35 +184,33 @@ func (b *Body) Read(p []byte) (int, error) {
 
 // receive reads from the worker.
 func (b *Body) receive(p []byte) (int, error) {
-	if b.held != nil {
-		return 0, b.held
+	if b.early != nil {
+		return 0, b.early
 	}
 	if !b.Stream {
 		return b.from.Read(p)
 	}
-	b.Listener.Waiting(true)
+	b.Listener.Waits()
 	n, err := b.from.Read(p)
-	b.Listener.Waiting(false)
 	if err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
 		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
 	}
 	return n, err
 }
 
-// pass reads what came of the answer, and returns what the client gets of it.
+// pass reads the next bytes of the answer, and returns what the client gets of them.
 func (b *Body) pass(p []byte, err error) []byte {
-	t := time.Now()
-	if len(p) > 0 {
-		b.Listener.Received(t)
-	}
-	out := p
+	t, out, tokens := time.Now(), p, 0
 	if b.reader != nil {
-		out = b.readOn(t, p, err != nil)
+		out, tokens = b.readOn(t, p, err != nil)
 	}
+	b.Listener.Received(t, len(p), tokens)
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)
 	}
-	b.keepTail(out)
+	if b.extensible {
+		b.keepTail(out)
+	}
 	if err != nil {
 		out = b.end(out, err)
 	}
@@ -223,13 +220,16 @@ func (b *Body) pass(p []byte, err error) []byte {
 // keepTail keeps the last bytes that the client gets.
 func (b *Body) keepTail(out []byte) {
 	n := len(b.tail)
-	out = out[max(0, len(out)-n):]
+	if len(out) >= n {
+		b.tail = [4]byte(out[len(out)-n:])
+		return
+	}
 	copy(b.tail[:], b.tail[len(out):])
 	copy(b.tail[n-len(out):], out)
 }
 
-// end records why no more comes. It returns what the client gets: out, and an error
-// event after it if the stream broke.
+// end records why the answer ended. It returns what the client gets: out, and an error event
+// after it if the stream broke (docs/reliability.md).
 func (b *Body) end(out []byte, err error) []byte {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -246,7 +246,7 @@ func (b *Body) end(out []byte, err error) []byte {
 	return out
 }
 
-// Finish records that the answer has come whole.
+// Finish records that the answer is whole.
 func (b *Body) Finish() {
 	b.Sum.Whole = true
 	if b.reader != nil {
@@ -261,7 +261,7 @@ func (b *Body) Close() error {
 	return b.from.Close()
 }
 
-// tell tells the listener what became of the answer, once.
+// tell gives the listener the summary, once.
 func (b *Body) tell() {
 	if b.told {
 		return
@@ -279,7 +279,6 @@ func (b *Body) tell() {
 	b.Listener.Ended(b.Sum)
 }
 
-// usage returns the engine's counts so far.
 func (b *Body) usage() Counts {
 	believed := func(n, most int64) int64 {
 		if n > most {
@@ -292,14 +291,15 @@ func (b *Body) usage() Counts {
 	return Counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
 }
 
-// readOn shows the reader what came, and returns it with the edits of events made.
-func (b *Body) readOn(t time.Time, p []byte, over bool) []byte {
+// readOn reads the next bytes. It returns them with the events edited, and the number of
+// events with tokens that a stream has brought so far.
+func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int) {
 	if !b.Stream {
 		b.reader.Write(p)
-		return p
+		return p, 0
 	}
 	before := b.reader.Chunks()
-	b.frames.Write(p, over)
+	b.frames.Write(p, last)
 	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
 		b.reader.Event(f)
 		if b.Sum.First.IsZero() && b.reader.FirstToken() {
@@ -311,18 +311,17 @@ func (b *Body) readOn(t time.Time, p []byte, over bool) []byte {
 		}
 	}
 	b.tellID()
-	if n := b.reader.Chunks(); n != before {
+	if tokens = b.reader.Chunks(); tokens != before {
 		b.Sum.Last = t
-		b.Listener.Tokens(t, n)
 	}
 	if b.frames.Edits {
-		return b.frames.Forward()
+		return b.frames.Forward(), tokens
 	}
-	return p
+	return p, tokens
 }
 
-// tellID tells the listener the id under which the engine keeps the answer, as soon as
-// it is there: clients may name it while the answer is still being made.
+// tellID gives the listener the id under which the engine keeps the answer, as soon as it is
+// known. Clients may name it before the answer ends.
 func (b *Body) tellID() {
 	if b.named {
 		return
@@ -333,8 +332,8 @@ func (b *Body) tellID() {
 	}
 }
 
-// edit takes the usage that the client did not ask for out of an event, and adds the
-// nvext that it did ask for.
+// edit removes the usage that the client did not ask for from an event, and adds the nvext
+// that it did ask for.
 func (b *Body) edit(f rawjson.Frame) {
 	b.edits = b.edits[:0]
 	if b.CutUsage {

@@ -18,42 +18,45 @@ import (
 // nobody is a listener that ignores what it is told.
 type nobody struct{}
 
-// Waiting implements listener.
-func (nobody) Waiting(bool) {}
+// Waits implements Listener.
+func (nobody) Waits() {}
 
-// Received implements listener.
-func (nobody) Received(time.Time) {}
+// Received implements Listener.
+func (nobody) Received(time.Time, int, int) {}
 
-// FirstToken implements listener.
+// FirstToken implements Listener.
 func (nobody) FirstToken(time.Time) {}
 
-// Tokens implements listener.
-func (nobody) Tokens(time.Time, int) {}
-
-// ResponseID implements listener.
+// ResponseID implements Listener.
 func (nobody) ResponseID(string) {}
 
-// Ended implements listener.
+// Ended implements Listener.
 func (nobody) Ended(Summary) {}
 
 // told is a listener that writes down what it is told.
 type told struct {
 	nobody
 	events []string
+	tokens int
 	sum    Summary
 	ends   int
 }
 
-// FirstToken implements listener.
+// FirstToken implements Listener.
 func (l *told) FirstToken(time.Time) { l.events = append(l.events, "first") }
 
-// Tokens implements listener.
-func (l *told) Tokens(_ time.Time, n int) { l.events = append(l.events, fmt.Sprint("tokens ", n)) }
+// Received implements Listener.
+func (l *told) Received(_ time.Time, _, tokens int) {
+	if tokens != l.tokens {
+		l.tokens = tokens
+		l.events = append(l.events, fmt.Sprint("tokens ", tokens))
+	}
+}
 
-// ResponseID implements listener.
+// ResponseID implements Listener.
 func (l *told) ResponseID(id string) { l.events = append(l.events, id) }
 
-// Ended implements listener.
+// Ended implements Listener.
 func (l *told) Ended(s Summary) {
 	l.sum = s
 	l.ends++
@@ -128,8 +131,8 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 	}
 }
 
-// TestBodyIsHeldUntilItsFirstToken holds streams back, and reads them afterwards.
-func TestBodyIsHeldUntilItsFirstToken(t *testing.T) {
+// TestBodyAwaitsItsFirstToken reads streams up to their first token, and then to their end.
+func TestBodyAwaitsItsFirstToken(t *testing.T) {
 	reset := errors.New("connection reset")
 	for _, v := range []struct {
 		name string
@@ -151,8 +154,8 @@ func TestBodyIsHeldUntilItsFirstToken(t *testing.T) {
 		}
 		l := new(told)
 		b := testBody(t, true, io.MultiReader(from...), Options{Listener: l})
-		if err := b.Hold(); !errors.Is(err, v.held) {
-			t.Errorf("%s: held with %v", v.name, err)
+		if err := b.AwaitToken(); !errors.Is(err, v.held) {
+			t.Errorf("%s: it awaited a token with %v", v.name, err)
 		}
 		if v.held != nil {
 			continue

@@ -16,14 +16,14 @@ type Extras struct {
 	IDs         []byte            // the prompt's token ids as JSON; nil if unknown
 	Prompt      []byte            // the prompt's text as JSON; nil if unknown
 
-	Worker          uint64 // that answers
+	Worker          uint64 // the one that answers
 	Rank            uint32
 	Waiting         uint64    // requests in the queue when the request came
 	Received, Begun time.Time // the request, its attempt
 	HitRate         float64   // the predicted share of the prompt that was cached; negative if unknown
 }
 
-// added is what puts an answer's extras into it.
+// added adds an answer's extras to it.
 type added struct {
 	before []byte // annotations; nil once the client has them
 	stream *nvext.Additions
@@ -31,7 +31,7 @@ type added struct {
 	ids    bool // the client has the token ids
 }
 
-// additions returns what puts the extras into the answer; nil if there are none.
+// additions returns what adds the extras to the answer; nil if there are none.
 func (b *Body) additions() *added {
 	x := b.Extras
 	if x == nil {
@@ -72,7 +72,7 @@ func (x *Extras) events() (out []byte) {
 	return out
 }
 
-// finalMembers makes the members that only the end of an answer carries.
+// finalMembers returns the members that only the end of an answer carries.
 func (b *Body) finalMembers() (list []nvext.Member) {
 	x := b.Extras
 	if x.Fields&nvext.FieldTiming != 0 {
@@ -85,8 +85,7 @@ func (b *Body) finalMembers() (list []nvext.Member) {
 	return list
 }
 
-// timing returns how long the answer took so far. The first token of a plain answer
-// is not seen.
+// timing returns how long the answer took so far. A plain answer has no visible first token.
 func (b *Body) timing() nvext.Timing {
 	x, first := b.Extras, b.Sum.First
 	ms := func(d time.Duration) nvext.Opt[float64] { return nvext.Some(d.Seconds() * 1000) }
@@ -100,7 +99,7 @@ func (b *Body) timing() nvext.Timing {
 		t.PrefillTimeMS, t.TTFTMS = ms(first.Sub(x.Begun)), ms(first.Sub(x.Received))
 	}
 	if !b.Stream {
-		b.reader.Finish() // it has come whole, or nobody would ask
+		b.reader.Finish() // only a whole answer gets here
 	}
 	if c := b.usage(); c.Prompt > 0 && c.Cached >= 0 {
 		t.KVHitRate = nvext.Some(float64(c.Cached) / float64(c.Prompt))
@@ -110,12 +109,12 @@ func (b *Body) timing() nvext.Timing {
 	return t
 }
 
-// addTo returns what the client gets of p: after the annotations, which it gets as soon
-// as something came, and of a plain answer nothing until it is over.
-func (b *Body) addTo(p []byte, came, over bool) []byte {
+// addTo returns what the client gets of p. The annotations go out as soon as any bytes came,
+// a plain answer with its last bytes.
+func (b *Body) addTo(p []byte, came, last bool) []byte {
 	e, out := b.added, p
 	if e.plain != nil {
-		if out = e.plain.Write(p); over {
+		if out = e.plain.Write(p); last {
 			b.Sum.Skipped = e.plain.Skipped()
 			out = append(slices.Clip(out), e.plain.End()...)
 		}

@@ -15,8 +15,7 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Forward copies an answer's header but for what concerns one connection only
-// (RFC 9110, 7.6.1).
+// Forward copies an answer's header without the fields of one connection (RFC 9110, 7.6.1).
 func Forward(to, from http.Header) {
 	maps.Copy(to, from)
 	for _, names := range from["Connection"] {
@@ -32,17 +31,17 @@ func Forward(to, from http.Header) {
 	}
 }
 
-// Replayed is an answer's body of which a part was read already.
+// Replayed is an answer's body whose beginning was read already.
 type Replayed struct {
 	io.ReadCloser
-	Held []byte
-	Err  error // that came with it
+	Begin []byte
+	Err   error // that came with it
 }
 
 func (r *Replayed) Read(p []byte) (int, error) {
-	if len(r.Held) > 0 {
-		n := copy(p, r.Held)
-		r.Held = r.Held[n:]
+	if len(r.Begin) > 0 {
+		n := copy(p, r.Begin)
+		r.Begin = r.Begin[n:]
 		return n, nil
 	}
 	if r.Err != nil {
@@ -51,9 +50,8 @@ func (r *Replayed) Read(p []byte) (int, error) {
 	return r.ReadCloser.Read(p)
 }
 
-// Unpack takes the gzip off an answer. The router asks engines not to compress
-// what it reads. Some do so regardless, or a proxy before them does: then a
-// client that does not know gzip could not read the answer, nor could the router.
+// Unpack decompresses a gzip answer. The router asks engines not to compress what it reads,
+// but some do so anyway, or a proxy before them does. The client may not know gzip.
 func Unpack(resp *http.Response) {
 	if resp.Body == http.NoBody || !strings.EqualFold(strings.TrimSpace(resp.Header.Get("Content-Encoding")), "gzip") {
 		return
@@ -64,8 +62,7 @@ func Unpack(resp *http.Response) {
 	resp.ContentLength, resp.Uncompressed = -1, true
 }
 
-// unpacked is an answer's body without its gzip. What the engine has flushed can
-// be read at once.
+// unpacked is a decompressed body. What the engine has flushed can be read at once.
 type unpacked struct {
 	io.ReadCloser // as the engine sends it
 	plain         io.Reader
@@ -91,20 +88,20 @@ func (u *unpacked) Read(p []byte) (int, error) {
 	return u.plain.Read(p)
 }
 
-// maxMerged is the longest list of models that others are added to, in bytes.
+// maxMerged is the longest list of models that MergeModels changes, in bytes.
 const maxMerged = 1 << 20
 
-// MergeModels adds to a worker's list of models those that only others serve, each with
-// its id and its JSON. It returns false if the list is compressed or too long.
+// MergeModels adds the models that only others serve, each with its id and its JSON, to a
+// worker's list. It returns false if the list is compressed or too long.
 func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 	if resp.StatusCode != http.StatusOK {
 		return true
 	}
-	if body.Compressed(resp.Header) { // although it was asked not to be
+	if body.Compressed(resp.Header) {
 		return false
 	}
 	list, err := io.ReadAll(io.LimitReader(resp.Body, maxMerged+1))
-	rest := &Replayed{ReadCloser: resp.Body, Held: list, Err: err}
+	rest := &Replayed{ReadCloser: resp.Body, Begin: list, Err: err}
 	resp.Body = rest
 	if err != nil {
 		return true
@@ -113,7 +110,7 @@ func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 		return false
 	}
 	if merged := withModels(list, others); merged != nil {
-		rest.Held, rest.Err = merged, io.EOF
+		rest.Begin, rest.Err = merged, io.EOF
 		resp.ContentLength = int64(len(merged))
 		resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
 		resp.Header.Del("Etag")
@@ -121,8 +118,8 @@ func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 	return true
 }
 
-// withModels returns a list of models with others in it; the bytes that were there
-// stay. It returns nil if nothing is to be added, or the body is no list.
+// withModels returns a list of models with others added; the existing bytes stay. It returns
+// nil if there is nothing to add, or the body is no list.
 func withModels(list []byte, others iter.Seq2[string, string]) []byte {
 	data := gjson.GetBytes(list, "data")
 	if !gjson.ValidBytes(list) || !data.IsArray() || data.Index == 0 {

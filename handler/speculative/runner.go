@@ -11,7 +11,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
 
@@ -21,11 +20,11 @@ const (
 	outcomeFailed   = "failed"    // the worker did not answer, or with an error
 	outcomeTimeout  = "timeout"   // it took too long
 	outcomeNextTurn = "next_turn" // the session's next turn came first
-	outcomeYielded  = "yielded"   // its place on a full worker was needed
+	outcomeYielded  = "yielded"   // a client's request needed the worker
 	outcomeStopped  = "stopped"   // the configuration ended
 	outcomeBusy     = "busy"      // the worker had too much to do
-	outcomeLimit    = "limit"     // there were as many as there may be
-	outcomeMemory   = "memory"    // the body could not be kept
+	outcomeLimit    = "limit"     // the bound on their number was reached
+	outcomeMemory   = "memory"    // there was no memory for the body
 	outcomeUnfit    = "unfit"     // the turn did not end well, or its answer is not all text
 	outcomeOff      = "off"       // the operator does not allow it
 )
@@ -53,10 +52,13 @@ func NewRunner(d *dispatch.Dispatcher, allowed bool) *Runner {
 }
 
 // Answering implements dispatch's followUps. It expects a speculative prefill if the
-// client asked for one. Dynamo gets the hint, too, and does it itself.
+// client asked for one. An engine that gets the hint prefills by itself.
 func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
 	p := t.Plan
-	if !p.Ext.AgentHints.SpeculativePrefill.Value || r.Pool.EngineOf(t.Worker).Type == engine.Dynamo {
+	if !p.Ext.AgentHints.SpeculativePrefill.Value {
+		return nil
+	}
+	if e := r.Pool.EngineOf(t.Worker); e.ReadsNVExt() {
 		return nil
 	}
 	switch {
@@ -75,8 +77,8 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	return s.begin
 }
 
-// expect records a prefill whose turn has not ended. It returns false if there is no
-// memory for it.
+// expect records a prefill before its turn has ended. It returns false if there is no memory
+// for it.
 func (r *Runner) expect(s *speculation) bool {
 	if !r.Pool.Backgrounds.Keep(s.size) {
 		return false
@@ -102,24 +104,24 @@ func (r *Runner) start(s *speculation) bool {
 	}
 	r.mu.Lock()
 	s.leave = leave
-	over := s.over != ""
-	if !over {
+	begins := s.outcome == ""
+	if begins {
 		r.running = append(r.running, s)
 	}
 	r.mu.Unlock()
-	if over {
-		r.end(s, s.over)
+	if !begins {
+		r.end(s, s.outcome)
 	}
-	return !over
+	return begins
 }
 
 // end removes a prefill, and records its outcome unless that was set before.
 func (r *Runner) end(s *speculation, outcome string) {
 	r.mu.Lock()
-	if s.over == "" {
-		s.over = outcome
+	if s.outcome == "" {
+		s.outcome = outcome
 	}
-	outcome = s.over
+	outcome = s.outcome
 	if r.sessions[s.session] == s {
 		delete(r.sessions, s.session)
 	}
@@ -143,29 +145,29 @@ func (r *Runner) count(outcome string) {
 	r.Metrics.Speculative.WithLabelValues(r.Pool.Name, outcome).Inc()
 }
 
-// callOff ends a prefill that has begun. Its worker has its slot back when it returns.
+// callOff ends a prefill that has begun, and returns when the worker's slot is free.
 func (r *Runner) callOff(s *speculation, outcome string) {
 	r.mu.Lock()
-	if s.over == "" {
-		s.over = outcome
+	if s.outcome == "" {
+		s.outcome = outcome
 	}
 	r.mu.Unlock()
 	s.cancel()
 	<-s.done
 }
 
-// Arrived implements dispatch's followUps: the next turn ends the prefill that was made for it.
+// Arrived implements dispatch's followUps. A turn ends the prefill that was made for it.
 func (r *Runner) Arrived(p *plan.Plan) {
 	if r.open.Load() == 0 || !p.Computes || p.Request == nil {
 		return
 	}
 	var list []*speculation
 	r.mu.Lock()
-	if s := r.sessions[p.Session.Key]; s != nil && s.over == "" && !slices.Contains(r.running, s) && s.precedes(p) {
-		s.over = outcomeNextTurn // it has not begun, and will not
+	if s := r.sessions[p.Session.Key]; s != nil && s.outcome == "" && !slices.Contains(r.running, s) && s.precedes(p) {
+		s.outcome = outcomeNextTurn // it has not begun, and will not
 	}
 	for _, s := range r.running {
-		if s.over == "" && s.precedes(p) {
+		if s.outcome == "" && s.precedes(p) {
 			list = append(list, s)
 		}
 	}

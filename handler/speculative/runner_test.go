@@ -27,7 +27,7 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 		key    string // of the turn
 		turn   kvscore.Request
 		coming *plan.Plan
-		over   bool
+		ended  bool
 	}{
 		{"NextTurn", "s", first, coming("s", 7, 1, 2, 3, 9, 8), true},
 		{"SamePrompt", "s", first, coming("s", 7, 1, 2, 3), true},
@@ -46,8 +46,8 @@ func TestOnlyTheNextTurnIsTakenForIt(t *testing.T) {
 				t.Fatal("no room")
 			}
 			r.Arrived(c.coming)
-			if over := s.over != ""; over != c.over {
-				t.Errorf("it is over: %t, want %t", over, c.over)
+			if ended := s.outcome != ""; ended != c.ended {
+				t.Errorf("it has ended: %t, want %t", ended, c.ended)
 			}
 		})
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -23,8 +22,8 @@ import (
 const (
 	// maxDuration is how long one may take. By then the next turn has usually come.
 	maxDuration = 30 * time.Second
-	// One begins only if the target has at most busyRequests requests under way and
-	// busyPrefill booked tokens to compute: a quarter of an engine's step of 2048.
+	// One begins only if the target has at most busyRequests active requests and
+	// busyPrefill booked prefill tokens: a quarter of an engine's step of 2048.
 	busyRequests, busyPrefill = 8, 512
 	// maxBeside is the most tokens to compute beside others' answers: about one step.
 	maxBeside = 2048
@@ -34,7 +33,7 @@ const (
 )
 
 // speculation is a speculative prefill that a client asked for. Once its turn has ended
-// well, the router sends the worker that answered a request for one token. It begins as
+// well, the router sends a request for one token to the same worker. That request begins as
 // the next turn will.
 type speculation struct {
 	r       *Runner
@@ -52,9 +51,9 @@ type speculation struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	leave  func()        // takes it off the pool's list
-	done   chan struct{} // closed when nothing is booked any more
+	done   chan struct{} // closed when its lease and slot are free
 
-	over string // its outcome, empty while it goes on; under the runner's lock
+	outcome string // empty while it goes on; guarded by the lock of the runner
 }
 
 // begin starts the speculative prefill if the turn has ended well.
@@ -85,7 +84,7 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 	}()
 }
 
-// prefill has the worker compute the prefix, and returns the outcome.
+// prefill lets the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
 	t, w := time.Now(), s.turn.Worker
 	switch {
@@ -133,12 +132,8 @@ func (s *speculation) isBusy(t time.Time) bool {
 // be none. Its body replaces the turn's.
 func (s *speculation) next() *plan.Plan {
 	old, of := s.body, s.turn.Plan
-	whole := old.Parts[0]
-	if len(old.Parts) > 1 {
-		whole = slices.Concat(old.Parts...)
-	}
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
-	data, ok := api.NextTurn(b.Data[:0], whole, s.text)
+	data, ok := api.NextTurn(b.Data[:0], old.Data, s.text)
 	b.Data = data
 	s.r.Pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
@@ -150,7 +145,7 @@ func (s *speculation) next() *plan.Plan {
 	if err != nil {
 		return nil
 	}
-	// computes is not set: what the engine does not support is not counted.
+	// Computes is not set, so that unsupported fields are not counted.
 	p := &plan.Plan{API: of.API, Request: req, Model: of.Model}
 	p.Ext, p.Grants, p.EditsBody, p.Score = ownExt(of.Ext), of.Grants, true, of.Score
 	p.Score.Blocks, p.Score.Past, p.Score.Tokens, p.Score.Streamed = s.blocks, s.past, of.Score.Tokens+s.behind, false
@@ -192,8 +187,8 @@ func (s *speculation) send(p *plan.Plan) error {
 	return nil
 }
 
-// ownRequest returns a request of the router's own that goes where a client's went,
-// with the headers that say who asks.
+// ownRequest returns a request of the router's own to where a client's request went, with the
+// client's credentials.
 func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req := of.WithContext(ctx)
 	u := *of.URL
@@ -203,7 +198,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	for _, name := range []string{
 		plan.HeaderRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
 		"Expect", "Trailer", "Upgrade", "Connection",
-		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter says it anew
+		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter sets it
 	} {
 		delete(req.Header, name)
 	}
@@ -212,9 +207,9 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	return req
 }
 
-// precedes returns whether a plan is that of the next turn. In a session, the next
-// turn begins with this turn's prompt: clients make other requests in a session, too,
-// such as one for its title. Without a session it also begins with the answer.
+// precedes returns whether a plan is that of the next turn. A session's next turn begins with
+// this turn's prompt: other requests of the session, such as one for its title, do not.
+// Without a session the next turn also begins with the answer.
 func (s *speculation) precedes(p *plan.Plan) bool {
 	of := &s.turn.Plan.Score
 	if s.session != "" && s.session == p.Session.Key {

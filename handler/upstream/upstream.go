@@ -1,6 +1,6 @@
-// Package upstream is the HTTP client to the workers: the transport over which
-// Caddy's proxy reaches them, and the requests that the router makes on its own
-// account. It knows addresses, and nothing of pools, plans or engines.
+// Package upstream is the HTTP client to the workers. It has the transport over which Caddy's
+// proxy reaches them, and makes the router's own requests. It knows addresses, but no pools,
+// plans or engines.
 package upstream
 
 import (
@@ -21,20 +21,20 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Transport is the proxy's way to the workers. It embeds Caddy's transport, so that
-// the optional interfaces that the proxy looks for are there.
+// Transport is the proxy's transport. It embeds Caddy's, so that it has the optional
+// interfaces that the proxy looks for.
 type Transport struct {
 	*reverseproxy.HTTPTransport
 	// fresh takes a new connection for each request.
 	fresh *http.Transport
-	// attempt returns what makes the round trip of a request; nil if that is an
-	// ordinary one, such as a health check's.
+	// attempt returns the round tripper of a request; nil for an ordinary request, such as a
+	// health check.
 	attempt func(context.Context) http.RoundTripper
 }
 
-// Load makes the transport that the configuration of a proxy names, or Caddy's
-// default, and puts it into the proxy. The proxy must not be provisioned yet: its
-// health checkers start there. wrap wraps each connection to a worker.
+// Load makes the transport that a proxy's configuration names, or Caddy's default, and sets
+// it in the proxy. The proxy must not be provisioned yet: that starts its health checks. wrap
+// wraps each connection to a worker.
 func Load(ctx caddy.Context, rp *reverseproxy.Handler, wrap func(net.Conn) net.Conn, attempt func(context.Context) http.RoundTripper) (*Transport, error) {
 	inner := new(reverseproxy.HTTPTransport)
 	if rp.TransportRaw != nil {
@@ -76,20 +76,19 @@ func (t *Transport) Send(req *http.Request) (*http.Response, error) {
 	return t.HTTPTransport.RoundTrip(req)
 }
 
-// SendFresh makes one round trip on a connection of its own, and closes those that
-// are idle.
+// SendFresh makes one round trip on a new connection, and closes the idle ones.
 func (t *Transport) SendFresh(req *http.Request) (*http.Response, error) {
 	t.CloseIdle()
 	t.SetScheme(req)
 	return t.fresh.RoundTrip(req)
 }
 
-// CloseIdle closes the connections that no request uses. Caddy cleans up the
-// transports that it has loaded, and not the default one.
+// CloseIdle closes the connections that no request uses. Caddy cleans up the transports that
+// it has loaded, but not the default one.
 func (t *Transport) CloseIdle() { t.Transport.CloseIdleConnections() }
 
-// closesAfter tells whether a request of the router's own closes its connection:
-// connections are for clients' requests, but those of HTTP/2 are for all.
+// closesAfter returns whether a request of the router's own closes its connection.
+// Connections are for clients' requests, but those of HTTP/2 are for all.
 func (t *Transport) closesAfter() bool {
 	return !t.TLSEnabled() && !slices.Contains(t.Versions, "h2c")
 }
@@ -106,9 +105,9 @@ var (
 // Agent is the User-Agent of the router's own requests.
 const Agent = "kv_router"
 
-// Client makes the router's own requests: probes, questions, prefills. They go the
-// way of clients' requests, with the proxy's rewrites and header operations. Most
-// take a connection of their own.
+// Client makes the router's own requests: probes, questions, prefills. They get the proxy's
+// rewrites and header operations, as clients' requests do. Most take a connection of their
+// own.
 type Client struct {
 	proxy     *reverseproxy.Handler
 	transport *Transport
@@ -122,18 +121,17 @@ func NewClient(proxy *reverseproxy.Handler, t *Transport, key func(dial string) 
 }
 
 const (
-	// dialInfoKey is under which the proxy tells its transport where to dial.
+	// dialInfoKey is the context key of the address that the transport dials.
 	dialInfoKey = caddy.CtxKey("reverse_proxy.dial_info")
-	// proxyProtocolKey is under which it says whose request it is, where the PROXY
-	// protocol is on.
+	// proxyProtocolKey is that of the client's address, for the PROXY protocol.
 	proxyProtocolKey = "reverse_proxy.proxy_protocol_info"
 )
 
-// ErrNoDial says that no request can be sent to an address.
+// ErrNoDial means that an address is no single socket.
 var ErrNoDial = errors.New("the address has placeholders, or is not one socket")
 
-// to returns the context in which the transport sends a request to an address, the
-// host that the request names, and the context's replacer.
+// to returns the context for a request to an address, the host in the request, and the
+// context's replacer.
 func (c *Client) to(ctx context.Context, dial string) (context.Context, string, *caddy.Replacer, error) {
 	if strings.Contains(dial, "{") {
 		return nil, "", nil, ErrNoDial
@@ -163,8 +161,8 @@ func (c *Client) to(ctx context.Context, dial string) (context.Context, string, 
 	return ctx, host, repl, nil
 }
 
-// Do sends a request to an address and returns the answer. authorization is that of
-// the client for whom the request is made; nil for the worker's API key.
+// Do sends a request to an address and returns the answer. authorization is the client's, if
+// the request is made for one; nil sends the worker's API key.
 func (c *Client) Do(ctx context.Context, dial, method, path string, body []byte, authorization []string) (*http.Response, error) {
 	ctx, host, repl, err := c.to(ctx, dial)
 	if err != nil {
@@ -200,8 +198,8 @@ func (c *Client) Do(ctx context.Context, dial, method, path string, body []byte,
 	return c.transport.Send(req)
 }
 
-// Fetch is Do that reads the answer. Of one that is longer than limit bytes it
-// returns the beginning, and ErrTooLong.
+// Fetch is Do, and reads the answer. If that is longer than limit bytes, it returns the
+// beginning and ErrTooLong.
 func (c *Client) Fetch(ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64) (status int, answer []byte, err error) {
 	resp, err := c.Do(ctx, dial, method, path, body, authorization)
 	if err != nil {
@@ -215,10 +213,10 @@ func (c *Client) Fetch(ctx context.Context, dial, method, path string, body []by
 	return resp.StatusCode, answer, err
 }
 
-// ErrTooLong says that an answer is longer than it may be.
+// ErrTooLong means that an answer is too long.
 var ErrTooLong = errors.New("the answer is too long")
 
-// Forward sends a request that was made of a client's to an address, once.
+// Forward sends a request that was made from a client's to an address, once.
 func (c *Client) Forward(req *http.Request, dial string) (*http.Response, error) {
 	ctx, _, _, err := c.to(req.Context(), dial)
 	if err != nil {
@@ -231,13 +229,13 @@ func (c *Client) Forward(req *http.Request, dial string) (*http.Response, error)
 	return c.transport.Send(req)
 }
 
-// Connect makes a connection to an address and closes it, which costs the worker
-// nothing. tried is false, and nothing was done, if a connection shows nothing of the
-// worker, which is behind a forward proxy, or if it would log a failed TLS handshake.
+// Connect opens and closes a connection to an address, which costs the worker nothing. tried
+// is false if it did nothing: a forward proxy hides the worker, or the worker would log a
+// failed TLS handshake.
 func (c *Client) Connect(ctx context.Context, dial string) (tried bool, err error) {
 	ctx, host, _, err := c.to(ctx, dial)
 	if err != nil || c.transport.TLSEnabled() || slices.Contains(c.transport.Versions, "3") {
-		return false, nil //nolint:nilerr // a request to such an address tells
+		return false, nil //nolint:nilerr // a request to such an address shows it
 	}
 	t := c.transport.Transport
 	if t.Proxy != nil {

@@ -14,7 +14,6 @@ func (x *Index) check(t testing.TB) {
 	listed := map[uint32]bool{} // holds reached through runs
 	used := make([]int64, len(x.slots))
 	inUse := make([]int64, len(x.slots))
-	inUseBlocks := make([]int64, len(x.slots))
 	for id := uint32(1); int(id) < len(x.runs.pages)*page; id++ {
 		if x.runs.pages[id/page] == nil || !x.runs.at(id).live() {
 			continue
@@ -50,7 +49,6 @@ func (x *Index) check(t testing.TB) {
 			used[h.slot] += w
 			if h.refs > 0 {
 				inUse[h.slot] += w
-				inUseBlocks[h.slot] += int64(h.n)
 				if int(h.n) != len(r.hashes) {
 					t.Fatalf("run %d: hold %d in use in part", id, i)
 				}
@@ -97,9 +95,9 @@ func (x *Index) check(t testing.TB) {
 	reached := 0
 	for i := range x.slots {
 		s := &x.slots[i]
-		if s.used != used[i] || s.inUse != inUse[i] || s.inUseBlocks != inUseBlocks[i] {
-			t.Fatalf("slot %d: used %d want %d, in use %d want %d, %d want %d blocks", i,
-				s.used, used[i], s.inUse, inUse[i], s.inUseBlocks, inUseBlocks[i])
+		if s.used != used[i] || s.inUse != inUse[i] {
+			t.Fatalf("slot %d: used %d want %d, in use %d want %d", i,
+				s.used, used[i], s.inUse, inUse[i])
 		}
 		for k, l := range []list{s.lru, s.parked} {
 			newer := uint32(0)

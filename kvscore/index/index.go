@@ -41,8 +41,7 @@ import (
 const maxSlots = 1 << 16
 
 // Index has the cache models of all slots. Make it with [New]. It is not safe for concurrent
-// use, except that calls of Match and of the methods that return a number may run at the
-// same time.
+// use, except that Match and the methods that return a number may run at the same time.
 type Index struct {
 	runs  slab[run, *run]
 	holds slab[hold, *hold]
@@ -103,7 +102,6 @@ type slot struct {
 	capacity    int64 // 0: none
 	used        int64 // of all holds
 	inUse       int64 // of holds with refs
-	inUseBlocks int64
 	lru, parked list
 	declared    bool
 	cleared     bool // the engine has lost its cache; the slot is being emptied
@@ -202,21 +200,13 @@ func (x *Index) InUse(slot int) int64 {
 	return 0
 }
 
-// InUseBlocks is InUse in blocks.
-func (x *Index) InUseBlocks(slot int) int64 {
-	if s := x.slot(slot); s != nil {
-		return s.inUseBlocks
-	}
-	return 0
-}
-
 // Blocks returns the number of distinct blocks (by position and content) that
 // any slot holds or uses.
 func (x *Index) Blocks() int64 { return x.blocks }
 
 // Bytes returns the size of all that the index keeps, including spare records. It exceeds
-// the bound only if the slots' own records do, or after the bound was lowered: then until
-// Step has caught up and what is in use is released.
+// the bound if the slots' own records do. It may also exceed a bound that was lowered,
+// until Step has caught up and used blocks are released.
 func (x *Index) Bytes() int64 {
 	return x.hashBytes + x.runs.bytes() + x.holds.bytes() + x.table.bytes() +
 		int64(cap(x.slots))*int64(unsafe.Sizeof(slot{})) + int64(unsafe.Sizeof(Index{}))

@@ -31,7 +31,7 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 		}
 		x.Touch(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)
 		x.Clear(slot)
-		if x.Used(slot) != 0 || x.InUse(slot) != 0 || x.InUseBlocks(slot) != 0 {
+		if x.Used(slot) != 0 || x.InUse(slot) != 0 {
 			t.Errorf("slot %d has something", slot)
 		}
 	}

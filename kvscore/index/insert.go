@@ -180,7 +180,6 @@ func (x *Index) pin(s *slot, id uint32, slot uint16) {
 	}
 	if h.refs == 0 {
 		s.inUse += n * int64(r.weight)
-		s.inUseBlocks += n
 	}
 	h.refs++
 }

@@ -178,8 +178,8 @@ func TestEverythingInUse(t *testing.T) {
 	if x.check(t); x.Bytes() > 256<<10 {
 		t.Fatalf("%d bytes", x.Bytes())
 	}
-	if got := x.InUseBlocks(0); got != x.Blocks() {
-		t.Fatalf("%d blocks in use of %d", got, x.Blocks())
+	if got, want := x.InUse(0), 16*x.Blocks(); got != want {
+		t.Fatalf("%d tokens in use, want %d", got, want)
 	}
 	for _, ref := range refs {
 		x.Release(ref, false)

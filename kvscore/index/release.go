@@ -31,7 +31,6 @@ func (x *Index) release(ref Ref, keep bool) {
 		h.refs--
 		if h.refs == 0 {
 			s.inUse -= int64(h.n) * int64(r.weight)
-			s.inUseBlocks -= int64(h.n)
 		}
 		h.confirmed = h.confirmed || keep
 		switch {

@@ -251,8 +251,8 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 	x.SetMemory(256 << 10)
 	catchUp(t, x)
 	x.check(t)
-	if x.InUseBlocks(0) != 40 || x.Bytes() > 1<<20 {
-		t.Errorf("%d blocks in use, %d bytes", x.InUseBlocks(0), x.Bytes())
+	if x.InUse(0) != 40*16 || x.Bytes() > 1<<20 {
+		t.Errorf("%d tokens in use, %d bytes", x.InUse(0), x.Bytes())
 	}
 	for _, ref := range refs {
 		x.Release(ref, true)

@@ -128,7 +128,7 @@ func TestCachedTokensCountWherePromptsFork(t *testing.T) {
 		x.RecordCount(ref, fork(tail), tokens)
 		x.Release(ref, true)
 	}
-	cached(2, 1600, 3000) // an engine's count may be trusted as far as it is likely
+	cached(2, 1600, 3000) // an engine's count is trusted only if it is likely
 	if got := stem(); got != 1600 {
 		t.Errorf("%d tokens, the engine had 1600", got)
 	}

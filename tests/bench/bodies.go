@@ -25,9 +25,9 @@ const (
 	modelName      = "bench"
 )
 
-// firstNumber makes all requests' numbers nine digits long, so that no body
-// changes its length with its number, and a number is a valid JSON number and
-// token id.
+// firstNumber makes all requests' numbers nine digits long. All bodies then
+// have the same length, and a number is valid as a JSON number and as a token
+// id.
 const firstNumber = 100_000_000
 
 // corpus holds the conversations of a cell. A request is one of them with its

@@ -74,16 +74,17 @@ type sample struct {
 	Upstreams figure `json:"upstreams_cpu_ms"`
 	// Rate is requests per second.
 	Rate figure `json:"rate"`
-	// P50, P99 and P999 are of the time to the end of the answer, FirstByte and
-	// FirstByte99 of the time to the first byte of its body, in milliseconds.
+	// P50, P99 and P999 are of the time to the end of the answer, in
+	// milliseconds. FirstByte and FirstByte99 are of the time to the first byte
+	// of its body.
 	P50         figure `json:"p50_ms"`
 	P99         figure `json:"p99_ms"`
 	P999        figure `json:"p999_ms"`
 	FirstByte   figure `json:"first_byte_p50_ms"`
 	FirstByte99 figure `json:"first_byte_p99_ms"`
-	// Peak is the most resident memory of the process tree in this cell, MiB;
-	// with PeakSinceStart since its start, for the kernel did not let it be
-	// reset.
+	// Peak is the most resident memory of the process tree in this cell, MiB.
+	// With PeakSinceStart it counts from the start, because the kernel did not
+	// allow a reset.
 	Peak           figure `json:"peak_mib"`
 	PeakSinceStart bool   `json:"peak_since_start,omitempty"`
 }
@@ -153,7 +154,7 @@ func (m *meter) sample(ctx context.Context, con *contender, c cell, round int, l
 // fewestFor999 is how many requests a p99.9 takes: of fewer it is the slowest.
 const fewestFor999 = 1000
 
-// times fills in what comes of the single requests' times.
+// times computes the latency figures from the times of single requests.
 func (s *sample) times(r *outcome) {
 	slices.Sort(r.latencies)
 	slices.Sort(r.firsts)

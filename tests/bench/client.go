@@ -22,9 +22,9 @@ type load struct {
 	clients       int
 	seq           *atomic.Int64 // the last request's number
 	sessionHeader bool
-	// stagger is the time over which the clients' first requests are spread:
-	// paced streams that all end at once would make the count of those in a
-	// window depend on where it begins.
+	// stagger is the time over which the clients' first requests are spread. If
+	// paced streams all ended at once, their count would depend on where the
+	// window begins.
 	stagger time.Duration
 }
 

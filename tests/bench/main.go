@@ -1,8 +1,8 @@
 // Command bench measures what a router costs per request: CPU time, throughput,
-// latency and memory of each contender, beside plain Caddy's of the same round,
-// on one machine and over loopback. The upstreams answer at once, so that what
-// is measured is the router and not an engine; how well a router places
-// requests is not looked at here.
+// latency and memory. It runs each contender beside plain Caddy in the same
+// round, on one machine and over loopback. The upstreams answer at once, so the
+// figures are the router's and not an engine's. The bench does not look at how
+// well a router places requests.
 //
 // README.md beside this file says how to run it and how to read it.
 package main

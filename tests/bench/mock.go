@@ -161,7 +161,7 @@ func asksForStream(body []byte) bool {
 	return bytes.HasPrefix(rest, []byte("true"))
 }
 
-// usageOf makes the usage of a body of so many bytes.
+// usageOf makes the usage of a body of the given size in bytes.
 func usageOf(size int) string {
 	prompt := strconv.Itoa(size/4 + 1)
 	return `"usage":{"prompt_tokens":` + prompt + `,"completion_tokens":100,"total_tokens":` + strconv.Itoa(size/4+101) +
@@ -185,9 +185,9 @@ var (
 	completionAnswers = newAnswers("text_completion", "text_completion", completionChoice)
 )
 
-// newAnswers makes the answers of an API, whose choice says what stands in a
-// choice: of a plain answer, of the event that opens a stream, of a chunk, of
-// the last event.
+// newAnswers makes the answers of an API. choice returns the content of a
+// choice: in a plain answer, in a stream's first event, in a chunk, or in the
+// last event.
 func newAnswers(object, chunk string, choice func(part string, text string) string) answers {
 	head := func(object string) string {
 		return `{"id":"cmpl-5f3a9c0d7e","object":"` + object + `","created":1763700000,"model":"` + modelName + `","choices":[`

@@ -12,9 +12,9 @@ import (
 	"unsafe"
 )
 
-// ownGroup makes a command the head of a process group of its own, so that its
-// descendants can be ended with it, and a terminal's interrupt does not reach
-// it before its measurement has ended.
+// ownGroup makes a command the head of a process group of its own. The group
+// can be ended as a whole, and a terminal's interrupt does not reach it during
+// its measurement.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }

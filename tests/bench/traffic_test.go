@@ -61,8 +61,8 @@ func record(t *testing.T, con *contender, c cell) []recorded {
 	return rec.seen
 }
 
-// Each contender's requests reach the engine with what its name says: a session
-// in the body, in the header, or none; a chat or token ids.
+// Each contender's requests reach the engine as its name says. The session is
+// in the body, in the header, or absent; the prompt is a chat or token ids.
 func TestTrafficIsOfItsKind(t *testing.T) {
 	const inHeader, inBody = "header", "body"
 	sessionIn := map[string]string{"kv_router-session": inBody, "kv_router-header": inHeader}

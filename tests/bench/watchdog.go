@@ -10,7 +10,7 @@ import (
 // watchdogCommand is the argument with which this program is the watchdog.
 const watchdogCommand = "watch-over-contenders"
 
-// watchdog is a process that outlives this one, however this one ends: when its
+// watchdog is a process that outlives this one, however this one ends. When its
 // input ends, it kills the contenders that are left, with their descendants.
 // Pdeathsig would not do, for it reaches a child, but not the child's children.
 type watchdog struct {

@@ -1,9 +1,9 @@
 // Package canned is a plain mock of an LLM engine that speaks OpenAI's,
-// Anthropic's and SGLang's APIs: a real server on a real socket, with answers
-// that follow from the request alone, a journal of what it was sent, and faults
-// that a test switches on and off. It has neither a KV cache nor a scheduler,
-// no /metrics and no /tokenize: it is for tests of what a router does with
-// requests, not of how well it places them.
+// Anthropic's and SGLang's APIs. It is a real server on a real socket. Its
+// answers follow from the request alone. It keeps a journal of what it was
+// sent, and has faults that a test switches on and off. It has no KV cache, no
+// scheduler, no /metrics and no /tokenize. It is for tests of what a router
+// does with requests, not of how well it places them.
 package canned
 
 import (
@@ -43,7 +43,7 @@ type Engine struct {
 	faultFor int // requests that fault is for; -1 is all
 	hangUp   HangUp
 	handler  http.Handler
-	version  string // that the router is told; empty: it is told nothing
+	version  string // as reported to the router; empty: the engine reports none
 	journal  []*Request
 }
 
@@ -150,7 +150,7 @@ func (e *Engine) SetHandler(h http.HandlerFunc) {
 	}
 }
 
-// SetVersion lets the engine tell the router its version, as a vLLM does.
+// SetVersion lets the engine report its version to the router, as a vLLM does.
 func (e *Engine) SetVersion(version string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -191,7 +191,7 @@ func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	stop := context.AfterFunc(r.Context(), func() { e.clientGone(rec) })
 	defer func() {
 		if !stop() || r.Context().Err() != nil {
-			e.clientGone(rec) // it may be that nobody has noted it yet
+			e.clientGone(rec) // this may be the first to notice it
 		}
 		e.finish(rec)
 	}()

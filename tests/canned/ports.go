@@ -43,10 +43,9 @@ var share = sync.OnceValue(func() *portRange {
 // were: who closed it may still count on it.
 func (r *portRange) next() int { return r.first + int(r.taken.Add(1))%r.size }
 
-// Listen listens on a free loopback port below the range of ephemeral ports: no
-// client's own port takes its place while nobody listens there, and no client
-// connects to itself. As long as few processes do so, each has its own share of
-// the ports.
+// Listen listens on a free loopback port below the range of ephemeral ports. No
+// client's own port can then take its place, and no client connects to itself.
+// As long as few processes do so, each has its own share of the ports.
 func Listen() (net.Listener, error) {
 	var lastErr error
 	for range 100 {

@@ -18,8 +18,8 @@ func (p *reply) list(id string, data []any) map[string]any {
 	}
 }
 
-// several returns the elements of a list; what is none, or a list of token
-// ids, is one.
+// several returns the elements of a list. Any other value, or a list of token
+// ids, is one element.
 func several(raw json.RawMessage) []json.RawMessage {
 	var list []json.RawMessage
 	if json.Unmarshal(raw, &list) != nil || len(list) > 0 && list[0][0] >= '0' && list[0][0] <= '9' {

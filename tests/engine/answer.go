@@ -76,7 +76,7 @@ func (a *answer) ids(tokens []uint32) json.RawMessage {
 	return out
 }
 
-// usageAt returns the usage after so many tokens of the answer.
+// usageAt returns the usage after the given number of answer tokens.
 func (a *answer) usageAt(tokens, cached int) *usage {
 	n := len(a.prompt.Tokens)
 	u := &usage{Prompt: n, Completion: tokens, Total: n + tokens, Details: usageDetail{Cached: cached}}
@@ -107,8 +107,8 @@ func text(tokens []uint32) string {
 	return strings.TrimSuffix(detokenize(tokens), specials[endToken])
 }
 
-// appendChunk appends the event of token i: with the first one of a chat, that of
-// the role before it, and with the last one, the reason of the end.
+// appendChunk appends the event of token i. The first one of a chat has the
+// role's event before it, and the last one has the reason of the end.
 func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
 	if a.other() {
 		return a.appendOther(buf, i)

@@ -25,9 +25,8 @@ type Config struct {
 	ControlAddr string
 	// Model is the served model's name. Default: sim-8b.
 	Model string
-	// Flavour is the server that the engine looks like to whoever asks what it is,
-	// and how it is told the rank. Its inference is vLLM's, whatever it is. Default:
-	// VLLM.
+	// Flavour is the server that the engine looks like, and decides how a request
+	// names the rank. Its inference is vLLM's, whatever it is. Default: VLLM.
 	Flavour Flavour
 	// LoRAs are the names of adapters, which are served as models. Default: none.
 	LoRAs []string
@@ -50,13 +49,13 @@ type Config struct {
 	// included, unless the request asks for another length. Default: 64.
 	AnswerTokens int
 	// ReasoningTokens is how many of an answer's tokens, from its beginning on,
-	// are reasoning: chats have them as reasoning_content, and they are in no
-	// later prompt. Default: 0.
+	// are reasoning. Chats have them as reasoning_content, and later prompts
+	// lack them. Default: 0.
 	ReasoningTokens int
-	// Words has text cut at the borders of words, so that a token has as many bytes
-	// as its kind of text makes it have: 2 to 6. Default: four bytes a token.
+	// Words has text cut at the borders of words. A token then has as many bytes as
+	// its kind of text makes it have: 2 to 6. Default: four bytes a token.
 	Words bool
-	// ScaleOut says that a vLLM renders requests for whoever asks it, as with
+	// ScaleOut says that a vLLM renders requests for any client, as with
 	// --enable-scale-out. Default: it refuses to.
 	ScaleOut bool
 	// Speed is how much faster than real time the engine runs: from more than 0

@@ -176,7 +176,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestRanks has two ranks with caches of their own: a pinned request finds its
+// TestRanks has two ranks with caches of their own. A pinned request finds its
 // prompt on its rank only, and requests that run at once are spread.
 func TestRanks(t *testing.T) {
 	e := start(t, Config{Ranks: 2, Speed: 20})

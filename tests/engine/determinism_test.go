@@ -16,8 +16,8 @@ import (
 )
 
 // history runs a load against an engine in a time of its own, in which only
-// waiting takes time: arrivals at random, some clients that leave, a fault, and a
-// restart. It returns the journal and the bytes of all answers.
+// waiting takes time. Arrivals are random; some clients leave, and there is a
+// fault and a restart. It returns the journal and the bytes of all answers.
 func history(t *testing.T, cfg Config, seed uint64) (out []Record, answers []string, last State) {
 	synctest.Test(t, func(t *testing.T) {
 		e, err := newEngine(cfg)
@@ -67,8 +67,8 @@ func history(t *testing.T, cfg Config, seed uint64) (out []Record, answers []str
 	return out, answers, last
 }
 
-// TestOneSeedOneJournal runs one load twice: all that the engine notes is equal,
-// times included, and so are the answers.
+// TestOneSeedOneJournal runs one load twice. All that the engine notes is equal,
+// including the times, and the answers are equal, too.
 func TestOneSeedOneJournal(t *testing.T) {
 	cfg := Config{Ranks: 2, Blocks: 300, MaxRunning: 6, TokenBudget: 256, Speed: 1}
 	a, said, state := history(t, cfg, 1)

@@ -1,14 +1,14 @@
 // Package engine is a simulated vLLM: an HTTP server that behaves as one does
-// where it matters to a router. It has a real prefix cache (package cache), real
-// continuous batching (package batch) with a model of step times in place of a
-// GPU, data-parallel ranks behind one address, vLLM's answers, errors and
+// where it matters to a router. It has a real prefix cache (package cache) and
+// real continuous batching (package batch), with a model of step times in place of
+// a GPU. It has data-parallel ranks behind one address, vLLM's answers, errors and
 // metrics, aborts on disconnect, and faults on demand. Its answers are words that
 // follow from the prompt and a seed, so that two engines with one configuration
-// give the same answer. To those who ask what it is, it can look like an SGLang, a
-// TensorRT-LLM, a llama.cpp or a Dynamo frontend (Flavour).
+// give the same answer. It can look like an SGLang, a TensorRT-LLM, a llama.cpp or
+// a Dynamo frontend (Flavour).
 //
-// It is not for tests of a protocol's fine print, for which package canned is
-// enough, and its times are those of a formula, not of a machine.
+// It is not for tests of a protocol's details, for which package canned is
+// enough. Its times are those of a formula, not of a machine.
 //
 // What differs from vLLM:
 //

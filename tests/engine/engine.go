@@ -101,8 +101,8 @@ func (e *Engine) URL() string { return "http://" + e.addr }
 // end.
 func (e *Engine) ControlURL() string { return "http://" + e.controlAddr }
 
-// boot begins a new life, with empty caches. The caller holds ops, or is the only
-// one who has the engine.
+// boot begins a new life, with empty caches. The caller holds ops, or nothing
+// else has the engine.
 func (e *Engine) boot() error {
 	l, err := newLife(e.cfg, e.clock)
 	if err != nil {

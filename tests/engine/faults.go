@@ -26,8 +26,8 @@ const (
 	CloseConn FaultKind = "close"
 	// Reset reads the request and resets the connection.
 	Reset FaultKind = "reset"
-	// Die closes the connection after so many Chunks of content, or in the middle
-	// of an answer that is not streamed.
+	// Die closes the connection after the number Chunks of content, or in the
+	// middle of an answer that is not streamed.
 	Die FaultKind = "die"
 	// Status answers with an error of that status.
 	Status FaultKind = "status"

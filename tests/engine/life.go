@@ -64,8 +64,9 @@ func (l *life) end() {
 	l.handlers.Wait()
 }
 
-// choose returns the rank with the least to do, as vLLM's own balancing does:
-// a waiting request weighs as much as four running ones, equal ranks take turns.
+// choose returns the rank with the least to do, as vLLM's own balancing does. A
+// waiting request weighs as much as four running ones, and equal ranks take
+// turns.
 func (l *life) choose() int {
 	n := len(l.ranks)
 	if n == 1 {

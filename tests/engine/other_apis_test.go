@@ -6,7 +6,8 @@ import (
 )
 
 // TestOtherAPIs asks for the same by the responses, messages and chats APIs,
-// whole and as streams: the same words, and the second answer from the cache.
+// whole and as streams. The words are the same, and the second answer comes
+// from the cache.
 func TestOtherAPIs(t *testing.T) {
 	e := start(t, Config{AnswerTokens: 12})
 	long := strings.Repeat("why? ", 100)

@@ -149,7 +149,8 @@ func (k *rank) step(at time.Duration) {
 		j := k.inbox[n]
 		n++
 		if k.batch.Submit(j.req) != nil {
-			// It was checked before, so this does not happen. Whoever waits is told.
+			// It was checked before, so this does not happen. The waiting caller
+			// gets the end.
 			j.advance(func(p *progress) { p.done = true })
 			continue
 		}

@@ -148,10 +148,10 @@ func (e *Engine) unknownModel(name string) *apiError {
 	return &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The model `%s` does not exist.", name), "model"}
 }
 
-// pinned returns the rank that is asked for, and where: in the header or, of an
-// SGLang, in the body, where the header counts more; -1 if none. An old SGLang
-// knows no header, and the body's member by its old name. What is not a number is
-// ignored in the header.
+// pinned returns the rank that is asked for, and where; -1 if none is. It is in
+// the header or, for an SGLang, in the body; the header counts more. An old
+// SGLang knows no header, and the body's member by its old name. What is not a
+// number is ignored in the header.
 func (e *Engine) pinned(r *request, h http.Header) (int, string, *apiError) {
 	var member *int
 	switch e.cfg.Flavour {

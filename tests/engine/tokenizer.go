@@ -5,10 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// The tokenizer is made up, but has what matters of a real one: about four bytes
-// of English text a token, ids that fit 31 bits, text that comes back exactly,
-// and a text's tokens stay the same when more text is appended, but for the last
-// one. It has no table: an id is the bytes that it stands for.
+// The tokenizer is made up, but has what matters of a real one. English text has
+// about four bytes a token, ids fit 31 bits, and text comes back exactly. A
+// text's tokens, except the last, stay the same when more text is appended. It
+// has no table: an id is the bytes that it stands for.
 //
 // A token is a special one, or up to four ASCII bytes, of which only the last may
 // be a newline, or one other rune.

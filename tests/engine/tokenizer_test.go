@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// checkText checks for both tokenizers that a text comes back from its tokens, that
-// its tokens come back from the text, and that appending changes none but the last.
+// checkText checks both tokenizers. A text comes back from its tokens, its tokens
+// come back from the text, and appending changes none but the last.
 func checkText(t *testing.T, s, more string) {
 	t.Helper()
 	checkCut(t, s, more, tokenize, vocabulary)

@@ -13,8 +13,8 @@ type asked struct {
 	Content          *string `json:"content"`
 }
 
-// read reads the body. It answers with an error and returns nil if that is none of
-// this kind, or for a model that is not served.
+// read reads the body. It answers with an error and returns nil if the body is not
+// of this kind, or for a model that is not served.
 func (x *exchange) read() *asked {
 	r := new(asked)
 	if err := json.Unmarshal(x.body, r); err != nil {

@@ -6,8 +6,8 @@ import (
 )
 
 // Config.Words cuts text at the borders of words, as real tokenizers do, so that
-// the bytes of a token depend on the kind of text: about 2 in JSON, 3 to 4 in
-// short words, 6 in long ones and in Cyrillic. A token is the longest at its
+// the bytes of a token depend on the kind of text. JSON has about 2, short words
+// have 3 to 4, long words and Cyrillic have 6. A token is the longest at its
 // place of:
 //
 //   - up to 6 small letters, with the space before them;

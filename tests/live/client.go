@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
-// shot is one request and what came of it. Its times are real.
+// shot is one request and its result. Its times are real.
 type shot struct {
 	n                int
 	due, sent, first time.Time

@@ -97,7 +97,7 @@ func engineConfig(i int, c *cell) engine.Config {
 }
 
 // caddyfile has the router compare the blocks of the trace, as the replay does. The
-// debug lines of the router tell what it predicts.
+// debug lines of the router have its predictions.
 const caddyfile = `{
 	admin off
 	persist_config off

@@ -1,6 +1,6 @@
-// Command live checks tests/replay against the router as it serves traffic: it sends a
+// Command live checks tests/replay against the router as it serves traffic. It sends a
 // slice of each trace through a real Caddy with kv_router to simulated engines, in real
-// time, and replays the same slice in virtual time. It does not test kv_router's
+// time. It then replays the same slice in virtual time. It does not test kv_router's
 // features.
 //
 //	go run ./tests/live -traces DIR -policy predicted_latency,dynamo,round_robin

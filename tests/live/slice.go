@@ -10,8 +10,8 @@ import (
 )
 
 // cut returns the part of a trace from so long before the median arrival to so long
-// after it. Of a session in a closed loop it has the turns that would arrive in that
-// time if no answer took any; the first of them arrives then.
+// after it. A session in a closed loop has the turns that would arrive in that time
+// if no answer took any. The first of them arrives at the beginning.
 func cut(t *trace.Trace, before, after time.Duration) (*trace.Trace, error) {
 	at := arrivals(t)
 	sorted := slices.Sorted(slices.Values(at))

@@ -72,7 +72,7 @@ func (s Shape) say(rng *rand.Rand, i int) (system string, turns []string) {
 	return system, turns
 }
 
-// conversation returns the conversation number i of an API. Each other one is
+// conversation returns the conversation number i of an API. Every second one is
 // streamed.
 func (s Shape) conversation(name string, api API, i int) Plan {
 	rng := s.rng(i*len(APIs) + int(api))
@@ -115,8 +115,8 @@ func (s Shape) Shared(name string, group int) (first, others []Plan) {
 	return first, others
 }
 
-// Edited returns conversations with a history that the client changes: in each
-// other conversation a message in the middle, else the oldest one.
+// Edited returns conversations with a history that the client changes. In every
+// second conversation that is a message in the middle, else the oldest one.
 func (s Shape) Edited(name string) []Plan {
 	all := s.Own(name)
 	for i := range all {

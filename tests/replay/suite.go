@@ -15,7 +15,7 @@ import (
 )
 
 // setup is what a trace is replayed against in the suite. Workers and capacities
-// are such that the published rules differ as they do in publications: prompts that
+// are such that the published rules differ as they do in publications. Prompts that
 // many share, or the histories of agents, fill the memory.
 type setup struct {
 	trace    string // the beginning of its name

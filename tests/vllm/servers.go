@@ -36,8 +36,8 @@ type servers struct {
 	dir       string // temporary; empty if there is none
 }
 
-// process is a server that was started here, in a process group of its own: vLLM's
-// children would live on if only their parent were killed.
+// process is a server that was started here, in a process group of its own. If
+// only their parent were killed, vLLM's children would live on.
 type process struct {
 	cmd   *exec.Cmd
 	ended chan struct{}

@@ -1,8 +1,9 @@
-// Package batch is continuous batching in virtual time: a queue of waiting
-// requests, a set of running ones, and steps that each compute at most a budget
-// of tokens. It follows vLLM's scheduler, but for one thing: blocks are reserved
-// for prompt and answer when a request is admitted, so none is ever preempted.
-// It has no goroutine and no clock, and is not safe for concurrent use.
+// Package batch is continuous batching in virtual time. It has a queue of
+// waiting requests, a set of running ones, and steps that each compute at most a
+// budget of tokens. It follows vLLM's scheduler, but for one thing: blocks are
+// reserved for prompt and answer when a request is admitted, so none is ever
+// preempted. It has no goroutine and no clock, and is not safe for concurrent
+// use.
 package batch
 
 import (

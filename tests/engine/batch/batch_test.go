@@ -105,9 +105,9 @@ func TestStepTime(t *testing.T) {
 	}
 }
 
-// TestInFlightIsHittable is what a real vLLM showed: two requests that share 4000
-// tokens with one whose prefill has begun report all of them cached, and get
-// their first tokens with it, not before it.
+// TestInFlightIsHittable is what a real vLLM showed. Two requests share 4000
+// tokens with one whose prefill has begun. They report all of them cached, and
+// get their first tokens with it, not before it.
 func TestInFlightIsHittable(t *testing.T) {
 	b, _ := newBatcher(t, 2048, 8, 1000, 32)
 	shared := tokens(1, 4000)
@@ -153,7 +153,7 @@ func TestAbortKeepsThePrefix(t *testing.T) {
 }
 
 // TestQueueIsFair has a large request at the head of the queue that must wait for
-// memory: a small one behind it does not overtake, and both run in the end.
+// memory. A small one behind it does not overtake, and both run in the end.
 func TestQueueIsFair(t *testing.T) {
 	b, _ := newBatcher(t, 512, 8, 20, 16)
 	submit(t, b, request(1, tokens(1, 160), 20, 16))

@@ -1,7 +1,7 @@
-// Package cache is the paged KV cache of one simulated engine rank: which blocks
-// there are, which prefix each one holds, who holds a reference, and what is
-// evicted next. It follows vLLM's block manager. It knows no HTTP and no time,
-// and is not safe for concurrent use.
+// Package cache is the paged KV cache of one simulated engine rank. It knows
+// which blocks there are, which prefix each one holds, its references, and what
+// is evicted next. It follows vLLM's block manager. It knows no HTTP and no
+// time, and is not safe for concurrent use.
 //
 // A block is in one of three states, and each is in exactly one:
 //
@@ -11,8 +11,8 @@
 //     the next request with that prefix takes up again.
 //
 // New blocks are taken from the empty ones, then from the cached ones, least
-// recently used first. A request gives its blocks back from the tail, so a
-// prefix is evicted from its end, and the parent of a cached block is cached.
+// recently used first. A request returns its blocks from the tail. A prefix is
+// therefore evicted from its end, and the parent of a cached block is cached.
 package cache
 
 // Counts is how many blocks are in each state. Their sum is the capacity.
@@ -31,9 +31,10 @@ type Stored struct {
 	Tokens []uint32
 }
 
-// Listener is told what becomes findable and what is gone. It must not keep the
-// slices that it is given. As with vLLM, a key may be stored again while it is
-// there, when two requests computed the same block: then it is removed as often.
+// Listener hears which blocks become findable and which are gone. It must not
+// keep the slices that it is given. As with vLLM, a key may be stored again
+// while it is there, when two requests computed the same block. It is then
+// removed as often.
 type Listener interface {
 	Stored(s Stored)
 	Removed(k Key)
@@ -67,8 +68,8 @@ type Cache struct {
 	listener   Listener
 }
 
-// New returns an empty cache of so many blocks of size tokens each. The listener
-// may be nil.
+// New returns an empty cache with the given number of blocks of size tokens
+// each. The listener may be nil.
 func New(blocks, size int, l Listener) *Cache {
 	c := &Cache{
 		size: size, blocks: make([]block, blocks), byKey: make(map[Key]int32),

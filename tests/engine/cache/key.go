@@ -6,7 +6,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Key names a block by its content and all that comes before it: two prompts
+// Key names a block by its content and all that comes before it. Two prompts
 // have a key in common exactly if they have the whole prefix in common.
 type Key uint64
 

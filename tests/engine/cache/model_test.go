@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// model is a naive cache to check the real one against: a list of blocks that
-// know the text of their whole prefix, searched from end to end.
+// model is a naive cache to check the real one against. It is a list of blocks
+// with the text of their whole prefix, searched from end to end.
 type model struct {
 	size   int
 	blocks []*modelBlock
@@ -170,9 +170,9 @@ func (r *recorder) Stored(s Stored) {
 func (r *recorder) Removed(k Key) { r.log = append(r.log, "-"+r.prefix[k]) }
 func (r *recorder) Cleared()      { r.log = append(r.log, "clear") }
 
-// check looks at every block: each is in one state, references are those of the
-// open requests, the free list has all free ones with the empty ones first, and
-// the parent of each block that can be found can be found.
+// check looks at every block. Each is in one state, and references are those of
+// the open requests. The free list has all free blocks, with the empty ones
+// first. The parent of each findable block is findable.
 func check(c *Cache, open []*Seq, parents map[Key]Key) error {
 	refs := make([]int, len(c.blocks))
 	for _, s := range open {

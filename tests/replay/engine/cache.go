@@ -2,8 +2,8 @@ package engine
 
 import "slices"
 
-// Cache is the KV memory of an engine: blocks by content, of which those that no
-// request uses stay in least-recently-used order until their room is needed.
+// Cache is the KV memory of an engine: blocks by content. Blocks that no request
+// uses stay in least-recently-used order until their room is needed.
 //
 // A block's hash stands for its whole prefix. What the cache holds is closed under
 // prefixes: it never holds a block without those before it. That follows from the
@@ -88,8 +88,9 @@ func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
 	return held, true
 }
 
-// Release gives back what Reserve took. The prompt's blocks stay, and so do
-// those of the answer that follow them; both become the most recently used.
+// Release gives back what Reserve took. The prompt's blocks stay, and the
+// answer's blocks that follow them stay, too. Both become the most recently
+// used.
 func (c *Cache) Release(chain, answer []uint64, total int) {
 	c.changes++
 	c.used -= total - len(chain)

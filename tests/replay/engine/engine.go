@@ -27,7 +27,7 @@ type Job struct {
 	last     int // the step that makes the last token
 }
 
-// Blocks returns how many blocks of so many tokens the job needs.
+// Blocks returns how many blocks of the given number of tokens the job needs.
 func (j *Job) Blocks(tokens int) int { return (j.In + j.Out + tokens - 1) / tokens }
 
 // Chained returns the hashes of all full blocks of prompt and answer, appended to
@@ -61,8 +61,8 @@ type Engine struct {
 	refused   int // the cache's changes when it had no room, -1 if it had
 }
 
-// New returns an idle engine with blocks of so many tokens. Engines that have one
-// cache need a line for it; else it is nil.
+// New returns an idle engine with blocks of the given number of tokens. Engines
+// that have one cache need a line for it; else it is nil.
 func New(m *Model, cache *Cache, line *Line, block int) *Engine {
 	return &Engine{model: m, cache: cache, line: line, block: block, slow: 1, refused: -1}
 }

@@ -21,7 +21,7 @@ type View struct {
 	// Block is the number of tokens in a block.
 	Block int
 	// Exact lets the rules see the blocks that the engines hold, in place of the
-	// scheduler's mirror.
+	// scheduler's cache model.
 	Exact bool
 	// Model is the model of all engines.
 	Model *engine.Model
@@ -118,11 +118,11 @@ func (l *LMetric) Choose(s *kvscore.Selection) int {
 	})
 }
 
-// GAIE is the default profile of the Gateway API Inference Extension and llm-d:
-// the highest 3 × match + 2 × (1 − queue) + 2 × (1 − KV use), with the share of
-// the prompt that matches, of its first 256 blocks only, and the queue normalised to
-// the range among the candidates. Queue and KV use are the engines' own gauges, read
-// every 50 ms as llm-d does by default.
+// GAIE is the default profile of the Gateway API Inference Extension and llm-d. It
+// takes the highest 3 × match + 2 × (1 − queue) + 2 × (1 − KV use). match is the
+// share of the prompt that matches, of its first 256 blocks only. queue is
+// normalised to the range among the candidates. Queue and KV use are the engines'
+// own gauges, read every 50 ms as llm-d does by default.
 type GAIE struct {
 	View *View
 	least
@@ -173,10 +173,11 @@ func (g *GAIE) scrape() {
 	}
 }
 
-// CacheAware is SGLang's cache_aware: if the loads differ by more than 64 requests
-// and by half, the fewest requests; else the best match if it is above 0.3 of the
-// prompt; else the smallest tree. The match is the router's, not SGLang's own tree
-// of text; the tree's size is the tokens that a target was sent and did not hold.
+// CacheAware is SGLang's cache_aware. If the loads differ by more than 64 requests
+// and by half, it takes the fewest requests. Otherwise it takes the best match if
+// that is above 0.3 of the prompt, else the smallest tree. The match is the
+// router's, not SGLang's own tree of text. The tree's size is the tokens that a
+// target was sent and did not hold.
 type CacheAware struct {
 	View *View
 	least

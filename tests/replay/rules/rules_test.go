@@ -87,7 +87,7 @@ func TestExactKnowledgeIsTheEngines(t *testing.T) {
 		s := selection(kvscore.Candidate{OverlapBlocks: 80}, kvscore.Candidate{})
 		fill(v, 1, 60, s)
 		if got := rule(v).Choose(s); got != 0 {
-			t.Errorf("%s chose %d by the mirror, want 0", name, got)
+			t.Errorf("%s chose %d by the cache model, want 0", name, got)
 		}
 		v.Exact = true
 		if got := rule(v).Choose(s); got != 1 {

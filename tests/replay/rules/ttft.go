@@ -7,10 +7,10 @@ import (
 )
 
 // MinTTFT takes the lowest predicted time to the first token, as Mooncake's
-// conductor does: the predicted time of the prefills placed on a target and not
-// over, less what the first of them has run, and that of what the prompt lacks
-// there. It predicts with the engine model's true constants, but neither sees the
-// decoding beside a prefill nor knows which engine is slow.
+// conductor does. This is the predicted time of the prefills placed on a target
+// and not over, less what the first of them has run. The time of what the prompt
+// lacks there is added. It predicts with the engine model's true constants, but
+// neither sees the decoding beside a prefill nor knows which engine is slow.
 type MinTTFT struct {
 	View *View
 	least

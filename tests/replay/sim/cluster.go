@@ -21,8 +21,8 @@ type Cluster struct {
 	// rank is an engine with a cache and a queue of its own, and a target.
 	Ranks int
 	// KVTokens is the capacity of each rank, by worker; one value is for all workers.
-	// ToldTokens is what the scheduler is told of it, none for ToldTimes the same;
-	// 0 is 1.
+	// ToldTokens is what the scheduler gets as the capacity, none for ToldTimes the
+	// same; 0 is 1.
 	KVTokens, ToldTokens []int64
 	ToldTimes            float64
 	// Slow lists when which workers are slower.
@@ -178,7 +178,7 @@ func (r *replay) plan(order []int) {
 	slices.SortStableFunc(r.changes, func(a, b change) int { return cmp.Compare(a.at, b.at) })
 }
 
-// told returns the capacity of each rank of a worker that the router is told.
+// told returns the capacity of each rank of a worker as the router gets it.
 func (r *replay) told(worker int) int64 {
 	switch {
 	case len(r.ToldTokens) > 0:

@@ -112,8 +112,8 @@ func TestCapacitiesByWorker(t *testing.T) {
 	r := run(t, c)
 	for w, want := range []int64{20_000, 40_000, 60_000} {
 		load, ok := r.scheduler.Load(r.clock(), r.targets[w])
-		if want = want / 64 * 64; !ok || load.ToldTokens != want/2 || r.engines[w].Cache().Capacity() != int(want/64) {
-			t.Errorf("worker %d: told %d tokens, has %d blocks of 64", w, load.ToldTokens, r.engines[w].Cache().Capacity())
+		if want = want / 64 * 64; !ok || load.ReportedTokens != want/2 || r.engines[w].Cache().Capacity() != int(want/64) {
+			t.Errorf("worker %d: told %d tokens, has %d blocks of 64", w, load.ReportedTokens, r.engines[w].Cache().Capacity())
 		}
 	}
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // informed shows a policy of the router the blocks that the engines hold, in place of
-// the scheduler's mirror, and the prompts in flight that the scheduler knows. A
-// router sees that if engines report their KV events without delay.
+// the scheduler's cache model. It also shows the prompts in flight that the scheduler
+// knows. A router sees that if engines report their KV events without delay.
 type informed struct {
 	kvscore.Policy
 	view *rules.View
@@ -18,7 +18,7 @@ func (p *informed) Choose(s *kvscore.Selection) int {
 	size, block := float64(s.BlockSize), float64(p.view.Block)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		// Of the prompts in flight only full blocks of the request count.
+		// A prompt in flight counts only with the request's full blocks.
 		flying := int(c.SharedBlocks * size / block)
 		c.HeldBlocks = max(p.view.Engines[i].Cache().Held(s.Blocks), flying)
 		held := int64(c.HeldBlocks * p.view.Block)

@@ -65,7 +65,7 @@ var specs = []spec{
 }
 
 func leastWork(v *rules.View) kvscore.Policy {
-	v.Exact = true // the mirror knows nothing of a common cache
+	v.Exact = true // the cache model knows nothing of a common cache
 	return &rules.LeastWork{MinTTFT: rules.MinTTFT{View: v}}
 }
 

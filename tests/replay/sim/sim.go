@@ -169,8 +169,8 @@ func (r *replay) build() {
 	}
 }
 
-// arrivals schedules what does not depend on the end of another request: of an open
-// loop the first arrival, of a closed one the first of each session.
+// arrivals schedules what does not depend on the end of another request. For an
+// open loop that is the first arrival, for a closed one the first of each session.
 func (r *replay) arrivals() {
 	r.stats.begin(r)
 	for i := range r.Trace.Requests {
@@ -312,7 +312,7 @@ func (r *replay) end(q *request) {
 	q.lease.Output(r.clock(), out)
 	r.answer = q.Chained(r.answer[:0], block)
 	q.lease.Counted(kvscore.Counts{
-		Prompt: in, Cached: int64(q.Cached), CachedTold: true, Answer: in + out - 1,
+		Prompt: in, Cached: int64(q.Cached), CachedReported: true, Answer: in + out - 1,
 		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
 	})
 	q.lease.End(true, r.answer)

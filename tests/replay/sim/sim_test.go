@@ -263,8 +263,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// TestExactKnowledgeIsTheEngines shows a policy of the router a mirror that is far too
-// small, and then the engines' own blocks.
+// TestExactKnowledgeIsTheEngines shows a policy of the router a cache model that is
+// far too small, and then the engines' own blocks.
 func TestExactKnowledgeIsTheEngines(t *testing.T) {
 	c := cell(synthetic(t, 1500, false), "dynamo_16")
 	c.ToldTokens = []int64{2_000}
@@ -292,7 +292,7 @@ func TestNothingIsLeft(t *testing.T) {
 					t.Errorf("%s: booked on target %d: %+v", policy, i, load)
 				}
 				if load.CachedTokens > load.CapacityTokens {
-					t.Errorf("%s: the mirror of target %d holds %d tokens of %d", policy, i, load.CachedTokens, load.CapacityTokens)
+					t.Errorf("%s: the cache model of target %d holds %d tokens of %d", policy, i, load.CachedTokens, load.CapacityTokens)
 				}
 			}
 			for i := range r.requests {

@@ -21,9 +21,9 @@ type Result struct {
 	Figures
 	// Requests is how many requests the figures are of.
 	Requests int `json:"requests"`
-	// PolicyFaults are choices that the policy spoilt; Expired are leases that
-	// expired before their request ended; Untracked are prompts that did not go
-	// into the mirror whole.
+	// PolicyFaults are choices that the policy spoilt. Expired are leases that
+	// expired before their request ended. Untracked are prompts that did not go
+	// into the cache model whole.
 	PolicyFaults uint64 `json:"policy_faults"`
 	Expired      uint64 `json:"expired_leases"`
 	Untracked    uint64 `json:"untracked_prompts"`

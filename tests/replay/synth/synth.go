@@ -95,7 +95,7 @@ func (m *maker) more(p prompt, tokens int) prompt {
 	return p
 }
 
-// fresh returns a prompt of so many tokens that shares nothing.
+// fresh returns a prompt of the given number of tokens that shares nothing.
 func (m *maker) fresh(tokens int) prompt { return m.more(prompt{}, tokens) }
 
 // fleet returns so many fresh prompts of about so many tokens.

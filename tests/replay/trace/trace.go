@@ -86,7 +86,7 @@ func (t *Trace) Duration() time.Duration {
 }
 
 // MeanThink returns the mean time between the end of a turn and the next one, in a
-// closed loop; 0 if no session has two turns.
+// closed loop. It is 0 if no session has two turns.
 func (t *Trace) MeanThink() time.Duration {
 	var sum time.Duration
 	n := 0

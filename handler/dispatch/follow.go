@@ -1,0 +1,63 @@
+package dispatch
+
+import (
+	"net/http"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// followUps makes the router's own requests that follow a client's.
+type followUps interface {
+	// Arrived is called with the plan of each request before a worker is chosen.
+	Arrived(*plan.Plan)
+	// Answering is called when an answer begins. It returns nil if nothing follows. Otherwise
+	// the dispatch keeps the request's body.
+	Answering(Turn, *http.Response) FollowUp
+}
+
+// FollowUp is called once, when a request has ended. It owns the body. text is the answer's
+// as JSON; nil if the answer is not whole or not all text. sent is the worker's request. All
+// three are nil if the operator's retry_match retries the answer.
+type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
+
+// Turn is a request whose answer begins.
+type Turn struct {
+	Plan     *plan.Plan
+	Size     int64 // of its body; -1 if that is not in memory
+	Worker   *pool.Worker
+	Target   kvscore.Target
+	Upstream *reverseproxy.Upstream
+}
+
+// MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
+const MaxKeptText = 256 << 10
+
+// foresee prepares the follow-up when an answer begins.
+func (d *Dispatch) foresee(resp *http.Response) {
+	if d.next != nil { // of an answer that the operator's retry_match retried
+		d.next(nil, nil, nil)
+	}
+	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last}
+	if d.Body != nil {
+		t.Size = d.Body.Size
+	}
+	d.next = d.FollowUps.Answering(t, resp)
+}
+
+// follow starts the follow-up of a request that has ended.
+func (d *Dispatch) follow(outcome string) {
+	if d.next == nil {
+		return
+	}
+	var text []byte
+	if o := d.answer; outcome == outcomeOK && o.computed() {
+		text = o.Text
+	}
+	d.next(text, d.takeBody(), d.sent)
+	d.next = nil
+}

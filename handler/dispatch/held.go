@@ -1,0 +1,61 @@
+package dispatch
+
+import (
+	"io"
+	"maps"
+	"net/http"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+)
+
+// heldAnswer is an answer that goes to the client if no worker has a better.
+type heldAnswer struct {
+	resp    *http.Response
+	attempt *attempt
+}
+
+// hold keeps an answer back while another worker is asked, and returns what the proxy sees
+// instead.
+func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
+	a := d.attempt
+	d.endAttempt(false)
+	d.dropHeld()
+	d.held = heldAnswer{resp, a}
+	shown := *resp
+	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
+	return &shown
+}
+
+// takeHeld makes the held answer the client's and returns it; nil if there is none.
+func (d *Dispatch) takeHeld() *http.Response {
+	h := d.held
+	if h.resp == nil {
+		return nil
+	}
+	d.held = heldAnswer{}
+	d.label(h.resp.Header, h.attempt)
+	d.answer = d.deliveryOf(h.attempt, h.resp)
+	return h.resp
+}
+
+// writeHeld gives the client the held answer if the proxy has ended without one. It returns
+// whether there was one.
+func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
+	resp := d.takeHeld()
+	if resp == nil {
+		return false
+	}
+	defer resp.Body.Close()
+	response.Forward(w.Header(), resp.Header)
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, resp.Body)
+	return true
+}
+
+// dropHeld drops the held answer.
+func (d *Dispatch) dropHeld() {
+	if d.held.resp != nil {
+		_ = d.held.resp.Body.Close()
+		d.held = heldAnswer{}
+	}
+}

@@ -1,0 +1,137 @@
+package dispatch
+
+import (
+	"math/bits"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/zeebo/xxh3"
+)
+
+// shows returns what an attempt has shown of its worker. docs/reliability.md shows when
+// traffic moves away.
+func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
+	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
+}
+
+// errored returns the outcome of an attempt whose answer is an error, which may be the
+// worker's fault. own: the error is probably not the client's fault.
+func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
+	o := a.shows(pool.OutcomeErrored, why)
+	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.table(d.offered).Rows
+	return o
+}
+
+// garbled records an answer that does not match its content type. The session leaves the
+// worker. One such answer may have other causes; a worker that gives only such answers is
+// ill.
+func (d *Dispatch) garbled(a *attempt) {
+	d.FallBack(fallbackUnreadable)
+	d.Pool.Report(a.Worker, d.errored(a, "not what their content type says", true))
+	if d.seenAt == a.lease.Target() {
+		d.Pool.Sessions.Remove(d.session, d.bound)
+	}
+}
+
+// blameKey identifies the session or prompt of an error: one client alone must not mark a
+// worker down. Requests without an API share one key. Each request without a known prompt has
+// its own.
+func (d *Dispatch) blameKey() uint64 {
+	switch {
+	case d.plan.API == nil:
+		return 0
+	case d.plan.Session.Key != "":
+		return xxh3.HashString(d.plan.Session.Key)
+	case len(d.plan.Score.Blocks) == 0:
+		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
+	}
+	key := d.plan.Score.Root
+	for _, b := range d.plan.Score.Blocks {
+		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
+	}
+	return key
+}
+
+// learn records what the engine has counted in a prompt and its answer.
+func (o *delivery) learn() {
+	m := o.d.Figures
+	cached := o.attempt.Worker.CachedTokens(pool.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
+	if o.Prompt > 0 {
+		m.inputTokens.Observe(float64(o.Prompt))
+		o.count(cached)
+		if cached >= 0 {
+			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
+			o.attempt.Worker.Hits.Reported(cached, o.Prompt)
+		}
+	}
+	if o.Completion >= 0 {
+		m.outputTokens.Observe(float64(o.Completion))
+	}
+	o.verify(cached)
+	if o.Cached >= 0 {
+		o.d.cached = o.Cached
+	}
+	if o.Chunks > 1 {
+		m.itl.Observe(o.Last.Sub(o.First).Seconds() / float64(o.Chunks-1))
+	}
+}
+
+// count records the engine's counts in the index, for the next turn, and in the model's
+// ratios.
+func (o *delivery) count(cached int64) {
+	req := o.d.plan.Request
+	if req.Truncated || req.Kind == api.None {
+		return
+	}
+	if req.Media == 0 && req.Kind == api.Text {
+		o.learnRatios(req)
+	}
+	if req.Batch() {
+		return
+	}
+	c := kvscore.Counts{Prompt: o.Prompt}
+	if !req.SkipsCache && cached >= 0 {
+		c.Cached, c.CachedReported = cached, true
+	}
+	if req.Kind == api.Text { // the index knows where token ids end
+		c.AnswerPast = o.Past
+	}
+	if o.Completion > 0 && req.Choices == 1 && !o.Failed {
+		c.Answer = o.Prompt + o.Completion - 1 // the last token need not be computed
+	}
+	o.attempt.lease.Counted(c)
+}
+
+// learnRatios learns from the new part of the prompt, if the engine's count of the rest is
+// known, else from all of it. A batch's first prompt stands for all.
+func (o *delivery) learnRatios(req *api.Request) {
+	k, size := o.attempt.prompt.known, o.d.plan.TextBlock
+	if !k.Counted || req.Batch() {
+		k = kvscore.Known{}
+	}
+	all := float64(req.Bytes) / float64(size)
+	past := all - float64(len(req.Blocks)) - k.Past
+	o.d.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(o.Prompt)-k.Tokens)
+}
+
+// verify compares the predicted cached tokens with the engine's count; cached is negative if
+// unknown.
+func (o *delivery) verify(cached int64) {
+	a, d := o.attempt, o.d
+	if a.prompt.tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
+		return
+	}
+	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}
+	if d.plan.API.Work() == api.Generate {
+		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
+	}
+	if cached < 0 {
+		return
+	}
+	m := d.Figures
+	m.comparedPrompt.Add(float64(o.Prompt))
+	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
+	m.comparedReported.Add(float64(cached))
+	d.Pool.Verify(a.Worker, predicted, cached)
+}

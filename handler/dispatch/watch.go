@@ -1,0 +1,156 @@
+package dispatch
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// endedError says why the router itself ended an attempt.
+type endedError struct {
+	reason string // of the metrics
+	text   string
+}
+
+var (
+	errFirstToken = &endedError{"first_token", "no first token in time"}
+	errStalled    = &endedError{"stream_idle", "the stream stalled"}
+	errHangs      = &endedError{"hung", "the worker hangs"}
+)
+
+func (e *endedError) Error() string { return e.text }
+
+// Timeout lets the proxy answer with 504.
+func (*endedError) Timeout() bool { return true }
+
+func (*endedError) Temporary() bool { return false }
+
+// Timeouts bound how long a worker may be silent in a streamed answer. There are none by
+// default, because prompts may take long.
+type Timeouts struct {
+	// How long the first token may take after the router has sent the request. The router
+	// holds the answer's header back until then, and tries one other worker. It answers
+	// with 504 if that is late, too, or no worker is left. Default: no limit.
+	FirstToken caddy.Duration `json:"first_token,omitempty"`
+
+	// How long an answer that has begun may pause. The router then ends it as a broken
+	// stream. Time that a client takes to read does not count. Default: no limit.
+	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
+}
+
+// watch may end an attempt before its worker or its client does. docs/reliability.md
+// shows when.
+type watch struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	first  *time.Timer   // to the first token; nil if there is no limit
+	late   *endedError   // of an attempt that first ends
+	pause  time.Duration // the longest one of an answer; 0 is no limit
+	idle   *time.Timer   // made when it is first needed
+}
+
+// watched returns the request of an attempt. If a deadline may end the attempt, or the pool
+// because its worker is hung, the request has a watch.
+func (d *Dispatch) watched(req *http.Request) *http.Request {
+	a := d.attempt
+	probe := a.Worker.Progress.IsHung()
+	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
+		return req
+	}
+	late := errFirstToken
+	var limit, pause time.Duration
+	if t := d.Timeouts; a.Work == pool.WorkStream {
+		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+	}
+	movable := d.movable()
+	if probe && movable {
+		// the request shows whether the worker still hangs, and must not wait for ever
+		silent := 0
+		if a.Work == pool.WorkSilent {
+			silent = 1
+		}
+		if patience := d.Pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
+			limit, late = patience, errHangs
+		}
+	}
+	if limit == 0 && pause == 0 && !movable {
+		return req
+	}
+	w := &watch{late: late, pause: pause}
+	w.ctx, w.cancel = context.WithCancelCause(req.Context())
+	a.watch = w
+	if movable {
+		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
+	}
+	if p := d.Pool; limit > 0 {
+		w.first = time.AfterFunc(limit, func() {
+			if late == errFirstToken {
+				w.cancel(late)
+				return
+			}
+			p.MoveSoon(&a.Stream)
+		})
+	}
+	return req.WithContext(w.ctx)
+}
+
+// movable returns whether the attempt could be made on another worker, as far as is known
+// before it is made.
+func (d *Dispatch) movable() bool {
+	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offered) > 1 && !d.lastSuspect() &&
+		(!d.Limits.Set() || d.anotherRound())
+}
+
+// arrived ends the wait for an attempt's header and returns its error. If the first token has
+// a deadline, arrived also waits for that token, so that another worker can be tried.
+func (d *Dispatch) arrived(resp *http.Response, err error) error {
+	a := d.attempt
+	w := a.watch
+	if w == nil {
+		a.Waiting.Store(false)
+		return err
+	}
+	if err == nil && w.first != nil && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
+		a.answer = d.deliveryOf(a, resp)
+		err = a.answer.body.AwaitToken()
+	}
+	var ended *endedError
+	if a.Worker.Progress.Arrived(&a.Stream) {
+		ended = errHangs
+	}
+	if w.first != nil && !w.first.Stop() && w.late == errFirstToken {
+		ended = errFirstToken
+	}
+	if ended == nil {
+		return err // the worker's or the client's
+	}
+	w.cancel(ended) // if that has not happened yet
+	if resp != nil {
+		_ = resp.Body.Close()
+	}
+	if cause := context.Cause(w.ctx); cause != nil {
+		return cause // the client may have left first
+	}
+	return ended
+}
+
+// await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends
+// the attempt.
+func (w *watch) await(begins bool) {
+	switch {
+	case w.pause == 0:
+	case !begins:
+		if w.idle != nil {
+			w.idle.Stop()
+		}
+	case w.idle == nil:
+		w.idle = time.AfterFunc(w.pause, func() { w.cancel(errStalled) })
+	default:
+		w.idle.Reset(w.pause)
+	}
+}

@@ -1,0 +1,122 @@
+package engine
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+const nameSession, nameParams = "session_id", "session_params"
+
+// maxWritten is the longest JSON text of a client that is kept behind its salt's
+// digest, in bytes. A digest replaces a longer one. maxParams is the longest
+// session_params of nvext that is rewritten, in bytes.
+const maxWritten, maxParams = 1 << 10, 128 << 10
+
+// sglangSessions scopes the sessions in the client's own members. It removes members
+// that it cannot scope: they could name another tenant's session.
+func (f *fit) sglangSessions() {
+	if f.Salt == "" {
+		return
+	}
+	f.scope = scopeOf(f.Salt) // once: a salt may be long, and there may be many sessions
+	raw := f.Body.Value(nameSession)
+	if text, ok := f.scoped(raw); f.API == OpenSession && (raw == nil || raw[0] != '"') {
+		f.text(nameSession, f.scope+rand.Text()) // SGLang would choose an id without a scope
+	} else if ok {
+		f.Body.Set(nameSession, text)
+	} else if !isNull(raw) {
+		f.Body.Cut(nameSession)
+		f.Lacks |= SessionParams
+	}
+	if f.said&SessionParams == 0 || !f.onSessions() { // else nvext's replace them
+		f.scopeParams()
+	}
+}
+
+// onSessions returns whether SGLang gets nvext's session_params in this API.
+func (f *fit) onSessions() bool { return f.on(api.NameChat, api.NameCompletions, api.NameGenerate) }
+
+// scoped returns a session's id with its scope, both as JSON. It is not ok for an id
+// that is no text. An empty id is an ordinary name in SGLang.
+func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return nil, false
+	}
+	if len(raw) > maxWritten {
+		return quoted(f.scope + digest(raw)), true
+	}
+	var id string
+	if json.Unmarshal(raw, &id) == nil && strings.HasPrefix(id, f.scope) {
+		return raw, true
+	}
+	return behind(f.scope, raw), true
+}
+
+// scopeParams scopes the body's session_params: one object, or a list with one for
+// each prompt. Their rid stays: SGLang looks it up within the session only.
+func (f *fit) scopeParams() {
+	edits, ok := f.scopeAll(f.Body.Inner(nameParams, "id"))
+	if !ok {
+		f.Body.Cut(nameParams)
+		f.Lacks |= SessionParams
+		return
+	}
+	for _, e := range edits {
+		f.Body.Replace(e)
+	}
+}
+
+// scopeAll returns the edits that scope the ids at these places of the body. It is
+// not ok if an id is no text, or the places were not found.
+func (f *fit) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok bool) {
+	if !found {
+		return nil, false
+	}
+	for _, s := range at {
+		raw := f.Body.Text(s)
+		if isNull(raw) {
+			continue
+		}
+		text, ok := f.scoped(raw)
+		if !ok {
+			return nil, false
+		}
+		edits = append(edits, rawjson.Edit{Span: s, Text: text})
+	}
+	return edits, true
+}
+
+// sessionParams gives SGLang the session of nvext.
+func (f *fit) sessionParams() {
+	at, ok := f.Body.NVExt()
+	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
+		return
+	}
+	at = at.Within(f.Ext.SessionParams.Span)
+	raw := f.Body.Text(at)
+	if f.Salt != "" && len(raw) > maxParams {
+		ok = false
+	} else if f.Salt != "" {
+		var edits []rawjson.Edit
+		edits, ok = f.scopeAll(f.Body.InnerAt(at, "id"))
+		for i := range edits {
+			edits[i].Start -= at.Start
+			edits[i].End -= at.Start
+		}
+		raw = rawjson.Splice(nil, raw, edits)
+	}
+	if f.takes(SessionParams, ok) {
+		f.Body.Set(nameParams, raw)
+	} else {
+		f.Body.Cut(nameParams)
+	}
+}
+
+// behind returns a JSON text with a prefix that needs no escapes.
+func behind(prefix string, raw []byte) []byte {
+	return append([]byte(`"`+prefix), raw[1:]...)
+}

@@ -1,0 +1,34 @@
+package engine
+
+import "github.com/caddy-kvrouter/kvrouter/handler/nvext"
+
+// steering is an engine's own member that does what nvext needs a grant for.
+type steering struct {
+	member string
+	grant  nvext.Grants
+	heeds  func(*Engine) bool // nil: the engine always heeds the member
+}
+
+const namePriority, nameRank, nameOldRank = "priority", "routed_dp_rank", "data_parallel_rank"
+
+var (
+	// rankSteering are SGLang's members for ranks.
+	rankSteering = []steering{{nameRank, nvext.Pins, nil}, {nameOldRank, nvext.Pins, nil}, {"disagg_prefill_dp_rank", nvext.Pins, nil}}
+	// prioritySteering is the priority of engines that do not report whether they
+	// heed it.
+	prioritySteering = []steering{{namePriority, nvext.Priorities, func(e *Engine) bool { return e.Settings.Priority == On }}}
+)
+
+// guard removes the members that steer the engine without the client's grant.
+// Members that the engine ignores stay.
+func (f *fit) guard() {
+	for _, s := range f.steers {
+		if f.Grants&s.grant != 0 || s.heeds != nil && !s.heeds(f.Engine) || isNull(f.Body.Value(s.member)) {
+			continue
+		}
+		f.Dropped |= s.grant
+		if !f.Body.Changed(s.member) { // else the router has replaced it
+			f.Body.Cut(s.member)
+		}
+	}
+}

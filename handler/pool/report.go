@@ -1,0 +1,198 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// OutcomeKind is what an attempt has shown of its worker.
+type OutcomeKind uint8
+
+// The kinds of an Outcome. OutcomeNone is the zero value.
+const (
+	OutcomeNone     OutcomeKind = iota // nothing: the client left
+	OutcomeAnswered                    // an answer that shows nothing else yet
+	OutcomeGood                        // a first token, or a whole good answer
+	OutcomeRefused                     // nothing listens at the worker's address
+	OutcomeBroken                      // no answer, or an answer that broke off or came too late
+	OutcomeBusy                        // the worker answered that it takes no requests now
+	OutcomeErrored                     // an error that may be the worker's fault
+)
+
+// Outcome says what came of an attempt.
+type Outcome struct {
+	Kind  OutcomeKind
+	Begun time.Time     // of the attempt
+	Why   string        // for the log
+	Wait  time.Duration // the worker's Retry-After; 0 if it sent none
+
+	// of OutcomeErrored only
+	Own   bool       // the client hardly caused the error
+	Blame uint64     // identifies the session or the prompt
+	Peers []TableRow // the workers to compare with
+}
+
+// Report records what came of an attempt on a worker.
+func (p *Pool) Report(w *Worker, o Outcome) {
+	t := time.Now()
+	switch o.Kind {
+	case OutcomeNone:
+	case OutcomeAnswered:
+		p.answered(w)
+	case OutcomeGood:
+		p.answered(w)
+		if !w.Progress.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
+			p.logWell(w)
+		}
+	case OutcomeRefused:
+		w.Engine.AskAgain() // it may have restarted
+		p.away(w, refusing, o.Why)
+	case OutcomeBroken:
+		w.Engine.AskAgain()
+		p.markDown(w, t, &o)
+	case OutcomeBusy:
+		p.answered(w)
+		p.markDown(w, t, &o)
+	case OutcomeErrored:
+		p.answered(w)
+		if w.isWorse(t, &o) {
+			o.Why = "most answers are errors, unlike those of the others: " + o.Why
+			p.markDown(w, t, &o)
+		}
+	}
+}
+
+// markDown marks down a worker after a failed attempt.
+func (p *Pool) markDown(w *Worker, t time.Time, o *Outcome) {
+	if w.Health.Fail(t, o.Begun, o.Wait, o.Kind == OutcomeBusy) {
+		p.logMark(w, o.Why)
+	}
+}
+
+func (p *Pool) logMark(w *Worker, why string) {
+	p.Logger().Warn("worker is marked down", zap.String("upstream", w.Dial), zap.String("why", why))
+}
+
+func (p *Pool) logWell(w *Worker) {
+	p.Logger().Info("worker is well again", zap.String("upstream", w.Dial))
+}
+
+// isWorse records an error, and returns whether the worker answers with far more errors
+// than its peers do. Errors that clients cause come from all workers.
+func (w *Worker) isWorse(t time.Time, o *Outcome) bool {
+	errs, share := w.Health.recordError(t, o.Own, o.Blame)
+	if errs < fewErrors {
+		return false
+	}
+	var answers, theirs float64
+	for _, row := range o.Peers {
+		if row.Worker != w {
+			n, e := row.Worker.Health.lately()
+			answers, theirs = answers+n, theirs+e
+		}
+	}
+	return worse(errs, share, theirs/max(answers, 1))
+}
+
+// Why a worker's cache model was cleared.
+const (
+	clearedRefused   = "refused"   // nothing listened at its address
+	clearedRestarted = "restarted" // its engine has restarted, or is another one
+	clearedMismatch  = "mismatch"  // it reports far fewer cached tokens than predicted
+)
+
+// clear clears the cache models of all ranks of a worker that has lost its KV cache.
+// Sessions stay bound to the worker: no other worker is better for them.
+func (p *Pool) clear(w *Worker, why string) {
+	t := time.Now()
+	cached := p.Load(t, w).CachedTokens
+	for rank := range w.Ranks() {
+		p.Scheduler.Clear(w.Target(rank))
+	}
+	w.cacheCheck.reset(t)
+	if cached == 0 {
+		return // there was nothing to lose
+	}
+	cachesCleared.WithLabelValues(p.Name, w.Dial, why).Inc()
+	p.Logger().Warn("worker has lost its KV cache: its cache model is cleared", zap.String("upstream", w.Dial),
+		zap.String("why", why), zap.Int64("tokens", cached))
+}
+
+// away records that a worker is away, and marks it down. If nothing listens at its
+// address, the engine's process has ended, and its KV cache with it.
+func (p *Pool) away(w *Worker, r reach, why string) {
+	before, marked := w.Health.miss(time.Now(), r)
+	if r == refusing && before != refusing {
+		p.clear(w, clearedRefused)
+	}
+	if marked {
+		p.logMark(w, why)
+	}
+}
+
+// answered records that a worker answered, and removes the mark that its absence set.
+func (p *Pool) answered(w *Worker) {
+	if w.Health.Reach() == reachable && w.Health.unanswered.Load() == 0 {
+		return
+	}
+	before, well := w.Health.meet()
+	if before.Away() {
+		w.probeAgain()
+	}
+	if well {
+		p.logWell(w)
+	}
+}
+
+// Connected records that the router could connect to a worker.
+func (p *Pool) Connected(w *Worker) {
+	if before := w.Health.connected(time.Now()); before == refusing || before == unreachable {
+		w.probeAgain()
+	}
+}
+
+// RecordOwnRequest records how a request of the router's own ended, and returns whether
+// the worker answered. status is 0 if it did not.
+func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err error) bool {
+	var dial reverseproxy.DialError
+	switch {
+	case status != 0:
+		p.answered(w)
+	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
+	case Refused(err):
+		p.away(w, refusing, err.Error())
+	case errors.As(err, &dial):
+		p.away(w, unreachable, err.Error())
+	default:
+		w.Engine.AskAgain()
+		p.unanswered(w, err)
+	}
+	return status != 0
+}
+
+// unanswered records that a worker left a request of the router's own unanswered. A
+// worker that sends tokens may be too busy to answer.
+func (p *Pool) unanswered(w *Worker, err error) {
+	if last := w.Progress.LastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
+		return
+	}
+	if w.Health.unanswered.Add(1) >= fewUnanswered || w.Health.Reach().Away() {
+		p.away(w, Unresponsive, err.Error())
+	}
+}
+
+// Refused returns whether nothing listens at the worker's address. Caddy's dial error
+// keeps only the text of the system's error. A name server or forward proxy that refuses
+// connections says nothing of the worker.
+func Refused(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
+		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+)
+
+var (
+	fence     = regexp.MustCompile("^\\s*(?:[-*+]\\s+|\\d+[.)]\\s+)?(```+|~~~+)")
+	listItem  = regexp.MustCompile(`^\s*(?:>\s*)*(?:[-*+]|\d+[.)])\s+`)
+	quote     = regexp.MustCompile(`^\s*(?:>\s*)+`)
+	tableRule = regexp.MustCompile(`^\s*\|?[\s:|-]+\|[\s:|-]*$`)
+	linkTo    = regexp.MustCompile(`!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])`)
+	linkDef   = regexp.MustCompile(`^\s*\[[^\]]+\]:\s`)
+	htmlTag   = regexp.MustCompile(`(?s)<!--.*?-->|</?[a-zA-Z][^>]*>`)
+)
+
+// paragraphs gathers lines to texts.
+type paragraphs struct {
+	texts []text
+	open  []string
+	line  int // of the first of open
+}
+
+func (p *paragraphs) add(line int, s string) {
+	if len(p.open) == 0 {
+		p.line = line
+	}
+	p.open = append(p.open, s)
+}
+
+// end ends the paragraph, if there is one.
+func (p *paragraphs) end() {
+	s := strings.Join(p.open, "\n")
+	p.open = nil
+	if s = linkTo.ReplaceAllString(s, "$1"); strings.TrimSpace(s) != "" {
+		p.texts = append(p.texts, text{p.line, s})
+	}
+}
+
+// markdownTexts returns the paragraphs, headings, list items and table cells of a
+// document. It skips code blocks, HTML and the targets of links.
+func markdownTexts(doc string) []text {
+	var p paragraphs
+	doc = htmlTag.ReplaceAllStringFunc(doc, func(tag string) string { return strings.Repeat("\n", strings.Count(tag, "\n")) })
+	inside := ""
+	for i, s := range strings.Split(doc, "\n") {
+		line := i + 1
+		if inside != "" {
+			if strings.HasPrefix(strings.TrimSpace(s), inside) {
+				inside = ""
+			}
+			continue
+		}
+		if m := fence.FindStringSubmatch(s); m != nil {
+			p.end()
+			inside = m[1]
+			continue
+		}
+		switch {
+		case strings.TrimSpace(s) == "" || linkDef.MatchString(s) || tableRule.MatchString(s):
+			p.end()
+		case strings.HasPrefix(strings.TrimSpace(s), "|"):
+			p.end()
+			p.cells(line, s)
+		case strings.HasPrefix(s, "#"):
+			p.end()
+			p.add(line, strings.TrimLeft(s, "# "))
+			p.end()
+		case listItem.MatchString(s):
+			p.end()
+			p.add(line, listItem.ReplaceAllString(s, ""))
+		default:
+			p.add(line, quote.ReplaceAllString(s, ""))
+		}
+	}
+	p.end()
+	return p.texts
+}
+
+var barInCode = regexp.MustCompile("`[^`]*`")
+
+// cells adds the cells of a table's row. A bar within a code span separates none.
+func (p *paragraphs) cells(line int, row string) {
+	row = strings.ReplaceAll(row, `\|`, "/")
+	row = barInCode.ReplaceAllStringFunc(row, func(s string) string { return strings.ReplaceAll(s, "|", "/") })
+	for cell := range strings.SplitSeq(row, "|") {
+		p.add(line, cell)
+		p.end()
+	}
+}
+
+var annotation = regexp.MustCompile(`^\s*(?:summary|description):\s*(?:>-)?`)
+
+// alertTexts returns the summaries and descriptions in a file of Prometheus rules.
+func alertTexts(src string) []text {
+	var p paragraphs
+	inside := false
+	for i, s := range strings.Split(src, "\n") {
+		key := annotation.FindString(s)
+		switch name, _, isKey := strings.Cut(strings.TrimLeft(s, " -"), ":"); {
+		case key != "":
+			p.end()
+			inside = true
+			p.add(i+1, strings.Trim(s[len(key):], " '"))
+		case strings.TrimSpace(s) == "" || isKey && !strings.Contains(name, " "):
+			p.end()
+			inside = false
+		case inside:
+			p.add(i+1, s)
+		}
+	}
+	p.end()
+	return p.texts
+}
+
+// hashComments returns the comments of a Caddyfile.
+func hashComments(src string) []text {
+	var p paragraphs
+	for i, s := range strings.Split(src, "\n") {
+		if s = strings.TrimSpace(s); strings.HasPrefix(s, "#") && strings.Trim(s, "# ") != "" {
+			p.add(i+1, strings.TrimLeft(s, "# "))
+			continue
+		}
+		p.end()
+	}
+	p.end()
+	return p.texts
+}
