@@ -84,11 +84,10 @@ func compare(a, b *Key) int { return bytes.Compare(a[:], b[:]) }
 // insertEntry puts a live entry at its place in the page. A session can come twice, see
 // [roster.chunk]; the later binding replaces the earlier one.
 func (r *Ristretto) insertEntry(page []Entry, e *entry, now int64, limit int) []Entry {
-	e.mu.Lock()
-	live, overdue := !e.ended, e.due.Load() <= now
+	live := r.lock(e, now)
 	b := r.binding(e)
 	e.mu.Unlock()
-	if !live || overdue && !r.inUse(e, b.Version) {
+	if !live {
 		return page
 	}
 	i := sort.Search(len(page), func(i int) bool { return compare(&page[i].Key, &e.key) >= 0 })

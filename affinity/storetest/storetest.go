@@ -53,7 +53,7 @@ func Run(t *testing.T, open func() affinity.Store) {
 		{"CloseEndsEverything", (*suite).close},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := &suite{t: t, ctx: t.Context(), store: open(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+			s := &suite{t: t, ctx: t.Context(), store: open(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))} //nolint:gosec // a test
 			defer s.store.Close()
 			tt.test(s)
 		})
@@ -376,8 +376,8 @@ func (s *suite) noLostUpdate() {
 	for range goroutines {
 		wg.Go(func() {
 			for range increments {
-				b, ok, err := s.store.Get(s.ctx, k)
-				for ok = false; !ok && err == nil; {
+				b, _, err := s.store.Get(s.ctx, k)
+				for ok := false; !ok && err == nil; {
 					b, ok, err = s.store.Bind(s.ctx, k, b.Version, want(b.Target.Worker+1, long))
 				}
 				if err != nil {
@@ -401,7 +401,7 @@ func (s *suite) random() {
 		for i := range keys {
 			keys[i] = s.key()
 		}
-		rnd := rand.New(rand.NewPCG(s.rnd.Uint64(), 0))
+		rnd := rand.New(rand.NewPCG(s.rnd.Uint64(), 0)) //nolint:gosec // a test
 		wg.Go(func() {
 			model := make(map[affinity.Key]affinity.Binding)
 			for range 1000 {
