@@ -1,16 +1,24 @@
 // Package affinity keeps the bindings of sessions to targets, so that the turns of one
 // conversation go where their prefix is already cached.
 //
-// A binding is a session id, a target (worker and data-parallel rank) and a sliding time to
-// live. A binding of kind [EngineBacked] stands for a session that the engine itself holds
-// open. If such a binding expires, is evicted or is replaced, the store reports its end
-// once to its owner. The owner can then release the engine's session.
+// A [Store] maps a session's [Key] to a [Binding]: a target (worker and data-parallel rank)
+// and a sliding time to live. [Ristretto] is the store in memory. Other implementations may
+// share bindings between routers; package storetest checks any of them.
+//
+// [Sessions] coordinates the requests of one router over a store: concurrent first requests
+// of a session go to one target, and a binding does not expire while a request uses it.
+//
+// A binding of kind [EngineBacked] stands for a session that the engine itself holds open.
+// If such a binding expires, is evicted or is replaced, the store reports its end once to its
+// owner. The owner can then release the engine's session.
 //
 // The package does not choose targets, does not know whether a worker is healthy, calls no
-// engine and persists nothing. A store lives in one process and shares nothing with others.
+// engine and persists nothing.
 package affinity
 
 import (
+	"context"
+	"encoding/hex"
 	"errors"
 	"strconv"
 	"time"
@@ -19,15 +27,39 @@ import (
 )
 
 var (
-	// ErrFull says that the store cannot accept a binding. Either the session id alone is
-	// larger than the memory bound, or OnExpire is so far behind that the store cannot
+	// ErrFull says that the store cannot accept a binding. Either live requests use nearly
+	// all bindings, or OnExpire is so far behind that the store cannot
 	// guarantee a further report. The session keeps the binding that it had.
 	ErrFull = errors.New("affinity: store is full")
-	// ErrClosed is returned by writes during and after Close.
+	// ErrClosed is returned during and after Close.
 	ErrClosed = errors.New("affinity: store is closed")
 	// ErrTTL is returned for a time to live of zero or less.
 	ErrTTL = errors.New("affinity: time to live is not positive")
 )
+
+// Key identifies a session. The caller makes it from the session's name by a keyed hash, so
+// that no client can choose keys that collide, and that a key does not reveal the name.
+// Routers that share a store must share the hash's secret.
+type Key [16]byte
+
+// String returns the key as 32 hexadecimal digits.
+func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// ParseKey parses what [Key.String] returns. It returns false for anything else.
+func ParseKey(s string) (k Key, ok bool) {
+	if len(s) != hex.EncodedLen(len(k)) {
+		return Key{}, false
+	}
+	_, err := hex.Decode(k[:], []byte(s))
+	if err != nil || k.String() != s {
+		return Key{}, false
+	}
+	return k, true
+}
+
+// Version identifies a binding among all that a session has ever had. A later one is
+// greater. No binding has version 0, and a store uses no version twice, also across restarts.
+type Version uint64
 
 // Kind says whether the engine knows of a binding.
 type Kind uint8
@@ -79,84 +111,87 @@ func (r Reason) String() string {
 	return "reason_" + strconv.Itoa(int(r))
 }
 
-// Binding is the state of a session's binding at one moment.
-type Binding struct {
+// Want is what a session is to be bound to.
+type Want struct {
 	// Target is the worker and data-parallel rank that the session's requests go to.
 	Target kvscore.Target
+	// TTL is how long the binding lives after its last use. It must be positive. More than
+	// 100 years count as 100.
+	TTL time.Duration
+	// Scope is the tenant that the session belongs to, 0 if tenants are not told apart. It
+	// must be the same in all calls for a key. A store limits each scope's share of its
+	// entries.
+	Scope uint32
 	// Kind says whether the engine has a counterpart.
 	Kind Kind
-	// TTL is how long the binding lives after its last use.
-	TTL time.Duration
+}
+
+// Binding is the state of a session's binding at one moment. The zero Binding stands for
+// none.
+type Binding struct {
+	Want
 	// Expires is when the binding ends if it is not used before.
 	Expires time.Time
-	// Version changes with every accepted Put and CompareAndSwap. A store never uses a
-	// version twice, and never 0. Get does not change it.
-	Version uint64
+	// Version changes with every successful Bind. Get and Touch do not change it.
+	Version Version
 }
 
 // Entry is a binding together with its session, for listings.
 type Entry struct {
-	// Session is the session id as given to Put. It identifies a user's conversation: do
-	// not log it in clear text.
-	Session string
+	Key Key
 	Binding
 }
 
-// Store keeps the bindings of sessions. Its methods are safe for concurrent use, also during
-// and after Close: then reads find nothing and writes return [ErrClosed]. Every read sees
-// the writes that returned before it.
+// Store keeps the bindings of sessions. Several routers may share one. Its methods are safe
+// for concurrent use, also during and after Close: then they return [ErrClosed].
 //
-// The caller bounds the length of a session id.
+// Every read sees the writes that returned before it, in any router. Writes are conditional
+// on a version, so that no router overwrites a binding that it has not seen. If the condition
+// does not hold, the method returns the current binding (the zero Binding if there is none),
+// false and no error: losing a race is an ordinary outcome, and the caller needs the winner.
+//
+// An error means that the store could not be asked. A write that returns an error other than
+// ErrTTL, ErrFull and ErrClosed may have happened: the next read tells. The error of a
+// context that has ended is the context's; a store that does not wait may ignore contexts.
 type Store interface {
 	// Get returns the session's binding and restarts its time to live. It returns false
 	// for a session that is unknown or expired.
-	Get(session string) (Binding, bool)
+	Get(ctx context.Context, key Key) (Binding, bool, error)
 
 	// Peek returns the session's binding without extending its life. It returns false for
 	// a session that is unknown or expired.
-	Peek(session string) (Binding, bool)
+	Peek(ctx context.Context, key Key) (Binding, bool, error)
 
-	// Put binds the session to a target, replacing any other binding, and returns the new
-	// binding. If there is no room, the store evicts another session's binding. The errors
-	// are ErrTTL, ErrFull and ErrClosed. After an error the session keeps the binding that
-	// it had.
+	// Bind binds the session if its present binding has the version expect, or for 0, if
+	// it has no binding. It returns the new binding and true. If there is no room, the
+	// store evicts another session's binding.
 	//
-	// Put on the same target renews the binding and reports nothing, even if the kind
+	// Bind to the same target renews the binding and reports no end, even if the kind
 	// changes. A caller that makes an EngineBacked binding RouterOnly must release the
 	// engine's session itself.
-	Put(session string, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, error)
+	Bind(ctx context.Context, key Key, expect Version, want Want) (Binding, bool, error)
 
-	// Remove ends the session's binding if it still has the version, and returns it. The
-	// store does not report this end. Remove returns false and changes nothing if the
-	// session is unknown or expired, or if its binding has another version. No binding has
-	// version 0.
-	Remove(session string, version uint64) (Binding, bool)
+	// Unbind ends the session's binding if it has the version expect, and returns it. The
+	// store does not report this end.
+	Unbind(ctx context.Context, key Key, expect Version) (Binding, bool, error)
 
-	// CompareAndSwap is Put if the session's binding still has the version old, or for 0,
-	// if the session has no binding. It returns the new binding and true. If the condition
-	// does not hold, it returns the current binding, false and no error. That is the zero
-	// Binding if there is none, and its life is not extended. The errors are those of Put.
-	CompareAndSwap(session string, old uint64, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, bool, error)
+	// Touch restarts the binding's time to live if it has the version expect.
+	Touch(ctx context.Context, key Key, expect Version) (Binding, bool, error)
 
-	// List returns up to limit live bindings with sessions that sort after the given one,
-	// ordered by session. Start with "" and continue with the last session of a full page.
-	// List never returns a session named "". It reads the whole store for every page and
-	// is meant for administration.
-	List(after string, limit int) []Entry
+	// List returns up to limit live bindings with keys greater than after, ordered by key.
+	// Start with the zero Key and continue with the last key of a full page. List never
+	// returns the zero Key. It may read the whole store for every page and is meant for
+	// administration.
+	List(ctx context.Context, after Key, limit int) ([]Entry, error)
 
-	// Range calls f with every live binding, in no order, until f returns false. It may
-	// miss a binding that is made or ended meanwhile, and may repeat one. f must not use
-	// the store. Range reads the whole store and is meant for administration.
-	Range(f func(Entry) bool)
-
-	// Len returns the number of bindings. An expired one counts until the next sweep at
-	// the latest.
+	// Len returns the number of bindings in this router's memory. An expired one counts
+	// until its end is noticed.
 	Len() int
 
 	// Bytes estimates the memory of the bindings that Len counts, in bytes.
 	Bytes() int64
 
-	// Close ends all bindings without reporting them, and every goroutine of
-	// the store. It always returns nil.
+	// Close ends every goroutine of the store. A store in memory ends all bindings without
+	// reporting them.
 	Close() error
 }

@@ -3,7 +3,9 @@ package affinity
 import (
 	"errors"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -16,19 +18,19 @@ func TestGetSlidesAndPeekDoesNot(t *testing.T) {
 		t.Fatalf("put returned %+v", put)
 	}
 	c.advance(40 * time.Second)
-	if b, ok := r.Peek("s"); !ok || b != put {
+	if b, ok := peek(r, "s"); !ok || b != put {
 		t.Fatalf("peek = %+v, %v; want what was put", b, ok)
 	}
-	b, ok := r.Get("s")
+	b, ok := get(r, "s")
 	if !ok || !b.Expires.Equal(epoch.Add(100*time.Second)) || b.Version != put.Version {
 		t.Fatalf("get = %+v, %v", b, ok)
 	}
 	c.advance(time.Minute - 1)
-	if _, ok := r.Peek("s"); !ok {
+	if _, ok := peek(r, "s"); !ok {
 		t.Fatal("gone before its time")
 	}
 	c.advance(1)
-	if _, ok := r.Get("s"); ok {
+	if _, ok := get(r, "s"); ok {
 		t.Fatal("alive at its deadline")
 	}
 	if r.Len() != 0 || r.Bytes() != 0 {
@@ -43,34 +45,37 @@ func TestEndsAreReported(t *testing.T) {
 		do   func(r *Ristretto, c *fakeClock)
 		want []Reason
 	}{
-		{"expired, seen by get", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Get("s") }, []Reason{Expired}},
-		{"expired, seen by peek", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Peek("s") }, []Reason{Expired}},
+		{"expired, seen by get", func(r *Ristretto, c *fakeClock) { c.advance(ttl); get(r, "s") }, []Reason{Expired}},
+		{"expired, seen by peek", func(r *Ristretto, c *fakeClock) { c.advance(ttl); peek(r, "s") }, []Reason{Expired}},
 		{"expired, seen by remove", func(r *Ristretto, c *fakeClock) { c.advance(ttl); remove(r, "s") }, []Reason{Expired}},
 		{"expired, seen by sweep", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.sweep() }, []Reason{Expired}},
-		{"expired, seen by put", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.Put("s", on(2), ttl, RouterOnly) }, []Reason{Expired}},
-		{"evicted", func(r *Ristretto, c *fakeClock) { c.advance(1); r.Put("other", on(2), ttl, RouterOnly) }, []Reason{Evicted}},
-		{"moved", func(r *Ristretto, _ *fakeClock) { r.Put("s", on(2), ttl, RouterOnly) }, []Reason{Replaced}},
+		{"expired, seen by bind", func(r *Ristretto, c *fakeClock) { c.advance(ttl); bind(r, "s", 0, on(2), ttl, RouterOnly) }, []Reason{Expired}},
+		{"evicted", func(r *Ristretto, c *fakeClock) { c.advance(1); put(r, "other", on(2), ttl, RouterOnly) }, []Reason{Evicted}},
+		{"moved", func(r *Ristretto, _ *fakeClock) { put(r, "s", on(2), ttl, RouterOnly) }, []Reason{Replaced}},
 		{"moved twice", func(r *Ristretto, _ *fakeClock) {
-			r.Put("s", on(2), ttl, EngineBacked)
-			r.Put("s", on(3), ttl, EngineBacked)
+			put(r, "s", on(2), ttl, EngineBacked)
+			put(r, "s", on(3), ttl, EngineBacked)
 		}, []Reason{Replaced, Replaced}},
 		{"moved by a swap", func(r *Ristretto, _ *fakeClock) {
-			b, _ := r.Peek("s")
-			r.CompareAndSwap("s", b.Version, on(2), ttl, EngineBacked)
+			b, _ := peek(r, "s")
+			bind(r, "s", b.Version, on(2), ttl, EngineBacked)
 		}, []Reason{Replaced}},
-		{"lost swap", func(r *Ristretto, _ *fakeClock) { r.CompareAndSwap("s", 0, on(2), ttl, EngineBacked) }, nil},
-		{"renewed", func(r *Ristretto, _ *fakeClock) { r.Put("s", on(1), ttl, EngineBacked) }, nil},
+		{"lost swap", func(r *Ristretto, _ *fakeClock) { bind(r, "s", 0, on(2), ttl, EngineBacked) }, nil},
+		{"renewed", func(r *Ristretto, _ *fakeClock) { put(r, "s", on(1), ttl, EngineBacked) }, nil},
 		{"renewed, downgraded, moved", func(r *Ristretto, _ *fakeClock) {
-			r.Put("s", on(1), ttl, RouterOnly)
-			r.Put("s", on(2), ttl, RouterOnly)
+			put(r, "s", on(1), ttl, RouterOnly)
+			put(r, "s", on(2), ttl, RouterOnly)
 		}, nil},
 		{"upgraded, moved", func(r *Ristretto, _ *fakeClock) {
-			r.Put("s", on(1), ttl, RouterOnly)
-			r.Put("s", on(1), ttl, EngineBacked)
-			r.Put("s", on(2), ttl, RouterOnly)
+			put(r, "s", on(1), ttl, RouterOnly)
+			put(r, "s", on(1), ttl, EngineBacked)
+			put(r, "s", on(2), ttl, RouterOnly)
 		}, []Reason{Replaced}},
 		{"removed", func(r *Ristretto, _ *fakeClock) { remove(r, "s") }, nil},
-		{"not removed", func(r *Ristretto, _ *fakeClock) { r.Remove("s", 0); r.Put("s", on(2), ttl, RouterOnly) }, []Reason{Replaced}},
+		{"not removed", func(r *Ristretto, _ *fakeClock) {
+			r.Unbind(background, named("s"), 0)
+			put(r, "s", on(2), ttl, RouterOnly)
+		}, []Reason{Replaced}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -86,7 +91,7 @@ func TestEndsAreReported(t *testing.T) {
 				t.Fatalf("reported %v, want %v", got, tt.want)
 			}
 			for i, g := range got {
-				if g.session != "s" || g.why != tt.want[i] || g.version == 0 {
+				if g.key != named("s") || g.why != tt.want[i] || g.version == 0 {
 					t.Fatalf("reported %v, want %v", got, tt.want)
 				}
 			}
@@ -97,26 +102,26 @@ func TestEndsAreReported(t *testing.T) {
 func TestCompareAndSwap(t *testing.T) {
 	var c fakeClock
 	r := open(t, Options{Clock: c.now})
-	first, ok, err := r.CompareAndSwap("s", 0, on(1), time.Minute, RouterOnly)
+	first, ok, err := bind(r, "s", 0, on(1), time.Minute, RouterOnly)
 	if !ok || err != nil {
 		t.Fatalf("of an unknown session: %v, %v", ok, err)
 	}
 	c.advance(time.Second)
-	if b, ok, err := r.CompareAndSwap("s", 0, on(2), time.Minute, RouterOnly); ok || err != nil || b != first {
+	if b, ok, err := bind(r, "s", 0, on(2), time.Minute, RouterOnly); ok || err != nil || b != first {
 		t.Fatalf("the loser got %+v, %v, %v; want the winner, not renewed", b, ok, err)
 	}
-	second, ok, _ := r.CompareAndSwap("s", first.Version, on(1), time.Minute, RouterOnly)
+	second, ok, _ := bind(r, "s", first.Version, on(1), time.Minute, RouterOnly)
 	if !ok || second.Version == first.Version {
 		t.Fatalf("with the right version: %+v, %v", second, ok)
 	}
-	if b, ok, _ := r.CompareAndSwap("s", first.Version, on(3), time.Minute, RouterOnly); ok || b != second {
+	if b, ok, _ := bind(r, "s", first.Version, on(3), time.Minute, RouterOnly); ok || b != second {
 		t.Fatalf("same target, older version: %+v, %v", b, ok)
 	}
 	remove(r, "s")
-	if b, ok, err := r.CompareAndSwap("s", second.Version, on(3), time.Minute, RouterOnly); ok || err != nil || b != (Binding{}) {
+	if b, ok, err := bind(r, "s", second.Version, on(3), time.Minute, RouterOnly); ok || err != nil || b != (Binding{}) {
 		t.Fatalf("of a removed session: %+v, %v, %v", b, ok, err)
 	}
-	if _, ok := r.Peek("s"); ok {
+	if _, ok := peek(r, "s"); ok {
 		t.Fatal("a lost swap bound the session")
 	}
 }
@@ -124,23 +129,25 @@ func TestCompareAndSwap(t *testing.T) {
 func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 	var l ends
 	r := open(t, Options{OnExpire: l.record})
-	r.hash = func(string) uint64 { return 42 }
-	a := mustPut(t, r, "a", 1, time.Minute, EngineBacked)
-	if _, ok := r.Get("b"); ok {
+	a, b := Key{15: 1}, Key{15: 2} // their first halves are what ristretto finds them by
+	bound, _, _ := r.Bind(background, a, 0, want(on(1), time.Minute, EngineBacked))
+	if _, ok, _ := r.Get(background, b); ok {
 		t.Fatal("b reads a's binding")
 	}
-	if _, ok := r.Remove("b", a.Version); ok {
+	if _, ok, _ := r.Unbind(background, b, bound.Version); ok {
 		t.Fatal("b removes a's binding")
 	}
-	mustPut(t, r, "b", 2, time.Minute, EngineBacked)
-	if b, ok := r.Get("b"); !ok || b.Target != on(2) {
-		t.Fatalf("b = %+v, %v", b, ok)
+	if _, ok, err := r.Bind(background, b, 0, want(on(2), time.Minute, EngineBacked)); !ok || err != nil {
+		t.Fatal(ok, err)
 	}
-	if _, ok := r.Get("a"); ok {
+	if got, ok, _ := r.Get(background, b); !ok || got.Target != on(2) {
+		t.Fatalf("b = %+v, %v", got, ok)
+	}
+	if _, ok, _ := r.Get(background, a); ok {
 		t.Fatal("a reads b's binding")
 	}
 	settled(t, r)
-	if got := l.take(); len(got) != 1 || got[0] != (ended{"a", a.Version, Evicted}) {
+	if got := l.take(); len(got) != 1 || got[0] != (ended{a, bound.Version, Evicted}) {
 		t.Fatalf("reported %v", got)
 	}
 	if r.Len() != 1 {
@@ -151,17 +158,17 @@ func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 func TestTimeToLive(t *testing.T) {
 	r := open(t, Options{})
 	for _, ttl := range []time.Duration{0, -1, math.MinInt64} {
-		if _, err := r.Put("s", on(1), ttl, RouterOnly); !errors.Is(err, ErrTTL) {
+		if _, err := put(r, "s", on(1), ttl, RouterOnly); !errors.Is(err, ErrTTL) {
 			t.Errorf("put for %v: %v", ttl, err)
 		}
-		if _, ok, err := r.CompareAndSwap("s", 0, on(1), ttl, RouterOnly); ok || !errors.Is(err, ErrTTL) {
+		if _, ok, err := bind(r, "s", 0, on(1), ttl, RouterOnly); ok || !errors.Is(err, ErrTTL) {
 			t.Errorf("swap for %v: %v", ttl, err)
 		}
 	}
 	if b := mustPut(t, r, "s", 1, math.MaxInt64, RouterOnly); b.TTL != maxTTL {
 		t.Errorf("the longest life is %v", b.TTL)
 	}
-	if _, ok := r.Get("s"); !ok {
+	if _, ok := get(r, "s"); !ok {
 		t.Error("the longest life is over at once")
 	}
 }
@@ -169,39 +176,74 @@ func TestTimeToLive(t *testing.T) {
 func TestListPages(t *testing.T) {
 	var c fakeClock
 	r := open(t, Options{Clock: c.now})
-	for _, s := range []string{"d", "a", "c", "b", "e", "é", "aa"} {
-		mustPut(t, r, s, 1, time.Minute, RouterOnly)
+	var want []Key
+	for i := range 3000 {
+		k := named(strconv.Itoa(i))
+		ttl := time.Duration(1+i%2) * time.Minute
+		if _, ok, err := r.Bind(background, k, 0, Want{Target: on(uint64(i)), TTL: ttl}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		if i%2 == 1 && i != 1 {
+			want = append(want, k)
+		}
 	}
-	mustPut(t, r, "bb", 1, time.Second, RouterOnly)
-	c.advance(time.Second)
-	remove(r, "d")
-	var got []string
-	for after := ""; ; {
-		page := r.List(after, 2)
+	c.advance(90 * time.Second)
+	remove(r, "1")
+	slices.SortFunc(want, func(a, b Key) int { return compare(&a, &b) })
+	var got []Key
+	for after := (Key{}); ; {
+		page, err := r.List(background, after, 700)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, e := range page {
-			got = append(got, e.Session)
-			if b, ok := r.Peek(e.Session); !ok || b != e.Binding {
-				t.Errorf("%q listed as %+v, is %+v", e.Session, e.Binding, b)
+			got = append(got, e.Key)
+			if b, ok, _ := r.Peek(background, e.Key); !ok || b != e.Binding {
+				t.Errorf("%s listed as %+v, is %+v", e.Key, e.Binding, b)
 			}
 		}
-		if len(page) < 2 {
+		if len(page) < 700 {
 			break
 		}
-		after = page[1].Session
+		after = page[len(page)-1].Key
 	}
-	want := []string{"a", "aa", "b", "c", "e", "é"}
-	if len(got) != len(want) {
-		t.Fatalf("listed %v, want %v", got, want)
-	}
-	for i := range want {
-		if got[i] != want[i] {
-			t.Fatalf("listed %v, want %v", got, want)
-		}
+	if !slices.Equal(got, want) {
+		t.Fatalf("listed %d, want %d", len(got), len(want))
 	}
 	for _, limit := range []int{0, -1} {
-		if page := r.List("", limit); len(page) != 0 {
+		if page, _ := r.List(background, Key{}, limit); len(page) != 0 {
 			t.Errorf("a page of %d has %d entries", limit, len(page))
 		}
+	}
+}
+
+func TestKeysAsText(t *testing.T) {
+	k := named("s")
+	if got, ok := ParseKey(k.String()); !ok || got != k {
+		t.Errorf("%s is read as %s, %v", k, got, ok)
+	}
+	for _, s := range []string{"", "00", strings.Repeat("0", 31), strings.Repeat("0", 33), strings.Repeat("A", 32), strings.Repeat("g", 32)} {
+		if _, ok := ParseKey(s); ok {
+			t.Errorf("%q is a key", s)
+		}
+	}
+}
+
+// TestVersionsNeverRecur restarts a store a nanosecond after it has made many versions.
+func TestVersionsNeverRecur(t *testing.T) {
+	c := &fakeClock{}
+	var last Version
+	for range 3 {
+		r := open(t, Options{Clock: c.now})
+		for range 100 {
+			c.advance(10) // far fewer Binds than nanoseconds
+			if b := mustPut(t, r, "s", 1, time.Hour, RouterOnly); b.Version <= last {
+				t.Fatalf("version %d after %d", b.Version, last)
+			} else {
+				last = b.Version
+			}
+		}
+		r.Close()
 	}
 }
 
@@ -219,34 +261,4 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q, want %q", tt.got, tt.want)
 		}
 	}
-}
-
-// TestRangeSeesWhatIsLive goes over the store whole, and in part; expired and
-// removed bindings are not there.
-func TestRangeSeesWhatIsLive(t *testing.T) {
-	clock := new(fakeClock)
-	r := open(t, Options{Clock: clock.now})
-	for i := range 3000 {
-		mustPut(t, r, strconv.Itoa(i), uint64(i), time.Duration(1+i%2)*time.Minute, RouterOnly)
-	}
-	clock.advance(90 * time.Second)
-	remove(r, "1")
-	seen := make(map[string]uint64)
-	r.Range(func(e Entry) bool {
-		seen[e.Session] = e.Target.Worker
-		return true
-	})
-	for i := range 3000 {
-		worker, ok := seen[strconv.Itoa(i)]
-		if live := i%2 == 1 && i != 1; ok != live || live && worker != uint64(i) {
-			t.Fatalf("session %d: there %v, worker %d", i, ok, worker)
-		}
-	}
-	calls := 0
-	r.Range(func(Entry) bool { calls++; return calls < 10 })
-	if calls != 10 {
-		t.Errorf("%d calls after the tenth said no more", calls)
-	}
-	r.Close()
-	r.Range(func(Entry) bool { t.Error("a closed store has bindings"); return false })
 }

@@ -1,92 +1,135 @@
 package affinity
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 )
 
-func filled(b *testing.B, n int) (*Ristretto, []string) {
+// numbered returns keys as a keyed hash would make them.
+func numbered(n int) []Key {
+	keys := make([]Key, n)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for i := range keys {
+		binary.LittleEndian.PutUint64(keys[i][:8], rnd.Uint64())
+		binary.LittleEndian.PutUint64(keys[i][8:], rnd.Uint64())
+	}
+	return keys
+}
+
+func filled(b *testing.B, n int) (*Ristretto, []Key) {
 	b.Helper()
 	r := open(b, Options{MaxSessions: n})
-	sessions := make([]string, n)
-	for i := range sessions {
-		sessions[i] = fmt.Sprintf("session-%028d", i)
-		mustPut(b, r, sessions[i], 1, time.Hour, EngineBacked)
+	keys := numbered(n)
+	for _, k := range keys {
+		if _, ok, err := r.Bind(background, k, 0, want(on(1), time.Hour, EngineBacked)); !ok || err != nil {
+			b.Fatal(ok, err)
+		}
 	}
+	runtime.GC()
 	b.ReportAllocs()
 	b.ResetTimer()
-	return r, sessions
+	return r, keys
 }
 
 // BenchmarkGet gets bindings and slides their time to live.
 func BenchmarkGet(b *testing.B) {
-	for _, n := range []int{1_000, 100_000} {
+	for _, n := range []int{1_000, 100_000, 1_000_000} {
 		b.Run(fmt.Sprintf("%dsessions", n), func(b *testing.B) {
-			r, sessions := filled(b, n)
+			r, keys := filled(b, n)
 			for i := 0; b.Loop(); i++ {
-				r.Get(sessions[i%len(sessions)])
+				r.Get(background, keys[i%len(keys)])
 			}
 		})
 	}
 }
 
+func BenchmarkGetParallel(b *testing.B) {
+	r, keys := filled(b, 1_000_000)
+	b.RunParallel(func(pb *testing.PB) {
+		for i := rand.IntN(len(keys)); pb.Next(); i++ {
+			r.Get(background, keys[i%len(keys)])
+		}
+	})
+}
+
 // BenchmarkBind binds sessions that are new, into a store with room.
 func BenchmarkBind(b *testing.B) {
-	r := open(b, Options{MaxSessions: 10_000_000, MaxBytes: 8 << 30})
-	sessions := make([]string, 0, 1<<20)
-	for i := range cap(sessions) {
-		sessions = append(sessions, fmt.Sprintf("session-%028d", i))
-	}
+	r := open(b, Options{MaxSessions: 10_000_000})
+	keys := numbered(1 << 20)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		session := sessions[i%len(sessions)]
-		if i >= len(sessions) {
+		key := keys[i%len(keys)]
+		if i >= len(keys) {
 			b.StopTimer()
-			remove(r, session)
+			v, _, _ := r.Peek(background, key)
+			r.Unbind(background, key, v.Version)
 			b.StartTimer()
 		}
-		if _, ok, err := r.CompareAndSwap(session, 0, on(1), time.Hour, RouterOnly); !ok || err != nil {
+		if _, ok, err := r.Bind(background, key, 0, want(on(1), time.Hour, RouterOnly)); !ok || err != nil {
 			b.Fatal(ok, err)
 		}
 	}
 }
 
-func BenchmarkGetParallel(b *testing.B) {
-	r, sessions := filled(b, 100_000)
-	b.RunParallel(func(pb *testing.PB) {
-		for i := 0; pb.Next(); i++ {
-			r.Get(sessions[i%len(sessions)])
-		}
-	})
-}
-
-func BenchmarkPutExisting(b *testing.B) {
-	r, sessions := filled(b, 100_000)
-	for i := 0; b.Loop(); i++ {
-		if _, err := r.Put(sessions[i%len(sessions)], on(1), time.Hour, EngineBacked); err != nil {
+// BenchmarkBindFull binds sessions that are new in a full store, so that each Bind evicts.
+func BenchmarkBindFull(b *testing.B) {
+	r, _ := filled(b, 1_000_000)
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for b.Loop() {
+		var key Key
+		binary.LittleEndian.PutUint64(key[:8], rnd.Uint64())
+		if _, _, err := r.Bind(background, key, 0, want(on(1), time.Hour, RouterOnly)); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
-// BenchmarkPutNew puts into a full store, so that each put evicts.
-func BenchmarkPutNew(b *testing.B) {
-	r, _ := filled(b, 100_000)
+func BenchmarkRebind(b *testing.B) {
+	r, keys := filled(b, 100_000)
+	versions := make([]Version, len(keys))
+	for i, k := range keys {
+		bound, _, _ := r.Peek(background, k)
+		versions[i] = bound.Version
+	}
 	for i := 0; b.Loop(); i++ {
-		if _, err := r.Put(fmt.Sprintf("new-%032d", i), on(1), time.Hour, RouterOnly); err != nil {
-			b.Fatal(err)
+		at := i % len(keys)
+		next, ok, err := r.Bind(background, keys[at], versions[at], want(on(1), time.Hour, EngineBacked))
+		if !ok || err != nil {
+			b.Fatal(ok, err)
 		}
+		versions[at] = next.Version
 	}
 }
 
-func BenchmarkPutNewParallel(b *testing.B) {
-	r, _ := filled(b, 100_000)
-	b.RunParallel(func(pb *testing.PB) {
-		for i := 0; pb.Next(); i++ {
-			if _, err := r.Put(fmt.Sprintf("new-%p-%020d", pb, i), on(1), time.Hour, RouterOnly); err != nil {
-				b.Fatal(err)
-			}
+// BenchmarkSweep sweeps a million bindings of which none is overdue. It reports the longest
+// time that a sweep has held the roster's lock.
+func BenchmarkSweep(b *testing.B) {
+	r, _ := filled(b, 1_000_000)
+	var longest time.Duration
+	buf := make([]*entry, 0, chunkSize)
+	for b.Loop() {
+		now := r.now()
+		for end := r.roster.size(); end > 0; {
+			began := time.Now()
+			buf, end = r.roster.overdue(end, now, buf[:0])
+			longest = max(longest, time.Since(began))
 		}
-	})
+	}
+	b.ReportMetric(float64(longest.Microseconds()), "µs-pause")
+}
+
+// BenchmarkTurn is what a turn of a bound session costs: begin, find, end.
+func BenchmarkTurn(b *testing.B) {
+	r, keys := filled(b, 1_000_000)
+	s := NewSessions(r)
+	for i := 0; b.Loop(); i++ {
+		var u Use
+		s.Begin(&u, keys[i%len(keys)])
+		bound, _, _ := u.Find(background, Patience)
+		_ = u.End(background, bound.Version)
+	}
 }

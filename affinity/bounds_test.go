@@ -3,9 +3,7 @@ package affinity
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,59 +11,30 @@ import (
 )
 
 func TestBoundsHoldAtAnyMoment(t *testing.T) {
-	const maxSessions, maxBytes = 300, 200 * (entryOverhead + 40)
-	for _, tt := range []struct {
-		name     string
-		sessions int
-		bytes    int64
-	}{{"count", maxSessions, 1 << 30}, {"bytes", 1 << 20, maxBytes}} {
-		t.Run(tt.name, func(t *testing.T) {
-			r := open(t, Options{MaxSessions: tt.sessions, MaxBytes: tt.bytes})
-			var stop atomic.Bool
-			var watch sync.WaitGroup
-			watch.Go(func() {
-				for !stop.Load() {
-					if n, b := r.roster.size(); n > tt.sessions || b > tt.bytes {
-						t.Errorf("holds %d, %d bytes", n, b)
-						return
-					}
-					runtime.Gosched()
-				}
-			})
-			each(4, func(i int) {
-				for n := range 2000 {
-					s := fmt.Sprintf("%d-%d", i, n) + strings.Repeat("x", rand.IntN(60))
-					if _, err := r.Put(s, on(1), time.Hour, RouterOnly); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-			stop.Store(true)
-			watch.Wait()
-			sum := int64(0)
-			for _, e := range r.List("", 1<<20) {
-				sum += entryOverhead + int64(len(e.Session))
+	const maxSessions = 300
+	r := open(t, Options{MaxSessions: maxSessions})
+	var stop atomic.Bool
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for !stop.Load() {
+			if n := r.Len(); n > maxSessions {
+				t.Errorf("holds %d", n)
+				return
 			}
-			if sum != r.Bytes() {
-				t.Errorf("accounts for %d bytes, holds %d", r.Bytes(), sum)
+			runtime.Gosched()
+		}
+	})
+	each(4, func(i int) {
+		for n := range 2000 {
+			if _, err := put(r, fmt.Sprintf("%d-%d", i, n), on(1), time.Hour, RouterOnly); err != nil {
+				t.Error(err)
 			}
-			if n, b := r.roster.size(); n < tt.sessions*9/10 && b < tt.bytes*9/10 {
-				t.Errorf("evicted more than needed: %d, %d bytes", n, b)
-			}
-		})
-	}
-}
-
-func TestTooLargeASessionEvictsNone(t *testing.T) {
-	r := open(t, Options{MaxBytes: 10 * (entryOverhead + 10)})
-	for i := range 10 {
-		mustPut(t, r, fmt.Sprint(i), 1, time.Hour, RouterOnly)
-	}
-	if _, err := r.Put(strings.Repeat("x", 1<<20), on(1), time.Hour, RouterOnly); !errors.Is(err, ErrFull) {
-		t.Fatalf("err = %v", err)
-	}
-	if r.Len() != 10 {
-		t.Fatalf("holds %d of 10", r.Len())
+		}
+	})
+	stop.Store(true)
+	watch.Wait()
+	if n := len(all(r)); n != r.Len() || n < maxSessions*9/10 {
+		t.Errorf("lists %d and holds %d: evicted more than needed", n, r.Len())
 	}
 }
 
@@ -80,16 +49,16 @@ func TestEvictionPrefersTheIdle(t *testing.T) {
 		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, RouterOnly)
 	}
 	for i := range hot {
-		r.Get(fmt.Sprint("s", i))
+		get(r, fmt.Sprint("s", i))
 	}
 	for i := range fresh {
 		c.advance(1)
-		r.Get(fmt.Sprint("s", i%hot))
+		get(r, fmt.Sprint("s", i%hot))
 		mustPut(t, r, fmt.Sprint("n", i), 1, time.Hour, RouterOnly)
 	}
 	kept := 0
 	for i := range hot {
-		if _, ok := r.Peek(fmt.Sprint("s", i)); ok {
+		if _, ok := peek(r, fmt.Sprint("s", i)); ok {
 			kept++
 		}
 	}
@@ -100,7 +69,7 @@ func TestEvictionPrefersTheIdle(t *testing.T) {
 	}
 	old := 0
 	for i := hot; i < held; i++ {
-		if _, ok := r.Peek(fmt.Sprint("s", i)); ok {
+		if _, ok := peek(r, fmt.Sprint("s", i)); ok {
 			old++
 		}
 	}
@@ -115,7 +84,7 @@ func TestLimitsChangeInUse(t *testing.T) {
 	for i := range 100 {
 		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, EngineBacked)
 	}
-	r.SetLimits(10, 0)
+	r.SetMaxSessions(10)
 	if r.Len() != 10 {
 		t.Fatalf("lowered to 10, holds %d", r.Len())
 	}
@@ -123,7 +92,7 @@ func TestLimitsChangeInUse(t *testing.T) {
 	if got := l.take(); len(got) != 90 || got[0].why != Evicted {
 		t.Fatalf("reported %d", len(got))
 	}
-	r.SetLimits(200_000, 0)
+	r.SetMaxSessions(200_000)
 	for i := range 1000 {
 		mustPut(t, r, fmt.Sprint("t", i), 1, time.Hour, EngineBacked)
 	}
@@ -133,8 +102,7 @@ func TestLimitsChangeInUse(t *testing.T) {
 	if c := r.cache.MaxCost(); c < 200_000 {
 		t.Fatalf("ristretto would evict at %d", c)
 	}
-	r.SetLimits(0, 5*(entryOverhead+5))
-	if b := r.Bytes(); b > 5*(entryOverhead+5) || b == 0 {
+	if b := r.Bytes(); b != 1010*entryBytes {
 		t.Fatalf("holds %d bytes", b)
 	}
 	cacheHolds(t, r)
@@ -147,19 +115,19 @@ func TestLimitsChangeUnderLoad(t *testing.T) {
 	each(5, func(i int) {
 		if i == 4 {
 			for n := range 100 {
-				r.SetLimits(100+(n%2)*1900, 0)
+				r.SetMaxSessions(100 + (n%2)*1900)
 			}
 			return
 		}
 		for n := range 3000 {
-			if _, err := r.Put(fmt.Sprintf("%d-%d", i, n), on(1), time.Hour, EngineBacked); err == nil {
+			if _, err := put(r, fmt.Sprintf("%d-%d", i, n), on(1), time.Hour, EngineBacked); err == nil {
 				accepted.Add(1)
 			} else if !errors.Is(err, ErrFull) {
 				t.Error(err)
 			}
 		}
 	})
-	r.SetLimits(100, 0)
+	r.SetMaxSessions(100)
 	settled(t, r)
 	if got := int64(len(l.take()) + r.Len()); r.Len() != 100 || got != accepted.Load() {
 		t.Fatalf("accepted %d, %d of them live, ended or live %d", accepted.Load(), r.Len(), got)
@@ -173,13 +141,13 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 	const maxSessions = 50
 	release := make(chan struct{})
 	var calls atomic.Int64
-	r := open(t, Options{MaxSessions: maxSessions, OnExpire: func(string, Binding, Reason) {
+	r := open(t, Options{MaxSessions: maxSessions, OnExpire: func(Key, Binding, Reason) {
 		<-release
 		calls.Add(1)
 	}})
 	accepted := int64(0)
 	for i := range 10*maxSessions + 2*spareClaims {
-		_, err := r.Put(fmt.Sprint("s", i), on(1), time.Hour, EngineBacked)
+		_, err := put(r, fmt.Sprint("s", i), on(1), time.Hour, EngineBacked)
 		if err == nil {
 			accepted++
 		} else if !errors.Is(err, ErrFull) {
@@ -189,27 +157,28 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 	if want := int64(2*maxSessions + spareClaims); accepted != want {
 		t.Errorf("accepted %d, want %d", accepted, want)
 	}
-	live := r.List("", 1)[0]
-	if _, err := r.Put(live.Session, on(2), time.Hour, EngineBacked); !errors.Is(err, ErrFull) {
+	page, _ := r.List(background, Key{}, 1)
+	live := page[0]
+	if _, _, err := r.Bind(background, live.Key, live.Version, want(on(2), time.Hour, EngineBacked)); !errors.Is(err, ErrFull) {
 		t.Errorf("moving one: %v", err)
 	}
-	if b, ok := r.Peek(live.Session); !ok || b.Version != live.Version {
+	if b, ok, _ := r.Peek(background, live.Key); !ok || b.Version != live.Version {
 		t.Errorf("a refused put changed %+v to %+v", live, b)
 	}
-	if _, err := r.Put(live.Session, on(1), time.Hour, EngineBacked); err != nil {
+	if _, ok, err := r.Bind(background, live.Key, live.Version, want(on(1), time.Hour, EngineBacked)); !ok || err != nil {
 		t.Errorf("renewing one: %v", err)
 	}
-	if _, err := r.Put("router", on(1), time.Hour, RouterOnly); err != nil {
+	if _, err := put(r, "router", on(1), time.Hour, RouterOnly); err != nil {
 		t.Errorf("a binding without a report: %v", err)
 	}
 	close(release)
 	settled(t, r)
-	if _, err := r.Put("again", on(1), time.Hour, EngineBacked); err != nil {
+	if _, err := put(r, "again", on(1), time.Hour, EngineBacked); err != nil {
 		t.Errorf("after it caught up: %v", err)
 	}
 	settled(t, r)
 	engine := int64(0)
-	for _, e := range r.List("", 1000) {
+	for _, e := range all(r) {
 		if e.Kind == EngineBacked {
 			engine++
 		}
@@ -235,14 +204,14 @@ func TestOnExpireUsesTheStore(t *testing.T) {
 	var r *Ristretto
 	ready, entered, leave := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	var left atomic.Bool
-	r = open(t, Options{MaxSessions: 1, OnExpire: func(s string, _ Binding, _ Reason) {
+	r = open(t, Options{MaxSessions: 1, OnExpire: func(k Key, _ Binding, _ Reason) {
 		<-ready
-		if _, err := r.Put(s, on(9), time.Hour, RouterOnly); err != nil {
-			t.Errorf("put from OnExpire: %v", err)
+		if _, _, err := r.Bind(background, k, 0, want(on(9), time.Hour, RouterOnly)); err != nil {
+			t.Errorf("bind from OnExpire: %v", err)
 		}
 		close(entered)
 		<-leave
-		r.Get(s)
+		_, _, _ = r.Get(background, k)
 		left.Store(true)
 	}})
 	mustPut(t, r, "a", 1, time.Hour, EngineBacked)
@@ -251,13 +220,13 @@ func TestOnExpireUsesTheStore(t *testing.T) {
 	// still looking for its place then.
 	close(ready)
 	<-entered
-	if _, ok := r.Peek("a"); !ok {
+	if _, ok := peek(r, "a"); !ok {
 		t.Error("what OnExpire put is not there")
 	}
 	closed := make(chan struct{})
 	go func() { r.Close(); close(closed) }()
 	eventually(t, "close begins", func() bool {
-		_, err := r.Put("c", on(1), time.Hour, RouterOnly)
+		_, err := put(r, "c", on(1), time.Hour, RouterOnly)
 		return errors.Is(err, ErrClosed)
 	})
 	select {
@@ -296,19 +265,21 @@ func TestBytesMatchesHeap(t *testing.T) {
 	}
 }
 
-func TestGetDoesNotAllocate(t *testing.T) {
+func TestUsesDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector changes allocations")
 	}
 	r := open(t, Options{})
-	mustPut(t, r, "s", 1, time.Hour, EngineBacked)
-	if n := testing.AllocsPerRun(10_000, func() { r.Get("s") }); n != 0 {
-		t.Errorf("get of a known session: %v allocations", n)
-	}
-	if n := testing.AllocsPerRun(10_000, func() { r.Get("unknown") }); n != 0 {
-		t.Errorf("get of an unknown session: %v allocations", n)
-	}
-	if n := testing.AllocsPerRun(10_000, func() { r.Put("s", on(1), time.Hour, EngineBacked) }); n != 0 {
-		t.Errorf("put of a known session: %v allocations", n)
+	b := mustPut(t, r, "s", 1, time.Hour, EngineBacked)
+	known, unknown, w := named("s"), named("unknown"), want(on(1), time.Hour, EngineBacked)
+	for name, do := range map[string]func(){
+		"get of a known session":    func() { r.Get(background, known) },
+		"get of an unknown session": func() { r.Get(background, unknown) },
+		"touch":                     func() { r.Touch(background, known, b.Version) },
+		"bind of a known session":   func() { b, _, _ = r.Bind(background, known, b.Version, w) },
+	} {
+		if n := testing.AllocsPerRun(10_000, do); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"encoding/binary"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,10 +12,10 @@ import (
 // maxTTL bounds a time to live, so that adding it to the clock cannot overflow.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
-// entryOverhead is the memory of a binding without its session id, in bytes: the entry,
-// ristretto's two maps and the roster. Go's maps grow by doubling, so this is an upper
-// bound. TestBytesMatchesHeap measures it.
-const entryOverhead = 288
+// entryBytes is the memory of a binding in bytes: the entry, ristretto's two maps and the
+// roster. Go's maps grow by doubling, so this is an upper bound. TestBytesMatchesHeap
+// measures it.
+const entryBytes = 288
 
 // entry holds a session's binding. The maps only find entries: one that has ended counts as
 // absent. All changes happen under mu, so use, renewal, replacement and end of a binding
@@ -22,11 +23,11 @@ const entryOverhead = 288
 //
 // Code that holds mu takes no other lock than the queue's.
 type entry struct {
-	session string
-	hash    uint64
+	key   Key
+	scope uint32
 
 	// slot is the index in the roster, negative outside of it. The roster's lock guards it.
-	slot int
+	slot int32
 
 	// Written under mu, read without it. In nanoseconds of the store's clock.
 	due  atomic.Int64
@@ -35,23 +36,23 @@ type entry struct {
 	mu      sync.Mutex
 	target  kvscore.Target
 	ttl     time.Duration
-	version uint64
+	version Version
 	kind    Kind
 	ended   bool
 }
 
-func (e *entry) cost() int64 {
-	return entryOverhead + int64(len(e.session))
-}
+// hash returns what ristretto finds the entry by. Keys are keyed hashes, so a part of one is
+// as good as a further hash.
+func (k *Key) hash() uint64 { return binary.LittleEndian.Uint64(k[:]) }
 
 // set gives the entry a binding. The caller holds mu, or has the only reference.
-func (e *entry) set(w *write, version uint64) {
-	e.target = w.target
-	e.kind = w.kind
-	e.ttl = w.ttl
+func (e *entry) set(w *write, version Version) {
+	e.target = w.Target
+	e.kind = w.Kind
+	e.ttl = w.TTL
 	e.version = version
 	e.used.Store(w.now)
-	e.due.Store(w.now + int64(w.ttl))
+	e.due.Store(w.now + int64(w.TTL))
 }
 
 // slide restarts the time to live. The caller holds mu. It never shortens a life: of two
@@ -67,12 +68,33 @@ func (e *entry) slide(now int64) {
 // binding returns the binding as of now. The caller holds e.mu.
 func (r *Ristretto) binding(e *entry) Binding {
 	return Binding{
-		Target:  e.target,
-		Kind:    e.kind,
-		TTL:     e.ttl,
+		Want:    Want{Target: e.target, TTL: e.ttl, Scope: e.scope, Kind: e.kind},
 		Expires: r.start.Add(time.Duration(e.due.Load())),
 		Version: e.version,
 	}
+}
+
+// lock locks the entry's mu and returns whether its binding is alive. An overdue binding
+// that a live request uses slides, and is alive. If the binding is overdue, lock ends it.
+// The caller unlocks mu and holds no stripe.
+func (r *Ristretto) lock(e *entry, now int64) (alive bool) {
+	e.mu.Lock()
+	if e.ended || e.due.Load() > now {
+		return !e.ended
+	}
+	e.mu.Unlock()
+	if r.expire(e, now) {
+		r.detach(e)
+	}
+	e.mu.Lock()
+	return !e.ended && e.due.Load() > now
+}
+
+// inUse returns whether live requests use the binding of a version. The caller holds no
+// lock.
+func (r *Ristretto) inUse(e *entry, v Version) bool {
+	live := r.live.Load()
+	return live != nil && (*live)(e.key, v)
 }
 
 // finish ends the entry, which must not have ended. It reports the end unless the reason is
@@ -84,17 +106,32 @@ func (r *Ristretto) finish(e *entry, why Reason) {
 		return
 	}
 	if why == 0 {
-		r.queue.settle(e.cost())
+		r.queue.settle()
 		return
 	}
 	// Under the entry's lock, so that ends of one session keep their order.
-	r.queue.push(event{session: e.session, binding: r.binding(e), why: why})
+	r.queue.push(event{key: e.key, binding: r.binding(e), why: why})
 }
 
-// expire ends an overdue entry. It returns whether this call ended it.
+// expire ends an overdue entry unless live requests use its binding. It returns whether this
+// call ended it.
 func (r *Ristretto) expire(e *entry, now int64) bool {
 	e.mu.Lock()
-	if e.ended || e.due.Load() > now {
+	v := e.version
+	overdue := !e.ended && e.due.Load() <= now
+	e.mu.Unlock()
+	if !overdue {
+		return false
+	}
+	used := r.inUse(e, v)
+	e.mu.Lock()
+	// A use or another call may have come between.
+	if e.ended || e.version != v || e.due.Load() > now {
+		e.mu.Unlock()
+		return false
+	}
+	if used {
+		e.slide(now)
 		e.mu.Unlock()
 		return false
 	}
@@ -104,23 +141,43 @@ func (r *Ristretto) expire(e *entry, now int64) bool {
 	return true
 }
 
-// evict ends the entry to make room. It returns whether this call ended it. Without force,
-// it keeps an entry that was used after the roster chose it.
-func (r *Ristretto) evict(e *entry, used, now int64, force bool) bool {
+// pressure says which entries an eviction spares.
+type pressure uint8
+
+const (
+	polite pressure = iota // those used after the roster chose them, and those in use
+	urgent                 // those in use by live requests
+	force                  // none
+)
+
+// evict ends the entry to make room. It returns whether this call ended it. used is the
+// entry's last use when the roster chose it.
+func (r *Ristretto) evict(e *entry, used, now int64, p pressure) bool {
 	e.mu.Lock()
-	if e.ended {
-		e.mu.Unlock()
+	v, ended := e.version, e.ended
+	e.mu.Unlock()
+	if ended {
 		// The call that ended it may not have removed it yet, and its place is needed.
 		r.roster.remove(e)
 		return false
 	}
-	why := Evicted
+	live := p != force && r.inUse(e, v)
+	e.mu.Lock()
 	switch {
-	case e.due.Load() <= now:
-		why = Expired
-	case !force && e.used.Load() != used:
+	case e.ended:
 		e.mu.Unlock()
 		return false
+	case live && e.version == v:
+		e.slide(now) // so that the next sample passes over it
+		e.mu.Unlock()
+		return false
+	case p == polite && e.used.Load() != used, p != force && e.version != v:
+		e.mu.Unlock()
+		return false
+	}
+	why := Evicted
+	if e.due.Load() <= now {
+		why = Expired
 	}
 	r.finish(e, why)
 	e.mu.Unlock()
@@ -131,10 +188,11 @@ func (r *Ristretto) evict(e *entry, used, now int64, force bool) bool {
 // detach removes an ended entry from the cache, unless a newer one has replaced it. The
 // caller holds no stripe.
 func (r *Ristretto) detach(e *entry) {
-	s := r.stripe(e.hash)
+	h := e.key.hash()
+	s := r.stripe(h)
 	s.Lock()
 	defer s.Unlock()
-	if cur, ok := r.cache.Get(e.hash); ok && cur == e {
-		r.cache.Del(e.hash)
+	if cur, ok := r.cache.Get(h); ok && cur == e {
+		r.cache.Del(h)
 	}
 }

@@ -24,12 +24,12 @@ type modelled struct {
 	kind      Kind
 	ttl       time.Duration
 	due, used int64
-	version   uint64
+	version   Version
 }
 
 func (m *model) end(session string, why Reason) {
 	if b := m.live[session]; b.kind == EngineBacked {
-		m.ended = append(m.ended, ended{session, b.version, why})
+		m.ended = append(m.ended, ended{named(session), b.version, why})
 	}
 	delete(m.live, session)
 }
@@ -55,7 +55,7 @@ func (m *model) idlest() (session string) {
 
 func (m *model) put(session string, b modelled) {
 	if old := m.live[session]; old != nil && old.kind == EngineBacked && old.target != b.target {
-		m.ended = append(m.ended, ended{session, old.version, Replaced})
+		m.ended = append(m.ended, ended{named(session), old.version, Replaced})
 	}
 	b.used, b.due = m.now, m.now+int64(b.ttl)
 	m.live[session] = &b
@@ -89,7 +89,7 @@ func TestModel(t *testing.T) {
 			r := open(t, Options{Clock: c.now, OnExpire: l.record, MaxSessions: tt.max})
 			m := &model{max: tt.max, live: map[string]*modelled{}}
 			counts := map[Reason]int{}
-			versions := map[uint64]bool{}
+			versions := map[Version]bool{}
 
 			for op := range tt.ops {
 				step := 1 + rnd.Int64N(4)
@@ -108,6 +108,9 @@ func TestModel(t *testing.T) {
 					if want := m.live[s]; ok != (want != nil) || ok && !want.is(b) {
 						fail("got %+v, %v; want %+v", b, ok, want)
 					}
+				}
+				other := func() Version { // a version of the past, of any session
+					return Version(uint64(epoch.UnixNano()) + rnd.Uint64N(uint64(op)+1)) //nolint:gosec // after 1970
 				}
 				w := modelled{
 					target: on(rnd.Uint64N(3)),
@@ -132,26 +135,34 @@ func TestModel(t *testing.T) {
 					if b := m.live[s]; b != nil {
 						b.used, b.due = m.now, m.now+int64(b.ttl)
 					}
-					b, ok := r.Get(s)
+					b, ok := get(r, s)
 					agree(b, ok)
 				case k < 45:
-					b, ok := r.Peek(s)
+					b, ok := peek(r, s)
 					agree(b, ok)
-				case k < 70:
-					b, err := r.Put(s, w.target, w.ttl, w.kind)
-					if err != nil {
-						fail("put: %v", err)
+				case k < 55:
+					has, version := m.live[s], other()
+					if has != nil && rnd.IntN(3) > 0 {
+						version = has.version
 					}
-					accepted(b)
+					matches := has != nil && has.version == version
+					if matches {
+						has.used, has.due = m.now, m.now+int64(has.ttl)
+					}
+					b, ok, _ := r.Touch(background, named(s), version)
+					if ok != matches {
+						fail("touched version %d: %v", version, ok)
+					}
+					agree(b, has != nil)
 				case k < 88:
-					old, has := uint64(0), m.live[s]
+					old, has := Version(0), m.live[s]
 					if has != nil && rnd.IntN(3) > 0 {
 						old = has.version
 					} else if rnd.IntN(3) == 0 {
-						old = rnd.Uint64N(uint64(op)+1) + 1
+						old = other()
 					}
 					matches := has == nil && old == 0 || has != nil && has.version == old
-					b, ok, err := r.CompareAndSwap(s, old, w.target, w.ttl, w.kind)
+					b, ok, err := bind(r, s, old, w.target, w.ttl, w.kind)
 					switch {
 					case err != nil || ok != matches:
 						fail("swap of %d: %v, %v", old, ok, err)
@@ -163,16 +174,17 @@ func TestModel(t *testing.T) {
 						fail("lost to %+v, which is not there", b)
 					}
 				case k < 96:
-					has, version := m.live[s], rnd.Uint64N(uint64(op)+1)
+					has, version := m.live[s], other()
 					if has != nil && rnd.IntN(3) > 0 {
 						version = has.version
 					}
-					b, ok := r.Remove(s, version)
-					if has != nil && has.version == version {
-						agree(b, ok)
+					b, ok, _ := r.Unbind(background, named(s), version)
+					if ok != (has != nil && has.version == version) {
+						fail("removed %+v of version %d: %v", b, version, ok)
+					}
+					agree(b, has != nil)
+					if ok {
 						delete(m.live, s)
-					} else if ok {
-						fail("removed %+v, which is not of version %d", b, version)
 					}
 				case k < 98:
 					r.sweep()
@@ -181,7 +193,9 @@ func TestModel(t *testing.T) {
 					}
 				case k < 99:
 					limit := 1 + rnd.IntN(20)
-					compareList(t, m, r.List(s, limit), s, limit)
+					after := named(s)
+					page, _ := r.List(background, after, limit)
+					compareList(t, m, page, after, limit)
 				}
 				if n := r.Len(); n < len(m.live) || n > m.max {
 					fail("holds %d of %d, bound %d", n, len(m.live), m.max)
@@ -195,7 +209,7 @@ func TestModel(t *testing.T) {
 					}
 					compareEnds(t, l.take(), m.ended)
 					m.ended = nil
-					compareList(t, m, r.List("", 1000), "", 1000)
+					compareList(t, m, all(r), Key{}, 1000)
 				}
 			}
 			t.Logf("ends: %v", counts)
@@ -216,22 +230,24 @@ func compareEnds(t *testing.T, got, want []ended) {
 	}
 }
 
-func compareList(t *testing.T, m *model, got []Entry, after string, limit int) {
+func compareList(t *testing.T, m *model, got []Entry, after Key, limit int) {
 	t.Helper()
-	var want []string
-	for s := range m.live {
-		if s > after {
-			want = append(want, s)
+	byKey := make(map[Key]*modelled)
+	var want []Key
+	for s, b := range m.live {
+		if k := named(s); compare(&k, &after) > 0 {
+			want = append(want, k)
+			byKey[k] = b
 		}
 	}
-	slices.Sort(want)
+	slices.SortFunc(want, func(a, b Key) int { return compare(&a, &b) })
 	want = want[:min(limit, len(want))]
 	if len(got) != len(want) {
 		t.Fatalf("listed %d, want %d", len(got), len(want))
 	}
 	for i, e := range got {
-		if e.Session != want[i] || !m.live[e.Session].is(e.Binding) {
-			t.Fatalf("listed %+v, want %s %+v", e, want[i], m.live[want[i]])
+		if e.Key != want[i] || !byKey[e.Key].is(e.Binding) {
+			t.Fatalf("listed %+v, want %s %+v", e, want[i], byKey[want[i]])
 		}
 	}
 }
@@ -245,25 +261,26 @@ func TestClosedStoreIsEmpty(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, ok := r.Get("s"); ok {
-		t.Error("get finds it")
+	for name, do := range map[string]func(Key) (Binding, bool, error){
+		"get":    func(k Key) (Binding, bool, error) { return r.Get(background, k) },
+		"peek":   func(k Key) (Binding, bool, error) { return r.Peek(background, k) },
+		"touch":  func(k Key) (Binding, bool, error) { return r.Touch(background, k, b.Version) },
+		"unbind": func(k Key) (Binding, bool, error) { return r.Unbind(background, k, b.Version) },
+		"bind": func(k Key) (Binding, bool, error) {
+			return r.Bind(background, k, b.Version, want(on(1), time.Minute, RouterOnly))
+		},
+	} {
+		if got, ok, err := do(named("s")); ok || got != (Binding{}) || !errors.Is(err, ErrClosed) {
+			t.Errorf("%s: %+v, %v, %v", name, got, ok, err)
+		}
 	}
-	if _, ok := r.Peek("s"); ok {
-		t.Error("peek finds it")
+	if page, err := r.List(background, Key{}, 10); len(page) != 0 || !errors.Is(err, ErrClosed) {
+		t.Errorf("listed %v, %v", page, err)
 	}
-	if _, ok := r.Remove("s", b.Version); ok {
-		t.Error("remove finds it")
-	}
-	if _, err := r.Put("s", on(1), time.Minute, RouterOnly); !errors.Is(err, ErrClosed) {
-		t.Errorf("put: %v", err)
-	}
-	if _, ok, err := r.CompareAndSwap("s", b.Version, on(1), time.Minute, RouterOnly); ok || !errors.Is(err, ErrClosed) {
-		t.Errorf("swap: %v, %v", ok, err)
-	}
-	if r.Len() != 0 || r.Bytes() != 0 || len(r.List("", 10)) != 0 {
+	if r.Len() != 0 || r.Bytes() != 0 {
 		t.Errorf("holds %d, %d bytes", r.Len(), r.Bytes())
 	}
-	r.SetLimits(1, 1)
+	r.SetMaxSessions(1)
 	r.sweep()
 	if got := l.take(); len(got) != 0 {
 		t.Errorf("reported %v", got)

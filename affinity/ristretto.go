@@ -1,8 +1,10 @@
 package affinity
 
 import (
+	"context"
 	"fmt"
-	"hash/maphash"
+	"math"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,29 +12,31 @@ import (
 	"github.com/dgraph-io/ristretto/v2"
 )
 
-// Defaults of [Options] and [Ristretto.SetLimits].
+// Defaults of [Options].
 const (
 	DefaultMaxSessions = 1_000_000
-	DefaultMaxBytes    = 256 << 20
-	DefaultSweep       = 5 * time.Second
+	DefaultShare       = 0.5
+	DefaultSweep       = 500 * time.Millisecond
 )
 
 // Options are the settings of [NewRistretto]. The zero value is usable.
 type Options struct {
-	// MaxSessions bounds the number of bindings. Default: 1,000,000.
+	// MaxSessions bounds the number of bindings. A binding takes less than 300 bytes, and
+	// the store a fixed part of about 1 MiB. Default: 1,000,000.
 	MaxSessions int
 
-	// MaxBytes bounds the memory of the bindings, in bytes, as Bytes estimates it. A
-	// binding takes about 300 bytes and its session id. The bound excludes a fixed part of
-	// about 1 MiB. Default: 256 MiB.
-	MaxBytes int64
+	// Share is the part of MaxSessions that one scope may take, from 0 to 1. A scope at its
+	// share evicts its own bindings. Scope 0 may take everything that the others leave: it
+	// evicts its own bindings only while the store is full. Default: 0.5.
+	Share float64
 
 	// Sweep is the interval between searches for expired bindings. It bounds the delay of
-	// a report, not the life of a binding. Default: 5s.
+	// a report, not the life of a binding. Default: 500ms.
 	Sweep time.Duration
 
-	// Clock returns the time and must be safe for concurrent use. Default: time.Now; its
-	// monotonic part makes lifetimes independent of clock changes.
+	// Clock returns the time and must be safe for concurrent use. The store reads the wall
+	// clock once, for the first version; after that, lifetimes need only a monotonic
+	// clock. Default: time.Now.
 	Clock func() time.Time
 
 	// OnExpire gets the end of each EngineBacked binding that expired, was evicted, or was
@@ -45,7 +49,7 @@ type Options struct {
 	// session that is back on the same target. A slow OnExpire delays later calls. If
 	// EngineBacked bindings and unreported ends reach twice the limits plus 1,024, the
 	// store refuses further EngineBacked bindings with ErrFull. Default: no reports.
-	OnExpire func(session string, b Binding, why Reason)
+	OnExpire func(key Key, b Binding, why Reason)
 }
 
 // Ristretto is a [Store] in memory. It uses ristretto only as a concurrent map, and has its
@@ -53,10 +57,10 @@ type Options struct {
 // keys, drops writes under load, and may delete a key during its renewal.
 type Ristretto struct {
 	cache   *ristretto.Cache[uint64, *entry]
-	hash    func(session string) uint64
 	clock   func() time.Time // nil stands for time.Now
 	start   time.Time
 	version atomic.Uint64
+	live    atomic.Pointer[func(Key, Version) bool] // nil until Spare
 	queue   *queue
 	roster  roster
 
@@ -71,7 +75,7 @@ type Ristretto struct {
 	gates  [64]paddedRWMutex
 	closed bool
 
-	limitsMu  sync.Mutex // one SetLimits at a time
+	limitsMu  sync.Mutex // one SetMaxSessions at a time
 	closeOnce sync.Once
 	stop      chan struct{}
 	swept     chan struct{}
@@ -97,18 +101,22 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	if o.Sweep <= 0 {
 		o.Sweep = DefaultSweep
 	}
-	o.MaxSessions, o.MaxBytes = limits(o.MaxSessions, o.MaxBytes)
+	if o.Share <= 0 || o.Share > 1 {
+		o.Share = DefaultShare
+	}
+	o.MaxSessions = limit(o.MaxSessions)
 
-	seed := maphash.MakeSeed()
 	r := &Ristretto{
-		// Seeded, so that a client cannot choose ids that collide.
-		hash:  func(session string) uint64 { return maphash.String(seed, session) },
 		clock: o.Clock,
 		start: start,
 		stop:  make(chan struct{}),
 		swept: make(chan struct{}),
 	}
-	r.roster = roster{maxSessions: o.MaxSessions, maxBytes: o.MaxBytes, random: maphash.String(seed, "sample")}
+	// The versions of an earlier run began at its start and grew by one a Bind. They stay
+	// below the present time, for no store binds 10^9 times a second.
+	r.version.Store(uint64(max(start.UnixNano(), 1)))                                      //nolint:gosec // positive
+	r.roster = roster{share: o.Share, random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
+	r.roster.limit(o.MaxSessions)
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
 		// The counters only serve ristretto's eviction, which does not happen.
@@ -116,7 +124,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 		MaxCost:            headroom(o.MaxSessions),
 		BufferItems:        64,
 		IgnoreInternalCost: true,
-		// The identity without a second hash: entries have their session.
+		// The identity without a second hash: entries have their key.
 		KeyToHash: func(h uint64) (uint64, uint64) { return h, 0 },
 		OnEvict:   r.onEvict,
 		// No entry uses ristretto's own expiry.
@@ -128,20 +136,17 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	r.cache = cache
 	if o.OnExpire != nil {
 		r.queue = newQueue(o.OnExpire)
-		r.queue.setLimits(o.MaxSessions, o.MaxBytes)
+		r.queue.setLimit(o.MaxSessions)
 	}
 	go r.sweepLoop(o.Sweep)
 	return r, nil
 }
 
-func limits(maxSessions int, maxBytes int64) (int, int64) {
+func limit(maxSessions int) int {
 	if maxSessions <= 0 {
-		maxSessions = DefaultMaxSessions
+		return DefaultMaxSessions
 	}
-	if maxBytes <= 0 {
-		maxBytes = DefaultMaxBytes
-	}
-	return maxSessions, maxBytes
+	return maxSessions
 }
 
 // headroom returns ristretto's bound for our bound. Ristretto also counts entries whose
@@ -156,7 +161,7 @@ func headroom(maxSessions int) int64 {
 // Ristretto passes no value for a deleted key.
 func (r *Ristretto) onEvict(item *ristretto.Item[*entry]) {
 	if e := item.Value; e != nil {
-		r.evict(e, 0, r.now(), true)
+		r.evict(e, 0, r.now(), force)
 	}
 }
 
@@ -184,105 +189,102 @@ func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
 	return g, true
 }
 
+// Spare makes the store keep the bindings that live requests use: they neither expire nor
+// make room for others. live must be fast, safe for concurrent use, and must not use the
+// store.
+func (r *Ristretto) Spare(live func(Key, Version) bool) { r.live.Store(&live) }
+
 // find returns the session's entry or nil. The entry may have ended.
-func (r *Ristretto) find(hash uint64, session string) *entry {
-	e, ok := r.cache.Get(hash)
-	if !ok || e.session != session {
+func (r *Ristretto) find(key *Key) *entry {
+	e, ok := r.cache.Get(key.hash())
+	if !ok || e.key != *key {
 		return nil
 	}
 	return e
 }
 
 // Get implements [Store].
-func (r *Ristretto) Get(session string) (Binding, bool) {
-	return r.read(session, true)
+func (r *Ristretto) Get(_ context.Context, key Key) (Binding, bool, error) {
+	return r.read(&key, anyVersion, true)
 }
 
 // Peek implements [Store].
-func (r *Ristretto) Peek(session string) (Binding, bool) {
-	return r.read(session, false)
+func (r *Ristretto) Peek(_ context.Context, key Key) (Binding, bool, error) {
+	return r.read(&key, anyVersion, false)
 }
 
-func (r *Ristretto) read(session string, slide bool) (Binding, bool) {
-	h := r.hash(session)
-	g, ok := r.enter(h)
-	if !ok {
-		return Binding{}, false
-	}
-	e := r.find(h, session)
-	if e == nil {
-		g.RUnlock()
-		return Binding{}, false
-	}
-	now := r.now()
-	e.mu.Lock()
-	if !e.ended && e.due.Load() > now {
-		if slide {
-			e.slide(now)
-		}
-		b := r.binding(e)
-		e.mu.Unlock()
-		g.RUnlock()
-		return b, true
-	}
-	e.mu.Unlock()
-	if r.expire(e, now) {
-		r.detach(e)
-	}
-	g.RUnlock()
-	return Binding{}, false
+// Touch implements [Store].
+func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, bool, error) {
+	return r.read(&key, expect, true)
 }
 
-// Remove implements [Store].
-func (r *Ristretto) Remove(session string, version uint64) (Binding, bool) {
-	h := r.hash(session)
-	g, ok := r.enter(h)
+// anyVersion is a version that no binding reaches.
+const anyVersion Version = math.MaxUint64
+
+// read returns the session's binding, and slides it if it has the version.
+func (r *Ristretto) read(key *Key, v Version, slide bool) (Binding, bool, error) {
+	g, ok := r.enter(key.hash())
 	if !ok {
-		return Binding{}, false
+		return Binding{}, false, ErrClosed
 	}
 	defer g.RUnlock()
-	e := r.find(h, session)
+	e := r.find(key)
 	if e == nil {
-		return Binding{}, false
+		return Binding{}, false, nil
 	}
 	now := r.now()
-	e.mu.Lock()
-	if !e.ended && e.due.Load() > now {
-		if e.version != version {
-			e.mu.Unlock()
-			return Binding{}, false
-		}
-		b := r.binding(e)
-		r.finish(e, 0)
+	alive := r.lock(e, now)
+	defer e.mu.Unlock()
+	if !alive {
+		return Binding{}, false, nil
+	}
+	if v != anyVersion && e.version != v {
+		return r.binding(e), false, nil
+	}
+	if slide {
+		e.slide(now)
+	}
+	return r.binding(e), true, nil
+}
+
+// Unbind implements [Store].
+func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (Binding, bool, error) {
+	g, ok := r.enter(key.hash())
+	if !ok {
+		return Binding{}, false, ErrClosed
+	}
+	defer g.RUnlock()
+	e := r.find(&key)
+	if e == nil {
+		return Binding{}, false, nil
+	}
+	if !r.lock(e, r.now()) {
 		e.mu.Unlock()
-		r.roster.remove(e)
-		r.detach(e)
-		return b, true
+		return Binding{}, false, nil
 	}
+	b := r.binding(e)
+	if e.version != expect {
+		e.mu.Unlock()
+		return b, false, nil
+	}
+	r.finish(e, 0)
 	e.mu.Unlock()
-	if r.expire(e, now) {
-		r.detach(e)
-	}
-	return Binding{}, false
+	r.roster.remove(e)
+	r.detach(e)
+	return b, true, nil
 }
 
 // Len implements [Store].
-func (r *Ristretto) Len() int {
-	n, _ := r.roster.size()
-	return n
-}
+func (r *Ristretto) Len() int { return r.roster.size() }
 
 // Bytes implements [Store].
-func (r *Ristretto) Bytes() int64 {
-	_, b := r.roster.size()
-	return b
-}
+func (r *Ristretto) Bytes() int64 { return int64(r.Len()) * entryBytes }
 
-// SetLimits changes the bounds of a store in use; zero or less stands for the default. It
+// SetMaxSessions changes the bound of a store in use; zero or less stands for the default. It
 // evicts the bindings that no longer fit before it returns, each time the longest idle of
 // a random sample. After Close it does nothing.
-func (r *Ristretto) SetLimits(maxSessions int, maxBytes int64) {
-	maxSessions, maxBytes = limits(maxSessions, maxBytes)
+func (r *Ristretto) SetMaxSessions(maxSessions int) {
+	maxSessions = limit(maxSessions)
 	r.limitsMu.Lock()
 	defer r.limitsMu.Unlock()
 	g, ok := r.enter(0)
@@ -294,17 +296,30 @@ func (r *Ristretto) SetLimits(maxSessions int, maxBytes int64) {
 	if c := headroom(maxSessions); c > r.cache.MaxCost() {
 		r.cache.UpdateMaxCost(c)
 	}
-	r.queue.setLimits(maxSessions, maxBytes)
-	r.roster.setLimits(maxSessions, maxBytes)
-	defer r.roster.shrunk()
-	now := r.now()
-	for {
-		e, used := r.roster.over(now)
-		if e == nil {
+	r.queue.setLimit(maxSessions)
+	r.roster.limit(maxSessions)
+	r.roster.shrink(1)
+	defer r.roster.shrink(-1)
+	r.shrink(r.roster.over)
+	for _, scope := range r.roster.aboveShare() {
+		r.shrink(func(now int64) (*entry, int64) { return r.roster.overShare(now, scope) })
+	}
+}
+
+// shrink evicts what over returns, until that is nothing.
+func (r *Ristretto) shrink(over func(now int64) (*entry, int64)) {
+	now, p := r.now(), polite
+	for failed := 0; ; {
+		e, used := over(now)
+		switch {
+		case e == nil:
 			return
-		}
-		if r.evict(e, used, now, false) {
+		case r.evict(e, used, now, p):
 			r.detach(e)
+		default:
+			if failed++; failed >= maxEvictions {
+				p = force // live requests use nearly all, and the operator wants fewer
+			}
 		}
 	}
 }

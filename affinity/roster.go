@@ -2,54 +2,59 @@ package affinity
 
 import "sync"
 
-// sampleSize is the number of bindings in a sample from which the longest idle one is
-// evicted. Of 16, that one is on average among the 6% that have been idle longest.
-const sampleSize = 16
-
-// roster lists the entries in no order, so that a random sample and a pass over all of them
-// are cheap. It keeps their number and size within the limits. It takes no other lock
-// while it holds its own.
-type roster struct {
-	mu          sync.Mutex
-	entries     []*entry
-	bytes       int64
-	maxSessions int
-	maxBytes    int64
-	shrinking   int // SetLimits calls at work
-	random      uint64
-}
-
-// admission is the answer of [roster.add].
-type admission uint8
-
 const (
-	admitted admission = iota
-	needsRoom
-	tooLarge
+	// sampleSize is the number of bindings in a sample from which the longest idle one is
+	// evicted. Of 16, that one is on average among the 6% that have been idle longest.
+	sampleSize = 16
+	// maxDraws bounds the search for a sample of one scope. If the scope has a twentieth of
+	// all bindings, 256 draws miss it once in 500,000 times.
+	maxDraws = 256
+	// chunkSize is the number of entries that a pass takes under one lock.
+	chunkSize = 1024
 )
 
-// add adds the entry if there is room. If not, it returns an entry to evict first, and the
-// time of that entry's last use.
+// roster lists the entries in no order, so that a random sample and a pass over all of them
+// are cheap. It keeps their number within the limits. It takes no other lock while it holds
+// its own.
+type roster struct {
+	mu        sync.Mutex
+	slots     []slot
+	counts    map[uint32]int // of entries by scope
+	share     float64
+	max       int // of entries
+	maxShare  int // of a scope's entries
+	shrinking int // SetMaxSessions calls at work
+	random    uint64
+}
+
+// slot is an entry's place in the roster.
+type slot struct {
+	*entry
+	// check is a time before which the entry is not overdue, so that a sweep need not load
+	// every entry from memory.
+	check int64
+}
+
+// add adds the entry if there is room, and returns true. If not, it returns an entry to evict
+// first, and the time of that entry's last use.
 //
-// freed is the size of what the caller has evicted so far. While SetLimits lowers the
-// limits, a caller evicts only what its own entry needs. SetLimits evicts the rest, so
-// that requests do not wait for it.
-func (ro *roster) add(e *entry, now, freed int64) (a admission, victim *entry, used int64) {
+// freed says that the caller has evicted an entry. While SetMaxSessions lowers the limit, a
+// caller evicts only what its own entry needs. SetMaxSessions evicts the rest, so that
+// requests do not wait for it.
+func (ro *roster) add(e *entry, now int64, freed bool) (added bool, victim *entry, used int64) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	cost := e.cost()
-	if cost > ro.maxBytes {
-		return tooLarge, nil, 0
+	n := ro.counts[e.scope]
+	full := len(ro.slots) >= ro.max
+	own := n >= ro.maxShare && (full || e.scope != 0)
+	if (full || own) && (ro.shrinking == 0 || !freed) {
+		victim, used = ro.pick(now, e.scope, own)
+		return false, victim, used
 	}
-	fits := len(ro.entries) < ro.maxSessions && ro.bytes+cost <= ro.maxBytes
-	if !fits && (ro.shrinking == 0 || freed < cost) {
-		victim, used = ro.pick(now)
-		return needsRoom, victim, used
-	}
-	e.slot = len(ro.entries)
-	ro.entries = append(ro.entries, e)
-	ro.bytes += cost
-	return admitted, nil, 0
+	ro.counts[e.scope] = n + 1
+	e.slot = int32(len(ro.slots)) //nolint:gosec // memory ends before
+	ro.slots = append(ro.slots, slot{e, e.due.Load()})
+	return true, nil, 0
 }
 
 // remove removes the entry. A second call does nothing.
@@ -59,26 +64,50 @@ func (ro *roster) remove(e *entry) {
 	if e.slot < 0 {
 		return
 	}
-	last := len(ro.entries) - 1
-	moved := ro.entries[last]
-	ro.entries[e.slot] = moved
-	moved.slot = e.slot
-	ro.entries[last] = nil
-	ro.entries = ro.entries[:last]
-	ro.bytes -= e.cost()
+	last := len(ro.slots) - 1
+	moved := ro.slots[last]
+	ro.slots[e.slot] = moved
+	moved.entry.slot = e.slot
+	ro.slots[last] = slot{}
+	ro.slots = ro.slots[:last]
 	e.slot = -1
+	if n := ro.counts[e.scope]; n > 1 {
+		ro.counts[e.scope] = n - 1
+	} else {
+		delete(ro.counts, e.scope)
+	}
 }
 
-// pick returns an overdue entry of a random sample, or else the longest idle one. In a
-// small roster the sample is all entries. It returns nil if there are none. The caller
-// holds mu.
-func (ro *roster) pick(now int64) (victim *entry, used int64) {
-	n := len(ro.entries)
-	for i := range min(n, sampleSize) {
-		if n > sampleSize {
-			i = int(ro.next() % uint64(n))
+// hasten makes sweeps check an entry in time whose deadline has come nearer.
+func (ro *roster) hasten(e *entry) {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	if e.slot >= 0 {
+		s := &ro.slots[e.slot]
+		s.check = min(s.check, e.due.Load())
+	}
+}
+
+// pick returns an overdue entry of a random sample, or else the longest idle one. own limits
+// the sample to the scope. In a small roster the sample is all entries. It returns nil if
+// there are none. The caller holds mu.
+func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry, used int64) {
+	n := len(ro.slots)
+	draws := sampleSize
+	if own {
+		draws = maxDraws
+	}
+	small := n <= draws
+	for i, seen := 0, 0; i < min(n, draws) && (small || seen < sampleSize); i++ {
+		at := i
+		if !small {
+			at = int(ro.next() % uint64(n)) //nolint:gosec // below n
 		}
-		e := ro.entries[i]
+		e := ro.slots[at].entry
+		if own && e.scope != scope {
+			continue
+		}
+		seen++
 		if e.due.Load() <= now {
 			return e, e.used.Load()
 		}
@@ -99,34 +128,57 @@ func (ro *roster) next() uint64 {
 	return z ^ z>>31
 }
 
-// over returns an entry to evict if the limits are exceeded, or nil.
+// over returns an entry to evict if the limit is exceeded, or nil.
 func (ro *roster) over(now int64) (victim *entry, used int64) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	if len(ro.entries) <= ro.maxSessions && ro.bytes <= ro.maxBytes {
+	if len(ro.slots) <= ro.max {
 		return nil, 0
 	}
-	return ro.pick(now)
+	return ro.pick(now, 0, false)
 }
 
-func (ro *roster) setLimits(maxSessions int, maxBytes int64) {
+// overShare is over for the share of a scope.
+func (ro *roster) overShare(now int64, scope uint32) (victim *entry, used int64) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	ro.maxSessions, ro.maxBytes = maxSessions, maxBytes
-	ro.shrinking++
+	if ro.counts[scope] <= ro.maxShare {
+		return nil, 0
+	}
+	return ro.pick(now, scope, true)
 }
 
-func (ro *roster) shrunk() {
+// aboveShare returns the scopes that exceed their share: those but 0, which has no fixed one.
+func (ro *roster) aboveShare() (scopes []uint32) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	ro.shrinking--
+	for scope, n := range ro.counts {
+		if scope != 0 && n > ro.maxShare {
+			scopes = append(scopes, scope)
+		}
+	}
+	return scopes
 }
 
-// size returns the number of entries and their cost.
-func (ro *roster) size() (int, int64) {
+// limit sets the bounds.
+func (ro *roster) limit(maxSessions int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	return len(ro.entries), ro.bytes
+	ro.max = maxSessions
+	ro.maxShare = max(1, int(ro.share*float64(maxSessions)))
+}
+
+// shrink counts the SetMaxSessions calls at work.
+func (ro *roster) shrink(by int) {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	ro.shrinking += by
+}
+
+func (ro *roster) size() int {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	return len(ro.slots)
 }
 
 // chunk appends up to chunkSize entries below index end to buf. It returns the index for
@@ -137,22 +189,41 @@ func (ro *roster) size() (int, int64) {
 func (ro *roster) chunk(end int, buf []*entry) ([]*entry, int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	end = min(end, len(ro.entries))
+	end = min(end, len(ro.slots))
 	begin := max(0, end-chunkSize)
-	return append(buf, ro.entries[begin:end]...), begin
+	for _, s := range ro.slots[begin:end] {
+		buf = append(buf, s.entry)
+	}
+	return buf, begin
 }
 
-// chunkSize is the number of entries that a pass takes under one lock.
-const chunkSize = 512
-
-// drain empties the roster and returns its entries.
-func (ro *roster) drain() []*entry {
+// overdue is chunk for overdue entries only.
+func (ro *roster) overdue(end int, now int64, buf []*entry) ([]*entry, int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	all := ro.entries
-	for _, e := range all {
-		e.slot = -1
+	end = min(end, len(ro.slots))
+	begin := max(0, end-chunkSize)
+	for i := begin; i < end; i++ {
+		s := &ro.slots[i]
+		if s.check > now {
+			continue
+		}
+		if s.check = s.due.Load(); s.check <= now {
+			buf = append(buf, s.entry)
+		}
 	}
-	ro.entries, ro.bytes = nil, 0
+	return buf, begin
+}
+
+// drain empties the roster and returns its entries.
+func (ro *roster) drain() []slot {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	all := ro.slots
+	for _, s := range all {
+		s.slot = -1
+	}
+	ro.slots = nil
+	clear(ro.counts)
 	return all
 }

@@ -1,6 +1,9 @@
 package affinity
 
 import (
+	"bytes"
+	"context"
+	"slices"
 	"sort"
 	"time"
 )
@@ -25,24 +28,24 @@ func (r *Ristretto) sweepLoop(every time.Duration) {
 func (r *Ristretto) sweep() {
 	now := r.now()
 	buf := make([]*entry, 0, chunkSize)
-	for end, _ := r.roster.size(); end > 0; {
-		buf, end = r.roster.chunk(end, buf[:0])
-		if !r.sweepChunk(buf, now) {
+	for end := r.roster.size(); end > 0; {
+		buf, end = r.roster.overdue(end, now, buf[:0])
+		if len(buf) > 0 && !r.expireAll(buf, now) {
 			return
 		}
 	}
 }
 
-// sweepChunk returns false if the store is closed. It enters for one chunk only, so that
+// expireAll returns false if the store is closed. It enters for one chunk only, so that
 // Close does not wait for a whole pass.
-func (r *Ristretto) sweepChunk(chunk []*entry, now int64) bool {
+func (r *Ristretto) expireAll(chunk []*entry, now int64) bool {
 	g, ok := r.enter(0)
 	if !ok {
 		return false
 	}
 	defer g.RUnlock()
 	for _, e := range chunk {
-		if e.due.Load() <= now && r.expire(e, now) {
+		if r.expire(e, now) {
 			r.detach(e)
 		}
 	}
@@ -50,75 +53,50 @@ func (r *Ristretto) sweepChunk(chunk []*entry, now int64) bool {
 }
 
 // List implements [Store].
-func (r *Ristretto) List(after string, limit int) []Entry {
+func (r *Ristretto) List(_ context.Context, after Key, limit int) ([]Entry, error) {
 	g, ok := r.enter(0)
-	if !ok || limit <= 0 {
-		if ok {
-			g.RUnlock()
-		}
-		return nil
+	if !ok {
+		return nil, ErrClosed
 	}
 	defer g.RUnlock()
+	if limit <= 0 {
+		return nil, nil
+	}
 
-	// The smallest sessions so far, in order. Few entries of a long pass are inserted.
+	// The smallest keys so far, in order. Few entries of a long pass are inserted.
 	var page []Entry
 	now := r.now()
 	buf := make([]*entry, 0, chunkSize)
-	for end, _ := r.roster.size(); end > 0; {
+	for end := r.roster.size(); end > 0; {
 		buf, end = r.roster.chunk(end, buf[:0])
 		for _, e := range buf {
-			if e.session <= after || len(page) == limit && e.session > page[limit-1].Session {
+			if compare(&e.key, &after) <= 0 || len(page) == limit && compare(&e.key, &page[limit-1].Key) > 0 {
 				continue
 			}
 			page = r.insertEntry(page, e, now, limit)
 		}
 	}
-	return page
+	return page, nil
 }
 
-// Range implements [Store].
-func (r *Ristretto) Range(f func(Entry) bool) {
-	g, ok := r.enter(0)
-	if !ok {
-		return
-	}
-	defer g.RUnlock()
-	now := r.now()
-	buf := make([]*entry, 0, chunkSize)
-	for end, _ := r.roster.size(); end > 0; {
-		buf, end = r.roster.chunk(end, buf[:0])
-		for _, e := range buf {
-			e.mu.Lock()
-			live := !e.ended && e.due.Load() > now
-			b := r.binding(e)
-			e.mu.Unlock()
-			if live && !f(Entry{Session: e.session, Binding: b}) {
-				return
-			}
-		}
-	}
-}
+func compare(a, b *Key) int { return bytes.Compare(a[:], b[:]) }
 
 // insertEntry puts a live entry at its place in the page. A session can come twice, see
 // [roster.chunk]; the later binding replaces the earlier one.
 func (r *Ristretto) insertEntry(page []Entry, e *entry, now int64, limit int) []Entry {
-	e.mu.Lock()
-	live := !e.ended && e.due.Load() > now
+	live := r.lock(e, now)
 	b := r.binding(e)
 	e.mu.Unlock()
 	if !live {
 		return page
 	}
-	i := sort.Search(len(page), func(i int) bool { return page[i].Session >= e.session })
-	if i < len(page) && page[i].Session == e.session {
+	i := sort.Search(len(page), func(i int) bool { return compare(&page[i].Key, &e.key) >= 0 })
+	if i < len(page) && page[i].Key == e.key {
 		page[i].Binding = b
 		return page
 	}
 	if len(page) == limit {
 		page = page[:limit-1]
 	}
-	page = append(page, Entry{})
-	copy(page[i+1:], page[i:])
-	page[i] = Entry{Session: e.session, Binding: b}
-	return page
+	return slices.Insert(page, i, Entry{Key: e.key, Binding: b})
 }

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -224,105 +223,89 @@ type sessionPage struct {
 }
 
 func getSessions(r *http.Request, p *pool.Pool) (any, error) {
-	after, limit := r.URL.Query().Get("after"), defaultPage
-	if after != "" && !isKeyHash(after) {
-		return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*keyHashBytes, after)
+	var after affinity.Key
+	if s := r.URL.Query().Get("after"); s != "" {
+		var ok bool
+		if after, ok = affinity.ParseKey(s); !ok {
+			return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*len(after), s)
+		}
 	}
+	limit := defaultPage
 	if s := r.URL.Query().Get("limit"); s != "" {
 		var err error
 		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxPage {
 			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
 		}
 	}
-	page := sessionPage{Total: p.Sessions.Len(), Sessions: sessionsAfter(p, after, limit+1)}
-	if len(page.Sessions) > limit {
-		page.Sessions = page.Sessions[:limit]
-		page.Next = page.Sessions[limit-1].KeyHash
+	list, err := p.Sessions.List(r.Context(), after, limit+1)
+	if err != nil {
+		return nil, unreadStore(err)
+	}
+	page := sessionPage{Total: p.Sessions.Len()}
+	if len(list) > limit {
+		list = list[:limit]
+		page.Next = list[limit-1].Key.String()
+	}
+	t, dials := time.Now(), dials(p)
+	page.Sessions = make([]sessionView, 0, len(list))
+	for _, e := range list {
+		page.Sessions = append(page.Sessions, viewSession(e.Key, &e.Binding, dials, t))
 	}
 	return page, nil
 }
 
-// sessionsAfter returns the first sessions after a hash.
-func sessionsAfter(p *pool.Pool, after string, limit int) []sessionView {
-	type hashed struct {
-		hash string
-		b    affinity.Binding
-	}
-	var first []hashed
-	p.Sessions.Range(func(e affinity.Entry) bool {
-		h := keyHash(e.Session)
-		if h <= after || len(first) == limit && h >= first[limit-1].hash {
-			return true
-		}
-		i := sort.Search(len(first), func(i int) bool { return first[i].hash >= h })
-		if i < len(first) && first[i].hash == h {
-			return true // it came twice
-		}
-		if len(first) == limit {
-			first = first[:limit-1]
-		}
-		first = slices.Insert(first, i, hashed{h, e.Binding})
-		return true
-	})
-	t, dials, views := time.Now(), dials(p), make([]sessionView, 0, len(first))
-	for _, f := range first {
-		views = append(views, viewSession(f.hash, f.b, dials, t))
-	}
-	return views
+// unreadStore returns the error of a store that cannot be read.
+func unreadStore(err error) error {
+	return apiError(http.StatusServiceUnavailable, "reading sessions: %w", err)
 }
 
-func isKeyHash(s string) bool {
-	return len(s) == 2*keyHashBytes && strings.Trim(s, "0123456789abcdef") == ""
-}
-
-// sessionNamed returns the stored key of the session in the path, empty if there is none.
-func sessionNamed(r *http.Request, p *pool.Pool) (string, error) {
-	key := r.PathValue("key")
+// sessionNamed returns the key of the session in the path.
+func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Key, error) {
+	name := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
-		return plan.TenantKey(r.URL.Query().Get("tenant"), key), nil
+		return p.Sessions.Key(plan.TenantKey(r.URL.Query().Get("tenant"), name)), nil
 	}
-	if !isKeyHash(key) {
-		return "", apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*keyHashBytes)
+	key, ok := affinity.ParseKey(name)
+	if !ok {
+		return key, apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*len(key))
 	}
-	found := ""
-	p.Sessions.Range(func(e affinity.Entry) bool {
-		if keyHash(e.Session) == key {
-			found = e.Session
-		}
-		return found == ""
-	})
-	return found, nil
+	return key, nil
 }
 
 func getSession(r *http.Request, p *pool.Pool) (any, error) {
-	return viewNamed(r, p, p.Sessions.Peek)
-}
-
-func unbind(r *http.Request, p *pool.Pool) (any, error) {
-	return viewNamed(r, p, func(key string) (affinity.Binding, bool) {
-		for {
-			b, ok := p.Sessions.Peek(key)
-			if !ok {
-				return b, false
-			}
-			if b, ok = p.Sessions.Remove(key, b.Version); ok {
-				return b, true
-			} // else it was bound anew meanwhile
-		}
-	})
-}
-
-// viewNamed answers with the binding that get returns for the session in the path.
-func viewNamed(r *http.Request, p *pool.Pool, get func(string) (affinity.Binding, bool)) (any, error) {
 	key, err := sessionNamed(r, p)
 	if err != nil {
 		return nil, err
 	}
-	b, ok := get(key)
-	if !ok {
-		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
+	b, ok, err := p.Sessions.Peek(r.Context(), key)
+	switch {
+	case err != nil:
+		return nil, unreadStore(err)
+	case !ok:
+		return nil, errNoSession(p)
 	}
-	return viewSession(keyHash(key), b, dials(p), time.Now()), nil
+	return viewSession(key, &b, dials(p), time.Now()), nil
+}
+
+func unbind(r *http.Request, p *pool.Pool) (any, error) {
+	key, err := sessionNamed(r, p)
+	if err != nil {
+		return nil, err
+	}
+	b, ok, err := p.Sessions.Peek(r.Context(), key)
+	for found := ok; found && err == nil; found = b.Version != 0 {
+		if b, ok, err = p.Sessions.Unbind(r.Context(), key, b.Version); ok {
+			return viewSession(key, &b, dials(p), time.Now()), nil
+		} // else it was bound anew meanwhile
+	}
+	if err != nil {
+		return nil, unreadStore(err)
+	}
+	return nil, errNoSession(p)
+}
+
+func errNoSession(p *pool.Pool) error {
+	return apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
 }
 
 func explain(r *http.Request, p *pool.Pool) (any, error) {

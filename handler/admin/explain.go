@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/url"
@@ -152,7 +153,7 @@ func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 		return nil, err
 	}
 	defer p.Close()
-	return x.view(p, x.Dispatcher.Explain(r, p)), nil
+	return x.view(r.Context(), p, x.Dispatcher.Explain(r, p)), nil
 }
 
 func (x *Explainer) newExplanation() *explanation {
@@ -165,9 +166,9 @@ func (x *Explainer) newExplanation() *explanation {
 
 // view returns the choice that would be made for a planned request as the admin API
 // shows it.
-func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
+func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e := x.newExplanation()
-	e.Plan, e.Unit = viewPlan(x.Pool, p), c.Unit
+	e.Plan, e.Unit = viewPlan(ctx, x.Pool, p), c.Unit
 	if own := c.Refused; own != nil {
 		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
 	}
@@ -268,7 +269,7 @@ func why(p *plan.Plan, c *dispatch.DryChoice) string {
 	return text
 }
 
-func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
+func viewPlan(ctx context.Context, of *pool.Pool, p *plan.Plan) *planView {
 	v := &planView{
 		Model: p.Model, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
 		PromptTokens: p.Score.Tokens, TokensEstimated: p.Score.Tokens > 0,
@@ -287,10 +288,11 @@ func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 		v.PromptKind = promptKinds[p.Request.Kind]
 		v.TokensEstimated = p.Request.Kind != api.Tokens && p.Score.Tokens > 0
 	}
-	if key := p.Session.Key; key != "" {
-		v.Session = &sessionView{KeyHash: keyHash(key)}
-		if b, ok := of.Sessions.Peek(key); ok {
-			*v.Session = viewSession(v.Session.KeyHash, b, dials(of), time.Now())
+	if p.Session.Key != "" {
+		key := of.Sessions.Key(p.Session.Key)
+		v.Session = &sessionView{KeyHash: key.String()}
+		if b, ok, _ := of.Sessions.Peek(ctx, key); ok {
+			*v.Session = viewSession(key, &b, dials(of), time.Now())
 		}
 	}
 	return v

@@ -42,7 +42,7 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 		ids = x.askTokens(r, p, c.Workers[c.Picked.Chosen])
 		c = x.explainTokens(r, p, c, ids)
 	}
-	answer, err := x.encodeQuery(p, c, ids)
+	answer, err := x.encodeQuery(r.Context(), p, c, ids)
 	if err != nil {
 		return err
 	}
@@ -75,14 +75,14 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
+func (x *Explainer) encodeQuery(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, target.Worker, target.Rank)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}
 	if p.Ext.QueryExplains() {
-		why, err := json.Marshal(x.view(p, c))
+		why, err := json.Marshal(x.view(ctx, p, c))
 		if err != nil {
 			return nil, fmt.Errorf("encoding the explanation: %w", err)
 		}

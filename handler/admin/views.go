@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -299,15 +298,9 @@ func dials(p *pool.Pool) map[kvscore.Target]string {
 	return list
 }
 
-func viewSession(hash string, b affinity.Binding, dials map[kvscore.Target]string, t time.Time) sessionView {
+func viewSession(key affinity.Key, b *affinity.Binding, dials map[kvscore.Target]string, t time.Time) sessionView {
 	return sessionView{
-		KeyHash: hash, Bound: true, Worker: b.Target.Worker, Dial: dials[b.Target], Rank: b.Target.Rank,
+		KeyHash: key.String(), Bound: true, Worker: b.Target.Worker, Dial: dials[b.Target], Rank: b.Target.Rank,
 		Kind: b.Kind.String(), TTL: b.TTL.Seconds(), Expires: b.Expires.Sub(t).Seconds(),
 	}
 }
-
-// keyHashBytes is how much of a key's digest is shown.
-const keyHashBytes = 8
-
-// keyHash returns what a session's key is shown as.
-func keyHash(key string) string { return nvext.Digest([]byte(key))[:2*keyHashBytes] }

@@ -20,11 +20,10 @@ type delivery struct {
 	attempt          *attempt
 	body             *response.Body
 
-	header    time.Time // when a plain answer's header came
-	alive     time.Time // the lease's latest sign of life
-	refreshed time.Time // when the session's binding was
-	tokens    int       // events with tokens so far
-	waits     bool      // for the worker
+	header time.Time // when a plain answer's header came
+	alive  time.Time // the lease's latest sign of life
+	tokens int       // events with tokens so far
+	waits  bool      // for the worker
 }
 
 // deliver prepares an answer for the client.
@@ -43,8 +42,9 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		return resp
 	}
 	if resp.StatusCode < 300 {
-		d.commit()
+		d.commit(req.Context())
 	}
+	d.use.Yield() // if it has not bound the session
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
 		d.FallBack(fallbackUnmerged)
 	}
@@ -57,7 +57,6 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
-		o.refreshed = time.Now()
 		opts.Stream = body.MediaType(resp.Header) == body.EventStream
 		if body.Compressed(resp.Header) {
 			d.FallBack(fallbackUnreadable)
@@ -166,10 +165,6 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	}
 	o.tokens = tokens
 	a.lease.Output(t, int64(tokens))
-	if o.d.session != "" && t.Sub(o.refreshed) > o.d.sessionTTL()/4 {
-		o.refreshed = t
-		o.d.refreshBinding()
-	}
 }
 
 func (o *delivery) FirstToken(t time.Time) {

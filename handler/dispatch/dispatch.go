@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -70,12 +71,13 @@ type tries struct {
 
 // binding is what the session's binding was when last seen.
 type binding struct {
-	session string // the key that the session is bound by; empty if none
-	bound   uint64 // its version; 0 if there is none
-	home    uint64 // the same of plan.Session.Key, which may be another key
-	seenAt  kvscore.Target
-	keptFor time.Duration // its time to live
-	away    bool          // this turn goes elsewhere, and the session's worker stays bound
+	use     affinity.Use     // the request's part in the session; none if it must not bind it
+	session affinity.Key     // of the binding
+	bound   affinity.Binding // zero if there is none
+	state   affinity.State
+	first   affinity.Entry // the same of plan.Session.Key, which may have another key
+	waited  bool           // for a concurrent first request of the session
+	away    bool           // this turn goes elsewhere, and the session's worker stays bound
 }
 
 // outgoing is what workers are sent.
@@ -272,6 +274,7 @@ func (d *Dispatch) End() *Report {
 	if d.attempt != nil {
 		d.endLast()
 	}
+	_ = d.use.End(context.Background(), 0) // if endLast has not
 	report := d.report()
 	d.trace.end(report)
 	return report

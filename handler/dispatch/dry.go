@@ -80,6 +80,7 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 		}
 		return c
 	}
+	d.findSession(r.Context())
 	bound := d.boundPosition()
 	targets := make([]kvscore.Target, 0, len(d.scratch.Targets))
 	for _, ref := range d.scratch.Targets {
@@ -104,11 +105,11 @@ func (c *DryChoice) Overlap() (most int64) {
 // homeOf returns the session's target in a choice; nil if there is none. chosen is the
 // position of the chosen target.
 func (d *Dispatch) homeOf(chosen int) *DryHome {
-	if d.bound == 0 {
+	if !d.homed() {
 		return nil
 	}
 	sel := &d.scratch.Sel
-	h := &DryHome{Target: d.seenAt, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
+	h := &DryHome{Target: d.bound.Target, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
 	h.Stays = chosen == sel.Home || d.away || d.mayLeave() && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)

@@ -29,8 +29,8 @@ func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
 func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
 	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
-	if d.seenAt == a.lease.Target() {
-		d.Pool.Sessions.Remove(d.session, d.bound)
+	if d.bound.Target == a.lease.Target() {
+		d.unbind(d.session, d.bound.Version)
 	}
 }
 

@@ -13,10 +13,7 @@ import (
 // taints and the session's target.
 func (d *Dispatch) score() *kvscore.Request {
 	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
-	var home kvscore.Target
-	if d.bound != 0 {
-		home = d.seenAt
-	}
+	home := d.bound.Target
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &d.plan.Score
 	}
@@ -113,7 +110,7 @@ func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
 	switch {
 	case d.pinned():
 		return d.only.reason
-	case bound >= 0 || d.bound != 0 && c.Target == d.seenAt:
+	case bound >= 0 || d.homed() && c.Target == d.bound.Target:
 		return reasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap

@@ -127,9 +127,10 @@ func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ htt
 // ask again later.
 func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
+	d.use.Yield() // the attempt has not bound the session
 	d.takeScratch()
 	defer d.returnScratch()
-	d.offered, d.retryWanted, d.answer = offered, false, nil
+	d.offered, d.retryWanted, d.answer, d.waited = offered, false, nil, false
 	for {
 		t := time.Now()
 		found := d.candidates(d.offered, t)
@@ -139,6 +140,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 		}
 		if !found && len(d.scratch.Full) == 0 {
 			if d.anotherRound() {
+				d.use.Yield()
 				if !d.withoutScratch(ctx, d.pause) {
 					d.wait.left = ctx.Err()
 					return d.leave()
@@ -152,6 +154,12 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 			}
 		}
 		if found {
+			if d.findSession(ctx); d.awaitsFirst() {
+				if !d.withoutScratch(ctx, d.awaitFirst) {
+					return d.leave()
+				}
+				continue
+			}
 			if up := d.book(t); up != nil {
 				return up
 			}
@@ -159,6 +167,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 				continue // the worker has just filled up
 			}
 		}
+		d.use.Yield() // so that no request waits for one that is queued
 		if !d.withoutScratch(ctx, d.await) {
 			return d.leave()
 		}
@@ -204,6 +213,7 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	}
 	d.attempts++
 	d.last = d.scratch.Upstreams[i]
+	d.use.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
 	d.show(a)
 	d.trace.selected(d, a, t)

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -11,24 +12,73 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// boundTo looks up the target that the session is bound to; the zero Target if there is none.
-func (d *Dispatch) boundTo() (none kvscore.Target) {
-	d.session, d.away, d.bound, d.home = d.plan.Session.Key, false, 0, 0
-	if d.session == "" {
-		return none
+// findSession looks up what the session is bound to. A request that may bind the session
+// becomes a live request of it.
+func (d *Dispatch) findSession(ctx context.Context) {
+	d.away, d.state, d.bound = false, affinity.Free, affinity.Binding{}
+	if d.plan.Session.Key == "" {
+		return
 	}
-	b, ok := d.Pool.Sessions.Peek(d.session)
-	d.home = b.Version
-	if ok && d.servesOthers(b.Target) {
+	if d.first.Key == (affinity.Key{}) {
+		d.first.Key = d.Pool.Sessions.Key(d.plan.Session.Key)
+	}
+	d.find(ctx, d.first.Key)
+	d.first.Binding = d.bound
+	if d.state == affinity.Bound && d.servesOthers(d.bound.Target) {
 		// The session uses several models; this one is bound by itself.
-		d.session = plan.ModelKey(d.session, d.plan.Model)
-		b, ok = d.Pool.Sessions.Peek(d.session)
+		d.find(ctx, d.Pool.Sessions.Key(plan.ModelKey(d.plan.Session.Key, d.plan.Model)))
 	}
-	if !ok {
-		return none
+}
+
+func (d *Dispatch) find(ctx context.Context, key affinity.Key) {
+	store := d.Pool.Sessions.Sessions
+	d.session = key
+	var err error
+	if d.binds() {
+		if !d.use.Begun(key) {
+			_ = d.use.End(ctx, 0)
+			store.Begin(&d.use, key)
+		}
+		d.bound, d.state, err = d.use.Find(ctx, 0)
+	} else {
+		var ok bool
+		d.bound, ok, err = store.Peek(ctx, key)
+		d.state = affinity.Free
+		if ok {
+			d.state = affinity.Bound
+		}
 	}
-	d.bound, d.seenAt, d.keptFor = b.Version, b.Target, b.TTL
-	return b.Target
+	if err != nil { // it is routed as if it had no session
+		d.FallBack(fallbackUnbound)
+		_ = d.use.End(ctx, 0)
+	}
+}
+
+// binds returns whether the request binds its session.
+func (d *Dispatch) binds() bool {
+	return !d.dry && d.plan.Request != nil && !d.plan.Session.Final
+}
+
+// homed returns whether the session has a target: it is bound, or a concurrent first request
+// has chosen one.
+func (d *Dispatch) homed() bool {
+	return d.state == affinity.Bound || d.state == affinity.Following
+}
+
+// awaitsFirst returns whether the request waits for a concurrent first request of its session,
+// which it does once an attempt. It does not if it is pinned, or already holds a place on a worker.
+func (d *Dispatch) awaitsFirst() bool {
+	return !d.waited && d.use.Begun(d.session) && d.state != affinity.Bound && d.state != affinity.Opening &&
+		!d.pinned() && d.wait.granted == nil
+}
+
+// awaitFirst waits for a concurrent first request of the session. It returns false if the
+// client left meanwhile.
+func (d *Dispatch) awaitFirst(ctx context.Context) bool {
+	d.waited = true
+	_, d.state, _ = d.use.Find(ctx, affinity.Patience) // findSession reads all, and any error
+	d.wait.left = ctx.Err()
+	return d.wait.left == nil
 }
 
 // mayLeave returns whether the policy may leave the session's worker. It may not if the
@@ -53,64 +103,65 @@ func (d *Dispatch) sessionTTL() time.Duration {
 	if idle := d.plan.Session.TTL; idle > 0 {
 		return idle
 	}
-	if d.bound != 0 {
-		return d.keptFor // that of an earlier turn
+	if d.bound.Version != 0 {
+		return d.bound.TTL // that of an earlier turn
 	}
 	return d.Pool.Settings.Load().TTL
 }
 
-// commit binds the session to the target that answers it, or refreshes its binding.
-func (d *Dispatch) commit() {
-	if d.session == "" || d.plan.Request == nil || d.plan.Session.Final {
-		return
-	}
-	if d.away {
-		d.refreshBinding() // it stays bound for its next turn
-		return
+// commit binds the session to the target that answers it.
+func (d *Dispatch) commit(ctx context.Context) {
+	if !d.use.Begun(d.session) || d.away {
+		return // a session that is bound elsewhere stays there for its next turn
 	}
 	target, idle := d.attempt.lease.Target(), d.plan.Session.TTL
-	if d.bound != 0 && d.seenAt == target {
-		b, ok := d.Pool.Sessions.Get(d.session)
-		if d.bound, d.seenAt, d.keptFor = b.Version, b.Target, b.TTL; ok && (idle == 0 || idle == b.TTL) {
-			return
-		}
-		// The binding has just expired, or its time to live changes.
-	}
-	b, _, err := d.Pool.Sessions.CompareAndSwap(d.session, d.bound, target, d.sessionTTL(), affinity.RouterOnly)
-	if err != nil {
-		d.FallBack(fallbackUnbound) // the store is full of others' sessions
+	if d.bound.Version != 0 && d.bound.Target == target && (idle == 0 || idle == d.bound.TTL) {
 		return
 	}
-	d.bound, d.seenAt, d.keptFor = b.Version, b.Target, b.TTL
+	b, _, err := d.use.Bind(ctx, d.bound.Version, affinity.Want{
+		Target: target, TTL: d.sessionTTL(), Scope: d.plan.Session.Scope, Kind: affinity.RouterOnly,
+	})
+	if err != nil {
+		d.FallBack(fallbackUnbound) // live requests of others use all bindings
+		return
+	}
+	d.bound = b
 }
 
-// endTurn refreshes the session's binding. The client's last turn removes the bindings seen
-// at the choice, but no newer ones. If no worker computed the turn, the client will repeat
-// it.
+// endTurn ends the request's part in the session, and restarts the binding's time to live. The
+// client's last turn removes the bindings seen at the choice, but no newer ones. If no worker
+// computed the turn, the client will repeat it.
 func (d *Dispatch) endTurn(computed bool) {
 	switch {
-	case d.session == "":
+	case d.plan.Session.Key == "":
 	case d.plan.Session.Final:
-		d.Pool.Sessions.Remove(d.session, d.bound)
-		d.Pool.Sessions.Remove(d.plan.Session.Key, d.home)
+		d.unbind(d.session, d.bound.Version)
+		d.unbind(d.first.Key, d.first.Version)
 	case computed:
-		d.refreshBinding()
+		_ = d.use.End(context.Background(), d.bound.Version) // also if the client has left
+	}
+}
+
+// unbind ends a binding, if it still has the version.
+func (d *Dispatch) unbind(key affinity.Key, v affinity.Version) {
+	if v != 0 {
+		_, _, _ = d.Pool.Sessions.Unbind(context.Background(), key, v)
 	}
 }
 
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
 func (d *Dispatch) boundPosition() int {
-	target := d.boundTo()
+	target := d.bound.Target
 	if d.pinned() {
 		if len(d.scratch.Targets) != 1 {
 			return -1 // the policy chooses among the ranks
 		}
 		// a session that is bound to another target stays bound there
-		d.away = d.bound != 0 && target != d.scratch.Targets[0].Target
+		d.away = d.homed() && target != d.scratch.Targets[0].Target
 		return 0
 	}
-	if d.bound == 0 {
+	if !d.homed() {
 		return -1
 	}
 	// a worker that is left out because it is full keeps the session
@@ -120,6 +171,3 @@ func (d *Dispatch) boundPosition() int {
 	}
 	return slices.IndexFunc(d.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }
-
-// refreshBinding starts the time to live of the session's binding anew.
-func (d *Dispatch) refreshBinding() { d.Pool.Sessions.Get(d.session) }

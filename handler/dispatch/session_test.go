@@ -14,22 +14,25 @@ import (
 func TestLastTurnSparesANewerBinding(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		h := benchHandler(t)
-		store := h.pool.Sessions
+		store := &h.pool.Sessions
+		key := store.Key("s")
 		bind := func(worker uint64) {
-			if _, err := store.Put("s", kvscore.Target{Worker: worker}, time.Hour, affinity.RouterOnly); err != nil {
-				t.Fatal(err)
+			b, _, _ := store.Peek(t.Context(), key)
+			want := affinity.Want{Target: kvscore.Target{Worker: worker}, TTL: time.Hour}
+			if _, ok, err := store.Bind(t.Context(), key, b.Version, want); !ok || err != nil {
+				t.Fatal(ok, err)
 			}
 		}
 		bind(1)
 		d := newTestDispatch(h, &plan.Plan{Session: plan.Session{Key: "s", Final: true}})
-		if at := d.boundTo(); at.Worker != 1 {
-			t.Fatalf("bound to %s", at)
+		if d.findSession(t.Context()); d.bound.Target.Worker != 1 {
+			t.Fatalf("bound to %s", d.bound.Target)
 		}
 		if anew {
 			bind(2)
 		}
 		d.endTurn(true)
-		if b, ok := store.Peek("s"); ok != anew || anew && b.Target.Worker != 2 {
+		if b, ok, _ := store.Peek(t.Context(), key); ok != anew || anew && b.Target.Worker != 2 {
 			t.Errorf("bound anew %v: after the last turn %+v, %v", anew, b, ok)
 		}
 	}

@@ -10,11 +10,13 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/zeebo/xxh3"
 )
 
 // Session is the session that the request is a turn of.
 type Session struct {
-	Key   string        // of its binding; empty if there is no session
+	Key   string        // names its binding; empty if there is no session
+	Scope uint32        // of its tenant; 0 if it belongs to none
 	TTL   time.Duration // of its binding, as the client asks; 0 if it does not
 	Final bool          // it ends with this turn
 	Held  bool          // the engine itself holds the session's state
@@ -73,7 +75,7 @@ func (rd *Reader) session(h http.Header, req *api.Request, ext *nvext.Ext) Sessi
 		if s.Held = req.SessionHeld || ext.SessionParams.ID != ""; rd.HeldOnly && !s.Held {
 			break
 		}
-		s.Key = TenantKey(req.Salt, key)
+		s.Key, s.Scope = TenantKey(req.Salt, key), tenantScope(req.Salt)
 		return s
 	}
 	return Session{}
@@ -107,6 +109,15 @@ func TenantKey(salt, key string) string {
 		return keptKey(key)
 	}
 	return bounded(ownTenant + strconv.Itoa(len(salt)) + ":" + salt + key)
+}
+
+// tenantScope returns the scope of a salt's sessions, which share the room for bindings with
+// other tenants'. Two salts may have one scope.
+func tenantScope(salt string) uint32 {
+	if salt == "" {
+		return 0
+	}
+	return max(uint32(xxh3.HashString(salt)), 1) //nolint:gosec // half of it is enough
 }
 
 // ModelKey returns the key of a session for one of its models.

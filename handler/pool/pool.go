@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,7 +40,7 @@ type Pool struct {
 	prompts
 	configs
 
-	Sessions    *affinity.Ristretto
+	Sessions    sessions
 	Responses   responses
 	Queue       queue
 	Spending    spending
@@ -84,7 +83,7 @@ type configs struct {
 
 // New makes a pool and begins its upkeep.
 func New(name string, s *Settings) (*Pool, error) {
-	sessions, err := affinity.NewRistretto(affinity.Options{MaxSessions: s.MaxSessions, MaxBytes: sessionBytes(s.MaxSessions)})
+	sessions, err := newSessions(s.MaxSessions)
 	if err != nil {
 		return nil, err
 	}
@@ -105,9 +104,6 @@ func New(name string, s *Settings) (*Pool, error) {
 	go p.maintain()
 	return p, nil
 }
-
-// sessionBytes returns the memory for n sessions with keys of usual length, in bytes.
-func sessionBytes(n int) int64 { return max(int64(n)*384, 1<<20) }
 
 func (s *Settings) schedulerSettings() kvscore.Settings {
 	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
@@ -163,7 +159,7 @@ func (p *Pool) Apply(s *Settings) bool {
 			runtime.Gosched()
 		}
 	}()
-	p.Sessions.SetLimits(s.MaxSessions, sessionBytes(s.MaxSessions))
+	p.Sessions.store.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
 	for dial, w := range p.Workers {
 		set := s.Worker(dial)

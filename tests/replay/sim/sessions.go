@@ -1,8 +1,9 @@
 package sim
 
 import (
+	"context"
+	"encoding/binary"
 	"fmt"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -30,12 +31,16 @@ func newSessions() (*sessions, error) {
 	return s, err
 }
 
-func sessionKey(session int) string { return strconv.Itoa(session) }
+// sessionKey returns the key of a session's binding.
+func sessionKey(session int) (k affinity.Key) {
+	binary.BigEndian.PutUint64(k[:], uint64(session)+1) //nolint:gosec // not negative
+	return k
+}
 
 // bound returns the engine that the session is bound to, -1 if there is none, and
 // the version of the binding.
-func (s *sessions) bound(session int) (at int, version uint64) {
-	b, ok := s.store.Peek(sessionKey(session))
+func (s *sessions) bound(session int) (at int, version affinity.Version) {
+	b, ok, _ := s.store.Peek(context.Background(), sessionKey(session))
 	if !ok {
 		return -1, 0
 	}
@@ -44,12 +49,14 @@ func (s *sessions) bound(session int) (at int, version uint64) {
 
 // answered binds the session to the target that answers it, or keeps it there,
 // unless another turn has bound it since this one was placed.
-func (s *sessions) answered(session int, version uint64, t kvscore.Target) error {
-	if _, _, err := s.store.CompareAndSwap(sessionKey(session), version, t, sessionTTL, affinity.RouterOnly); err != nil {
+func (s *sessions) answered(session int, version affinity.Version, t kvscore.Target) error {
+	if _, _, err := s.store.Bind(context.Background(), sessionKey(session), version, affinity.Want{Target: t, TTL: sessionTTL}); err != nil {
 		return fmt.Errorf("binding session %d: %w", session, err)
 	}
 	return nil
 }
 
 // ended renews the binding at the end of a turn.
-func (s *sessions) ended(session int) { s.store.Get(sessionKey(session)) }
+func (s *sessions) ended(session int) {
+	_, _, _ = s.store.Get(context.Background(), sessionKey(session)) //nolint:dogsled // one that lapsed stays so
+}

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
@@ -55,10 +56,10 @@ var epoch = time.Unix(1_700_000_000, 0)
 type request struct {
 	engine.Job
 	lease   *kvscore.Lease
-	version uint64 // of the session's binding
-	at      int    // engine
-	booked  int    // blocks of prompt and answer that the lease was told of
-	away    bool   // from the session's home, where its next turn is at home again
+	version affinity.Version // of the session's binding
+	at      int              // engine
+	booked  int              // blocks of prompt and answer that the lease was told of
+	away    bool             // from the session's home, where its next turn is at home again
 	arrived time.Duration
 	first   time.Duration
 }

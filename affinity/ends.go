@@ -3,7 +3,7 @@ package affinity
 import "sync"
 
 type event struct {
-	session string
+	key     Key
 	binding Binding
 	why     Reason
 }
@@ -17,20 +17,18 @@ type event struct {
 //
 // A nil queue delivers nothing.
 type queue struct {
-	deliver func(session string, b Binding, why Reason)
+	deliver func(key Key, b Binding, why Reason)
 	wake    chan struct{} // capacity 1: events were added, or the queue closed
 	done    chan struct{} // closed when the delivering goroutine has ended
 
-	mu        sync.Mutex
-	events    []event
-	claimed   int
-	bytes     int64
-	maxClaims int
-	maxBytes  int64
-	closed    bool
+	mu      sync.Mutex
+	events  []event
+	claimed int
+	limit   int // of claimed
+	closed  bool
 }
 
-func newQueue(deliver func(string, Binding, Reason)) *queue {
+func newQueue(deliver func(Key, Binding, Reason)) *queue {
 	q := &queue{
 		deliver: deliver,
 		wake:    make(chan struct{}, 1),
@@ -43,42 +41,39 @@ func newQueue(deliver func(string, Binding, Reason)) *queue {
 // spareClaims lets a small store end many bindings at once.
 const spareClaims = 1024
 
-// setLimits makes room for as many undelivered ends as there can be bindings. It never
+// setLimit makes room for as many undelivered ends as there can be bindings. It never
 // reduces the room, because each live binding has claimed a place.
-func (q *queue) setLimits(maxSessions int, maxBytes int64) {
+func (q *queue) setLimit(maxSessions int) {
 	if q == nil {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.maxClaims = max(q.maxClaims, 2*maxSessions+spareClaims)
-	q.maxBytes = max(q.maxBytes, 2*maxBytes+spareClaims*entryOverhead)
+	q.limit = max(q.limit, 2*maxSessions+spareClaims)
 }
 
 // claim reserves the place of one end.
-func (q *queue) claim(cost int64) bool {
+func (q *queue) claim() bool {
 	if q == nil {
 		return true
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.claimed >= q.maxClaims || q.bytes+cost > q.maxBytes {
+	if q.claimed >= q.limit {
 		return false
 	}
 	q.claimed++
-	q.bytes += cost
 	return true
 }
 
 // settle gives a place back.
-func (q *queue) settle(cost int64) {
+func (q *queue) settle() {
 	if q == nil {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.claimed--
-	q.bytes -= cost
 }
 
 // push adds an end that has a claimed place.
@@ -106,8 +101,8 @@ func (q *queue) run() {
 			if q.isClosed() {
 				return
 			}
-			q.deliver(ev.session, ev.binding, ev.why)
-			q.settle(entryOverhead + int64(len(ev.session)))
+			q.deliver(ev.key, ev.binding, ev.why)
+			q.settle()
 		}
 		if q.isClosed() {
 			return

@@ -1,0 +1,109 @@
+package affinity
+
+import (
+	"testing"
+	"time"
+)
+
+// TestOneScopeTakesItsShare floods the store from one scope: that evicts its own bindings,
+// those that have been idle longest, and no others.
+func TestOneScopeTakesItsShare(t *testing.T) {
+	var c fakeClock
+	r := open(t, Options{Clock: c.now, MaxSessions: 1000, Share: 0.25})
+	keys := numbered(6000)
+	add := func(n int, scope uint32) {
+		t.Helper()
+		for _, k := range keys[:n] {
+			c.advance(1)
+			if _, ok, err := r.Bind(background, k, 0, Want{Target: on(1), TTL: time.Hour, Scope: scope}); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+		keys = keys[n:]
+	}
+	held := func(scope uint32, n int) {
+		t.Helper()
+		got := 0
+		for _, e := range all(r) {
+			if e.Scope == scope {
+				got++
+			}
+		}
+		if got != n || r.roster.counts[scope] != n {
+			t.Fatalf("scope %d holds %d, counts %d, want %d", scope, got, r.roster.counts[scope], n)
+		}
+	}
+	add(100, 1)
+	add(2000, 2)
+	held(1, 100)
+	held(2, 250)
+	add(2000, 0) // scope 0 takes what the others leave
+	held(1, 100)
+	held(2, 250)
+	held(0, 650)
+	add(100, 1) // below its share: the longest idle make room, which are those of 1 and 2
+	if r.Len() != 1000 {
+		t.Fatalf("holds %d", r.Len())
+	}
+	r.SetMaxSessions(100)
+	if n := r.roster.counts; n[1] > 25 || n[2] > 25 || r.Len() != n[0]+n[1]+n[2] || n[0] == 0 {
+		t.Fatalf("lowered, holds %d: %v", r.Len(), n)
+	}
+	for _, e := range all(r) {
+		if _, ok, _ := r.Unbind(background, e.Key, e.Version); !ok {
+			t.Fatal("not unbound")
+		}
+	}
+	if len(r.roster.counts) != 0 {
+		t.Errorf("counts scopes without bindings: %v", r.roster.counts)
+	}
+}
+
+// TestFloodSparesTheLive fills a store while requests use some bindings. These stay, although
+// they have been idle longest. Only if all are in use is a newcomer refused.
+func TestFloodSparesTheLive(t *testing.T) {
+	var c fakeClock
+	r := open(t, Options{Clock: c.now, MaxSessions: 200})
+	s := NewSessions(r)
+	keys := numbered(20_000)
+	uses := make([]Use, 150)
+	for i := range uses {
+		bindUse(t, s, &uses[i], keys[i])
+	}
+	for _, k := range keys[len(uses):] {
+		c.advance(1)
+		if _, ok, err := r.Bind(background, k, 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	for i := range uses {
+		if b, ok, _ := r.Peek(background, keys[i]); !ok || b.Target != on(1) {
+			t.Fatalf("session %d was evicted", i)
+		}
+		_ = uses[i].End(background, 0)
+	}
+	all := make([]Use, 200)
+	for i := range all {
+		c.advance(1)
+		bindUse(t, s, &all[i], keys[i])
+	}
+	if _, _, err := r.Bind(background, keys[300], 0, want(on(2), time.Hour, RouterOnly)); err != ErrFull {
+		t.Errorf("all are in use: %v", err)
+	}
+	for i := range 20 {
+		_ = all[i].End(background, 0)
+	}
+	c.advance(1)
+	if _, ok, err := r.Bind(background, keys[300], 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
+		t.Errorf("some are free: %v, %v", ok, err)
+	}
+	for i := 20; i < len(all); i++ {
+		if _, ok, _ := r.Peek(background, keys[i]); !ok {
+			t.Error("one that is in use was evicted")
+		}
+	}
+	r.SetMaxSessions(10)
+	if r.Len() != 10 {
+		t.Errorf("the operator's limit is 10, holds %d", r.Len())
+	}
+}
