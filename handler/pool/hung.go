@@ -49,11 +49,9 @@ type progress struct {
 
 	suspected int // checks in a row that found the worker hung; only the upkeep uses it
 
-	mu          sync.Mutex
-	streams     []*Stream     // attempts of WorkStream
-	silent      int           // number of attempts of WorkSilent
-	silentSince time.Time     // since when there are any
-	longest     time.Duration // that one of them took to answer
+	mu      sync.Mutex
+	streams []*Stream // attempts of WorkStream
+	silent  int       // number of attempts of WorkSilent
 }
 
 // started is the zero of ticks. It has a monotonic reading, so a change of the system's
@@ -78,9 +76,6 @@ func (f *progress) Begin(s *Stream) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if s.Work == WorkSilent {
-		if f.silent == 0 {
-			f.silentSince = s.Begun
-		}
 		f.silent++
 		return
 	}
@@ -97,9 +92,6 @@ func (f *progress) End(s *Stream) {
 	defer f.mu.Unlock()
 	if s.Work == WorkSilent {
 		f.silent--
-		if f.LastOutput.Load() >= Ticks(s.Begun) {
-			f.longest = max(f.longest, time.Since(s.Begun))
-		}
 		return
 	}
 	last := len(f.streams) - 1
@@ -148,10 +140,9 @@ type silence struct {
 	ahead   int64          // that prefill, in tokens
 	streams int            // number of streams that wait
 	silent  int            // number of attempts of WorkSilent
-	quiet   bool           // there are no streams
 }
 
-// silence returns the worker's silence. waited is false if no attempt waits for output.
+// silence returns the worker's silence. waited is false if no stream waits for output.
 func (f *progress) silence() (s silence, waited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,10 +154,7 @@ func (f *progress) silence() (s silence, waited bool) {
 			s.streams++
 		}
 	}
-	s.silent, s.quiet = f.silent, len(f.streams) == 0
-	if s.quiet {
-		s.since = f.silentSince
-	}
+	s.silent = f.silent
 	if last := tickTime(f.LastOutput.Load()); s.since.Before(last) {
 		s.since = last
 	}
@@ -176,7 +164,7 @@ func (f *progress) silence() (s silence, waited bool) {
 			s.ahead, s.target = a.Ahead, a.Target
 		}
 	}
-	return s, s.streams > 0 || s.quiet && s.silent > 0
+	return s, s.streams > 0
 }
 
 const (
@@ -194,26 +182,7 @@ const (
 	hungSilent = 4
 	// leastRate is the assumed prefill rate of a worker without timings, in tokens a second.
 	leastRate = 500.0
-	// quietAfter is the least silence of a hung worker without streams. The silence must
-	// also be quietAnswers times the pool's longest answer, or quietUnknown before the first.
-	quietAfter   = time.Minute
-	quietAnswers = 4
-	quietUnknown = 5 * time.Minute
 )
-
-// quietFor returns how long a worker without streams may be silent.
-func (p *Pool) quietFor(workers []*Worker) time.Duration {
-	var longest time.Duration
-	for _, w := range workers {
-		w.Progress.mu.Lock()
-		longest = max(longest, w.Progress.longest)
-		w.Progress.mu.Unlock()
-	}
-	if longest == 0 {
-		return quietUnknown
-	}
-	return max(quietAfter, quietAnswers*longest)
-}
 
 // Patience returns how long a target may be silent. ahead is its prefill in tokens, silent
 // the number of answers that it does not stream.
@@ -258,7 +227,7 @@ func (p *Pool) findHung(t time.Time) {
 			continue
 		}
 		s, waited := f.silence()
-		if !waited || !p.isTooLong(t, &s, workers, tickTime(others)) {
+		if !waited || !p.isTooLong(t, &s, tickTime(others)) {
 			f.suspected = 0
 		} else if f.suspected++; f.suspected >= hungChecks {
 			f.suspected = 0
@@ -269,15 +238,12 @@ func (p *Pool) findHung(t time.Time) {
 
 // isTooLong returns whether a worker's silence is longer than its work explains, while
 // another worker made progress. others is when that last was.
-func (p *Pool) isTooLong(t time.Time, s *silence, workers []*Worker, others time.Time) bool {
+func (p *Pool) isTooLong(t time.Time, s *silence, others time.Time) bool {
 	silent := t.Sub(s.since)
 	if silent < hungAfter {
 		return false
 	}
 	limit := p.Patience(s.target, s.ahead, s.silent)
-	if s.quiet {
-		limit = p.quietFor(workers)
-	}
 	return silent >= limit && others.After(s.since.Add(limit/2))
 }
 
