@@ -41,7 +41,7 @@ func (r reach) Away() bool { return r >= refusing }
 //	connected, was unreachable       | unresponsive  | a mark of absence gets window 1 now
 //	connected, was unknown           | reachable     | as before
 //	answer                           | reachable     | a mark of absence is removed
-//	failed request                   | as before     | down for 0.5 to 3 s, then window 1
+//	failed request, or hung          | as before     | down for 0.5 to 3 s, then window 1
 //	good answer after the first phase| reachable     | the window doubles
 type Health struct {
 	marked     atomic.Bool  // window is not 0; requests read it without the lock
@@ -222,14 +222,27 @@ func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) bool 
 	if h.window != 0 && begun.Before(h.until) {
 		return false // the attempt began before the mark
 	}
-	was := h.window == 0
+	return h.fail(now, wait, busy)
+}
+
+// markHung marks the worker down, whatever mark it has. Answers do not remove this mark: a server
+// may answer while its engine's core hangs.
+func (h *Health) markHung(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fail(now, 0, false)
+}
+
+// fail begins an ordinary mark. The caller holds the lock.
+func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell bool) {
+	wasWell = h.window == 0
 	down := min(max(firstDown<<min(h.fails, 8), wait), longest)
 	if !busy {
 		h.fails++
 	}
 	h.until, h.absent = now.Add(down), false
 	h.mark()
-	return was
+	return wasWell
 }
 
 // Succeed records a good answer, and returns whether it ended the worker's mark.

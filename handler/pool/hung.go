@@ -251,7 +251,7 @@ func (p *Pool) isTooLong(t time.Time, s *silence, others time.Time) bool {
 // request at a time, until one shows progress.
 func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
 	w.Progress.HungSince.Store(Ticks(t))
-	w.Health.Fail(t, t, 0, false)
+	w.Health.markHung(t)
 	p.Logger().Warn("worker hangs, and is marked down until something comes from it", zap.String("upstream", w.Dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
 	p.moveAway(w.Progress.movable()...)

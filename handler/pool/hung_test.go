@@ -226,6 +226,31 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 	}
 }
 
+// TestHungWorkerStaysMarkedWhenItsServerAnswers freezes a whole engine, so that it has a mark of
+// absence when it is found hung. Then its HTTP server answers again, and its core does not.
+func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, WorkStream, 10)
+	for range 30 {
+		f.a.Health.miss(f.now, Unresponsive)
+		f.pass(hungCheck, f.b)
+	}
+	if !f.a.Progress.IsHung() {
+		t.Fatal("the worker is not hung")
+	}
+	f.p.answered(f.a)
+	if f.a.Health.Available(f.now) {
+		t.Error("the worker is available at once")
+	}
+	f.now = f.now.Add(longest)
+	for want := range 2 {
+		if got := f.a.Health.Available(f.now); got != (want == 0) {
+			t.Errorf("available with %d requests: %v", want, got)
+		}
+		f.a.Health.Admit()
+	}
+}
+
 // TestUnheadedRequestsAreMoved has requests with and without a header on a
 // worker that hangs, and room elsewhere and a budget for some of them. Those that
 // have no room are left alone until there is some.
