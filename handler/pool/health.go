@@ -263,15 +263,15 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 	return true
 }
 
-// recordError records an answer with an error. It returns the recent errors, and their
-// share of the answers. The share is 1 after allErrors errors of the worker's own in a
-// row. Both are 0 until fewPrompts sessions or prompts had errors, because one client
-// alone must not mark a worker down.
+// recordError records an answer with an error. It returns the recent errors, and their share of
+// the answers. allErrors errors of the worker's own in a row do not decay, and their share is 1:
+// a worker of a quiet pool has few recent answers. Both results are 0 until fewPrompts sessions
+// or prompts had errors, because one client alone must not mark a worker down.
 func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.recent
-	if r.errors*r.keep(now) < 0.5 {
+	if r.inARow == 0 && r.errors*r.keep(now) < 0.5 {
 		r.blamed = distinct{}
 	}
 	r.add(now, 1)
@@ -283,7 +283,7 @@ func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, sha
 	case r.blamed.n < fewPrompts:
 		return 0, 0
 	case r.inARow >= allErrors:
-		return r.errors, 1
+		return float64(r.inARow), 1
 	}
 	return r.errors, r.errors / r.all
 }

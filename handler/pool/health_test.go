@@ -210,6 +210,22 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 	}
 }
 
+// TestErrorsInARowDoNotDecay has a worker of a quiet pool that answers only errors, with long
+// pauses between them.
+func TestErrorsInARowDoNotDecay(t *testing.T) {
+	for _, pause := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
+		var h Health
+		now := epoch
+		for n := 1; n <= allErrors; n++ {
+			errs, share := h.recordError(now, true, rand.Uint64())
+			if seen := worse(errs, share, 0); n < fewErrors && seen || n == allErrors && !seen {
+				t.Errorf("one error in %v: seen after %d: %v", pause, n, seen)
+			}
+			now = now.Add(pause)
+		}
+	}
+}
+
 // TestErrorsOfAllAreNobodysFault compares a worker with the others.
 func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 	for _, v := range []struct {
@@ -234,19 +250,20 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 // TestOneClientAloneShowsNothing has errors with few sessions or prompts, however
 // many.
 func TestOneClientAloneShowsNothing(t *testing.T) {
-	for different := 1; different <= fewPrompts; different++ {
+	for i := range 2 * fewPrompts {
+		different, own := i/2+1, i%2 == 0
 		var h Health
 		seen := false
 		for i := range 100 {
-			errs, share := h.recordError(epoch, true, uint64(i%different))
+			errs, share := h.recordError(epoch, own, uint64(i%different))
 			seen = seen || worse(errs, share, 0)
 		}
 		if want := different >= fewPrompts; seen != want {
 			t.Errorf("errors with %d prompts show that the worker is ill: %v", different, seen)
 		}
-		// what was long ago counts no more
+		// what was long ago counts no more, but for errors of the worker's own in a row
 		later := epoch.Add(10 * errorMemory)
-		if errs, _ := h.recordError(later, true, 100); errs != 0 {
+		if errs, _ := h.recordError(later, own, 100); errs != 0 && !own {
 			t.Errorf("%v errors after a long time", errs)
 		}
 	}
