@@ -299,11 +299,12 @@ func (r *answers) keep(now time.Time) float64 {
 	return math.Exp(-float64(now.Sub(r.at)) / float64(errorMemory))
 }
 
-// lately returns the recent answers and errors.
-func (h *Health) lately() (answers, errors float64) {
+// lately returns the recent answers and errors, decayed to now.
+func (h *Health) lately(now time.Time) (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.recent.all, h.recent.errors
+	keep := h.recent.keep(now)
+	return h.recent.all * keep, h.recent.errors * keep
 }
 
 // HealthState is a worker's health at one moment.

@@ -173,7 +173,7 @@ func TestErrorsFade(t *testing.T) {
 	}
 	now = now.Add(10 * errorMemory)
 	h.recordError(now, false, rand.Uint64())
-	if _, n := h.lately(); n < 1 || n > 1.01 {
+	if _, n := h.lately(now); n < 1 || n > 1.01 {
 		t.Errorf("%v errors of late, want the last one", n)
 	}
 	for range 99 {
@@ -182,7 +182,7 @@ func TestErrorsFade(t *testing.T) {
 	if _, share := h.recordError(now, false, rand.Uint64()); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
-	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
+	if n, e := h.lately(now); n < 100 || n > 102 || e < 2 || e > 2.01 {
 		t.Errorf("%v answers, %v errors of late; want 101 and 2", n, e)
 	}
 }
@@ -332,5 +332,38 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
 			}
 		}
+	}
+}
+
+// TestComparisonForgetsOldErrors has three workers. One failed everything before it was drained,
+// one gets no requests, and the third one fails now.
+func TestComparisonForgetsOldErrors(t *testing.T) {
+	a, b, c := new(Worker), new(Worker), new(Worker)
+	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: c}}
+	for n := range uint64(40) {
+		b.Health.recordError(epoch, true, n)
+	}
+	now, isWorse := epoch.Add(10*time.Minute), false
+	for n := range uint64(40) {
+		isWorse = a.isWorse(now, &Outcome{Own: true, Blame: n, Peers: rows})
+	}
+	if !isWorse {
+		t.Error("the worker that fails is not worse than the others")
+	}
+}
+
+// TestComparisonCountsEachWorkerOnce lists a failing worker twice among the peers.
+func TestComparisonCountsEachWorkerOnce(t *testing.T) {
+	a, b, c := new(Worker), new(Worker), new(Worker)
+	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: b, Repeated: true}, {Worker: c}}
+	isWorse := false
+	for n := range uint64(10) {
+		b.Health.recordError(epoch, false, n)
+		c.Health.Succeed(epoch, epoch)
+		c.Health.Succeed(epoch, epoch)
+		isWorse = a.isWorse(epoch, &Outcome{Blame: n, Peers: rows})
+	}
+	if !isWorse {
+		t.Error("a worker that fails all is not worse than others that fail a third")
 	}
 }

@@ -93,8 +93,8 @@ func (w *Worker) isWorse(t time.Time, o *Outcome) bool {
 	}
 	var answers, theirs float64
 	for _, row := range o.Peers {
-		if row.Worker != w {
-			n, e := row.Worker.Health.lately()
+		if row.Worker != w && !row.Repeated {
+			n, e := row.Worker.Health.lately(t)
 			answers, theirs = answers+n, theirs+e
 		}
 	}
