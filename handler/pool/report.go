@@ -17,13 +17,14 @@ type OutcomeKind uint8
 
 // The kinds of an Outcome. OutcomeNone is the zero value.
 const (
-	OutcomeNone     OutcomeKind = iota // nothing: the client left
-	OutcomeAnswered                    // an answer that shows nothing else yet
-	OutcomeGood                        // a first token, or a whole good answer
-	OutcomeRefused                     // nothing listens at the worker's address
-	OutcomeBroken                      // no answer, or an answer that broke off or came too late
-	OutcomeBusy                        // the worker answered that it takes no requests now
-	OutcomeErrored                     // an error that may be the worker's fault
+	OutcomeNone        OutcomeKind = iota // nothing: the client left
+	OutcomeAnswered                       // an answer that shows nothing else yet
+	OutcomeGood                           // a first token, or a whole good answer
+	OutcomeRefused                        // nothing listens at the worker's address
+	OutcomeUnreachable                    // the router cannot connect for another reason
+	OutcomeBroken                         // no answer, or an answer that broke off or came too late
+	OutcomeBusy                           // the worker answered that it takes no requests now
+	OutcomeErrored                        // an error that may be the worker's fault
 )
 
 // Outcome says what came of an attempt.
@@ -54,6 +55,8 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 	case OutcomeRefused:
 		w.Engine.AskAgain() // it may have restarted
 		p.away(w, refusing, o.Why)
+	case OutcomeUnreachable:
+		p.away(w, unreachable, o.Why)
 	case OutcomeBroken:
 		w.Engine.AskAgain()
 		p.markDown(w, t, &o)
