@@ -131,7 +131,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	w := h.pool.Worker("a:1")
-	d.attempt = &attempt{Stream: pool.Stream{Worker: w}, ended: true}
+	d.attempt = &attempt{Attempt: pool.Attempt{Worker: w}, ended: true}
 	for _, v := range []struct {
 		err  error
 		want pool.OutcomeKind

@@ -59,22 +59,22 @@ type watch struct {
 func (d *Dispatch) watched(req *http.Request) *http.Request {
 	a := d.attempt
 	probe := a.Worker.Progress.IsHung()
-	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
+	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probe {
 		return req
 	}
 	late := errFirstToken
 	var limit, pause time.Duration
-	if t := d.Timeouts; a.Work == pool.WorkStream {
+	if t := d.Timeouts; a.Kind == pool.KindStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	movable := d.movable()
 	if probe && movable {
 		// the request shows whether the worker still hangs, and must not wait for ever
-		silent := 0
-		if a.Work == pool.WorkSilent {
-			silent = 1
+		plain := 0
+		if a.Kind == pool.KindPlain {
+			plain = 1
 		}
-		if patience := d.Pool.Patience(a.lease.Target(), a.Ahead, silent); limit == 0 || patience < limit {
+		if patience := d.Pool.Patience(a.lease.Target(), a.Ahead, plain); limit == 0 || patience < limit {
 			limit, late = patience, errHangs
 		}
 	}
@@ -85,7 +85,7 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	w.ctx, w.cancel = context.WithCancelCause(req.Context())
 	a.watch = w
 	if movable {
-		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
+		a.Worker.Progress.Allow(&a.Attempt, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
 	}
 	if p := d.Pool; limit > 0 {
 		w.first = time.AfterFunc(limit, func() {
@@ -93,7 +93,7 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 				w.cancel(late)
 				return
 			}
-			p.MoveSoon(&a.Stream)
+			p.MoveSoon(&a.Attempt)
 		})
 	}
 	return req.WithContext(w.ctx)
@@ -120,7 +120,7 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 		err = a.answer.body.AwaitToken()
 	}
 	var ended *endedError
-	if a.Worker.Progress.Arrived(&a.Stream) {
+	if a.Worker.Progress.Arrived(&a.Attempt) {
 		ended = errHangs
 	}
 	if w.first != nil && !w.first.Stop() && w.late == errFirstToken {
