@@ -82,17 +82,17 @@ func (d *distinct) add(key uint64) {
 }
 
 const (
-	firstDown  = 500 * time.Millisecond
-	longest    = 3 * time.Second
-	fullWindow = 32
+	firstDown   = 500 * time.Millisecond
+	longestMark = 3 * time.Second
+	fullWindow  = 32
 	// growAfter is the time without a failure in which the window doubles.
 	growAfter = time.Second
 	// errorMemory is the age at which an answer counts a third.
 	errorMemory = 10 * time.Second
 	// fewErrors is the least number of errors that may mark a worker down.
 	fewErrors = 5
-	// unproven is how long the admin API shows a mark of a worker without requests.
-	unproven = time.Minute
+	// idleMarkShown is how long the admin API shows a mark of a worker without requests.
+	idleMarkShown = time.Minute
 	// fewUnanswered is how many requests of the router's own in a row must stay unanswered
 	// to mark a worker down.
 	fewUnanswered = 2
@@ -132,21 +132,21 @@ func (h *Health) room(now time.Time) int {
 // Reach returns whether the worker can be reached.
 func (h *Health) Reach() reach { return reach(h.reached.Load()) }
 
-// miss records that the worker is away, and marks it down. It returns the reach before,
-// and whether the worker was well.
-func (h *Health) miss(now time.Time, r reach) (before reach, was bool) {
+// recordAway records that the worker is away, and marks it down. It returns the reach
+// before, and whether the worker was well.
+func (h *Health) recordAway(now time.Time, r reach) (previous reach, wasWell bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	before = reach(h.reached.Swap(int32(r)))
-	if was = h.window == 0; was {
+	previous = reach(h.reached.Swap(int32(r)))
+	if wasWell = h.window == 0; wasWell {
 		h.absent = true
 		h.fails++
 		h.mark()
 	}
-	if until := now.Add(longest); until.After(h.until) {
+	if until := now.Add(longestMark); until.After(h.until) {
 		h.until = until
 	}
-	return before, was
+	return previous, wasWell
 }
 
 // mark begins a new mark. The caller holds the lock.
@@ -163,35 +163,35 @@ func (h *Health) unmark() {
 }
 
 // connected records that the router could connect. It returns the reach before.
-func (h *Health) connected(now time.Time) (before reach) {
+func (h *Health) connected(now time.Time) (previous reach) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	before = h.Reach()
-	if before == ReachUnknown {
+	previous = h.Reach()
+	if previous == ReachUnknown {
 		h.reached.Store(int32(reachable))
 	}
-	if before == refusing || before == unreachable {
+	if previous == refusing || previous == unreachable {
 		h.reached.Store(int32(Unresponsive))
 		if h.absent {
 			h.until = now
 		}
 	}
-	return before
+	return previous
 }
 
-// meet records that the worker answered, and removes a mark of absence. It returns the
-// reach before, and whether there was such a mark.
-func (h *Health) meet() (before reach, again bool) {
+// endAbsence records that the worker answered, and removes a mark of absence. It returns
+// the reach before, and whether there was such a mark.
+func (h *Health) endAbsence() (previous reach, wasAbsent bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unanswered.Store(0)
-	before = reach(h.reached.Swap(int32(reachable)))
-	if again = h.absent; again {
+	previous = reach(h.reached.Swap(int32(reachable)))
+	if wasAbsent = h.absent; wasAbsent {
 		h.unmark()
 		h.until = time.Time{}
 		h.number++
 	}
-	return before, again
+	return previous, wasAbsent
 }
 
 // Admit records that the worker gets a request. The caller passes the result to Leave.
@@ -216,7 +216,7 @@ func (h *Health) Leave(mark uint64) {
 // Fail records that an attempt failed, and returns whether the worker was well before.
 // wait is the worker's Retry-After, 0 if it sent none. A busy worker is not ill, so its
 // next mark is not longer.
-func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) bool {
+func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) (wasWell bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 && begun.Before(h.until) {
@@ -236,7 +236,7 @@ func (h *Health) markHung(now time.Time) {
 // fail begins an ordinary mark. The caller holds the lock.
 func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell bool) {
 	wasWell = h.window == 0
-	down := min(max(firstDown<<min(h.fails, 8), wait), longest)
+	down := min(max(firstDown<<min(h.fails, 8), wait), longestMark)
 	if !busy {
 		h.fails++
 	}
@@ -323,7 +323,7 @@ func (h *Health) State(now time.Time) HealthState {
 	defer h.mu.Unlock()
 	keep := h.recent.keep(now)
 	s := HealthState{
-		Well:  h.window == 0 || now.Sub(h.until) > unproven,
+		Well:  h.window == 0 || now.Sub(h.until) > idleMarkShown,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),
 		Answers: h.recent.all * keep, Errors: h.recent.errors * keep,

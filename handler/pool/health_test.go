@@ -13,7 +13,7 @@ var epoch = time.Unix(1_800_000_000, 0)
 func TestMarkGrowsWithEachFailure(t *testing.T) {
 	var h Health
 	now := epoch
-	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longest, longest} {
+	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longestMark, longestMark} {
 		if !h.Available(now) {
 			t.Fatalf("failure %d: not available before it", i+1)
 		}
@@ -39,7 +39,7 @@ func TestMarkIsAsLongAsTheWorkerAsks(t *testing.T) {
 		{0, firstDown},
 		{time.Millisecond, firstDown},
 		{2 * time.Second, 2 * time.Second},
-		{time.Hour, longest},
+		{time.Hour, longestMark},
 	} {
 		var h Health
 		now := epoch
@@ -139,7 +139,7 @@ func TestWorkerThatAnswersIsLetBackWithTime(t *testing.T) {
 		t.Error("not well again with the next success")
 	}
 	h.Fail(now, now, 0, false)
-	if n := room(now.Add(longest)); n != 1 {
+	if n := room(now.Add(longestMark)); n != 1 {
 		t.Errorf("%d requests at a time after another failure, want 1", n)
 	}
 }
@@ -273,11 +273,11 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 // again. A connection alone lets one request in.
 func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	var h Health
-	if before, was := h.miss(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
+	if before, was := h.recordAway(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
 		t.Errorf("missed: before %v, well before: %v, available: %v", before, was, h.Available(epoch))
 	}
 	at := epoch.Add(time.Second)
-	if before, was := h.miss(at, refusing); before != refusing || was || h.Available(at.Add(longest-1)) || !h.Available(at.Add(longest)) {
+	if before, was := h.recordAway(at, refusing); before != refusing || was || h.Available(at.Add(longestMark-1)) || !h.Available(at.Add(longestMark)) {
 		t.Errorf("missed again: before %v, well before: %v", before, was)
 	}
 	if before := h.connected(at); before != refusing || !h.Available(at) || h.State(at).Window != 1 || h.State(at).Well {
@@ -287,7 +287,7 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	if h.Available(at) || h.connected(at) != Unresponsive {
 		t.Error("a connection let in more than one request")
 	}
-	if before, again := h.meet(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
+	if before, again := h.endAbsence(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
 		t.Errorf("met: before %v, well again: %v, state %+v", before, again, h.State(at))
 	}
 }
@@ -298,14 +298,14 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 func TestOtherMarksOutliveAConnection(t *testing.T) {
 	var h Health
 	h.Fail(epoch, epoch, 0, false)
-	if _, was := h.miss(epoch, refusing); was {
+	if _, was := h.recordAway(epoch, refusing); was {
 		t.Error("a worker that is marked down was well")
 	}
-	over := epoch.Add(longest)
-	if _, again := h.meet(); again || h.Available(over.Add(-1)) || !h.Available(over) {
+	over := epoch.Add(longestMark)
+	if _, again := h.endAbsence(); again || h.Available(over.Add(-1)) || !h.Available(over) {
 		t.Errorf("a connection made it well: %v", again)
 	}
-	if h.State(over.Add(unproven)).Well || !h.State(over.Add(unproven+1)).Well {
+	if h.State(over.Add(idleMarkShown)).Well || !h.State(over.Add(idleMarkShown+1)).Well {
 		t.Error("it is shown as let back for another time than a minute")
 	}
 }

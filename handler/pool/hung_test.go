@@ -232,7 +232,7 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	f := newFlowTest(t)
 	f.begin(f.a, KindStream, 10)
 	for range 30 {
-		f.a.Health.miss(f.now, Unresponsive)
+		f.a.Health.recordAway(f.now, Unresponsive)
 		f.pass(hungCheck, f.b)
 	}
 	if !f.a.Progress.IsHung() {
@@ -242,7 +242,7 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	if f.a.Health.Available(f.now) {
 		t.Error("the worker is available at once")
 	}
-	f.now = f.now.Add(longest)
+	f.now = f.now.Add(longestMark)
 	for want := range 2 {
 		if got := f.a.Health.Available(f.now); got != (want == 0) {
 			t.Errorf("available with %d requests: %v", want, got)

@@ -131,11 +131,11 @@ func (p *Pool) clear(w *Worker, why string) {
 // away records that a worker is away, and marks it down. If nothing listens at its
 // address, the engine's process has ended, and its KV cache with it.
 func (p *Pool) away(w *Worker, r reach, why string) {
-	before, marked := w.Health.miss(time.Now(), r)
-	if r == refusing && before != refusing {
+	previous, wasWell := w.Health.recordAway(time.Now(), r)
+	if r == refusing && previous != refusing {
 		p.clear(w, clearedRefused)
 	}
-	if marked {
+	if wasWell {
 		p.logMark(w, why)
 	}
 }
@@ -145,18 +145,18 @@ func (p *Pool) answered(w *Worker) {
 	if w.Health.Reach() == reachable && w.Health.unanswered.Load() == 0 {
 		return
 	}
-	before, well := w.Health.meet()
-	if before.Away() {
+	previous, wasAbsent := w.Health.endAbsence()
+	if previous.Away() {
 		w.probeAgain()
 	}
-	if well {
+	if wasAbsent {
 		p.logWell(w)
 	}
 }
 
 // Connected records that the router could connect to a worker.
 func (p *Pool) Connected(w *Worker) {
-	if before := w.Health.connected(time.Now()); before == refusing || before == unreachable {
+	if previous := w.Health.connected(time.Now()); previous == refusing || previous == unreachable {
 		w.probeAgain()
 	}
 }
