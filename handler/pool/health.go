@@ -264,9 +264,9 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 }
 
 // recordError records an answer with an error. It returns the recent errors, and their share of
-// the answers. allErrors errors of the worker's own in a row do not decay, and their share is 1:
-// a worker of a quiet pool has few recent answers. Both results are 0 until fewPrompts sessions
-// or prompts had errors, because one client alone must not mark a worker down.
+// the answers. A worker of a quiet pool has few recent answers. So allErrors errors of its own
+// in a row do not decay, and their share is 1. Both results are 0 until fewPrompts sessions or
+// prompts had errors, because one client alone must not mark a worker down.
 func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
