@@ -157,7 +157,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 		o.alive = t
 		a.lease.Alive(t)
 	}
-	if n > 0 && a.Work != pool.WorkNone && o.Status < 300 {
+	if n > 0 && a.Kind != pool.KindOther && o.Status < 300 {
 		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
 	}
 	if tokens == o.tokens {

@@ -118,9 +118,9 @@ func BenchmarkObserve(b *testing.B) {
 		d.repl, d.returned = repl, true
 		d.takeScratch()
 		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
-		d.attempt = &attempt{Stream: pool.Stream{Worker: w, Begun: d.start}, lease: lease, terms: d.scratch.Sel.Candidates[0]}
-		d.attempt.Work = d.work()
-		w.Progress.Begin(&d.attempt.Stream)
+		d.attempt = &attempt{Attempt: pool.Attempt{Worker: w, Begun: d.start}, lease: lease, terms: d.scratch.Sel.Candidates[0]}
+		d.attempt.Kind = d.kind()
+		w.Progress.Begin(&d.attempt.Attempt)
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
 		d.observe(r, resp)
 		for err = nil; err == nil; {
@@ -158,9 +158,9 @@ func BenchmarkWatch(b *testing.B) {
 			defer lease.End(false, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{Stream: pool.Stream{Worker: w, Begun: d.start}, lease: lease}
-				a.Work, d.attempt = d.work(), a
-				a.Worker.Progress.Begin(&a.Stream)
+				a := &attempt{Attempt: pool.Attempt{Worker: w, Begun: d.start}, lease: lease}
+				a.Kind, d.attempt = d.kind(), a
+				a.Worker.Progress.Begin(&a.Attempt)
 				d.watched(r)
 				if err := d.arrived(nil, nil); err != nil {
 					b.Fatal(err)
@@ -170,7 +170,7 @@ func BenchmarkWatch(b *testing.B) {
 				} else if movable {
 					a.watch.cancel(nil) // as the end of the request does
 				}
-				a.Worker.Progress.End(&a.Stream)
+				a.Worker.Progress.End(&a.Attempt)
 			}
 		})
 	}

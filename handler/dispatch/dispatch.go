@@ -99,7 +99,7 @@ type result struct {
 
 // attempt is one try on one worker.
 type attempt struct {
-	pool.Stream
+	pool.Attempt
 	lease  *kvscore.Lease
 	terms  kvscore.Candidate
 	reason string
@@ -213,7 +213,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 		d.Pool.FreeSlot(a.Worker)
 	}
 	a.Worker.Health.Leave(a.mark)
-	a.Worker.Progress.End(&a.Stream)
+	a.Worker.Progress.End(&a.Attempt)
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It is made
@@ -302,15 +302,15 @@ func (d *Dispatch) endLast() {
 	}
 }
 
-// work returns the kind of an attempt of the request.
-func (d *Dispatch) work() pool.Work {
+// kind returns the kind of an attempt of the request.
+func (d *Dispatch) kind() pool.AttemptKind {
 	switch {
 	case !d.plan.Computes:
-		return pool.WorkNone
+		return pool.KindOther
 	case d.plan.Request != nil && d.plan.Request.Stream:
-		return pool.WorkStream
+		return pool.KindStream
 	}
-	return pool.WorkSilent
+	return pool.KindPlain
 }
 
 // promptLength is the estimated length of a prompt when an attempt was booked.

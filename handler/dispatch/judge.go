@@ -70,6 +70,8 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	v := verdict{do: fail, outcome: d.attempt.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
 	if pool.Refused(err) {
 		v.outcome.Kind = pool.OutcomeRefused
+	} else if unconnected {
+		v.outcome.Kind = pool.OutcomeUnreachable
 	}
 	suspects := d.suspects
 	if v.suspect {

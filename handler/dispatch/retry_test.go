@@ -90,6 +90,34 @@ func TestRefusedIsSaidOfTheWorker(t *testing.T) {
 	}
 }
 
+// TestFailedConnectionsAreAbsences judges attempts that failed before and after the connection.
+func TestFailedConnectionsAreAbsences(t *testing.T) {
+	h := testHandler(t, "a:1")
+	d, _ := plannedDispatch(t, h, 10)
+	defer d.End()
+	w := h.pool.Worker("a:1")
+	d.attempt = &attempt{Attempt: pool.Attempt{Worker: w}, ended: true}
+	for _, v := range []struct {
+		err  error
+		want pool.OutcomeKind
+	}{
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: connection refused")), pool.OutcomeRefused},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: i/o timeout")), pool.OutcomeUnreachable},
+		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1: no such host")), pool.OutcomeUnreachable},
+		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), pool.OutcomeBroken},
+	} {
+		o := d.judge(t.Context(), nil, false, v.err).outcome
+		if o.Kind != v.want {
+			t.Errorf("%v: outcome %d, want %d", v.err, o.Kind, v.want)
+		}
+		h.pool.Report(w, o)
+		absent := h.pool.RecordOwnRequest(t.Context(), w, http.StatusOK, nil) && w.Health.Available(time.Now())
+		if want := v.want != pool.OutcomeBroken; absent != want {
+			t.Errorf("%v: an answer removes the mark: %v", v.err, absent)
+		}
+	}
+}
+
 // plannedDispatch plans a chat of about size bytes, and returns the memory that its
 // body takes.
 func plannedDispatch(t *testing.T, h *harness, size int) (*Dispatch, int64) {

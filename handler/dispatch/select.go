@@ -193,8 +193,8 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	request := d.score()
 	i, lease := d.Pool.Scheduler.SelectAmong(t, request, d.scratch.Targets, bound, d.policy(), &d.scratch.Sel)
 	a := &attempt{
-		Stream: pool.Stream{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t},
-		lease:  lease, terms: d.scratch.Sel.Candidates[i], bound: bound >= 0,
+		Attempt: pool.Attempt{Worker: d.scratch.Workers[i], Target: d.scratch.Targets[i].Target, Begun: t},
+		lease:   lease, terms: d.scratch.Sel.Candidates[i], bound: bound >= 0,
 	}
 	d.attempt = a // at once: End ends the lease if anything below panics
 	d.noticeChoice(t, bound, i)
@@ -206,8 +206,8 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	a.reason = d.reasonOf(bound, &a.terms)
 	a.mark = a.Worker.Health.Admit()
 	a.prompt = promptLength{d.scratch.Sel.Tokens, d.scratch.Sel.Known}
-	a.Ahead, a.Work = a.terms.PrefillTokens+a.prompt.tokens, d.work()
-	a.Worker.Progress.Begin(&a.Stream)
+	a.Ahead, a.Kind = a.terms.PrefillTokens+a.prompt.tokens, d.kind()
+	a.Worker.Progress.Begin(&a.Attempt)
 	if d.plan.Computes {
 		d.Pool.Yield(a.Worker) // speculative prefills must not delay clients' requests
 	}

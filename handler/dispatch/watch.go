@@ -66,11 +66,11 @@ type watch struct {
 func (d *Dispatch) watched(req *http.Request) *http.Request {
 	a := d.attempt
 	probe := a.Worker.Progress.IsHung()
-	if a.Work == pool.WorkNone || a.Work == pool.WorkSilent && !probe {
+	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probe {
 		return req
 	}
 	var limit, pause time.Duration
-	if t := d.Timeouts; a.Work == pool.WorkStream {
+	if t := d.Timeouts; a.Kind == pool.KindStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	movable := d.movable()
@@ -81,18 +81,18 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	w.ctx, w.cancel = context.WithCancelCause(req.Context())
 	a.watch = w
 	if movable {
-		a.Worker.Progress.Allow(&a.Stream, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
+		a.Worker.Progress.Allow(&a.Attempt, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
 	}
 	if limit > 0 {
 		w.first = time.AfterFunc(limit, func() { w.cancel(errFirstToken) })
 	}
 	if p := d.Pool; probe && movable {
 		// The request shows whether the worker still hangs, and must not wait for ever.
-		silent := 0
-		if a.Work == pool.WorkSilent {
-			silent = 1
+		plain := 0
+		if a.Kind == pool.KindPlain {
+			plain = 1
 		}
-		w.probe = time.AfterFunc(p.Patience(a.lease.Target(), a.Ahead, silent), func() { p.MoveSoon(&a.Stream) })
+		w.probe = time.AfterFunc(p.Patience(a.lease.Target(), a.Ahead, plain), func() { p.MoveSoon(&a.Attempt) })
 	}
 	if w.first == nil && w.probe == nil {
 		w.held = heldFor
@@ -116,13 +116,13 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 		a.Waiting.Store(false)
 		return err
 	}
-	if err == nil && a.Work == pool.WorkStream && (w.first != nil || d.movable()) &&
+	if err == nil && a.Kind == pool.KindStream && (w.first != nil || d.movable()) &&
 		resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
 		a.answer = d.deliveryOf(a, resp)
 		err = a.answer.body.AwaitToken(w.held)
 	}
 	var ended *endedError
-	if a.Worker.Progress.Arrived(&a.Stream) {
+	if a.Worker.Progress.Arrived(&a.Attempt) {
 		ended = errHangs
 	}
 	if w.probe != nil {

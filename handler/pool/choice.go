@@ -20,8 +20,8 @@ type Wants struct {
 	Rank     int64     // the data-parallel rank, or AnyRank
 	Workers  []uint64  // ids of the workers that the client allows; nil = all
 	Taints   []string  // the worker must have all of these
-	Isolated bool      // the engine must keep the caches of different salts apart
-	API      string    // in which it must do so
+	Isolated bool      // the engine must keep the caches of different salts apart, in this API
+	API      string    // of the request
 	Tried    []*Worker // the worker must be none of these
 	Slot     bool      // the request takes one of the worker's slots
 	Dry      bool      // the choice is only explained, and changes nothing
@@ -96,9 +96,17 @@ func (p *Pool) Isolates(want *Wants, w *Worker) bool {
 	return e.IsolatesCaches(want.API)
 }
 
-// isChoosy returns whether a worker may be unfit for another reason than its models.
-func (want *Wants) isChoosy() bool {
+// needsMore returns whether the request needs more of its worker than the model.
+func (want *Wants) needsMore() bool {
 	return want.Only != nil || want.Isolated || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
+}
+
+// fits is Fits with the result of needsMore, which is false for most requests.
+func (p *Pool) fits(want *Wants, needsMore bool, model string, w *Worker) bool {
+	if needsMore {
+		return p.Fits(want, model, w)
+	}
+	return model == "" || w.KnownToServe(model)
 }
 
 // eligible appends the offered workers that may serve the request and were not tried. It
@@ -258,7 +266,7 @@ func (p *Pool) Gather(s *Scratch, want *Wants, model string, o Offers, granted *
 func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted *Worker, used Resort, t time.Time) {
 	targets, upstreams, workers := s.Targets[:0], s.Upstreams[:0], s.Workers[:0]
 	s.Full = s.Full[:0]
-	choosy := want.isChoosy()
+	needsMore := want.needsMore()
 	for i, up := range o.Ups {
 		if !Available(up) {
 			continue
@@ -268,14 +276,14 @@ func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted
 		if row.Repeated && slices.Contains(workers, w) || slices.Contains(want.Tried, w) {
 			continue
 		}
-		if choosy && !p.Fits(want, model, w) || !choosy && model != "" && !w.KnownToServe(model) {
+		if !p.fits(want, needsMore, model, w) {
 			continue
 		}
 		if w != granted {
 			if !used.allows(w, t) {
 				continue
 			}
-			if granted != nil || w.Slots.full() && p.isFull(want, w) {
+			if granted != nil || want.Slot && w.Slots.full() && !p.makeRoom(want, w) {
 				s.Full = append(s.Full, w)
 				continue
 			}
@@ -289,8 +297,8 @@ func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted
 	s.Targets, s.Upstreams, s.Workers = targets, upstreams, workers
 }
 
-// isFull returns whether a worker has no room for the request. Its speculative prefills
-// stop to make room.
-func (p *Pool) isFull(want *Wants, w *Worker) bool {
-	return want.Slot && w.Slots.full() && (want.Dry || !p.Yield(w) || w.Slots.full())
+// makeRoom ends the speculative prefills of a full worker, and waits for that. It returns
+// whether the worker then has room. A dry choice ends nothing.
+func (p *Pool) makeRoom(want *Wants, w *Worker) bool {
+	return !want.Dry && p.Yield(w) && !w.Slots.full()
 }

@@ -41,7 +41,7 @@ func (r reach) Away() bool { return r >= refusing }
 //	connected, was unreachable       | unresponsive  | a mark of absence gets window 1 now
 //	connected, was unknown           | reachable     | as before
 //	answer                           | reachable     | a mark of absence is removed
-//	failed request                   | as before     | down for 0.5 to 3 s, then window 1
+//	failed request, or hung          | as before     | down for 0.5 to 3 s, then window 1
 //	good answer after the first phase| reachable     | the window doubles
 type Health struct {
 	marked     atomic.Bool  // window is not 0; requests read it without the lock
@@ -82,17 +82,17 @@ func (d *distinct) add(key uint64) {
 }
 
 const (
-	firstDown  = 500 * time.Millisecond
-	longest    = 3 * time.Second
-	fullWindow = 32
+	firstDown   = 500 * time.Millisecond
+	longestMark = 3 * time.Second
+	fullWindow  = 32
 	// growAfter is the time without a failure in which the window doubles.
 	growAfter = time.Second
 	// errorMemory is the age at which an answer counts a third.
 	errorMemory = 10 * time.Second
 	// fewErrors is the least number of errors that may mark a worker down.
 	fewErrors = 5
-	// unproven is how long the admin API shows a mark of a worker without requests.
-	unproven = time.Minute
+	// idleMarkShown is how long the admin API shows a mark of a worker without requests.
+	idleMarkShown = time.Minute
 	// fewUnanswered is how many requests of the router's own in a row must stay unanswered
 	// to mark a worker down.
 	fewUnanswered = 2
@@ -132,21 +132,21 @@ func (h *Health) room(now time.Time) int {
 // Reach returns whether the worker can be reached.
 func (h *Health) Reach() reach { return reach(h.reached.Load()) }
 
-// miss records that the worker is away, and marks it down. It returns the reach before,
-// and whether the worker was well.
-func (h *Health) miss(now time.Time, r reach) (before reach, was bool) {
+// recordAway records that the worker is away, and marks it down. It returns the reach
+// before, and whether the worker was well.
+func (h *Health) recordAway(now time.Time, r reach) (previous reach, wasWell bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	before = reach(h.reached.Swap(int32(r)))
-	if was = h.window == 0; was {
+	previous = reach(h.reached.Swap(int32(r)))
+	if wasWell = h.window == 0; wasWell {
 		h.absent = true
 		h.fails++
 		h.mark()
 	}
-	if until := now.Add(longest); until.After(h.until) {
+	if until := now.Add(longestMark); until.After(h.until) {
 		h.until = until
 	}
-	return before, was
+	return previous, wasWell
 }
 
 // mark begins a new mark. The caller holds the lock.
@@ -163,35 +163,35 @@ func (h *Health) unmark() {
 }
 
 // connected records that the router could connect. It returns the reach before.
-func (h *Health) connected(now time.Time) (before reach) {
+func (h *Health) connected(now time.Time) (previous reach) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	before = h.Reach()
-	if before == ReachUnknown {
+	previous = h.Reach()
+	if previous == ReachUnknown {
 		h.reached.Store(int32(reachable))
 	}
-	if before == refusing || before == unreachable {
+	if previous == refusing || previous == unreachable {
 		h.reached.Store(int32(Unresponsive))
 		if h.absent {
 			h.until = now
 		}
 	}
-	return before
+	return previous
 }
 
-// meet records that the worker answered, and removes a mark of absence. It returns the
-// reach before, and whether there was such a mark.
-func (h *Health) meet() (before reach, again bool) {
+// endAbsence records that the worker answered, and removes a mark of absence. It returns
+// the reach before, and whether there was such a mark.
+func (h *Health) endAbsence() (previous reach, wasAbsent bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unanswered.Store(0)
-	before = reach(h.reached.Swap(int32(reachable)))
-	if again = h.absent; again {
+	previous = reach(h.reached.Swap(int32(reachable)))
+	if wasAbsent = h.absent; wasAbsent {
 		h.unmark()
 		h.until = time.Time{}
 		h.number++
 	}
-	return before, again
+	return previous, wasAbsent
 }
 
 // Admit records that the worker gets a request. The caller passes the result to Leave.
@@ -216,20 +216,33 @@ func (h *Health) Leave(mark uint64) {
 // Fail records that an attempt failed, and returns whether the worker was well before.
 // wait is the worker's Retry-After, 0 if it sent none. A busy worker is not ill, so its
 // next mark is not longer.
-func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) bool {
+func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) (wasWell bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 && begun.Before(h.until) {
 		return false // the attempt began before the mark
 	}
-	was := h.window == 0
-	down := min(max(firstDown<<min(h.fails, 8), wait), longest)
+	return h.fail(now, wait, busy)
+}
+
+// markHung marks the worker down, whatever mark it has. Answers do not remove this mark: a server
+// may answer while its engine's core hangs.
+func (h *Health) markHung(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fail(now, 0, false)
+}
+
+// fail begins an ordinary mark. The caller holds the lock.
+func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell bool) {
+	wasWell = h.window == 0
+	down := min(max(firstDown<<min(h.fails, 8), wait), longestMark)
 	if !busy {
 		h.fails++
 	}
 	h.until, h.absent = now.Add(down), false
 	h.mark()
-	return was
+	return wasWell
 }
 
 // Succeed records a good answer, and returns whether it ended the worker's mark.
@@ -250,15 +263,15 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 	return true
 }
 
-// recordError records an answer with an error. It returns the recent errors, and their
-// share of the answers. The share is 1 after allErrors errors of the worker's own in a
-// row. Both are 0 until fewPrompts sessions or prompts had errors, because one client
-// alone must not mark a worker down.
+// recordError records an answer with an error. It returns the recent errors, and their share of
+// the answers. A worker of a quiet pool has few recent answers. So allErrors errors of its own
+// in a row do not decay, and their share is 1. Both results are 0 until fewPrompts sessions or
+// prompts had errors, because one client alone must not mark a worker down.
 func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.recent
-	if r.errors*r.keep(now) < 0.5 {
+	if r.inARow == 0 && r.errors*r.keep(now) < 0.5 {
 		r.blamed = distinct{}
 	}
 	r.add(now, 1)
@@ -270,7 +283,7 @@ func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, sha
 	case r.blamed.n < fewPrompts:
 		return 0, 0
 	case r.inARow >= allErrors:
-		return r.errors, 1
+		return float64(r.inARow), 1
 	}
 	return r.errors, r.errors / r.all
 }
@@ -286,11 +299,12 @@ func (r *answers) keep(now time.Time) float64 {
 	return math.Exp(-float64(now.Sub(r.at)) / float64(errorMemory))
 }
 
-// lately returns the recent answers and errors.
-func (h *Health) lately() (answers, errors float64) {
+// lately returns the recent answers and errors, decayed to now.
+func (h *Health) lately(now time.Time) (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.recent.all, h.recent.errors
+	keep := h.recent.keep(now)
+	return h.recent.all * keep, h.recent.errors * keep
 }
 
 // HealthState is a worker's health at one moment.
@@ -309,7 +323,7 @@ func (h *Health) State(now time.Time) HealthState {
 	defer h.mu.Unlock()
 	keep := h.recent.keep(now)
 	s := HealthState{
-		Well:  h.window == 0 || now.Sub(h.until) > unproven,
+		Well:  h.window == 0 || now.Sub(h.until) > idleMarkShown,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),
 		Answers: h.recent.all * keep, Errors: h.recent.errors * keep,

@@ -13,7 +13,7 @@ var epoch = time.Unix(1_800_000_000, 0)
 func TestMarkGrowsWithEachFailure(t *testing.T) {
 	var h Health
 	now := epoch
-	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longest, longest} {
+	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longestMark, longestMark} {
 		if !h.Available(now) {
 			t.Fatalf("failure %d: not available before it", i+1)
 		}
@@ -39,7 +39,7 @@ func TestMarkIsAsLongAsTheWorkerAsks(t *testing.T) {
 		{0, firstDown},
 		{time.Millisecond, firstDown},
 		{2 * time.Second, 2 * time.Second},
-		{time.Hour, longest},
+		{time.Hour, longestMark},
 	} {
 		var h Health
 		now := epoch
@@ -139,7 +139,7 @@ func TestWorkerThatAnswersIsLetBackWithTime(t *testing.T) {
 		t.Error("not well again with the next success")
 	}
 	h.Fail(now, now, 0, false)
-	if n := room(now.Add(longest)); n != 1 {
+	if n := room(now.Add(longestMark)); n != 1 {
 		t.Errorf("%d requests at a time after another failure, want 1", n)
 	}
 }
@@ -173,7 +173,7 @@ func TestErrorsFade(t *testing.T) {
 	}
 	now = now.Add(10 * errorMemory)
 	h.recordError(now, false, rand.Uint64())
-	if _, n := h.lately(); n < 1 || n > 1.01 {
+	if _, n := h.lately(now); n < 1 || n > 1.01 {
 		t.Errorf("%v recent errors, want the last one", n)
 	}
 	for range 99 {
@@ -182,7 +182,7 @@ func TestErrorsFade(t *testing.T) {
 	if _, share := h.recordError(now, false, rand.Uint64()); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
-	if n, e := h.lately(); n < 100 || n > 102 || e < 2 || e > 2.01 {
+	if n, e := h.lately(now); n < 100 || n > 102 || e < 2 || e > 2.01 {
 		t.Errorf("%v recent answers, %v recent errors; want 101 and 2", n, e)
 	}
 }
@@ -206,6 +206,22 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 		}
 		if want := 2*allErrors - 1; own && n != want || !own && n < 1000 {
 			t.Errorf("errors of its own: %v; seen after %d", own, n)
+		}
+	}
+}
+
+// TestErrorsInARowDoNotDecay has a worker of a quiet pool that answers only errors, with long
+// pauses between them.
+func TestErrorsInARowDoNotDecay(t *testing.T) {
+	for _, pause := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
+		var h Health
+		now := epoch
+		for n := 1; n <= allErrors; n++ {
+			errs, share := h.recordError(now, true, rand.Uint64())
+			if seen := worse(errs, share, 0); n < fewErrors && seen || n == allErrors && !seen {
+				t.Errorf("one error in %v: seen after %d: %v", pause, n, seen)
+			}
+			now = now.Add(pause)
 		}
 	}
 }
@@ -234,19 +250,20 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 // TestOneClientAloneShowsNothing has errors with few sessions or prompts, however
 // many.
 func TestOneClientAloneShowsNothing(t *testing.T) {
-	for different := 1; different <= fewPrompts; different++ {
+	for i := range 2 * fewPrompts {
+		different, own := i/2+1, i%2 == 0
 		var h Health
 		seen := false
 		for i := range 100 {
-			errs, share := h.recordError(epoch, true, uint64(i%different))
+			errs, share := h.recordError(epoch, own, uint64(i%different))
 			seen = seen || worse(errs, share, 0)
 		}
 		if want := different >= fewPrompts; seen != want {
 			t.Errorf("errors with %d prompts show a failing worker: %v", different, seen)
 		}
-		// what was long ago counts no more
+		// what was long ago counts no more, but for errors of the worker's own in a row
 		later := epoch.Add(10 * errorMemory)
-		if errs, _ := h.recordError(later, true, 100); errs != 0 {
+		if errs, _ := h.recordError(later, own, 100); errs != 0 && !own {
 			t.Errorf("%v errors after a long time", errs)
 		}
 	}
@@ -256,11 +273,11 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 // connection alone admits one request.
 func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	var h Health
-	if before, was := h.miss(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
+	if before, was := h.recordAway(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
 		t.Errorf("missed: before %v, well before: %v, available: %v", before, was, h.Available(epoch))
 	}
 	at := epoch.Add(time.Second)
-	if before, was := h.miss(at, refusing); before != refusing || was || h.Available(at.Add(longest-1)) || !h.Available(at.Add(longest)) {
+	if before, was := h.recordAway(at, refusing); before != refusing || was || h.Available(at.Add(longestMark-1)) || !h.Available(at.Add(longestMark)) {
 		t.Errorf("missed again: before %v, well before: %v", before, was)
 	}
 	if before := h.connected(at); before != refusing || !h.Available(at) || h.State(at).Window != 1 || h.State(at).Well {
@@ -270,7 +287,7 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	if h.Available(at) || h.connected(at) != Unresponsive {
 		t.Error("a connection let in more than one request")
 	}
-	if before, again := h.meet(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
+	if before, again := h.endAbsence(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
 		t.Errorf("met: before %v, well again: %v, state %+v", before, again, h.State(at))
 	}
 }
@@ -281,14 +298,14 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 func TestOtherMarksOutliveAConnection(t *testing.T) {
 	var h Health
 	h.Fail(epoch, epoch, 0, false)
-	if _, was := h.miss(epoch, refusing); was {
+	if _, was := h.recordAway(epoch, refusing); was {
 		t.Error("a worker that is marked down was well")
 	}
-	over := epoch.Add(longest)
-	if _, again := h.meet(); again || h.Available(over.Add(-1)) || !h.Available(over) {
+	over := epoch.Add(longestMark)
+	if _, again := h.endAbsence(); again || h.Available(over.Add(-1)) || !h.Available(over) {
 		t.Errorf("a connection made it well: %v", again)
 	}
-	if h.State(over.Add(unproven)).Well || !h.State(over.Add(unproven+1)).Well {
+	if h.State(over.Add(idleMarkShown)).Well || !h.State(over.Add(idleMarkShown+1)).Well {
 		t.Error("its mark is not shown for exactly a minute")
 	}
 }
@@ -315,5 +332,38 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
 			}
 		}
+	}
+}
+
+// TestComparisonForgetsOldErrors has three workers. One failed everything before it was drained,
+// one gets no requests, and the third one fails now.
+func TestComparisonForgetsOldErrors(t *testing.T) {
+	a, b, c := new(Worker), new(Worker), new(Worker)
+	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: c}}
+	for n := range uint64(40) {
+		b.Health.recordError(epoch, true, n)
+	}
+	now, isWorse := epoch.Add(10*time.Minute), false
+	for n := range uint64(40) {
+		isWorse = a.isWorse(now, &Outcome{Own: true, Blame: n, Peers: rows})
+	}
+	if !isWorse {
+		t.Error("the worker that fails is not worse than the others")
+	}
+}
+
+// TestComparisonCountsEachWorkerOnce lists a failing worker twice among the peers.
+func TestComparisonCountsEachWorkerOnce(t *testing.T) {
+	a, b, c := new(Worker), new(Worker), new(Worker)
+	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: b, Repeated: true}, {Worker: c}}
+	isWorse := false
+	for n := range uint64(10) {
+		b.Health.recordError(epoch, false, n)
+		c.Health.Succeed(epoch, epoch)
+		c.Health.Succeed(epoch, epoch)
+		isWorse = a.isWorse(epoch, &Outcome{Blame: n, Peers: rows})
+	}
+	if !isWorse {
+		t.Error("a worker that fails all is not worse than others that fail a third")
 	}
 }

@@ -10,21 +10,22 @@ import (
 	"go.uber.org/zap"
 )
 
-// Work is a kind of attempt, by what its worker sends.
-type Work uint8
+// AttemptKind is a kind of attempt, by what its worker sends.
+type AttemptKind uint8
 
 const (
-	WorkNone   Work = iota // no inference: an engine's server may answer while its core hangs
-	WorkStream             // tokens as the engine computes them
-	WorkSilent             // nothing before the end, or it is not known
+	KindOther  AttemptKind = iota // no inference: an engine's server may answer while its core hangs
+	KindStream                    // tokens as the engine computes them
+	KindPlain                     // nothing before the end, or it is not known
 )
 
-// Stream is what the pool knows of an attempt, to find hung workers. The attempt embeds it.
-type Stream struct {
+// Attempt is what the pool knows of an attempt, to find hung workers. Package dispatch embeds
+// it in its own attempt.
+type Attempt struct {
 	Worker  *Worker
 	Target  kvscore.Target // the worker's rank
 	Begun   time.Time
-	Work    Work
+	Kind    AttemptKind
 	Ahead   int64       // prefill tokens before the first token, with the attempt's own
 	Waiting atomic.Bool // for the worker, and not for the client
 
@@ -50,8 +51,8 @@ type progress struct {
 	suspected int // checks in a row that found the worker hung; only the upkeep uses it
 
 	mu      sync.Mutex
-	streams []*Stream // attempts of WorkStream
-	silent  int       // number of attempts of WorkSilent
+	streams []*Attempt // attempts of KindStream
+	plain   int        // number of attempts of KindPlain
 }
 
 // started is the zero of ticks. It has a monotonic reading, so a change of the system's
@@ -68,68 +69,68 @@ func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
 func (f *progress) IsHung() bool { return f.HungSince.Load() != 0 }
 
 // Begin records that an attempt begins.
-func (f *progress) Begin(s *Stream) {
-	if s.Work == WorkNone {
+func (f *progress) Begin(a *Attempt) {
+	if a.Kind == KindOther {
 		return
 	}
-	s.Waiting.Store(true)
+	a.Waiting.Store(true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.Work == WorkSilent {
-		f.silent++
+	if a.Kind == KindPlain {
+		f.plain++
 		return
 	}
-	s.pos = len(f.streams)
-	f.streams = append(f.streams, s)
+	a.pos = len(f.streams)
+	f.streams = append(f.streams, a)
 }
 
 // End records that an attempt has ended.
-func (f *progress) End(s *Stream) {
-	if s.Work == WorkNone {
+func (f *progress) End(a *Attempt) {
+	if a.Kind == KindOther {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.Work == WorkSilent {
-		f.silent--
+	if a.Kind == KindPlain {
+		f.plain--
 		return
 	}
 	last := len(f.streams) - 1
-	f.streams[s.pos] = f.streams[last]
-	f.streams[s.pos].pos = s.pos
+	f.streams[a.pos] = f.streams[last]
+	f.streams[a.pos].pos = a.pos
 	f.streams[last] = nil
 	f.streams = f.streams[:last]
 }
 
 // Allow lets an attempt move to another worker. The caller then sends it.
-func (f *progress) Allow(s *Stream, m *Move) {
+func (f *progress) Allow(a *Attempt, m *Move) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.move = m
+	a.move = m
 }
 
 // Arrived records that an attempt has its header, or failed before it. It returns whether
 // the pool has canceled the attempt to move it.
-func (f *progress) Arrived(s *Stream) (moved bool) {
-	s.Waiting.Store(false)
+func (f *progress) Arrived(a *Attempt) (moved bool) {
+	a.Waiting.Store(false)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.move = nil
-	return s.Moved
+	a.move = nil
+	return a.Moved
 }
 
 // movable returns the streams that can move to another worker, oldest first. It leaves out
 // those sent after the worker hung: they show whether it still does.
-func (f *progress) movable() []*Stream {
+func (f *progress) movable() []*Attempt {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var list []*Stream
-	for _, s := range f.streams {
-		if s.move != nil && Ticks(s.Begun) < f.HungSince.Load() {
-			list = append(list, s)
+	var list []*Attempt
+	for _, a := range f.streams {
+		if a.move != nil && Ticks(a.Begun) < f.HungSince.Load() {
+			list = append(list, a)
 		}
 	}
-	slices.SortFunc(list, func(a, b *Stream) int { return a.Begun.Compare(b.Begun) })
+	slices.SortFunc(list, func(a, b *Attempt) int { return a.Begun.Compare(b.Begun) })
 	return list
 }
 
@@ -138,8 +139,8 @@ type silence struct {
 	since   time.Time
 	target  kvscore.Target // of the attempt with the most prefill ahead
 	ahead   int64          // that prefill, in tokens
-	streams int            // number of streams that wait
-	silent  int            // number of attempts of WorkSilent
+	waiting int            // number of streams that wait for output
+	plain   int            // number of attempts of KindPlain
 }
 
 // silence returns the worker's silence. waited is false if no stream waits for output.
@@ -148,13 +149,13 @@ func (f *progress) silence() (s silence, waited bool) {
 	defer f.mu.Unlock()
 	for _, a := range f.streams {
 		if a.Waiting.Load() {
-			if s.streams == 0 || a.Begun.Before(s.since) {
+			if s.waiting == 0 || a.Begun.Before(s.since) {
 				s.since = a.Begun
 			}
-			s.streams++
+			s.waiting++
 		}
 	}
-	s.silent = f.silent
+	s.plain = f.plain
 	if last := tickTime(f.LastOutput.Load()); s.since.Before(last) {
 		s.since = last
 	}
@@ -164,7 +165,7 @@ func (f *progress) silence() (s silence, waited bool) {
 			s.ahead, s.target = a.Ahead, a.Target
 		}
 	}
-	return s, s.streams > 0
+	return s, s.waiting > 0
 }
 
 const (
@@ -177,16 +178,16 @@ const (
 	hungAfter = 15 * time.Second
 	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
-	// hungSilent is the factor of the allowed silence while a worker also computes answers
-	// that are not streamed. They keep it busy without output.
-	hungSilent = 4
+	// hungPlain is the factor of the allowed silence while a worker also computes plain
+	// answers. They keep it busy without output.
+	hungPlain = 4
 	// leastRate is the assumed prefill rate of a worker without timings, in tokens a second.
 	leastRate = 500.0
 )
 
-// Patience returns how long a target may be silent. ahead is its prefill in tokens, silent
-// the number of answers that it does not stream.
-func (p *Pool) Patience(t kvscore.Target, ahead int64, silent int) time.Duration {
+// Patience returns how long a target may be silent. ahead is its prefill in tokens, plain the
+// number of plain answers that its worker computes.
+func (p *Pool) Patience(t kvscore.Target, ahead int64, plain int) time.Duration {
 	rate := leastRate
 	if load, ok := p.Scheduler.Load(time.Now(), t); ok {
 		if rate = load.PrefillRate; load.Timings == 0 {
@@ -194,8 +195,8 @@ func (p *Pool) Patience(t kvscore.Target, ahead int64, silent int) time.Duration
 		}
 	}
 	d := max(hungAfter, time.Duration(hungPrefills*float64(ahead)/rate*float64(time.Second)))
-	if silent > 0 {
-		d *= hungSilent
+	if plain > 0 {
+		d *= hungPlain
 	}
 	return d
 }
@@ -243,7 +244,7 @@ func (p *Pool) isTooLong(t time.Time, s *silence, others time.Time) bool {
 	if silent < hungAfter {
 		return false
 	}
-	limit := p.Patience(s.target, s.ahead, s.silent)
+	limit := p.Patience(s.target, s.ahead, s.plain)
 	return silent >= limit && others.After(s.since.Add(limit/2))
 }
 
@@ -251,45 +252,45 @@ func (p *Pool) isTooLong(t time.Time, s *silence, others time.Time) bool {
 // request at a time, until one shows progress.
 func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
 	w.Progress.HungSince.Store(Ticks(t))
-	w.Health.Fail(t, t, 0, false)
+	w.Health.markHung(t)
 	p.Logger().Warn("worker is hung, and marked down until it makes progress", zap.String("upstream", w.Dial),
-		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.streams))
+		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.waiting))
 	p.moveAway(w.Progress.movable()...)
 }
 
 // moveAway cancels as many attempts on a hung worker as other workers have free slots, within
 // the retry budget. The ordinary retry then sends them there.
-func (p *Pool) moveAway(attempts ...*Stream) {
+func (p *Pool) moveAway(attempts ...*Attempt) {
 	placed := make(map[*Worker]int64)
-	for _, s := range attempts {
-		if cancel := p.claim(s, placed); cancel != nil {
+	for _, a := range attempts {
+		if cancel := p.claim(a, placed); cancel != nil {
 			cancel()
 		}
 	}
 }
 
 // MoveSoon moves an attempt as soon as another worker has a free slot.
-func (p *Pool) MoveSoon(s *Stream) {
-	p.moveAway(s)
-	f := &s.Worker.Progress
+func (p *Pool) MoveSoon(a *Attempt) {
+	p.moveAway(a)
+	f := &a.Worker.Progress
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.move != nil {
-		time.AfterFunc(hungCheck, func() { p.MoveSoon(s) })
+	if a.move != nil {
+		time.AfterFunc(hungCheck, func() { p.MoveSoon(a) })
 	}
 }
 
 // claim decides whether an attempt moves to another worker, and counts it in placed. It
-// returns how to cancel the attempt; nil if it stays. An attempt stays on a target that
-// never sent a first token, because such a target may always answer at once.
-func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
+// returns how to cancel the attempt; nil if it stays. An attempt stays on a target that never
+// sent a first token. The engine may send each answer whole, and is then silent while it works.
+func (p *Pool) claim(a *Attempt, placed map[*Worker]int64) (cancel func()) {
 	t := time.Now()
-	if load, ok := p.Scheduler.Load(t, s.Target); !ok || load.Predictions == 0 {
+	if load, ok := p.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
 		return nil
 	}
-	s.Worker.Progress.mu.Lock()
-	defer s.Worker.Progress.mu.Unlock()
-	m := s.move
+	a.Worker.Progress.mu.Lock()
+	defer a.Worker.Progress.mu.Unlock()
+	m := a.move
 	if m == nil {
 		return nil
 	}
@@ -301,7 +302,7 @@ func (p *Pool) claim(s *Stream, placed map[*Worker]int64) (cancel func()) {
 		return nil
 	}
 	placed[others[i].worker]++
-	s.move, s.Moved = nil, true
+	a.move, a.Moved = nil, true
 	return m.Cancel
 }
 

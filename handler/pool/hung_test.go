@@ -29,27 +29,27 @@ func newFlowTest(t *testing.T) *flowTest {
 
 // booked is an attempt with its booking.
 type booked struct {
-	Stream
+	Attempt
 	lease  *kvscore.Lease
 	caused atomic.Bool // it was canceled to move
 }
 
 // begin books an attempt on the worker.
-func (f *flowTest) begin(w *Worker, kind Work, ahead int64) *booked {
+func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
-	a := &booked{Stream: Stream{Worker: w, Target: w.Target(0), Begun: f.now, Work: kind, Ahead: ahead}, lease: lease}
-	w.Progress.Begin(&a.Stream)
+	a := &booked{Attempt: Attempt{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, Ahead: ahead}, lease: lease}
+	w.Progress.Begin(&a.Attempt)
 	return a
 }
 
 // showsRate has a worker show that it is as fast as is reckoned with.
 func (f *flowTest) showsRate(w *Worker) {
-	a := f.begin(w, WorkStream, 512)
+	a := f.begin(w, KindStream, 512)
 	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
 	a.lease.End(true, nil)
-	w.Progress.End(&a.Stream)
+	w.Progress.End(&a.Attempt)
 }
 
 // moved returns which of the attempts were canceled to move, and checks how many.
@@ -72,7 +72,7 @@ func (f *flowTest) allow(a *booked) {
 	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
 	tab, _ := f.p.NewTable(ups, nil, false)
 	want := Wants{Rank: AnyRank, Slot: true, Tried: []*Worker{f.a}}
-	a.Worker.Progress.Allow(&a.Stream, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
+	a.Worker.Progress.Allow(&a.Attempt, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
 }
 
 // pass lets time pass while the given workers produce output. It returns the time until the
@@ -100,63 +100,63 @@ func TestWorkerHangs(t *testing.T) {
 		want time.Duration // 0 is never
 	}{
 		{"a stream", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 10)
+			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.b}
 		}, soon},
 		{"many streams", func(f *flowTest) []*Worker {
 			for range 32 {
-				f.begin(f.a, WorkStream, 10)
+				f.begin(f.a, KindStream, 10)
 			}
 			return []*Worker{f.b}
 		}, soon},
 		{"nothing is asked of it", func(f *flowTest) []*Worker { return []*Worker{f.b} }, 0},
 		{"its stream has ended", func(f *flowTest) []*Worker {
-			x, y := f.begin(f.a, WorkStream, 10), f.begin(f.a, WorkStream, 10)
-			f.a.Progress.End(&x.Stream)
-			f.a.Progress.End(&y.Stream)
+			x, y := f.begin(f.a, KindStream, 10), f.begin(f.a, KindStream, 10)
+			f.a.Progress.End(&x.Attempt)
+			f.a.Progress.End(&y.Attempt)
 			return []*Worker{f.b}
 		}, 0},
 		{"nobody makes progress", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 10)
-			f.begin(f.b, WorkStream, 10)
+			f.begin(f.a, KindStream, 10)
+			f.begin(f.b, KindStream, 10)
 			return nil
 		}, 0},
 		{"it makes progress", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 10)
+			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.a, f.b}
 		}, 0},
 		{"not streamed", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkSilent, 10)
+			f.begin(f.a, KindPlain, 10)
 			return []*Worker{f.b}
 		}, 0},
 		{"no inference", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkNone, 10)
+			f.begin(f.a, KindOther, 10)
 			return []*Worker{f.b}
 		}, 0},
 		{"it has an answer to make that is silent", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkSilent, 10)
-			f.begin(f.a, WorkStream, 10)
+			f.begin(f.a, KindPlain, 10)
+			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.b}
-		}, hungSilent*hungAfter + (hungChecks-1)*hungCheck},
+		}, hungPlain*hungAfter + (hungChecks-1)*hungCheck},
 		{"the client does not read", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 10).Waiting.Store(false)
+			f.begin(f.a, KindStream, 10).Waiting.Store(false)
 			return []*Worker{f.b}
 		}, 0},
 		{"a long prompt", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 50*leastRate) // predicted to take 50 s
+			f.begin(f.a, KindStream, 50*leastRate) // predicted to take 50 s
 			return []*Worker{f.b}
 		}, hungPrefills*50*time.Second + (hungChecks-1)*hungCheck},
 		{"the prompts that came later", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 10)
+			f.begin(f.a, KindStream, 10)
 			f.now = f.now.Add(5 * time.Second)
-			f.begin(f.a, WorkStream, 500*leastRate)
+			f.begin(f.a, KindStream, 500*leastRate)
 			return []*Worker{f.b}
 		}, soon - 5*time.Second},
 		{"a stream that waits for a client, and a new one", func(f *flowTest) []*Worker {
-			f.begin(f.a, WorkStream, 10).Waiting.Store(false)
+			f.begin(f.a, KindStream, 10).Waiting.Store(false)
 			f.a.Progress.LastOutput.Store(Ticks(f.now))
 			f.now = f.now.Add(time.Minute)
-			f.begin(f.a, WorkStream, 10)
+			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.b}
 		}, soon},
 	} {
@@ -180,8 +180,8 @@ func TestWorkerHangs(t *testing.T) {
 // go on a moment longer: neither is to blame.
 func TestOthersAreAtWorkMeanwhile(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, WorkStream, 10)
-	f.begin(f.b, WorkStream, 10)
+	f.begin(f.a, KindStream, 10)
+	f.begin(f.b, KindStream, 10)
 	f.pass(2*time.Second, f.b)
 	if got := f.pass(10 * time.Minute); got != 0 {
 		t.Errorf("a worker was found to hang after %v, and the other one stopped, too", got)
@@ -191,7 +191,7 @@ func TestOthersAreAtWorkMeanwhile(t *testing.T) {
 // TestOneLateByteIsEnough stands still for so long that a check sees it.
 func TestOneLateByteIsEnough(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, WorkStream, 10)
+	f.begin(f.a, KindStream, 10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
 		f.b.Progress.LastOutput.Store(Ticks(f.now))
@@ -207,7 +207,7 @@ func TestOneLateByteIsEnough(t *testing.T) {
 // TestHungWorkerFlowsAgain lets something come.
 func TestHungWorkerFlowsAgain(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, WorkStream, 10)
+	f.begin(f.a, KindStream, 10)
 	if f.pass(time.Minute, f.b) == 0 {
 		t.Fatal("it does not hang")
 	}
@@ -223,6 +223,31 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 	f.p.findHung(f.now)
 	if f.a.Progress.IsHung() || !f.a.Health.Available(f.now) {
 		t.Errorf("hangs: %v, available: %v", f.a.Progress.IsHung(), f.a.Health.Available(f.now))
+	}
+}
+
+// TestHungWorkerStaysMarkedWhenItsServerAnswers freezes a whole engine, so that it has a mark of
+// absence when it is found hung. Then its HTTP server answers again, and its core does not.
+func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
+	f := newFlowTest(t)
+	f.begin(f.a, KindStream, 10)
+	for range 30 {
+		f.a.Health.recordAway(f.now, Unresponsive)
+		f.pass(hungCheck, f.b)
+	}
+	if !f.a.Progress.IsHung() {
+		t.Fatal("the worker is not hung")
+	}
+	f.p.answered(f.a)
+	if f.a.Health.Available(f.now) {
+		t.Error("the worker is available at once")
+	}
+	f.now = f.now.Add(longestMark)
+	for want := range 2 {
+		if got := f.a.Health.Available(f.now); got != (want == 0) {
+			t.Errorf("available with %d requests: %v", want, got)
+		}
+		f.a.Health.Admit()
 	}
 }
 
@@ -261,10 +286,10 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f.p.Settings.Store(&set)
 			var all []*booked
 			for i := range 16 {
-				a := f.begin(f.a, WorkStream, 10)
+				a := f.begin(f.a, KindStream, 10)
 				f.allow(a)
 				all = append(all, a)
-				if i%2 == 0 && f.a.Progress.Arrived(&a.Stream) {
+				if i%2 == 0 && f.a.Progress.Arrived(&a.Attempt) {
 					t.Error("moved before it hangs")
 				}
 				a.Waiting.Store(true)
@@ -295,22 +320,22 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 	for range 2000 {
 		if len(live) > 0 && rng.IntN(2) == 0 {
 			i := rng.IntN(len(live))
-			f.a.Progress.End(&live[i].Stream)
+			f.a.Progress.End(&live[i].Attempt)
 			live[i].lease.End(false, nil)
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
 		} else {
-			live = append(live, f.begin(f.a, Work(rng.IntN(3)), 1))
+			live = append(live, f.begin(f.a, AttemptKind(rng.IntN(3)), 1))
 		}
 		var want [3]int
 		for _, a := range live {
-			want[a.Work]++
-			if a.Work == WorkStream && f.a.Progress.streams[a.pos] != &a.Stream {
+			want[a.Kind]++
+			if a.Kind == KindStream && f.a.Progress.streams[a.pos] != &a.Attempt {
 				t.Fatal("an attempt is not where it says it is")
 			}
 		}
-		if len(f.a.Progress.streams) != want[WorkStream] || f.a.Progress.silent != want[WorkSilent] {
-			t.Fatalf("%d streams and %d silent, want %d and %d", len(f.a.Progress.streams), f.a.Progress.silent, want[WorkStream], want[WorkSilent])
+		if len(f.a.Progress.streams) != want[KindStream] || f.a.Progress.plain != want[KindPlain] {
+			t.Fatalf("%d streams and %d plain, want %d and %d", len(f.a.Progress.streams), f.a.Progress.plain, want[KindStream], want[KindPlain])
 		}
 	}
 }
@@ -333,16 +358,16 @@ func TestProbeIsNotLost(t *testing.T) {
 		set := *f.p.Settings.Load()
 		set.Retries = RetryBudget{true, 0, v.budget}
 		f.p.Settings.Store(&set)
-		a := f.begin(f.a, WorkStream, 10)
+		a := f.begin(f.a, KindStream, 10)
 		f.allow(a)
 		if v.arrived {
-			f.a.Progress.Arrived(&a.Stream)
+			f.a.Progress.Arrived(&a.Attempt)
 		}
-		f.p.MoveSoon(&a.Stream)
+		f.p.MoveSoon(&a.Attempt)
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
-		if moved := f.a.Progress.Arrived(&a.Stream); moved != v.moved {
+		if moved := f.a.Progress.Arrived(&a.Attempt); moved != v.moved {
 			t.Errorf("%s: moved %v, want %v", v.name, moved, v.moved)
 		}
 	}

@@ -137,7 +137,7 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer func() { // without the lock
+	defer func() { // deferred before the unlock, so it runs after it
 		p.Queue.reviewAll()
 		for _, w := range p.All() {
 			p.warnOfEngine(w)

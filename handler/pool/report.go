@@ -17,13 +17,14 @@ type OutcomeKind uint8
 
 // The kinds of an Outcome. OutcomeNone is the zero value.
 const (
-	OutcomeNone     OutcomeKind = iota // nothing: the client left
-	OutcomeAnswered                    // an answer that shows nothing else yet
-	OutcomeGood                        // a first token, or a whole good answer
-	OutcomeRefused                     // nothing listens at the worker's address
-	OutcomeBroken                      // no answer, or an answer that broke off or came too late
-	OutcomeBusy                        // the worker answered that it takes no requests now
-	OutcomeErrored                     // an error that may be the worker's fault
+	OutcomeNone        OutcomeKind = iota // nothing: the client left
+	OutcomeAnswered                       // an answer that shows nothing else yet
+	OutcomeGood                           // a first token, or a whole good answer
+	OutcomeRefused                        // nothing listens at the worker's address
+	OutcomeUnreachable                    // the router cannot connect for another reason
+	OutcomeBroken                         // no answer, or an answer that broke off or came too late
+	OutcomeBusy                           // the worker answered that it takes no requests now
+	OutcomeErrored                        // an error that may be the worker's fault
 )
 
 // Outcome is the result of an attempt.
@@ -54,6 +55,8 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 	case OutcomeRefused:
 		w.Engine.AskAgain() // it may have restarted
 		p.away(w, refusing, o.Why)
+	case OutcomeUnreachable:
+		p.away(w, unreachable, o.Why)
 	case OutcomeBroken:
 		w.Engine.AskAgain()
 		p.markDown(w, t, &o)
@@ -93,8 +96,8 @@ func (w *Worker) isWorse(t time.Time, o *Outcome) bool {
 	}
 	var answers, theirs float64
 	for _, row := range o.Peers {
-		if row.Worker != w {
-			n, e := row.Worker.Health.lately()
+		if row.Worker != w && !row.Repeated {
+			n, e := row.Worker.Health.lately(t)
 			answers, theirs = answers+n, theirs+e
 		}
 	}
@@ -128,11 +131,11 @@ func (p *Pool) clear(w *Worker, why string) {
 // away records that a worker is away, and marks it down. If nothing listens at its
 // address, the engine's process has ended, and its KV cache with it.
 func (p *Pool) away(w *Worker, r reach, why string) {
-	before, marked := w.Health.miss(time.Now(), r)
-	if r == refusing && before != refusing {
+	previous, wasWell := w.Health.recordAway(time.Now(), r)
+	if r == refusing && previous != refusing {
 		p.clear(w, clearedRefused)
 	}
-	if marked {
+	if wasWell {
 		p.logMark(w, why)
 	}
 }
@@ -142,18 +145,18 @@ func (p *Pool) answered(w *Worker) {
 	if w.Health.Reach() == reachable && w.Health.unanswered.Load() == 0 {
 		return
 	}
-	before, well := w.Health.meet()
-	if before.Away() {
+	previous, wasAbsent := w.Health.endAbsence()
+	if previous.Away() {
 		w.probeAgain()
 	}
-	if well {
+	if wasAbsent {
 		p.logWell(w)
 	}
 }
 
 // Connected records that the router could connect to a worker.
 func (p *Pool) Connected(w *Worker) {
-	if before := w.Health.connected(time.Now()); before == refusing || before == unreachable {
+	if previous := w.Health.connected(time.Now()); previous == refusing || previous == unreachable {
 		w.probeAgain()
 	}
 }
