@@ -40,9 +40,9 @@ func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 }
 
 // TestQueuedFirstRequestBlocksNoOther has the first request of a session wait for a full
-// worker. Another request of the session, which another worker can serve, does not wait for
-// it; and the first is served where its model is, although the session is bound elsewhere by
-// then.
+// worker. Another request of the session can go to another worker, and does not wait for the
+// first. The session is then bound there. The first request goes to the worker that has its
+// model all the same.
 func TestQueuedFirstRequestBlocksNoOther(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	gates := []*gate{hold(engines[0]), hold(engines[1])}
@@ -73,8 +73,8 @@ func TestQueuedFirstRequestBlocksNoOther(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestLongAnswerOutlivesItsSessionsTTL has an engine think for longer than the session's time
-// to live, without a word. The session is bound during the answer, and one time to live after.
+// TestLongAnswerOutlivesItsSessionsTTL has an engine send nothing for longer than the
+// session's time to live. The session is bound during the answer, and one time to live after.
 func TestLongAnswerOutlivesItsSessionsTTL(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{FirstToken: 3500 * time.Millisecond})
 	s := startCaddy(t, route(engines, "policy round_robin", "affinity {\nmode hard\nttl 1s\n}"))

@@ -107,7 +107,7 @@ func (p *player) turn(ctx context.Context, c *session, messages []byte, tokens i
 	return nil
 }
 
-// answer is what came of one request.
+// answer is the result of one request.
 type answer struct {
 	number           int
 	sent, first, end time.Time

@@ -19,10 +19,13 @@ const (
 // hardware is what the engines are, for the report.
 const hardware = "70B INT4 on an A100 (1,280 prompt tokens/s)"
 
-// stepTimes are about a model of 70 billion parameters in INT4 on one A100 of 80 GB,
-// by arithmetic: 38 GB of weights to read for a step; 140 GFLOP for a token at 180
-// TFLOP/s; 2.6 MFLOP for a pair of tokens in attention; 320 kB of KV to read for a
-// token of context. The KV cache has 28 GB.
+// stepTimes are computed for a model of 70 billion parameters in INT4 on one A100 of
+// 80 GB. The KV cache has 28 GB. A step takes:
+//
+//   - 38 GB of weights to read
+//   - 140 GFLOP for each token, at 180 TFLOP/s
+//   - 2.6 MFLOP for each pair of tokens in attention
+//   - 320 kB of KV to read for each token of context
 var stepTimes = engine.StepModel{Base: 24, PerToken: 0.78, Attention: 1.4e-5, DecodeContext: 2e-4}
 
 // startEngines starts the engines of one run and returns their addresses.

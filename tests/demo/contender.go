@@ -30,19 +30,17 @@ var contenders = []contender{
 	{name: ours, route: kvRouter, ids: true},
 }
 
-// kvRouter returns kv_router with a pool of its own. Its other option makes it hold the
-// header of a stream back until the first token: engines send the header at once, and
-// without the option the client has it when the engine dies.
+// kvRouter returns kv_router with its defaults and a pool of its own.
 func kvRouter(addrs []string, run string, _ float64) string {
-	return fmt.Sprintf("kv_router %s {\n\t\tpool %s\n\t\ttimeouts {\n\t\t\tfirst_token 1m\n\t\t}\n\t}", strings.Join(addrs, " "), run)
+	return fmt.Sprintf("kv_router %s {\n\t\tpool %s\n\t}", strings.Join(addrs, " "), run)
 }
 
 // failDuration is how long reverse_proxy remembers a failure, in the engines' time.
 const failDuration = 10 * time.Second
 
-// reverseProxy is Caddy's own, with one of its policies. It has the two options that
-// an operator adds so that a dead engine costs little; by default Caddy neither
-// retries nor remembers failures.
+// reverseProxy returns Caddy's reverse_proxy with one of its policies. It has the two
+// options that an operator adds so that a dead engine costs little. By default Caddy
+// neither retries nor remembers failures.
 func reverseProxy(policy string) func([]string, string, float64) string {
 	return func(addrs []string, _ string, speed float64) string {
 		return fmt.Sprintf("reverse_proxy %s {\n\t\tlb_policy %s\n\t\tlb_retries 3\n\t\tfail_duration %s\n\t}",

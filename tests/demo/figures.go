@@ -82,18 +82,17 @@ func compare(s spread) verdict {
 	return tie
 }
 
-// The rule for "normal again": in bins of this length after a death, the median TTFT
-// is at most so many times that of the turns before the first death. These have cold
-// caches, so that it hardly depends on the contender.
+// Requests are normal again if the median TTFT of a bin after a death is low enough. It is
+// compared with the median of the turns before the first death. These have cold caches,
+// so their median hardly depends on the contender.
 const (
-	bin    = 5 * time.Second
-	normal = 1.5
+	bin    = 5 * time.Second // its length
+	normal = 1.5             // times the median before the first death, at most
 )
 
-// recovery returns how long after a death the requests of some runs, all deaths taken
-// together, were not normal: until the last failure or the end of the last bin whose
-// median TTFT was too long. It returns false if they were not normal before the next
-// death.
+// recovery returns how long after a death the requests of some runs were not normal, all
+// deaths taken together. The time ends with the last failure or the last bin whose median
+// TTFT was too long. recovery returns false if they were not normal before the next death.
 func recovery(runs []*run) (time.Duration, bool) {
 	w := runs[0].load
 	bins := make([][]float64, (w.death(1)-w.death(0))/bin)

@@ -18,8 +18,8 @@ type machine struct {
 	took    time.Duration
 }
 
-// extra is the part of the mean time to first token that the engines do not see: what
-// the router, the client and the machine take.
+// extra is the part of the mean time to first token that the engines do not see. The
+// router, the client and the machine take this time.
 type extra struct {
 	name string // of the contender
 	time float64

@@ -7,14 +7,14 @@
 // sticky header of reverse_proxy, and kv_router without and with session ids. Each
 // run has four simulated engines of its own (package engine) and a site of a real
 // Caddy in this process. All runs of all seeds are played at the same moment with the
-// same arrivals, so that what else this machine does hits all contenders alike.
+// same arrivals. So other work on this machine hits all contenders alike.
 //
 // The engines run faster than real ones. All times in the report are the engines':
 // real time multiplied by the speed. The time that this machine takes is multiplied
 // too; the report says how much that is.
 //
-// Each contender has the options that an operator adds for engines that die:
-// reverse_proxy has lb_retries and fail_duration, kv_router has timeouts first_token.
+// reverse_proxy has the options that an operator adds for engines that die: lb_retries
+// and fail_duration. kv_router has its defaults.
 //
 // The demo has limits. The caches hold all that is asked, so nothing shows how
 // contenders cope with eviction. Answers are short. A step of the engines takes what a
@@ -70,9 +70,9 @@ const (
 	fullSeeds  = 5
 )
 
-// threads is the least number of threads that run Go code. On a machine whose two cores
-// were busy with other work, 64 in place of 2 brought the time that the machine adds to
-// a mean TTFT from seconds to some hundredths.
+// threads is the least number of threads that run Go code. The machine's own work adds
+// time to the mean TTFT. On two cores that were busy with other work, 2 threads added
+// seconds and 64 threads some hundredths of a second.
 const threads = 64
 
 func parse(args []string) (*options, error) {

@@ -107,8 +107,8 @@ func (c *cell) recovered() string {
 	return fmt.Sprintf("%.0f s", took.Seconds())
 }
 
-// casualties returns sums over the seeds: failed requests, broken answers, and the
-// requests without a token on the engine that died, with how many of them survived.
+// casualties returns sums over the seeds: failed requests, broken answers, and the two
+// counts of survivors.
 func (c *cell) casualties() (failed, broken, saved, of int) {
 	for _, r := range c.runs {
 		s, n := r.survivors()

@@ -135,8 +135,8 @@ func (r *run) outside() time.Duration {
 	return max(0, own/time.Duration(len(r.samples))-time.Duration(inside/float64(answered)*float64(time.Millisecond)))
 }
 
-// survivors returns how many requests were on an engine that died and had no token
-// yet, and how many of these got a whole answer all the same.
+// survivors counts the requests that had no token yet on an engine that died. It returns
+// how many of these got a whole answer, and how many there were.
 func (r *run) survivors() (saved, of int) {
 	r.journal(func(rec *engine.Record) {
 		number, err := strconv.Atoi(rec.Header.Get(requestHeader))

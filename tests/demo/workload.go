@@ -153,7 +153,7 @@ func (w *workload) requests() (n int) {
 
 var syllables = [...]string{"an", "ber", "co", "dis", "el", "for", "gen", "hol", "in", "ker", "lo", "men", "no", "pre", "ra", "sen", "ti", "un", "ver", "wa"}
 
-// prose returns made-up sentences of so many tokens. They need no escapes in JSON.
+// prose returns made-up sentences of a number of tokens. They need no escapes in JSON.
 func prose(rng *rand.Rand, tokens int) string {
 	var b strings.Builder
 	size := tokens * bytesPerToken
