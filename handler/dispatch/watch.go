@@ -92,10 +92,12 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 		if a.Kind == pool.KindPlain {
 			plain = 1
 		}
-		w.probe = time.AfterFunc(p.Patience(a.lease.Target(), a.Ahead, plain), func() { p.MoveSoon(&a.Attempt) })
+		patience := p.Patience(a.lease.Target(), a.Ahead, plain)
+		w.probe = time.AfterFunc(patience, func() { p.MoveSoon(&a.Attempt) })
+		w.held = patience
 	}
-	if w.first == nil && w.probe == nil {
-		w.held = heldFor
+	if w.held += heldFor; w.first != nil {
+		w.held = 0 // the deadline ends the wait
 	}
 	return req.WithContext(w.ctx)
 }
