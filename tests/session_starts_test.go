@@ -73,10 +73,10 @@ func TestQueuedFirstRequestBlocksNoOther(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestLongAnswerOutlivesItsSessionsTTL has an engine send nothing for longer than the
+// TestLongAnswerOutlivesItsSessionsTTL has an engine pause in its answer for longer than the
 // session's time to live. The session is bound during the answer, and one time to live after.
 func TestLongAnswerOutlivesItsSessionsTTL(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{FirstToken: 3500 * time.Millisecond})
+	engines := startEngines(t, 2, canned.Pace{Words: 2, PerWord: 3500 * time.Millisecond})
 	s := startCaddy(t, route(engines, "policy round_robin", "affinity {\nmode hard\nttl 1s\n}"))
 	done := make(chan answer, 1)
 	go func() { done <- s.chat(t.Context(), controlled("hello", "").streamed()) }()
