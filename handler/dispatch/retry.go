@@ -76,7 +76,7 @@ func (d *Dispatch) giveUp() (*http.Response, error) {
 	if d.wait.left != nil {
 		return nil, d.wait.left
 	}
-	if d.wait.turnedAway != nil && d.held.resp == nil {
+	if d.wait.turnedAway != nil {
 		return nil, lastError{d.wait.turnedAway}
 	}
 	if resp := d.takeHeld(); resp != nil {

@@ -162,3 +162,19 @@ func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
 	}
 	d.End()
 }
+
+// TestErrorIsNotCountedTwice ends a request whose only worker failed and was counted. Caddy
+// must not count the error that the client gets against that worker, too.
+func TestErrorIsNotCountedTwice(t *testing.T) {
+	h := testHandler(t, "a:1")
+	ups := h.ReverseProxy.Upstreams
+	d, _ := plannedDispatch(t, h, 10)
+	if up := d.Select(t.Context(), ups); up != ups[0] {
+		t.Fatalf("got %v", up)
+	}
+	d.failure = errors.New("broken")
+	if up := d.Select(t.Context(), ups); up != noUpstream || !d.exhausted {
+		t.Errorf("got %v after the only worker failed", up)
+	}
+	d.End()
+}
