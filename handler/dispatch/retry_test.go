@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -177,4 +179,23 @@ func TestErrorIsNotCountedTwice(t *testing.T) {
 		t.Errorf("got %v after the only worker failed", up)
 	}
 	d.End()
+}
+
+// TestStalledNotFoundIsClosed answers 404 and then sends only the beginning of the body.
+func TestStalledNotFoundIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from, to := io.Pipe()
+		go to.Write([]byte(`{"detail":"Not`)) //nolint:errcheck // the reader closes
+		begun := time.Now()
+		resp := &http.Response{StatusCode: http.StatusNotFound, Body: from}
+		if lacksModel(resp) {
+			t.Error("the model is missing")
+		}
+		if took := time.Since(begun); took != longestStall {
+			t.Errorf("it took %v", took)
+		}
+		if head, err := io.ReadAll(resp.Body); string(head) != `{"detail":"Not` || err == nil {
+			t.Errorf("the client gets %q, %v", head, err)
+		}
+	})
 }

@@ -165,7 +165,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 			t.Errorf("held %v: an answer %v, error %v", held, resp != nil, err)
 		}
 		if r := d.End(); r.TurnedAway == held {
-			t.Errorf("held %v: reported as turned away %v", held, r.TurnedAway)
+			t.Errorf("held %v: the report says rejected %v", held, r.TurnedAway)
 		}
 	}
 }
