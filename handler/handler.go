@@ -1,7 +1,7 @@
 // Package handler is the Caddy directive kv_router: its configuration, provisioning,
 // ServeHTTP and the policy modules. It holds no routing arithmetic, which is in package
-// kvscore. [Handler] and the policies, [PredictedLatency] first, are the operator's
-// documentation.
+// kvscore. The comments of [Handler] and of the policies, such as [PredictedLatency], tell
+// operators what each option does.
 package handler
 
 import (
@@ -99,7 +99,8 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 }
 
 // wireRetries has the dispatcher decide about retries instead of the provisioned proxy,
-// within the operator's limits.
+// within the operator's limits. It reads the operator's values from the proxy before it
+// overwrites them: KeepBody and Limits come first.
 func (h *Handler) wireRetries(ctx caddy.Context) error {
 	lb := h.ReverseProxy.LoadBalancing
 	h.dispatcher.KeepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
