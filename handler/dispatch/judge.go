@@ -31,8 +31,8 @@ const (
 type verdict struct {
 	do      action
 	reason  string       // of a retry, as metrics name it
-	outcome pool.Outcome // what the pool is told
-	suspect bool         // the attempt may have reached the engine's computing
+	outcome pool.Outcome // what the pool records of the worker
+	suspect bool         // the engine may have begun to compute: the request may have crashed it
 }
 
 // judge decides what follows from an attempt. It changes nothing, but lacksModel may read the
@@ -158,7 +158,7 @@ type Limits struct {
 
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
-// allow returns whether the proxy would make another attempt.
+// allow returns whether the limits allow another attempt. A limit of 0 allows any number.
 func (l Limits) allow(start time.Time, attempts int) bool {
 	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
 }
@@ -166,6 +166,20 @@ func (l Limits) allow(start time.Time, attempts int) bool {
 // maxSuspects bounds the failed attempts that may have reached an engine: the request itself
 // may crash engines.
 const maxSuspects = 2
+
+// These functions decide whether another attempt may follow. "Limits" are lb_try_duration and
+// lb_retries. A pinned request has neither another round nor another try.
+//
+//	                                       with limits         without limits
+//	repeatable    may it be sent again?    depends on the request only
+//	anotherRound  may a tried worker       while the limits    never
+//	              get it again?            allow it
+//	anotherTry    may any attempt follow?  as anotherRound     while an untried worker is left, and
+//	                                                           suspects are fewer than maxSuspects
+//	lastSuspect   is the present attempt   never               if one suspect more makes
+//	              the last if it breaks?                       maxSuspects
+//
+// Suspects do not count with limits, because the operator has chosen them.
 
 // repeatable returns whether the request can be sent again. reached: it may have reached a
 // worker.
@@ -191,8 +205,8 @@ func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
-// stays returns whether no other attempt follows: no other worker is left, the request broke
-// on one already, or the retry budget is spent.
-func (d *Dispatch) stays() bool {
+// noRetryPossible returns whether no attempt on another worker can follow. Either no untried
+// worker is left, or lastSuspect holds, or the retry budget is spent.
+func (d *Dispatch) noRetryPossible() bool {
 	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }
