@@ -147,6 +147,7 @@ type Handler struct { // one field for each option, hence so many
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
 	policy     kvscore.Policy
+	shadow     kvscore.Policy // nil if none is configured
 	keys       []plan.KeySource
 	settings   *pool.Settings
 	config     *pool.SharedSettings // those of all handlers that name the pool

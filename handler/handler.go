@@ -1,7 +1,7 @@
 // Package handler is the Caddy directive kv_router: its configuration, provisioning,
 // ServeHTTP and the policy modules. It holds no routing arithmetic, which is in package
-// kvscore. [Handler] and the policies, [PredictedLatency] first, are the operator's
-// documentation.
+// kvscore. The comments of [Handler] and of the policies, such as [PredictedLatency], tell
+// operators what each option does.
 package handler
 
 import (
@@ -47,18 +47,16 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // the configuration.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger, h.ctx, h.registry = ctx.Logger(), ctx, ctx.GetMetricsRegistry()
-	h.dispatcher = new(dispatch.Dispatcher)
 	if err := h.setDefaults(); err != nil {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadShadow, h.openPool, h.provisionProxy, h.wireRetries,
+		h.loadPolicy, h.loadTrust, h.loadShadow, h.openPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
-	h.wireDispatcher()
 	h.explainer.Join()
 	go h.adoptWhenLive(ctx)
 	return nil
@@ -99,42 +97,51 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 }
 
 // wireRetries has the dispatcher decide about retries instead of the provisioned proxy,
-// within the operator's limits.
-func (h *Handler) wireRetries(ctx caddy.Context) error {
+// within the operator's limits. It reads the operator's values from the proxy before it
+// overwrites them: keepBody and limits come first.
+func (h *Handler) wireRetries(ctx caddy.Context) (limits dispatch.Limits, keepBody bool, err error) {
 	lb := h.ReverseProxy.LoadBalancing
-	h.dispatcher.KeepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
-	h.dispatcher.Limits = dispatch.Limits{
+	keepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
+	limits = dispatch.Limits{
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
 	}
-	if !h.dispatcher.Limits.Set() {
+	if !limits.Set() {
 		lb.Retries = math.MaxInt16 // each worker is tried once
 	}
 	lb.TryInterval = 0 // another worker is tried at once
 	ours, err := dispatch.RetryMatchers(ctx)
 	if err != nil {
-		return err
+		return limits, keepBody, err
 	}
 	for _, set := range lb.RetryMatch {
 		ours = append(ours, append(caddyhttp.MatcherSet{dispatch.AnotherMatcher{}}, set...))
 	}
 	lb.RetryMatch = ours
-	return nil
+	return limits, keepBody, nil
 }
 
-func (h *Handler) wireDispatcher() {
-	d := h.dispatcher
+// wireDispatcher makes the dispatcher, and what uses it, after everything that they need.
+func (h *Handler) wireDispatcher(ctx caddy.Context) error {
+	limits, keepBody, err := h.wireRetries(ctx)
+	if err != nil {
+		return err
+	}
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
-	d.Pool, d.Proxy, d.Transport, d.Client, d.Policy = h.pool, h.ReverseProxy, h.transport, h.client, h.policy
-	d.Metrics, d.Figures, d.Logger, d.Context = h.metrics, h.figures, h.logger, h.ctx
-	d.Labels, d.Speculative, d.Probes = h.ResponseHeaders, h.SpeculativePrefill, h.prober
-	// Only a policy whose costs are times knows the price of leaving a session's worker.
-	d.Soft = h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds
+	d := &dispatch.Dispatcher{
+		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
+		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
+		// Only a policy whose costs are times knows the price of leaving a session's worker.
+		Soft:   h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
+		Metrics: h.metrics, Figures: h.figures, Logger: h.logger, Context: h.ctx,
+	}
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts
 	}
 	d.FollowUps = speculative.NewRunner(d, h.SpeculativePrefill)
-	h.reader = h.newReader()
+	h.dispatcher, h.reader = d, h.newReader()
 	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader, Config: h.config}
+	return nil
 }
 
 func (h *Handler) newReader() *plan.Reader {

@@ -35,17 +35,15 @@ func (h *Handler) loadPolicy(ctx caddy.Context) (err error) {
 }
 
 // loadShadow registers the metrics and loads the shadow policy, if one is configured.
-func (h *Handler) loadShadow(ctx caddy.Context) error {
+func (h *Handler) loadShadow(ctx caddy.Context) (err error) {
 	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{})
 	h.figures = h.metrics.Of(h.Pool)
 	if h.ShadowRaw == nil {
 		return nil
 	}
-	p, err := h.policyOf(ctx, "ShadowRaw")
-	if err != nil {
+	if h.shadow, err = h.policyOf(ctx, "ShadowRaw"); err != nil {
 		return fmt.Errorf("shadow: %w", err)
 	}
-	h.dispatcher.Shadow = dispatch.NewShadow(p, h.metrics, h.Pool)
 	return nil
 }
 

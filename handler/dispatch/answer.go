@@ -20,10 +20,10 @@ type delivery struct {
 	attempt          *attempt
 	body             *response.Body
 
-	header time.Time // when a plain answer's header came
+	header time.Time // when the header of an answer that is no stream came
 	alive  time.Time // the lease's latest sign of life
 	tokens int       // events with tokens so far
-	waits  bool      // for the worker
+	waits  bool      // a read of the worker's next bytes is under way
 }
 
 // deliver prepares an answer for the client.
@@ -44,7 +44,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if resp.StatusCode < 300 {
 		d.commit(req.Context())
 	}
-	d.use.Yield() // if it has not bound the session
+	d.use.Yield() // if commit has not bound the session, others need not wait for it
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
 		d.FallBack(fallbackUnmerged)
 	}

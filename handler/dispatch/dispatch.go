@@ -38,61 +38,61 @@ type Dispatch struct {
 	*Dispatcher
 	plan  *plan.Plan
 	start time.Time
-	ready time.Time // its body was read
+	ready time.Time // when its body was read
 	repl  *caddy.Replacer
 	only  only // the one worker that may serve it, if there is one
-	apart bool // it goes only to engines that isolate its cache
+	apart bool // only engines that isolate its cache may serve it
 	tries
 	binding
-	wait waiting // while all workers are full
+	wait waiting // its state in the queue
 	outgoing
 	result
 	trace    *dispatchTrace
-	dry      bool        // it explains the choice, and changes nothing
-	dryTable *pool.Table // of a dry dispatch
+	dry      bool        // the dispatch explains the choice, and changes nothing
+	dryTable *pool.Table // of the upstreams of a dry dispatch
 }
 
 // tries is the choice of workers so far.
 type tries struct {
 	scratch     *pool.Scratch // nil outside Select and Explain
 	offered     reverseproxy.UpstreamPool
-	model       string // the one that the worker must be known to serve, if any
+	model       string // the worker must be known to serve it; empty if any worker may be chosen
 	attempt     *attempt
 	attempts    int
 	suspects    int                    // failed attempts that may have reached an engine
 	tried       []*pool.Worker         // in this round over the workers
-	usual       [4]*pool.Worker        // backs tried, which seldom grows
-	last        *reverseproxy.Upstream // the last one selected
+	usual       [4]*pool.Worker        // the memory of tried, unless that outgrows it
+	last        *reverseproxy.Upstream // of the last attempt
 	failure     error                  // of the last attempt
 	held        heldAnswer
-	exhausted   bool // no worker is left
+	exhausted   bool // no attempt follows: RoundTrip answers the client
 	retryWanted bool // the proxy must make another attempt
 }
 
-// binding is what the session's binding was when last seen.
+// binding is the session's binding as the request last saw it.
 type binding struct {
 	use     affinity.Use     // the request's part in the session; none if it must not bind it
-	session affinity.Key     // of the binding
+	session affinity.Key     // the key under which it is stored
 	bound   affinity.Binding // zero if there is none
 	state   affinity.State
-	first   affinity.Entry // the same of plan.Session.Key, which may have another key
-	waited  bool           // for a concurrent first request of the session
-	away    bool           // this turn goes elsewhere, and the session's worker stays bound
+	first   affinity.Entry // of the client's session key; session may be the key for one model instead
+	waited  bool           // this attempt has waited for a concurrent first request of the session
+	away    bool           // this turn goes to another worker, and the session stays bound where it is
 }
 
 // outgoing is what workers are sent.
 type outgoing struct {
-	Body *body.Replay  // until an answer is forwarded
-	next FollowUp      // keeps the body longer; nil if nothing follows
-	lazy *body.Lazy    // the proxy's body
-	sent *http.Request // of the last attempt
-	cut  nvext.Grants  // members that were cut out because they were not granted
+	Body *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
+	next FollowUp      // needs the body after the answer; nil if nothing follows
+	lazy *body.Lazy    // the body as the proxy sees it
+	sent *http.Request // the request of the last attempt
+	cut  nvext.Grants  // the grants that were missing for members cut out of the body
 }
 
 // result is what the client gets.
 type result struct {
 	answer   *delivery // nil while there is none
-	cached   int64     // tokens, as the engine reported them; -1 is unknown
+	cached   int64     // the engine's count of cached tokens; -1 is unknown
 	err      error
 	returned bool // false in End if the proxy panicked, as it does to abort
 }
@@ -104,12 +104,12 @@ type attempt struct {
 	terms  kvscore.Candidate
 	reason string
 	prompt promptLength
-	mark   uint64 // of the worker's health; 0 if it had none
-	slot   bool   // it has one of the worker's
-	bound  bool   // no policy was asked, so there is no cost
+	mark   uint64 // result of Health.Admit, for Health.Leave
+	slot   bool   // it holds a slot of the worker
+	bound  bool   // the pin or the session decided, so there is no cost
 	ended  bool
-	watch  *watch    // what may end it; nil if nothing may
-	answer *delivery // of its answer; nil before that
+	watch  *watch    // may end it early; nil if nothing may
+	answer *delivery // nil until its answer is read
 }
 
 // Reasons of a choice.

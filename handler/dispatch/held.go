@@ -8,14 +8,15 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
-// heldAnswer is an answer that goes to the client if no worker has a better.
+// heldAnswer is a worker's answer that calls for a retry. The client gets it if no later attempt
+// delivers an answer.
 type heldAnswer struct {
 	resp    *http.Response
 	attempt *attempt
 }
 
-// hold keeps an answer back while another worker is asked, and returns what the proxy sees
-// instead.
+// hold keeps an answer back during the retry. It returns what the proxy sees instead: the
+// status and header without the body.
 func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.endAttempt(false)

@@ -31,13 +31,13 @@ const (
 type verdict struct {
 	do      action
 	reason  string       // of a retry, as metrics name it
-	outcome pool.Outcome // what the pool is told
-	suspect bool         // the attempt may have reached the engine's computing
+	outcome pool.Outcome // what the pool records of the worker
+	suspect bool         // the engine may have begun to compute: the request may have crashed it
 }
 
-// judge decides what follows from an attempt, and changes nothing. resent: net/http sent the
-// request twice, and err is of the second time. docs/reliability.md shows the result
-// for each fault.
+// judge decides what follows from an attempt. It changes nothing, but lacksModel may read the
+// beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
+// the error of the second time. docs/reliability.md shows the result for each fault.
 func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
@@ -51,7 +51,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case d.servedElsewhere(resp) && d.anotherTry(d.suspects):
+	case d.otherMayServe(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.outcome = d.errored(a, resp.Status, status >= 500)
@@ -117,29 +117,38 @@ func retryAfter(h http.Header) time.Duration {
 	return time.Duration(s) * time.Second
 }
 
-// servedElsewhere returns whether the worker lacks the request's model while an untried
-// worker may have it. Nothing was computed, so any request may be sent again.
-func (d *Dispatch) servedElsewhere(resp *http.Response) bool {
+// otherMayServe returns whether the worker answered 404 and an untried worker may serve the
+// request's model. The engine computed nothing, so any request may be sent again.
+func (d *Dispatch) otherMayServe(resp *http.Response) bool {
 	a := d.attempt
 	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
 	_, told := a.Worker.Serves(d.plan.Model)
-	found := false
 	for i, row := range d.table(d.offered).Rows {
 		w := row.Worker
 		if w == a.Worker || !pool.Available(d.offered[i]) || slices.Contains(d.tried, w) || !d.permits(w) {
 			continue
 		}
-		yes, known := w.Serves(d.plan.Model)
-		found = found || yes || !known && (told || !w.WasProbed())
+		if yes, known := w.Serves(d.plan.Model); yes || !known && (told || !w.WasProbed()) {
+			return true
+		}
 	}
-	if !found {
-		return false
-	}
-	head, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-	resp.Body = &response.Replayed{ReadCloser: resp.Body, Begin: head, Err: err}
-	return bytes.Contains(bytes.ToLower(head), []byte("model")) // else the path is unknown
+	return false
+}
+
+// longestStall is how long the body of a 404 may take before the router closes it.
+const longestStall = 5 * time.Second
+
+// lacksModel returns whether a 404 says that the worker lacks the model, and not the path. It
+// reads the beginning of the body, and puts it back.
+func lacksModel(resp *http.Response) bool {
+	from := resp.Body
+	stalled := time.AfterFunc(longestStall, func() { _ = from.Close() })
+	defer stalled.Stop()
+	head, err := io.ReadAll(io.LimitReader(from, 4<<10))
+	resp.Body = &response.Replayed{ReadCloser: from, Begin: head, Err: err}
+	return bytes.Contains(bytes.ToLower(head), []byte("model"))
 }
 
 // Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
@@ -151,7 +160,7 @@ type Limits struct {
 
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
-// allow returns whether the proxy would make another attempt.
+// allow returns whether the limits allow another attempt. A limit of 0 allows any number.
 func (l Limits) allow(start time.Time, attempts int) bool {
 	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
 }
@@ -159,6 +168,20 @@ func (l Limits) allow(start time.Time, attempts int) bool {
 // maxSuspects bounds the failed attempts that may have reached an engine: the request itself
 // may crash engines.
 const maxSuspects = 2
+
+// These functions decide whether another attempt may follow. "Limits" are lb_try_duration and
+// lb_retries. A pinned request has neither another round nor another try.
+//
+//	                                       with limits         without limits
+//	repeatable    may it be sent again?    depends on the request only
+//	anotherRound  may a tried worker       while the limits    never
+//	              get it again?            allow it
+//	anotherTry    may any attempt follow?  as anotherRound     while an untried worker is left, and
+//	                                                           suspects are fewer than maxSuspects
+//	lastSuspect   is the present attempt   never               if one suspect more makes
+//	              the last if it breaks?                       maxSuspects
+//
+// Suspects do not count with limits, because the operator has chosen them.
 
 // repeatable returns whether the request can be sent again. reached: it may have reached a
 // worker.
@@ -184,8 +207,8 @@ func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
-// stays returns whether no other attempt follows: no other worker is left, the request broke
-// on one already, or the retry budget is spent.
-func (d *Dispatch) stays() bool {
+// noRetryPossible returns whether no attempt on another worker can follow. Either no untried
+// worker is left, or lastSuspect holds, or the retry budget is spent.
+func (d *Dispatch) noRetryPossible() bool {
 	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
 }

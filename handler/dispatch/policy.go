@@ -48,8 +48,11 @@ type shadow struct {
 	agreed, differed, fault prometheus.Counter
 }
 
-// NewShadow returns a shadow of the active policy.
+// NewShadow returns a shadow of the active policy; nil if p is nil.
 func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
+	if p == nil {
+		return nil
+	}
 	return &shadow{
 		policy: p, agreed: m.shadow.WithLabelValues(pool, "true"), differed: m.shadow.WithLabelValues(pool, "false"),
 		fault: m.shadowFaults.WithLabelValues(pool),

@@ -101,8 +101,8 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 
 func (r *Report) counts() [3]int64 { return [3]int64{r.Prompt, r.Completion, r.Cached} }
 
-// fault returns why the outcome is an error of the service; bad is false if it is none. A 4xx
-// of an engine is the client's error. A client that leaves sees none.
+// fault returns whether the outcome is an error of the service, and why. An engine's 4xx is the
+// client's error: why then names the status, and bad is false. A client that leaves is no error.
 func (r *Report) fault() (why string, bad bool) {
 	switch r.Outcome {
 	case outcomeOK, outcomeClientGone:

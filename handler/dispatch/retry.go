@@ -14,6 +14,15 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
+// A retry takes these steps:
+//
+//  1. RoundTrip: judge decides on it, and askForRetry sets retryWanted.
+//  2. RoundTrip returns the error, or what hold returns: hold keeps the answer itself.
+//  3. The proxy asks its retry matchers, and retryMatcher returns retryWanted.
+//  4. The proxy's loop calls Select, which clears retryWanted and selects an untried worker.
+//  5. If none is left, exhaust has the proxy call RoundTrip, and giveUp returns the held
+//     answer or the last failure.
+
 // retryMatcher decides whether the proxy retries. It precedes the operator's own retry_match.
 type retryMatcher struct{}
 
@@ -44,8 +53,8 @@ func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 	}, nil
 }
 
-// retry makes the proxy try again, and returns what the proxy sees of this attempt.
-func (d *Dispatch) retry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
+// askForRetry makes the proxy try again, and returns what the proxy sees of this attempt.
+func (d *Dispatch) askForRetry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
 	d.countRetry(d.attempt, v.reason)
 	d.retryWanted = true
 	if err != nil {
@@ -62,8 +71,9 @@ func (d *Dispatch) countRetry(a *attempt, reason string) {
 	d.trace.retried(a, reason)
 }
 
-// affordable returns whether the retry budget allows another attempt after err. Failed
-// connections cost no worker anything; moves from a hung worker are paid for already.
+// affordable returns whether the retry budget allows another attempt after err. A failed
+// connection is free, because it costs no worker anything. The pool has already charged a move
+// from a hung worker.
 func (d *Dispatch) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	return unconnected || a.Moved || d.Pool.MayRetry(time.Now())
@@ -76,7 +86,7 @@ func (d *Dispatch) giveUp() (*http.Response, error) {
 	if d.wait.left != nil {
 		return nil, d.wait.left
 	}
-	if d.wait.turnedAway != nil && d.held.resp == nil {
+	if d.wait.turnedAway != nil {
 		return nil, lastError{d.wait.turnedAway}
 	}
 	if resp := d.takeHeld(); resp != nil {
@@ -119,7 +129,7 @@ func (d *Dispatch) unserved(err error) *api.Refusal {
 // lastError keeps the proxy from another attempt, even after a dial error: it has no Unwrap.
 type lastError struct{ error }
 
-// Timeout lets the proxy answer with 504 where it would have.
+// Timeout returns what the error itself says. The proxy answers a timeout with 504.
 func (e lastError) Timeout() bool {
 	t, ok := e.error.(interface{ Timeout() bool }) //nolint:errorlint // as the proxy does
 	return ok && t.Timeout()

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -189,4 +191,39 @@ func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
 		t.Errorf("an answer: %v, error %v", resp != nil, err)
 	}
 	d.End()
+}
+
+// TestErrorIsNotCountedTwice ends a request whose only worker failed and was counted. Caddy
+// must not count the error that the client gets against that worker, too.
+func TestErrorIsNotCountedTwice(t *testing.T) {
+	h := testHandler(t, "a:1")
+	ups := h.ReverseProxy.Upstreams
+	d, _ := plannedDispatch(t, h, 10)
+	if up := d.Select(t.Context(), ups); up != ups[0] {
+		t.Fatalf("got %v", up)
+	}
+	d.failure = errors.New("broken")
+	if up := d.Select(t.Context(), ups); up != noUpstream || !d.exhausted {
+		t.Errorf("got %v after the only worker failed", up)
+	}
+	d.End()
+}
+
+// TestStalledNotFoundIsClosed answers 404 and then sends only the beginning of the body.
+func TestStalledNotFoundIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from, to := io.Pipe()
+		go to.Write([]byte(`{"detail":"Not`)) //nolint:errcheck // the reader closes
+		begun := time.Now()
+		resp := &http.Response{StatusCode: http.StatusNotFound, Body: from}
+		if lacksModel(resp) {
+			t.Error("the model is missing")
+		}
+		if took := time.Since(begun); took != longestStall {
+			t.Errorf("it took %v", took)
+		}
+		if head, err := io.ReadAll(resp.Body); string(head) != `{"detail":"Not` || err == nil {
+			t.Errorf("the client gets %q, %v", head, err)
+		}
+	})
 }

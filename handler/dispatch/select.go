@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -123,8 +122,9 @@ func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ htt
 	return nil
 }
 
-// Select selects and books the upstream of the next attempt. It returns nil if the proxy must
-// ask again later.
+// Select selects and books the upstream of the next attempt. If no worker can serve the
+// request, it returns the upstream of exhaust: without one, the proxy would not call RoundTrip,
+// which answers the client. It returns nil if the proxy must ask again later.
 func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
 	d.use.Yield() // the attempt has not bound the session
@@ -174,16 +174,26 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 	}
 }
 
-// noWorker returns the upstream of a request that has no worker left, which stands for the
-// last failure; nil if the proxy must ask again.
+// noWorker returns the upstream of a request that has no worker left; nil if the proxy must
+// ask again.
 func (d *Dispatch) noWorker() *reverseproxy.Upstream {
 	if d.anotherRound() {
 		d.attempts++
 		d.retryWanted = true
 		return nil
 	}
+	return d.exhaust()
+}
+
+// exhaust ends the attempts, and returns the upstream with which the proxy calls RoundTrip
+// once more. RoundTrip then gives the held answer or an error. For an error the upstream
+// is noUpstream: Caddy counts errors against upstreams, and no worker made this one.
+func (d *Dispatch) exhaust() *reverseproxy.Upstream {
 	d.exhausted = true
-	return cmp.Or(d.last, noUpstream)
+	if d.held.resp != nil && d.wait.left == nil {
+		return d.last
+	}
+	return noUpstream
 }
 
 // book chooses among the candidates and books the choice. It returns nil if the worker filled
@@ -266,13 +276,12 @@ func (d *Dispatch) workersOffered() []*pool.Worker {
 func (d *Dispatch) otherLeft() bool {
 	want, rows := d.wants(), d.table(d.offered).Rows
 	for i, up := range d.offered {
-		if w := rows[i].Worker; up.Available() && !slices.Contains(d.tried, w) && d.Pool.Fits(&want, d.model, w) {
+		if w := rows[i].Worker; pool.Available(up) && !slices.Contains(d.tried, w) && d.Pool.Fits(&want, d.model, w) {
 			return true
 		}
 	}
 	return false
 }
 
-// noUpstream is the upstream when there is no worker. RoundTrip then answers, and the proxy
-// ends its loop.
+// noUpstream stands for a worker where there is none: see exhaust.
 var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}

@@ -47,7 +47,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	case deliver:
 		return d.deliver(req, resp), nil
 	case retry:
-		return d.retry(req, resp, &v, err)
+		return d.askForRetry(req, resp, &v, err)
 	case abandon:
 		return nil, err
 	case fail:
@@ -59,7 +59,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
 	sent := d.watched(req)
 	resp, resent, err = d.sendOver(d.Transport.Send, sent)
-	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.stays() {
+	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
 		// The only worker closed idle connections, and net/http's second try met
 		// another one of these.
 		d.countRetry(d.attempt, "reconnect")
@@ -95,12 +95,12 @@ var errResent = errors.New("kv_router: the request was already resent once")
 
 // request returns the request of this attempt, with the body from its first byte.
 func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Request {
-	body := d.Body
-	if body == nil {
+	whole := d.Body
+	if whole == nil {
 		req, _ = d.adapted(req, nil)
 		return req
 	}
-	fit, send := d.adapted(req, body)
+	fit, send := d.adapted(req, whole)
 	out := *fit
 	if d.sent != nil {
 		out.Header = maps.Clone(out.Header) // an attempt before may still be writing it
@@ -108,12 +108,12 @@ func (d *Dispatch) request(req *http.Request, resends *atomic.Int32) *http.Reque
 	if d.readsAnswer() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
-	if body.Size == 0 || req.Body == nil { // the proxy takes it away with `method GET`
+	if whole.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
 		return &out
 	}
 	out.Body, out.ContentLength = send.Open(), send.Size
 	if req.ContentLength < 0 {
-		out.ContentLength = -1 // it came in chunks
+		out.ContentLength = -1 // the client sent it in chunks
 	}
 	// Engines close idle connections when they please. net/http repeats such a request if
 	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
@@ -139,7 +139,7 @@ func (d *Dispatch) dropBody() {
 
 // takeBody takes the request's body from everything that might send it again.
 func (d *Dispatch) takeBody() *body.Replay {
-	body := d.Body
+	whole := d.Body
 	d.Body = nil
 	if d.lazy != nil {
 		d.lazy.Release()
@@ -147,7 +147,7 @@ func (d *Dispatch) takeBody() *body.Replay {
 	if d.sent != nil {
 		d.sent.GetBody = nil
 	}
-	return body
+	return whole
 }
 
 // Prepared returns one of the router's own requests, adapted to a worker's engine. It does

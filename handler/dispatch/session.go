@@ -128,9 +128,9 @@ func (d *Dispatch) commit(ctx context.Context) {
 	d.bound = b
 }
 
-// endTurn ends the request's part in the session, and restarts the binding's time to live. The
-// client's last turn removes the bindings seen at the choice, but no newer ones. If no worker
-// computed the turn, the client will repeat it.
+// endTurn ends the request's part in the session. A computed turn restarts the binding's time to
+// live: Use.End calls Touch. The client's final turn, computed or not, removes the bindings that
+// the choice has seen, but no newer ones.
 func (d *Dispatch) endTurn(computed bool) {
 	switch {
 	case d.plan.Session.Key == "":

@@ -37,11 +37,11 @@ func (d *Dispatch) await(ctx context.Context) bool {
 	switch {
 	case d.wait.left != nil:
 		return false
+	case (g.Full || g.Late) && d.held.resp != nil:
+		return false // the client gets the held answer, not a refusal
 	case g.Full:
 		d.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, "the queue is full, and rejects requests", fmt.Errorf(
 			"all workers are full, and the queue has its maximum of %d requests; try again later", set.MaxWaiting))
-		return false
-	case g.Late && d.held.resp != nil:
 		return false
 	case g.Late:
 		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests waited too long, and the queue rejected them", fmt.Errorf(
@@ -62,15 +62,10 @@ func (d *Dispatch) turnAway(status int, code, incident string, err error) {
 	}
 }
 
-// leave returns the upstream of a request that stops waiting without a worker. For an error
-// that is no worker's upstream: Caddy counts errors against upstreams.
+// leave returns the upstream of a request that stops waiting without a worker.
 func (d *Dispatch) leave() *reverseproxy.Upstream {
 	d.giveBackGranted()
-	d.exhausted = true
-	if d.held.resp != nil {
-		return d.last
-	}
-	return noUpstream
+	return d.exhaust()
 }
 
 // takeSlot takes a slot of an attempt's worker. It returns false if the worker filled up

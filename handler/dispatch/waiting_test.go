@@ -133,6 +133,43 @@ func TestGrantedSlotIsReturned(t *testing.T) {
 	}
 }
 
+// TestFullQueueRejectsNoHeldAnswer fills the queue. A request with a held answer gets that,
+// so it must not count as rejected.
+func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1")
+	ups := h.ReverseProxy.Upstreams
+	workers := setLimits(h, 1, 1)
+	for _, w := range workers {
+		w.Slots.Take()
+	}
+	full := *h.pool.Settings.Load()
+	full.MaxWaiting = 0
+	h.pool.Settings.Store(&full)
+	for _, held := range []bool{false, true} {
+		d, _ := plannedDispatch(t, h, 10)
+		want := noUpstream
+		if held {
+			d.held = heldAnswer{
+				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
+				&attempt{Stream: pool.Stream{Worker: workers[0], Target: workers[0].Target(0)}},
+			}
+			d.tried, d.last, want = append(d.tried, workers[0]), ups[0], ups[0]
+		}
+		if up := d.Select(t.Context(), ups); up != want || !d.exhausted {
+			t.Errorf("held %v: got %v", held, up)
+		}
+		if rejected := d.wait.turnedAway != nil; rejected == held {
+			t.Errorf("held %v: rejected %v", held, rejected)
+		}
+		if resp, err := d.giveUp(); (resp != nil) != held || (err == nil) != held {
+			t.Errorf("held %v: an answer %v, error %v", held, resp != nil, err)
+		}
+		if r := d.End(); r.TurnedAway == held {
+			t.Errorf("held %v: the report says rejected %v", held, r.TurnedAway)
+		}
+	}
+}
+
 // BenchmarkChoose chooses and books a worker out of four, and ends that.
 func BenchmarkChoose(b *testing.B) {
 	for _, limit := range []int{0, 256} {

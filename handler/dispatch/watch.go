@@ -102,8 +102,8 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	return req.WithContext(w.ctx)
 }
 
-// movable returns whether the attempt could be made on another worker, as far as is known
-// before it is made.
+// movable returns whether another worker may take over the attempt. It asks before the attempt
+// ends, and cannot know whether another worker will be free then.
 func (d *Dispatch) movable() bool {
 	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offered) > 1 && !d.lastSuspect() &&
 		(!d.Limits.Set() || d.anotherRound())

@@ -270,7 +270,8 @@ func (b *Body) keepTail(out []byte) {
 }
 
 // end records why the answer ended. It returns what the client gets: out, and an error event
-// after it if the stream broke (docs/reliability.md).
+// after it if the stream broke (docs/reliability.md). Caddy's proxy then gets the error from
+// Read, and aborts the client's connection with http.ErrAbortHandler.
 func (b *Body) end(out []byte, err error) []byte {
 	switch {
 	case errors.Is(err, io.EOF):
