@@ -55,8 +55,8 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.outcome = d.errored(a, resp.Status, status >= 500)
-	case d.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
-		v.outcome.Kind = pool.OutcomeGood // an answer that is read shows more
+	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
+		v.outcome = d.good(a) // an answer that is read shows more
 	}
 	return v
 }
