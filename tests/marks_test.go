@@ -315,3 +315,21 @@ func TestOtherAnswersDoNotHideADeadEngine(t *testing.T) {
 		})
 	}
 }
+
+// TestInvalidRequestsMarkNobody has a client that puts a newline into a header for the
+// workers. net/http refuses to send it.
+func TestInvalidRequestsMarkNobody(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	addrs := engines[0].Addr() + " " + engines[1].Addr() + " " + engines[2].Addr()
+	s := startCaddy(t, "kv_router {\nreverse_proxy "+addrs+" {\nheader_up X-Query {query.q}\n}\n}")
+	for range 3 {
+		if a := s.post(t.Context(), "/v1/chat/completions?q=%0Ax", ask("hi").body()); a.status != http.StatusBadGateway {
+			t.Errorf("status %d, want 502", a.status)
+		}
+	}
+	if n := s.logged(t, markedDown); n != 0 {
+		t.Errorf("%d workers are marked down", n)
+	}
+	s.mustChat(t, ask("hi"))
+	s.booksAtZero(t)
+}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -66,6 +67,9 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}
+	if unsendable(err) {
+		return verdict{do: fail}
+	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	v := verdict{do: fail, outcome: d.attempt.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
 	if pool.Refused(err) {
@@ -85,6 +89,10 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	}
 	return v
 }
+
+// unsendable returns whether net/http refused the request before it dialed: its method or
+// a header is invalid. That says nothing of the worker.
+func unsendable(err error) bool { return strings.HasPrefix(err.Error(), "net/http: invalid ") }
 
 // workersFault returns whether a status may be the worker's fault: clients' errors have other
 // statuses, or come from all workers alike.
