@@ -333,3 +333,23 @@ func TestInvalidRequestsMarkNobody(t *testing.T) {
 	s.mustChat(t, ask("hi"))
 	s.booksAtZero(t)
 }
+
+// TestBusyGetMarksNobody asks llama.cpp for a free slot. llama.cpp answers 503 if all slots
+// are busy, although it queues requests.
+func TestBusyGetMarksNobody(t *testing.T) {
+	busy := func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/slots" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		return r.URL.Path == "/slots"
+	}
+	a, b := startFake(t, busy), startFake(t, busy)
+	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr())
+	status, _, err := s.get(t.Context(), s.url+"/slots?fail_on_no_slot=1")
+	if err != nil || status != http.StatusServiceUnavailable {
+		t.Errorf("status %d, error %v, want 503", status, err)
+	}
+	if n := s.logged(t, markedDown); n != 0 {
+		t.Errorf("%d workers are marked down", n)
+	}
+}

@@ -47,8 +47,10 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
 	switch {
 	case retryable(status):
-		v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
-		v.outcome.Wait = retryAfter(resp.Header)
+		if d.plan.ShowsHealth {
+			v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
+			v.outcome.Wait = retryAfter(resp.Header)
+		}
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
