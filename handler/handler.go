@@ -172,17 +172,23 @@ func (h *Handler) adoptWhenLive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if active := caddy.ActiveContext(); active.GetMetricsRegistry() == h.registry {
-			h.adopt()
+		if h.adopt(); h.adopted.Load() {
 			return
 		}
 	}
 }
 
-// adopt has the pool use this handler's settings, once: when the configuration serves,
-// or with the first request if that comes sooner.
+// isLive returns whether the handler's configuration serves. A configuration may get
+// requests before: Caddy opens its first listener, and may then reject it because of
+// another one.
+func (h *Handler) isLive() bool {
+	active := caddy.ActiveContext()
+	return active.GetMetricsRegistry() == h.registry
+}
+
+// adopt has the pool use this handler's settings, once, if the configuration serves.
 func (h *Handler) adopt() {
-	if !h.adopted.Load() && h.adopted.CompareAndSwap(false, true) {
+	if !h.adopted.Load() && h.isLive() && h.adopted.CompareAndSwap(false, true) {
 		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
@@ -218,6 +224,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	start := time.Now()
 	h.adopt()
 	h.noticeServer(r)
+	h.prober.Start() // if adopt has not
 	h.prober.Await(r.Context())
 	h.explainer.Follow()
 	p, err := h.reader.Read(r)

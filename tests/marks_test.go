@@ -1,9 +1,11 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strconv"
@@ -264,5 +266,90 @@ func TestEngineThatWasGoneHoldsNothing(t *testing.T) {
 				t.Error("nothing is said to be cached after another request")
 			}
 		})
+	}
+}
+
+// TestOtherAnswersDoNotHideADeadEngine has an engine whose core is dead. It answers
+// prompts with errors at once, and everything that needs no core well.
+func TestOtherAnswersDoNotHideADeadEngine(t *testing.T) {
+	engineThat := func(computes bool) *fake {
+		return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+			w.Header().Set("Content-Type", "application/json")
+			body, _ := io.ReadAll(r.Body)
+			switch {
+			case r.Method == http.MethodGet:
+				_, _ = io.WriteString(w, `{}`)
+			case strings.HasSuffix(r.URL.Path, "/count_tokens"):
+				_, _ = io.WriteString(w, `{"input_tokens":5}`)
+			case bytes.Contains(body, []byte("invalid")):
+				w.WriteHeader(http.StatusBadRequest)
+			case !computes:
+				w.WriteHeader(http.StatusInternalServerError)
+			default:
+				return false
+			}
+			return true
+		})
+	}
+	prompt := func(text string) []byte {
+		return fmt.Appendf(nil, `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":%q}]}`, text)
+	}
+	for name, other := range map[string]func(s *server){
+		"count_tokens": func(s *server) { s.post(t.Context(), "/v1/messages/count_tokens", prompt("hi")) },
+		"health":       func(s *server) { _, _, _ = s.get(t.Context(), s.url+"/health") },
+		"bad request":  func(s *server) { s.post(t.Context(), "/v1/chat/completions", prompt("invalid")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dead, well := engineThat(false), engineThat(true)
+			s := startCaddy(t, "kv_router "+dead.addr()+" "+well.addr()+" {\npolicy round_robin\n}")
+			for i := range 60 {
+				s.post(t.Context(), "/v1/chat/completions", prompt(fmt.Sprint("prompt ", i)))
+				for range 2 { // one on each
+					other(s)
+				}
+				if s.logged(t, markedDown) > 0 {
+					return
+				}
+			}
+			t.Error("the dead engine is not marked down")
+		})
+	}
+}
+
+// TestInvalidRequestsMarkNobody has a client that puts a newline into a header for the
+// workers. net/http refuses to send it.
+func TestInvalidRequestsMarkNobody(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	addrs := engines[0].Addr() + " " + engines[1].Addr() + " " + engines[2].Addr()
+	s := startCaddy(t, "kv_router {\nreverse_proxy "+addrs+" {\nheader_up X-Query {query.q}\n}\n}")
+	for range 3 {
+		if a := s.post(t.Context(), "/v1/chat/completions?q=%0Ax", ask("hi").body()); a.status != http.StatusBadGateway {
+			t.Errorf("status %d, want 502", a.status)
+		}
+	}
+	if n := s.logged(t, markedDown); n != 0 {
+		t.Errorf("%d workers are marked down", n)
+	}
+	s.mustChat(t, ask("hi"))
+	s.booksAtZero(t)
+}
+
+// TestBusyGetMarksNobody asks llama.cpp for a free slot. llama.cpp answers 503 if all slots
+// are busy, although it queues requests.
+func TestBusyGetMarksNobody(t *testing.T) {
+	busy := func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/slots" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		return r.URL.Path == "/slots"
+	}
+	a, b := startFake(t, busy), startFake(t, busy)
+	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr())
+	status, _, err := s.get(t.Context(), s.url+"/slots?fail_on_no_slot=1")
+	if err != nil || status != http.StatusServiceUnavailable {
+		t.Errorf("status %d, error %v, want 503", status, err)
+	}
+	if n := s.logged(t, markedDown); n != 0 {
+		t.Errorf("%d workers are marked down", n)
 	}
 }

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // configs are the site blocks of TestStreamsSurviveReload.
@@ -237,6 +240,43 @@ func TestRefusedConfigChangesNothing(t *testing.T) {
 	for i := range bound {
 		if e := s.mustChat(t, ask(fmt.Sprintf("last question of %d", i)), header(i)...).engine(); e != bound[i] {
 			t.Errorf("session %d moved from %s to %s with a good config", i, bound[i], e)
+		}
+	}
+}
+
+// TestRequestToARejectedConfigChangesNothing has clients during loads of a configuration
+// whose second listener has no port. Its first listener may serve some of them before.
+func TestRequestToARejectedConfigChangesNothing(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, maxRunning(50)))
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	rejected, err := adapt(s.caddyfile(route(engines, maxRunning(7))) + fmt.Sprintf("http://%s {\nrespond hi\n}\n", taken.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer stop()
+	for range 4 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				s.client.CloseIdleConnections() // else the old listener's connections serve all
+				s.chat(ctx, ask("hi"))
+			}
+		})
+	}
+	for i := range 15 {
+		if caddy.Load(rejected, true) == nil {
+			t.Fatal("Caddy accepts a listener on a port that is taken")
+		}
+		time.Sleep(20 * time.Millisecond)
+		if w := s.limited(t, engines[0].Addr()); w.Load.Max == nil || *w.Load.Max != 50 {
+			t.Fatalf("max_running after rejected load %d: %v, want 50", i, w.Load.Max)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -145,6 +146,39 @@ func TestOtherRequestsPass(t *testing.T) {
 		if last.Method != v.method || last.URI != v.target || string(last.Body) != v.body {
 			t.Errorf("%s %s: the engine got %s %s with %q", v.method, v.target, last.Method, last.URI, last.Body)
 		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestTunnelIsHalfClosed has a client that ends its direction of a tunnel. The engine
+// answers only then.
+func TestTunnelIsHalfClosed(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: raw\r\n\r\n")
+		rw.Flush()
+		data, _ := io.ReadAll(rw)
+		fmt.Fprintf(conn, "got %d bytes", len(data))
+	})
+	s := startCaddy(t, route(engines))
+	conn := s.connect(t)
+	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	fmt.Fprintf(conn, "GET /x HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: raw\r\n\r\n", s.addr)
+	in := bufio.NewReader(conn)
+	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("%v, error %v", resp, err)
+	}
+	io.WriteString(conn, "hello")
+	if half, ok := conn.(*net.TCPConn); !ok || half.CloseWrite() != nil {
+		t.Fatal("the client cannot end its direction")
+	}
+	if answer, err := io.ReadAll(in); string(answer) != "got 5 bytes" {
+		t.Errorf("got %q, error %v", answer, err)
 	}
 	s.booksAtZero(t)
 }

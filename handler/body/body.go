@@ -4,6 +4,7 @@ package body
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math/bits"
 	"net"
@@ -190,6 +191,14 @@ func (c Conn) ReadFrom(r io.Reader) (int64, error) {
 		return from.ReadFrom(r)
 	}
 	return io.Copy(struct{ io.Writer }{c.Conn}, r)
+}
+
+// CloseWrite closes one direction of a tunnel, as a TCP connection does.
+func (c Conn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported // the proxy then closes both
 }
 
 // Edited is a body as one attempt sends it: unchanged, or with edits.

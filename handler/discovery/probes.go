@@ -37,7 +37,8 @@ type Prober struct {
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
 
-	id     uint64        // unique in the pool
+	id     uint64 // unique in the pool
+	start  sync.Once
 	wanted chan struct{} // a worker is to be probed at once
 	first  chan struct{} // closed after the first probes, or after firstWait
 }
@@ -50,8 +51,11 @@ func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client 
 	}
 }
 
-// Start begins to probe the workers, until the configuration ends.
-func (p *Prober) Start() {
+// Start begins to probe the workers, until the configuration ends. Only the first call
+// counts.
+func (p *Prober) Start() { p.start.Do(p.run) }
+
+func (p *Prober) run() {
 	ctx := p.ctx
 	if ctx.Err() != nil { // the last requests of a configuration that has ended
 		close(p.first)

@@ -170,7 +170,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.prefilled(t)
 	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeGood, ""))
+	o.d.Pool.Report(o.attempt.Worker, o.d.good(o.attempt))
 }
 
 func (o *delivery) ResponseID(id string) {
@@ -202,7 +202,7 @@ func (o *delivery) Ended(s response.Summary) {
 			}
 			a.lease.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, a.shows(pool.OutcomeGood, ""))
+		o.d.Pool.Report(a.Worker, o.d.good(a))
 	}
 	o.learn()
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -46,8 +47,10 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
 	switch {
 	case retryable(status):
-		v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
-		v.outcome.Wait = retryAfter(resp.Header)
+		if d.plan.ShowsHealth {
+			v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
+			v.outcome.Wait = retryAfter(resp.Header)
+		}
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
@@ -55,8 +58,8 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.outcome = d.errored(a, resp.Status, status >= 500)
-	case d.plan.Request == nil || status >= 300 || body.Compressed(resp.Header):
-		v.outcome.Kind = pool.OutcomeGood // an answer that is read shows more
+	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
+		v.outcome = d.good(a) // an answer that is read shows more
 	}
 	return v
 }
@@ -65,6 +68,9 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
+	}
+	if unsendable(err) {
+		return verdict{do: fail}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	v := verdict{do: fail, outcome: d.attempt.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
@@ -87,6 +93,10 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	}
 	return v
 }
+
+// unsendable returns whether net/http refused the request before it dialed: its method or
+// a header is invalid. That says nothing of the worker.
+func unsendable(err error) bool { return strings.HasPrefix(err.Error(), "net/http: invalid ") }
 
 // workersFault returns whether a status may be the worker's fault: clients' errors have other
 // statuses, or come from all workers alike.

@@ -15,9 +15,20 @@ func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
 	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
 }
 
+// good returns the outcome of an attempt with a good answer.
+func (d *Dispatch) good(a *attempt) pool.Outcome {
+	if !d.plan.ShowsHealth {
+		return a.shows(pool.OutcomeAnswered, "")
+	}
+	return a.shows(pool.OutcomeGood, "")
+}
+
 // errored returns the outcome of an attempt whose answer is an error, which may be the
 // worker's fault. own: the error is probably not the client's fault.
 func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
+	if !d.plan.ShowsHealth {
+		return a.shows(pool.OutcomeAnswered, "")
+	}
 	o := a.shows(pool.OutcomeErrored, why)
 	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.table(d.offered).Rows
 	return o

@@ -59,6 +59,7 @@ func (t Info) Or(before Info) Info {
 		return t
 	}
 	if t.KVTokens == 0 && t.BlockSize == 0 { // the same page reports all of these
+		t.NoPrefixCache = before.NoPrefixCache
 		t.Priority, t.LowFirst, t.PriorityEviction, t.StrictThinking = before.Priority, before.LowFirst, before.PriorityEviction, before.StrictThinking
 	}
 	t.Version, t.Life = cmp.Or(t.Version, before.Version), cmp.Or(t.Life, before.Life)

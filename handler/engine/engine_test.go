@@ -88,6 +88,10 @@ var sites = []struct {
 		pathModels:         `{"data":[{"id":"m","owned_by":"us"}]}`,
 		"/get_server_info": `{"page_size":1,"dp_size":1,"context_length":4096,"max_running_requests":7,"max_total_num_tokens":1000,"disable_radix_cache":true,"version":"0.4.6"}`,
 	}, Info{Type: SGLang, Version: "0.4.6", KVTokens: 1000, BlockSize: 1, DPSize: 1, ContextTokens: 4096, MaxRunning: 7, NoPrefixCache: true}},
+	{"SGLang that reports the limit of all ranks only", site{
+		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"page_size":64,"dp_size":4,"max_running_requests":512,"max_total_num_tokens":1}`,
+	}, Info{Type: SGLang, KVTokens: 1, BlockSize: 64, DPSize: 4, MaxRunning: 128}},
 	{"TensorRT-LLM", site{
 		pathModels:  `{"object":"list","data":[{"id":"m","object":"model","owned_by":"tensorrt_llm"}]}`,
 		pathVersion: `{"version":"1.4.0rc2"}`, pathServerInfo: `{"disaggregated_params":null}`, pathMetrics: "taken away",
@@ -195,13 +199,13 @@ func TestTakesRank(t *testing.T) {
 }
 
 func TestInfoFillsGaps(t *testing.T) {
-	before := Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}
+	before := Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}
 	for _, c := range []struct {
 		now  Info
 		want Info
 	}{
-		{Info{Type: VLLM, Version: "1"}, Info{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
-		{Info{Type: VLLM, DPSize: 1, Life: "a"}, Info{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true}},
+		{Info{Type: VLLM, Version: "1"}, Info{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}},
+		{Info{Type: VLLM, DPSize: 1, Life: "a"}, Info{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}},
 		{Info{Type: VLLM, Life: "b"}, Info{Type: VLLM, Life: "b"}},
 		{Info{Type: SGLang}, Info{Type: SGLang}},
 		{Info{Type: VLLM, KVTokens: 5}, Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},

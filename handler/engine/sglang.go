@@ -58,8 +58,9 @@ func (s *server) readSGLang(to *Info) {
 	to.KVTokens = cmp.Or(count(info.Get("max_total_num_tokens")), count(first.Get("memory_usage.token_capacity")))
 	to.BlockSize = within(count(info.Get("page_size")), maxBlockSize)
 	to.DPSize = within(count(info.Get("dp_size")), maxRanks)
-	running := cmp.Or(count(first.Get("effective_max_running_requests_per_dp")), count(info.Get("max_running_requests")))
-	to.MaxRunning = within(running, maxCount)
+	all := count(info.Get("max_running_requests")) // of all ranks
+	perRank := cmp.Or(count(first.Get("effective_max_running_requests_per_dp")), all/int64(max(1, to.DPSize)))
+	to.MaxRunning = within(perRank, maxCount)
 	to.NoPrefixCache = yes("disable_radix_cache")
 	to.Priority = yes("enable_priority_scheduling")
 	to.LowFirst = to.Priority && yes("schedule_low_priority_values_first")

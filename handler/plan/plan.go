@@ -75,6 +75,9 @@ type Handling struct {
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed
 	prefills   bool // an engine computes a prompt for it, and so fills its cache
+	// ShowsHealth is set if the answer shows whether the engine computes. An engine whose
+	// core is dead still answers GET requests and counts tokens.
+	ShowsHealth bool
 }
 
 // Why an inference request has no prompt to compare.

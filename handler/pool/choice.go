@@ -110,7 +110,8 @@ func (p *Pool) fits(want *Wants, needsMore bool, model string, w *Worker) bool {
 }
 
 // eligible appends the offered workers that may serve the request and were not tried. It
-// leaves out workers that the pool has forgotten since the offer.
+// leaves out workers that the pool has forgotten since the offer. A worker with several
+// upstreams appears once, with an available one if there is any.
 func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
 	model, stale := ModelAmong(o.Table.Rows, want.Model), o.Table.Layout != p.Layout.Load()
 	for i, row := range o.Table.Rows {
@@ -118,9 +119,18 @@ func (p *Pool) eligible(list []offer, want *Wants, o Offers) []offer {
 		if stale && w != p.unnamed {
 			w = p.Known(w.Dial)
 		}
-		if w != nil && !row.Repeated && !slices.Contains(want.Tried, w) && p.Fits(want, model, w) {
-			list = append(list, offer{o.Ups[i], w})
+		if w == nil || slices.Contains(want.Tried, w) || !p.Fits(want, model, w) {
+			continue
 		}
+		if row.Repeated {
+			if j := slices.IndexFunc(list, func(s offer) bool { return s.worker == w }); j >= 0 {
+				if !Available(list[j].up) {
+					list[j].up = o.Ups[i]
+				}
+				continue
+			}
+		}
+		list = append(list, offer{o.Ups[i], w})
 	}
 	return list
 }

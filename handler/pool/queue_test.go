@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -351,5 +352,29 @@ func BenchmarkReview(b *testing.B) {
 	}
 	for b.Loop() {
 		q.reviewAll()
+	}
+}
+
+// TestRepeatedUpstreamWaits has a full worker with two upstreams. The first one is not
+// available. Without a wait, the request would choose again and again.
+func TestRepeatedUpstreamWaits(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: 1}))
+	list := reverseproxy.UpstreamPool{{Dial: "a:1", Host: new(reverseproxy.Host)}, {Dial: "a:1", Host: new(reverseproxy.Host)}}
+	// Caddy's active health checks set this field, and nothing else can.
+	unhealthy := reflect.ValueOf(list[0]).Elem().FieldByName("unhealthy").Addr().UnsafePointer()
+	(*atomic.Int32)(unhealthy).Store(1)
+	table, _ := p.NewTable(list, nil, false)
+	w := table.Rows[0].Worker
+	if !w.Slots.Take() {
+		t.Fatal("the worker has no slot")
+	}
+	m := newWaiter(time.Now())
+	m.offers = Offers{list, table}
+	if !p.Queue.enter(m, 10) {
+		t.Fatal("the request does not wait")
+	}
+	p.FreeSlot(w)
+	if v, ok := m.decided(); !ok || v.Worker != w {
+		t.Errorf("got %v, %v, want the slot of the worker", v, ok)
 	}
 }

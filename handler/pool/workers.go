@@ -114,7 +114,8 @@ func (p *Pool) renumber(s *Settings) {
 	}
 	for _, w := range old {
 		fresh := p.declare(w.Dial)
-		fresh.Slots = w.Slots // the address still runs its requests
+		fresh.Slots = w.Slots                         // the address still runs its requests
+		fresh.Engine.info.Store(w.Engine.info.Load()) // and its engine
 		if w.Drain.Load()&DrainAsked != 0 {
 			fresh.Drain.Or(DrainAsked) // the operator drained the address
 		}
