@@ -151,7 +151,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
-				&attempt{Stream: pool.Stream{Worker: workers[0], Target: workers[0].Target(0)}},
+				&attempt{Attempt: pool.Attempt{Worker: workers[0], Target: workers[0].Target(0)}},
 			}
 			d.tried, d.last, want = append(d.tried, workers[0]), ups[0], ups[0]
 		}
