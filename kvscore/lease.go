@@ -2,6 +2,7 @@ package kvscore
 
 import (
 	"container/heap"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -69,6 +70,9 @@ func (l *Lease) Target() Target { return l.load.target }
 
 // Alive records a sign of life of the request. It takes no lock.
 func (l *Lease) Alive(now time.Time) { l.seen.Store(int64(now.Sub(l.booked))) }
+
+// Hold keeps the lease from expiring before End. The caller sees the end of the request.
+func (l *Lease) Hold() { l.seen.Store(math.MaxInt64 / 2) }
 
 // quiet returns the time since the last sign of life. It uses the monotonic clock, so a
 // step of the wall clock ends no lease.

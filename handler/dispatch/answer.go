@@ -1,15 +1,12 @@
 package dispatch
 
 import (
-	"errors"
-	"io"
 	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // delivery is the answer of an attempt. It listens to the answer's body and records what that
@@ -36,9 +33,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	d.label(resp.Header, a)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.lease.Prefilled(time.Now())
-		if conn, ok := resp.Body.(io.ReadWriteCloser); ok {
-			resp.Body = &tunnel{conn, a.lease}
-		}
+		a.lease.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
 	if resp.StatusCode < 300 {
@@ -216,30 +211,4 @@ func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
 	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
 		d.Pool.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", d.Pool.Logger)
 	}
-}
-
-// tunnel is the connection after a 101. Nothing in it can be read, but bytes in either
-// direction are signs of life: without them the lease expires as any other does.
-type tunnel struct {
-	io.ReadWriteCloser
-	lease *kvscore.Lease
-}
-
-func (t *tunnel) Read(p []byte) (int, error) {
-	n, err := t.ReadWriteCloser.Read(p)
-	t.lease.Alive(time.Now())
-	return n, err
-}
-
-func (t *tunnel) Write(p []byte) (int, error) {
-	t.lease.Alive(time.Now())
-	return t.ReadWriteCloser.Write(p)
-}
-
-// CloseWrite lets the proxy close one direction only.
-func (t *tunnel) CloseWrite() error {
-	if c, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
-		return c.CloseWrite()
-	}
-	return errors.ErrUnsupported // the proxy then closes both
 }

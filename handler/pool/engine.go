@@ -310,10 +310,13 @@ func (p *Pool) AgreeOnBlocks() {
 			return
 		}
 	}
-	if size == 0 || !old.BlockSizeUnset || old.BlockSize == size {
+	if size == 0 || !old.BlockSizeUnset {
 		return
 	}
-	p.blockSize = size
+	p.blockSize = size // also if it is the default: the source of the size changes
+	if old.BlockSize == size {
+		return
+	}
 	s := *old
 	p.adoptBlockSize(&s)
 	p.Settings.Store(&s)

@@ -79,6 +79,20 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	want(48, 16)
 }
 
+// TestBlockSizeSourceIsTheEngines has engines that report the default size.
+func TestBlockSizeSourceIsTheEngines(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
+	if p.KnowsBlockSize() {
+		t.Error("the size is known before an engine has reported it")
+	}
+	for _, dial := range []string{"a:1", "b:1"} {
+		p.tell(dial, engine.Info{Type: engine.VLLM, BlockSize: 16})
+	}
+	if s := p.Settings.Load(); !p.KnowsBlockSize() || s.BlockSize != 16 {
+		t.Errorf("block size %d, known from the engines: %t", s.BlockSize, p.KnowsBlockSize())
+	}
+}
+
 func TestBlockSizes(t *testing.T) {
 	for told, want := range map[int]int{1: 16, 8: 16, 10: 20, 16: 16, 32: 32, 128: 128, 4096: 4096} {
 		if got := blockSizeFor(told); got != want {

@@ -233,6 +233,21 @@ func TestTiesAndLossesAreNamed(t *testing.T) {
 	}
 }
 
+// TestOnlyOthersAreJudged has kv_router without ids faster than with ids.
+func TestOnlyOthersAreJudged(t *testing.T) {
+	cells := make([]*cell, len(contenders))
+	for i, c := range contenders {
+		cells[i] = &cell{contender: c, figures: []figures{{mean: float64(len(contenders) - i)}}}
+	}
+	cells[3].figures[0].mean = 0.5
+	judge(cells)
+	for _, c := range cells {
+		if got := compare(c.against) != none; got == c.own {
+			t.Errorf("%s: judged %t, want %t", c.name, got, !c.own)
+		}
+	}
+}
+
 // TestRecovery has requests that are slow or fail for a while after a death.
 func TestRecovery(t *testing.T) {
 	w := newWorkload(shapes[3], 1)

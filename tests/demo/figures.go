@@ -62,7 +62,7 @@ const same = 1.05
 type verdict int
 
 const (
-	none verdict = iota // ours itself, or nothing to compare
+	none verdict = iota // kv_router itself, or nothing to compare
 	tie
 	win  // ours is faster
 	loss // ours is slower

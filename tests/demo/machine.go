@@ -85,8 +85,8 @@ func overhead(cells [][]*cell) []extra {
 func (m *machine) write(w io.Writer, cells [][]*cell) {
 	least, most := m.outside[0], m.outside[len(m.outside)-1]
 	fmt.Fprintf(w, "Outside the engines passed %.3f s (%s) to %.3f s (%s)\n"+
-		"of a mean TTFT: router, client and this machine of %d cores. Timers were %.2f s\nlate (p99). The demo took %.0f s of real time.\n",
-		least.time, least.name, most.time, most.name, runtime.NumCPU(), m.late, m.took.Seconds())
+		"of a mean TTFT: router, client and this machine of %d cores. The demo took %.0f s.\n",
+		least.time, least.name, most.time, most.name, runtime.NumCPU(), m.took.Seconds())
 	best := math.Inf(1)
 	for _, list := range cells {
 		for _, c := range list {
@@ -94,6 +94,6 @@ func (m *machine) write(w io.Writer, cells [][]*cell) {
 		}
 	}
 	if most.time > mostLate || m.late > mostLate || most.time > best/4 {
-		fmt.Fprintln(w, "WARNING: that is much, compared with the times above. Is the machine busy?")
+		fmt.Fprintln(w, "WARNING: this machine is too slow or busy for the times above.")
 	}
 }

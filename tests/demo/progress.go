@@ -50,7 +50,7 @@ func show(w io.Writer, runs []*run, passed time.Duration, speed float64, termina
 		r.mu.Unlock()
 		all += r.load.requests()
 	}
-	line := fmt.Sprintf("%2.0f s (%.0f s of the engines): %d of %d requests answered, %d failed attempts",
+	line := fmt.Sprintf("%2.0f s (%.0f s of the engines): %d of %d requests answered, %d failed attempts of all contenders",
 		passed.Seconds(), passed.Seconds()*speed, answered, all, failed)
 	if terminal {
 		fmt.Fprintf(w, "\r\x1b[K%s", line)

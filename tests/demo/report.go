@@ -17,7 +17,7 @@ type cell struct {
 	hits     spread
 	mean     spread
 	p99      spread
-	against  spread // ours: the ratios of the mean TTFTs, by seed
+	against  spread // the ratios of the mean TTFTs to ours, by seed; zero if not judged
 	answered int
 	asked    int
 }
@@ -36,7 +36,7 @@ func newCell(runs []*run) *cell {
 	return c
 }
 
-// judge compares cells of one workload with ours.
+// judge compares other routers' cells of one workload with ours.
 func judge(cells []*cell) {
 	var base *cell
 	for _, c := range cells {
@@ -45,7 +45,7 @@ func judge(cells []*cell) {
 		}
 	}
 	for _, c := range cells {
-		if c == base || base == nil {
+		if c.own || base == nil {
 			continue
 		}
 		ratios := make([]float64, len(c.figures))
@@ -166,7 +166,8 @@ failed: no token came; broken: one had come. Clients ask again. saved: requests
 without a token, on an engine as it died, that got an answer all the same.
 normal in: no failures, and median TTFT up to %gx that before the first death.
 mean/ids, a mean TTFT divided by that of %s: %d wins, %d ties, %d losses.
-`, normal, ours, counts[win], counts[tie], counts[loss])
+LOST: it is faster than %s. tie: within %.0f %%, or the seeds disagree.
+`, normal, ours, counts[win], counts[tie], counts[loss], ours, (same-1)*100)
 	if lacking > 0 {
 		fmt.Fprintf(w, "%d requests were not asked or not answered.\n", lacking)
 	}
