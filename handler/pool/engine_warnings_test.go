@@ -40,7 +40,7 @@ func TestEngineWarningsFollowTheEngine(t *testing.T) {
 	want("a:1", "--max-num-seqs", warnPrefixCache, warnNoLimit)
 	p.tell("a:1", engine.Info{Type: engine.SGLang, NoPrefixCache: true, MaxRunning: 3})
 	want("a:1", "--disable-radix-cache", warnPrefixCache)
-	p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 3})
+	p.tell("a:1", engine.Info{Type: engine.SGLang, BlockSize: 64, MaxRunning: 3})
 	want("a:1", "")
 	p.Apply(p.Settings.Load()) // engines of the type other are never asked
 	want("b:1", "max_running", warnNoLimit)
