@@ -38,9 +38,9 @@ func TestEngineWarningsFollowTheEngine(t *testing.T) {
 	want("a:1", "")
 	p.tell("a:1", engine.Info{Type: engine.VLLM, NoPrefixCache: true})
 	want("a:1", "--max-num-seqs", warnPrefixCache, warnNoLimit)
-	p.tell("a:1", engine.Info{Type: engine.SGLang, BlockSize: 1, NoPrefixCache: true, MaxRunning: 3})
+	p.tell("a:1", engine.Info{Type: engine.SGLang, NoPrefixCache: true, MaxRunning: 3})
 	want("a:1", "--disable-radix-cache", warnPrefixCache)
-	p.tell("a:1", engine.Info{Type: engine.SGLang, BlockSize: 1, MaxRunning: 3})
+	p.tell("a:1", engine.Info{Type: engine.SGLang, BlockSize: 64, MaxRunning: 3})
 	want("a:1", "")
 	p.Apply(p.Settings.Load()) // engines of the type other are never asked
 	want("b:1", "max_running", warnNoLimit)
