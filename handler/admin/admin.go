@@ -5,6 +5,7 @@ package admin
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -16,7 +17,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 
@@ -226,7 +226,7 @@ type sessionPage struct {
 func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 	after, limit := r.URL.Query().Get("after"), defaultPage
 	if after != "" && !isKeyHash(after) {
-		return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*keyHashBytes, after)
+		return nil, apiError(http.StatusBadRequest, "after: must be the hash of a session, %d hexadecimal digits, got %q", 2*keyHashBytes, after)
 	}
 	if s := r.URL.Query().Get("limit"); s != "" {
 		var err error
@@ -279,19 +279,15 @@ func isKeyHash(s string) bool {
 func sessionNamed(r *http.Request, p *pool.Pool) (string, error) {
 	key := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
-		return plan.TenantKey(r.URL.Query().Get("tenant"), key), nil
+		q := r.URL.Query()
+		hash := p.Secret.Session(p.Secret.Identity(strings.TrimSpace(key)), [2]string{q.Get("scope"), q.Get("tenant")})
+		return string(hash[:]), nil
 	}
 	if !isKeyHash(key) {
-		return "", apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*keyHashBytes)
+		return "", apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*keyHashBytes)
 	}
-	found := ""
-	p.Sessions.Range(func(e affinity.Entry) bool {
-		if keyHash(e.Session) == key {
-			found = e.Session
-		}
-		return found == ""
-	})
-	return found, nil
+	hash, err := hex.DecodeString(key)
+	return string(hash), err
 }
 
 func getSession(r *http.Request, p *pool.Pool) (any, error) {

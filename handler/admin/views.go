@@ -2,12 +2,12 @@ package admin
 
 import (
 	"cmp"
+	"encoding/hex"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -308,8 +308,8 @@ func viewSession(hash string, b affinity.Binding, dials map[kvscore.Target]strin
 	}
 }
 
-// keyHashBytes is how much of a key's digest is shown.
-const keyHashBytes = 8
+// keyHashBytes is the length of the hash under which a session is bound.
+const keyHashBytes = 16
 
-// keyHash returns what a session's key is shown as.
-func keyHash(key string) string { return nvext.Digest([]byte(key))[:2*keyHashBytes] }
+// keyHash returns how the hash of a session is shown.
+func keyHash(key string) string { return hex.EncodeToString([]byte(key)) }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -42,9 +43,11 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		}
 		return resp
 	}
+	state := d.sessionState(a, resp.StatusCode)
 	if resp.StatusCode < 300 {
 		d.commit()
 	}
+	d.labelSession(resp.Header, state)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
 		d.FallBack(fallbackUnmerged)
 	}
@@ -179,9 +182,14 @@ func (o *delivery) FirstToken(t time.Time) {
 }
 
 func (o *delivery) ResponseID(id string) {
-	if !o.d.plan.Request.Unstored {
-		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
+	if o.d.plan.Request.Unstored {
+		return
 	}
+	session := o.d.plan.Session.Identity
+	if session == (affinity.Identity{}) {
+		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
+	}
+	o.d.Pool.Responses.Keep(id, o.attempt.lease.Target(), session)
 }
 
 func (o *delivery) Ended(s response.Summary) {

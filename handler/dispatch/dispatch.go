@@ -74,8 +74,9 @@ type binding struct {
 	bound   uint64 // its version; 0 if there is none
 	home    uint64 // the same of plan.Session.Key, which may be another key
 	seenAt  kvscore.Target
-	keptFor time.Duration // its time to live
-	away    bool          // this turn goes elsewhere, and the session's worker stays bound
+	keptFor time.Duration  // its time to live
+	away    bool           // this turn goes elsewhere, and the session's worker stays bound
+	near    kvscore.Target // of the parent of an unbound session; the zero Target if none
 }
 
 // outgoing is what workers are sent.

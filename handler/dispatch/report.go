@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -167,7 +168,7 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	a := d.shown()
 	switch {
 	case name == "session":
-		return d.plan.Session.Key, d.plan.Session.Key != ""
+		return hex.EncodeToString([]byte(d.plan.Session.Key)), d.plan.Session.Key != ""
 	case name == "cached_tokens":
 		return d.cached, d.cached >= 0
 	case a == nil:

@@ -223,7 +223,7 @@ func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
 	if sel.Unknown > 0 {
 		d.Pool.Incidents.Raise(t, "unknown load of some workers (the median of the others is assumed)", d.Pool.Logger)
 	}
-	if bound < 0 && chosen != sel.Home && sel.HomeHolds() {
+	if bound < 0 && d.bound != 0 && chosen != sel.Home && sel.HomeHolds() {
 		d.away = true
 	}
 }

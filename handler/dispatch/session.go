@@ -6,29 +6,52 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // boundTo looks up the target that the session is bound to; the zero Target if there is none.
 func (d *Dispatch) boundTo() (none kvscore.Target) {
-	d.session, d.away, d.bound, d.home = d.plan.Session.Key, false, 0, 0
+	d.session, d.away, d.bound, d.home, d.near = d.plan.Session.Key, false, 0, 0, none
 	if d.session == "" {
 		return none
 	}
-	b, ok := d.Pool.Sessions.Peek(d.session)
-	d.home = b.Version
-	if ok && d.servesOthers(b.Target) {
-		// The session uses several models; this one is bound by itself.
-		d.session = plan.ModelKey(d.session, d.plan.Model)
-		b, ok = d.Pool.Sessions.Peek(d.session)
-	}
+	first, b, ok := d.bindingOf(&d.session)
+	d.home = first
 	if !ok {
+		d.near = d.nearParent()
 		return none
 	}
 	d.bound, d.seenAt, d.keptFor = b.Version, b.Target, b.TTL
 	return b.Target
+}
+
+// bindingOf looks up the binding of a session. first is the version of the binding under
+// the session's own key. If that is bound to a worker of other models, the session uses
+// several: key then becomes that of the request's model, which is bound by itself.
+func (d *Dispatch) bindingOf(key *string) (first uint64, b affinity.Binding, ok bool) {
+	b, ok = d.Pool.Sessions.Peek(*key)
+	first = b.Version
+	if ok && d.servesOthers(b.Target) {
+		ofModel := d.Pool.Secret.Model(*key, d.plan.Model)
+		*key = string(ofModel[:])
+		b, ok = d.Pool.Sessions.Peek(*key)
+	}
+	return first, b, ok
+}
+
+// nearParent returns the target that the parent session is bound to, the zero Target if
+// there is none. The first turn of a sub-agent then has the price of leaving it: the sub-agent
+// starts where its parent's prefix is cached, unless waiting there costs more.
+func (d *Dispatch) nearParent() (none kvscore.Target) {
+	parent := d.plan.Session.Parent
+	if parent == "" || !d.mayLeave() {
+		return none
+	}
+	if _, b, ok := d.bindingOf(&parent); ok {
+		return b.Target
+	}
+	return none
 }
 
 // mayLeave returns whether the policy may leave the session's worker. It may not if the
