@@ -54,7 +54,7 @@ import (
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker: `session`, `overlap` (the policy's choice, and it holds a part), `load` (the policy's choice, and it holds nothing), `pin` (the request names it), `response` (it keeps the response that the request names)
-// `{http.kv_router.session}` | The session key, if the request has one
+// `{http.kv_router.session}` | The hash of the session, if the request has one
 // `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
 type Handler struct { // one field for each option, hence so many
 	// The name of the pool: the workers and all that the router knows of them. Handlers
@@ -103,7 +103,8 @@ type Handler struct { // one field for each option, hence so many
 	MaxBody int64 `json:"max_body,omitempty"`
 
 	// The beginning of the names of headers in which answers say how they were routed:
-	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks` and `Predicted-Cached-Tokens`.
+	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks` and `Predicted-Cached-Tokens`. For
+	// a turn of a session they also have `Session-Source` and `Session-State`.
 	// Default: none, because these headers show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 
@@ -214,12 +215,12 @@ type Affinity struct {
 	// are:
 	//
 	// - `nvext`: the body's `nvext.session_control.session_id` or
-	//   `nvext.session_params.id`
-	// - `header:<name>`, `cookie:<name>` or `query:<name>`
-	// - a placeholder, such as `{http.request.uri.path.1}`
-	// - `body:prompt_cache_key`, `body:conversation` or `body:session_id`
-	// - `body:metadata.user_id`: the session that Claude Code writes in it
-	// - `body:previous_response_id`: the session of that response
+	//   `nvext.session_params.id`.
+	// - `header:<name>`, `cookie:<name>` or `query:<name>`.
+	// - A placeholder, such as `{http.request.uri.query.chat}`.
+	// - `body:prompt_cache_key`, `body:conversation` or `body:session_id`.
+	// - `body:metadata.user_id`: the session that Claude Code writes in it.
+	// - `body:previous_response_id`: the session of that response.
 	//
 	// Default: `nvext`, `header:X-Dynamo-Session-Id`, `header:X-Claude-Code-Session-Id`,
 	// `header:Thread-Id`, `header:X-Deepseek-Harness-Session-Id`, `header:X-Session-Id`,
