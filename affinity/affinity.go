@@ -5,8 +5,8 @@
 // and a sliding time to live. [Ristretto] is the store in memory. Other implementations may
 // share bindings between routers; package storetest checks any of them.
 //
-// [Sessions] coordinates the requests of one router over a store: concurrent first requests
-// of a session go to one target, and a binding does not expire while a request uses it.
+// [Sessions] coordinates the requests of one router over a store. Concurrent first requests
+// of a session go to one target. A binding does not expire while a request uses it.
 //
 // A binding of kind [EngineBacked] stands for a session that the engine itself holds open.
 // If such a binding expires, is evicted or is replaced, the store reports its end once to its
@@ -37,13 +37,16 @@ var (
 	ErrTTL = errors.New("affinity: time to live is not positive")
 )
 
-// Key identifies a session. The caller makes it from the session's name by a keyed hash, so
-// that no client can choose keys that collide, and that a key does not reveal the name.
-// Routers that share a store must share the hash's secret.
+// Key identifies a session. The caller makes it from the session's name by a keyed hash. So
+// no client can choose keys that collide, and a key does not reveal the name. Routers that
+// share a store must share the hash's secret.
 type Key [16]byte
 
 // String returns the key as 32 hexadecimal digits.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// IsZero returns whether k is the zero Key, which stands for no session.
+func (k Key) IsZero() bool { return k == Key{} }
 
 // ParseKey parses what [Key.String] returns. It returns false for anything else.
 func ParseKey(s string) (k Key, ok bool) {
@@ -147,8 +150,9 @@ type Entry struct {
 //
 // Every read sees the writes that returned before it, in any router. Writes are conditional
 // on a version, so that no router overwrites a binding that it has not seen. If the condition
-// does not hold, the method returns the current binding (the zero Binding if there is none),
-// false and no error: losing a race is an ordinary outcome, and the caller needs the winner.
+// does not hold, the method returns the current binding, false and no error. The binding is
+// zero if the session has none. Losing a race is an ordinary outcome, and the caller needs
+// the winner.
 //
 // An error means that the store could not be asked. A write that returns an error other than
 // ErrTTL, ErrFull and ErrClosed may have happened: the next read tells. The error of a

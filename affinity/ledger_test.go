@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// ledger is the model of a store under concurrent use: what became of each version. Versions
-// grow by one from the first, so they index arrays.
+// ledger is the model of a store under concurrent use. It records how each version ends.
+// Versions grow by one from the first, so they index arrays.
 type ledger struct {
 	t     *testing.T
 	first Version
@@ -19,7 +19,8 @@ type ledger struct {
 	kinds []atomic.Int32 // 1 + Kind, once accepted
 }
 
-// Fates of a version. Each has exactly one, but Replaced is also seen by the one who replaces.
+// Fates of a version. Each version has exactly one. The caller that replaces a version sees
+// replaced, too.
 const (
 	renewed  = 1 << iota // by a Bind to the same target
 	replaced             // by a Bind to another target
@@ -88,8 +89,8 @@ func (l *ledger) sum() (counts map[int32]int) {
 }
 
 // TestEachVersionEndsOnce does a million random operations from several goroutines and checks
-// each against the ledger: reads return no version that had ended, a Bind wins only over the
-// version that it expects, and each version ends once and is reported if it must be.
+// each against the ledger. Reads return no version that had ended. A Bind wins only over the
+// version that it expects. Each version ends once, and the store reports its end if it must.
 func TestEachVersionEndsOnce(t *testing.T) {
 	ops := 1_000_000
 	if testing.Short() {

@@ -55,8 +55,8 @@ type sparer interface {
 }
 
 // NewSessions returns the sessions of a store, and takes over the store: Close closes it. A
-// store that cannot ask which bindings are in use gets a Touch of each of them, at a quarter
-// of its time to live but at most once a second.
+// store that cannot ask which bindings are in use gets a Touch of each such one. The interval
+// is a quarter of the binding's time to live, and at least a second.
 func NewSessions(store Store) *Sessions {
 	s := &Sessions{Store: store, stop: make(chan struct{}), done: make(chan struct{})}
 	for i := range s.shards {
@@ -145,8 +145,8 @@ func (u *Use) Begun(key Key) bool { return u.active != nil && u.key == key }
 // Following, the binding has only a target.
 //
 // If another request initialises the binding, Find waits until that request has bound the
-// session or yielded, at most for the patience. A request that must not wait, such as one
-// that already holds a place on a worker, has no patience; it can make the binding itself.
+// session or yielded, at most for the patience. A request that already
+// holds a slot of a worker must not wait: it has no patience, and can make the binding itself.
 // The errors are those of the store and of the context.
 func (u *Use) Find(ctx context.Context, patience time.Duration) (Binding, State, error) {
 	if u.active == nil {

@@ -183,8 +183,8 @@ func TestFollowerBinds(t *testing.T) {
 	_, _ = first.End(background, 0), second.End(background, 0)
 }
 
-// TestLiveRequestKeepsItsBinding lets a request take three times the time to live, with a
-// store that asks what is in use, and with one that must be told.
+// TestLiveRequestKeepsItsBinding lets a request take three times the time to live. One store
+// asks which bindings are in use, the other gets a Touch of them.
 func TestLiveRequestKeepsItsBinding(t *testing.T) {
 	const ttl = 10 * time.Second
 	for name, wrap := range map[string]func(*Ristretto) Store{

@@ -15,7 +15,7 @@ import (
 // answers later than any request waits for another.
 func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{FirstToken: 300 * time.Millisecond})
-	s := startCaddy(t, route(engines, "policy round_robin", affinity("hard")))
+	s := startCaddy(t, route(engines, "policy round_robin", "response_headers X-KV-", affinity("hard")))
 	for round := range 8 {
 		c := ask(fmt.Sprintf("text of round %d", round))
 		if round%2 == 0 {
@@ -28,10 +28,15 @@ func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 			wg.Go(func() { answers[i] = s.chat(t.Context(), c, "X-Session-Id", key) })
 		}
 		wg.Wait()
+		states := make(map[string]int)
 		for _, a := range answers {
+			states[a.header.Get("X-KV-Session-State")]++
 			if !a.ok() || a.engine() != answers[0].engine() {
 				t.Fatalf("round %d: served by %s and %s, status %d, %v", round, answers[0].engine(), a.engine(), a.status, a.err)
 			}
+		}
+		if states["new"] != 1 || states["bound"] != len(answers)-1 {
+			t.Errorf("round %d: the answers show the states %v", round, states)
 		}
 	}
 	if n := s.scrape(t).value(sessions); n != 8 {
@@ -40,9 +45,9 @@ func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 }
 
 // TestQueuedFirstRequestBlocksNoOther has the first request of a session wait for a full
-// worker. Another request of the session, which another worker can serve, does not wait for
-// it; and the first is served where its model is, although the session is bound elsewhere by
-// then.
+// worker. Another request of the session can go to another worker, and does not wait for the
+// first. The session is then bound there. The first request goes to the worker that has its
+// model all the same.
 func TestQueuedFirstRequestBlocksNoOther(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	gates := []*gate{hold(engines[0]), hold(engines[1])}
@@ -73,10 +78,10 @@ func TestQueuedFirstRequestBlocksNoOther(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestLongAnswerOutlivesItsSessionsTTL has an engine think for longer than the session's time
-// to live, without a word. The session is bound during the answer, and one time to live after.
+// TestLongAnswerOutlivesItsSessionsTTL has an engine pause in its answer for longer than the
+// session's time to live. The session is bound during the answer, and one time to live after.
 func TestLongAnswerOutlivesItsSessionsTTL(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{FirstToken: 3500 * time.Millisecond})
+	engines := startEngines(t, 2, canned.Pace{Words: 2, PerWord: 3500 * time.Millisecond})
 	s := startCaddy(t, route(engines, "policy round_robin", "affinity {\nmode hard\nttl 1s\n}"))
 	done := make(chan answer, 1)
 	go func() { done <- s.chat(t.Context(), controlled("hello", "").streamed()) }()

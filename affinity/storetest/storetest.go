@@ -1,6 +1,6 @@
 // Package storetest checks that a store of bindings keeps the contract of [affinity.Store]. It
-// uses only the contract, real time and short times to live, so that it can check stores that
-// have their own clocks, such as a server that routers share.
+// uses only the contract, real time and short times to live. So it can check stores with
+// their own clocks, such as a server that routers share.
 package storetest
 
 import (

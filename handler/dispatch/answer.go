@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -41,10 +42,12 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		}
 		return resp
 	}
+	had := d.bound.Target
 	if resp.StatusCode < 300 {
 		d.commit(req.Context())
 	}
 	d.use.Yield() // if it has not bound the session
+	d.labelSession(resp.Header, had)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
 		d.FallBack(fallbackUnmerged)
 	}
@@ -174,9 +177,14 @@ func (o *delivery) FirstToken(t time.Time) {
 }
 
 func (o *delivery) ResponseID(id string) {
-	if !o.d.plan.Request.Unstored {
-		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
+	if o.d.plan.Request.Unstored {
+		return
 	}
+	session := o.d.plan.Session.Identity
+	if session == (affinity.Identity{}) {
+		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
+	}
+	o.d.Pool.Responses.Keep(id, o.attempt.lease.Target(), session)
 }
 
 func (o *delivery) Ended(s response.Summary) {

@@ -72,12 +72,13 @@ type tries struct {
 // binding is what the session's binding was when last seen.
 type binding struct {
 	use     affinity.Use     // the request's part in the session; none if it must not bind it
-	session affinity.Key     // of the binding
+	session affinity.Key     // that the session is bound by; zero if there is no session
 	bound   affinity.Binding // zero if there is none
 	state   affinity.State
-	first   affinity.Entry // the same of plan.Session.Key, which may have another key
-	waited  bool           // for a concurrent first request of the session
-	away    bool           // this turn goes elsewhere, and the session's worker stays bound
+	first   affinity.Version // of the binding of plan.Session.Key, which may be another key
+	waited  bool             // for a concurrent first request of the session
+	away    bool             // this turn goes elsewhere, and the session's worker stays bound
+	near    kvscore.Target   // of the parent of an unbound session; the zero Target if none
 }
 
 // outgoing is what workers are sent.
