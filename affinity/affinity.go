@@ -45,6 +45,9 @@ type Key [16]byte
 // String returns the key as 32 hexadecimal digits.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
 
+// IsZero returns whether k is the zero Key, which stands for no session.
+func (k Key) IsZero() bool { return k == Key{} }
+
 // ParseKey parses what [Key.String] returns. It returns false for anything else.
 func ParseKey(s string) (k Key, ok bool) {
 	if len(s) != hex.EncodedLen(len(k)) {

@@ -72,7 +72,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			mode soft|hard|off
 //			ttl <duration>
 //			max_sessions <number>
-//			key nvext|header:<name>|body:<member>...
+//			key nvext|header:<name>|cookie:<name>|query:<name>|body:<member>|{<placeholder>}...
+//			scope {<placeholder>}
 //		}
 //		queue {
 //			max_waiting <requests>
@@ -135,6 +136,7 @@ func (h *Handler) options() options {
 			h.Affinity = new(Affinity)
 			return options{
 				"mode": &h.Affinity.Mode, "ttl": &h.Affinity.TTL, "max_sessions": &h.Affinity.MaxSessions, "key": &h.Affinity.Key,
+				"scope": &h.Affinity.Scope,
 			}.readBlock(d, "affinity option")
 		},
 		"queue": func(d *caddyfile.Dispenser) error {

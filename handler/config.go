@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -54,7 +53,7 @@ import (
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.
-// `{http.kv_router.session}` | The session key, if the request has one
+// `{http.kv_router.session}` | The hash of the session, if the request has one
 // `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
 type Handler struct { // one field for each option, hence so many
 	// The name of the pool: the workers and all that the router knows of them. Handlers
@@ -103,7 +102,8 @@ type Handler struct { // one field for each option, hence so many
 	MaxBody int64 `json:"max_body,omitempty"`
 
 	// The beginning of the names of headers in which answers say how they were routed:
-	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks` and `Predicted-Cached-Tokens`.
+	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks` and `Predicted-Cached-Tokens`. For
+	// a turn of a session they also have `Session-Source` and `Session-State`.
 	// Default: none, because these headers show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 
@@ -211,17 +211,27 @@ type Affinity struct {
 	// Default: 1000000.
 	MaxSessions int `json:"max_sessions,omitempty"`
 
-	// The places of a session's key, in order: `nvext` (the body's
-	// `nvext.session_control.session_id` or `nvext.session_params.id`), `header:<name>`,
-	// `body:prompt_cache_key`, `body:session_id` or `body:metadata.user_id`. The first
-	// that is not empty counts. Default: `nvext`, `header:X-Dynamo-Session-Id`,
-	// `header:X-Claude-Code-Session-Id`, `header:X-Session-Id`, `body:prompt_cache_key`.
+	// The places of a session's key, in order. The first that is not empty counts. Places
+	// are:
+	//
+	// - `nvext`: the body's `nvext.session_control.session_id` or
+	//   `nvext.session_params.id`.
+	// - `header:<name>`, `cookie:<name>` or `query:<name>`.
+	// - A placeholder, such as `{http.request.uri.query.chat}`.
+	// - `body:prompt_cache_key`, `body:conversation` or `body:session_id`.
+	// - `body:metadata.user_id`: the session that Claude Code writes in it.
+	// - `body:previous_response_id`: the session of that response.
+	//
+	// Default: `nvext`, `header:X-Dynamo-Session-Id`, `header:X-Claude-Code-Session-Id`,
+	// `header:Thread-Id`, `header:X-Deepseek-Harness-Session-Id`, `header:X-Session-Id`,
+	// `body:prompt_cache_key`, `body:metadata.user_id`, `body:conversation`,
+	// `body:previous_response_id`.
 	Key []string `json:"key,omitempty"`
-}
 
-// defaultKeys are the places of a session's key if the operator names none.
-var defaultKeys = []string{
-	"nvext", "header:" + nvext.HeaderSession, "header:X-Claude-Code-Session-Id", "header:X-Session-Id", "body:prompt_cache_key",
+	// A placeholder that keeps sessions apart: sessions with equal keys and different
+	// values of it have nothing in common. Example: `{http.auth.user.id}`. The tenant
+	// and the cache salt of a request keep sessions apart in any case. Default: none.
+	Scope string `json:"scope,omitempty"`
 }
 
 // Queue bounds the requests that wait while all workers that can serve them are at
@@ -307,25 +317,26 @@ func (h *Handler) sessionMode() string {
 	return cmp.Or(h.Affinity.Mode, affinitySoft)
 }
 
-// checkAffinity checks the mode and the places of keys.
+// checkAffinity checks the mode, the places of keys and their scope.
 func (h *Handler) checkAffinity() error {
 	switch mode := h.sessionMode(); mode {
 	case affinitySoft, affinityHard, affinityOff:
 	default:
 		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
 	}
-	names := defaultKeys
-	if h.Affinity != nil && len(h.Affinity.Key) > 0 {
-		names = h.Affinity.Key
+	names := plan.DefaultKeys
+	if a := h.Affinity; a != nil {
+		if len(a.Key) > 0 {
+			names = a.Key
+		}
+		if _, ok := plan.PlaceholderName(a.Scope); a.Scope != "" && !ok {
+			return fmt.Errorf("affinity scope: must be a placeholder such as {http.auth.user.id}, got %q", a.Scope)
+		}
 	}
 	for _, name := range names {
 		source, err := plan.ParseKeySource(name)
 		if err != nil {
 			return err
-		}
-		if header, ok := strings.CutPrefix(name, "header:"); ok && strings.ContainsAny(header, "_.") {
-			h.logger.Warn("Caddy drops a session header because of its name", zap.String("header", header),
-				zap.String("advice", "list it in expected_underscore_headers of the server's options"))
 		}
 		h.keys = append(h.keys, source)
 	}

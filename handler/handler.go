@@ -51,7 +51,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadShadow, h.openPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicy, h.loadTrust, h.loadShadow, h.warnOfDroppedHeaders, h.openPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -147,13 +147,24 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
 	return &plan.Reader{
-		MaxBody: h.MaxBody, Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, InjectsUsage: h.InjectUsage,
+		MaxBody: h.MaxBody, Sessions: h.sessionRules(), InjectsUsage: h.InjectUsage,
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return p.Settings.Load().TTL },
 		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}
+}
+
+// sessionRules returns how the configuration finds the sessions of requests.
+func (h *Handler) sessionRules() plan.Sessions {
+	s := plan.Sessions{
+		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, Secret: &h.pool.Secret, Conversation: h.pool.Responses.Session,
+	}
+	if h.Affinity != nil {
+		s.Scope, _ = plan.PlaceholderName(h.Affinity.Scope)
+	}
+	return s
 }
 
 // liveCheck is how often a provisioned configuration checks whether it serves.

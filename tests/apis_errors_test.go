@@ -34,6 +34,11 @@ var refusals = []struct {
 		site: func(e []*canned.Engine) string { return route(e) },
 	},
 	{
+		code: "invalid_session_key", status: 400, openAI: "invalid_request_error", claude: "invalid_request_error",
+		nvext: `"prompt_cache_key":"` + strings.Repeat("k", 1025) + `",`,
+		site:  func(e []*canned.Engine) string { return route(e) },
+	},
+	{
 		code: "model_not_found", status: 404, openAI: "invalid_request_error", claude: "not_found_error",
 		site: func(e []*canned.Engine) string { return route(e, "worker * {\nmodels other\n}") },
 	},

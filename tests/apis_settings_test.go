@@ -45,7 +45,7 @@ func TestSessionKeysOfBodies(t *testing.T) {
 	for _, v := range []struct{ name, member string }{
 		{"Chat", `"prompt_cache_key":"%s"`},
 		{"Responses", `"prompt_cache_key":"%s"`},
-		{"Messages", `"metadata":{"user_id":"%s"}`},
+		{"Messages", `"metadata":{"user_id":"user_x_account_y_session_%s"}`},
 		{"Completions", `"session_id":"%s"`},
 	} {
 		d := dialectOf(v.name)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -130,7 +131,9 @@ func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 		`+route(engines, fmt.Sprintf("worker %s {\nid 11\n}\nworker %s {\nid 12\n}", engines[0].Addr(), engines[1].Addr())))
 	a := s.mustChat(t, ask("anybody?"), "X-Session-Id", "secret")
 	id := map[string]string{"e1": "11", "e2": "12"}[a.engine()]
-	if got, want := a.header.Get("X-Choice"), id+" 0 load 0 0 secret"; got != want {
+	var session adminSession
+	s.api(t, http.MethodGet, defaultPool+"/sessions/secret", nil, &session)
+	if got, want := a.header.Get("X-Choice"), id+" 0 load 0 0 "+session.Hash; got != want || len(session.Hash) != 32 {
 		t.Errorf("placeholders %q, want %q", got, want)
 	}
 	var entry struct {

@@ -15,7 +15,7 @@ import (
 // answers later than any request waits for another.
 func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{FirstToken: 300 * time.Millisecond})
-	s := startCaddy(t, route(engines, "policy round_robin", affinity("hard")))
+	s := startCaddy(t, route(engines, "policy round_robin", "response_headers X-KV-", affinity("hard")))
 	for round := range 8 {
 		c := ask(fmt.Sprintf("text of round %d", round))
 		if round%2 == 0 {
@@ -28,10 +28,15 @@ func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 			wg.Go(func() { answers[i] = s.chat(t.Context(), c, "X-Session-Id", key) })
 		}
 		wg.Wait()
+		states := make(map[string]int)
 		for _, a := range answers {
+			states[a.header.Get("X-KV-Session-State")]++
 			if !a.ok() || a.engine() != answers[0].engine() {
 				t.Fatalf("round %d: served by %s and %s, status %d, %v", round, answers[0].engine(), a.engine(), a.status, a.err)
 			}
+		}
+		if states["new"] != 1 || states["bound"] != len(answers)-1 {
+			t.Errorf("round %d: the answers show the states %v", round, states)
 		}
 	}
 	if n := s.scrape(t).value(sessions); n != 8 {

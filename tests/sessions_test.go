@@ -115,10 +115,13 @@ func TestSessionsAreRecognizedByDefault(t *testing.T) {
 		{"session_control", `"nvext":{"session_control":{"session_id":"a"}},`, []string{"X-Session-Id", "other"}, true},
 		{"X-Dynamo-Session-Id", "", []string{"X-Dynamo-Session-Id", "b", "X-Claude-Code-Session-Id", "other"}, true},
 		{"X-Claude-Code-Session-Id", "", []string{"X-Claude-Code-Session-Id", "c", "X-Session-Id", "other"}, true},
+		{"Thread-Id", "", []string{"Thread-Id", "g", "X-Session-Id", "other"}, true},
+		{"X-Deepseek-Harness-Session-Id", "", []string{"X-Deepseek-Harness-Session-Id", "h", "X-Session-Id", "other"}, true},
 		{"X-Session-Id", `"prompt_cache_key":"other",`, []string{"X-Session-Id", "d"}, true},
 		{"prompt_cache_key", `"prompt_cache_key":"e",`, nil, true},
 		{"the same key elsewhere", "", []string{"X-Session-Id", "a"}, false},
 		{"session_id", `"session_id":"f",`, nil, false},
+		{"request and trace ids", "", []string{"X-Request-Id", "i", "Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, false},
 		{"nowhere", "", nil, false},
 	} {
 		if a := s.post(t.Context(), "/v1/chat/completions", body(v.member), v.header...); !a.ok() {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 
@@ -37,8 +36,8 @@ func init() {
 // `GET /kv_router/pools/{pool}/workers/{worker}` | One worker, by its address or its id
 // `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there; its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
 // `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
-// `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets, and shown as the first 16 hexadecimal digits of their SHA-256
-// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key, with `?tenant=` that of a tenant or a cache salt; with `?hashed`, by the hash. Looking does not extend its life
+// `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets: the router keeps and shows only their hashes, of 32 hexadecimal digits
+// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`. With `?hashed`, the path has the hash. Looking does not extend its life
 // `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest
 // `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. The settings are those of the handler of the pool that was the last to serve its first request
 //
@@ -227,7 +226,7 @@ func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 	if s := r.URL.Query().Get("after"); s != "" {
 		var ok bool
 		if after, ok = affinity.ParseKey(s); !ok {
-			return nil, apiError(http.StatusBadRequest, "after: must be the hash of a key, %d hexadecimal digits, got %q", 2*len(after), s)
+			return nil, apiError(http.StatusBadRequest, "after: must be the hash of a session, %d hexadecimal digits, got %q", 2*len(after), s)
 		}
 	}
 	limit := defaultPage
@@ -263,11 +262,13 @@ func unreadStore(err error) error {
 func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Key, error) {
 	name := r.PathValue("key")
 	if !r.URL.Query().Has("hashed") {
-		return p.Sessions.Key(plan.TenantKey(r.URL.Query().Get("tenant"), name)), nil
+		q := r.URL.Query()
+		id := p.Secret.Identity(strings.TrimSpace(name))
+		return p.Secret.Session(id, affinity.Tenant{q.Get("scope"), q.Get("tenant")}), nil
 	}
 	key, ok := affinity.ParseKey(name)
 	if !ok {
-		return key, apiError(http.StatusBadRequest, "the hash of a key has %d hexadecimal digits", 2*len(key))
+		return key, apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*len(key))
 	}
 	return key, nil
 }

@@ -288,8 +288,7 @@ func viewPlan(ctx context.Context, of *pool.Pool, p *plan.Plan) *planView {
 		v.PromptKind = promptKinds[p.Request.Kind]
 		v.TokensEstimated = p.Request.Kind != api.Tokens && p.Score.Tokens > 0
 	}
-	if p.Session.Key != "" {
-		key := of.Sessions.Key(p.Session.Key)
+	if key := p.Session.Key; !key.IsZero() {
 		v.Session = &sessionView{KeyHash: key.String()}
 		if b, ok, _ := of.Sessions.Peek(ctx, key); ok {
 			*v.Session = viewSession(key, &b, dials(of), time.Now())

@@ -174,7 +174,7 @@ func TestHistoryOnTheServer(t *testing.T) {
 
 func TestSessionIdentity(t *testing.T) {
 	r := mustParse(t, messages{}, `{"metadata":{"user_id":"user_a_session_b"},"prompt_cache_key":"k","session_id":"s","messages":[]}`)
-	if r.UserID != "user_a_session_b" || r.CacheKey != "k" || r.SessionID != "s" {
+	if r.UserSession != "b" || r.CacheKey != "k" || r.SessionID != "s" {
 		t.Errorf("%+v", r)
 	}
 	for _, body := range []string{`{"session_params":{"id":"s"}}`, `{"session_params":{"session_id":"s","offset":1}}`, `{"session_params":{"id":"x"},"session_id":"s"}`, `{"session_id":"s","session_params":{"id":"x"}}`} {

@@ -10,6 +10,7 @@ import (
 const (
 	CodeNVExt        = "invalid_nvext"
 	CodePin          = "invalid_pin"
+	CodeSessionKey   = "invalid_session_key"
 	CodeTooLarge     = "body_too_large"
 	CodeUnreadable   = "body_unreadable"
 	CodeNoModel      = "model_not_found"

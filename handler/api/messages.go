@@ -21,7 +21,7 @@ func (messages) field(p *parse, key []byte, v rawjson.Span) {
 	case "tools":
 		p.tools = v
 	case "metadata":
-		p.req.UserID = v.Get(p.body, "user_id").Text(p.body)
+		p.req.UserSession = sessionOfUser(v.Get(p.body, "user_id").Text(p.body))
 	}
 }
 

@@ -88,10 +88,10 @@ type Request struct {
 	// (store). No later request can then name it.
 	Unstored bool
 	// CacheKey (prompt_cache_key), SessionID (session_id, or the id in
-	// session_params) and UserID identify the session, as the client sent them.
-	// They are empty if absent. UserID is metadata.user_id of Anthropic's
-	// Messages, in which Claude Code writes its session.
-	CacheKey, SessionID, UserID string
+	// session_params) and UserSession identify the session, as the client sent them.
+	// They are empty if absent. UserSession is the session in metadata.user_id of
+	// Anthropic's Messages.
+	CacheKey, SessionID, UserSession string
 	// SessionHeld is whether session_params names a session, whose state the
 	// engine keeps.
 	SessionHeld bool

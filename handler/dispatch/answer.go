@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -36,10 +37,12 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		a.lease.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
+	had := d.bound.Target
 	if resp.StatusCode < 300 {
 		d.commit(req.Context())
 	}
 	d.use.Yield() // if commit has not bound the session, others need not wait for it
+	d.labelSession(resp.Header, had)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
 		d.FallBack(fallbackUnmerged)
 	}
@@ -169,9 +172,14 @@ func (o *delivery) FirstToken(t time.Time) {
 }
 
 func (o *delivery) ResponseID(id string) {
-	if !o.d.plan.Request.Unstored {
-		o.d.Pool.Responses.Keep(id, o.attempt.lease.Target())
+	if o.d.plan.Request.Unstored {
+		return
 	}
+	session := o.d.plan.Session.Identity
+	if session == (affinity.Identity{}) {
+		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
+	}
+	o.d.Pool.Responses.Keep(id, o.attempt.lease.Target(), session)
 }
 
 func (o *delivery) Ended(s response.Summary) {

@@ -72,12 +72,13 @@ type tries struct {
 // binding is the session's binding as the request last saw it.
 type binding struct {
 	use     affinity.Use     // the request's part in the session; none if it must not bind it
-	session affinity.Key     // the key under which it is stored
+	session affinity.Key     // the key under which it is stored; zero if there is no session
 	bound   affinity.Binding // zero if there is none
 	state   affinity.State
-	first   affinity.Entry // of the client's session key; session may be the key for one model instead
-	waited  bool           // this attempt has waited for a concurrent first request of the session
-	away    bool           // this turn goes to another worker, and the session stays bound where it is
+	first   affinity.Version // of the binding of plan.Session.Key; session may be the key for one model instead
+	waited  bool             // this attempt has waited for a concurrent first request of the session
+	away    bool             // this turn goes to another worker, and the session stays bound where it is
+	near    kvscore.Target   // of the parent of an unbound session; the zero Target if none
 }
 
 // outgoing is what workers are sent.

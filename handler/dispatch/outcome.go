@@ -1,12 +1,12 @@
 package dispatch
 
 import (
+	"encoding/binary"
 	"math/bits"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/zeebo/xxh3"
 )
 
 // shows returns what an attempt has shown of its worker. docs/reliability.md shows when
@@ -52,8 +52,8 @@ func (d *Dispatch) blameKey() uint64 {
 	switch {
 	case d.plan.API == nil:
 		return 0
-	case d.plan.Session.Key != "":
-		return xxh3.HashString(d.plan.Session.Key)
+	case !d.plan.Session.Key.IsZero():
+		return binary.LittleEndian.Uint64(d.plan.Session.Key[:]) // a hash already
 	case len(d.plan.Score.Blocks) == 0:
 		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
 	}

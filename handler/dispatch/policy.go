@@ -10,10 +10,13 @@ import (
 )
 
 // score returns the scheduler's view of the request: the plan's, with the client's preferred
-// taints and the session's target.
+// taints and the target of the session or of its parent.
 func (d *Dispatch) score() *kvscore.Request {
 	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
-	home := d.bound.Target
+	home := d.near
+	if d.homed() {
+		home = d.bound.Target
+	}
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &d.plan.Score
 	}

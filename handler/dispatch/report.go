@@ -167,7 +167,7 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	a := d.shown()
 	switch {
 	case name == "session":
-		return d.plan.Session.Key, d.plan.Session.Key != ""
+		return d.plan.Session.Key.String(), !d.plan.Session.Key.IsZero()
 	case name == "cached_tokens":
 		return d.cached, d.cached >= 0
 	case a == nil:

@@ -243,7 +243,7 @@ func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
 	if sel.Unknown > 0 {
 		d.Pool.Incidents.Raise(t, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
 	}
-	if bound < 0 && chosen != sel.Home && sel.HomeHolds() {
+	if bound < 0 && d.homed() && chosen != sel.Home && sel.HomeHolds() {
 		d.away = true
 	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -15,43 +14,65 @@ import (
 // findSession looks up what the session is bound to. A request that may bind the session
 // becomes a live request of it.
 func (d *Dispatch) findSession(ctx context.Context) {
-	d.away, d.state, d.bound = false, affinity.Free, affinity.Binding{}
-	if d.plan.Session.Key == "" {
+	d.away, d.state, d.bound, d.near = false, affinity.Free, affinity.Binding{}, kvscore.Target{}
+	key := d.plan.Session.Key
+	if key.IsZero() {
 		return
 	}
-	if d.first.Key == (affinity.Key{}) {
-		d.first.Key = d.Pool.Sessions.Key(d.plan.Session.Key)
-	}
-	d.find(ctx, d.first.Key)
-	d.first.Binding = d.bound
+	d.find(ctx, key)
+	d.first = d.bound.Version
 	if d.state == affinity.Bound && d.servesOthers(d.bound.Target) {
 		// The session uses several models; this one is bound by itself.
-		d.find(ctx, d.Pool.Sessions.Key(plan.ModelKey(d.plan.Session.Key, d.plan.Model)))
+		d.find(ctx, d.Pool.Secret.Model(key, d.plan.Model))
+	}
+	if !d.homed() {
+		d.near = d.nearParent(ctx)
 	}
 }
 
 func (d *Dispatch) find(ctx context.Context, key affinity.Key) {
-	store := d.Pool.Sessions.Sessions
 	d.session = key
-	var err error
-	if d.binds() {
-		if !d.use.Begun(key) {
-			_ = d.use.End(ctx, 0)
-			store.Begin(&d.use, key)
-		}
-		d.bound, d.state, err = d.use.Find(ctx, 0)
-	} else {
-		var ok bool
-		d.bound, ok, err = store.Peek(ctx, key)
-		d.state = affinity.Free
-		if ok {
-			d.state = affinity.Bound
-		}
+	if !d.binds() {
+		d.bound, d.state = d.peek(ctx, key)
+		return
 	}
+	if !d.use.Begun(key) {
+		_ = d.use.End(ctx, 0)
+		d.Pool.Sessions.Begin(&d.use, key)
+	}
+	var err error
+	d.bound, d.state, err = d.use.Find(ctx, 0)
 	if err != nil { // it is routed as if it had no session
 		d.FallBack(fallbackUnbound)
 		_ = d.use.End(ctx, 0)
 	}
+}
+
+// peek returns what a session is bound to, without extending its life.
+func (d *Dispatch) peek(ctx context.Context, key affinity.Key) (affinity.Binding, affinity.State) {
+	b, ok, err := d.Pool.Sessions.Peek(ctx, key)
+	switch {
+	case err != nil:
+		d.FallBack(fallbackUnbound)
+	case ok:
+		return b, affinity.Bound
+	}
+	return affinity.Binding{}, affinity.Free
+}
+
+// nearParent returns the target that the parent session is bound to, the zero Target if
+// there is none. Leaving that target then has a price for the first turn of a sub-agent. So
+// the sub-agent starts where its parent's prefix is cached, unless waiting there costs more.
+func (d *Dispatch) nearParent(ctx context.Context) kvscore.Target {
+	parent := d.plan.Session.Parent
+	if parent.IsZero() || !d.mayLeave() {
+		return kvscore.Target{}
+	}
+	b, state := d.peek(ctx, parent)
+	if state == affinity.Bound && d.servesOthers(b.Target) {
+		b, _ = d.peek(ctx, d.Pool.Secret.Model(parent, d.plan.Model))
+	}
+	return b.Target
 }
 
 // binds returns whether the request binds its session.
@@ -133,10 +154,10 @@ func (d *Dispatch) commit(ctx context.Context) {
 // the choice has seen, but no newer ones.
 func (d *Dispatch) endTurn(computed bool) {
 	switch {
-	case d.plan.Session.Key == "":
+	case d.plan.Session.Key.IsZero():
 	case d.plan.Session.Final:
 		d.unbind(d.session, d.bound.Version)
-		d.unbind(d.first.Key, d.first.Version)
+		d.unbind(d.plan.Session.Key, d.first)
 	case computed:
 		_ = d.use.End(context.Background(), d.bound.Version) // also if the client has left
 	}

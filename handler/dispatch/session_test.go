@@ -15,7 +15,7 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		h := benchHandler(t)
 		store := &h.pool.Sessions
-		key := store.Key("s")
+		key := affinity.Key{1}
 		bind := func(worker uint64) {
 			b, _, _ := store.Peek(t.Context(), key)
 			want := affinity.Want{Target: kvscore.Target{Worker: worker}, TTL: time.Hour}
@@ -24,7 +24,7 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 			}
 		}
 		bind(1)
-		d := newTestDispatch(h, &plan.Plan{Session: plan.Session{Key: "s", Final: true}})
+		d := newTestDispatch(h, &plan.Plan{Session: plan.Session{Key: key, Final: true}})
 		if d.findSession(t.Context()); d.bound.Target.Worker != 1 {
 			t.Fatalf("bound to %s", d.bound.Target)
 		}

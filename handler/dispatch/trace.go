@@ -44,7 +44,7 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	t := &dispatchTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
 		attribute.String("kv_router.pool", d.Pool.Name),
-		attribute.Bool("kv_router.session", d.plan.Session.Key != ""), // the key is a secret
+		attribute.Bool("kv_router.session", !d.plan.Session.Key.IsZero()), // the key is a secret
 	}
 	if p := d.plan; p.API != nil {
 		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))

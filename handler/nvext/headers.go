@@ -11,6 +11,9 @@ import (
 // HeaderSession is Dynamo's header for the session of a request.
 const HeaderSession = "X-Dynamo-Session-Id"
 
+// HeaderSessionFinal is Dynamo's header for the last request of a session.
+const HeaderSessionFinal = "X-Dynamo-Session-Final"
+
 // HeaderTenant is the header that names the tenant of a request.
 const HeaderTenant = "X-Tenant-Id"
 

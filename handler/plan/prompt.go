@@ -100,12 +100,16 @@ const maxKept = 4 << 10
 // the body in memory.
 func detach(req *api.Request) {
 	for _, s := range []*string{
-		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse, &req.Conversation, &req.CacheKey, &req.SessionID, &req.UserID,
+		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse,
 	} {
 		if len(*s) > maxKept {
-			*s = digestMark + nvext.Digest([]byte(*s))
+			*s = "sha256:" + nvext.Digest([]byte(*s))
 		} else {
 			*s = strings.Clone(*s)
 		}
+	}
+	for _, s := range []*string{&req.Conversation, &req.CacheKey, &req.SessionID, &req.UserSession} {
+		key := strings.TrimSpace(*s)
+		*s = strings.Clone(key[:min(len(key), maxSessionKey+1)]) // a longer one is refused
 	}
 }

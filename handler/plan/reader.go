@@ -20,8 +20,7 @@ import (
 type Reader struct {
 	// the operator's options
 	MaxBody      int64
-	Keys         []KeySource
-	HeldOnly     bool // only sessions that the engine holds count
+	Sessions     Sessions
 	InjectsUsage bool
 	Strict       bool // unknown fields of nvext are an error
 	Direct       bool // inference requests must name their worker
@@ -215,7 +214,10 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	if p.Ext.TokenCount > 0 && rd.TakesTokens(p.Name) {
 		p.Given = req.Give(req.NVExt[p.Ext.TokenSpan.Start:p.Ext.TokenSpan.End], p.hashing)
 	}
-	p.Session = rd.session(r.Header, req, p.Ext)
+	var err error
+	if p.Session, err = rd.Sessions.find(r, req, p.Ext); err != nil {
+		return err
+	}
 	p.Answer = rd.answerExt(r, req, p.Ext, data)
 	if rd.InjectsUsage {
 		p.AskUsage, p.AsksUsage = req.AskUsage(data)

@@ -1,93 +1,300 @@
 package plan
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// FuzzKeys reads keys, salts and ids as clients may send them. Two that differ in meaning get
-// different stored keys, and no stored key exceeds the bound.
-func FuzzKeys(f *testing.F) {
-	f.Add("key", "", "")
-	f.Add("\x00t1:akey", "", "a")
-	f.Add("b", "a", "ab")
-	f.Add(strings.Repeat("k", 300), strings.Repeat("s", 300), strings.Repeat("r", 300))
-	f.Fuzz(func(t *testing.T, key, salt, other string) {
-		plain := keptKey(key)
-		if strings.HasPrefix(plain, own) {
-			t.Fatalf("a client's key is kept as one of ours: %q", plain)
+// sessionRules returns rules with these sources.
+func sessionRules(t testing.TB, keys ...string) *Sessions {
+	t.Helper()
+	secret := affinity.NewSecret()
+	s := &Sessions{Secret: &secret}
+	for _, key := range keys {
+		source, err := ParseKeySource(key)
+		if err != nil {
+			t.Fatal(err)
 		}
-		keys := map[string]string{plain: "plain"}
-		if salt != "" {
-			keys[TenantKey(salt, key)] = "tenant"
-			if len(keys) != 2 {
-				t.Fatalf("%q of %q is somebody else's", key, salt)
-			}
-			if salt != other && TenantKey(salt, key) == TenantKey(other, key) {
-				t.Fatalf("%q and %q share the key %q", salt, other, key)
-			}
-		}
-		if TenantKey("", key) != plain {
-			t.Fatal("no salt makes another key")
-		}
-		for k := range keys {
-			if m := ModelKey(k, other); len(k) > maxSessionKey || len(m) > maxSessionKey {
-				t.Fatalf("too long: %q, %q", k, m)
-			} else if strings.HasPrefix(m, own) != strings.HasPrefix(k, own) {
-				t.Fatalf("%q with a model is kept as %q", k, m)
-			}
-		}
-	})
-}
-
-// responseIn returns the response that a request's path names.
-func responseIn(r *http.Request) string {
-	p := new(Plan)
-	p.namePath(r, false)
-	return p.Response
-}
-
-// FuzzResponseNamed has paths: an id is a part of its path, without a slash.
-func FuzzResponseNamed(f *testing.F) {
-	for _, path := range []string{"/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/responses/", "/v1/responses", "/x/responses/y", "/openai/v1/responses/%2F/responses/z"} {
-		f.Add(path)
+		s.Keys = append(s.Keys, source)
 	}
-	f.Fuzz(func(t *testing.T, path string) {
-		r := httptest.NewRequest("GET", "/", nil)
-		r.URL.Path = path
-		if id := responseIn(r); id != "" && (strings.Contains(id, "/") || !strings.Contains(path, "responses/"+id)) {
-			t.Fatalf("%q names %q", path, id)
-		}
-	})
+	return s
 }
 
-func TestResponseNamed(t *testing.T) {
-	for path, want := range map[string]string{
-		"/v1/responses/resp_1": "resp_1", "/v1/responses/resp_1/input_items": "resp_1", "/openai/deployments/x/responses/r": "r", "/responses/r": "r",
-		"/v1/responses": "", "/v1/responses/": "", "/v1/threads/responses/r": "", "/v1/chat/completions": "",
+// asked is a request with headers, as lines, a body and its nvext.
+type asked struct {
+	path, target, headers, body, nvext string
+}
+
+// read returns the parts of the request that name its session.
+func (a asked) read(t testing.TB) (*http.Request, *api.Request, *nvext.Ext) {
+	t.Helper()
+	path := a.path
+	if path == "" {
+		path = "/v1/chat/completions"
+	}
+	if a.target == "" {
+		a.target = path
+	}
+	r := httptest.NewRequest(http.MethodPost, a.target, http.NoBody)
+	for line := range strings.Lines(a.headers) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		r.Header.Add(name, value)
+	}
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), httptest.NewRecorder(), new(caddyhttp.Server))
+	if a.body == "" {
+		a.body = "{}"
+	}
+	req, err := api.Parse(api.For(path), []byte(a.body), api.Options{TextBlock: 64, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	detach(req)
+	ext := NoExt
+	if a.nvext != "" {
+		if ext, err = nvext.Parse([]byte(a.nvext), nvext.Options{MaxTimeout: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r, req, &ext
+}
+
+func (s *Sessions) of(t testing.TB, a asked) (Session, error) {
+	t.Helper()
+	r, req, ext := a.read(t)
+	return s.find(r, req, ext)
+}
+
+// named returns the hash of a client's key without a tenant.
+func (s *Sessions) named(key string) affinity.Key {
+	return s.Secret.Session(s.Secret.Identity(key), affinity.Tenant{})
+}
+
+// TestKeysOfClients has a request of each client in the manual's table.
+func TestKeysOfClients(t *testing.T) {
+	s := sessionRules(t, DefaultKeys...)
+	for _, v := range []struct {
+		name        string
+		ask         asked
+		source      string
+		key, parent string
+	}{
+		{"session_control", asked{nvext: `{"session_control":{"session_id":" a "}}`, headers: "X-Dynamo-Session-Id: b"}, "nvext", "a", ""},
+		{"session_params", asked{nvext: `{"session_params":{"id":"a"}}`}, "nvext", "a", ""},
+		{"Dynamo", asked{headers: "X-Dynamo-Session-Id: a\nX-Dynamo-Parent-Session-Id: p\nX-Session-Id: b"}, "header:X-Dynamo-Session-Id", "a", "p"},
+		{"Dynamo, its own parent", asked{headers: "X-Dynamo-Session-Id: a\nX-Dynamo-Parent-Session-Id: a"}, "header:X-Dynamo-Session-Id", "a", ""},
+		{"Claude Code", asked{headers: "X-Claude-Code-Session-Id: a\nX-Claude-Code-Parent-Agent-Id: p"}, "header:X-Claude-Code-Session-Id", "a", ""},
+		{"Claude Code, sub-agent", asked{headers: "X-Claude-Code-Session-Id: a\nX-Claude-Code-Agent-Id: 1"}, "header:X-Claude-Code-Session-Id", "a/1", "a"},
+		{"Claude Code, its sub-agent", asked{headers: "X-Claude-Code-Session-Id: a\nX-Claude-Code-Agent-Id: 2\nX-Claude-Code-Parent-Agent-Id: 1"}, "header:X-Claude-Code-Session-Id", "a/2", "a/1"},
+		{"Claude Code, body", asked{path: "/v1/messages", body: `{"messages":[],"metadata":{"user_id":"user_x_account_y_session_a"}}`}, "body:metadata.user_id", "a", ""},
+		{"user without session", asked{path: "/v1/messages", body: `{"messages":[],"metadata":{"user_id":"alice"}}`}, "", "", ""},
+		{"Codex", asked{headers: "Thread-Id: a\nX-Codex-Parent-Thread-Id: p", body: `{"prompt_cache_key":"b"}`}, "header:Thread-Id", "a", "p"},
+		{"Codex, body", asked{path: "/v1/responses", body: `{"prompt_cache_key":" a "}`}, "body:prompt_cache_key", "a", ""},
+		{"DeepSeek", asked{headers: "X-DeepSeek-Harness-Session-Id: a\nX-DeepSeek-Harness-Parent-Session-Id: p"}, "header:X-Deepseek-Harness-Session-Id", "a", "p"},
+		{"OpenCode", asked{headers: "X-Session-Id: a\nX-Parent-Session-Id: p"}, "header:X-Session-Id", "a", "p"},
+		{"conversation", asked{path: "/v1/responses", body: `{"conversation":"a"}`}, "body:conversation", "a", ""},
+		{"conversation object", asked{path: "/v1/responses", body: `{"conversation":{"id":"a"}}`}, "body:conversation", "a", ""},
+		{"request ids", asked{headers: "X-Request-Id: a\nTraceparent: b", body: `{"user":"u","request_id":"r"}`}, "", "", ""},
+		{"empty header", asked{headers: "X-Session-Id:  ", body: `{"prompt_cache_key":"a"}`}, "body:prompt_cache_key", "a", ""},
 	} {
-		if got := responseIn(httptest.NewRequest("GET", path, nil)); got != want {
-			t.Errorf("%s names %q, want %q", path, got, want)
+		got, err := s.of(t, v.ask)
+		if err != nil {
+			t.Errorf("%s: %v", v.name, err)
+			continue
 		}
-	}
-	if got := responseIn(httptest.NewRequest("PUT", "/v1/responses/r", nil)); got != "" {
-		t.Errorf("PUT names %q", got)
+		want := Session{Source: v.source}
+		if v.key != "" {
+			want.Key, want.Identity = s.named(v.key), s.Secret.Identity(v.key)
+		}
+		if v.parent != "" {
+			want.Parent = s.named(v.parent)
+		}
+		want.TTL, want.Held = got.TTL, v.name == "session_params"
+		if got != want {
+			t.Errorf("%s: %+v, want %+v", v.name, got, want)
+		}
 	}
 }
 
-// TestLongNamesAreKeptAsDigests sends model, salt and other names as long as a body. The
-// router stores short digests of them, which still differ.
-func TestLongNamesAreKeptAsDigests(t *testing.T) {
-	long := strings.Repeat("x", 1<<20)
-	a, b, c := &api.Request{Model: long, Salt: long}, &api.Request{Model: long + "y", Salt: long + "y"}, &api.Request{Model: "m", Salt: "s"}
-	for _, r := range []*api.Request{a, b, c} {
-		detach(r)
+// TestKeysOfOperators has sources that only a configuration names.
+func TestKeysOfOperators(t *testing.T) {
+	ask := asked{
+		target:  "/v1/chat/completions?chat=+q+&chat=other&one=1",
+		headers: "Cookie: sid=; sid=c; other=x\nX-Conversation: h\nX-Conversation: second\nSession_id: u",
+		body:    `{"session_id":"b"}`,
 	}
-	if len(a.Model) > 100 || len(a.Salt) > 100 || a.Model == b.Model || a.Salt == b.Salt || c.Model != "m" || c.Salt != "s" {
-		t.Errorf("%.100s, %.100s, %+v", a.Model, b.Model, c)
+	for source, want := range map[string]string{
+		"cookie:sid": "c", "cookie:none": "", "query:chat": "q", "query:none": "", "header:x-conversation": "h", "header:session_id": "u",
+		"body:session_id": "b", "{http.request.uri.query.one}": "1", "{http.request.header.Session_id}": "u", "{http.no.such}": "",
+		"header:X-Correlation-Id": "",
+	} {
+		s := sessionRules(t, source)
+		got, err := s.of(t, ask)
+		if err != nil || want == "" && got != (Session{}) || want != "" && (got.Key != s.named(want) || got.Source != source) {
+			t.Errorf("%s: %+v, %v; want the key %q", source, got, err, want)
+		}
+	}
+}
+
+func TestKeySourcesThatCannotBe(t *testing.T) {
+	for _, source := range []string{
+		"", "header:", "header", "cookie:", "query:", "body:", "body:user", "uri:x", "{}", "{a", "a}", "{a}{b}", "{a}-{b}", "X-Session-Id",
+		"header:x-request-id", "header:traceparent", "{http.request.uuid}", "{http.request.header.X-Request-ID}", "header:X-B3-TraceId",
+	} {
+		if _, err := ParseKeySource(source); err == nil || !strings.HasPrefix(err.Error(), "affinity key: ") {
+			t.Errorf("%q: %v", source, err)
+		}
+	}
+}
+
+// TestLongKeysAreRefused has a key at the bound and one beyond it in each place. The error
+// names the place.
+func TestLongKeysAreRefused(t *testing.T) {
+	for source, of := range map[string]func(key string) asked{
+		"nvext":                   func(key string) asked { return asked{nvext: `{"session_control":{"session_id":"` + key + `"}}`} },
+		"header:X-Session-Id":     func(key string) asked { return asked{headers: "X-Session-Id: " + key} },
+		"cookie:c":                func(key string) asked { return asked{headers: "Cookie: c=" + key} },
+		"query:q":                 func(key string) asked { return asked{target: "/v1/chat/completions?q=" + url.QueryEscape(key)} },
+		"{http.request.header.X}": func(key string) asked { return asked{headers: "X: " + key} },
+		"body:prompt_cache_key":   func(key string) asked { return asked{body: `{"prompt_cache_key":"` + key + `"}`} },
+		"body:session_id":         func(key string) asked { return asked{body: `{"session_id":"` + key + `"}`} },
+		"body:conversation":       func(key string) asked { return asked{path: "/v1/responses", body: `{"conversation":"` + key + `"}`} },
+		"body:metadata.user_id": func(key string) asked {
+			return asked{path: "/v1/messages", body: `{"messages":[],"metadata":{"user_id":"user__session_` + key + `"}}`}
+		},
+	} {
+		s := sessionRules(t, source)
+		for n, ok := range map[int]bool{maxSessionKey: true, maxSessionKey + 1: false, 3 * maxSessionKey: false} {
+			got, err := s.of(t, of(strings.Repeat("k", n)))
+			if ok {
+				if err != nil || got.Key != s.named(strings.Repeat("k", n)) {
+					t.Errorf("%s, %d bytes: %+v, %v", source, n, got, err)
+				}
+				continue
+			}
+			e, refused := errors.AsType[*api.Refusal](err)
+			if !refused || e.Status != http.StatusBadRequest || e.Code != "invalid_session_key" || e.Param != source || !strings.Contains(e.Error(), source) {
+				t.Errorf("%s, %d bytes: %v", source, n, err)
+			}
+		}
+	}
+	s := sessionRules(t, "header:X-Session-Id")
+	long := strings.Repeat("k", maxSessionKey+1)
+	if got, err := s.of(t, asked{headers: "X-Session-Id: a\nX-Parent-Session-Id: " + long}); err != nil || got.Key.IsZero() || !got.Parent.IsZero() {
+		t.Errorf("a long parent: %+v, %v", got, err)
+	}
+	s.HeldOnly = true
+	if _, err := s.of(t, asked{headers: "X-Session-Id: " + long}); err != nil {
+		t.Errorf("where keys have no effect: %v", err)
+	}
+}
+
+// TestKeysAreATenants has one key with two tenants, salts and users.
+func TestKeysAreATenants(t *testing.T) {
+	s := sessionRules(t, "header:X-Session-Id")
+	s.Scope = "http.request.header.X-User"
+	seen, parents := make(map[affinity.Key]string), make(map[affinity.Key]string)
+	scopes := make(map[uint32]string)
+	for _, v := range []struct{ user, salt string }{{"", ""}, {"a", ""}, {"", "a"}, {"b", ""}, {"a", "a"}, {"a", "b"}} {
+		r, req, ext := asked{headers: "X-Session-Id: k\nX-Parent-Session-Id: p\nX-User: " + v.user}.read(t)
+		req.Salt = v.salt
+		got, err := s.find(r, req, ext)
+		if err != nil || got.Identity != s.Secret.Identity("k") {
+			t.Fatalf("%+v: %+v, %v", v, got, err)
+		}
+		name := v.user + "/" + v.salt
+		if other, ok := seen[got.Key]; ok {
+			t.Errorf("%s has the session of %s", name, other)
+		}
+		if other, ok := parents[got.Parent]; ok {
+			t.Errorf("%s has the parent of %s", name, other)
+		}
+		if other, ok := scopes[got.Scope]; ok {
+			t.Errorf("%s has the scope of %s", name, other)
+		}
+		if (got.Scope == 0) != (name == "/") {
+			t.Errorf("%s has the scope %d", name, got.Scope)
+		}
+		seen[got.Key], parents[got.Parent], scopes[got.Scope] = name, name, name
+	}
+}
+
+// TestResponsesContinueTheirSession names an earlier response, known and unknown.
+func TestResponsesContinueTheirSession(t *testing.T) {
+	s := sessionRules(t, DefaultKeys...)
+	first := s.Secret.Identity("first")
+	s.Conversation = func(response string) (id affinity.Identity, ok bool) {
+		if response == "resp_1" {
+			return first, true
+		}
+		return id, false
+	}
+	ask := asked{path: "/v1/responses", body: `{"previous_response_id":"resp_1","input":"hi"}`}
+	got, err := s.of(t, ask)
+	if err != nil || got.Key != s.named("first") || got.Identity != first || got.Source != "body:previous_response_id" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	ask.headers = "X-Session-Id: h"
+	if got, _ := s.of(t, ask); got.Key != s.named("h") {
+		t.Errorf("the header does not come first: %+v", got)
+	}
+	r, req, ext := asked{path: ask.path, body: ask.body}.read(t)
+	req.Salt = "other"
+	if got, _ := s.find(r, req, ext); got.Key == s.named("first") || got.Identity != first {
+		t.Errorf("another tenant: %+v", got)
+	}
+	for _, response := range []string{"resp_2", "", strings.Repeat("r", 9000)} {
+		if got, err := s.of(t, asked{path: ask.path, body: `{"previous_response_id":"` + response + `"}`}); err != nil || got != (Session{}) {
+			t.Errorf("%.20q: %+v, %v", response, got, err)
+		}
+	}
+}
+
+// TestSessionsEnd has the signs by which a client ends its session.
+func TestSessionsEnd(t *testing.T) {
+	s := sessionRules(t, DefaultKeys...)
+	for _, v := range []struct {
+		ask   asked
+		final bool
+	}{
+		{asked{headers: "X-Session-Id: a\nX-Dynamo-Session-Final: true"}, true},
+		{asked{headers: "X-Session-Id: a\nX-Dynamo-Session-Final:  True "}, true},
+		{asked{headers: "X-Session-Id: a\nX-Dynamo-Session-Final: false"}, false},
+		{asked{headers: "X-Session-Id: a\nX-Dynamo-Session-Final: 1"}, false},
+		{asked{headers: "X-Dynamo-Session-Final: true", nvext: `{"session_control":{"session_id":"a"}}`}, true},
+		{asked{nvext: `{"session_control":{"session_id":"a","action":"close"}}`}, true},
+		{asked{headers: "X-Dynamo-Session-Final: true"}, false}, // there is no session
+	} {
+		if got, err := s.of(t, v.ask); err != nil || got.Final != v.final {
+			t.Errorf("%+v: %+v, %v", v.ask, got, err)
+		}
+	}
+}
+
+// BenchmarkSession finds the session of a request by default, of one that has none, and of
+// one that has it in the last place.
+func BenchmarkSession(b *testing.B) {
+	s := sessionRules(b, DefaultKeys...)
+	for name, ask := range map[string]asked{
+		"None": {}, "Header": {headers: "X-Session-Id: 0b5f3a52-6c3a-4a8e-9b6f-0d4c1f2e3a4b"}, "Body": {body: `{"prompt_cache_key":"0b5f3a52-6c3a-4a8e-9b6f-0d4c1f2e3a4b"}`},
+	} {
+		r, req, ext := ask.read(b)
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_, _ = s.find(r, req, ext)
+			}
+		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,9 +40,9 @@ type Pool struct {
 	members
 	prompts
 	configs
+	conversations
 
 	Sessions    sessions
-	Responses   responses
 	Queue       queue
 	Spending    spending
 	Backgrounds backgrounds
@@ -71,6 +72,12 @@ type prompts struct {
 	Asking atomic.Int32 // questions for token ids under way
 }
 
+// conversations says which conversation a request belongs to.
+type conversations struct {
+	Secret    affinity.Secret // of the hashes of session keys
+	Responses responses
+}
+
 // configs are the configurations that use a pool.
 type configs struct {
 	ServingSince atomic.Int64  // when the last one began to serve, Unix seconds
@@ -88,12 +95,13 @@ func New(name string, s *Settings) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		Name:      name,
-		Scheduler: kvscore.NewScheduler(s.schedulerSettings()),
-		members:   members{Workers: make(map[string]*Worker)},
-		prompts:   prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
-		Sessions:  sessions,
-		stop:      make(chan struct{}),
+		Name:          name,
+		Scheduler:     kvscore.NewScheduler(s.schedulerSettings()),
+		members:       members{Workers: make(map[string]*Worker)},
+		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
+		Sessions:      sessions,
+		conversations: conversations{Secret: affinity.NewSecret()},
+		stop:          make(chan struct{}),
 	}
 	p.Responses.seed = p.seed
 	p.Settings.Store(s)

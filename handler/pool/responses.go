@@ -3,53 +3,71 @@ package pool
 import (
 	"sync"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
 
 // maxResponses is how many responses the pool remembers at least. It remembers at most
-// twice as many, in a few MiB.
+// twice as many, in about 10 MiB.
 const maxResponses = 1 << 16
 
-// responses remembers which target keeps which response of the responses API. A request
-// that names a response must go to its target. At the bound, the responses that no request
-// has named for longest go first.
+// responses remembers which target keeps which response of the responses API, and to which
+// session it belongs. A request that names a response must go to its target. At the bound,
+// the responses that no request has named for longest go first.
 type responses struct {
 	seed uint64 // of the ids' hashes: nobody outside can choose collisions
 
 	mu       sync.Mutex
-	new, old map[uint64]kvscore.Target // by the hash of the id; old is dropped when new is full
+	new, old map[uint64]keptResponse // by the hash of the id; old is dropped when new is full
 }
 
-// Keep records the target that keeps a response.
-func (r *responses) Keep(id string, t kvscore.Target) {
+// keptResponse is what the pool remembers of a response.
+type keptResponse struct {
+	target  kvscore.Target
+	session affinity.Identity
+}
+
+// Keep records the target that keeps a response, and its session.
+func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.add(xxh3.HashStringSeed(id, r.seed), t)
+	r.add(xxh3.HashStringSeed(id, r.seed), keptResponse{t, session})
 }
 
 // add makes an entry the newest. The caller holds the lock.
-func (r *responses) add(key uint64, t kvscore.Target) {
+func (r *responses) add(key uint64, kept keptResponse) {
 	if r.new == nil || len(r.new) >= maxResponses {
-		r.new, r.old = make(map[uint64]kvscore.Target), r.new
+		r.new, r.old = make(map[uint64]keptResponse), r.new
 	}
-	r.new[key] = t
+	r.new[key] = kept
 	delete(r.old, key)
 }
 
 // Find returns the target that keeps a response. If use is set, the response counts
 // as named.
 func (r *responses) Find(id string, use bool) (t kvscore.Target, ok bool) {
+	kept, ok := r.find(id, use)
+	return kept.target, ok
+}
+
+// Session returns the session of a response. The response does not count as named.
+func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
+	kept, ok := r.find(id, false)
+	return kept.session, ok
+}
+
+func (r *responses) find(id string, use bool) (kept keptResponse, ok bool) {
 	key := xxh3.HashStringSeed(id, r.seed)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if t, ok = r.new[key]; ok {
-		return t, true
+	if kept, ok = r.new[key]; ok {
+		return kept, true
 	}
-	if t, ok = r.old[key]; ok && use {
-		r.add(key, t)
+	if kept, ok = r.old[key]; ok && use {
+		r.add(key, kept)
 	}
-	return t, ok
+	return kept, ok
 }
 
 // Count returns how many responses are remembered.

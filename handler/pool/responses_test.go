@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -12,16 +13,19 @@ import (
 func TestResponsesAreBounded(t *testing.T) {
 	r := responses{seed: 1}
 	used, unused := kvscore.Target{Worker: 1, Rank: 2}, kvscore.Target{Worker: 2}
-	r.Keep("used", used)
-	r.Keep("unused", unused)
+	r.Keep("used", used, affinity.Identity{7})
+	r.Keep("unused", unused, affinity.Identity{})
 	for i := range 5 * maxResponses {
-		r.Keep("resp_"+strconv.Itoa(i), unused)
+		r.Keep("resp_"+strconv.Itoa(i), unused, affinity.Identity{})
 		if i%1000 == 0 {
 			if got, ok := r.Find("used", true); !ok || got != used {
 				t.Fatalf("after %d others: %v, %v", i, got, ok)
 			}
 			r.Find("unused", false)
 		}
+	}
+	if session, ok := r.Session("used"); !ok || session != (affinity.Identity{7}) {
+		t.Errorf("the session is %x, %v", session, ok)
 	}
 	if n := r.Count(); n < maxResponses || n > 2*maxResponses {
 		t.Errorf("%d are remembered", n)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -39,7 +40,7 @@ type Runner struct {
 	open atomic.Int32 // expected or running; read without the lock
 
 	mu       sync.Mutex
-	sessions map[string]*speculation // the latest of each session
+	sessions map[affinity.Key]*speculation // the latest of each session
 	running  []*speculation
 }
 
@@ -86,9 +87,9 @@ func (r *Runner) expect(s *speculation) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.open.Add(1)
-	if s.session != "" {
+	if !s.session.IsZero() {
 		if r.sessions == nil {
-			r.sessions = make(map[string]*speculation)
+			r.sessions = make(map[affinity.Key]*speculation)
 		}
 		r.sessions[s.session] = s
 	}

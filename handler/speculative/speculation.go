@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
@@ -37,7 +38,7 @@ const (
 // the next turn will.
 type speculation struct {
 	r       *Runner
-	session string // of the turn, empty if it has none
+	session affinity.Key // of the turn, zero if it has none
 	turn    dispatch.Turn
 	size    int64 // bytes that are kept for it
 
@@ -212,7 +213,7 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 // Without a session the next turn also begins with the answer.
 func (s *speculation) precedes(p *plan.Plan) bool {
 	of := &s.turn.Plan.Score
-	if s.session != "" && s.session == p.Session.Key {
+	if !s.session.IsZero() && s.session == p.Session.Key {
 		return len(of.Blocks) == 0 || p.Score.Root == of.Root && beginsWith(p.Score.Blocks, of.Blocks)
 	}
 	return len(s.blocks) > 0 && p.Score.Root == of.Root && beginsWith(p.Score.Blocks, s.blocks)

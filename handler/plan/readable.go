@@ -1,0 +1,36 @@
+package plan
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+)
+
+// mustRead refuses a request whose body the router could not read, for a tenant or if
+// enforce_cache_salt is on. The body could name another tenant's cache or session.
+func (rd *Reader) mustRead(p *Plan) error {
+	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
+		return nil
+	}
+	status := http.StatusBadRequest
+	switch p.unread {
+	case fallbackOversized:
+		status = http.StatusRequestEntityTooLarge
+	case FallbackMemory:
+		status = http.StatusServiceUnavailable
+	}
+	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
+		"the router cannot read the body (%s), and must, because the request has a tenant or enforce_cache_salt is on", p.unread)}
+}
+
+// saltIsText refuses a salt that is not a string if enforce_cache_salt is on and no tenant's
+// salt replaces it. No known engine uses such a salt.
+func (rd *Reader) saltIsText(p *Plan) error {
+	req := p.Parsed()
+	if !rd.EnforcesSalt || req == nil || req.OddSalt == "" || p.Ext.Salt("") != "" || !p.prefills {
+		return nil
+	}
+	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+		"cache_salt: must be a string, got %s", req.OddSalt)}
+}

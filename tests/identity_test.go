@@ -1,0 +1,210 @@
+package tests
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// showSession is a header operation that shows the hash of the session.
+const showSession = "header >X-Session \"{http.kv_router.session}\"\n"
+
+// session returns the hash of the session that an answer belongs to, empty if there is none.
+func (a answer) session() string {
+	if hash := a.header.Get("X-Session"); hash != "{http.kv_router.session}" {
+		return hash
+	}
+	return ""
+}
+
+// TestAnswersShowTheirSession follows the source and the state of a session through its life.
+func TestAnswersShowTheirSession(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "response_headers X-KV-", numbered(engines), "trust pins", affinity("hard")))
+	want := func(what string, a answer, source, state string) {
+		t.Helper()
+		if got := a.header.Get("X-KV-Session-Source"); got != source || a.header.Get("X-KV-Session-State") != state {
+			t.Errorf("%s: source %q, state %q, want %q, %q", what, got, a.header.Get("X-KV-Session-State"), source, state)
+		}
+	}
+	id := []string{"X-Session-Id", "s"}
+	const source = "header:X-Session-Id"
+	want("no session", s.mustChat(t, ask("a")), "", "")
+	first := s.mustChat(t, ask("b"), id...)
+	want("first turn", first, source, "new")
+	want("second turn", s.mustChat(t, ask("c"), id...), source, "bound")
+	want("the same key in nvext", s.mustChat(t, controlled("d", ""), "X-Session-Id", "other"), "nvext", "bound")
+	other := 3 - int(first.engine()[1]-'0')
+	want("a pin elsewhere", s.mustChat(t, wishing("e", fmt.Sprintf(`{"backend_instance_id":%d}`, other)), id...), source, "away")
+	engines[first.engine()[1]-'1'].Kill()
+	want("home is gone", s.mustChat(t, ask("f"), id...), source, "moved")
+	want("last turn", s.mustChat(t, ask("g"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
+	eventually(t, 5*time.Second, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
+	want("a last turn without a binding", s.mustChat(t, ask("h"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
+	if n := s.scrape(t).value(sessions); n != 0 {
+		t.Errorf("%v sessions after the last turn of an unknown one", n)
+	}
+	s.booksAtZero(t)
+}
+
+// TestKeysOfOperatorsAreSessions has a session in a cookie, in the query and in a
+// placeholder, in a configuration with a scope.
+func TestKeysOfOperatorsAreSessions(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, showSession+route(engines, "affinity {\nkey cookie:sid query:chat {http.request.header.X-Thread}\nscope {http.request.header.X-User}\n}"))
+	post := func(path string, header ...string) string {
+		t.Helper()
+		a := s.post(t.Context(), path, ask("hello").body(), header...)
+		if !a.ok() {
+			t.Fatalf("status %d, body %.300q", a.status, a.body)
+		}
+		return a.session()
+	}
+	const path = "/v1/chat/completions"
+	byCookie := post(path, "Cookie", "sid=k")
+	if len(byCookie) != 32 || post(path+"?chat=k") != byCookie || post(path, "X-Thread", "k") != byCookie {
+		t.Errorf("one key in three places is not one session, by cookie %q", byCookie)
+	}
+	if post(path, "X-Session-Id", "k") != "" {
+		t.Error("a place that is not listed counts")
+	}
+	alice := post(path, "Cookie", "sid=k", "X-User", "alice")
+	if alice == byCookie || alice == post(path, "Cookie", "sid=k", "X-User", "bob") || alice != post(path+"?chat=k", "X-User", "alice") {
+		t.Error("users with one key have one session, or one user has two")
+	}
+	var one, none adminSession
+	s.api(t, http.MethodGet, defaultPool+"/sessions/k?scope=alice", nil, &one)
+	s.api(t, http.MethodGet, defaultPool+"/sessions/k", nil, &none)
+	if one.Hash != alice || none.Hash != byCookie {
+		t.Errorf("the admin API has %s and %s, want %s and %s", one.Hash, none.Hash, alice, byCookie)
+	}
+	if n := s.pool(t).Sessions; n != 3 {
+		t.Errorf("%d sessions, want 3", n)
+	}
+}
+
+// TestConversationsByResponse goes on from response to response without any other key.
+func TestConversationsByResponse(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, showSession+route(engines, "policy round_robin", "response_headers X-KV-"))
+	asked := 0
+	next := func(previous string, header ...string) (a answer, id string) {
+		t.Helper()
+		asked++ // the id of a response depends on its prompt
+		body := fmt.Sprintf(`{"model":"m","input":"hello %d"`, asked)
+		if previous != "" {
+			body += `,"previous_response_id":"` + previous + `"`
+		}
+		a = s.post(t.Context(), "/v1/responses", []byte(body+"}"), header...)
+		_, rest, _ := strings.Cut(string(a.body), `"resp_`)
+		id, _, ok := strings.Cut(rest, `"`)
+		if a.status != 200 || !ok {
+			t.Fatalf("status %d, body %.300q", a.status, a.body)
+		}
+		return a, "resp_" + id
+	}
+	for range 3 {
+		first, id := next("")
+		if first.session() != "" {
+			t.Errorf("the first turn has the session %s", first.session())
+		}
+		session := ""
+		for turn := range 4 {
+			var a answer
+			if a, id = next(id); a.engine() != first.engine() || turn > 0 && a.session() != session || a.session() == "" {
+				t.Errorf("turn %d: on %s with the session %q, want %s, %q", turn+2, a.engine(), a.session(), first.engine(), session)
+			}
+			session = a.session()
+		}
+	}
+	if n := s.pool(t).Sessions; n != 3 {
+		t.Errorf("%d sessions of 3 conversations", n)
+	}
+	keyed, id := next("", "X-Session-Id", "k")
+	if a, _ := next(id); a.session() != keyed.session() || keyed.session() == "" {
+		t.Errorf("a session with a key goes on as %s, want %s", a.session(), keyed.session())
+	}
+	s.booksAtZero(t)
+}
+
+// TestSubAgentsStartNearTheirParent has two engines that hold a common prefix, and a parent
+// on one of them. Its sub-agents begin with that prefix: the first starts at the parent's,
+// others spread when that is busy.
+func TestSubAgentsStartNearTheirParent(t *testing.T) {
+	h := startHomed(t, 2, 1)
+	shared := h.chat
+	for id := 1; id <= 2; id++ {
+		c := shared
+		c.Nvext = fmt.Appendf(nil, `{"backend_instance_id":%d}`, id)
+		h.mustChat(t, c)
+	}
+	h.header = []string{"X-Claude-Code-Session-Id", "s"}
+	home, _ := h.turn(t)
+	h.chat = shared
+	child := func(name string) []string {
+		return []string{"X-Claude-Code-Session-Id", "s", "X-Claude-Code-Agent-Id", name}
+	}
+	leave := func(header []string) (most float64) {
+		t.Helper()
+		h.header = header
+		for _, c := range h.explainHome(t).Candidates {
+			most = max(most, c.Terms["leave"])
+		}
+		return most
+	}
+	if with, without := leave(child("a")), leave([]string{"X-Claude-Code-Session-Id", "orphan", "X-Claude-Code-Agent-Id", "a"}); with <= 0 || without != 0 {
+		t.Errorf("the price of leaving is %v with a parent, %v without", with, without)
+	}
+	h.header = child("a")
+	if at, _ := h.turn(t); at != home {
+		t.Errorf("the first sub-agent is on %s, its parent on %s", at, home)
+	}
+	wait := h.busy(t, home)
+	h.chat, h.header = shared, child("b")
+	at, _ := h.turn(t)
+	if at == home {
+		t.Error("a sub-agent waits for its parent's busy worker")
+	}
+	wait()
+	if n := h.scrape(t).value(sessions); n != 3 {
+		t.Errorf("%v sessions of a parent and two sub-agents", n)
+	}
+	h.wantTurn(t, "the sub-agent's second turn", at, "session")
+	h.booksAtZero(t)
+}
+
+// TestHeadersThatCaddyDrops has session headers with names that Caddy drops by default:
+// dropped with a warning, and kept without one.
+func TestHeadersThatCaddyDrops(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	const message = "Caddy drops a session header because of its name"
+	for _, v := range []struct {
+		name, header, options string
+		kept                  bool
+	}{
+		{"Underscore", "session_id", "", false},
+		{"Dot", "session.id", "", false},
+		{"OtherListed", "session_id", "expected_underscore_headers thread_id", false},
+		{"Listed", "session_id", "expected_underscore_headers session_id", true},
+		{"ListedPrefix", "session_id", "expected_underscore_headers session_*", true},
+		{"DotListed", "session.id", "expected_dot_headers session.id", true},
+		{"OtherSpellingListed", "session-id", "expected_underscore_headers session_id", false},
+		{"Hyphen", "session-id", "", true},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			var globals []string
+			if v.options != "" {
+				globals = []string{"servers {\n" + v.options + "\n}"}
+			}
+			s := startCaddy(t, showSession+route(engines, "affinity {\nkey header:"+v.header+"\n}"), globals...)
+			warned := len(s.entries(t, message))
+			if known := s.mustChat(t, ask("hello"), v.header, "s").session() != ""; known != v.kept || (warned == 0) != v.kept {
+				t.Errorf("the session is known: %v, %d warnings; want %v", known, warned, v.kept)
+			}
+		})
+	}
+}
