@@ -127,6 +127,8 @@ type Want struct {
 	Scope uint32
 	// Kind says whether the engine has a counterpart.
 	Kind Kind
+	// EngineSession is the engine's own id of an EngineBacked session, empty for others.
+	EngineSession string
 }
 
 // Binding is the state of a session's binding at one moment. The zero Binding stands for

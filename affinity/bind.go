@@ -96,7 +96,7 @@ func (r *Ristretto) change(e *entry, w *write) (Binding, result) {
 	if replaces {
 		r.queue.push(event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
-	e.set(w, r.next())
+	r.set(e, w)
 	return r.binding(e), written
 }
 
@@ -124,16 +124,17 @@ func (r *Ristretto) insert(key *Key, w *write) (b Binding, res result, ended []*
 		cur.mu.Unlock()
 	}
 
-	e := &entry{key: *key, scope: w.Scope, slot: -1}
-	e.set(w, r.next())
-	b = r.binding(e)
 	if w.Kind == EngineBacked && !r.queue.claim() {
 		return Binding{}, refused, nil
 	}
+	e := &entry{key: *key, scope: w.Scope, slot: -1}
+	r.set(e, w)
+	b = r.binding(e)
 	ok, ended := r.admit(e, w.now)
 	if !ok {
 		if w.Kind == EngineBacked {
 			r.queue.settle()
+			r.backed.remove(e.version)
 		}
 		return Binding{}, refused, ended
 	}

@@ -21,7 +21,7 @@ const entryBytes = 288
 // absent. All changes happen under mu, so use, renewal, replacement and end of a binding
 // are ordered, and only one caller ends it.
 //
-// Code that holds mu takes no other lock than the queue's.
+// Code that holds mu takes no other lock than those of the queue and of backed.
 type entry struct {
 	key   Key
 	scope uint32
@@ -46,7 +46,14 @@ type entry struct {
 func (k *Key) hash() uint64 { return binary.LittleEndian.Uint64(k[:]) }
 
 // set gives the entry a binding. The caller holds mu, or has the only reference.
-func (e *entry) set(w *write, version Version) {
+func (r *Ristretto) set(e *entry, w *write) {
+	if e.kind == EngineBacked {
+		r.backed.remove(e.version)
+	}
+	version := r.next()
+	if w.Kind == EngineBacked {
+		r.backed.add(version, e.key, w.EngineSession)
+	}
 	e.target = w.Target
 	e.kind = w.Kind
 	e.ttl = w.TTL
@@ -67,11 +74,15 @@ func (e *entry) slide(now int64) {
 
 // binding returns the binding as of now. The caller holds e.mu.
 func (r *Ristretto) binding(e *entry) Binding {
-	return Binding{
+	b := Binding{
 		Want:    Want{Target: e.target, TTL: e.ttl, Scope: e.scope, Kind: e.kind},
 		Expires: r.start.Add(time.Duration(e.due.Load())),
 		Version: e.version,
 	}
+	if e.kind == EngineBacked {
+		b.EngineSession = r.backed.id(e.version)
+	}
+	return b
 }
 
 // lock locks the entry's mu and returns whether its binding is alive. An overdue binding
@@ -102,9 +113,11 @@ func (r *Ristretto) inUse(e *entry, v Version) bool {
 // no stripe, from the cache.
 func (r *Ristretto) finish(e *entry, why Reason) {
 	e.ended = true
+	r.ends[why].Add(1)
 	if e.kind != EngineBacked {
 		return
 	}
+	defer r.backed.remove(e.version)
 	if why == 0 {
 		r.queue.settle()
 		return

@@ -63,6 +63,8 @@ type Ristretto struct {
 	live    atomic.Pointer[func(Key, Version) bool] // nil until Spare
 	queue   *queue
 	roster  roster
+	backed  backed
+	ends    [Replaced + 1]atomic.Uint64 // by reason; 0 is the owner's own Unbind
 
 	// stripes order changes of the cache's entry for a hash. A caller holds one during
 	// calls of the cache, which may wait for ristretto's goroutine. That goroutine takes
@@ -276,6 +278,9 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (Binding,
 
 // Len implements [Store].
 func (r *Ristretto) Len() int { return r.roster.size() }
+
+// Ended returns how many bindings have Expired or were Evicted.
+func (r *Ristretto) Ended(why Reason) uint64 { return r.ends[why].Load() }
 
 // Bytes implements [Store].
 func (r *Ristretto) Bytes() int64 { return int64(r.Len()) * entryBytes }

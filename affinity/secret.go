@@ -28,7 +28,6 @@ type Tenant [2]string
 const (
 	forIdentity = iota
 	forSession
-	forModel
 	forScope
 )
 
@@ -37,15 +36,10 @@ func (s *Secret) Identity(key string) Identity {
 	return s.hash(forIdentity, key)
 }
 
-// Session returns the key of a tenant's session.
-func (s *Secret) Session(id Identity, of Tenant) Key {
-	return s.hash(forSession, string(id[:]), of[0], of[1])
-}
-
-// Model returns the key by which a session is bound for one of its models. session is the
-// session's own key.
-func (s *Secret) Model(session Key, model string) Key {
-	return s.hash(forModel, string(session[:]), model)
+// Session returns the key of a tenant's session with a model. A client that uses several
+// models under one name has a session with each: engines share no cache between models.
+func (s *Secret) Session(id Identity, of Tenant, model string) Key {
+	return s.hash(forSession, string(id[:]), of[0], of[1], model)
 }
 
 // Scope returns the scope of a tenant's sessions, see [Want]. It is 0 for the empty Tenant.

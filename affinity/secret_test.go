@@ -10,20 +10,21 @@ import (
 func TestHashesTellSessionsApart(t *testing.T) {
 	s, other := NewSecret(), NewSecret()
 	id := s.Identity("k")
-	session := s.Session(id, Tenant{})
+	session := s.Session(id, Tenant{}, "")
 	seen := make(map[[16]byte]string)
 	for name, h := range map[string][16]byte{
 		"identity":               id,
 		"identity of no key":     s.Identity(""),
 		"identity, other secret": other.Identity("k"),
 		"session":                session,
-		"session of a tenant":    s.Session(id, Tenant{"ab", ""}),
-		"tenant in other part":   s.Session(id, Tenant{"", "ab"}),
-		"tenant in two parts":    s.Session(id, Tenant{"a", "b"}),
-		"long tenant":            s.Session(id, Tenant{strings.Repeat("x", 9000), ""}),
-		"longer tenant":          s.Session(id, Tenant{strings.Repeat("x", 9001), ""}),
-		"model":                  s.Model(session, "m"),
-		"other model":            s.Model(session, "n"),
+		"session of a tenant":    s.Session(id, Tenant{"ab", ""}, ""),
+		"tenant in other part":   s.Session(id, Tenant{"", "ab"}, ""),
+		"tenant in two parts":    s.Session(id, Tenant{"a", "b"}, ""),
+		"long tenant":            s.Session(id, Tenant{strings.Repeat("x", 9000), ""}, ""),
+		"longer tenant":          s.Session(id, Tenant{strings.Repeat("x", 9001), ""}, ""),
+		"model":                  s.Session(id, Tenant{}, "m"),
+		"other model":            s.Session(id, Tenant{}, "n"),
+		"salt and model":         s.Session(id, Tenant{"", "m"}, "m"),
 		"hash as a key":          s.Identity(string(session[:])),
 	} {
 		if with, ok := seen[h]; ok {
@@ -31,7 +32,7 @@ func TestHashesTellSessionsApart(t *testing.T) {
 		}
 		seen[h] = name
 	}
-	if s.Identity("k") != id || s.Session(id, Tenant{}) != session {
+	if s.Identity("k") != id || s.Session(id, Tenant{}, "") != session {
 		t.Error("the same input has another hash")
 	}
 }
@@ -56,7 +57,7 @@ func TestScopesOfTenants(t *testing.T) {
 func TestHashesDoNotAllocate(t *testing.T) {
 	s, key, of := NewSecret(), strings.Repeat("k", 200), Tenant{strings.Repeat("t", 100), strings.Repeat("s", 100)}
 	if n := testing.AllocsPerRun(100, func() {
-		s.Model(s.Session(s.Identity(key), of), key)
+		s.Session(s.Identity(key), of, key)
 		s.Scope(of)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -71,8 +72,8 @@ func FuzzSecret(f *testing.F) {
 	s := NewSecret()
 	f.Fuzz(func(t *testing.T, key, tenant, salt, key2, tenant2, salt2 string) {
 		same := key == key2 && tenant == tenant2 && salt == salt2
-		a := s.Session(s.Identity(key), Tenant{tenant, salt})
-		b := s.Session(s.Identity(key2), Tenant{tenant2, salt2})
+		a := s.Session(s.Identity(key), Tenant{tenant, salt}, "")
+		b := s.Session(s.Identity(key2), Tenant{tenant2, salt2}, "")
 		if (a == b) != same {
 			t.Errorf("%q %q %q and %q %q %q: equal hashes %t", key, tenant, salt, key2, tenant2, salt2, a == b)
 		}
@@ -85,6 +86,6 @@ func BenchmarkSessionHash(b *testing.B) {
 	key := "0b5f3a52-6c3a-4a8e-9b6f-0d4c1f2e3a4b"
 	b.ReportAllocs()
 	for b.Loop() {
-		s.Session(s.Identity(key), Tenant{"tenant", ""})
+		s.Session(s.Identity(key), Tenant{"tenant", ""}, "")
 	}
 }

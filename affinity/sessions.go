@@ -2,7 +2,9 @@ package affinity
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -24,10 +26,11 @@ const keepInterval = time.Second
 // that routers share, the first Bind of several routers wins.
 type Sessions struct {
 	Store
-	shards [64]shard
-	stop   chan struct{}
-	once   sync.Once
-	done   chan struct{} // closed when no goroutine is left
+	shards  [64]shard
+	waiting atomic.Int64
+	stop    chan struct{}
+	once    sync.Once
+	done    chan struct{} // closed when no goroutine is left
 }
 
 type shard struct {
@@ -47,6 +50,8 @@ type active struct {
 	chosen  bool           // the opener has chosen target
 	target  kvscore.Target // if chosen
 	changed chan struct{}  // closed at the next change of the above; nil if nobody waits
+
+	alone chan struct{} // full while a request has the session alone; nil until one wants it
 }
 
 // sparer is a store in memory that can ask which bindings are in use.
@@ -100,12 +105,16 @@ func (s *Sessions) Live() (n int) {
 	return n
 }
 
+// Waiting returns the number of requests that wait for a concurrent first request.
+func (s *Sessions) Waiting() int64 { return s.waiting.Load() }
+
 // Use is one request's part in a session. The zero Use is none: its methods do nothing. A
 // Use must not be copied after Begin. One goroutine at a time may use it.
 type Use struct {
 	sessions *Sessions
 	active   *active
 	key      Key
+	alone    bool // it has the session alone
 }
 
 // State says what a request knows of its session.
@@ -176,7 +185,10 @@ func (u *Use) Find(ctx context.Context, patience time.Duration) (Binding, State,
 		if end.IsZero() {
 			end = time.Now().Add(patience)
 		}
-		if err := waitFor(ctx, changed, time.Until(end)); err != nil {
+		u.sessions.waiting.Add(1)
+		err = waitFor(ctx, changed, time.Until(end))
+		u.sessions.waiting.Add(-1)
+		if err != nil {
 			return Binding{}, Free, err
 		}
 		patience = time.Until(end)
@@ -276,6 +288,39 @@ func (u *Use) note(b *Binding) {
 	a.settle()
 }
 
+// Alone waits until no other request has the session alone, at most for the patience. Then u
+// has it alone, until it ends. It returns false if the time is up. Requests that do not call
+// Alone are not kept out. The order is that of the calls.
+func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
+	if u.active == nil || u.alone {
+		return true, nil
+	}
+	sh := u.sessions.shard(&u.key)
+	sh.mu.Lock()
+	if u.active.alone == nil {
+		u.active.alone = make(chan struct{}, 1)
+	}
+	alone := u.active.alone
+	sh.mu.Unlock()
+	select {
+	case alone <- struct{}{}:
+		u.alone = true
+		return true, nil
+	default:
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case alone <- struct{}{}:
+		u.alone = true
+		return true, nil
+	case <-timer.C:
+		return false, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+}
+
 // Bind binds the session as [Store.Bind] does, and ends the initialisation. Any request of
 // the session may bind it, also one that did not begin the initialisation.
 func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, bool, error) {
@@ -305,6 +350,9 @@ func (u *Use) End(ctx context.Context, v Version) error {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	u.yield()
+	if u.alone {
+		<-u.active.alone
+	}
 	if u.active.uses--; u.active.uses == 0 {
 		delete(sh.active, u.key)
 	}
@@ -328,15 +376,16 @@ func (s *Sessions) keepLoop() {
 }
 
 // keep restarts the time to live of the bindings that live requests use. An error is not
-// reported: the next pass comes before the time to live ends.
+// reported: the next pass comes before the time to live ends. It begins with any shard, so that
+// a slow store does not always neglect the same sessions.
 func (s *Sessions) keep(now time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*keepInterval)
 	defer cancel()
 	var due []Entry
-	for i := range s.shards {
-		due = s.shards[i].untouched(now, due[:0])
+	for i, first := 0, rand.IntN(len(s.shards)); i < len(s.shards); i++ { //nolint:gosec // only a beginning
+		due = s.shards[(first+i)%len(s.shards)].untouched(now, due[:0])
 		for _, e := range due {
-			if _, _, err := s.Touch(ctx, e.Key, e.Version); ctx.Err() != nil || err != nil {
+			if _, _, _ = s.Touch(ctx, e.Key, e.Version); ctx.Err() != nil {
 				return
 			}
 		}

@@ -23,7 +23,7 @@ func TestClientsEndTheirSessions(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "response_headers X-KV-", affinity("hard")))
 	home := s.mustChat(t, controlled("one", "")).engine()
-	for _, action := range []string{"", `,"action":"open"`, `,"action":"bind"`, `,"action":"close"`} {
+	for _, action := range []string{"", `,"action":"bind"`, `,"action":"close"`} {
 		a := s.mustChat(t, controlled("text of its own"+action, action))
 		if a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
 			t.Errorf("%s: served by %s, reason %q, the session is on %s", action, a.engine(), a.header.Get("X-KV-Reason"), home)
@@ -35,7 +35,7 @@ func TestClientsEndTheirSessions(t *testing.T) {
 	if n := s.scrape(t).value(sessions); n != 0 {
 		t.Errorf("%v sessions after the last turn of one that was not known", n)
 	}
-	s.mustChat(t, controlled("once more", `,"action":"open"`))
+	s.mustChat(t, controlled("once more", `,"action":"bind"`))
 	if n := s.scrape(t).value(sessions); n != 1 {
 		t.Errorf("%v sessions after the first turn of one", n)
 	}

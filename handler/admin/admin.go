@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"go.uber.org/zap"
 
@@ -37,8 +36,9 @@ func init() {
 // `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there; its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
 // `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
 // `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets: the router keeps and shows only their hashes, of 32 hexadecimal digits
-// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`. With `?hashed`, the path has the hash. Looking does not extend its life
-// `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest
+// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`, `?model=` its model if the key has sessions with several. With `?hashed`, the path has the hash. Looking does not extend its life
+// `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest. If an engine holds the session, the engine closes it, and its next turn gets 410 (`session_lost`)
+// `PUT /kv_router/pools/{pool}/sessions/{key}?worker=&rank=` | Binds the session to another worker, by its address or its id; 409 if an engine holds the session
 // `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. The settings are those of the handler of the pool that was the last to serve its first request
 //
 // Addresses and keys with a slash in them are written with `%2F`. Caddy logs
@@ -64,7 +64,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofPool(drain)}},
 		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofPool(undrain)}},
 		{Pattern: one + "/sessions", Handler: methods{http.MethodGet: ofPool(getSessions)}},
-		{Pattern: one + "/sessions/{key}", Handler: methods{http.MethodGet: ofPool(getSession), http.MethodDelete: ofPool(unbind)}},
+		{Pattern: one + "/sessions/{key}", Handler: methods{http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind)}},
 		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
 	}
 }
@@ -170,17 +170,21 @@ func viewOf(p *pool.Pool, w *pool.Worker) (any, error) {
 // workerOf returns the worker that the path names by its address or its id.
 func workerOf(r *http.Request, p *pool.Pool) (*pool.Worker, error) {
 	name := r.PathValue("worker")
-	if w := p.Known(name); w != nil {
+	if w := workerNamed(p, name); w != nil {
 		return w, nil
 	}
-	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
-		for _, w := range p.All() {
-			if w.ID == id {
-				return w, nil
-			}
-		}
-	}
 	return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.Name, name)
+}
+
+// workerNamed returns the worker with an address or an id, nil if the pool knows none.
+func workerNamed(p *pool.Pool, name string) *pool.Worker {
+	if w := p.Known(name); w != nil {
+		return w
+	}
+	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
+		return p.ByID(id)
+	}
+	return nil
 }
 
 func drain(r *http.Request, p *pool.Pool) (any, error) {
@@ -206,107 +210,6 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 		p.Logger().Info("worker is no longer drained", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w)
-}
-
-const (
-	defaultPage = 100
-	maxPage     = 1000
-)
-
-// sessionPage is a part of the sessions.
-type sessionPage struct {
-	Total    int           `json:"total_sessions"`
-	Sessions []sessionView `json:"sessions"`
-	// Next is the `after` of the next page, empty if there is none.
-	Next string `json:"next_after,omitempty"`
-}
-
-func getSessions(r *http.Request, p *pool.Pool) (any, error) {
-	var after affinity.Key
-	if s := r.URL.Query().Get("after"); s != "" {
-		var ok bool
-		if after, ok = affinity.ParseKey(s); !ok {
-			return nil, apiError(http.StatusBadRequest, "after: must be the hash of a session, %d hexadecimal digits, got %q", 2*len(after), s)
-		}
-	}
-	limit := defaultPage
-	if s := r.URL.Query().Get("limit"); s != "" {
-		var err error
-		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxPage {
-			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
-		}
-	}
-	list, err := p.Sessions.List(r.Context(), after, limit+1)
-	if err != nil {
-		return nil, unreadStore(err)
-	}
-	page := sessionPage{Total: p.Sessions.Len()}
-	if len(list) > limit {
-		list = list[:limit]
-		page.Next = list[limit-1].Key.String()
-	}
-	t, dials := time.Now(), dials(p)
-	page.Sessions = make([]sessionView, 0, len(list))
-	for _, e := range list {
-		page.Sessions = append(page.Sessions, viewSession(e.Key, &e.Binding, dials, t))
-	}
-	return page, nil
-}
-
-// unreadStore returns the error of a store that cannot be read.
-func unreadStore(err error) error {
-	return apiError(http.StatusServiceUnavailable, "reading sessions: %w", err)
-}
-
-// sessionNamed returns the key of the session in the path.
-func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Key, error) {
-	name := r.PathValue("key")
-	if !r.URL.Query().Has("hashed") {
-		q := r.URL.Query()
-		id := p.Secret.Identity(strings.TrimSpace(name))
-		return p.Secret.Session(id, affinity.Tenant{q.Get("scope"), q.Get("tenant")}), nil
-	}
-	key, ok := affinity.ParseKey(name)
-	if !ok {
-		return key, apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*len(key))
-	}
-	return key, nil
-}
-
-func getSession(r *http.Request, p *pool.Pool) (any, error) {
-	key, err := sessionNamed(r, p)
-	if err != nil {
-		return nil, err
-	}
-	b, ok, err := p.Sessions.Peek(r.Context(), key)
-	switch {
-	case err != nil:
-		return nil, unreadStore(err)
-	case !ok:
-		return nil, errNoSession(p)
-	}
-	return viewSession(key, &b, dials(p), time.Now()), nil
-}
-
-func unbind(r *http.Request, p *pool.Pool) (any, error) {
-	key, err := sessionNamed(r, p)
-	if err != nil {
-		return nil, err
-	}
-	b, ok, err := p.Sessions.Peek(r.Context(), key)
-	for found := ok; found && err == nil; found = b.Version != 0 {
-		if b, ok, err = p.Sessions.Unbind(r.Context(), key, b.Version); ok {
-			return viewSession(key, &b, dials(p), time.Now()), nil
-		} // else it was bound anew meanwhile
-	}
-	if err != nil {
-		return nil, unreadStore(err)
-	}
-	return nil, errNoSession(p)
-}
-
-func errNoSession(p *pool.Pool) error {
-	return apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
 }
 
 func explain(r *http.Request, p *pool.Pool) (any, error) {

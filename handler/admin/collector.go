@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +21,8 @@ var (
 	descUntracked = desc("untracked_prompts_total", "Prompts that had no room in the cache model, in whole or in part.", "pool")
 	descFaults    = desc("policy_faults_total", "Choices in which the policy returned an invalid worker or changed the list of candidates. The router took the least loaded worker.", "pool")
 	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
+	descWaiters   = desc("sessions_waiting", "Requests that wait for a concurrent first request of their session.", "pool")
+	descEnds      = desc("session_ends_total", "Bindings of sessions that the router ended: their time to live was over, or it needed room.", "pool", "reason")
 	descIndex     = desc("index_bytes", "Size of the index.", "pool")
 	descPrefills  = desc("prefill_cost_seconds", "Learned prefill time over all workers: for each step, 1000 tokens, a million token pairs in attention, or 1000 context tokens of active requests.", "pool", "per")
 	descIncidents = desc("incidents", "1 for each condition that lasts.", "pool", "condition")
@@ -46,7 +49,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descIndex, descPrefills, descIncidents,
+		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descWaiters, descEnds, descIndex, descPrefills, descIncidents,
 		descHung, descAvailable, descEngine, descContrary, descWarnings,
 		descRequests, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
 	} {
@@ -103,6 +106,10 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))
 	to.emit(descFaults, prometheus.CounterValue, float64(s.PolicyFaults))
 	to.gauge(descSessions, float64(p.Sessions.Len()))
+	to.gauge(descWaiters, float64(p.Sessions.Waiting()))
+	for _, why := range []affinity.Reason{affinity.Expired, affinity.Evicted} {
+		to.emit(descEnds, prometheus.CounterValue, float64(p.Sessions.Ended(why)), why.String())
+	}
 	to.gauge(descIndex, float64(s.IndexBytes))
 	for _, in := range viewIncidents(&p.Incidents, t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)

@@ -5,6 +5,7 @@ package discovery
 import (
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,7 @@ type Prober struct {
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
 
+	caller pool.Caller
 	id     uint64 // unique in the pool
 	start  sync.Once
 	wanted chan struct{} // a worker is to be probed at once
@@ -47,6 +49,9 @@ type Prober struct {
 func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
 	return &Prober{
 		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
+		caller: func(ctx context.Context, dial, path string, body []byte) (int, []byte, error) {
+			return client.Fetch(ctx, dial, http.MethodPost, path, body, nil, engine.MaxBody)
+		},
 		id: p.Probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
@@ -208,6 +213,7 @@ func (p *Prober) probeDue(ctx context.Context) {
 // serves and, if that is due, what it is. It returns whether it asked the latter.
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
+	w.Caller.Store(&p.caller)
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {

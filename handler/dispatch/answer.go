@@ -39,10 +39,11 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	}
 	had := d.bound.Target
 	if resp.StatusCode < 300 {
+		d.backed.opened = 0 // from now on the session is the client's
 		d.commit(req.Context())
 	}
 	d.use.Yield() // if commit has not bound the session, others need not wait for it
-	d.labelSession(resp.Header, had)
+	d.noticeSession(resp.Header, had)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
 		d.FallBack(fallbackUnmerged)
 	}

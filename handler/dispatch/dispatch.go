@@ -44,7 +44,8 @@ type Dispatch struct {
 	apart bool // only engines that isolate its cache may serve it
 	tries
 	binding
-	wait waiting // its state in the queue
+	backed engineSession
+	wait   waiting // its state in the queue
 	outgoing
 	result
 	trace    *dispatchTrace
@@ -71,14 +72,12 @@ type tries struct {
 
 // binding is the session's binding as the request last saw it.
 type binding struct {
-	use     affinity.Use     // the request's part in the session; none if it must not bind it
-	session affinity.Key     // the key under which it is stored; zero if there is no session
-	bound   affinity.Binding // zero if there is none
-	state   affinity.State
-	first   affinity.Version // of the binding of plan.Session.Key; session may be the key for one model instead
-	waited  bool             // this attempt has waited for a concurrent first request of the session
-	away    bool             // this turn goes to another worker, and the session stays bound where it is
-	near    kvscore.Target   // of the parent of an unbound session; the zero Target if none
+	use    affinity.Use     // the request's part in the session; none if it must not bind it
+	bound  affinity.Binding // zero if there is none
+	state  affinity.State
+	waited bool           // this attempt has waited for a concurrent first request of the session
+	away   bool           // this turn goes to another worker, and the session stays bound where it is
+	near   kvscore.Target // of the parent of an unbound session; the zero Target if none
 }
 
 // outgoing is what workers are sent.
@@ -115,7 +114,7 @@ type attempt struct {
 
 // Reasons of a choice.
 const (
-	reasonSession = "session" // the worker is the one that the session is bound to
+	ReasonSession = "session" // the worker is the one that the session is bound to
 	reasonOverlap = "overlap"
 	reasonLoad    = "load"
 	// The request decides.
@@ -132,6 +131,8 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
 	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if err := d.narrow(r); err != nil {
+		_ = d.use.End(r.Context(), 0)
+		d.closeSession()
 		return nil, err
 	}
 	d.CountDropped(p)
@@ -215,6 +216,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 	}
 	a.Worker.Health.Leave(a.mark)
 	a.Worker.Progress.End(&a.Attempt)
+	d.rollBack()
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It is made
@@ -225,13 +227,15 @@ type Dispatcher struct {
 	Proxy     *reverseproxy.Handler // makes the attempts
 	Transport *upstream.Transport
 
-	Policy   kvscore.Policy
-	Soft     bool    // leaving a session's worker has a price
-	Shadow   *shadow // nil if none is configured
-	Timeouts Timeouts
-	Limits   Limits
-	KeepBody bool   // other handlers may read the body after the answer's header
-	Labels   string // prefix of the response headers that say how a request was routed
+	Policy     kvscore.Policy
+	Hard       bool    // a turn waits for its session's worker if that is full
+	Soft       bool    // leaving a session's worker has a price
+	Shadow     *shadow // nil if none is configured
+	Timeouts   Timeouts
+	Limits     Limits
+	KeepBody   bool   // other handlers may read the body after the answer's header
+	RefuseBusy bool   // a concurrent turn of an engine-backed session is refused, not kept waiting
+	Labels     string // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
@@ -276,6 +280,7 @@ func (d *Dispatch) End() *Report {
 		d.endLast()
 	}
 	_ = d.use.End(context.Background(), 0) // if endLast has not
+	d.closeSession()
 	report := d.report()
 	d.trace.end(report)
 	return report

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -69,7 +70,7 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}
-	if unsendable(err) {
+	if _, own := errors.AsType[*api.Refusal](err); own || unsendable(err) {
 		return verdict{do: fail}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)

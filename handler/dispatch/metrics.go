@@ -25,6 +25,7 @@ type Metrics struct {
 	compared                    *prometheus.CounterVec
 	queueWait                   *prometheus.HistogramVec
 	dropped, malformed          *prometheus.CounterVec
+	turns, moves                *prometheus.CounterVec
 	Speculative                 *prometheus.CounterVec
 }
 
@@ -51,6 +52,7 @@ type Figures struct {
 	// of answers that tell what was cached, in tokens
 	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
 	queueWait                                           prometheus.Observer
+	turns                                               map[string]prometheus.Counter // by the session's state
 }
 
 // Of returns the figures of a pool.
@@ -67,6 +69,13 @@ func (m *Metrics) Of(pool string) *Figures {
 			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
+	}
+	f.turns = make(map[string]prometheus.Counter)
+	for _, state := range sessionStates {
+		f.turns[state] = m.turns.WithLabelValues(pool, state)
+	}
+	for _, reason := range []string{movedGone, movedFailed, movedUnavailable, movedCost} {
+		m.moves.WithLabelValues(pool, reason)
 	}
 	for _, grant := range nvext.GrantNames() {
 		m.dropped.WithLabelValues(pool, grant)
@@ -98,6 +107,8 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		dropped:       counter("nvext_dropped_total", "Requests of which the router dropped something that trust does not grant, by grant.", "pool", "grant"),
 		malformed:     counter("nvext_malformed_headers_total", "Routing headers that could not be read and were ignored.", "pool", "header"),
 		unsupported:   counter("nvext_unsupported_total", "Attempts without an nvext field, because the engine or the API does not support it.", "pool", "engine", "field"),
+		turns:         counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "pool", "state"),
+		moves:         counter("session_moves_total", "Sessions that moved to another target, by reason.", "pool", "reason"),
 		Speculative:   counter("speculative_total", "Turns whose clients asked for a speculative prefill, by its outcome.", "pool", "outcome"),
 		queueWait:     histogram("queue_wait_seconds", "Time in the queue, of requests that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		compared:      counter("compared_tokens_total", "Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "pool", "tokens"),
@@ -115,7 +126,7 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 	m := AllMetrics()
 	for _, c := range append(append(pool.Collectors(), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.Speculative,
+		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves, m.Speculative,
 	}...) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

@@ -26,12 +26,18 @@ type only struct {
 func (d *Dispatch) narrow(r *http.Request) error {
 	p := d.plan
 	d.apart = p.Isolated
-	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !d.apart {
+	if err := d.enterSession(r); err != nil || d.backed.id != "" {
+		return err
+	}
+	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !d.apart && !p.Session.Opens() {
 		return nil
 	}
 	ups := d.upstreams(r)
 	if d.apart && len(ups) > 0 && !d.someWorker(ups, d.keepsApart) {
 		return d.shared("no engine")
+	}
+	if p.Session.Opens() && len(ups) > 0 && !d.someWorker(ups, d.permits) {
+		return d.notOpened(http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
 	}
 	if p.Pin.Named {
 		return d.pinTo(ups)
@@ -138,6 +144,8 @@ func (d *Dispatch) errNobody() error {
 	switch {
 	case !d.pinned():
 		return errors.New("no worker can be reached; try again later")
+	case d.only.reason == ReasonSession:
+		return fmt.Errorf("worker %d, whose engine holds the session, cannot be reached; try again later", d.only.worker.ID)
 	case d.only.reason == ReasonResponse:
 		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", d.only.worker.ID)
 	}

@@ -41,7 +41,7 @@ func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
 	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
 	if d.bound.Target == a.lease.Target() {
-		d.unbind(d.session, d.bound.Version)
+		d.unbind(true)
 	}
 }
 

@@ -117,7 +117,7 @@ func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
 	case d.pinned():
 		return d.only.reason
 	case bound >= 0 || d.homed() && c.Target == d.bound.Target:
-		return reasonSession
+		return ReasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap
 	}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -79,9 +80,9 @@ func (d *Dispatch) wants() pool.Wants {
 	e := d.plan.Ext
 	tier, arrival := d.precedence()
 	want := pool.Wants{
-		Model: d.plan.Model, Only: d.only.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
+		Model: d.plan.Model, Only: cmp.Or(d.only.worker, d.wait.home), Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: d.apart, API: d.plan.Name,
-		Tried: d.tried, Slot: d.plan.Computes, Dry: d.dry, Tier: tier, Arrival: arrival,
+		Session: d.plan.Session.Opens(), Tried: d.tried, Slot: d.plan.Computes, Dry: d.dry, Tier: tier, Arrival: arrival,
 	}
 	if len(d.Proxy.Upstreams) < 2 && d.Proxy.DynamicUpstreams == nil {
 		want.Model = "" // there is no choice
@@ -130,7 +131,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 	d.use.Yield() // the attempt has not bound the session
 	d.takeScratch()
 	defer d.returnScratch()
-	d.offered, d.retryWanted, d.answer, d.waited = offered, false, nil, false
+	d.offered, d.retryWanted, d.answer, d.waited, d.wait.homeless = offered, false, nil, false, false
 	for {
 		t := time.Now()
 		found := d.candidates(d.offered, t)
@@ -156,6 +157,13 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 		if found {
 			if d.findSession(ctx); d.awaitsFirst() {
 				if !d.withoutScratch(ctx, d.awaitFirst) {
+					return d.leave()
+				}
+				continue
+			}
+			if home := d.fullHome(); home != nil {
+				d.use.Yield()
+				if !d.awaitHome(ctx, home) {
 					return d.leave()
 				}
 				continue

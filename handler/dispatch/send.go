@@ -57,6 +57,9 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
+	if err = d.openSession(req); err != nil {
+		return nil, false, err
+	}
 	sent := d.watched(req)
 	resp, resent, err = d.sendOver(d.Transport.Send, sent)
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
@@ -166,7 +169,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	}
 	a, p := d.attempt, d.plan
 	ranks := a.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && d.backed.id == "" {
 		return req, as
 	}
 	var edit *api.Editor
@@ -176,7 +179,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	e := d.Pool.EngineOf(a.Worker)
 	say := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given,
+		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: d.backed.id,
 	}
 	if p.API != nil {
 		say.API = p.API.Name()

@@ -14,45 +14,47 @@ import (
 // findSession looks up what the session is bound to. A request that may bind the session
 // becomes a live request of it.
 func (d *Dispatch) findSession(ctx context.Context) {
-	d.away, d.state, d.bound, d.near = false, affinity.Free, affinity.Binding{}, kvscore.Target{}
-	key := d.plan.Session.Key
-	if key.IsZero() {
+	d.away = false
+	if d.backed.id != "" {
+		return // enterSession has found it, and nothing else counts
+	}
+	d.state, d.bound, d.near = affinity.Free, affinity.Binding{}, kvscore.Target{}
+	s := &d.plan.Session
+	if s.Key.IsZero() {
 		return
 	}
-	d.find(ctx, key)
-	d.first = d.bound.Version
-	if d.state == affinity.Bound && d.servesOthers(d.bound.Target) {
-		// The session uses several models; this one is bound by itself.
-		d.find(ctx, d.Pool.Secret.Model(key, d.plan.Model))
+	if d.binds() {
+		d.bound, d.state = d.find(ctx)
+	} else {
+		d.bound, d.state = d.peek(ctx, s.Key)
+	}
+	if s.BackedOnly && d.bound.Kind != affinity.EngineBacked {
+		d.bound, d.state = affinity.Binding{}, affinity.Free
 	}
 	if !d.homed() {
 		d.near = d.nearParent(ctx)
 	}
 }
 
-func (d *Dispatch) find(ctx context.Context, key affinity.Key) {
-	d.session = key
-	if !d.binds() {
-		d.bound, d.state = d.peek(ctx, key)
-		return
-	}
+// find returns what the session is bound to. The request becomes a live one of the session.
+func (d *Dispatch) find(ctx context.Context) (affinity.Binding, affinity.State) {
+	key := d.plan.Session.Key
 	if !d.use.Begun(key) {
-		_ = d.use.End(ctx, 0)
 		d.Pool.Sessions.Begin(&d.use, key)
 	}
-	var err error
-	d.bound, d.state, err = d.use.Find(ctx, 0)
+	b, state, err := d.use.Find(ctx, 0)
 	if err != nil { // it is routed as if it had no session
 		d.FallBack(fallbackUnbound)
 		_ = d.use.End(ctx, 0)
 	}
+	return b, state
 }
 
 // peek returns what a session is bound to, without extending its life.
 func (d *Dispatch) peek(ctx context.Context, key affinity.Key) (affinity.Binding, affinity.State) {
 	b, ok, err := d.Pool.Sessions.Peek(ctx, key)
 	switch {
-	case err != nil:
+	case err != nil && !d.dry:
 		d.FallBack(fallbackUnbound)
 	case ok:
 		return b, affinity.Bound
@@ -68,16 +70,13 @@ func (d *Dispatch) nearParent(ctx context.Context) kvscore.Target {
 	if parent.IsZero() || !d.mayLeave() {
 		return kvscore.Target{}
 	}
-	b, state := d.peek(ctx, parent)
-	if state == affinity.Bound && d.servesOthers(b.Target) {
-		b, _ = d.peek(ctx, d.Pool.Secret.Model(parent, d.plan.Model))
-	}
+	b, _ := d.peek(ctx, parent)
 	return b.Target
 }
 
 // binds returns whether the request binds its session.
 func (d *Dispatch) binds() bool {
-	return !d.dry && d.plan.Request != nil && !d.plan.Session.Final
+	return !d.dry && d.plan.Request != nil && !d.plan.Session.Final && !d.plan.Session.BackedOnly
 }
 
 // homed returns whether the session has a target: it is bound, or a concurrent first request
@@ -89,7 +88,7 @@ func (d *Dispatch) homed() bool {
 // awaitsFirst returns whether the request waits for a concurrent first request of its session,
 // which it does once an attempt. It does not if it is pinned, or already holds a place on a worker.
 func (d *Dispatch) awaitsFirst() bool {
-	return !d.waited && d.use.Begun(d.session) && d.state != affinity.Bound && d.state != affinity.Opening &&
+	return !d.waited && d.use.Begun(d.plan.Session.Key) && d.state != affinity.Bound && d.state != affinity.Opening &&
 		!d.pinned() && d.wait.granted == nil
 }
 
@@ -102,21 +101,34 @@ func (d *Dispatch) awaitFirst(ctx context.Context) bool {
 	return d.wait.left == nil
 }
 
+// excluded returns whether the client's constraints, which hold for this request only, exclude a
+// target that is still an upstream.
+func (d *Dispatch) excluded(t kvscore.Target) bool {
+	if !d.plan.Constrained() {
+		return false
+	}
+	w := d.named(d.offered, t.Worker)
+	return w != nil && !d.permits(w)
+}
+
+// fullHome returns the session's worker if that is full and the operator wants the turn to wait
+// for it; nil otherwise.
+func (d *Dispatch) fullHome() *pool.Worker {
+	if !d.Hard || d.state != affinity.Bound || d.pinned() || d.wait.homeless {
+		return nil
+	}
+	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == d.bound.Target.Worker })
+	if i < 0 {
+		return nil
+	}
+	return d.scratch.Full[i]
+}
+
 // mayLeave returns whether the policy may leave the session's worker. It may not if the
 // prompt is unknown: then only the session shows what is cached.
 func (d *Dispatch) mayLeave() bool {
 	r := d.plan.Request
 	return d.Soft && !d.plan.Session.Held && r != nil && r.Kind != api.None
-}
-
-// servesOthers returns whether a target is an upstream that serves other models than the
-// request's.
-func (d *Dispatch) servesOthers(t kvscore.Target) bool {
-	if d.model == "" {
-		return false
-	}
-	w := d.named(d.offered, t.Worker)
-	return w != nil && !w.KnownToServe(d.model)
 }
 
 // sessionTTL returns how long the session is remembered after its last use.
@@ -132,7 +144,7 @@ func (d *Dispatch) sessionTTL() time.Duration {
 
 // commit binds the session to the target that answers it.
 func (d *Dispatch) commit(ctx context.Context) {
-	if !d.use.Begun(d.session) || d.away {
+	if !d.use.Begun(d.plan.Session.Key) || d.away || d.backed.id != "" {
 		return // a session that is bound elsewhere stays there for its next turn
 	}
 	target, idle := d.attempt.lease.Target(), d.plan.Session.TTL
@@ -146,27 +158,30 @@ func (d *Dispatch) commit(ctx context.Context) {
 		d.FallBack(fallbackUnbound) // live requests of others use all bindings
 		return
 	}
+	if d.bound.Version == 0 {
+		d.Pool.BoundModels.Add(d.plan.Model)
+	}
 	d.bound = b
 }
 
 // endTurn ends the request's part in the session. A computed turn restarts the binding's time to
-// live: Use.End calls Touch. The client's final turn, computed or not, removes the bindings that
-// the choice has seen, but no newer ones.
+// live: Use.End calls Touch. The client's final turn, computed or not, removes the binding that
+// the choice has seen, but no newer one.
 func (d *Dispatch) endTurn(computed bool) {
 	switch {
 	case d.plan.Session.Key.IsZero():
 	case d.plan.Session.Final:
-		d.unbind(d.session, d.bound.Version)
-		d.unbind(d.plan.Session.Key, d.first)
+		d.unbind(false)
 	case computed:
 		_ = d.use.End(context.Background(), d.bound.Version) // also if the client has left
 	}
 }
 
-// unbind ends a binding, if it still has the version.
-func (d *Dispatch) unbind(key affinity.Key, v affinity.Version) {
-	if v != 0 {
-		_, _, _ = d.Pool.Sessions.Unbind(context.Background(), key, v)
+// unbind ends the binding that the choice has seen, if the session still has it. lost: a turn
+// to come must be told if an engine held the session.
+func (d *Dispatch) unbind(lost bool) {
+	if v := d.bound.Version; v != 0 && !d.dry {
+		_, _, _ = d.Pool.EndSession(context.Background(), d.plan.Session.Key, v, lost)
 	}
 }
 
@@ -185,8 +200,8 @@ func (d *Dispatch) boundPosition() int {
 	if !d.homed() {
 		return -1
 	}
-	// a worker that is left out because it is full keeps the session
-	d.away = slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == target.Worker })
+	// A worker that is left out because it is full, or for this request only, keeps the session.
+	d.away = slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == target.Worker }) || d.excluded(target)
 	if d.mayLeave() {
 		return -1
 	}

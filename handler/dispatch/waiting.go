@@ -15,6 +15,8 @@ import (
 // waiting is the state of a request in the queue.
 type waiting struct {
 	granted    *pool.Worker  // the queue has taken a slot of it for the next attempt
+	home       *pool.Worker  // the request waits for a slot of it only; nil for any worker
+	homeless   bool          // in this attempt, it need not wait for its session's worker any more
 	waited     time.Duration // in the queue, over all attempts
 	turnedAway *api.Refusal  // why the request is not served
 	left       error         // the client's context ended meanwhile
@@ -43,12 +45,26 @@ func (d *Dispatch) await(ctx context.Context) bool {
 		d.turnAway(http.StatusTooManyRequests, api.CodeQueueFull, "the queue is full, and rejects requests", fmt.Errorf(
 			"all workers are full, and the queue has its maximum of %d requests; try again later", set.MaxWaiting))
 		return false
+	case g.Late && d.wait.home != nil:
+		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests waited too long, and the queue rejected them", fmt.Errorf(
+			"the session's worker is full, and had no free slot within %s; try again later", set.MaxWait))
+		return false
 	case g.Late:
 		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests waited too long, and the queue rejected them", fmt.Errorf(
 			"all workers are full, and none had a free slot within %s; try again later", set.MaxWait))
 		return false
 	}
 	return true
+}
+
+// awaitHome waits in the queue for the session's worker.
+func (d *Dispatch) awaitHome(ctx context.Context, home *pool.Worker) bool {
+	d.giveBackGranted() // of another worker: all were full before
+	d.wait.home = home
+	ok := d.withoutScratch(ctx, d.await)
+	d.wait.home = nil
+	d.wait.homeless = d.wait.granted == nil
+	return ok
 }
 
 // turnAway records that the operator's limits refuse the request.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
@@ -22,6 +23,12 @@ type Session struct {
 	TTL      time.Duration // of its binding, as the client asks; 0 if it does not
 	Final    bool          // it ends with this turn
 	Held     bool          // the engine itself holds the session's state
+	// EngineSession is the id by which the engine may know the session. It is empty if nvext
+	// does not name the session: then the engine cannot hold it for the router.
+	EngineSession string
+	Action        nvext.Action
+	// BackedOnly is set if only an engine-backed binding of the session counts.
+	BackedOnly bool
 }
 
 // Sessions are the rules by which a configuration finds a request's session.
@@ -30,7 +37,7 @@ type Sessions struct {
 	// Scope is a placeholder's name. Its value keeps sessions apart, in addition to the
 	// request's salt. Empty adds nothing.
 	Scope    string
-	HeldOnly bool // only sessions that the engine holds count
+	HeldOnly bool // only sessions that an engine holds count
 	Secret   *affinity.Secret
 	// Conversation returns the session of an earlier response, which may be another
 	// tenant's.
@@ -40,10 +47,13 @@ type Sessions struct {
 // maxSessionKey is the longest session key that a client may send, in bytes.
 const maxSessionKey = 1 << 10
 
+// Opens returns whether the engine must open the session before this turn.
+func (s *Session) Opens() bool { return s.Action == nvext.ActionOpen }
+
 // find returns the request's session. The error is the refusal of a key that is too long.
 func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Session, error) {
 	held := req.SessionHeld || ext.SessionParams.ID != ""
-	if s.HeldOnly && !held {
+	if s.HeldOnly && !held && ext.SessionControl.SessionID == "" {
 		return Session{}, nil
 	}
 	t := turn{r, req, ext}
@@ -58,21 +68,31 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 		}
 		tenant := affinity.Tenant{placeholder(r, s.Scope), req.Salt}
 		found := Session{
-			Key: s.Secret.Session(id, tenant), Scope: s.Secret.Scope(tenant), Identity: id, Source: source.name,
-			Held: held, Final: isFinal(r.Header),
+			Key: s.Secret.Session(id, tenant, req.Model), Scope: s.Secret.Scope(tenant), Identity: id, Source: source.name,
+			Held: held, Final: isFinal(r.Header), BackedOnly: s.HeldOnly && !held,
 		}
 		if parent != "" {
-			found.Parent = s.Secret.Session(s.Secret.Identity(parent), tenant)
+			found.Parent = s.Secret.Session(s.Secret.Identity(parent), tenant, req.Model)
 		}
-		if c := &ext.SessionControl; source.name == sourceNVExt && c.SessionID != "" {
-			found.Final = found.Final || c.Action == nvext.ActionClose
-			if c.Timed {
-				found.TTL = c.Timeout
-			}
+		if source.name == sourceNVExt {
+			found.control(&ext.SessionControl)
+			found.EngineSession = engine.SessionID(req.Salt, tenant[0], strings.TrimSpace(ext.Session()))
 		}
 		return found, nil
 	}
 	return Session{}, nil
+}
+
+// control applies the client's nvext.session_control, if there is one.
+func (s *Session) control(c *nvext.SessionControl) {
+	if c.SessionID == "" {
+		return
+	}
+	s.Action = c.Action
+	s.Final = s.Final || c.Action == nvext.ActionClose
+	if c.Timed {
+		s.TTL = c.Timeout
+	}
 }
 
 // identify returns the identity that a source gives to a turn, the zero Identity if it gives

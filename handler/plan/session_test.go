@@ -78,7 +78,7 @@ func (s *Sessions) of(t testing.TB, a asked) (Session, error) {
 
 // named returns the hash of a client's key without a tenant.
 func (s *Sessions) named(key string) affinity.Key {
-	return s.Secret.Session(s.Secret.Identity(key), affinity.Tenant{})
+	return s.Secret.Session(s.Secret.Identity(key), affinity.Tenant{}, "")
 }
 
 // TestKeysOfClients has a request of each client in the manual's table.
@@ -121,6 +121,9 @@ func TestKeysOfClients(t *testing.T) {
 			want.Parent = s.named(v.parent)
 		}
 		want.TTL, want.Held = got.TTL, v.name == "session_params"
+		if v.source == sourceNVExt {
+			want.EngineSession = v.key
+		}
 		if got != want {
 			t.Errorf("%s: %+v, want %+v", v.name, got, want)
 		}

@@ -21,6 +21,7 @@ type Wants struct {
 	Workers  []uint64  // ids of the workers that the client allows; nil = all
 	Taints   []string  // the worker must have all of these
 	Isolated bool      // the engine must keep the caches of different salts apart, in this API
+	Session  bool      // the engine must be able to hold a session, in this API
 	API      string    // of the request
 	Tried    []*Worker // the worker must be none of these
 	Slot     bool      // the request takes one of the worker's slots
@@ -80,7 +81,7 @@ func (p *Pool) Fits(want *Wants, model string, w *Worker) bool {
 
 // Permits returns whether the client's constraints allow a worker.
 func (p *Pool) Permits(want *Wants, w *Worker) bool {
-	if want.Workers != nil && !slices.Contains(want.Workers, w.ID) || want.Rank >= int64(w.Ranks()) || !p.Isolates(want, w) {
+	if want.Workers != nil && !slices.Contains(want.Workers, w.ID) || want.Rank >= int64(w.Ranks()) || !p.Isolates(want, w) || !p.holdsSessions(want, w) {
 		return false
 	}
 	lacks := func(taint string) bool { return !slices.Contains(w.Tainted(), taint) }
@@ -96,9 +97,19 @@ func (p *Pool) Isolates(want *Wants, w *Worker) bool {
 	return e.IsolatesCaches(want.API)
 }
 
+// holdsSessions returns whether the worker's engine can hold a session, if the request needs
+// that.
+func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
+	if !want.Session {
+		return true
+	}
+	e := p.EngineOf(w)
+	return e.HoldsSessions(want.API)
+}
+
 // needsMore returns whether the request needs more of its worker than the model.
 func (want *Wants) needsMore() bool {
-	return want.Only != nil || want.Isolated || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
+	return want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
 }
 
 // fits is Fits with the result of needsMore, which is false for most requests.

@@ -12,9 +12,10 @@ import (
 var (
 	retriesMade = poolCounter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
 	// retriesDenied counts retries that the budget did not allow.
-	retriesDenied    = poolCounter("retries_denied_total", "Retries that the retry budget did not allow.")
-	cachesCleared    = poolCounter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
-	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	retriesDenied      = poolCounter("retries_denied_total", "Retries that the retry budget did not allow.")
+	cachesCleared      = poolCounter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
+	engineSessionCalls = poolCounter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
+	predictionErrors   = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
 		Help:    "Absolute difference between predicted and reported cached tokens.",
 		Buckets: []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
@@ -28,12 +29,25 @@ func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
 
 // Collectors returns the collectors of the pools, to be registered.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, predictionErrors}
+	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, engineSessionCalls, predictionErrors}
 }
 
 // CountRetries counts n retries of attempts on a worker.
 func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
+}
+
+// CountOpened counts a session that an engine opened, or failed to open.
+func (p *Pool) CountOpened(opened bool) {
+	outcome := "opened"
+	if !opened {
+		outcome = "failed"
+	}
+	p.countSession("open", outcome)
+}
+
+func (p *Pool) countSession(action, outcome string) {
+	engineSessionCalls.WithLabelValues(p.Name, action, outcome).Inc()
 }
 
 // countFromZero creates the series of a worker: Prometheus does not see the first event

@@ -42,7 +42,8 @@ type Pool struct {
 	configs
 	conversations
 
-	Sessions    sessions
+	Sessions sessions
+	engineSessions
 	Queue       queue
 	Spending    spending
 	Backgrounds backgrounds
@@ -74,8 +75,9 @@ type prompts struct {
 
 // conversations says which conversation a request belongs to.
 type conversations struct {
-	Secret    affinity.Secret // of the hashes of session keys
-	Responses responses
+	Secret      affinity.Secret // of the hashes of session keys
+	Responses   responses
+	BoundModels boundModels
 }
 
 // configs are the configurations that use a pool.
@@ -90,18 +92,17 @@ type configs struct {
 
 // New makes a pool and begins its upkeep.
 func New(name string, s *Settings) (*Pool, error) {
-	sessions, err := newSessions(s.MaxSessions)
-	if err != nil {
-		return nil, err
-	}
 	p := &Pool{
 		Name:          name,
 		Scheduler:     kvscore.NewScheduler(s.schedulerSettings()),
 		members:       members{Workers: make(map[string]*Worker)},
 		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
-		Sessions:      sessions,
 		conversations: conversations{Secret: affinity.NewSecret()},
 		stop:          make(chan struct{}),
+	}
+	var err error
+	if p.Sessions, err = newSessions(s.MaxSessions, p.bindingEnded); err != nil {
+		return nil, err
 	}
 	p.Responses.seed = p.seed
 	p.Settings.Store(s)
@@ -117,8 +118,9 @@ func (s *Settings) schedulerSettings() kvscore.Settings {
 	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
 }
 
-// Destruct ends the upkeep and closes the store.
+// Destruct closes the sessions that engines hold, ends the upkeep and closes the store.
 func (p *Pool) Destruct() error {
+	p.closeAll()
 	close(p.stop)
 	return p.Sessions.Close()
 }

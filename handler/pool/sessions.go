@@ -8,10 +8,14 @@ type sessions struct {
 	store *affinity.Ristretto // of the bindings
 }
 
-func newSessions(maxSessions int) (s sessions, err error) {
-	if s.store, err = affinity.NewRistretto(affinity.Options{MaxSessions: maxSessions}); err != nil {
+// newSessions returns an empty store. ended gets the ends of engine-backed bindings.
+func newSessions(maxSessions int, ended func(affinity.Key, affinity.Binding, affinity.Reason)) (s sessions, err error) {
+	if s.store, err = affinity.NewRistretto(affinity.Options{MaxSessions: maxSessions, OnExpire: ended}); err != nil {
 		return s, err
 	}
 	s.Sessions = affinity.NewSessions(s.store)
 	return s, nil
 }
+
+// Ended returns how many bindings the store has ended for a reason.
+func (s *sessions) Ended(why affinity.Reason) uint64 { return s.store.Ended(why) }

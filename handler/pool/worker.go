@@ -27,6 +27,7 @@ type Worker struct {
 	background atomic.Int32             // requests of the router's own that run on it
 
 	Engine   engineState
+	Caller   atomic.Pointer[Caller] // of the configuration that last probed it; nil before
 	Progress progress
 	cache
 	probes
@@ -210,6 +211,9 @@ func (s *slots) Take() bool {
 		}
 	}
 }
+
+// TakesRequests returns whether the worker is neither marked down, hung nor draining.
+func (w *Worker) TakesRequests(t time.Time) bool { return Resort{}.allows(w, t) }
 
 // FreeSlot frees a slot of the worker for the queue.
 func (p *Pool) FreeSlot(w *Worker) {

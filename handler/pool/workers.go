@@ -74,6 +74,18 @@ func (p *Pool) All() []*Worker {
 	return list
 }
 
+// ByID returns the worker with an id, nil if the pool knows none.
+func (p *Pool) ByID(id uint64) *Worker {
+	p.Mu.RLock()
+	defer p.Mu.RUnlock()
+	for _, w := range p.Workers {
+		if w.ID == id {
+			return w
+		}
+	}
+	return nil
+}
+
 // declareAll makes all named workers known. The caller holds the lock, or nothing uses
 // the pool yet.
 func (p *Pool) declareAll(s *Settings) {

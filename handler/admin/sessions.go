@@ -1,0 +1,184 @@
+package admin
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// sessionPage is a part of the sessions.
+type sessionPage struct {
+	Total    int           `json:"total_sessions"`
+	Sessions []sessionView `json:"sessions"`
+	// Next is the `after` of the next page, empty if there is none.
+	Next string `json:"next_after,omitempty"`
+}
+
+func getSessions(r *http.Request, p *pool.Pool) (any, error) {
+	var after affinity.Key
+	if s := r.URL.Query().Get("after"); s != "" {
+		var ok bool
+		if after, ok = affinity.ParseKey(s); !ok {
+			return nil, apiError(http.StatusBadRequest, "after: must be the hash of a session, %d hexadecimal digits, got %q", 2*len(after), s)
+		}
+	}
+	limit := defaultPage
+	if s := r.URL.Query().Get("limit"); s != "" {
+		var err error
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxPage {
+			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
+		}
+	}
+	list, err := p.Sessions.List(r.Context(), after, limit+1)
+	if err != nil {
+		return nil, unreadStore(err)
+	}
+	page := sessionPage{Total: p.Sessions.Len()}
+	if len(list) > limit {
+		list = list[:limit]
+		page.Next = list[limit-1].Key.String()
+	}
+	t, dials := time.Now(), dials(p)
+	page.Sessions = make([]sessionView, 0, len(list))
+	for _, e := range list {
+		page.Sessions = append(page.Sessions, viewSession(e.Key, &e.Binding, dials, t))
+	}
+	return page, nil
+}
+
+// unreadStore returns the error of a store that cannot be read.
+func unreadStore(err error) error {
+	return apiError(http.StatusServiceUnavailable, "reading sessions: %w", err)
+}
+
+// sessionsNamed returns the keys of the sessions that the path may name. A client's key names a
+// session for each model. If the query names no model, all that the pool knows count.
+func sessionsNamed(r *http.Request, p *pool.Pool) ([]affinity.Key, error) {
+	name, q := r.PathValue("key"), r.URL.Query()
+	if q.Has("hashed") {
+		key, ok := affinity.ParseKey(name)
+		if !ok {
+			return nil, apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*len(key))
+		}
+		return []affinity.Key{key}, nil
+	}
+	models := []string{q.Get("model")}
+	if !q.Has("model") {
+		models = slices.Compact(slices.Sorted(slices.Values(append(models, p.SessionModels()...))))
+	}
+	id, of := p.Secret.Identity(strings.TrimSpace(name)), affinity.Tenant{q.Get("scope"), q.Get("tenant")}
+	keys := make([]affinity.Key, 0, len(models))
+	for _, model := range models {
+		keys = append(keys, p.Secret.Session(id, of, model))
+	}
+	return keys, nil
+}
+
+// boundSessions returns the bound sessions that the path names. The error says that there are
+// none.
+func boundSessions(r *http.Request, p *pool.Pool) (list []affinity.Entry, err error) {
+	keys, err := sessionsNamed(r, p)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		b, ok, err := p.Sessions.Peek(r.Context(), key)
+		if err != nil {
+			return nil, unreadStore(err)
+		}
+		if ok {
+			list = append(list, affinity.Entry{Key: key, Binding: b})
+		}
+	}
+	if list == nil {
+		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
+	}
+	return list, nil
+}
+
+// oneSession is boundSessions for a request that must name one.
+func oneSession(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
+	list, err := boundSessions(r, p)
+	if err != nil {
+		return affinity.Entry{}, err
+	}
+	if len(list) > 1 {
+		return list[0], apiError(http.StatusConflict, "the key names %d sessions, one for each model: add ?model=", len(list))
+	}
+	return list[0], nil
+}
+
+func getSession(r *http.Request, p *pool.Pool) (any, error) {
+	e, err := oneSession(r, p)
+	if err != nil {
+		return nil, err
+	}
+	return viewSession(e.Key, &e.Binding, dials(p), time.Now()), nil
+}
+
+func unbind(r *http.Request, p *pool.Pool) (any, error) {
+	e, err := oneSession(r, p)
+	if err != nil {
+		return nil, err
+	}
+	for b := e.Binding; b.Version != 0; {
+		ended := false
+		if b, ended, err = p.EndSession(r.Context(), e.Key, b.Version, true); err != nil {
+			return nil, unreadStore(err)
+		} else if ended {
+			return viewSession(e.Key, &b, dials(p), time.Now()), nil
+		} // else it was bound anew meanwhile
+	}
+	return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
+}
+
+// rebind binds a session to another target.
+func rebind(r *http.Request, p *pool.Pool) (any, error) {
+	e, err := oneSession(r, p)
+	if err != nil {
+		return nil, err
+	}
+	if e.Kind == affinity.EngineBacked {
+		return nil, apiError(http.StatusConflict, "the engine holds the session, which cannot move: delete it")
+	}
+	want := e.Want
+	if want.Target, err = targetIn(r, p); err != nil {
+		return nil, err
+	}
+	b, ok, err := p.Sessions.Bind(r.Context(), e.Key, e.Version, want)
+	switch {
+	case err != nil:
+		return nil, unreadStore(err)
+	case !ok:
+		return nil, apiError(http.StatusConflict, "the session was bound anew meanwhile: try again")
+	}
+	return viewSession(e.Key, &b, dials(p), time.Now()), nil
+}
+
+// targetIn returns the target that the query of a request names.
+func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {
+	q := r.URL.Query()
+	w := workerNamed(p, q.Get("worker"))
+	if w == nil {
+		return kvscore.Target{}, apiError(http.StatusBadRequest, "worker: must be the address or the id of a worker, got %q", q.Get("worker"))
+	}
+	rank := uint64(0)
+	if s := q.Get("rank"); s != "" {
+		var err error
+		if rank, err = strconv.ParseUint(s, 10, 32); err != nil || rank >= uint64(w.Ranks()) {
+			return kvscore.Target{}, apiError(http.StatusBadRequest, "rank: must be from 0 to %d, got %q", w.Ranks()-1, s)
+		}
+	}
+	return kvscore.Target{Worker: w.ID, Rank: uint32(rank)}, nil
+}

@@ -1,0 +1,229 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// engineSession is a request's part in a session that an engine holds. Whoever ends the
+// session's binding closes it: the client's last turn, a failed opening, the store, the
+// operator. docs/sessions.md tells the rules.
+type engineSession struct {
+	id     string            // the engine's id of it, empty if no engine holds it
+	asked  *attempt          // the attempt for which the engine has opened it
+	opened affinity.Version  // of the binding made for this request, until an answer begins
+	closes *affinity.Binding // to be closed after the request
+}
+
+const (
+	// openTimeout is how long an engine may take to open a session.
+	openTimeout = 10 * time.Second
+	// engineGrace is how much longer the engine keeps an idle session than the router, so that
+	// the router closes it first.
+	engineGrace = 30 * time.Second
+)
+
+// enterSession finds out whether an engine holds the request's session. If so, the request goes
+// to that engine only, and has the session alone. The error is a refusal.
+func (d *Dispatch) enterSession(r *http.Request) error {
+	s, ctx := &d.plan.Session, r.Context()
+	if s.EngineSession == "" || d.plan.Request == nil {
+		return nil
+	}
+	b, _ := d.peek(ctx, s.Key)
+	if b.Kind != affinity.EngineBacked && !s.Opens() {
+		if s.Action == nvext.ActionNone && d.Pool.Lost(s.Key) {
+			return d.lost(errors.New("the engine no longer holds the session: it expired, or its worker failed; open it again"))
+		}
+		return nil
+	}
+	if !d.dry {
+		if err := d.haveAlone(ctx); err != nil {
+			return err
+		}
+		b, _ = d.find(ctx) // it may have waited long
+	}
+	if b.Kind != affinity.EngineBacked {
+		if s.Opens() {
+			return nil
+		}
+		return d.lost(errors.New("the session was closed while the request waited for an earlier turn"))
+	}
+	return d.stayAt(r, &b)
+}
+
+// haveAlone waits until the request has the session alone: an engine serves one turn of a
+// session at a time.
+func (d *Dispatch) haveAlone(ctx context.Context) error {
+	d.Pool.Sessions.Begin(&d.use, d.plan.Session.Key)
+	patience := d.Pool.Settings.Load().MaxWait
+	if d.RefuseBusy {
+		patience = 0
+	}
+	alone, err := d.use.Alone(ctx, patience)
+	if err != nil {
+		return err
+	}
+	if !alone {
+		return &api.Refusal{
+			API: d.plan.API, Status: http.StatusConflict, Code: api.CodeSessionBusy, RetryAfter: 1,
+			Err: errors.New("an earlier turn of the session is still under way, and the engine serves one at a time"),
+		}
+	}
+	return nil
+}
+
+// stayAt makes the target that holds the session the only one. The client's last turn unbinds
+// the session at once.
+func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
+	p, w := d.plan, d.named(d.upstreams(r), b.Target.Worker)
+	d.bound, d.state = *b, affinity.Bound
+	if w == nil {
+		d.unbind(true)
+		return d.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", b.Target.Worker))
+	}
+	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != b.Target.Rank {
+		if !p.Session.Final {
+			return d.badPin("%s: the session is on worker %d, rank %d, whose engine holds it", "nvext", w.ID, b.Target.Rank)
+		}
+		// The turn goes where the client says, and the close where the session is.
+		d.leaveEngine(b)
+		return d.pinTo(d.upstreams(r))
+	}
+	if !d.keepsApart(w) {
+		return d.shared("not the engine with the session")
+	}
+	d.only = only{w, nvext.Some(b.Target.Rank), ReasonSession}
+	d.backed.id = b.EngineSession
+	if p.Session.Final {
+		d.leaveEngine(b)
+	}
+	return nil
+}
+
+// leaveEngine unbinds the session. The engine closes it after this request.
+func (d *Dispatch) leaveEngine(b *affinity.Binding) {
+	if d.dry {
+		return
+	}
+	if old, ended, _ := d.Pool.Sessions.Unbind(context.Background(), d.plan.Session.Key, b.Version); ended {
+		d.backed.closes = &old
+	}
+}
+
+// closeSession has the engine close the session that was left, once the request has ended.
+func (d *Dispatch) closeSession() {
+	if b := d.backed.closes; b != nil {
+		d.backed.closes = nil
+		d.Pool.CloseSession(*b)
+	}
+}
+
+// openSession has the attempt's engine open the session, if the client wants that, and binds
+// it. The error is a refusal, or that of a connection: then another worker may open it.
+func (d *Dispatch) openSession(req *http.Request) error {
+	a, s := d.attempt, &d.plan.Session
+	if !s.Opens() || d.backed.asked == a {
+		return nil
+	}
+	id := d.backed.id // of a session that the client opens once more
+	if id == "" {
+		id = strings.Clone(s.EngineSession) // it outlives the body
+	}
+	ttl := d.sessionTTL()
+	if err := d.askToOpen(req, id, ttl); err != nil {
+		return err
+	}
+	d.backed.asked = a
+	if d.backed.id != "" {
+		return nil // it is bound
+	}
+	want := affinity.Want{Target: a.Target, TTL: ttl, Scope: s.Scope, Kind: affinity.EngineBacked, EngineSession: id}
+	b, ok, err := d.use.Bind(context.Background(), d.bound.Version, want)
+	if err == nil && !ok && b.Kind == affinity.RouterOnly {
+		b, ok, err = d.use.Bind(context.Background(), b.Version, want)
+	}
+	switch {
+	case err != nil:
+		d.Pool.CloseSession(affinity.Binding{Want: want})
+		return d.notOpened(http.StatusServiceUnavailable, fmt.Errorf("the router cannot bind the session: %w", err))
+	case !ok && (b.Target != a.Target || b.EngineSession != id):
+		d.Pool.CloseSession(affinity.Binding{Want: want})
+		return d.notOpened(http.StatusConflict, errors.New("another request bound the session meanwhile"))
+	}
+	d.backed.id, d.bound, d.state = id, b, affinity.Bound
+	if ok {
+		d.backed.opened = b.Version
+	}
+	d.Pool.Found(s.Key)
+	d.Pool.BoundModels.Add(d.plan.Model)
+	return nil
+}
+
+// askToOpen asks the attempt's engine to open a session, and waits for its answer.
+func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) error {
+	w := d.attempt.Worker
+	e := d.Pool.EngineOf(w)
+	call, ok := e.OpenSession(id, ttl+engineGrace)
+	if !ok {
+		return d.notOpened(http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds no sessions", w.ID))
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), openTimeout)
+	defer cancel()
+	if err := d.Pool.Reopen(ctx, w, id); err != nil {
+		return d.notOpened(http.StatusServiceUnavailable, errors.New("the engine is still closing the session of this id"))
+	}
+	var authorization []string
+	if d.Pool.Settings.Load().Worker(w.Dial).APIKey == "" {
+		authorization = req.Header["Authorization"]
+	}
+	status, answer, err := d.Client.Fetch(ctx, w.Dial, http.MethodPost, call.Path, call.Body, authorization, maxOpened)
+	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || pool.Refused(err) {
+		return err
+	}
+	if err == nil {
+		err = e.Opened(status, answer)
+	} else {
+		// The engine may have opened it all the same.
+		d.Pool.CloseSession(affinity.Binding{Want: affinity.Want{Target: d.attempt.Target, EngineSession: id}})
+	}
+	d.Pool.CountOpened(err == nil)
+	if err != nil && req.Context().Err() != nil {
+		return req.Context().Err()
+	}
+	if err != nil {
+		return d.notOpened(http.StatusBadGateway, fmt.Errorf("the engine of worker %d did not open the session: %w", w.ID, err))
+	}
+	return nil
+}
+
+// maxOpened bounds an engine's answer to the opening of a session, in bytes.
+const maxOpened = 16 << 10
+
+// rollBack unbinds and closes a session that was opened for a request that got no answer.
+func (d *Dispatch) rollBack() {
+	if v := d.backed.opened; v != 0 {
+		_, _, _ = d.Pool.EndSession(context.Background(), d.plan.Session.Key, v, false)
+		d.backed = engineSession{}
+		d.bound, d.state = affinity.Binding{}, affinity.Free
+	}
+}
+
+func (d *Dispatch) notOpened(status int, err error) error {
+	return &api.Refusal{API: d.plan.API, Status: status, Code: api.CodeSessionOpen, Param: "nvext.session_control", Err: err}
+}
+
+func (d *Dispatch) lost(err error) error {
+	return &api.Refusal{API: d.plan.API, Status: http.StatusGone, Code: api.CodeSessionLost, Err: err}
+}
