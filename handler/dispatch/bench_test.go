@@ -162,7 +162,7 @@ func BenchmarkWatch(b *testing.B) {
 				a.Kind, d.attempt = d.kind(), a
 				a.Worker.Progress.Begin(&a.Attempt)
 				d.watched(r)
-				if err := d.arrived(nil, nil); err != nil {
+				if err := d.arrived(new(http.Response), nil); err != nil {
 					b.Fatal(err)
 				}
 				if movable := a.watch != nil; movable != (workers > 1) {

@@ -32,7 +32,8 @@ type Framer struct {
 	data []byte // the data of an event that has several lines of it
 	out  []byte // memory for what Forward returns, where something was changed
 	done []byte // what Forward returns
-	b    []byte // what is being read: the last read, behind held
+	more []byte // the rest of the last read, which is still to be read
+	b    []byte // what is being read: the next part of the last read, behind held
 	from int    // b[:from] is in out, or was dropped
 	lf   int    // the first LF in b from seen on, if it is not before seen
 	now  event  // being read
@@ -55,7 +56,8 @@ type event struct {
 // stream is the state of the stream.
 type stream struct {
 	late bool // the first line, which may begin with a BOM, was read
-	over bool // no more comes
+	ends bool // no more is written
+	over bool // no more comes after b
 	cr   bool // the last read ended in the CR that ends an event: an LF now belongs to it
 	drop bool // and is dropped with it
 }
@@ -63,7 +65,7 @@ type stream struct {
 // Write gives the Framer the next bytes of the stream, with over the last ones. They
 // must not change until Next has returned false and Forward's result is used.
 func (f *Framer) Write(p []byte, over bool) {
-	f.over = over
+	f.ends = over
 	if f.cr && len(p) > 0 {
 		f.cr = false
 		switch {
@@ -74,7 +76,22 @@ func (f *Framer) Write(p []byte, over bool) {
 			f.now.begin, f.now.line, f.now.seen = 1, 1, 1
 		}
 	}
-	f.b, f.from, f.lf, f.out = p, 0, -1, f.out[:0]
+	f.more, f.out = p, f.out[:0]
+	f.take()
+}
+
+// take begins the next part of the last read. It copies only the end of an event that an
+// earlier read began, line by line. The rest of the read is the part after that.
+func (f *Framer) take() {
+	p := f.more
+	if len(f.held) > 0 {
+		if n := bytes.IndexByte(p, '\n'); n >= 0 {
+			p = p[:n+1]
+		}
+	}
+	f.more = f.more[len(p):]
+	f.over = f.ends && len(f.more) == 0
+	f.b, f.from, f.lf = p, 0, -1
 	if len(f.held) > 0 {
 		f.held = append(f.held, p...)
 		f.b = f.held
@@ -83,6 +100,16 @@ func (f *Framer) Write(p []byte, over bool) {
 
 // Next returns the next frame of what was written.
 func (f *Framer) Next() (Frame, bool) {
+	for frame, ok := f.next(); ; frame, ok = f.next() {
+		if ok || len(f.more) == 0 {
+			return frame, ok
+		}
+		f.take()
+	}
+}
+
+// next returns the next frame of the part that is being read.
+func (f *Framer) next() (Frame, bool) {
 	for f.now.begin < len(f.b) {
 		whole := f.quick() || f.read()
 		if !whole && !f.over {
@@ -216,12 +243,14 @@ func (f *Framer) hold() {
 		keep = f.now.seen // it is forwarded as it comes
 	}
 	if f.Edits {
-		if f.done = f.b[:keep]; f.from > 0 || len(f.held) > 0 {
+		if f.done = f.b[:keep]; f.from > 0 || len(f.held) > 0 || len(f.out) > 0 {
 			f.out = append(f.out, f.b[f.from:keep]...)
 			f.done = f.out
 		}
 	}
-	f.held = append(f.held[:0], f.b[keep:]...)
+	if keep > 0 || len(f.held) == 0 { // otherwise b is held already
+		f.held = append(f.held[:0], f.b[keep:]...)
+	}
 	f.now.begin -= keep
 	f.now.line -= keep
 	f.now.seen -= keep

@@ -126,6 +126,27 @@ func TestFramerForwardsAtOnce(t *testing.T) {
 	}
 }
 
+// Reads that cut events are copied only up to the end of the event.
+func TestFramerHoldsOneEvent(t *testing.T) {
+	for _, end := range []string{"\n\n", "\r\n\r\n"} {
+		event := "data: " + strings.Repeat("x", 200) + end
+		stream := []byte(strings.Repeat(event, 100))
+		for _, edits := range []bool{false, true} {
+			f, events := Framer{Edits: edits}, 0
+			for at := 0; at < len(stream); at += 4096 {
+				p := stream[at:min(at+4096, len(stream))]
+				f.Write(p, at+len(p) == len(stream))
+				for _, ok := f.Next(); ok; _, ok = f.Next() {
+					events++
+				}
+			}
+			if most := 4 * len(event); events != 100 || cap(f.held) > most {
+				t.Errorf("%q, edits %v: %d events, %d bytes of memory for one, want at most %d", end, edits, events, cap(f.held), most)
+			}
+		}
+	}
+}
+
 var lineBreak = regexp.MustCompile("\r\n|\r|\n")
 
 // reference reads a stream the plain way.

@@ -161,7 +161,7 @@ func (b *Body) AwaitToken(limit time.Duration) error {
 		defer t.Stop()
 		over = t.C
 	}
-	p := make([]byte, 4<<10)
+	p := make([]byte, 2<<10) // most first events fit
 	for {
 		b.readAhead(p)
 		var c chunk
@@ -171,13 +171,19 @@ func (b *Body) AwaitToken(limit time.Duration) error {
 		case <-over:
 			return nil // Read gets what comes next
 		}
-		b.rest = append(b.rest, b.pass(c.data, nil)...)
+		out := b.pass(c.data, nil)
 		begun := b.reader.FirstToken() || b.reader.Failed() || b.reader.Done() || b.reader.Others() > maxUnread
 		if c.err != nil && !begun && !errors.Is(c.err, io.EOF) {
 			_ = b.from.Close()
 			return c.err
 		}
-		if begun || c.err != nil || len(b.rest) >= maxAwaited {
+		enough := begun || c.err != nil || len(b.rest)+len(out) >= maxAwaited
+		if enough && len(b.rest) == 0 {
+			b.rest = out // Read reads no more before the client has all of it
+		} else {
+			b.rest = append(b.rest, out...)
+		}
+		if enough {
 			b.early = c.err
 			return nil
 		}
