@@ -31,13 +31,13 @@ func (r *request) asCompletion() {
 	}
 }
 
-// appendGenerated appends the event of /generate after so many tokens. Each event has
+// appendGenerated appends the event of /generate for a number of tokens. Each event has
 // the text from its beginning.
 func (a *answer) appendGenerated(buf []byte, tokens, cached int) []byte {
 	return fmt.Appendf(buf, "data: %s\n\n", a.generated(tokens, cached))
 }
 
-// generated returns the answer of /generate after so many tokens.
+// generated returns the answer of /generate when a number of tokens is there.
 func (a *answer) generated(tokens, cached int) []byte {
 	meta := object{
 		"id": a.id, "finish_reason": nil, "prompt_tokens": len(a.prompt.Tokens), "completion_tokens": tokens,

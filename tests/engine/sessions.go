@@ -65,8 +65,8 @@ type sessionParams struct {
 	Drop    bool    `json:"drop_previous_output"`
 }
 
-// turn returns the session that a request continues, nil for none. Of a list for
-// several prompts it is the first.
+// turn returns the session that a request continues, nil for none. It is the first
+// one in a list for several prompts.
 func (e *Engine) turn(s shape, r *request) *sessionParams {
 	heeds := s == generate || e.cfg.SessionsInChat && (s == chats || s == completions)
 	raw := r.SessionParams

@@ -217,8 +217,8 @@ func running(t *testing.T, e *Engine, id string) (leave context.CancelFunc, got 
 	return cancel, got
 }
 
-// TestOneTurnAtATime has a second turn while one runs, and a client that leaves in the
-// middle of one: the session goes on behind the turn before, whose KV is gone.
+// TestOneTurnAtATime has a second turn while one runs, and a client that leaves. The
+// session goes on behind the turn before, whose KV is gone.
 func TestOneTurnAtATime(t *testing.T) {
 	e := startSGLang(t, Config{Speed: 20})
 	e.mustOpen(t, "s")
@@ -294,8 +294,12 @@ func TestSessionsFillTheCache(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	e.closeBy(t, "s").checkOK(t)
-	r := <-got
-	r.checkOK(t)
+	select {
+	case r := <-got:
+		r.checkOK(t)
+	case <-time.After(5 * time.Second):
+		t.Fatal("the request still waits")
+	}
 	idle(t, e)
 }
 

@@ -30,8 +30,8 @@ type Request struct {
 	Slot *Slot
 }
 
-// blockTokens returns for how many tokens a request needs KV: all but the last
-// one generated, which is never computed with unless a session goes on behind it.
+// blockTokens returns for how many tokens a request needs KV. The last one
+// generated needs none, unless a session goes on behind it.
 func (r *Request) blockTokens() int {
 	n := len(r.Prompt.Tokens) + len(r.Answer)
 	if r.Slot == nil {
