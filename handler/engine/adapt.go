@@ -17,6 +17,10 @@ type Request struct {
 	// Salt isolates the request's cache and sessions: the salt of Ext, or of the
 	// body outside nvext. It is empty for a request without isolation.
 	Salt string
+	// Session is the engine's id of the session that the request continues, see
+	// SessionID. It replaces the client's own id. It is empty if the engine holds no
+	// session of the request.
+	Session string
 	// Sent are the client's headers, in the canonical form of net/http.
 	Sent map[string][]string
 	// Body edits the request's body. It is nil for a body that was not read.
@@ -42,6 +46,9 @@ type Settings struct {
 	// CacheSalt says whether the engine isolates the caches of requests with
 	// different salts, in each API in which it gets one.
 	CacheSalt Switch
+	// Sessions says whether the engine holds sessions. On means in each API in which
+	// it gets a session's id; Auto only in those in which its type is known to heed it.
+	Sessions Switch
 	// DynamoInstance is the instance of the Dynamo behind the worker that a pin to
 	// the worker means. 0 means no instance.
 	DynamoInstance uint64

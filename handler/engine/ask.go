@@ -43,6 +43,9 @@ type Info struct { // one member for each fact
 	PriorityEviction bool
 	// StrictThinking says that the engine heeds a limit of reasoning tokens.
 	StrictThinking bool
+	// NoSessions says that the engine holds no sessions, or only such that the router
+	// cannot use.
+	NoSessions bool
 	// Started is when the server's process started.
 	Started time.Time
 	// Life changes with each start of the server. It is empty if the server reports
@@ -59,7 +62,7 @@ func (t Info) Or(before Info) Info {
 		return t
 	}
 	if t.KVTokens == 0 && t.BlockSize == 0 { // the same page reports all of these
-		t.NoPrefixCache = before.NoPrefixCache
+		t.NoPrefixCache, t.NoSessions = before.NoPrefixCache, before.NoSessions
 		t.Priority, t.LowFirst, t.PriorityEviction, t.StrictThinking = before.Priority, before.LowFirst, before.PriorityEviction, before.StrictThinking
 	}
 	t.Version, t.Life = cmp.Or(t.Version, before.Version), cmp.Or(t.Life, before.Life)

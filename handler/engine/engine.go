@@ -45,6 +45,8 @@ type kind struct { // one field for each difference
 	always func(*fit)
 	// adapt sets the engine's own members for nvext. nil: nothing.
 	adapt func(*fit)
+	// sessions says how the engine holds sessions. nil: it holds none.
+	sessions *sessions
 	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.
 	tokenize func(*Question, Post) []byte
 	// omitsZeroCached: answers omit a count of 0 cached tokens.

@@ -87,7 +87,7 @@ var sites = []struct {
 	{"SGLang that is older, and lists no owner", site{
 		pathModels:         `{"data":[{"id":"m","owned_by":"us"}]}`,
 		"/get_server_info": `{"page_size":1,"dp_size":1,"context_length":4096,"max_running_requests":7,"max_total_num_tokens":1000,"disable_radix_cache":true,"version":"0.4.6"}`,
-	}, Info{Type: SGLang, Version: "0.4.6", KVTokens: 1000, BlockSize: 1, DPSize: 1, ContextTokens: 4096, MaxRunning: 7, NoPrefixCache: true}},
+	}, Info{Type: SGLang, Version: "0.4.6", KVTokens: 1000, BlockSize: 1, DPSize: 1, ContextTokens: 4096, MaxRunning: 7, NoPrefixCache: true, NoSessions: true}},
 	{"SGLang that reports the limit of all ranks only", site{
 		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
 		pathServerInfo: `{"page_size":64,"dp_size":4,"max_running_requests":512,"max_total_num_tokens":1}`,

@@ -38,16 +38,17 @@ func FuzzAdapt(f *testing.F) {
 		strings.NewReplacer(`{"id":"s","rid":"r"}`, `[[{"id":"s"}]]`, `"session_id":"s"`, `"session_id":7`).Replace(steeringBody),
 		strings.Replace(steeringBody, `{"id":"s","rid":"r"}`, `{"id":7,"id":"s"}`, 1),
 		`{"cache_salt":"mine","nvext":{"session_params":{"id":"victim","id":"\u0073","rid":"r"}},"session_params":"s"}`,
+		`{"session_params":null,"nvext":{"session_params":{}}}`, `{"session_params":{"rid":"r","\u0069d":"s","id":null}}`,
 		`{"priority":null,"priority":7,"routed_dp_r\u0061nk":1,"nvext":null}`,
 		`{"nvext":{"agent_hints":{"priority":-2147483648}},"priority":1,"temperature":0.5}`,
 	}
 	// With and without grants, priorities (as set or as reported), a tenant and
 	// several ranks.
-	const all, tenant, ranks, on, reported, off = uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<10, 1<<8 | 1<<9, 1<<11 | 1<<12 | 1<<13, 1 << 15
+	const all, tenant, ranks, on, reported, off, held = uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<10, 1<<8 | 1<<9, 1<<11 | 1<<12 | 1<<13, 1 << 15, 1 << 16
 	for _, body := range bodies {
 		for i := range fuzzPaths {
 			for k := range len(Names) + 1 {
-				for _, bits := range []uint32{0, all, on, all | on, reported, all | reported | 1<<14, tenant | reported, all | tenant | ranks | on, ranks, all | off} {
+				for _, bits := range []uint32{0, all, on, all | on, reported, all | reported | 1<<14, tenant | reported, all | tenant | ranks | on, ranks, all | off, held, all | tenant | held} {
 					f.Add([]byte(body), uint8(i), uint8(k), bits)
 				}
 			}
@@ -90,6 +91,9 @@ func FuzzAdapt(f *testing.F) {
 			ext.Tenant = "a \"tenant\""
 		}
 		r.Salt = ext.Salt(parsed.Salt)
+		if bit(16) {
+			r.Session = "a \"held\" one"
+		}
 		switches := [...]Switch{Auto, On}
 		r.Settings = Settings{Priority: switches[bits>>8&1], ThinkingBudget: switches[bits>>9&1]}
 		if bit(15) {
@@ -99,7 +103,7 @@ func FuzzAdapt(f *testing.F) {
 		if bit(10) {
 			r.Info.Version = map[string]string{SGLang: "0.5.10"}[kind]
 		}
-		o.kind, o.api, o.tenant, o.rank, o.ranks, o.info, o.set = kind, a.Name(), ext.Tenant, 1, r.Ranks, r.Info, r.Settings
+		o.kind, o.api, o.tenant, o.held, o.rank, o.ranks, o.info, o.set = kind, a.Name(), ext.Tenant, r.Session, 1, r.Ranks, r.Info, r.Settings
 		o.pins, o.priorities, o.uploads = r.Grants&nvext.Pins != 0, r.Grants&nvext.Priorities != 0, r.Grants&nvext.Uploads != 0
 		o.expect()
 		compare(t, &o, &r, body)

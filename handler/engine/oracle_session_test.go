@@ -31,6 +31,15 @@ func (o *oracle) sessions(session doc, salt string) {
 	if ours {
 		o.want["session_params"] = session
 	}
+	held := o.held != "" && o.on("chat completions generate")
+	if held {
+		own, _ := o.want["session_params"].(doc)
+		if own == nil {
+			own = doc{}
+		}
+		own["id"] = o.held
+		o.want["session_params"] = own
+	}
 	if salt == "" {
 		salt = o.top
 	}
@@ -38,7 +47,9 @@ func (o *oracle) sessions(session doc, salt string) {
 		return
 	}
 	lost := !o.session(o.want, o.raw, salt)
-	if ours {
+	if held {
+		// the client's id is gone
+	} else if ours {
 		var nv map[string]json.RawMessage
 		_ = json.Unmarshal(o.nvRaw, &nv)
 		named(session, nv["session_params"], salt)

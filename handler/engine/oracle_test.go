@@ -24,8 +24,8 @@ type oracle struct {
 	nvRaw     json.RawMessage            // as written
 	null      bool                       // an nvext is null
 
-	pins, priorities, uploads bool // granted
-	tenant, top               string
+	pins, priorities, uploads bool   // granted
+	tenant, top, held         string // held: the turn's session
 	rank, ranks               int
 	info                      Info
 	set                       Settings

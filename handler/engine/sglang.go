@@ -28,6 +28,7 @@ var sglang = kind{
 		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
 	always:          (*fit).sglangAlways,
 	adapt:           (*fit).toSGLang,
+	sessions:        &sglangHeld,
 	tokenize:        (*Question).askSGLang,
 	omitsZeroCached: true,
 }
@@ -67,6 +68,13 @@ func (s *server) readSGLang(to *Info) {
 	// SGLang may refuse priorities that it does not schedule by.
 	to.PriorityEviction = info.Get("radix_eviction_policy").Str == "priority" && (to.Priority || !yes("abort_on_priority_when_disabled"))
 	to.StrictThinking = yes("enable_strict_thinking") && info.Get("reasoning_parser").Str != ""
+	// Streaming sessions are an option. Versions that lack it open sessions of another
+	// kind, whose turns do not continue each other.
+	if sessions := info.Get("enable_streaming_session"); sessions.Exists() {
+		to.NoSessions = sessions.Type == gjson.False
+	} else {
+		to.NoSessions = to.Version != "" && before(to.Version, 0, 5, 9)
+	}
 	// SGLang does not report when it started. It draws a seed at its start, and the
 	// cache's size depends on the free memory at that time.
 	if seed := info.Get("random_seed"); seed.Type == gjson.Number {

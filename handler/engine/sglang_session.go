@@ -3,13 +3,14 @@ package engine
 import (
 	"crypto/rand"
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-const nameSession, nameParams = "session_id", "session_params"
+const nameSession, nameParams, nameID = "session_id", "session_params", "id"
 
 // maxWritten is the longest JSON text of a client that is kept behind its salt's
 // digest, in bytes. A digest replaces a longer one. maxParams is the longest
@@ -19,6 +20,10 @@ const maxWritten, maxParams = 1 << 10, 128 << 10
 // sglangSessions scopes the sessions in the client's own members. It removes members
 // that it cannot scope: they could name another tenant's session.
 func (f *fit) sglangSessions() {
+	held := f.Session != "" && f.onSessions()
+	if held {
+		f.turn()
+	}
 	if f.Salt == "" {
 		return
 	}
@@ -32,9 +37,44 @@ func (f *fit) sglangSessions() {
 		f.Body.Cut(nameSession)
 		f.Lacks |= SessionParams
 	}
-	if f.said&SessionParams == 0 || !f.onSessions() { // else nvext's replace them
+	if !held && (f.said&SessionParams == 0 || !f.onSessions()) { // else nvext's replace them
 		f.scopeParams()
 	}
+}
+
+// turn names the session that the request continues in session_params: in those of
+// nvext, else in the client's own. Their other members stay.
+func (f *fit) turn() {
+	id := quoted(f.Session)
+	if at, ok := f.Body.NVExt(); ok && f.takes(SessionParams, true) {
+		f.Body.Set(nameParams, f.withID(at.Within(f.Ext.SessionParams.Span), id))
+	} else if in, ok := f.Body.Object(nameParams); ok {
+		in.Set(nameID, id)
+	} else { // such as a list, for several prompts: one session has one turn at a time
+		f.Body.Set(nameParams, onlyID(id))
+	}
+}
+
+func onlyID(id []byte) []byte { return slices.Concat([]byte(`{"id":`), id, []byte{'}'}) }
+
+// withID returns the object at a place of the body with another id.
+func (f *fit) withID(at rawjson.Span, id []byte) []byte {
+	raw := f.Body.Text(at)
+	ids, ok := f.Body.InnerAt(at, nameID)
+	if !ok || len(raw) > maxParams {
+		f.Lacks |= SessionParams
+		return onlyID(id)
+	}
+	var edits []rawjson.Edit
+	for _, s := range ids {
+		edits = append(edits, rawjson.Edit{Span: rawjson.Span{Start: s.Start - at.Start, End: s.End - at.Start}, Text: id})
+	}
+	if first := rawjson.SkipSpace(raw, 1); len(ids) == 0 && raw[first] == '}' {
+		return onlyID(id)
+	} else if len(ids) == 0 {
+		edits = []rawjson.Edit{{Span: rawjson.Span{Start: 1, End: 1}, Text: slices.Concat([]byte(`"id":`), id, []byte{','})}}
+	}
+	return rawjson.Splice(nil, raw, edits)
 }
 
 // onSessions returns whether SGLang gets nvext's session_params in this API.
@@ -59,7 +99,7 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 // scopeParams scopes the body's session_params: one object, or a list with one for
 // each prompt. Their rid stays: SGLang looks it up within the session only.
 func (f *fit) scopeParams() {
-	edits, ok := f.scopeAll(f.Body.Inner(nameParams, "id"))
+	edits, ok := f.scopeAll(f.Body.Inner(nameParams, nameID))
 	if !ok {
 		f.Body.Cut(nameParams)
 		f.Lacks |= SessionParams
@@ -102,7 +142,7 @@ func (f *fit) sessionParams() {
 		ok = false
 	} else if f.Salt != "" {
 		var edits []rawjson.Edit
-		edits, ok = f.scopeAll(f.Body.InnerAt(at, "id"))
+		edits, ok = f.scopeAll(f.Body.InnerAt(at, nameID))
 		for i := range edits {
 			edits[i].Start -= at.Start
 			edits[i].End -= at.Start

@@ -113,6 +113,9 @@ func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
 	if a.other() {
 		return a.appendOther(buf, i)
 	}
+	if a.shape == generate {
+		return a.appendGenerated(buf, i+1, cached)
+	}
 	if i == 0 && a.chat {
 		d := a.chunk(choice{Delta: &spoken{Role: "assistant"}})
 		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
@@ -170,6 +173,9 @@ func appendEvent(buf []byte, d *document) []byte {
 func (a *answer) whole(cached int) []byte {
 	if a.other() {
 		return a.otherWhole(cached)
+	}
+	if a.shape == generate {
+		return a.generated(len(a.answer), cached)
 	}
 	c, t := choice{TokenIDs: a.ids(a.answer), FinishReason: &a.reason}, text(a.answer)
 	if n := min(a.reasoning, len(a.answer)); a.chat {

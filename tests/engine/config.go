@@ -75,6 +75,12 @@ type Config struct {
 	// Priority is whether a vLLM takes requests with a priority. They are not
 	// sooner for it. Default: no, it refuses them.
 	Priority bool
+	// StreamingSessions says that an SGLang opens streaming sessions, as with
+	// --enable-streaming-session. Default: it refuses to.
+	StreamingSessions bool
+	// SessionsInChat says that chat and completions heed session_params, as in builds
+	// of SGLang that forward them. Default: /generate alone does, as in SGLang itself.
+	SessionsInChat bool
 	// ServerInfo is what an SGLang tells beside the rest at /server_info. Default:
 	// nothing.
 	ServerInfo map[string]any

@@ -10,6 +10,22 @@
 // It is not for tests of a protocol's details, for which package canned is
 // enough. Its times are those of a formula, not of a machine.
 //
+// As an SGLang it also has /generate, and streaming sessions (StreamingSessions), after
+// SGLang's python/sglang/srt/session:
+//
+//   - A session keeps the KV of its turns in blocks that nothing evicts. The client sends
+//     only the new tokens of a turn, and the usage counts those of all turns.
+//   - Each rank opens and closes each session, and knows only its own turns.
+//   - A session has one turn at a time. A close waits for its end. An aborted turn
+//     leaves the context of the turns before it, but not their KV.
+//   - The idle timeout counts from the begin of the latest turn, in real time. Sessions
+//     are closed for it, or after a turn, once a second.
+//   - SGLang reads session_params in chat and completions, and drops them there.
+//     SessionsInChat makes them count.
+//
+// Sessions that are not streaming ones are refused. The journal has what became of each
+// open, turn and close.
+//
 // What differs from vLLM:
 //
 //   - a request with n above 1 or more than one prompt is refused with 400;

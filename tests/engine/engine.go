@@ -110,7 +110,7 @@ func (e *Engine) boot() error {
 	}
 	e.lives++
 	l.number = e.lives
-	e.faults.set(Fault{})
+	e.faults.clear()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.life = l

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -31,6 +32,8 @@ const (
 	Die FaultKind = "die"
 	// Status answers with an error of that status.
 	Status FaultKind = "status"
+	// NoSessions refuses to open sessions, as an SGLang without them does.
+	NoSessions FaultKind = "no_sessions"
 	// Slow makes each step that the request takes part in Factor times longer.
 	Slow FaultKind = "slow"
 )
@@ -41,6 +44,12 @@ type Fault struct {
 	// Count is for how many requests the fault is. Default: all, until another
 	// fault is set. Refuse cannot count.
 	Count int `json:"count,omitempty"`
+	// Path is the path whose requests the fault is for, whatever they are. Each path
+	// has its own fault, beside the one for all. Default: none; OpenPath for NoSessions.
+	Path string `json:"path,omitempty"`
+	// Late has OpenPath or ClosePath fail when the engine has done it, instead of
+	// before.
+	Late bool `json:"late,omitempty"`
 	// Everything makes requests fail that are not inference, too, such as
 	// GET /health. Default: only chat and completions do.
 	Everything bool `json:"everything,omitempty"`
@@ -59,6 +68,8 @@ type Fault struct {
 func (f *Fault) complete() error {
 	switch f.Kind {
 	case NoFault, Refuse, Hang, HangAfterHeader, CloseConn, Reset, Die:
+	case NoSessions:
+		orDefault(&f.Path, OpenPath)
 	case Status:
 		orDefault(&f.Status, http.StatusServiceUnavailable)
 		if f.Status < 400 || f.Status > 599 {
@@ -72,52 +83,82 @@ func (f *Fault) complete() error {
 	default:
 		return fmt.Errorf("unknown fault %q", f.Kind)
 	}
+	if f.Path != "" && (f.Kind == Refuse || f.Kind == NoSessions && f.Path != OpenPath) || f.Late && f.Path != OpenPath && f.Path != ClosePath {
+		return fmt.Errorf("fault %q for the path %q", f.Kind, f.Path)
+	}
 	if f.Count < 0 || f.Chunks < 0 || f.RetryAfter < 0 {
 		return fmt.Errorf("fault with a negative number: %+v", *f)
 	}
 	return nil
 }
 
-// faults is the fault that is set, and for how many more requests.
+// faults is the fault that is set, and those of single paths. A Count that is not 0 is
+// for how many more requests the fault is.
 type faults struct {
 	mu    sync.Mutex
 	fault Fault
-	left  int // if Count is not 0
+	paths map[string]Fault
 }
 
 func (s *faults) set(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fault, s.left = f, f.Count
+	switch {
+	case f.Path == "":
+		s.fault = f
+	case f.Kind == NoFault:
+		delete(s.paths, f.Path)
+	default:
+		if s.paths == nil {
+			s.paths = make(map[string]Fault)
+		}
+		s.paths[f.Path] = f
+	}
 }
 
-// get returns the fault that is set, with the requests that are left to it.
-func (s *faults) get() Fault {
+// clear ends all faults.
+func (s *faults) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.fault
-	f.Count = s.left
-	return f
+	s.fault, s.paths = Fault{}, nil
 }
 
-// take returns the fault that the next request meets.
-func (s *faults) take(inference bool) Fault {
+// get returns the faults that are set, with the requests that are left to them.
+func (s *faults) get() (Fault, map[string]Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.fault, maps.Clone(s.paths)
+}
+
+// take returns the fault that the next request meets: its path's, or else the one for
+// all.
+func (s *faults) take(path string, inference bool) Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f, ok := s.paths[path]; ok {
+		if f.Count == 1 {
+			delete(s.paths, path)
+		} else if f.Count > 1 {
+			left := f
+			left.Count--
+			s.paths[path] = left
+		}
+		return f
+	}
 	f := s.fault
 	if f.Kind == NoFault || f.Kind == Refuse || !inference && !f.Everything {
 		return Fault{}
 	}
-	if f.Count > 0 {
-		if s.left--; s.left == 0 {
-			s.fault = Fault{}
-		}
+	if f.Count == 1 {
+		s.fault = Fault{}
+	} else if f.Count > 1 {
+		s.fault.Count--
 	}
 	return f
 }
 
-// SetFault makes later requests fail with f, in place of any fault before it; the
-// zero Fault ends that. An error says that f makes no sense, or that the address
+// SetFault makes later requests fail with f, in place of any fault for the same Path
+// before it; a Fault without a kind ends that. An error says that f makes no sense, or that the address
 // could not be listened on again after Refuse; then nothing has changed.
 func (e *Engine) SetFault(f Fault) error {
 	if err := f.complete(); err != nil {
@@ -126,6 +167,7 @@ func (e *Engine) SetFault(f Fault) error {
 	e.ops.Lock()
 	defer e.ops.Unlock()
 	switch {
+	case f.Path != "": // it does not change how the engine listens
 	case e.srv == nil: // killed; Restart listens again, and ends the fault
 	case f.Kind == Refuse && e.listener != nil:
 		e.listener.Close()
@@ -153,6 +195,8 @@ func (x *exchange) fail(f Fault) bool {
 		x.header(http.StatusOK, "text/event-stream; charset=utf-8")
 		http.NewResponseController(x.w).Flush() //nolint:errcheck // the client may leave
 		x.hang()
+	case NoSessions:
+		x.refuseSession()
 	case CloseConn, Reset:
 		hangUp(x.w, f.Kind == Reset)
 		x.finish(Broken)

@@ -42,6 +42,7 @@ func init() { // some of these look at the flavour
 			"/health": (*exchange).fine, "/v1/models": (*exchange).models,
 			"/server_info": (*exchange).serverInfo, "/get_server_info": (*exchange).serverInfo,
 			"/tokenize": (*exchange).tokenizeSGLang, "/v1/tokenize": (*exchange).tokenizeSGLang,
+			OpenPath: (*exchange).openSession, ClosePath: (*exchange).closeSession,
 		},
 		OldSGLang: {
 			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
@@ -87,6 +88,9 @@ func (x *exchange) serverInfo() {
 		"model_path": cfg.Model, "context_length": nil, "page_size": cfg.BlockSize, "dp_size": cfg.Ranks,
 		"max_running_requests": nil, "disable_radix_cache": false, "random_seed": x.life.started.UnixNano() % 1e9,
 		"max_total_num_tokens": tokens, "internal_states": states, "version": told,
+	}
+	if cfg.Flavour == SGLang {
+		info["enable_streaming_session"] = cfg.StreamingSessions
 	}
 	maps.Copy(info, cfg.ServerInfo)
 	x.value(info)

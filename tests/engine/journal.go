@@ -52,6 +52,10 @@ type Record struct {
 	// engine chose it.
 	RankFrom     string `json:"rank_from,omitempty"`
 	PromptTokens int    `json:"prompt_tokens"`
+	// Session is the id of the session that the request opens, closes or continues.
+	Session string `json:"session,omitempty"`
+	// SessionResult is what the engine did with it; empty if it did not come to that.
+	SessionResult SessionResult `json:"session_result,omitempty"`
 	// CachedTokens is -1 until the request was admitted.
 	CachedTokens int `json:"cached_tokens"`
 	AnswerTokens int `json:"answer_tokens"`

@@ -53,6 +53,9 @@ func newLife(cfg Config, c clock) (*life, error) {
 	for _, k := range l.ranks {
 		l.loops.Go(func() { k.run(l.dead) })
 	}
+	if cfg.StreamingSessions {
+		l.loops.Go(l.reap)
+	}
 	return l, nil
 }
 

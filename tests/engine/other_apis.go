@@ -14,10 +14,19 @@ const (
 	chats
 	responses
 	messages
+	generate
 )
 
 var shapes = map[string]shape{
 	"/v1/completions": completions, "/v1/chat/completions": chats, "/v1/responses": responses, "/v1/messages": messages,
+}
+
+// shape returns the API of a path. Only an SGLang has /generate.
+func (c *Config) shape(path string) shape {
+	if path == "/generate" && (c.Flavour == SGLang || c.Flavour == OldSGLang) {
+		return generate
+	}
+	return shapes[path]
 }
 
 // otherAPIs are the members by which the responses and messages APIs say what

@@ -23,6 +23,8 @@ type rank struct {
 	cache *cache.Cache
 	batch *batch.Batcher
 	jobs  map[uint64]*job
+	held  map[string]*session
+	freed bool          // blocks were given back while no step was under way
 	inbox []*job        // not yet in the batch, in order of arrival
 	busy  bool          // a step is under way
 	ends  time.Duration // when it ends, or the last one did
@@ -31,7 +33,7 @@ type rank struct {
 }
 
 func newRank(c clock, kv *cache.Cache, b *batch.Batcher) *rank {
-	return &rank{clock: c, cache: kv, batch: b, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), stats: newStats()}
+	return &rank{clock: c, cache: kv, batch: b, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), held: make(map[string]*session), stats: newStats()}
 }
 
 // job is one request on its way through a rank.
@@ -40,6 +42,7 @@ type job struct {
 	arrived time.Duration
 	reason  string // why the answer ends
 	each    bool   // the handler wants to know of each token, not only of the end
+	session *session
 	ready   chan struct{}
 
 	mu sync.Mutex
@@ -54,8 +57,8 @@ type progress struct {
 	done                  bool
 }
 
-func newJob(r *batch.Request, reason string, each bool) *job {
-	return &job{req: r, reason: reason, each: each, ready: make(chan struct{}, 1), progress: progress{cached: -1}}
+func newJob(r *batch.Request, each bool) *job {
+	return &job{req: r, each: each, ready: make(chan struct{}, 1), progress: progress{cached: -1}}
 }
 
 // look returns how far the job has come.
@@ -71,12 +74,25 @@ func (k *rank) submit(j *job) {
 	defer k.mu.Unlock()
 	j.arrived = k.clock.now()
 	k.inbox = append(k.inbox, j)
-	if !k.busy {
-		select {
-		case k.wake <- struct{}{}:
-		default:
-		}
+	k.nudge()
+}
+
+// nudge has an idle rank look for something to do.
+func (k *rank) nudge() {
+	if k.busy {
+		return
 	}
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// free has an idle rank look at its queue again: sessions may have held the blocks that
+// the queue waits for.
+func (k *rank) free() {
+	k.freed = true
+	k.nudge()
 }
 
 // abort takes a job back, and says whether it had not ended.
@@ -90,6 +106,10 @@ func (k *rank) abort(j *job) bool {
 	}
 	delete(k.jobs, j.req.ID)
 	k.stats.aborted++
+	k.free()
+	if j.session != nil {
+		j.session.busy = false // what the turns before have computed is gone, if this one ran
+	}
 	return true
 }
 
@@ -126,10 +146,16 @@ func (k *rank) advance(now time.Duration) (time.Duration, bool) {
 	defer k.mu.Unlock()
 	for range burst {
 		if !k.busy {
-			if len(k.inbox) == 0 {
+			freed := k.freed
+			k.freed = false
+			switch {
+			case len(k.inbox) > 0:
+				k.step(max(k.ends, k.inbox[0].arrived))
+			case freed && k.batch.Waiting() > 0:
+				k.step(max(k.ends, now))
+			default:
 				return 0, false
 			}
-			k.step(max(k.ends, k.inbox[0].arrived))
 			continue
 		}
 		if k.ends > now {
@@ -177,6 +203,9 @@ func (k *rank) tell(ev batch.Event) {
 	k.stats.token(ev, j)
 	if ev.Last {
 		delete(k.jobs, ev.Request.ID)
+		if j.session != nil {
+			j.session.ended(j.req)
+		}
 	}
 	j.advance(func(p *progress) {
 		p.tokens, p.done = ev.Index+1, ev.Last

@@ -21,7 +21,7 @@ func TestLateRankKeepsTheOrderOfTime(t *testing.T) {
 		var jobs []*job
 		for i := range 3 {
 			p := cache.NewPrompt(cache.Root{}, words(uint64(i), 0, 64), 16)
-			j := newJob(&batch.Request{ID: uint64(i), Prompt: p, Answer: make([]uint32, 5)}, "length", false)
+			j := newJob(&batch.Request{ID: uint64(i), Prompt: p, Answer: make([]uint32, 5)}, false)
 			// The third comes when the others have long ended.
 			j.arrived = []time.Duration{0, 15 * time.Millisecond, time.Second}[i]
 			jobs = append(jobs, j)

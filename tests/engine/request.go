@@ -39,6 +39,7 @@ type request struct {
 	InputIDs             []uint32 `json:"input_ids"`
 	PromptTokenIDs       []uint32 `json:"prompt_token_ids"`
 	otherAPIs
+	ofGenerate
 }
 
 // call is an inference request as it was understood.
@@ -56,6 +57,15 @@ type call struct {
 	usage      bool
 	continuous bool
 	tokenIDs   bool
+	asked      unanswered
+}
+
+// unanswered is what a call's prompt and answer are made of.
+type unanswered struct {
+	request *request
+	root    cache.Root
+	tokens  []uint32 // without a session's context
+	turn    *sessionParams
 }
 
 // apiError is an error in vLLM's shape.
@@ -86,7 +96,9 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 			return nil, aerr
 		}
 	}
-	chat := s != completions
+	if s == generate {
+		r.asCompletion()
+	}
 	root, aerr := e.root(&r)
 	if aerr != nil {
 		return nil, aerr
@@ -99,24 +111,40 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	if c.rank, c.rankFrom, aerr = e.pinned(&r, h); aerr != nil {
 		return nil, aerr
 	}
-	tokens, aerr := e.tokens(&r, chat)
-	if ids := r.givenIDs(e.cfg.Flavour); chat && len(ids) > 0 {
+	tokens, aerr := e.tokens(&r, s.chatty())
+	if ids := r.givenIDs(e.cfg.Flavour); s != completions && len(ids) > 0 {
 		tokens, aerr = ids, nil // in place of what the template makes
 	}
 	if aerr != nil {
 		return nil, aerr
 	}
-	length, aerr := e.answerLength(&r, chat, len(tokens))
-	if aerr != nil {
-		return nil, aerr
-	}
-	c.prompt = cache.NewPrompt(root, tokens, e.cfg.BlockSize)
-	c.answer, c.reason = e.answer(c.prompt, &r, length)
-	c.id = "cmpl-" + e.requestID(h)
-	if chat {
-		c.id = "chat" + c.id
+	c.asked = unanswered{&r, root, tokens, e.turn(s, &r)}
+	switch id := e.requestID(h); {
+	case s == generate && r.RID != "":
+		c.id = r.RID
+	case s == generate:
+		c.id = id
+	case s == completions:
+		c.id = "cmpl-" + id
+	default:
+		c.id = "chatcmpl-" + id
 	}
 	return c, nil
+}
+
+// chatty returns whether prompts are made of messages.
+func (s shape) chatty() bool { return s != completions && s != generate }
+
+// answered gives a call its prompt, behind a session's context, and its answer.
+func (e *Engine) answered(c *call, context []uint32) *apiError {
+	tokens := slices.Concat(context, c.asked.tokens)
+	length, aerr := e.answerLength(c.asked.request, c.shape.chatty(), len(tokens))
+	if aerr != nil {
+		return aerr
+	}
+	c.prompt = cache.NewPrompt(c.asked.root, tokens, e.cfg.BlockSize)
+	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
+	return nil
 }
 
 // root checks which model is asked for, and what else vLLM does not accept.

@@ -21,6 +21,7 @@ type exchange struct {
 	r      *http.Request
 	body   []byte
 	record *Record
+	late   Fault // after the engine did what it was asked for
 }
 
 // ServeHTTP answers as a vLLM does, or as the fault that is set says.
@@ -41,6 +42,7 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if e.cfg.KeepBodies {
 		x.record.Body = body
 	}
+	x.record.Session = x.sessionNamed()
 	e.journal.add(x.record)
 	w.Header().Set(EngineHeader, e.cfg.Name)
 	if err != nil {
@@ -48,11 +50,14 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	path := r.URL.Path
-	api := shapes[path]
+	api := e.cfg.shape(path)
 	inference := api != notInference
-	f := e.faults.take(inference)
+	f := e.faults.take(path, inference)
 	if f.Kind != NoFault {
 		x.note(func(r *Record) { r.Fault = f.Kind })
+	}
+	if f.Late {
+		x.late, f = f, Fault{}
 	}
 	switch {
 	case x.fail(f):
@@ -71,14 +76,16 @@ func (x *exchange) infer(s shape, f Fault) {
 	defer x.life.load.Add(-1)
 	c, aerr := x.engine.understand(s, x.body, x.r.Header)
 	if aerr != nil {
-		x.refuse(aerr)
-		x.finish(Failed)
+		x.reject(aerr)
 		return
 	}
 	if c.rank < 0 {
 		c.rank = x.life.choose()
 	}
-	j := newJob(&batch.Request{ID: x.record.Seq, Prompt: c.prompt, Answer: c.answer, Drag: f.Factor}, c.reason, c.stream)
+	j := newJob(&batch.Request{ID: x.record.Seq, Drag: f.Factor}, c.stream)
+	if !x.begin(c, j) {
+		return
+	}
 	x.note(func(r *Record) {
 		r.ID, r.Model, r.Rank, r.RankFrom, r.PromptTokens = c.id, c.model, c.rank, c.rankFrom, len(c.prompt.Tokens)
 	})

@@ -13,6 +13,7 @@ type stats struct {
 	generated          int // tokens
 	stopped, cutShort  int // requests that ended with the end token, or without
 	aborted            int // requests
+	expired            int // sessions
 	ttft, itl, e2e     histogram
 	queueing, prefills histogram
 }
@@ -89,6 +90,8 @@ type State struct {
 	Life int `json:"life"`
 	// Fault is the fault that is set, with the requests that are left to it.
 	Fault Fault `json:"fault"`
+	// PathFaults are those of single paths.
+	PathFaults map[string]Fault `json:"path_faults,omitempty"`
 	// NowMS is the virtual time, in milliseconds since the first start.
 	NowMS float64 `json:"now_ms"`
 	// Ranks is empty while the engine is killed.
@@ -106,6 +109,11 @@ type RankState struct {
 	CachedBlocks int `json:"cached_blocks"`
 	// FindableBlocks is how many different blocks can be hit, used ones included.
 	FindableBlocks int `json:"findable_blocks"`
+	// Sessions are open, and SessionBlocks are the used blocks that sessions hold
+	// between their turns. Expired sessions were closed for their idle timeout.
+	Sessions      int `json:"sessions"`
+	SessionBlocks int `json:"session_blocks"`
+	Expired       int `json:"expired"`
 	// QueryTokens are the prompt tokens of admitted requests, HitTokens those of
 	// them that were cached.
 	QueryTokens     int `json:"query_tokens"`
@@ -124,7 +132,8 @@ func (e *Engine) State() State {
 	e.mu.Lock()
 	l := e.life
 	e.mu.Unlock()
-	s := State{Name: e.cfg.Name, Up: l != nil, Fault: e.faults.get(), NowMS: ms(e.clock.now()), Ranks: []RankState{}}
+	fault, paths := e.faults.get()
+	s := State{Name: e.cfg.Name, Up: l != nil, Fault: fault, PathFaults: paths, NowMS: ms(e.clock.now()), Ranks: []RankState{}}
 	if l == nil {
 		return s
 	}
@@ -145,7 +154,12 @@ func (k *rank) snapshot() (RankState, stats) {
 		*h = h.clone()
 	}
 	n := k.cache.Counts()
+	blocks := 0
+	for _, h := range k.held {
+		blocks += h.slot.Blocks()
+	}
 	return RankState{
+		Sessions: len(k.held), SessionBlocks: blocks, Expired: s.expired,
 		Running: k.batch.Running(), Waiting: k.batch.Waiting() + len(k.inbox),
 		EmptyBlocks: n.Empty, UsedBlocks: n.Used, CachedBlocks: n.Cached, FindableBlocks: k.cache.Findable(),
 		QueryTokens: s.queries, HitTokens: s.hits, GeneratedTokens: s.generated,

@@ -25,11 +25,20 @@ type Request struct {
 	// Drag makes each step that this request takes part in last so many times
 	// longer. Less than 1 counts as 1.
 	Drag float64
+	// Slot keeps the request's KV when it ends, for a longer prompt. One request at
+	// a time has it. The prompt begins with what the slot holds. nil: none.
+	Slot *Slot
 }
 
-// blockTokens returns for how many tokens a request needs KV: all but the last
-// one generated, which is never computed with.
-func (r *Request) blockTokens() int { return len(r.Prompt.Tokens) + len(r.Answer) - 1 }
+// blockTokens returns for how many tokens a request needs KV. The last one
+// generated needs none, unless a session goes on behind it.
+func (r *Request) blockTokens() int {
+	n := len(r.Prompt.Tokens) + len(r.Answer)
+	if r.Slot == nil {
+		n--
+	}
+	return n
+}
 
 // Kind is what an Event tells.
 type Kind int
@@ -75,6 +84,7 @@ var (
 type entry struct {
 	*Request
 	seq       *cache.Seq // nil while waiting
+	kept      bool       // seq was in the slot: nobody else finds its blocks
 	computed  int        // tokens whose KV is there when the current step has ended
 	generated int        // tokens of the answer
 	inStep    bool
@@ -136,6 +146,9 @@ func (b *Batcher) Abort(id uint64) bool {
 		return true
 	}
 	e.seq.Close()
+	if e.Slot != nil {
+		*e.Slot = Slot{}
+	}
 	i := slices.Index(b.running, e)
 	b.running = slices.Delete(b.running, i, i+1)
 	return true
@@ -169,7 +182,7 @@ func (b *Batcher) end(now time.Duration) {
 			last := e.generated == len(e.Answer)
 			b.events = append(b.events, Event{Kind: Token, Request: e.Request, At: now, Index: e.generated - 1, Last: last})
 			if last {
-				e.seq.Close()
+				e.leave()
 				delete(b.byID, e.ID)
 				continue
 			}
@@ -194,15 +207,14 @@ func (b *Batcher) begin(now time.Duration) {
 			break
 		}
 		e := b.waiting[0]
-		seq, ok := b.cache.Open(e.Prompt, e.blockTokens())
+		ok := e.enter(b.cache)
 		if b.full, b.version = !ok, b.cache.Version(); !ok {
 			break
 		}
 		b.waiting[0] = nil
 		b.waiting = b.waiting[1:]
-		e.seq, e.computed = seq, seq.Hit()
 		b.running = append(b.running, e)
-		b.events = append(b.events, Event{Kind: Admitted, Request: e.Request, At: now, Cached: seq.Hit()})
+		b.events = append(b.events, Event{Kind: Admitted, Request: e.Request, At: now, Cached: e.computed})
 		b.schedule(e, &w)
 	}
 	b.stepTime = b.cfg.Step.duration(w)
@@ -217,7 +229,9 @@ func (b *Batcher) schedule(e *entry, w *work) {
 	e.inStep = true
 	w.drag = max(w.drag, e.Drag)
 	if e.generated > 0 {
-		e.seq.Append(e.Answer[e.generated-1])
+		if e.Slot == nil {
+			e.seq.Append(e.Answer[e.generated-1])
+		}
 		w.decode(e.computed)
 		e.computed++
 		return
@@ -225,5 +239,7 @@ func (b *Batcher) schedule(e *entry, w *work) {
 	n := min(left, len(e.Prompt.Tokens)-e.computed)
 	w.prefill(e.computed, n)
 	e.computed += n
-	e.seq.Book(e.computed)
+	if !e.kept {
+		e.seq.Book(e.computed)
+	}
 }

@@ -42,6 +42,22 @@ func (c *Cache) Open(p *Prompt, tokens int) (*Seq, bool) {
 	return s, true
 }
 
+// Grow reserves what more tokens need in all, prompt and answer. It returns false, and
+// changes nothing, when there are not enough free blocks. Nobody finds the new blocks.
+func (s *Seq) Grow(tokens int) bool {
+	need := s.c.BlocksFor(tokens) - len(s.blocks)
+	if need > s.c.counts.Empty+s.c.counts.Cached {
+		return false
+	}
+	for range need {
+		s.blocks = append(s.blocks, s.c.take())
+	}
+	return true
+}
+
+// Blocks returns how many blocks the request holds.
+func (s *Seq) Blocks() int { return len(s.blocks) }
+
 // Hit returns how many tokens of the prompt were cached when the request began.
 func (s *Seq) Hit() int { return s.hit }
 

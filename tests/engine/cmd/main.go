@@ -42,6 +42,8 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.name, "name", "e", "what the engines' names begin with, before their number")
 	fs.StringVar(&o.cfg.Model, "model", "", "name of the model (default sim-8b)")
 	fs.StringVar((*string)(&o.cfg.Flavour), "flavour", "", "what they look like: vllm, sglang, sglang-old, trtllm, llamacpp or dynamo (default vllm)")
+	fs.BoolVar(&o.cfg.StreamingSessions, "streaming-sessions", false, "an SGLang opens streaming sessions")
+	fs.BoolVar(&o.cfg.SessionsInChat, "sessions-in-chat", false, "chat and completions heed session_params, not only /generate")
 	fs.StringVar(&o.lora, "lora", "", "names of LoRA adapters, separated by commas")
 	fs.IntVar(&o.cfg.Ranks, "ranks", 1, "data-parallel ranks of each engine")
 	fs.IntVar(&o.cfg.BlockSize, "block-size", 16, "tokens in a KV block")
