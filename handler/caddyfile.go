@@ -59,6 +59,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			priority [on|off|auto]
 //			thinking_budget [on|off|auto]
 //			cache_salt [on|off|auto]
+//			sessions [on|off|auto]
 //			dynamo_instance_id <id>
 //			drain [on|off]
 //			taints <names...>
@@ -74,6 +75,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			max_sessions <number>
 //			key nvext|header:<name>|cookie:<name>|query:<name>|body:<member>|{<placeholder>}...
 //			scope {<placeholder>}
+//			busy wait|refuse
 //		}
 //		queue {
 //			max_waiting <requests>
@@ -136,7 +138,7 @@ func (h *Handler) options() options {
 			h.Affinity = new(Affinity)
 			return options{
 				"mode": &h.Affinity.Mode, "ttl": &h.Affinity.TTL, "max_sessions": &h.Affinity.MaxSessions, "key": &h.Affinity.Key,
-				"scope": &h.Affinity.Scope,
+				"scope": &h.Affinity.Scope, "busy": &h.Affinity.Busy,
 			}.readBlock(d, "affinity option")
 		},
 		"queue": func(d *caddyfile.Dispenser) error {
@@ -177,6 +179,7 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
 		"models": &w.Models, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID,
 		"priority": onOffAuto{&w.Priority}, "thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
+		"sessions": onOffAuto{&w.Sessions},
 	}.readBlock(d, "worker option")
 }
 

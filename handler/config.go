@@ -195,7 +195,8 @@ type Affinity struct {
 	// the prompt. Only the policy `predicted_latency` knows the price; with another
 	// policy, `soft` is `hard`.
 	//
-	// `hard`: all turns go to that worker while it is available.
+	// `hard`: all turns go to that worker while it is available. While it is full, they wait
+	// in the queue for it.
 	//
 	// `off`: the router ignores session keys. Turns of sessions that the engine itself
 	// holds (`session_params`) still never go elsewhere.
@@ -232,6 +233,12 @@ type Affinity struct {
 	// values of it have nothing in common. Example: `{http.auth.user.id}`. The tenant
 	// and the cache salt of a request keep sessions apart in any case. Default: none.
 	Scope string `json:"scope,omitempty"`
+
+	// What becomes of a turn while an earlier turn of its session is under way and an engine
+	// holds the session: `wait` or `refuse`. An engine serves one turn of a session at a
+	// time. `wait` waits for `queue max_wait` at most. The router then refuses the turn with
+	// 409 (`session_busy`), as `refuse` does at once. Default: `wait`.
+	Busy string `json:"busy,omitempty"`
 }
 
 // Queue bounds the requests that wait while all workers that can serve them are at
@@ -268,6 +275,8 @@ const (
 	affinitySoft = "soft"
 	affinityHard = "hard"
 	affinityOff  = "off"
+	busyWait     = "wait"
+	busyRefuse   = "refuse"
 )
 
 // setDefaults checks the configuration and fills in what it leaves out.
@@ -331,6 +340,9 @@ func (h *Handler) checkAffinity() error {
 		}
 		if _, ok := plan.PlaceholderName(a.Scope); a.Scope != "" && !ok {
 			return fmt.Errorf("affinity scope: must be a placeholder such as {http.auth.user.id}, got %q", a.Scope)
+		}
+		if a.Busy != "" && a.Busy != busyWait && a.Busy != busyRefuse {
+			return fmt.Errorf("affinity busy: must be wait or refuse, got %q", a.Busy)
 		}
 	}
 	for _, name := range names {

@@ -131,7 +131,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
 		// Only a policy whose costs are times knows the price of leaving a session's worker.
-		Hard:   h.sessionMode() == affinityHard,
+		Hard: h.sessionMode() == affinityHard, RefuseBusy: h.Affinity != nil && h.Affinity.Busy == busyRefuse,
 		Soft:   h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, Figures: h.figures, Logger: h.logger, Context: h.ctx,

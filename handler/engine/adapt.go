@@ -11,7 +11,6 @@ import (
 
 // Request is a request on its way to a worker, before Adapt.
 type Request struct {
-	Session string
 	// API is the name of the client's API, else the result of PostTo.
 	API string
 	// Salt isolates the request's cache and sessions: the salt of Ext, or of the

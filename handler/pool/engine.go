@@ -120,7 +120,7 @@ func (p *Pool) EngineOf(w *Worker) engine.Engine {
 func (w *WorkerSettings) describe(info engine.Info) engine.Engine {
 	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
 		Priority: engine.Switch(w.Priority), ThinkingBudget: engine.Switch(w.ThinkingBudget),
-		CacheSalt: engine.Switch(w.CacheSalt), DynamoInstance: w.DynamoInstanceID,
+		CacheSalt: engine.Switch(w.CacheSalt), Sessions: engine.Switch(w.Sessions), DynamoInstance: w.DynamoInstanceID,
 	}}
 	if w.Engine != EngineAuto {
 		e.Type = w.Engine

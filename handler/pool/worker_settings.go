@@ -70,6 +70,12 @@ type WorkerSettings struct { // one field for each option
 	// what the router knows of the engine's type, version and API. Default: `auto`.
 	CacheSalt string `json:"cache_salt,omitempty"`
 
+	// Whether the engine holds sessions that the router opens and closes: `on`, `off` or
+	// `auto`. `auto` is SGLang's `/generate`, unless the engine reports that its streaming
+	// sessions are off. `on` adds chat and completions, for builds of SGLang that heed
+	// `session_params` there; others lose the context without an error. Default: `auto`.
+	Sessions string `json:"sessions,omitempty"`
+
 	// The instance behind a Dynamo frontend that serves the requests which are pinned to
 	// this worker. In JSON it is a string, because Caddy rounds large numbers.
 	// Default: none, and the frontend chooses.
@@ -120,7 +126,7 @@ func (w *WorkerSettings) check() error {
 		}
 	}
 	for _, s := range []struct{ option, word string }{
-		{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}, {"cache_salt", w.CacheSalt},
+		{"priority", w.Priority}, {"thinking_budget", w.ThinkingBudget}, {"cache_salt", w.CacheSalt}, {"sessions", w.Sessions},
 	} {
 		if !engine.Switch(s.word).Known() {
 			return fmt.Errorf("%s: must be on, off or auto, got %q", s.option, s.word)
