@@ -333,7 +333,8 @@ func TestAdminRefusesWhatCannotBe(t *testing.T) {
 		{"GET", worker + "/drain", 405, "POST"},
 		{"GET", worker + "/undrain", 405, "POST"},
 		{"POST", defaultPool + "/sessions", 405, "GET"},
-		{"PUT", defaultPool + "/sessions/a", 405, "DELETE or GET"},
+		{"POST", defaultPool + "/sessions/a", 405, "DELETE or GET or PUT"},
+		{"PUT", defaultPool + "/sessions/a", 404, "no such session"},
 		{"GET", defaultPool + "/explain?path=/v1/chat/completions", 405, "POST"},
 	} {
 		var e struct {

@@ -243,41 +243,87 @@ func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestSessionIsAwayForOneTurn fills a session's worker at one of its turns, in each mode
-// of affinity.
-func TestSessionIsAwayForOneTurn(t *testing.T) {
-	history := strings.Repeat("a long history ", 400)
-	for _, mode := range []string{"soft", "hard"} {
-		t.Run(mode, func(t *testing.T) {
-			engines := startEngines(t, 2, canned.Pace{})
-			s := startCaddy(t, route(engines, maxRunning(1), "response_headers X-KV-", affinity(mode)))
-			session := []string{"X-Session-Id", "wanderer"}
-			home := s.mustChat(t, ask(history+"turn 1"), session...).engine()
-			i := slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Name() == home })
-			g := hold(engines[i])
-			busy := s.startChat(t, history+"turn 1 of another", session...) // same home
-			runs(t, g, 1)
-			for turn := range 3 {
-				if a := s.mustChat(t, ask(fmt.Sprint(history, "turn ", turn+2)), session...); a.engine() == home {
-					t.Errorf("turn %d was answered by the full %s", turn+2, home)
-				}
-			}
-			var bound adminSession
-			s.api(t, http.MethodGet, "/pools/default/sessions/wanderer", nil, &bound)
-			if bound.Dial != engines[i].Addr() {
-				t.Errorf("the session is bound to %s, want %s still", bound.Dial, engines[i].Addr())
-			}
-			g.pass(t, http.StatusOK)
-			if a := busy.wait(t); !a.ok() {
-				t.Errorf("status %d, error %v", a.status, a.err)
-			}
-			g.opened(t)
-			s.slotsFree(t)
-			if a := s.mustChat(t, ask(history+"turn 5"), session...); a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
-				t.Errorf("the next turn was answered by %s, reason %q; want %s", a.engine(), a.header.Get("X-KV-Reason"), home)
-			}
-		})
+// startFullHome binds the session "wanderer", and fills its worker, which can take one request.
+func startFullHome(t *testing.T, options ...string) (f fullHome) {
+	t.Helper()
+	engines := startEngines(t, 2, canned.Pace{})
+	f.server = startCaddy(t, route(engines, append(options, maxRunning(1), "response_headers X-KV-")...))
+	f.session = []string{"X-Session-Id", "wanderer"}
+	f.home = f.mustChat(t, ask(wandering+"turn 1"), f.session...).engine()
+	f.engine = engines[slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Name() == f.home })]
+	f.gate = hold(f.engine)
+	f.busy = f.startChat(t, wandering+"turn 1 of another", f.session...) // same home
+	runs(t, f.gate, 1)
+	return f
+}
+
+var wandering = strings.Repeat("a long history ", 400)
+
+type fullHome struct {
+	*server
+	engine  *canned.Engine
+	home    string // its name
+	session []string
+	gate    *gate
+	busy    asked
+}
+
+// free ends the request that fills the session's worker.
+func (f *fullHome) free(t *testing.T) {
+	t.Helper()
+	f.gate.pass(t, http.StatusOK)
+	if a := f.busy.wait(t); !a.ok() {
+		t.Errorf("status %d, error %v", a.status, a.err)
 	}
+	f.gate.opened(t)
+}
+
+// TestSessionIsAwayForOneTurn fills a session's worker at one of its turns. The session stays
+// bound.
+func TestSessionIsAwayForOneTurn(t *testing.T) {
+	f := startFullHome(t)
+	for turn := range 3 {
+		if a := f.mustChat(t, ask(fmt.Sprint(wandering, "turn ", turn+2)), f.session...); a.engine() == f.home {
+			t.Errorf("turn %d was answered by the full %s", turn+2, f.home)
+		}
+	}
+	var bound adminSession
+	f.api(t, http.MethodGet, "/pools/default/sessions/wanderer", nil, &bound)
+	if bound.Dial != f.engine.Addr() {
+		t.Errorf("the session is bound to %s, want %s still", bound.Dial, f.engine.Addr())
+	}
+	f.free(t)
+	f.slotsFree(t)
+	if a := f.mustChat(t, ask(wandering+"turn 5"), f.session...); a.engine() != f.home || a.header.Get("X-KV-Reason") != "session" {
+		t.Errorf("the next turn was answered by %s, reason %q; want %s", a.engine(), a.header.Get("X-KV-Reason"), f.home)
+	}
+}
+
+// TestHardSessionWaitsForItsWorker fills a session's worker with affinity mode hard. A turn
+// waits for that worker, and not for ever.
+func TestHardSessionWaitsForItsWorker(t *testing.T) {
+	f := startFullHome(t, affinity("hard"))
+	turn := f.startChat(t, wandering+"turn 2", f.session...)
+	f.wantWaiting(t, 1)
+	if a := f.mustChat(t, ask("no session")); a.engine() == f.home {
+		t.Errorf("another request was answered by the full %s", f.home)
+	}
+	f.free(t)
+	if a := turn.wait(t); !a.ok() || a.engine() != f.home {
+		t.Errorf("status %d, error %v, answered by %s, want %s", a.status, a.err, a.engine(), f.home)
+	}
+	f.slotsFree(t)
+}
+
+// TestHardSessionWaitsNoLongerThanTheQueue lets a turn wait too long for its session's worker.
+func TestHardSessionWaitsNoLongerThanTheQueue(t *testing.T) {
+	f := startFullHome(t, affinity("hard"), "queue {\nmax_wait 200ms\n}")
+	a := f.chat(t.Context(), ask(wandering+"turn 2"), f.session...)
+	if a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" || !strings.Contains(string(a.body), "queue_timeout") {
+		t.Errorf("status %d, Retry-After %q: %s", a.status, a.header.Get("Retry-After"), a.body)
+	}
+	f.free(t)
+	f.slotsFree(t)
 }
 
 // TestClientGoneLeavesNoSlotTaken has clients leave at each stage. Others get their slots.

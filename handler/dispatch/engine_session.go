@@ -16,9 +16,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// engineSession is a request's part in a session that an engine holds. Whoever ends the
-// session's binding closes it: the client's last turn, a failed opening, the store, the
-// operator. docs/sessions.md tells the rules.
+// engineSession is a request's part in a session that an engine holds. The same code that ends
+// the session's binding closes the session: for the client's last turn, for a failed opening, in
+// the store, for the operator. docs/sessions.md tells the rules.
 type engineSession struct {
 	id     string            // the engine's id of it, empty if no engine holds it
 	asked  *attempt          // the attempt for which the engine has opened it
@@ -30,8 +30,9 @@ const (
 	// openTimeout is how long an engine may take to open a session.
 	openTimeout = 10 * time.Second
 	// engineGrace is how much longer the engine keeps an idle session than the router, so that
-	// the router closes it first.
-	engineGrace = 30 * time.Second
+	// the router closes it first. SGLang counts from the beginning of the latest turn, and the
+	// router from its end, so this includes the longest turn.
+	engineGrace = 10*time.Minute + 30*time.Second
 )
 
 // enterSession finds out whether an engine holds the request's session. If so, the request goes

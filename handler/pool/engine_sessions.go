@@ -28,8 +28,9 @@ const (
 // Caller makes the router's own requests to a worker, for one configuration.
 type Caller func(ctx context.Context, dial, path string, body []byte) (status int, answer []byte, err error)
 
-// engineSessions closes the sessions that engines hold for the router. Whoever ends a
-// session's engine-backed binding closes the session, so each is closed once.
+// engineSessions closes the sessions that engines hold for the router. The code that ends a
+// session's engine-backed binding closes the session. A binding ends once, so each session is
+// closed once.
 type engineSessions struct {
 	mu      sync.Mutex
 	closing map[*Worker]*closings
