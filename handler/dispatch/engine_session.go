@@ -16,8 +16,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// engineSession is a request's part in a session that an engine holds. The same code that ends
-// the session's binding closes the session: for the client's last turn, for a failed opening, in
+// engineSession is a request's part in a session that an engine holds. The code that ends
+// the session's binding closes the session: after the last turn or a failed opening, in
 // the store, for the operator. docs/sessions.md tells the rules.
 type engineSession struct {
 	id     string            // the engine's id of it, empty if no engine holds it
