@@ -30,9 +30,9 @@
 // Requests to it have the session's id in the header X-Session-Id.
 //
 // -engines host:port,... compares round_robin and kv_router before engines that run
-// already, in as many runs, one after another, with as much less load as they are
-// fewer. Without -speed, the times are real. No engine dies. The engines must report
-// cached tokens, and need a context of 12,000 tokens or more.
+// already. Runs come one after another, and no engine dies. The number of sessions is
+// in proportion to the number of engines. -speed is 1 by default. The engines must
+// report cached tokens, and take prompts of 60 kB.
 //
 // With -serve it starts engines and kv_router, and leaves the requests to you.
 package main
