@@ -82,7 +82,7 @@ func (p *player) converse(ctx context.Context, c *session) {
 // Its times count from the first attempt.
 func (p *player) turn(ctx context.Context, c *session, messages []byte, tokens int) *answer {
 	body := fmt.Appendf(nil, `{"model":"%s","stream":true,"stream_options":{"include_usage":true},"ignore_eos":true,"max_tokens":%d,"messages":[%s]}`,
-		model, tokens, messages)
+		p.model, tokens, messages)
 	var asked time.Time
 	for i := range attempts {
 		if i > 0 && !p.wait(ctx, time.Now(), pause) {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 // TestMain lets this program be the other router of a test.
@@ -311,5 +313,45 @@ func TestRouterThatDoesNotListen(t *testing.T) {
 	defer p.stop()
 	if err := p.await(); err == nil || !strings.Contains(err.Error(), "http://a:1 http://b:2 a:1 b:2 1 127.0.0.1") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestGivenEngines plays one short workload twice before the same two engines. A run
+// that found what an earlier one left in the caches would have more hits.
+func TestGivenEngines(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	o := &options{seed: 1, seeds: 2, speed: 50, model: "other"}
+	for range 2 {
+		e, err := engine.Start(engine.Config{Model: o.model, Speed: o.speed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		o.given = append(o.given, e.Addr())
+	}
+	list := longer(shapes[:1], 1)
+	list[0].window /= 4
+	for range 2 {
+		var out strings.Builder
+		cells, err := o.playGiven(t.Context(), list, &out, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("\n%s", out.String())
+		if len(cells) != 2 || strings.Count(out.String(), "\n") != 5 {
+			t.Fatalf("%d contenders in\n%s", len(cells), out.String())
+		}
+		for _, c := range cells {
+			checkCell(t, c)
+			if c.hits.most > 90 {
+				t.Errorf("%s: hit ratio %.0f %%, as if an earlier run had filled the caches", c.name, c.hits.most)
+			}
+		}
+	}
+	o.model = "unknown"
+	if _, err := o.playGiven(t.Context(), list, io.Discard, io.Discard); err == nil {
+		t.Error("no error although the engines serve another model")
 	}
 }

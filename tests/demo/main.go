@@ -29,10 +29,16 @@
 //
 // Requests to it have the session's id in the header X-Session-Id.
 //
+// -engines host:port,... compares round_robin and kv_router before engines that run
+// already. Runs come one after another, and no engine dies. The number of sessions is
+// in proportion to the number of engines. -speed is 1 by default. The engines must
+// report cached tokens, and take prompts of 60 kB.
+//
 // With -serve it starts engines and kv_router, and leaves the requests to you.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -44,6 +50,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -59,6 +66,8 @@ type options struct {
 	speed  float64
 	length int           // times the workloads' sessions and window
 	limit  time.Duration // of the runs, in real time
+	given  []string      // engines that run already, host:port; empty: the demo starts its own
+	model  string        // that these serve
 }
 
 // Speeds and seeds unless the command line says otherwise.
@@ -84,23 +93,27 @@ func parse(args []string) (*options, error) {
 	fs.BoolVar(&o.full, "full", false, "longer workloads, slower engines and more seeds: about five minutes")
 	fs.Uint64Var(&o.seed, "seed", 0, "the first of the seeds that decide on the workloads (default by chance)")
 	fs.Float64Var(&o.speed, "speed", 0, "how many times faster than real the engines run, up to 100 (default 3, with -full 2, with -serve 1)")
+	fs.IntVar(&o.seeds, "seeds", 0, "how many seeds (default 3, with -full 5)")
+	fs.Func("engines", "compare before engines that run already, `host:port,...`, one contender at a time", func(s string) error {
+		o.given = strings.Split(s, ",")
+		return nil
+	})
+	fs.StringVar(&o.model, "model", model, "with -engines: the model that they serve")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
-	if fs.NArg() > 0 || o.speed < 0 || o.speed > 100 {
-		return nil, errors.New("the speed is from 0 to 100, and nothing may follow the flags")
+	if fs.NArg() > 0 || o.speed < 0 || o.speed > 100 || o.seeds < 0 {
+		return nil, errors.New("the speed is from 0 to 100, the seeds are not negative, and nothing may follow the flags")
 	}
-	speed := float64(quickSpeed)
-	o.seeds, o.length, o.limit = quickSeeds, 1, 54*time.Second
+	speed, seeds := float64(quickSpeed), quickSeeds
+	o.length, o.limit = 1, 54*time.Second
 	switch {
-	case o.serve:
+	case o.serve, o.given != nil:
 		speed = serveSpeed
 	case o.full:
-		speed, o.seeds, o.length, o.limit = fullSpeed, fullSeeds, 5, 8*time.Minute
+		speed, seeds, o.length, o.limit = fullSpeed, fullSeeds, 5, 8*time.Minute
 	}
-	if o.speed == 0 {
-		o.speed = speed
-	}
+	o.speed, o.seeds = cmp.Or(o.speed, speed), cmp.Or(o.seeds, seeds)
 	for o.seed == 0 {
 		o.seed = rand.Uint64N(10000) //nolint:gosec // not a secret
 	}
@@ -128,6 +141,8 @@ func main() {
 	case err != nil:
 	case o.serve:
 		err = serve(ctx, os.Stdout, o.speed)
+	case o.given != nil:
+		_, err = o.playGiven(ctx, shapes, os.Stdout, os.Stderr)
 	default:
 		err = demo(ctx, os.Stdout, os.Stderr, o)
 	}
@@ -187,7 +202,7 @@ func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*
 		for seed := range o.seeds {
 			w := newWorkload(s, o.seed+uint64(seed)) //nolint:gosec // not negative
 			for j, c := range all {
-				r := &run{contender: c, load: w}
+				r := &run{contender: c, load: w, model: model}
 				runs = append(runs, r)
 				table[i][j] = append(table[i][j], r)
 			}

@@ -22,6 +22,7 @@ type sample struct {
 type run struct {
 	contender
 	load    *workload
+	model   string
 	addr    string // of the router
 	engines []*engine.Engine
 

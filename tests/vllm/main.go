@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -26,8 +27,9 @@ type options struct {
 	venv, caddy, log string
 	conversations    int
 	turns, clients   int
-	block            int
+	block, blocks    int
 	more, asJSON     bool
+	serve            bool
 	out              string
 	seed             uint64
 }
@@ -43,6 +45,8 @@ func main() {
 	flag.IntVar(&o.turns, "turns", 5, "turns of a conversation")
 	flag.IntVar(&o.clients, "clients", 4, "conversations at the same time")
 	flag.IntVar(&o.block, "block", 32, "tokens of a KV block: a multiple of 32 on a CPU")
+	flag.IntVar(&o.blocks, "blocks", 0, "KV blocks of each engine, one of which vLLM keeps for itself; default: as many as fit 1 GiB")
+	flag.BoolVar(&o.serve, "serve", false, "start the engines alone, print their addresses, and leave the requests to you")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the texts")
 	flag.BoolVar(&o.more, "more", false, "also: shared documents, edited histories, parallel questions; a fifth as many conversations of each")
 	flag.BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
@@ -77,6 +81,11 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	defer c.stop()
+	if o.serve {
+		fmt.Println(strings.Join(c.engines, ","))
+		<-ctx.Done()
+		return nil
+	}
 	begun := time.Now()
 	r := &prediction.Run{
 		URL: "http://" + c.router, Engine: "http://" + c.engines[0], Model: model, Clients: o.clients, Block: o.block,

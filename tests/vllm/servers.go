@@ -56,7 +56,10 @@ func (o *options) start(ctx context.Context) (c *servers, err error) {
 	if o.log == "" {
 		o.log = c.dir
 	}
-	if o.caddy == "" {
+	if err := os.MkdirAll(o.log, 0o700); err != nil {
+		return c, err
+	}
+	if o.caddy == "" && !o.serve {
 		o.caddy = filepath.Join(c.dir, "caddy")
 		build := exec.CommandContext(ctx, "go", "build", "-o", o.caddy, "github.com/caddy-kvrouter/kvrouter/cmd/caddy")
 		if out, err := build.CombinedOutput(); err != nil {
@@ -78,6 +81,9 @@ func (o *options) start(ctx context.Context) (c *servers, err error) {
 			return c, fmt.Errorf("starting vLLM: %w; see %s", err, tail(filepath.Join(o.log, fmt.Sprintf("vllm%d.log", i))))
 		}
 	}
+	if o.serve {
+		return c, nil
+	}
 	return c, c.startCaddy(ctx, o)
 }
 
@@ -89,6 +95,9 @@ func (o *options) vllm(addr string, i int) *exec.Cmd {
 		"--served-model-name", model, "--host", host, "--port", port,
 		"--load-format", "dummy", "--dtype", "float32", "--enforce-eager", "--max-model-len", "16384",
 		"--block-size", strconv.Itoa(o.block), "--enable-prompt-tokens-details", "--logits-processors", "words:Words")
+	if o.blocks > 0 {
+		cmd.Args = append(cmd.Args, "--num-gpu-blocks-override", strconv.Itoa(o.blocks))
+	}
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // or each start compiles vLLM
 			cmd.Env = append(cmd.Env, v)
