@@ -81,7 +81,7 @@ func (r *Ristretto) change(e *entry, w *write) (Binding, result) {
 	if e.version != w.expect {
 		return r.binding(e), lost
 	}
-	replaces := e.kind == EngineBacked && e.target != w.Target
+	replaces := e.kind == EngineBacked && e.target() != w.Target
 	// The old binding's place in the queue goes to its end if that is reported, otherwise
 	// to the new binding.
 	spare := e.kind == EngineBacked && !replaces
@@ -112,8 +112,8 @@ func (r *Ristretto) insert(key *Key, w *write) (b Binding, res result, ended []*
 	s.Lock()
 	defer s.Unlock()
 
-	cur, found := r.cache.Get(h)
-	if found && cur.key == *key {
+	cur := r.lookup(s, h)
+	if cur != nil && cur.key == *key {
 		cur.mu.Lock()
 		if !cur.ended {
 			// Another call has bound the session meanwhile, and the caller expects none.
@@ -140,12 +140,13 @@ func (r *Ristretto) insert(key *Key, w *write) (b Binding, res result, ended []*
 	}
 	// From here on, another write may evict e, and reports that.
 
-	if found && cur.key != *key {
+	if cur != nil && cur.key != *key {
 		// Two sessions have one hash, and the cache has one place for both. The newer
 		// one gets it.
 		r.evict(cur, 0, w.now, force)
 	}
-	if r.store(e) || !r.withdraw(e) {
+	if r.store(s, e) || !r.withdraw(e) {
+		r.recent.put(e)
 		return b, written, ended
 	}
 	return Binding{}, refused, ended
@@ -190,26 +191,4 @@ func (r *Ristretto) admit(e *entry, now int64) (ok bool, evicted []*entry) {
 		failed++
 	}
 	return false, evicted
-}
-
-// store puts the entry into the cache. It returns true once the cache finds it, or false if
-// ristretto did not take it. The caller holds the stripe.
-//
-// Ristretto replaces a value at once, but queues a new key and drops it if the queue is
-// full. store waits for every new key, so the queue holds about one item per goroutine.
-func (r *Ristretto) store(e *entry) bool {
-	h := e.key.hash()
-	for range maxSets {
-		if !r.cache.Set(h, e, 1) {
-			r.cache.Wait()
-			continue
-		}
-		if cur, ok := r.cache.Get(h); ok && cur == e {
-			return true
-		}
-		r.cache.Wait()
-		cur, ok := r.cache.Get(h)
-		return ok && cur == e
-	}
-	return false
 }

@@ -258,6 +258,7 @@ func TestBytesMatchesHeap(t *testing.T) {
 	for i := range n {
 		mustPut(t, r, fmt.Sprintf("session-%028d", i), 1, time.Hour, EngineBacked)
 	}
+	r.sweep() // sizes the table of recent entries
 	used, estimate := heap()-before, r.Bytes()
 	t.Logf("%d bytes per binding, estimated %d", used/n, estimate/n)
 	if used > estimate*5/4 || used < estimate/2 {

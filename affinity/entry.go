@@ -12,8 +12,8 @@ import (
 // maxTTL bounds a time to live, so that adding it to the clock cannot overflow.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
-// entryBytes is the memory of a binding in bytes: the entry, ristretto's two maps and the
-// roster. Go's maps grow by doubling, so this is an upper bound. TestBytesMatchesHeap
+// entryBytes is the memory of a binding in bytes: the entry, ristretto's two maps, the roster
+// and the table of recent entries. Go's maps grow by doubling, so this is an upper bound. TestBytesMatchesHeap
 // measures it.
 const entryBytes = 288
 
@@ -34,9 +34,10 @@ type entry struct {
 	used atomic.Int64
 
 	mu      sync.Mutex
-	target  kvscore.Target
+	worker  uint64
 	ttl     time.Duration
 	version Version
+	rank    uint32 // beside the small fields, so that an entry has 80 bytes
 	kind    Kind
 	ended   bool
 }
@@ -54,13 +55,16 @@ func (r *Ristretto) set(e *entry, w *write) {
 	if w.Kind == EngineBacked {
 		r.backed.add(version, e.key, w.EngineSession)
 	}
-	e.target = w.Target
+	e.worker, e.rank = w.Target.Worker, w.Target.Rank
 	e.kind = w.Kind
 	e.ttl = w.TTL
 	e.version = version
 	e.used.Store(w.now)
 	e.due.Store(w.now + int64(w.TTL))
 }
+
+// target returns what the entry is bound to. The caller holds mu.
+func (e *entry) target() kvscore.Target { return kvscore.Target{Worker: e.worker, Rank: e.rank} }
 
 // slide restarts the time to live. The caller holds mu. It never shortens a life: of two
 // concurrent uses, the one that read the clock first may come last.
@@ -75,7 +79,7 @@ func (e *entry) slide(now int64) {
 // binding returns the binding as of now. The caller holds e.mu.
 func (r *Ristretto) binding(e *entry) Binding {
 	b := Binding{
-		Want:    Want{Target: e.target, TTL: e.ttl, Scope: e.scope, Kind: e.kind},
+		Want:    Want{Target: e.target(), TTL: e.ttl, Scope: e.scope, Kind: e.kind},
 		Expires: r.start.Add(time.Duration(e.due.Load())),
 		Version: e.version,
 	}
@@ -205,7 +209,8 @@ func (r *Ristretto) detach(e *entry) {
 	s := r.stripe(h)
 	s.Lock()
 	defer s.Unlock()
-	if cur, ok := r.cache.Get(h); ok && cur == e {
+	r.recent.drop(e)
+	if r.lookup(s, h) == e {
 		r.cache.Del(h)
 	}
 }

@@ -65,27 +65,19 @@ type Ristretto struct {
 	roster  roster
 	backed  backed
 	ends    [Replaced + 1]atomic.Uint64 // by reason; 0 is the owner's own Unbind
+	recent  recent
+	stripes [256]stripe
 
-	// stripes order changes of the cache's entry for a hash. A caller holds one during
-	// calls of the cache, which may wait for ristretto's goroutine. That goroutine takes
-	// no stripe.
-	stripes [256]paddedMutex
-
-	// Every operation holds a gate for reading, so that Close cannot close the cache
-	// meanwhile. There are many gates to avoid one contended word. Close holds all of
+	// Every operation that uses the cache holds a gate for reading, so that Close cannot
+	// close it meanwhile. There are many gates to avoid one contended word. Close holds all of
 	// them to set closed.
 	gates  [64]paddedRWMutex
-	closed bool
+	closed atomic.Bool
 
 	limitsMu  sync.Mutex // one SetMaxSessions at a time
 	closeOnce sync.Once
 	stop      chan struct{}
 	swept     chan struct{}
-}
-
-type paddedMutex struct {
-	sync.Mutex
-	_ [56]byte
 }
 
 type paddedRWMutex struct {
@@ -119,6 +111,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	r.version.Store(uint64(max(start.UnixNano(), 1)))                                      //nolint:gosec // positive
 	r.roster = roster{share: o.Share, random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
 	r.roster.limit(o.MaxSessions)
+	r.recent.fit(0)
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
 		// The counters only serve ristretto's eviction, which does not happen.
@@ -175,7 +168,7 @@ func (r *Ristretto) now() int64 {
 	return int64(r.clock().Sub(r.start))
 }
 
-func (r *Ristretto) stripe(hash uint64) *paddedMutex {
+func (r *Ristretto) stripe(hash uint64) *stripe {
 	return &r.stripes[hash%uint64(len(r.stripes))]
 }
 
@@ -184,7 +177,7 @@ func (r *Ristretto) stripe(hash uint64) *paddedMutex {
 func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
 	g := &r.gates[hash%uint64(len(r.gates))]
 	g.RLock()
-	if r.closed {
+	if r.closed.Load() {
 		g.RUnlock()
 		return nil, false
 	}
@@ -195,15 +188,6 @@ func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
 // make room for others. live must be fast, safe for concurrent use, and must not use the
 // store.
 func (r *Ristretto) Spare(live func(Key, Version) bool) { r.live.Store(&live) }
-
-// find returns the session's entry or nil. The entry may have ended.
-func (r *Ristretto) find(key *Key) *entry {
-	e, ok := r.cache.Get(key.hash())
-	if !ok || e.key != *key {
-		return nil
-	}
-	return e
-}
 
 // Get implements [Store].
 func (r *Ristretto) Get(_ context.Context, key Key) (Binding, bool, error) {
@@ -224,7 +208,17 @@ func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, 
 const anyVersion Version = math.MaxUint64
 
 // read returns the session's binding, and slides it if it has the version.
-func (r *Ristretto) read(key *Key, v Version, slide bool) (Binding, bool, error) {
+func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
+	now := r.now()
+	if e := r.recent.find(key); e != nil && !r.closed.Load() {
+		e.mu.Lock()
+		if !e.ended && e.due.Load() > now {
+			b, ok = r.use(e, v, slide, now)
+			e.mu.Unlock()
+			return b, ok, nil
+		}
+		e.mu.Unlock()
+	}
 	g, ok := r.enter(key.hash())
 	if !ok {
 		return Binding{}, false, ErrClosed
@@ -234,19 +228,26 @@ func (r *Ristretto) read(key *Key, v Version, slide bool) (Binding, bool, error)
 	if e == nil {
 		return Binding{}, false, nil
 	}
-	now := r.now()
 	alive := r.lock(e, now)
 	defer e.mu.Unlock()
 	if !alive {
 		return Binding{}, false, nil
 	}
+	r.recent.put(e)
+	b, ok = r.use(e, v, slide, now)
+	return b, ok, nil
+}
+
+// use returns the binding of a live entry, and slides it if it has the version. It returns
+// false if it has not. The caller holds e.mu.
+func (r *Ristretto) use(e *entry, v Version, slide bool, now int64) (Binding, bool) {
 	if v != anyVersion && e.version != v {
-		return r.binding(e), false, nil
+		return r.binding(e), false
 	}
 	if slide {
 		e.slide(now)
 	}
-	return r.binding(e), true, nil
+	return r.binding(e), true
 }
 
 // Unbind implements [Store].
@@ -336,7 +337,7 @@ func (r *Ristretto) Close() error {
 		for i := range r.gates {
 			r.gates[i].Lock()
 		}
-		r.closed = true
+		r.closed.Store(true)
 		for i := range r.gates {
 			r.gates[i].Unlock()
 		}

@@ -27,6 +27,7 @@ func (r *Ristretto) sweepLoop(every time.Duration) {
 // an overdue binding, swept or not.
 func (r *Ristretto) sweep() {
 	now := r.now()
+	r.recent.fit(r.roster.size())
 	buf := make([]*entry, 0, chunkSize)
 	for end := r.roster.size(); end > 0; {
 		buf, end = r.roster.overdue(end, now, buf[:0])

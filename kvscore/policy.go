@@ -64,6 +64,8 @@ type Selection struct {
 	// Home is the position of the target that the request's session is bound to, -1 if it
 	// is not a candidate.
 	Home int
+	// Session is a hash of the request's session, 0 if it has none: see Request.Session.
+	Session uint64
 	// Priority is the priority of the request: above 0, its own time weighs more; below 0,
 	// less. Only [PredictedLatency] uses it.
 	Priority int

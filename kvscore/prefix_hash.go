@@ -79,10 +79,10 @@ func (p *PrefixHash) prefix(s *Selection) uint64 {
 	return hash
 }
 
-// rendezvous ranks a target for a prefix; the highest rank is first. Each prefix has its
-// own order, and a target's rank does not depend on other targets.
-func rendezvous(prefix uint64, t Target) uint64 {
-	return mix(prefix ^ mix(t.Worker^mix(uint64(t.Rank))))
+// rendezvous ranks a target for a prefix or a session; the highest rank is first. Each has
+// its own order, and a target's rank does not depend on other targets.
+func rendezvous(hash uint64, t Target) uint64 {
+	return mix(hash ^ mix(t.Worker^mix(uint64(t.Rank))))
 }
 
 // mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014), with its

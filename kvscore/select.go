@@ -49,6 +49,11 @@ type Request struct {
 	// Home is the target that the request's session is bound to, the zero Target if there
 	// is none. A policy may prefer it.
 	Home Target
+	// Session is a hash of the client's session key, equal in all routers; 0 if the request
+	// has none. Policies that break ties take the same target for a session each time: see
+	// [Ties]. It needs no secret. A client that chooses its key by the hash can only choose
+	// among targets that are equally good for its request.
+	Session uint64
 	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
 	// less.
 	Priority int
@@ -126,7 +131,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	s.index.Match(&chain, &s.match)
 	sel.Tokens, sel.RequestBlocks = s.measure(r, &chain)
 	sel.Known = Known{s.match.Blocks, s.match.Known - float64(s.match.Blocks), float64(s.match.KnownTokens) / 1000, s.match.Counted}
-	sel.BlockSize, sel.Override, sel.Priority = s.settings.BlockSize, r.Override, r.Priority
+	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
 	if sel.NominalBlockTokens == 0 {
 		sel.NominalBlockTokens = r.BlockTokens

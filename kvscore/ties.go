@@ -9,6 +9,9 @@ import (
 // The target that is owed most gets the choice; a draw decides among equals. All targets
 // have the same chance, as with independent draws, but bad luck cannot pile new work on
 // one target. The zero value is ready for use by many goroutines.
+//
+// A session's ties are different: the tied target with the session's highest rendezvous rank
+// gets the choice, so that all routers agree on it. Nobody owes anything for it.
 type Ties struct {
 	mu    sync.Mutex
 	debts []debt         // in the order of the targets' first ties
@@ -28,13 +31,17 @@ const maxOwed = 4096
 const sameDebt = 1e-9
 
 // Pick returns one of tied, which are positions in s.Candidates. It overwrites the list. If
-// s.Dry is set, it changes no debt and puts the targets that are owed most in s.Drawn.
+// s.Dry is set, it changes no debt and puts the targets that are owed most in s.Drawn. It
+// puts none there for a session, where nothing is left to chance.
 func (t *Ties) Pick(s *Selection, tied []int) int {
 	switch len(tied) {
 	case 0:
 		return 0
 	case 1:
 		return tied[0]
+	}
+	if s.Session != 0 {
+		return s.first(tied)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,6 +82,17 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 		return best
 	}
 	t.debts[t.find(s.Candidates[best].Target, best, false)].owed--
+	return best
+}
+
+// first returns the tied position whose target has the session's highest rendezvous rank.
+func (s *Selection) first(tied []int) int {
+	best, most := tied[0], uint64(0)
+	for _, i := range tied {
+		if rank := rendezvous(s.Session, s.Candidates[i].Target); rank > most {
+			best, most = i, rank
+		}
+	}
 	return best
 }
 

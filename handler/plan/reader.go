@@ -218,6 +218,7 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	if p.Session, err = rd.Sessions.find(r, req, p.Ext); err != nil {
 		return err
 	}
+	p.Score.Session = p.Session.Rendezvous
 	p.Answer = rd.answerExt(r, req, p.Ext, data)
 	if rd.InjectsUsage {
 		p.AskUsage, p.AsksUsage = req.AskUsage(data)

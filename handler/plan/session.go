@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/zeebo/xxh3"
 )
 
 // Session is the session that the request is a turn of.
@@ -19,10 +20,13 @@ type Session struct {
 	Scope  uint32       // of its tenant; 0 if it belongs to none
 	// Identity is the hash of the client's key, without its tenant.
 	Identity affinity.Identity
-	Source   string        // the place of the key, as the operator writes it
-	TTL      time.Duration // of its binding, as the client asks; 0 if it does not
-	Final    bool          // it ends with this turn
-	Held     bool          // the engine itself holds the session's state
+	// Rendezvous is a hash of the client's key and the tenant that is equal in all routers:
+	// see kvscore.Request.Session. It is 0 if the request does not name the key itself.
+	Rendezvous uint64
+	Source     string        // the place of the key, as the operator writes it
+	TTL        time.Duration // of its binding, as the client asks; 0 if it does not
+	Final      bool          // it ends with this turn
+	Held       bool          // the engine itself holds the session's state
 	// EngineSession is the id by which the engine may know the session. It is empty if nvext
 	// does not name the session: then the engine cannot hold it for the router.
 	EngineSession string
@@ -59,7 +63,7 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 	t := turn{r, req, ext}
 	for i := range s.Keys {
 		source := &s.Keys[i]
-		id, parent, err := s.identify(source, t)
+		id, hash, parent, err := s.identify(source, t)
 		if err != nil {
 			return Session{}, err
 		}
@@ -70,6 +74,7 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 		found := Session{
 			Key: s.Secret.Session(id, tenant, req.Model), Scope: s.Secret.Scope(tenant), Identity: id, Source: source.name,
 			Held: held, Final: isFinal(r.Header), BackedOnly: s.HeldOnly && !held,
+			Rendezvous: rendezvous(hash, tenant),
 		}
 		if parent != "" {
 			found.Parent = s.Secret.Session(s.Secret.Identity(parent), tenant, req.Model)
@@ -96,20 +101,21 @@ func (s *Session) control(c *nvext.SessionControl) {
 }
 
 // identify returns the identity that a source gives to a turn, the zero Identity if it gives
-// none. parent is the key of the parent session, if that is another one.
-func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, parent string, err error) {
+// none. hash is that of the client's key, 0 if the source does not tell the key. parent is the key
+// of the parent session, if that is another one.
+func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, hash uint64, parent string, err error) {
 	if source.find == nil {
 		if response := t.req.PreviousResponse; response != "" && s.Conversation != nil {
 			id, _ = s.Conversation(response)
 		}
-		return id, "", nil
+		return id, 0, "", nil
 	}
 	key, parent := source.find(t)
 	if key == "" {
-		return id, "", nil
+		return id, 0, "", nil
 	}
 	if len(key) > maxSessionKey {
-		return id, "", &api.Refusal{
+		return id, 0, "", &api.Refusal{
 			API: OrUnplanned(t.req.API), Status: http.StatusBadRequest, Code: api.CodeSessionKey, Param: source.name,
 			Err: fmt.Errorf("%s: a session key must have at most %d bytes", source.name, maxSessionKey),
 		}
@@ -117,7 +123,16 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, pa
 	if parent == key || len(parent) > maxSessionKey {
 		parent = ""
 	}
-	return s.Secret.Identity(key), parent, nil
+	return s.Secret.Identity(key), xxh3.HashString(key), parent, nil
+}
+
+// rendezvous adds the tenant to the hash of a client's key. Routers have different secrets, so
+// the hash is without one.
+func rendezvous(hash uint64, of affinity.Tenant) uint64 {
+	if hash == 0 {
+		return 0
+	}
+	return xxh3.HashStringSeed(of[1], xxh3.HashStringSeed(of[0], hash))
 }
 
 // isFinal returns whether the client says in Dynamo's header that the session ends with this

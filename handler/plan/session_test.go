@@ -120,6 +120,7 @@ func TestKeysOfClients(t *testing.T) {
 		if v.parent != "" {
 			want.Parent = s.named(v.parent)
 		}
+		want.Rendezvous = got.Rendezvous // see TestRoutersHashAKeyAlike
 		want.TTL, want.Held = got.TTL, v.name == "session_params"
 		if v.source == sourceNVExt {
 			want.EngineSession = v.key
@@ -127,6 +128,38 @@ func TestKeysOfClients(t *testing.T) {
 		if got != want {
 			t.Errorf("%s: %+v, want %+v", v.name, got, want)
 		}
+	}
+}
+
+// TestRoutersHashAKeyAlike has two routers with secrets of their own. Keys and tenants differ
+// in the hash, and the source of a key does not matter.
+func TestRoutersHashAKeyAlike(t *testing.T) {
+	here, there := sessionRules(t, DefaultKeys...), sessionRules(t, "cookie:a", "header:X-Session-Id", "body:previous_response_id")
+	here.Scope, there.Scope = "http.request.uri.query.tenant", "http.request.uri.query.tenant"
+	there.Conversation = func(string) (affinity.Identity, bool) { return affinity.Identity{1}, true }
+	seen := map[uint64]string{}
+	for _, a := range []asked{
+		{headers: "X-Session-Id: a"},
+		{headers: "X-Session-Id: b"},
+		{headers: "X-Session-Id: a", target: "/?tenant=t"},
+		{headers: "X-Session-Id: a", body: `{"cache_salt":"t"}`},
+	} {
+		one, err := here.of(t, a)
+		two, err2 := there.of(t, a)
+		if err != nil || err2 != nil || one.Rendezvous == 0 || one.Rendezvous != two.Rendezvous || one.Key == two.Key {
+			t.Errorf("%+v: %+v here, %+v there; %v, %v", a, one, two, err, err2)
+		}
+		if other := seen[one.Rendezvous]; other != "" {
+			t.Errorf("%+v has the hash of %s", a, other)
+		}
+		seen[one.Rendezvous] = a.headers + a.target + a.body
+	}
+	header, _ := here.of(t, asked{headers: "X-Session-Id: a"})
+	if body, _ := here.of(t, asked{body: `{"prompt_cache_key":"a"}`}); body.Rendezvous != header.Rendezvous {
+		t.Error("the hash depends on the source")
+	}
+	if s, _ := there.of(t, asked{path: "/v1/responses", body: `{"previous_response_id":"r"}`}); s.Key.IsZero() || s.Rendezvous != 0 {
+		t.Errorf("by an earlier response: %+v", s)
 	}
 }
 
