@@ -51,8 +51,8 @@ func (e *entry) set(w *write, version Version) {
 	e.kind = w.Kind
 	e.ttl = w.TTL
 	e.version = version
-	e.used.Store(w.now)
-	e.due.Store(w.now + int64(w.TTL))
+	e.used.Store(w.now - w.idle)
+	e.due.Store(w.now - w.idle + int64(w.TTL))
 }
 
 // slide restarts the time to live. The caller holds mu. It never shortens a life: of two
