@@ -19,6 +19,10 @@ type CacheWalk struct {
 	batch index.Batch
 }
 
+// Hurry makes the walk pass over what it has not read, except for what was used since it
+// began.
+func (w *CacheWalk) Hurry() { w.walk.Hurry() }
+
 // ReadCaches reads the next part of what the targets hold, the most recently used first. It
 // holds the lock for about 0.1 ms. The results are valid until the next call. It returns
 // false at the end of the pass.
@@ -37,13 +41,18 @@ func (s *Scheduler) ReadCaches(w *CacheWalk) (more bool) {
 
 // RestoreCache records that a target has held a chain since before the scheduler knew it.
 // The chain is older than all that the target holds, and displaces nothing. RestoreCache
-// returns false if the target takes no more: it is full or unknown, or has lost its cache
-// since it was declared. The chain must be valid: see [index.Held.Valid].
-func (s *Scheduler) RestoreCache(t Target, c *index.Held) bool {
+// returns how many tokens it has added. It adds none if the target is full or unknown, or has
+// lost its cache since it was declared. The chain must be valid: see [index.Held.Valid].
+func (s *Scheduler) RestoreCache(t Target, c *index.Held) (tokens int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ld := s.targets[t]
-	return ld != nil && ld.restarts == 0 && s.index.Restore(ld.slot, c)
+	if ld == nil || ld.restarts > 0 {
+		return 0
+	}
+	before := s.index.Used(ld.slot)
+	s.index.Restore(ld.slot, c)
+	return max(0, s.index.Used(ld.slot)-before)
 }
 
 // Changes returns a number that grows with each booking and with each end of a lease, and

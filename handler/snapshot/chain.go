@@ -121,8 +121,8 @@ func appendPart(b []byte, p *index.Part) []byte {
 	return b
 }
 
-// node is a chain of a part as read: what it shares, and what it adds.
-type node struct {
+// piece is a chain as a part has it: what it shares, and what it adds.
+type piece struct {
 	root   uint64
 	parent int // 0: none
 	shares int // blocks of the parent
@@ -134,11 +134,11 @@ type node struct {
 func (p *Part) chain(to *index.Held) (t Target) {
 	r := &p.r
 	t = r.target()
-	var n node
-	if n.parent = r.small(len(p.nodes) - 1); n.parent == 0 {
+	var n piece
+	if n.parent = r.small(len(p.pieces) - 1); n.parent == 0 {
 		n.root = r.fixed()
 	} else {
-		n.root, n.shares = p.nodes[n.parent].root, r.small(index.MaxHeld)
+		n.root, n.shares = p.pieces[n.parent].root, r.small(index.MaxHeld)
 	}
 	own := r.readParts(&n, r.small(min(index.MaxHeld, len(r.b))))
 	raw := r.bytes(own * 8)
@@ -146,8 +146,8 @@ func (p *Part) chain(to *index.Held) (t Target) {
 	for i := range n.blocks {
 		n.blocks[i] = binary.LittleEndian.Uint64(raw[8*i:])
 	}
-	p.nodes = append(p.nodes, n)
-	if !p.build(len(p.nodes) - 1) {
+	p.pieces = append(p.pieces, n)
+	if !p.build(len(p.pieces) - 1) {
 		r.fail()
 		return t
 	}
@@ -159,7 +159,7 @@ func (p *Part) chain(to *index.Held) (t Target) {
 }
 
 // readParts reads so many parts of a chain. It returns the number of their blocks.
-func (r *reader) readParts(n *node, parts int) (blocks int) {
+func (r *reader) readParts(n *piece, parts int) (blocks int) {
 	for range parts {
 		var flags byte
 		if b := r.bytes(1); b != nil {
@@ -185,16 +185,16 @@ func (r *reader) readParts(n *node, parts int) (blocks int) {
 // shares, or if the chain is too long.
 func (p *Part) build(id int) bool {
 	p.path = p.path[:0]
-	total := len(p.nodes[id].blocks)
-	for at := id; at != 0; at = p.nodes[at].parent {
+	total := len(p.pieces[id].blocks)
+	for at := id; at != 0; at = p.pieces[at].parent {
 		p.path = append(p.path, at)
 	}
-	if total += p.nodes[id].shares; total > index.MaxHeld {
+	if total += p.pieces[id].shares; total > index.MaxHeld {
 		return false
 	}
 	p.blocks, p.parts = p.blocks[:0], p.parts[:0]
 	for i := len(p.path) - 1; i >= 0; i-- {
-		n := &p.nodes[p.path[i]]
+		n := &p.pieces[p.path[i]]
 		if !p.cut(n.shares) {
 			return false
 		}

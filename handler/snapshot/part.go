@@ -8,8 +8,8 @@ import (
 
 // Part is a part of a snapshot, as read. Its content is right as far as its checksum is.
 type Part struct {
-	r     reader
-	nodes []node // the chains so far; the first one stands for none
+	r      reader
+	pieces []piece // the chains so far; the first one stands for none
 
 	// scratch of chain
 	path   []int

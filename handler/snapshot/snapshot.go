@@ -10,7 +10,7 @@
 // writes the head last. So a snapshot that breaks off leaves the one before it intact.
 //
 // A value begins with 4 bytes of magic, the format's version, the snapshot's random id, and
-// its number: 0 for the head, else that of the part. It ends with the XXH3 hash of all before.
+// its number. The head has the number 0. The value ends with the XXH3 hash of all before.
 // Numbers are varints. Each part can be read without the others.
 package snapshot
 
@@ -169,7 +169,7 @@ func parsePart(value []byte, id uint64, number int) (*Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Part{r: r, nodes: make([]node, 1)}, nil
+	return &Part{r: r, pieces: make([]piece, 1)}, nil
 }
 
 // begin appends the beginning of a value.

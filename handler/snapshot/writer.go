@@ -129,6 +129,13 @@ func (w *Writer) Chain(c *index.Held, t Target) {
 // Bytes returns the size of the snapshot so far, without its head.
 func (w *Writer) Bytes() int64 { return w.bytes + int64(len(w.buf)) }
 
+// Fail makes the snapshot fail, unless it has failed before.
+func (w *Writer) Fail(err error) {
+	if w.err == nil {
+		w.err = err
+	}
+}
+
 // Err returns the first error.
 func (w *Writer) Err() error { return w.err }
 

@@ -95,6 +95,14 @@ func (w *Walk) Next(x *Index, b *Batch) (more bool) {
 	return true
 }
 
+// Hurry makes the walk pass over what it has not read, except for what was used since it
+// began.
+func (w *Walk) Hurry() {
+	for i := range w.slots {
+		w.slots[i].done = true
+	}
+}
+
 // pass begins with what was used after from.
 func (w *Walk) pass(from uint64, x *Index) {
 	w.from, w.until = from, x.clock
