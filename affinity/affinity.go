@@ -12,8 +12,10 @@
 // If such a binding expires, is evicted or is replaced, the store reports its end once to its
 // owner. The owner can then release the engine's session.
 //
+// [Ristretto.Dump] and [Ristretto.Restore] let the owner keep bindings over a restart.
+//
 // The package does not choose targets, does not know whether a worker is healthy, calls no
-// engine and persists nothing.
+// engine, and writes nothing to disk.
 package affinity
 
 import (

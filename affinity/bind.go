@@ -12,8 +12,10 @@ const (
 // write has the arguments of Bind.
 type write struct {
 	Want
-	expect Version
-	now    int64
+	expect   Version
+	now      int64
+	idle     int64 // time since the last use, of a restored binding
+	restores bool  // see Restore
 }
 
 // result is the outcome of a write.
@@ -130,7 +132,7 @@ func (r *Ristretto) insert(key *Key, w *write) (b Binding, res result, ended []*
 	e := &entry{key: *key, scope: w.Scope, slot: -1}
 	r.set(e, w)
 	b = r.binding(e)
-	ok, ended := r.admit(e, w.now)
+	ok, ended := r.admit(e, w)
 	if !ok {
 		if w.Kind == EngineBacked {
 			r.queue.settle()
@@ -171,12 +173,16 @@ func (r *Ristretto) withdraw(e *entry) bool {
 }
 
 // admit adds the entry to the roster, evicting others as needed. It returns the evicted
-// ones even if it returns false.
-func (r *Ristretto) admit(e *entry, now int64) (ok bool, evicted []*entry) {
+// ones even if it returns false. A restored entry does not evict one that was used later.
+func (r *Ristretto) admit(e *entry, w *write) (ok bool, evicted []*entry) {
+	now := w.now
 	for failed := 0; failed < maxEvictions; {
 		added, victim, used := r.roster.add(e, now, len(evicted) > 0)
 		if added {
 			return true, evicted
+		}
+		if w.restores && used >= e.used.Load() {
+			return false, evicted
 		}
 		p := polite
 		if failed >= politeEvictions {

@@ -59,8 +59,8 @@ func (r *Ristretto) set(e *entry, w *write) {
 	e.kind = w.Kind
 	e.ttl = w.TTL
 	e.version = version
-	e.used.Store(w.now)
-	e.due.Store(w.now + int64(w.TTL))
+	e.used.Store(w.now - w.idle)
+	e.due.Store(w.now - w.idle + int64(w.TTL))
 }
 
 // target returns what the entry is bound to. The caller holds mu.

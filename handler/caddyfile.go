@@ -76,6 +76,9 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			key nvext|header:<name>|cookie:<name>|query:<name>|body:<member>|{<placeholder>}...
 //			scope {<placeholder>}
 //			busy wait|refuse
+//			persist [<interval>] {
+//				router <name>
+//			}
 //		}
 //		queue {
 //			max_waiting <requests>
@@ -138,7 +141,7 @@ func (h *Handler) options() options {
 			h.Affinity = new(Affinity)
 			return options{
 				"mode": &h.Affinity.Mode, "ttl": &h.Affinity.TTL, "max_sessions": &h.Affinity.MaxSessions, "key": &h.Affinity.Key,
-				"scope": &h.Affinity.Scope, "busy": &h.Affinity.Busy,
+				"scope": &h.Affinity.Scope, "busy": &h.Affinity.Busy, "persist": h.unmarshalPersist,
 			}.readBlock(d, "affinity option")
 		},
 		"queue": func(d *caddyfile.Dispenser) error {
@@ -181,6 +184,17 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		"priority": onOffAuto{&w.Priority}, "thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
 		"sessions": onOffAuto{&w.Sessions},
 	}.readBlock(d, "worker option")
+}
+
+func (h *Handler) unmarshalPersist(d *caddyfile.Dispenser) error {
+	p := new(Persist)
+	h.Affinity.Persist = p
+	if d.NextArg() {
+		if want := parse(d.Val(), &p.Interval); want != "" {
+			return d.Errf("persist: must be %s, got '%s'", want, d.Val())
+		}
+	}
+	return options{"router": &p.Router}.readBlock(d, "persist option")
 }
 
 func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -151,6 +152,7 @@ type Handler struct { // one field for each option, hence so many
 	keys       []plan.KeySource
 	settings   *pool.Settings
 	config     *pool.SharedSettings // those of all handlers that name the pool
+	storage    snapshot.Storage     // for the pool's snapshots; nil if there are none
 	pool       *pool.Pool
 	adopted    atomic.Bool
 	holdsPool  bool
@@ -185,8 +187,8 @@ type Index struct {
 	TextBlock int `json:"text_block,omitempty"`
 }
 
-// Affinity configures sessions. All handlers of a pool must agree on `ttl` and
-// `max_sessions`.
+// Affinity configures sessions. All handlers of a pool must agree on `ttl`,
+// `max_sessions` and `persist`.
 type Affinity struct {
 	// How strongly a session is bound to its worker: `soft`, `hard` or `off`.
 	//
@@ -211,6 +213,10 @@ type Affinity struct {
 	// The most sessions that the router remembers. It forgets the longest idle first.
 	// Default: 1000000.
 	MaxSessions int `json:"max_sessions,omitempty"`
+
+	// Whether what the router knows survives a restart of Caddy, and how. An empty object
+	// turns it on. Default: off.
+	Persist *Persist `json:"persist,omitempty"`
 
 	// The places of a session's key, in order. The first that is not empty counts. Places
 	// are:
@@ -368,6 +374,7 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 	}
 	if a := h.Affinity; a != nil {
 		s.TTL, s.MaxSessions = time.Duration(a.TTL), a.MaxSessions
+		a.Persist.set(s)
 	}
 	if q := h.Queue; q != nil {
 		s.MaxWaiting, s.MaxWait = q.MaxWaiting, time.Duration(q.MaxWait)

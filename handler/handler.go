@@ -51,7 +51,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadShadow, h.warnOfDroppedHeaders, h.openPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicy, h.loadTrust, h.loadShadow, h.warnOfDroppedHeaders, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -204,6 +204,7 @@ func (h *Handler) adopt() {
 		if h.pool.Apply(h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.persist()
 		h.warnOfIdleQueue()
 		h.pool.ServingSince.Store(time.Now().Unix())
 		h.explainer.Lead()

@@ -203,6 +203,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	ld.before = slices.DeleteFunc(ld.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
 	s.leases.remove(l)
 	s.live--
+	s.changes++
 	if _, ok := s.retired[ld.target]; ok {
 		s.forget(ld.target)
 	}

@@ -1,11 +1,11 @@
 package kvscore
 
 import (
-	"hash/maphash"
 	"math"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/zeebo/xxh3"
 )
 
 // DefaultBytesPerToken is the assumed ratio until an engine has counted a prompt.
@@ -24,14 +24,14 @@ const (
 	minRatio, maxRatio = 0.5, 64.0
 )
 
-// ratioSeed makes hashes of names differ between processes, so that clients cannot choose
-// colliding names.
-var ratioSeed = maphash.MakeSeed()
-
 // Ratios learns the bytes per token of each model, for each kind of text (see [TextBlock]).
 // It keeps the 1024 most recently used models. The zero value is ready for use by many
 // goroutines.
 type Ratios struct {
+	// Seed keys the hashes of models' names, so that clients cannot choose colliding names.
+	// It must not change after the first use.
+	Seed uint64
+
 	mu     sync.Mutex
 	all    textRatios // over all models
 	models map[uint64]*modelRatio
@@ -146,7 +146,7 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 	r.all.learn(&bytes, tokens)
 	m := r.find(model)
 	if m == nil {
-		m = r.add(model)
+		m = r.add(xxh3.HashStringSeed(model, r.Seed))
 		m.ratios.tokens = r.all.tokens
 	}
 	m.ratios.learn(&bytes, tokens)
@@ -157,7 +157,7 @@ func (r *Ratios) find(model string) *modelRatio {
 	if r.models == nil {
 		return nil
 	}
-	m := r.models[maphash.String(ratioSeed, model)]
+	m := r.models[xxh3.HashStringSeed(model, r.Seed)]
 	if m != nil && r.used.older != m {
 		m.unlink()
 		r.push(m)
@@ -165,8 +165,8 @@ func (r *Ratios) find(model string) *modelRatio {
 	return m
 }
 
-// add adds a model. At the bound it replaces the least recently used one. The lock is held.
-func (r *Ratios) add(model string) *modelRatio {
+// add adds a model by the hash of its name. At the bound it replaces the least recently used one. The lock is held.
+func (r *Ratios) add(name uint64) *modelRatio {
 	if r.models == nil {
 		r.models = make(map[uint64]*modelRatio)
 		r.used.newer, r.used.older = &r.used, &r.used
@@ -177,10 +177,53 @@ func (r *Ratios) add(model string) *modelRatio {
 		m.unlink()
 		delete(r.models, m.name)
 	}
-	m.name = maphash.String(ratioSeed, model)
+	m.name = name
 	r.models[m.name] = m
 	r.push(m)
 	return m
+}
+
+// ModelRatios are the tokens per byte of a model's text, by its kind.
+type ModelRatios struct {
+	Name   uint64 // hash of the model's name; 0 stands for all models
+	Tokens [index.Kinds]float64
+}
+
+// Learned returns the learned ratios: first those over all models, then those of models, the
+// most recently used first. It returns nil while nothing is learned.
+func (r *Ratios) Learned() []ModelRatios {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.all.learned || r.models == nil {
+		return nil
+	}
+	list := append(make([]ModelRatios, 0, len(r.models)+1), ModelRatios{0, r.all.tokens})
+	for m := r.used.older; m != &r.used; m = m.older {
+		list = append(list, ModelRatios{m.name, m.ratios.tokens})
+	}
+	return list
+}
+
+// Restore takes over what Learned returned, from the last to the first, except for models
+// that are known already. It ignores values that Learn would not accept.
+func (r *Ratios) Restore(list []ModelRatios) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := len(list) - 1; i >= 0; i-- {
+		one := &list[i]
+		if !sane(one.Tokens[:], 1/maxRatio, 1/minRatio) {
+			continue
+		}
+		if one.Name == 0 {
+			if !r.all.learned {
+				r.all = textRatios{tokens: one.Tokens, learned: true}
+			}
+			continue
+		}
+		if r.models[one.Name] == nil {
+			r.add(one.Name).ratios = textRatios{tokens: one.Tokens, learned: true}
+		}
+	}
 }
 
 func (r *Ratios) push(m *modelRatio) {

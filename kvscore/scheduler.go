@@ -46,6 +46,8 @@ type Scheduler struct {
 	latency  *estimator
 	traffic  traffic
 	learned  float64 // logarithm of capacity/declared, over all targets
+	restored map[Target]*LearnedTarget
+	changes  uint64 // see Changes
 
 	fallback LeastLoad // for policies that return an invalid choice
 
@@ -107,6 +109,7 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 		ld.declared, ld.capacityStep, ld.learned, ld.applied = capacity, step{}, -s.learned, s.learned
 		ld.capacity = capacity
 		s.index.SetCapacity(ld.slot, capacity)
+		s.restoreCapacity(ld)
 	}
 	return ld
 }

@@ -268,4 +268,5 @@ func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	}
 	s.leases.push(l)
 	s.live++
+	s.changes++
 }

@@ -27,6 +27,11 @@ var (
 	descPrefills  = desc("prefill_cost_seconds", "Learned prefill time over all workers: for each step, 1000 tokens, a million token pairs in attention, or 1000 context tokens of active requests.", "pool", "per")
 	descIncidents = desc("incidents", "1 for each condition that lasts.", "pool", "condition")
 
+	descSnapshotAge    = desc("snapshot_age_seconds", "Time since the last snapshot that the router wrote.", "pool")
+	descSnapshotBytes  = desc("snapshot_bytes", "Size of the last snapshot that the router wrote.", "pool")
+	descSnapshotErrors = desc("snapshot_errors_total", "Snapshots that the router could not write.", "pool")
+	descRestored       = desc("snapshot_restored", "What the router restored at its start: sessions, responses, or tokens in cache models.", "pool", "what")
+
 	descHung      = desc("workers_hung", "1 while the worker is hung: it has requests and produces no output, while others make progress.", "pool", "worker")
 	descAvailable = desc("worker_available", "1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a few trial requests, refuses connections, or fails Caddy's health checks.", "pool", "worker")
 	descEngine    = desc("worker_engine_info", "1, with the worker's engine and version as labels, as configured or found.", "pool", "worker", "engine", "version", "source")
@@ -50,6 +55,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descWaiters, descEnds, descIndex, descPrefills, descIncidents,
+		descSnapshotAge, descSnapshotBytes, descSnapshotErrors, descRestored,
 		descHung, descAvailable, descEngine, descContrary, descWarnings,
 		descRequests, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
 	} {
@@ -114,6 +120,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	for _, in := range viewIncidents(&p.Incidents, t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)
 	}
+	collectSnapshots(to, p.Snapshots(), t)
 	if s.Timings == 0 {
 		return // the coefficients are assumptions
 	}
@@ -122,6 +129,21 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	to.gauge(descPrefills, v.Tokens/1e3, "1000_tokens")
 	to.gauge(descPrefills, v.Attention/1e3, "million_token_pairs")
 	to.gauge(descPrefills, v.Context/1e3, "1000_context_tokens")
+}
+
+// collectSnapshots omits figures of snapshots that are off, or that were never written.
+func collectSnapshots(to sink, s pool.SnapshotState, t time.Time) {
+	if !s.On {
+		return
+	}
+	to.emit(descSnapshotErrors, prometheus.CounterValue, float64(s.Errors))
+	if !s.Saved.IsZero() {
+		to.gauge(descSnapshotAge, t.Sub(s.Saved).Seconds())
+		to.gauge(descSnapshotBytes, float64(s.Bytes))
+	}
+	to.gauge(descRestored, float64(s.Restored.Sessions), "sessions")
+	to.gauge(descRestored, float64(s.Restored.Responses), "responses")
+	to.gauge(descRestored, float64(s.Restored.CachedTokens), "cached_tokens")
 }
 
 func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]proxyState) {

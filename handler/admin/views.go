@@ -30,6 +30,36 @@ type poolView struct {
 	Settings        settingsView   `json:"settings"`
 	Totals          totalsView     `json:"totals"`
 	Incidents       []incidentView `json:"incidents"`
+	Snapshots       *snapshotsView `json:"snapshots"`
+}
+
+// snapshotsView is what became of a pool's snapshots. Saved and Bytes are null if the router
+// has written none.
+type snapshotsView struct {
+	Saved    *float64 `json:"saved_seconds_ago"`
+	Bytes    *int64   `json:"bytes"`
+	Errors   uint64   `json:"errors"`
+	Restored struct {
+		Sessions     int   `json:"sessions"`
+		Expired      int   `json:"expired_sessions"`
+		Responses    int   `json:"responses"`
+		CachedTokens int64 `json:"cached_tokens"`
+	} `json:"restored"`
+}
+
+// viewSnapshots returns nil if snapshots are off.
+func viewSnapshots(s pool.SnapshotState, t time.Time) *snapshotsView {
+	if !s.On {
+		return nil
+	}
+	v := &snapshotsView{Errors: s.Errors}
+	if !s.Saved.IsZero() {
+		ago := t.Sub(s.Saved).Seconds()
+		v.Saved, v.Bytes = &ago, &s.Bytes
+	}
+	r := &s.Restored
+	v.Restored.Sessions, v.Restored.Expired, v.Restored.Responses, v.Restored.CachedTokens = r.Sessions, r.Expired, r.Responses, r.CachedTokens
+	return v
 }
 
 type settingsView struct {
@@ -66,6 +96,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
 		Incidents: viewIncidents(&p.Incidents, t),
+		Snapshots: viewSnapshots(p.Snapshots(), t),
 	}
 	for _, w := range p.All() {
 		v.Workers++

@@ -109,6 +109,24 @@ func (e *engineState) restarted(t time.Time, start string) (changed, shared bool
 	return changed, shared
 }
 
+// life returns what the engine last reported of its start.
+func (e *engineState) life() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.start
+}
+
+// recall records the start that the engine reported to an earlier run. It returns false if
+// the engine has reported another one since.
+func (e *engineState) recall(start string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.start == "" {
+		e.start = start
+	}
+	return start == "" || e.start == start
+}
+
 // EngineOf returns a worker's engine: type, info and settings.
 func (p *Pool) EngineOf(w *Worker) engine.Engine {
 	set := p.Settings.Load().Worker(w.Dial)

@@ -49,6 +49,7 @@ type Pool struct {
 	Backgrounds backgrounds
 	Memory      body.Memory // of request bodies
 	Incidents   Incidents
+	snapshots   snapshots
 
 	scratches sync.Pool // of *Scratch
 	stop      chan struct{}
@@ -104,7 +105,8 @@ func New(name string, s *Settings) (*Pool, error) {
 	if p.Sessions, err = newSessions(s.MaxSessions, p.bindingEnded); err != nil {
 		return nil, err
 	}
-	p.Responses.seed = p.seed
+	p.key(p.seed)
+	p.snapshots.wake, p.snapshots.ended = make(chan struct{}, 1), make(chan struct{})
 	p.Settings.Store(s)
 	p.Queue.pool = p
 	p.unnamed = p.nameless()
@@ -118,10 +120,19 @@ func (s *Settings) schedulerSettings() kvscore.Settings {
 	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
 }
 
-// Destruct closes the sessions that engines hold, ends the upkeep and closes the store.
+// key sets the seed of all hashes but those of sessions. Nothing may use the pool yet.
+func (p *Pool) key(seed uint64) {
+	p.seed, p.Ratios.Seed, p.Responses.seed = seed, seed, seed
+}
+
+// Destruct writes the last snapshot or closes the sessions that engines hold, ends the upkeep,
+// and closes the store.
 func (p *Pool) Destruct() error {
-	p.closeAll()
+	if !p.Snapshots().On {
+		p.closeAll()
+	}
 	close(p.stop)
+	p.endSnapshots()
 	return p.Sessions.Close()
 }
 
@@ -206,6 +217,7 @@ func (p *Pool) maintain() {
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
 			}
+			p.watchSnapshots(t)
 			p.Incidents.end(t, p.Logger())
 		}
 	}

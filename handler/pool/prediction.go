@@ -51,9 +51,9 @@ func (h *hitSums) Reported(cached, prompt int64) {
 const (
 	// substantial is the least prediction, in tokens, that the check compares.
 	substantial = 512
-	// confirmations is how many predictions must be right after the cache model was
+	// fewConfirmations is how many predictions must be right after the cache model was
 	// cleared, before wrong ones count. If none is ever right, clearing does not help.
-	confirmations = 3
+	fewConfirmations = 3
 	// fewMisses is how many predictions in a row must be wrong to clear the cache model.
 	// The number doubles with each time, up to manyMisses.
 	fewMisses, manyMisses = 5, 80
@@ -91,6 +91,23 @@ func (d *cacheCheck) reset(t time.Time) {
 	d.reports = nil // the engine may have another version now
 }
 
+// confirmations returns how many predictions were right since the cache model was cleared.
+func (d *cacheCheck) confirmations() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.confirmed
+}
+
+// recall counts the predictions that were right in an earlier run, so that wrong ones count
+// from now on.
+func (d *cacheCheck) recall(confirmed int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cleared.IsZero() {
+		d.confirmed = max(d.confirmed, confirmed)
+	}
+}
+
 // reported records whether an answer reports what was cached, and returns whether any
 // answer of its kind did.
 func (d *cacheCheck) reported(kind ReportKind, does bool) bool {
@@ -120,7 +137,7 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 		d.confirmed++
 		d.misses, d.prompts = 0, distinct{}
 		return false
-	case reported*2 >= predicted || predicted-reported < substantial || d.confirmed < confirmations:
+	case reported*2 >= predicted || predicted-reported < substantial || d.confirmed < fewConfirmations:
 		return false
 	}
 	d.misses++

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -42,6 +43,31 @@ func (r *responses) add(key uint64, kept keptResponse) {
 	}
 	r.new[key] = kept
 	delete(r.old, key)
+}
+
+// dump passes all responses to each, the oldest first.
+func (r *responses) dump(each func(hash uint64, kept keptResponse)) {
+	r.mu.Lock()
+	old, fresh := maps.Clone(r.old), maps.Clone(r.new)
+	r.mu.Unlock()
+	for _, list := range []map[uint64]keptResponse{old, fresh} {
+		for hash, kept := range list {
+			each(hash, kept)
+		}
+	}
+}
+
+// restore adds a response of an earlier run, and returns whether it was not known.
+func (r *responses) restore(hash uint64, kept keptResponse) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, isNew := r.new[hash]
+	_, isOld := r.old[hash]
+	if isNew || isOld {
+		return false
+	}
+	r.add(hash, kept)
+	return true
 }
 
 // Find returns the target that keeps a response. If use is set, the response counts

@@ -24,7 +24,9 @@ type Settings struct {
 	TextBlock      int                       `option:"index text_block"`
 	TTL            time.Duration             `option:"affinity ttl"`
 	MaxSessions    int                       `option:"affinity max_sessions"`
-	Engine         string                    `option:"engine"` // of workers that configure none
+	Persist        time.Duration             `option:"affinity persist"`        // between snapshots; 0: none
+	Router         string                    `option:"affinity persist router"` // names the snapshots' owner
+	Engine         string                    `option:"engine"`                  // of workers that configure none
 	MaxWaiting     int                       `option:"queue max_waiting"`
 	MaxWait        time.Duration             `option:"queue max_wait"`
 	Retries        RetryBudget               `option:"retry_budget"`
@@ -49,12 +51,15 @@ const (
 	defaultTextBlock   = 64
 	defaultTTL         = 5 * time.Minute
 	defaultMaxSessions = 1_000_000
-	defaultMaxWaiting  = 1024
-	defaultMaxWait     = 30 * time.Second
-	minIndexMemory     = 1 << 20
-	minTextBlock       = 16
-	maxTextBlock       = 4096
-	maxBlockSize       = 4096
+	minPersist         = time.Second
+	// DefaultPersist is the time between two snapshots.
+	DefaultPersist    = 30 * time.Second
+	defaultMaxWaiting = 1024
+	defaultMaxWait    = 30 * time.Second
+	minIndexMemory    = 1 << 20
+	minTextBlock      = 16
+	maxTextBlock      = 4096
+	maxBlockSize      = 4096
 )
 
 // Add adds the settings of one worker. dynamic says that the worker need not be a static
@@ -89,6 +94,8 @@ func (s *Settings) Check() error {
 		return fmt.Errorf("affinity ttl: must be at least 1s, got %s", s.TTL)
 	case full.MaxSessions < 1:
 		return fmt.Errorf("affinity max_sessions: must be at least 1, got %d", s.MaxSessions)
+	case s.Persist != 0 && s.Persist < minPersist:
+		return fmt.Errorf("affinity persist interval: must be at least %s, got %s", minPersist, s.Persist)
 	case full.MaxWaiting < 0:
 		return fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.MaxWaiting)
 	case full.MaxWait < 0:

@@ -37,6 +37,9 @@ import (
 	"unsafe"
 )
 
+// firstTouch leaves room for older values of touched: see [Index.Restore].
+const firstTouch = 1 << 40
+
 // maxSlots bounds slot numbers: a hold keeps its slot in 16 bits.
 const maxSlots = 1 << 16
 
@@ -53,6 +56,7 @@ type Index struct {
 	hashBytes int64  // allocated for all runs' hashes
 	blocks    int64  // distinct blocks
 	clock     uint64 // last value of touched
+	oldest    uint64 // least value of touched: see Restore
 	random    uint64 // state of the seeds' generator
 
 	left   int    // work that the current call may still do
@@ -128,6 +132,8 @@ func New(memory int64) *Index {
 	return &Index{
 		memory: memory,
 		limit:  memory,
+		clock:  firstTouch,
+		oldest: firstTouch,
 		random: binary.LittleEndian.Uint64(b[16:]),
 		table: table{
 			// Keyed, so that clients cannot choose colliding prompts.

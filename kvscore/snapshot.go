@@ -1,0 +1,178 @@
+package kvscore
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+)
+
+// CacheWalk is a pass over the cache models of all targets: see [Scheduler.ReadCaches]. The
+// zero value is a new pass.
+type CacheWalk struct {
+	// Chains are those of the last step, with the target of each in Targets.
+	Chains  []index.Held
+	Targets []Target
+
+	walk  index.Walk
+	batch index.Batch
+}
+
+// Hurry makes the walk pass over what it has not read, except for what was used since it
+// began.
+func (w *CacheWalk) Hurry() { w.walk.Hurry() }
+
+// ReadCaches reads the next part of what the targets hold, the most recently used first. It
+// holds the lock for about 0.1 ms. The results are valid until the next call. It returns
+// false at the end of the pass.
+func (s *Scheduler) ReadCaches(w *CacheWalk) (more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more = w.walk.Next(s.index, &w.batch)
+	w.Chains, w.Targets = w.Chains[:0], w.Targets[:0]
+	for _, c := range w.batch.Chains {
+		if c.Slot < len(s.slots) && s.slots[c.Slot] != nil {
+			w.Chains, w.Targets = append(w.Chains, c), append(w.Targets, s.slots[c.Slot].target)
+		}
+	}
+	return more
+}
+
+// RestoreCache records that a target has held a chain since before the scheduler knew it.
+// The chain is older than all that the target holds, and displaces nothing. RestoreCache
+// returns how many tokens it has added. It adds none if the target is full or unknown, or has
+// lost its cache since it was declared. The chain must be valid: see [index.Held.Valid].
+func (s *Scheduler) RestoreCache(t Target, c *index.Held) (tokens int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ld := s.targets[t]
+	if ld == nil || ld.restarts > 0 {
+		return 0
+	}
+	before := s.index.Used(ld.slot)
+	s.index.Restore(ld.slot, c)
+	return max(0, s.index.Used(ld.slot)-before)
+}
+
+// Changes returns a number that grows with each booking and with each end of a lease, and
+// whether there are leases.
+func (s *Scheduler) Changes() (n uint64, busy bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changes, s.live > 0
+}
+
+// Learned is what a scheduler has learned of the engines and of the traffic, apart from the
+// cache models.
+type Learned struct {
+	// Latency has the coefficients of prefill times, and the sums that the next samples
+	// add to, by row.
+	Latency  [nFeatures]float64
+	Squares  [nFeatures * nFeatures]float64
+	Products [nFeatures]float64
+	Samples  uint64
+
+	Continued, TurnTime, Answer   float64
+	Requests, Continuing, Answers uint64
+
+	// Capacity is the logarithm of the mean factor between learned and declared capacity.
+	Capacity float64
+	Targets  []LearnedTarget
+}
+
+// LearnedTarget is what a scheduler has learned of one target.
+type LearnedTarget struct {
+	Target Target
+	// Declared is the capacity to which Capacity applies, in tokens. Capacity is the
+	// logarithm of a factor beside that of all targets.
+	Declared int64
+	Capacity float64
+	// Slowness is the logarithm of the target's factor, of the given age.
+	Slowness float64
+	Age      time.Duration
+	Samples  uint64
+}
+
+// Learned returns what the scheduler has learned.
+func (s *Scheduler) Learned(now time.Time) Learned {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, t := s.latency, &s.traffic
+	l := Learned{
+		Latency: e.t, Products: e.b, Samples: e.samples,
+		Continued: t.continued, TurnTime: t.turnTime, Answer: t.answer,
+		Requests: t.requests, Continuing: t.continuing, Answers: t.answers,
+		Capacity: s.learned,
+	}
+	for i := range e.a {
+		copy(l.Squares[i*nFeatures:], e.a[i][:])
+	}
+	for _, ld := range s.targets {
+		one := LearnedTarget{Target: ld.target, Declared: ld.declared, Capacity: ld.learned, Slowness: ld.speed.log, Samples: ld.speed.samples}
+		if one.Samples > 0 {
+			one.Age = max(0, now.Sub(ld.speed.at))
+		}
+		l.Targets = append(l.Targets, one)
+	}
+	return l
+}
+
+// RestoreLearned takes over what another scheduler has learned, where this one has learned
+// less. It ignores values that cannot be right.
+func (s *Scheduler) RestoreLearned(now time.Time, l *Learned) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.Samples > s.latency.samples && sane(l.Latency[:], 0, 1e9) && sane(l.Squares[:], 0, 1e15) && sane(l.Products[:], 0, 1e15) {
+		e := &estimator{t: l.Latency, b: l.Products, samples: l.Samples}
+		for i := range e.a {
+			copy(e.a[i][:], l.Squares[i*nFeatures:])
+		}
+		s.latency = e
+	}
+	if l.Requests > s.traffic.requests && sane([]float64{l.Continued}, 0, 1) && sane([]float64{l.TurnTime, l.Answer}, 0, 1e9) {
+		s.traffic = traffic{
+			continued: l.Continued, turnTime: l.TurnTime, answer: l.Answer,
+			requests: l.Requests, continuing: l.Continuing, answers: l.Answers,
+		}
+	}
+	if bound := math.Log(maxCapacityChange); s.learned == 0 && sane([]float64{l.Capacity}, -bound, bound) {
+		s.learned = l.Capacity
+		for _, ld := range s.targets { // no change so far
+			ld.learned, ld.applied = ld.learned-s.learned, s.learned
+		}
+	}
+	s.restored = make(map[Target]*LearnedTarget)
+	for i := range l.Targets {
+		one := &l.Targets[i]
+		if !sane([]float64{one.Capacity}, -2*math.Log(maxCapacityChange), 2*math.Log(maxCapacityChange)) ||
+			!sane([]float64{one.Slowness}, math.Log(minFactor), math.Log(maxFactor)) {
+			continue
+		}
+		s.restored[one.Target] = one
+		ld := s.targets[one.Target]
+		if ld == nil {
+			continue
+		}
+		if ld.speed.samples == 0 && one.Samples > 0 {
+			ld.speed = speed{log: one.Slowness, samples: one.Samples, at: now.Add(-max(0, one.Age))}
+		}
+		s.restoreCapacity(ld)
+	}
+}
+
+// restoreCapacity applies a restored capacity once the target has the same declared one:
+// engines are asked for it after the start. The lock is held.
+func (s *Scheduler) restoreCapacity(ld *load) {
+	one := s.restored[ld.target]
+	if one == nil || one.Declared != ld.declared || ld.capacityStep != (step{}) {
+		return
+	}
+	delete(s.restored, ld.target)
+	ld.learned = one.Capacity
+	s.applyCapacity(ld)
+}
+
+func sane(values []float64, least, most float64) bool {
+	return !slices.ContainsFunc(values, func(v float64) bool { return !(v >= least && v <= most) })
+}
