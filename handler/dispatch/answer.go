@@ -39,7 +39,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	}
 	had := d.bound.Target
 	if resp.StatusCode < 300 {
-		d.backed.opened = 0 // from now on the session is the client's
+		d.keepSession()
 		d.commit(req.Context())
 	}
 	d.use.Yield() // if commit has not bound the session, others need not wait for it
