@@ -373,31 +373,3 @@ func TestSessionsAreTheirTenants(t *testing.T) {
 		})
 	}
 }
-
-// TestPinsDoNotMoveSessions has turns with a pin to another worker.
-func TestPinsDoNotMoveSessions(t *testing.T) {
-	engines := holders(t, 2, engine.Config{Ranks: 2})
-	s := startHolding(t, engines, "trust pins",
-		fmt.Sprintf("worker %s {\nid 1\n}\nworker %s {\nid 2\n}", engines[0].Addr(), engines[1].Addr()))
-	pin := func(worker, rank int) string {
-		return fmt.Sprintf(`"backend_instance_id":%d,"dp_rank":%d,`, worker, rank)
-	}
-	s.mustTurn(t, turn{action: "open", nvext: pin(2, 1)})
-	if open(engines[1], "s") != 1 {
-		t.Fatalf("the engines did %v, want the session on the second", did(engines, "s"))
-	}
-	for _, elsewhere := range []string{pin(1, 1), pin(2, 0), `"dp_rank":0,`} {
-		s.refusedTurn(t, turn{nvext: elsewhere}, http.StatusBadRequest, "invalid_pin")
-	}
-	if a := s.mustTurn(t, turn{nvext: pin(2, 1)}); a.engine() != "e2" {
-		t.Errorf("served by %s", a.engine())
-	}
-	if a := s.mustTurn(t, turn{nvext: pin(1, 0), action: "close"}); a.engine() != "e1" {
-		t.Errorf("the last turn was served by %s", a.engine())
-	}
-	closedOnce(t, engines, "s", 1)
-
-	s.mustTurn(t, turn{id: "r", action: "open", nvext: pin(2, 1)})
-	s.mustTurn(t, turn{id: "r", action: "close", nvext: `"dp_rank":0,`})
-	closedOnce(t, engines, "r", 1)
-}

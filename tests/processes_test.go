@@ -19,6 +19,7 @@ import (
 var waiting = []string{
 	"TestFaultTable",
 	"TestRestartWithinAPoll",
+	"TestSessionsOfHungEngines",
 	"TestHungEnginesAreFound",
 	"TestWorkersAreKnownWithoutRequests",
 	"TestHungRequestsMoveWhenThereIsRoom",
@@ -56,6 +57,9 @@ const (
 // other.
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if file := os.Getenv(caddyConfig); file != "" {
+		runCaddy(file)
+	}
 	args, several := processArgs()
 	if !several {
 		os.Exit(m.Run())

@@ -245,6 +245,15 @@ func (d *Dispatch) keepSession() {
 	}
 }
 
+// doubtSession has the worker asked soon whether it has restarted, because its engine refused a
+// turn of a session.
+func (d *Dispatch) doubtSession() {
+	if w := d.attempt.Worker; d.backed.id != "" {
+		w.Engine.AskAgain()
+		d.Probes.AskAgain(w)
+	}
+}
+
 func (d *Dispatch) notOpened(status int, err error) error {
 	return &api.Refusal{API: d.plan.API, Status: status, Code: api.CodeSessionOpen, Param: "nvext.session_control", Err: err}
 }
