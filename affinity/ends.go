@@ -1,11 +1,15 @@
 package affinity
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 type event struct {
 	key     Key
 	binding Binding
 	why     Reason
+	passed  chan struct{} // closed when it is this one's turn; nil for the end of a binding
 }
 
 // queue delivers ends to the owner, one at a time and in order, on its own goroutine.
@@ -23,6 +27,7 @@ type queue struct {
 
 	mu      sync.Mutex
 	events  []event
+	ends    int // of bindings that are not delivered yet
 	claimed int
 	limit   int // of claimed
 	closed  bool
@@ -83,8 +88,30 @@ func (q *queue) push(ev event) {
 	}
 	q.mu.Lock()
 	q.events = append(q.events, ev)
+	q.ends++
 	q.mu.Unlock()
 	q.signal()
+}
+
+// flush waits until the ends that were added before have been delivered.
+func (q *queue) flush(ctx context.Context) {
+	if q == nil {
+		return
+	}
+	q.mu.Lock()
+	if q.ends == 0 {
+		q.mu.Unlock()
+		return
+	}
+	passed := make(chan struct{})
+	q.events = append(q.events, event{passed: passed})
+	q.mu.Unlock()
+	q.signal()
+	select {
+	case <-passed:
+	case <-ctx.Done():
+	case <-q.done:
+	}
 }
 
 func (q *queue) signal() {
@@ -101,13 +128,24 @@ func (q *queue) run() {
 			if q.isClosed() {
 				return
 			}
+			if ev.passed != nil {
+				close(ev.passed)
+				continue
+			}
 			q.deliver(ev.key, ev.binding, ev.why)
-			q.settle()
+			q.delivered()
 		}
 		if q.isClosed() {
 			return
 		}
 	}
+}
+
+func (q *queue) delivered() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ends--
+	q.claimed--
 }
 
 func (q *queue) take() []event {

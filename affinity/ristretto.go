@@ -277,6 +277,10 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (Binding,
 	return b, true, nil
 }
 
+// Reported waits until OnExpire has got the ends that happened before. OnExpire must not call
+// it.
+func (r *Ristretto) Reported(ctx context.Context) { r.queue.flush(ctx) }
+
 // Len implements [Store].
 func (r *Ristretto) Len() int { return r.roster.size() }
 

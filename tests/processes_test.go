@@ -19,6 +19,7 @@ import (
 var waiting = []string{
 	"TestFaultTable",
 	"TestRestartWithinAPoll",
+	"TestSessionsOfHungEngines",
 	"TestHungEnginesAreFound",
 	"TestWorkersAreKnownWithoutRequests",
 	"TestHungRequestsMoveWhenThereIsRoom",
@@ -60,6 +61,9 @@ func TestMain(m *testing.M) {
 		runChild(file)
 	}
 	flag.Parse()
+	if file := os.Getenv(caddyConfig); file != "" {
+		runCaddy(file)
+	}
 	args, several := processArgs()
 	if !several {
 		os.Exit(m.Run())

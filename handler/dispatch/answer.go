@@ -39,8 +39,10 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	}
 	had := d.bound.Target
 	if resp.StatusCode < 300 {
-		d.backed.opened = 0 // from now on the session is the client's
+		d.keepSession()
 		d.commit(req.Context())
+	} else if resp.StatusCode == http.StatusBadRequest {
+		d.doubtSession()
 	}
 	d.use.Yield() // if commit has not bound the session, others need not wait for it
 	d.noticeSession(resp.Header, had)
@@ -197,6 +199,7 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
+		o.d.doubtSession()
 		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error in an answer with status 2xx", false))
 	default:
 		if !s.Stream {

@@ -130,9 +130,13 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	}
 	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
 	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	begun := false
+	defer func() {
+		if !begun {
+			d.leaveSession()
+		}
+	}()
 	if err := d.narrow(r); err != nil {
-		_ = d.use.End(r.Context(), 0)
-		d.closeSession()
 		return nil, err
 	}
 	d.CountDropped(p)
@@ -145,6 +149,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	if p.Fallback != "" {
 		d.FallBack(p.Fallback)
 	}
+	begun = true
 	return d, nil
 }
 
@@ -272,6 +277,7 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 func (d *Dispatch) End() *Report {
 	defer d.dropBody()
 	defer d.plan.Once.Done()
+	defer d.leaveSession()
 	d.giveBackGranted()
 	if d.wait.waited > 0 {
 		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
@@ -279,8 +285,6 @@ func (d *Dispatch) End() *Report {
 	if d.attempt != nil {
 		d.endLast()
 	}
-	_ = d.use.End(context.Background(), 0) // if endLast has not
-	d.closeSession()
 	report := d.report()
 	d.trace.end(report)
 	return report

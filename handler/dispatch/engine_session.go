@@ -44,10 +44,7 @@ func (d *Dispatch) enterSession(r *http.Request) error {
 	}
 	b, _ := d.peek(ctx, s.Key)
 	if b.Kind != affinity.EngineBacked && !s.Opens() {
-		if s.Action == nvext.ActionNone && d.Pool.Lost(s.Key) {
-			return d.lost(errors.New("the engine no longer holds the session: it expired, or its worker failed; open it again"))
-		}
-		return nil
+		return d.enterUnheld(ctx)
 	}
 	if !d.dry {
 		if err := d.haveAlone(ctx); err != nil {
@@ -62,6 +59,21 @@ func (d *Dispatch) enterSession(r *http.Request) error {
 		return d.lost(errors.New("the session was closed while the request waited for an earlier turn"))
 	}
 	return d.stayAt(r, &b)
+}
+
+// enterUnheld refuses a turn of a session that the engine has lost: it lacks the turns before. A
+// client that binds the session has only the router remember it.
+func (d *Dispatch) enterUnheld(ctx context.Context) error {
+	s := &d.plan.Session
+	switch {
+	case s.Action != nvext.ActionBind:
+		if d.Pool.Lost(ctx, s.Key) {
+			return d.lost(errors.New("the engine no longer holds the session: it expired, or its worker failed; open it again"))
+		}
+	case !d.dry:
+		d.Pool.Found(s.Key)
+	}
+	return nil
 }
 
 // haveAlone waits until the request has the session alone: an engine serves one turn of a
@@ -94,13 +106,15 @@ func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
 		d.unbind(true)
 		return d.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", b.Target.Worker))
 	}
+	if e := d.Pool.EngineOf(w); !e.HoldsSessions(p.Name) {
+		return d.notOpened(http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
+	}
 	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != b.Target.Rank {
 		if !p.Session.Final {
 			return d.badPin("%s: the session is on worker %d, rank %d, whose engine holds it", "nvext", w.ID, b.Target.Rank)
 		}
-		// The turn goes where the client says, and the close where the session is.
-		d.leaveEngine(b)
-		return d.pinTo(d.upstreams(r))
+		d.leaveEngine(b) // the turn goes where the client says, and the close where the session is
+		return nil
 	}
 	if !d.keepsApart(w) {
 		return d.shared("not the engine with the session")
@@ -123,12 +137,14 @@ func (d *Dispatch) leaveEngine(b *affinity.Binding) {
 	}
 }
 
-// closeSession has the engine close the session that was left, once the request has ended.
-func (d *Dispatch) closeSession() {
+// leaveSession ends the request's part in its session. It has the engine close the session that
+// was left first: the next turn of the session begins when this one has ended.
+func (d *Dispatch) leaveSession() {
 	if b := d.backed.closes; b != nil {
 		d.backed.closes = nil
 		d.Pool.CloseSession(*b)
 	}
+	_ = d.use.End(context.Background(), 0)
 }
 
 // openSession has the attempt's engine open the session, if the client wants that, and binds
@@ -182,7 +198,7 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
-	if err := d.Pool.Reopen(ctx, w, id); err != nil {
+	if err := d.Pool.AwaitClosed(ctx, w, id); err != nil {
 		return d.notOpened(http.StatusServiceUnavailable, errors.New("the engine is still closing the session of this id"))
 	}
 	var authorization []string
@@ -190,23 +206,23 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 		authorization = req.Header["Authorization"]
 	}
 	status, answer, err := d.Client.Fetch(ctx, w.Dial, http.MethodPost, call.Path, call.Body, authorization, maxOpened)
-	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || pool.Refused(err) {
+	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || err != nil && pool.Refused(err) {
 		return err
 	}
 	if err == nil {
 		err = e.Opened(status, answer)
-	} else {
-		// The engine may have opened it all the same.
-		d.Pool.CloseSession(affinity.Binding{Want: affinity.Want{Target: d.attempt.Target, EngineSession: id}})
 	}
 	d.Pool.CountOpened(err == nil)
-	if err != nil && req.Context().Err() != nil {
-		return req.Context().Err()
+	if err == nil {
+		return nil
 	}
-	if err != nil {
-		return d.notOpened(http.StatusBadGateway, fmt.Errorf("the engine of worker %d did not open the session: %w", w.ID, err))
+	if d.backed.id == "" && status/100 != 4 { // the engine may have opened it all the same
+		d.Pool.CloseSession(affinity.Binding{Want: affinity.Want{Target: d.attempt.Target, EngineSession: id}})
 	}
-	return nil
+	if left := req.Context().Err(); left != nil {
+		return left
+	}
+	return d.notOpened(http.StatusBadGateway, fmt.Errorf("the engine of worker %d did not open the session: %w", w.ID, err))
 }
 
 // maxOpened bounds an engine's answer to the opening of a session, in bytes.
@@ -216,8 +232,26 @@ const maxOpened = 16 << 10
 func (d *Dispatch) rollBack() {
 	if v := d.backed.opened; v != 0 {
 		_, _, _ = d.Pool.EndSession(context.Background(), d.plan.Session.Key, v, false)
-		d.backed = engineSession{}
+		d.backed.id, d.backed.asked, d.backed.opened = "", nil, 0
 		d.bound, d.state = affinity.Binding{}, affinity.Free
+	}
+}
+
+// keepSession keeps the session in the engine, for the answer has begun. No other worker may
+// serve the request from now on.
+func (d *Dispatch) keepSession() {
+	if d.backed.opened != 0 {
+		d.backed.opened = 0
+		d.only = only{d.attempt.Worker, nvext.Some(d.attempt.Target.Rank), ReasonSession}
+	}
+}
+
+// doubtSession has the worker asked soon whether it has restarted, because its engine refused a
+// turn of a session.
+func (d *Dispatch) doubtSession() {
+	if w := d.attempt.Worker; d.backed.id != "" {
+		w.Engine.AskAgain()
+		d.Probes.AskAgain(w)
 	}
 }
 

@@ -32,6 +32,7 @@ type Turn struct {
 	Worker   *pool.Worker
 	Target   kvscore.Target
 	Upstream *reverseproxy.Upstream
+	Held     bool // by the engine, as a session: the request has only what is new in it
 }
 
 // MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
@@ -42,7 +43,7 @@ func (d *Dispatch) foresee(resp *http.Response) {
 	if d.next != nil { // of an answer that the operator's retry_match retried
 		d.next(nil, nil, nil)
 	}
-	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last}
+	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last, Held: d.backed.id != ""}
 	if d.Body != nil {
 		t.Size = d.Body.Size
 	}

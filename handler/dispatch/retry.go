@@ -110,7 +110,7 @@ func (d *Dispatch) unserved(err error) *api.Refusal {
 	var own *api.Refusal
 	var he caddyhttp.HandlerError
 	switch {
-	case errors.As(err, &own):
+	case errors.As(err, &own) || errors.As(d.failure, &own):
 		return own
 	case d.plan.Once != nil && d.plan.Once.Failed.Load():
 		return plan.Unreadable(d.plan.API, err)

@@ -144,8 +144,8 @@ func (d *Dispatch) sessionTTL() time.Duration {
 
 // commit binds the session to the target that answers it.
 func (d *Dispatch) commit(ctx context.Context) {
-	if !d.use.Begun(d.plan.Session.Key) || d.away || d.backed.id != "" {
-		return // a session that is bound elsewhere stays there for its next turn
+	if !d.use.Begun(d.plan.Session.Key) || d.away || d.bound.Kind == affinity.EngineBacked {
+		return // a session that is bound elsewhere stays there for its next turn, and one in an engine always
 	}
 	target, idle := d.attempt.lease.Target(), d.plan.Session.TTL
 	if d.bound.Version != 0 && d.bound.Target == target && (idle == 0 || idle == d.bound.TTL) {

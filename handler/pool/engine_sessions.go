@@ -3,6 +3,8 @@ package pool
 import (
 	"context"
 	"errors"
+	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,16 +36,18 @@ type Caller func(ctx context.Context, dial, path string, body []byte) (status in
 type engineSessions struct {
 	mu      sync.Mutex
 	closing map[*Worker]*closings
-	queued  sync.WaitGroup // workers with sessions to close
+	idle    chan struct{} // closed when there is nothing to close; nil if nobody waits
 
 	newLost, oldLost map[affinity.Key]struct{} // old is dropped when new is full
 }
 
-// closings are the sessions to be closed on one worker. One goroutine closes them in turn,
-// until none is left.
-type closings struct {
-	ids  []string      // in order; the first may be under way
-	busy chan struct{} // closed when the call that is under way has ended; nil if there is none
+// closings are the sessions to be closed on one worker, in order. One goroutine closes them,
+// until none is left. The first may be under way.
+type closings struct{ queue []closing }
+
+type closing struct {
+	id   string
+	over chan struct{} // closed when the session is closed, or the router has given up
 }
 
 // CloseSession has the worker's engine close a session in the background.
@@ -63,37 +67,46 @@ func (p *Pool) CloseSession(b affinity.Binding) {
 		}
 		c = new(closings)
 		s.closing[w] = c
-		s.queued.Add(1)
 		go p.closeSessions(w, c)
 	}
-	if len(c.ids) >= maxClosing {
+	if len(c.queue) >= maxClosing {
 		p.countSession("close", "dropped")
 		return
 	}
-	c.ids = append(c.ids, b.EngineSession)
+	c.queue = append(c.queue, closing{b.EngineSession, make(chan struct{})})
 }
 
 // closeSessions closes the sessions that wait on a worker.
 func (p *Pool) closeSessions(w *Worker, c *closings) {
 	s := &p.engineSessions
-	defer s.queued.Done()
-	for {
+	for left := 1; left > 0; {
 		s.mu.Lock()
-		if len(c.ids) == 0 {
-			delete(s.closing, w)
-			s.mu.Unlock()
-			return
+		id := c.queue[0].id
+		s.mu.Unlock()
+		outcome := p.closeSession(w, id)
+		p.countSession("close", outcome)
+		s.mu.Lock()
+		over := 1
+		if outcome == "failed" && p.hasEnded() {
+			over = len(c.queue) // nobody waits for an engine that does not answer
 		}
-		id := c.ids[0]
-		c.ids, c.busy = c.ids[1:], make(chan struct{})
+		for _, one := range c.queue[:over] {
+			close(one.over)
+		}
+		c.queue = c.queue[over:]
+		if left = len(c.queue); left == 0 {
+			s.leave(w)
+		}
 		s.mu.Unlock()
+	}
+}
 
-		p.countSession("close", p.closeSession(w, id))
-
-		s.mu.Lock()
-		close(c.busy)
-		c.busy = nil
-		s.mu.Unlock()
+// leave records that nothing is left to be closed on a worker. The caller holds the lock.
+func (s *engineSessions) leave(w *Worker) {
+	delete(s.closing, w)
+	if len(s.closing) == 0 && s.idle != nil {
+		close(s.idle)
+		s.idle = nil
 	}
 }
 
@@ -105,13 +118,20 @@ func (p *Pool) closeSession(w *Worker, id string) (outcome string) {
 		if try > 0 && !p.sleep(time.Second<<(try-1)) {
 			break
 		}
-		if now := w.Engine.Info().Life; now != life && life != "" {
-			return "gone" // the engine has restarted
-		}
 		e := p.EngineOf(w)
-		status, err := p.call(w, e.CloseSession(id))
-		if err == nil && e.Closed(status) {
+		call := e.CloseSession(id)
+		if now := w.Engine.Info().Life; now != life && life != "" || call.Path == "" {
+			return "gone" // the engine has restarted, or is another one
+		}
+		status, err := p.call(w, call)
+		switch {
+		case err == nil && e.Closed(status):
 			return "closed"
+		case err != nil && Refused(err):
+			return "gone" // its process has ended
+		}
+		if err == nil && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
+			break // it wants a key that the router does not have
 		}
 	}
 	p.Incidents.Raise(time.Now(), "engines fail to close sessions, and close them only by their own timeout", p.Logger)
@@ -130,6 +150,16 @@ func (p *Pool) sleep(d time.Duration) bool {
 	}
 }
 
+// hasEnded returns whether Destruct has ended the pool's upkeep.
+func (p *Pool) hasEnded() bool {
+	select {
+	case <-p.stop:
+		return true
+	default:
+		return false
+	}
+}
+
 var errNoCaller = errors.New("no configuration has asked the worker yet")
 
 func (p *Pool) call(w *Worker, call engine.SessionCall) (status int, err error) {
@@ -143,32 +173,42 @@ func (p *Pool) call(w *Worker, call engine.SessionCall) (status int, err error) 
 	return status, err
 }
 
-// Reopen withdraws what would close a session on a worker, because a client opens it again. It
-// waits for a call that is under way.
-func (p *Pool) Reopen(ctx context.Context, w *Worker, id string) error {
-	s := &p.engineSessions
-	s.mu.Lock()
-	var busy chan struct{}
-	if c := s.closing[w]; c != nil {
-		busy = c.busy
-		kept := c.ids[:0]
-		for _, other := range c.ids {
-			if other != id {
-				kept = append(kept, other)
-			}
+// AwaitClosed waits until no session of an id is left to be closed on a worker. A client that
+// opens it again must not get the context of the earlier one. The error is the context's.
+func (p *Pool) AwaitClosed(ctx context.Context, w *Worker, id string) error {
+	p.Sessions.store.Reported(ctx)
+	for {
+		over := p.engineSessions.hasten(w, id)
+		if over == nil {
+			return ctx.Err()
 		}
-		c.ids = kept
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	s.mu.Unlock()
-	if busy == nil {
+}
+
+// hasten moves a session to the head of those that wait to be closed. It returns a channel
+// that is closed when the session is over; nil if it does not wait.
+func (s *engineSessions) hasten(w *Worker, id string) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.closing[w]
+	if c == nil {
 		return nil
 	}
-	select {
-	case <-busy:
+	i := slices.IndexFunc(c.queue, func(one closing) bool { return one.id == id })
+	if i < 0 {
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	found := c.queue[i]
+	if i > 1 {
+		copy(c.queue[2:i+1], c.queue[1:i])
+		c.queue[1] = found
+	}
+	return found.over
 }
 
 // EndSession ends a binding, if it has the version. The engine closes the session if it holds
@@ -196,8 +236,8 @@ func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding, _ affinity.Rea
 	p.CloseSession(b)
 }
 
-// loseSessions ends the bindings of the sessions that a worker's engine held before it
-// restarted. There is nothing to close.
+// loseSessions ends the bindings of the sessions that a worker's engine held before its process
+// ended. There is nothing to close.
 func (p *Pool) loseSessions(w *Worker) {
 	for _, key := range p.Sessions.store.EngineBacked() {
 		b, ok, err := p.Sessions.Peek(context.Background(), key)
@@ -213,20 +253,24 @@ func (p *Pool) loseSessions(w *Worker) {
 
 // closeAll closes the sessions that engines hold, for the pool ends.
 func (p *Pool) closeAll() {
+	p.Sessions.store.Reported(context.Background())
 	for _, key := range p.Sessions.store.EngineBacked() {
 		if b, ok, err := p.Sessions.Peek(context.Background(), key); ok && err == nil {
 			_, _, _ = p.EndSession(context.Background(), key, b.Version, false)
 		}
 	}
-	done := make(chan struct{})
-	go func() {
-		p.engineSessions.queued.Wait()
-		close(done)
-	}()
+	s, idle := &p.engineSessions, make(chan struct{})
+	s.mu.Lock()
+	if len(s.closing) == 0 {
+		close(idle)
+	} else {
+		s.idle = idle
+	}
+	s.mu.Unlock()
 	timer := time.NewTimer(lastCloses)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-idle:
 	case <-timer.C:
 		p.Logger().Warn("engines did not close their sessions in time; their own timeout closes them")
 	}
@@ -244,7 +288,8 @@ func (p *Pool) lose(key affinity.Key) {
 }
 
 // Lost returns whether an engine held the session of a key, which is lost.
-func (p *Pool) Lost(key affinity.Key) bool {
+func (p *Pool) Lost(ctx context.Context, key affinity.Key) bool {
+	p.Sessions.store.Reported(ctx) // it may have expired just now
 	s := &p.engineSessions
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,7 +298,7 @@ func (p *Pool) Lost(key affinity.Key) bool {
 	return isNew || isOld
 }
 
-// Found forgets that the session of a key was lost, because a client has opened it again.
+// Found forgets that the session of a key was lost, because a client has bound it again.
 func (p *Pool) Found(key affinity.Key) {
 	s := &p.engineSessions
 	s.mu.Lock()

@@ -66,7 +66,7 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	case !r.allowed:
 		r.count(outcomeOff)
 		return nil
-	case p.Request == nil || !p.Request.Continues() || p.Session.Final || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
+	case p.Request == nil || !p.Request.Continues() || p.Session.Final || t.Held || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
 		r.count(outcomeUnfit)
 		return nil
 	}

@@ -1,0 +1,239 @@
+package tests
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// caddyConfig is the environment variable that makes this program a Caddy with a configuration
+// file.
+const caddyConfig = "KVROUTER_TEST_CADDY"
+
+// runCaddy runs a Caddy until a signal ends the process.
+func runCaddy(file string) {
+	caddy.TrapSignals()
+	cfg, err := os.ReadFile(file)
+	if err == nil {
+		err = caddy.Load(cfg, true)
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	select {}
+}
+
+// startProcess runs a Caddy in a process of its own, until the test ends.
+func startProcess(t *testing.T, engines []*engine.Engine) (*server, *os.Process) {
+	t.Helper()
+	dir := t.TempDir()
+	s := &server{admin: freeAddr(t), addr: freeAddr(t), log: filepath.Join(dir, "caddy.log")}
+	s.url, s.globals = "http://"+s.addr, "storage file_system "+dir
+	s.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	cfg, err := adapt(s.caddyfile(simulated(engines)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "caddy.json")
+	if err := os.WriteFile(file, cfg, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), caddyConfig+"="+file)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	eventually(t, 20*time.Second, "Caddy to serve", func() bool {
+		status, _, err := s.get(t.Context(), s.url+"/.config")
+		return err == nil && status == http.StatusOK
+	})
+	s.knows(t, engines)
+	return s, cmd.Process
+}
+
+// TestSessionsAndTheEndOfCaddy ends Caddy in the middle of conversations: by a signal it closes
+// the sessions; if it is killed, the next one finds them open.
+func TestSessionsAndTheEndOfCaddy(t *testing.T) {
+	engines := holders(t, 2, engine.Config{})
+	const n = 5
+	ids := func(with string) (list []string) {
+		for i := range n {
+			list = append(list, fmt.Sprint(with, i))
+		}
+		return list
+	}
+	s, process := startProcess(t, engines)
+	for _, id := range ids("t") {
+		s.mustTurn(t, turn{id: id, action: "open"})
+	}
+	if err := process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids("t") {
+		closedOnce(t, engines, id, 1)
+	}
+
+	engines = engines[:1] // else the next Caddy may open them elsewhere
+	s, process = startProcess(t, engines)
+	for _, id := range ids("k") {
+		s.mustTurn(t, turn{id: id, action: "open"})
+	}
+	if err := process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	s, _ = startProcess(t, engines)
+	for _, id := range ids("k") {
+		if open(engines[0], id) != 1 {
+			t.Errorf("%s: the engine did %v", id, did(engines, id))
+		}
+		s.mustTurn(t, turn{id: id, action: "open"})
+		s.mustTurn(t, turn{id: id, action: "close"})
+		closedOnce(t, engines, id, 1)
+		if n := did(engines, id); n[engine.Exists] != 1 {
+			t.Errorf("%s: the engine did %v", id, n)
+		}
+	}
+}
+
+// TestClosesAreRepeated has an engine that fails to close sessions. Other engines close theirs
+// meanwhile, and the client can open the session again when it is closed.
+func TestClosesAreRepeated(t *testing.T) {
+	engines := holders(t, 2, engine.Config{})
+	s := startHolding(t, engines)
+	for i := range 6 {
+		s.mustTurn(t, turn{id: fmt.Sprint(i), action: "open"})
+	}
+	home, others := holderOf(t, engines, "0")
+	fails(t, home, engine.Fault{Kind: engine.Status, Status: 500, Path: engine.ClosePath, Count: 2})
+	for i := range 6 {
+		s.mustTurn(t, turn{id: fmt.Sprint(i), action: "close"})
+	}
+	for i := range 6 {
+		eventually(t, 2*time.Second, "the other engine to close", func() bool { return open(others[0], fmt.Sprint(i)) == 0 })
+	}
+	if open(home, "0") != 1 {
+		t.Error("it is closed although that failed")
+	}
+	s.mustTurn(t, turn{id: "0", action: "open"})
+	s.mustTurn(t, turn{id: "0", action: "close"})
+	closedOnce(t, engines, "0", 2)
+	for i := 1; i < 6; i++ {
+		closedOnce(t, engines, fmt.Sprint(i), 1)
+	}
+	if got := s.logged(t, "engines fail to close sessions"); got != 0 {
+		t.Errorf("logged %d times that they are not closed", got)
+	}
+}
+
+// TestSessionsOfHungEngines has engines that hang while they open and close sessions.
+func TestSessionsOfHungEngines(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 11 s")
+	}
+	engines := holders(t, 2, engine.Config{})
+	s := startHolding(t, engines, "trust pins",
+		fmt.Sprintf("worker %s {\nid 1\n}\nworker %s {\nid 2\n}", engines[0].Addr(), engines[1].Addr()))
+	const first, second = `"backend_instance_id":1,`, `"backend_instance_id":2,`
+	s.mustTurn(t, turn{id: "c", action: "open", nvext: second})
+	fails(t, engines[0], engine.Fault{Kind: engine.Hang, Path: engine.OpenPath, Late: true, Count: 1})
+	fails(t, engines[1], engine.Fault{Kind: engine.Hang, Path: engine.ClosePath, Count: 1})
+	var both sync.WaitGroup
+	both.Go(func() {
+		s.refusedTurn(t, turn{id: "o", action: "open", nvext: first}, http.StatusBadGateway, "session_not_opened")
+		closedOnce(t, engines, "o", 1)
+	})
+	both.Go(func() {
+		s.mustTurn(t, turn{id: "c", action: "close"})
+		s.mustTurn(t, turn{id: "d", action: "open", nvext: second}) // opens do not wait for it
+		s.mustTurn(t, turn{id: "d", action: "close"})
+		closedOnce(t, engines, "c", 1)
+		closedOnce(t, engines, "d", 1)
+	})
+	both.Wait()
+	s.booksAtZero(t)
+}
+
+// TestSessionsOutlastReloads reloads between the turns of a session and in one.
+func TestSessionsOutlastReloads(t *testing.T) {
+	engines := holders(t, 3, engine.Config{})
+	s := startHolding(t, engines)
+	s.mustTurn(t, turn{action: "open"})
+	home, _ := holderOf(t, engines, "s")
+	slow(t, home)
+	under := s.startTurn(t, turn{stream: true, tokens: 40})
+	running(t, engines, atGenerate, "s", 1)
+	if err := s.load(simulated(engines, "policy least_load")); err != nil {
+		t.Fatal(err)
+	}
+	if a := under.wait(t); !a.ok() {
+		t.Errorf("the turn under way: status %d, error %v", a.status, a.err)
+	}
+	fails(t, home, engine.Fault{Path: atGenerate})
+	if err := s.reload(simulated(engines, "policy least_load", "affinity {\nmode off\n}")); err != nil {
+		t.Fatal(err)
+	}
+	s.mustTurn(t, turn{})
+	s.mustTurn(t, turn{action: "close"})
+	closedOnce(t, engines, "s", 1)
+	checkContext(t, engines, "s", 4)
+}
+
+// TestPinsDoNotMoveSessions has turns with a pin to another worker.
+func TestPinsDoNotMoveSessions(t *testing.T) {
+	engines := holders(t, 2, engine.Config{Ranks: 2})
+	s := startHolding(t, engines, "trust pins",
+		fmt.Sprintf("worker %s {\nid 1\n}\nworker %s {\nid 2\n}", engines[0].Addr(), engines[1].Addr()))
+	pin := func(worker, rank int) string {
+		return fmt.Sprintf(`"backend_instance_id":%d,"dp_rank":%d,`, worker, rank)
+	}
+	s.mustTurn(t, turn{action: "open", nvext: pin(2, 1)})
+	if open(engines[1], "s") != 1 {
+		t.Fatalf("the engines did %v, want the session on the second", did(engines, "s"))
+	}
+	for _, elsewhere := range []string{pin(1, 1), pin(2, 0), `"dp_rank":0,`} {
+		s.refusedTurn(t, turn{nvext: elsewhere}, http.StatusBadRequest, "invalid_pin")
+	}
+	if a := s.mustTurn(t, turn{nvext: pin(2, 1)}); a.engine() != "e2" {
+		t.Errorf("served by %s", a.engine())
+	}
+	if a := s.mustTurn(t, turn{nvext: pin(1, 0), action: "close"}); a.engine() != "e1" {
+		t.Errorf("the last turn was served by %s", a.engine())
+	}
+	closedOnce(t, engines, "s", 1)
+
+	s.mustTurn(t, turn{id: "r", action: "open", nvext: pin(2, 1)})
+	s.mustTurn(t, turn{id: "r", action: "close", nvext: `"dp_rank":0,`})
+	closedOnce(t, engines, "r", 1)
+}
+
+// TestOthersDoNotEndASession has requests with the session's key that are no turns of it.
+func TestOthersDoNotEndASession(t *testing.T) {
+	engines := holders(t, 3, engine.Config{})
+	s := startHolding(t, engines, "policy round_robin")
+	s.mustTurn(t, turn{action: "open", path: atGenerate})
+	body := []byte(fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":8}}`, text))
+	for range 6 {
+		if a := s.post(t.Context(), atGenerate, body, "X-Session-Id", "s"); !a.ok() {
+			t.Errorf("status %d, body %.300q", a.status, a.body)
+		}
+	}
+	s.mustTurn(t, turn{})
+	s.mustTurn(t, turn{action: "close"})
+	closedOnce(t, engines, "s", 1)
+	checkContext(t, engines, "s", 3)
+}

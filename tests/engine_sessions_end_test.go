@@ -1,0 +1,366 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+// fails sets a fault of an engine.
+func fails(t testing.TB, e *engine.Engine, f engine.Fault) {
+	t.Helper()
+	if err := e.SetFault(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// slow has the turns of an engine take about 50 ms a token.
+func slow(t testing.TB, e *engine.Engine) {
+	t.Helper()
+	fails(t, e, engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800})
+}
+
+// holderOf returns the engine that holds a session, and the others.
+func holderOf(t testing.TB, engines []*engine.Engine, id string) (home *engine.Engine, others []*engine.Engine) {
+	t.Helper()
+	i := slices.IndexFunc(engines, func(e *engine.Engine) bool { return open(e, id) > 0 })
+	if i < 0 {
+		t.Fatalf("no engine holds %s: they did %v", id, did(engines, id))
+	}
+	return engines[i], slices.Delete(slices.Clone(engines), i, i+1)
+}
+
+// running waits until an engine computes n turns of a session, or has a request at a path
+// without an end.
+func running(t testing.TB, engines []*engine.Engine, path, id string, n int) {
+	t.Helper()
+	eventually(t, 10*time.Second, fmt.Sprintf("%d requests at %s to be under way", n, path), func() bool {
+		found := 0
+		for _, e := range engines {
+			for _, r := range e.Journal() {
+				if r.Path == path && r.Outcome == engine.Running && (r.Session == id || r.Session == "") {
+					found++
+				}
+			}
+		}
+		return found == n
+	})
+}
+
+// TestTurnsOfASessionComeOneByOne has several turns at once. SGLang refuses the second.
+func TestTurnsOfASessionComeOneByOne(t *testing.T) {
+	t.Run("Wait", func(t *testing.T) {
+		engines := holders(t, 2, engine.Config{})
+		s := startHolding(t, engines)
+		s.mustTurn(t, turn{action: "open"})
+		home, _ := holderOf(t, engines, "s")
+		slow(t, home)
+		turns := []asked{s.startTurn(t, turn{stream: true})}
+		running(t, engines, atGenerate, "s", 1)
+		leaver := s.startTurn(t, turn{})
+		for range 2 {
+			turns = append(turns, s.startTurn(t, turn{}))
+		}
+		time.Sleep(100 * time.Millisecond)
+		leaver.leave()
+		for _, q := range turns {
+			if a := q.wait(t); !a.ok() {
+				t.Errorf("status %d, error %v, body %.300q", a.status, a.err, a.body)
+			}
+		}
+		fails(t, home, engine.Fault{Path: atGenerate})
+		s.mustTurn(t, turn{action: "close"})
+		closedOnce(t, engines, "s", 1)
+		if n := did(engines, "s")[engine.Continued]; n != 5 {
+			t.Errorf("%d turns, want 5", n)
+		}
+		s.booksAtZero(t)
+	})
+	t.Run("Refuse", func(t *testing.T) {
+		engines := holders(t, 1, engine.Config{})
+		s := startHolding(t, engines, "affinity {\nbusy refuse\n}")
+		s.mustTurn(t, turn{action: "open"})
+		slow(t, engines[0])
+		first := s.startTurn(t, turn{})
+		running(t, engines, atGenerate, "s", 1)
+		for _, action := range []string{"", "open", "close"} {
+			a := s.turn(t, turn{action: action})
+			if a.wantRefusal(t, http.StatusConflict, "session_busy"); a.header.Get("Retry-After") == "" {
+				t.Errorf("%q: no Retry-After", action)
+			}
+		}
+		if a := first.wait(t); !a.ok() {
+			t.Errorf("status %d, error %v", a.status, a.err)
+		}
+		fails(t, engines[0], engine.Fault{Path: atGenerate})
+		eventually(t, 5*time.Second, "the session to be free", func() bool { return s.turn(t, turn{}).ok() })
+		s.mustTurn(t, turn{action: "close"})
+		closedOnce(t, engines, "s", 1)
+	})
+	t.Run("OpensAtOnce", func(t *testing.T) {
+		engines := holders(t, 3, engine.Config{})
+		s := startHolding(t, engines)
+		var opens []asked
+		for range 8 {
+			opens = append(opens, s.startTurn(t, turn{action: "open"}))
+		}
+		for _, q := range opens {
+			if a := q.wait(t); !a.ok() {
+				t.Errorf("status %d, error %v, body %.300q", a.status, a.err, a.body)
+			}
+		}
+		s.mustTurn(t, turn{action: "close"})
+		closedOnce(t, engines, "s", 1)
+	})
+}
+
+// TestClientsThatLeaveTheirSessions has clients leave in each phase. Whatever an engine has
+// opened is closed once.
+func TestClientsThatLeaveTheirSessions(t *testing.T) {
+	engines := holders(t, 2, engine.Config{})
+	s := startHolding(t, engines)
+	for _, v := range []struct {
+		name    string
+		fault   engine.Fault
+		before  []turn // whole ones
+		u       turn   // the client leaves in it
+		path    string // of the request that is under way then
+		opened  int
+		unknown int // closes of sessions that the engine did not open
+	}{
+		{"opening", engine.Fault{Kind: engine.Hang, Path: engine.OpenPath}, nil, turn{action: "open"}, engine.OpenPath, 0, 1},
+		{"opened", engine.Fault{Kind: engine.Hang, Path: engine.OpenPath, Late: true}, nil, turn{action: "open"}, engine.OpenPath, 1, 0},
+		{"before-the-answer", engine.Fault{Kind: engine.Hang, Path: atGenerate}, nil, turn{action: "open"}, atGenerate, 1, 0},
+		{"before-a-stream", engine.Fault{Kind: engine.Hang, Path: atGenerate}, nil, turn{action: "open", stream: true}, atGenerate, 1, 0},
+		{"in-the-first-stream", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, nil, turn{action: "open", stream: true, ttl: 1, tokens: 400}, atGenerate, 1, 0},
+		{"in-a-stream", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open", ttl: 1}}, turn{stream: true, tokens: 400}, atGenerate, 1, 0},
+		{"in-an-answer", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open", ttl: 1}}, turn{tokens: 400}, atGenerate, 1, 0},
+		{"in-the-last-turn", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open"}}, turn{action: "close", stream: true, tokens: 400}, atGenerate, 1, 0},
+		{"opening-once-more", engine.Fault{Kind: engine.Hang, Path: engine.OpenPath}, []turn{{action: "open", ttl: 1}}, turn{action: "open"}, engine.OpenPath, 1, 0},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			for _, u := range v.before {
+				u.id = v.name
+				s.mustTurn(t, u)
+			}
+			for _, e := range engines {
+				fails(t, e, v.fault)
+			}
+			v.u.id = v.name
+			q := s.startTurn(t, v.u)
+			running(t, engines, v.path, v.name, 1)
+			if v.u.stream && v.fault.Kind == engine.Slow {
+				time.Sleep(200 * time.Millisecond) // a few tokens
+			}
+			q.leave()
+			for _, e := range engines {
+				fails(t, e, engine.Fault{Path: v.fault.Path})
+			}
+			eventually(t, 10*time.Second, fmt.Sprintf("the sessions to be closed: %v", did(engines, v.name)), func() bool {
+				n := did(engines, v.name)
+				return n[engine.Opened] == v.opened && n[engine.Closed]+n[engine.Deferred] == v.opened && n[engine.Unknown] == v.unknown
+			})
+			eventually(t, 5*time.Second, "no session to be bound", func() bool { return s.scrape(t).value(sessions) == 0 })
+			s.booksAtZero(t)
+			// the id is as good as new
+			v.u = turn{id: v.name}
+			for _, v.u.action = range []string{"open", "close"} {
+				eventually(t, 5*time.Second, "a new session of the id", func() bool { return s.turn(t, v.u).ok() })
+			}
+		})
+	}
+}
+
+// TestFailedTurnsCloseWhatTheyOpened has an engine that opens sessions, and then fails. It is
+// the only one until it has failed.
+func TestFailedTurnsCloseWhatTheyOpened(t *testing.T) {
+	for _, v := range []struct {
+		name   string
+		fault  engine.Fault
+		opened int
+		status int
+	}{
+		{"Refuses", engine.Fault{Kind: engine.Refuse}, 1, 200},
+		{"Busy", engine.Fault{Kind: engine.Status, Status: 503, Path: atGenerate}, 2, 200},
+		{"HangsUp", engine.Fault{Kind: engine.CloseConn, Path: atGenerate}, 2, 200},
+		{"Fails", engine.Fault{Kind: engine.Status, Status: 500, Path: atGenerate}, 1, 500},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := holders(t, 2, engine.Config{})
+			s := startHolding(t, engines, "worker "+engines[1].Addr()+" {\ndrain\n}")
+			fails(t, engines[0], v.fault)
+			a := s.turn(t, turn{action: "open"})
+			if a.status != v.status || a.ok() && a.engine() != "e2" {
+				t.Errorf("status %d of %s, error %v, body %.300q", a.status, a.engine(), a.err, a.body)
+			}
+			if a.ok() {
+				s.mustTurn(t, turn{})
+				s.mustTurn(t, turn{action: "close"})
+			}
+			closedOnce(t, engines, "s", v.opened)
+			if n := s.scrape(t).value(sessions); n != 0 {
+				t.Errorf("%v sessions are bound", n)
+			}
+		})
+	}
+}
+
+// TestKilledWorkersLoseTheirSessions kills the engine of a session.
+func TestKilledWorkersLoseTheirSessions(t *testing.T) {
+	engines := holders(t, 2, engine.Config{})
+	s := startHolding(t, engines)
+	s.mustTurn(t, turn{action: "open"})
+	home, others := holderOf(t, engines, "s")
+	home.Kill()
+	if a := s.turn(t, turn{}); a.status != http.StatusServiceUnavailable { // it is found out by this turn
+		a.wantRefusal(t, http.StatusGone, "session_lost")
+	}
+	for _, action := range []string{"", "close", ""} {
+		s.refusedTurn(t, turn{action: action}, http.StatusGone, "session_lost")
+	}
+	if a := s.mustTurn(t, turn{action: "open"}); a.engine() != others[0].Name() {
+		t.Errorf("opened on %s", a.engine())
+	}
+	if err := home.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if a := s.mustTurn(t, turn{}); a.engine() != others[0].Name() {
+		t.Errorf("served by %s", a.engine())
+	}
+	s.mustTurn(t, turn{action: "close"})
+	closedOnce(t, others, "s", 1)
+	s.mustTurn(t, turn{}) // it has ended, and is not lost
+}
+
+// TestRestartedWorkersLoseTheirSessions restarts the engine of a session between two turns.
+func TestRestartedWorkersLoseTheirSessions(t *testing.T) {
+	engines := holders(t, 1, engine.Config{})
+	s := startHolding(t, engines)
+	s.mustTurn(t, turn{action: "open"})
+	if err := engines[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 15*time.Second, "the restart to be noticed", func() bool { return s.turn(t, turn{}).status == http.StatusGone })
+	s.mustTurn(t, turn{action: "bind"}) // now only the router remembers it
+	s.mustTurn(t, turn{})
+	if n := did(engines, "s"); n[engine.Closed]+n[engine.Deferred] > 0 {
+		t.Errorf("the engine did %v", n)
+	}
+}
+
+// TestBindingsThatEndCloseTheirSessions has bindings that end without a last turn.
+func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
+	engines := holders(t, 3, engine.Config{})
+	s := startHolding(t, engines, "affinity {\nttl 5m\n}")
+	t.Run("Expiry", func(t *testing.T) {
+		const n = 16
+		var late sync.WaitGroup
+		for i := range n {
+			u := turn{id: fmt.Sprintf("x%d", i), action: "open", ttl: 1}
+			s.mustTurn(t, u)
+			ended := time.Now()
+			late.Go(func() { // before the store has looked for what has expired, too
+				time.Sleep(time.Until(ended.Add(time.Second + time.Duration(i)*30*time.Millisecond)))
+				s.refusedTurn(t, turn{id: u.id}, http.StatusGone, "session_lost")
+			})
+		}
+		late.Wait()
+		for i := range n {
+			closedOnce(t, engines, fmt.Sprintf("x%d", i), 1)
+		}
+		for _, e := range engines {
+			for _, r := range e.Journal() {
+				if r.Path == engine.OpenPath && !slices.Contains([]int{31, 330}, timeoutOf(t, r)) {
+					t.Errorf("opened by %s", r.Body)
+				}
+			}
+		}
+	})
+	t.Run("Admin", func(t *testing.T) {
+		s.mustTurn(t, turn{id: "d", action: "open"})
+		if status, text := s.api(t, http.MethodDelete, defaultPool+"/sessions/d", nil, nil); status != http.StatusOK {
+			t.Fatalf("status %d: %s", status, text)
+		}
+		s.refusedTurn(t, turn{id: "d"}, http.StatusGone, "session_lost")
+		closedOnce(t, engines, "d", 1)
+		s.mustTurn(t, turn{id: "d", action: "open"})
+		s.mustTurn(t, turn{id: "d", action: "close"})
+		closedOnce(t, engines, "d", 2)
+	})
+	t.Run("Eviction", func(t *testing.T) {
+		const n, most = 12, 3
+		for i := range n {
+			s.mustTurn(t, turn{id: fmt.Sprintf("v%d", i), action: "open"})
+		}
+		if err := s.reload(simulated(engines, fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most))); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 10*time.Second, "the longest idle to be closed", func() bool {
+			left := 0
+			for i := range n {
+				for _, e := range engines {
+					left += open(e, fmt.Sprintf("v%d", i))
+				}
+			}
+			return left == most
+		})
+		gone := 0
+		for i := range n {
+			if s.turn(t, turn{id: fmt.Sprintf("v%d", i), action: "close"}).status == http.StatusGone {
+				gone++
+			}
+		}
+		if gone != n-most {
+			t.Errorf("%d sessions were lost, want %d", gone, n-most)
+		}
+		for i := range n {
+			closedOnce(t, engines, fmt.Sprintf("v%d", i), 1)
+		}
+	})
+	t.Run("PoolEnds", func(t *testing.T) {
+		for i := range 3 {
+			s.mustTurn(t, turn{id: fmt.Sprintf("p%d", i), action: "open"})
+		}
+		slow(t, engines[0])
+		if err := s.reload("respond none"); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			closedOnce(t, engines, fmt.Sprintf("p%d", i), 1)
+		}
+	})
+}
+
+// TestTurnsInOtherAPIs has a session of /generate, and turns in APIs in which the engine ignores
+// it.
+func TestTurnsInOtherAPIs(t *testing.T) {
+	engines := holders(t, 2, engine.Config{})
+	s := startHolding(t, engines)
+	for _, action := range []string{"open", "", "close"} {
+		for _, path := range []string{atChat, atCompletions} {
+			s.refusedTurn(t, turn{path: path, action: action}, http.StatusBadRequest, "session_not_opened")
+		}
+		body := turn{action: action}.body()
+		if a := s.post(t.Context(), atGenerate, []byte(`{"model":"sim-8b",`+body[1:])); !a.ok() {
+			t.Errorf("%q: status %d, body %.300q", action, a.status, a.body)
+		}
+	}
+	closedOnce(t, engines, "s", 1)
+	checkContext(t, engines, "s", 3)
+}
+
+// timeoutOf returns the idle timeout of a session that was opened, in seconds.
+func timeoutOf(t testing.TB, r engine.Record) int {
+	t.Helper()
+	var body struct{ Timeout int }
+	if err := json.Unmarshal(r.Body, &body); err != nil {
+		t.Error(err)
+	}
+	return body.Timeout
+}
