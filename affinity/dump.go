@@ -55,9 +55,9 @@ func (r *Ristretto) save(chunk []*entry, part []Saved) ([]Saved, bool) {
 }
 
 // Restore binds a session as it was before, if it has no binding now. The time to live
-// continues from the last use. Restore returns false without an error in three cases: the
-// session has a binding, the time is over, or the store is full of bindings that were used
-// later.
+// continues from the last use. Restore returns false without an error if the session has a
+// binding, or if its time is over. It does the same if the store is full of bindings that were
+// used later.
 func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 	if s.TTL <= 0 {
 		return false, ErrTTL

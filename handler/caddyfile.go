@@ -194,7 +194,7 @@ func (h *Handler) unmarshalPersist(d *caddyfile.Dispenser) error {
 			return d.Errf("persist: must be %s, got '%s'", want, d.Val())
 		}
 	}
-	return options{"router": &p.Router}.readBlock(d, "persist option")
+	return options{"router": &p.Router}.readBlock(d, "affinity persist option")
 }
 
 func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {

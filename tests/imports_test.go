@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"handler/dispatch"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
 	{"handler/engine"},
-	{"handler/body", "handler/api", "handler/nvext", "affinity/storetest"},
+	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot", "affinity/storetest"},
 	{"handler/rawjson", "affinity", "kvscore/events"},
 	{"kvscore"},
 	{"kvscore/index"},
@@ -28,7 +28,7 @@ var layers = [][]string{
 
 // pure are the packages that import neither Caddy nor net/http, so that they can be
 // tested, fuzzed and replayed alone.
-var pure = []string{"kvscore", "kvscore/index", "affinity", "affinity/storetest", "handler/rawjson", "handler/api", "handler/nvext"}
+var pure = []string{"kvscore", "kvscore/index", "affinity", "affinity/storetest", "handler/rawjson", "handler/api", "handler/nvext", "handler/snapshot"}
 
 func TestImportsPointDown(t *testing.T) {
 	layer := make(map[string]int)

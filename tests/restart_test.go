@@ -203,6 +203,9 @@ func TestRestartInTheMiddle(t *testing.T) {
 			}
 			t.Logf("%d conversations, %s\n%s", conversations, c.name, b.String())
 			if c.option == "" {
+				if n := r.of("after the restart, with key").predicted + r.of("after the restart, no key").predicted; n != 0 {
+					t.Errorf("%d cached tokens are predicted without a snapshot", n)
+				}
 				return
 			}
 			tolerance := 10

@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"maps"
+	"slices"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -21,6 +21,7 @@ type responses struct {
 
 	mu       sync.Mutex
 	new, old map[uint64]keptResponse // by the hash of the id; old is dropped when new is full
+	order    [2][]uint64             // the keys of old and new in their order
 }
 
 // keptResponse is what the pool remembers of a response.
@@ -40,21 +41,48 @@ func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity)
 func (r *responses) add(key uint64, kept keptResponse) {
 	if r.new == nil || len(r.new) >= maxResponses {
 		r.new, r.old = make(map[uint64]keptResponse), r.new
+		r.order = [2][]uint64{r.order[1], nil}
+	}
+	if _, known := r.new[key]; !known {
+		r.order[1] = append(r.order[1], key)
 	}
 	r.new[key] = kept
 	delete(r.old, key)
 }
 
-// dump passes all responses to each, the oldest first.
+// dump passes all responses to each, the oldest first. It holds the lock for a thousand at a
+// time. Those that are named meanwhile may come twice.
 func (r *responses) dump(each func(hash uint64, kept keptResponse)) {
 	r.mu.Lock()
-	old, fresh := maps.Clone(r.old), maps.Clone(r.new)
+	order := r.order
 	r.mu.Unlock()
-	for _, list := range []map[uint64]keptResponse{old, fresh} {
-		for hash, kept := range list {
-			each(hash, kept)
+	for _, keys := range order {
+		for keys := range slices.Chunk(keys, 1024) {
+			for _, one := range r.several(keys) {
+				each(one.hash, one.keptResponse)
+			}
 		}
 	}
+}
+
+type hashedResponse struct {
+	hash uint64
+	keptResponse
+}
+
+// several returns the responses with the keys that are still known.
+func (r *responses) several(keys []uint64) []hashedResponse {
+	list := make([]hashedResponse, 0, len(keys))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, key := range keys {
+		if kept, ok := r.new[key]; ok {
+			list = append(list, hashedResponse{key, kept})
+		} else if kept, ok := r.old[key]; ok {
+			list = append(list, hashedResponse{key, kept})
+		}
+	}
+	return list
 }
 
 // restore adds a response of an earlier run, and returns whether it was not known.

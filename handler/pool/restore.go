@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
@@ -70,7 +71,8 @@ type restorer struct {
 // restoredWorker is a worker of the snapshot. The zero value is one that is no upstream.
 type restoredWorker struct {
 	*Worker
-	hasCache bool // its engine has not restarted, as far as is known
+	same     bool // its engine has not restarted, as far as is known
+	hasCache bool // and may have its cache still
 }
 
 // readAll reads all parts. Without the first one, the others name unknown workers.
@@ -138,7 +140,8 @@ func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
 	if isNew && !s.Upstreams[saved.Dial] {
 		w.Seen.Store(saved.Seen.Unix()) // no source has named it in this run
 	}
-	one := restoredWorker{w, r.caches && w.Engine.recall(saved.Life)}
+	same := w.Engine.recall(saved.Life)
+	one := restoredWorker{w, same, same && r.caches}
 	if one.hasCache {
 		w.cacheCheck.recall(saved.Confirmed)
 	}
@@ -170,8 +173,20 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	}
 	b := &rec.Binding
 	b.Target = t
-	if b.Idle += r.down; b.Idle >= b.TTL {
+	b.Idle += r.down
+	expired, held := b.Idle >= b.TTL, b.Kind == affinity.EngineBacked
+	if expired {
 		r.Expired++
+	}
+	if held && !r.workers[rec.Target.Worker].same {
+		r.pool.lose(b.Key)
+		return
+	}
+	if expired {
+		if held {
+			r.pool.lose(b.Key)
+			r.pool.CloseSession(affinity.Binding{Want: b.Want})
+		}
 		return
 	}
 	if done, _ := r.pool.Sessions.store.Restore(ctx, b); done {

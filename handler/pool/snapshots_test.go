@@ -218,6 +218,50 @@ func differences[A ~[32]int32](a, b A) map[int32]bool {
 	return d
 }
 
+// TestDynamicWorkersSurvive has workers that no configuration names. They count as upstreams
+// only when a source names them again.
+func TestDynamicWorkersSurvive(t *testing.T) {
+	dynamic := func() *Settings {
+		s := keepingSettings()
+		s.Others = true
+		return s
+	}
+	store := new(shelf)
+	old := keeping(t, store, dynamic())
+	awaitRestored(t, old)
+	use(t, old, "a", one, 20)
+	old.Worker(one).Seen.Store(time.Now().Unix() - 100)
+	old.Destruct()
+	p := keeping(t, store, dynamic())
+	defer p.Destruct()
+	p.LastRequest.Store(time.Now().Unix())
+	if got := awaitRestored(t, p).Restored; got.Sessions != 1 || got.CachedTokens != 320 {
+		t.Errorf("restored %+v", got)
+	}
+	if homeOf(t, p, "a") != one || p.IsUpstream(p.Settings.Load(), p.Worker(one)) {
+		t.Errorf("the session is at %q", homeOf(t, p, "a"))
+	}
+}
+
+// TestResponsesAreDumpedInOrder keeps more than are remembered.
+func TestResponsesAreDumpedInOrder(t *testing.T) {
+	var r responses
+	for i := range 3 * maxResponses {
+		r.Keep(fmt.Sprint(i), kvscore.Target{Worker: uint64(i)}, affinity.Identity{})
+	}
+	r.Find(fmt.Sprint(maxResponses+5), true)
+	n, seen := 0, make(map[uint64]bool)
+	r.dump(func(hash uint64, _ keptResponse) {
+		if !seen[hash] {
+			n++
+		}
+		seen[hash] = true
+	})
+	if n != r.Count() || len(r.order[0])+len(r.order[1]) > 2*maxResponses {
+		t.Errorf("%d responses of %d are dumped", n, r.Count())
+	}
+}
+
 // TestEngineRestartedBeforeTheCacheIsRestored has an engine that reports another start first.
 func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	store := new(shelf)

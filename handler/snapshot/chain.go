@@ -3,6 +3,7 @@ package snapshot
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
@@ -193,8 +194,8 @@ func (p *Part) build(id int) bool {
 		return false
 	}
 	p.blocks, p.parts = p.blocks[:0], p.parts[:0]
-	for i := len(p.path) - 1; i >= 0; i-- {
-		n := &p.pieces[p.path[i]]
+	for _, at := range slices.Backward(p.path) {
+		n := &p.pieces[at]
 		if !p.cut(n.shares) {
 			return false
 		}

@@ -1,6 +1,9 @@
 package index
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // MaxHeld is the greatest length of a chain that [Walk] reads, in blocks. It reads only the
 // beginning of a longer one.
@@ -301,16 +304,16 @@ func (x *Index) age(s *slot, slot uint16, deepest uint32) {
 			added = append(added, hid)
 		}
 	}
-	for i := len(added) - 1; i >= 0; i-- {
-		h := x.holds.at(added[i])
+	for _, id := range slices.Backward(added) {
+		h := x.holds.at(id)
 		x.oldest--
 		h.touched, h.confirmed = x.oldest, true
 		if h.refs > 0 {
 			continue // a request in flight uses it
 		}
-		x.unlink(added[i], h)
+		x.unlink(id, h)
 		h.parked = false
-		x.pushBack(&s.lru, added[i])
+		x.pushBack(&s.lru, id)
 	}
 }
 
