@@ -87,8 +87,9 @@ type stripe struct {
 	// settle the stripe first: ristretto's queue would apply some changes in the wrong order.
 	freshMu sync.Mutex // held only briefly, so that reads need not wait for ristretto
 	fresh   []*entry
+	settled atomic.Uint64 // how often fresh was emptied
 
-	_ [24]byte
+	_ [16]byte
 }
 
 // queued returns the fresh entry of a hash or nil.
@@ -117,10 +118,12 @@ func (r *Ristretto) lookup(s *stripe, hash uint64) *entry {
 // the stripe.
 func (r *Ristretto) find(key *Key) *entry {
 	h := key.hash()
+	s := r.stripe(h)
+	settled := s.settled.Load()
 	e, ok := r.cache.Get(h)
 	if !ok {
-		if e = r.stripe(h).queued(h); e == nil {
-			e, _ = r.cache.Get(h) // the stripe may have settled meanwhile
+		if e = s.queued(h); e == nil && s.settled.Load() != settled {
+			e, _ = r.cache.Get(h)
 		}
 	}
 	if e == nil || e.key != *key {
@@ -161,6 +164,7 @@ func (r *Ristretto) settle(s *stripe) {
 		}
 	}
 	s.freshMu.Lock()
+	s.settled.Add(1)
 	clear(s.fresh)
 	s.fresh = s.fresh[:0]
 	s.freshMu.Unlock()

@@ -24,6 +24,7 @@ type chat struct {
 	Model         string          `json:"model"`
 	Messages      []message       `json:"messages"`
 	Stream        bool            `json:"stream,omitempty"`
+	MaxTokens     int             `json:"max_tokens,omitempty"`
 	StreamOptions json.RawMessage `json:"stream_options,omitempty"`
 	Nvext         json.RawMessage `json:"nvext,omitempty"`
 }

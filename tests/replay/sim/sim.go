@@ -38,6 +38,9 @@ type Config struct {
 	Buckets int
 	// Progress is told how many requests are over, every now and then.
 	Progress func(over int)
+
+	// key returns the number whose binding a session has; nil stands for its own.
+	key func(session int) int
 }
 
 const (
@@ -62,6 +65,7 @@ type request struct {
 	away    bool             // from the session's home, where its next turn is at home again
 	arrived time.Duration
 	first   time.Duration
+	ended   time.Duration
 }
 
 // replay is a cell in progress.
@@ -250,7 +254,7 @@ func (r *replay) place(n int) {
 	r.view.Session = t.Session
 	bound := -1
 	if r.sessions != nil {
-		bound, q.version = r.sessions.bound(t.Session)
+		bound, q.version = r.sessions.bound(r.bindingOf(n))
 		if r.spec.soft && bound >= 0 {
 			ask.Home, bound = r.refs[bound].Target, -1
 		}
@@ -265,6 +269,15 @@ func (r *replay) place(n int) {
 	r.stats.arrived(r.now, n, q.at)
 	r.engines[q.at].Add(&q.Job)
 	r.begin(q.at)
+}
+
+// bindingOf returns the number whose binding a request uses.
+func (r *replay) bindingOf(n int) int {
+	session := r.Trace.Requests[n].Session
+	if r.key != nil {
+		return r.key(session)
+	}
+	return session
 }
 
 // begin lets an idle engine begin a step.
@@ -292,7 +305,7 @@ func (r *replay) step(at int) {
 		}
 		if r.sessions != nil && r.err == nil && !q.away {
 			// The store names an engine by its position.
-			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
+			r.err = r.sessions.answered(r.bindingOf(j.Number), q.version, kvscore.Target{Worker: uint64(at) + 1})
 		}
 	}
 	for _, j := range over {
@@ -318,9 +331,9 @@ func (r *replay) end(q *request) {
 	})
 	q.lease.End(true, r.answer)
 	if r.sessions != nil {
-		r.sessions.ended(r.Trace.Requests[q.Number].Session)
+		r.sessions.ended(r.bindingOf(q.Number))
 	}
-	q.lease = nil
+	q.lease, q.ended = nil, r.now
 	r.stats.ended(r.now, q.at, q.Number, q)
 	r.next(q.Number)
 	if r.over++; r.Progress != nil && r.over%often == 0 {
