@@ -1,11 +1,15 @@
 package tests
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -140,31 +144,52 @@ func TestClosesAreRepeated(t *testing.T) {
 	}
 }
 
-// TestSessionsOfHungEngines has engines that hang while they open and close sessions.
+// TestSessionsOfHungEngines has engines that hang while they open and close sessions. Some
+// clients leave meanwhile.
 func TestSessionsOfHungEngines(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes 11 s")
+		t.Skip("takes 12 s")
 	}
-	engines := holders(t, 2, engine.Config{})
-	s := startHolding(t, engines, "trust pins",
-		fmt.Sprintf("worker %s {\nid 1\n}\nworker %s {\nid 2\n}", engines[0].Addr(), engines[1].Addr()))
-	const first, second = `"backend_instance_id":1,`, `"backend_instance_id":2,`
-	s.mustTurn(t, turn{id: "c", action: "open", nvext: second})
-	fails(t, engines[0], engine.Fault{Kind: engine.Hang, Path: engine.OpenPath, Late: true, Count: 1})
+	engines := holders(t, 5, engine.Config{})
+	block := []string{"trust pins"}
+	for i, e := range engines {
+		block = append(block, fmt.Sprintf("worker %s {\nid %d\n}", e.Addr(), i+1))
+	}
+	s := startHolding(t, engines, block...)
+	on := func(i int, u turn) turn {
+		u.nvext = fmt.Sprintf(`"backend_instance_id":%d,`, i+1)
+		return u
+	}
+	var all sync.WaitGroup
+	opening := func(i int, id string, opened int, fault engine.Fault) {
+		fails(t, engines[i], fault)
+		q := s.startTurn(t, on(i, turn{id: id, action: "open"}))
+		running(t, engines, engine.OpenPath, id, 1)
+		q.leave()
+		all.Go(func() { closedOnce(t, engines[i:i+1], id, opened) })
+	}
+	hang := engine.Fault{Kind: engine.Hang, Path: engine.OpenPath, Count: 1}
+	late := hang
+	late.Late = true
+
+	s.mustTurn(t, on(4, turn{id: "again", action: "open", ttl: 1}))
+	opening(4, "again", 1, hang)
+	opening(3, "left", 1, late)
+	s.mustTurn(t, on(1, turn{id: "close", action: "open"}))
+	fails(t, engines[0], late)
 	fails(t, engines[1], engine.Fault{Kind: engine.Hang, Path: engine.ClosePath, Count: 1})
-	var both sync.WaitGroup
-	both.Go(func() {
-		s.refusedTurn(t, turn{id: "o", action: "open", nvext: first}, http.StatusBadGateway, "session_not_opened")
-		closedOnce(t, engines, "o", 1)
+	all.Go(func() {
+		s.refusedTurn(t, on(0, turn{id: "open", action: "open"}), http.StatusBadGateway, "session_not_opened")
+		closedOnce(t, engines, "open", 1)
 	})
-	both.Go(func() {
-		s.mustTurn(t, turn{id: "c", action: "close"})
-		s.mustTurn(t, turn{id: "d", action: "open", nvext: second}) // opens do not wait for it
-		s.mustTurn(t, turn{id: "d", action: "close"})
-		closedOnce(t, engines, "c", 1)
-		closedOnce(t, engines, "d", 1)
+	all.Go(func() {
+		s.mustTurn(t, turn{id: "close", action: "close"})
+		s.mustTurn(t, on(1, turn{id: "other", action: "open"})) // opens do not wait for it
+		s.mustTurn(t, turn{id: "other", action: "close"})
+		closedOnce(t, engines, "close", 1)
+		closedOnce(t, engines, "other", 1)
 	})
-	both.Wait()
+	all.Wait()
 	s.booksAtZero(t)
 }
 
@@ -236,4 +261,48 @@ func TestOthersDoNotEndASession(t *testing.T) {
 	s.mustTurn(t, turn{action: "close"})
 	closedOnce(t, engines, "s", 1)
 	checkContext(t, engines, "s", 3)
+
+	s.mustTurn(t, turn{id: "f", action: "open"}) // unless they say so
+	s.post(t.Context(), atGenerate, body, "X-Session-Id", "f", "X-Dynamo-Session-Final", "true")
+	closedOnce(t, engines, "f", 1)
+}
+
+// TestSessionsInAStorm has clients that open, continue and close the same sessions at once, and
+// often leave. In the end, no engine holds a session.
+func TestSessionsInAStorm(t *testing.T) {
+	engines := holders(t, 3, engine.Config{Ranks: 2})
+	s := startHolding(t, engines)
+	const ids = 12
+	var clients sync.WaitGroup
+	for c := range 16 {
+		random := rand.New(rand.NewPCG(uint64(c), 17))
+		clients.Go(func() {
+			for range 20 {
+				u := turn{id: fmt.Sprint(random.IntN(ids)), stream: random.IntN(2) == 0, ttl: 1}
+				u.action = []string{"open", "open", "", "", "", "close"}[random.IntN(6)]
+				ctx, leave := context.WithCancel(t.Context())
+				if random.IntN(3) == 0 {
+					time.AfterFunc(time.Duration(random.IntN(8000))*time.Microsecond, leave)
+				}
+				a := s.post(ctx, u.where(), []byte(u.body()))
+				// the engine may not have noticed yet that the client before has left
+				late := bytes.Contains(a.body, []byte("already has an active request")) || bytes.Contains(a.body, []byte("close was requested"))
+				if a.err == nil && !slices.Contains([]int{200, 410}, a.status) && !late {
+					t.Errorf("%+v: status %d, body %.300q", u, a.status, a.body)
+				}
+				leave()
+			}
+		})
+	}
+	clients.Wait()
+	opened := 0
+	for i := range ids {
+		id := fmt.Sprint(i)
+		eventually(t, 15*time.Second, fmt.Sprintf("session %s to be closed: %v", id, did(engines, id)), func() bool {
+			return !slices.ContainsFunc(engines, func(e *engine.Engine) bool { return open(e, id) != 0 })
+		})
+		opened += did(engines, id)[engine.Opened]
+	}
+	t.Logf("%d sessions were opened", opened)
+	s.booksAtZero(t)
 }

@@ -134,15 +134,12 @@ func TestClientsThatLeaveTheirSessions(t *testing.T) {
 		opened  int
 		unknown int // closes of sessions that the engine did not open
 	}{
-		{"opening", engine.Fault{Kind: engine.Hang, Path: engine.OpenPath}, nil, turn{action: "open"}, engine.OpenPath, 0, 1},
-		{"opened", engine.Fault{Kind: engine.Hang, Path: engine.OpenPath, Late: true}, nil, turn{action: "open"}, engine.OpenPath, 1, 0},
 		{"before-the-answer", engine.Fault{Kind: engine.Hang, Path: atGenerate}, nil, turn{action: "open"}, atGenerate, 1, 0},
 		{"before-a-stream", engine.Fault{Kind: engine.Hang, Path: atGenerate}, nil, turn{action: "open", stream: true}, atGenerate, 1, 0},
 		{"in-the-first-stream", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, nil, turn{action: "open", stream: true, ttl: 1, tokens: 400}, atGenerate, 1, 0},
 		{"in-a-stream", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open", ttl: 1}}, turn{stream: true, tokens: 400}, atGenerate, 1, 0},
 		{"in-an-answer", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open", ttl: 1}}, turn{tokens: 400}, atGenerate, 1, 0},
 		{"in-the-last-turn", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open"}}, turn{action: "close", stream: true, tokens: 400}, atGenerate, 1, 0},
-		{"opening-once-more", engine.Fault{Kind: engine.Hang, Path: engine.OpenPath}, []turn{{action: "open", ttl: 1}}, turn{action: "open"}, engine.OpenPath, 1, 0},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			for _, u := range v.before {

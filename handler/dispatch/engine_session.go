@@ -196,15 +196,18 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 	if !ok {
 		return d.notOpened(http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds no sessions", w.ID))
 	}
-	ctx, cancel := context.WithTimeout(req.Context(), openTimeout)
+	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
-	if err := d.Pool.AwaitClosed(ctx, w, id); err != nil {
+	if err := d.Pool.AwaitClosed(waits, w, id); err != nil {
 		return d.notOpened(http.StatusServiceUnavailable, errors.New("the engine is still closing the session of this id"))
 	}
 	var authorization []string
 	if d.Pool.Settings.Load().Worker(w.Dial).APIKey == "" {
 		authorization = req.Header["Authorization"]
 	}
+	// The call goes on if the client leaves: a close could overtake it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), openTimeout)
+	defer cancel()
 	status, answer, err := d.Client.Fetch(ctx, w.Dial, http.MethodPost, call.Path, call.Body, authorization, maxOpened)
 	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || err != nil && pool.Refused(err) {
 		return err
