@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -16,58 +13,13 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
-// caddyConfig is the environment variable that makes this program a Caddy with a configuration
-// file.
-const caddyConfig = "KVROUTER_TEST_CADDY"
-
-// runCaddy runs a Caddy until a signal ends the process.
-func runCaddy(file string) {
-	caddy.TrapSignals()
-	cfg, err := os.ReadFile(file)
-	if err == nil {
-		err = caddy.Load(cfg, true)
-	}
-	if err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	select {}
-}
-
-// startProcess runs a Caddy in a process of its own, until the test ends.
-func startProcess(t *testing.T, engines []*engine.Engine) (*server, *os.Process) {
+// startHolder starts a Caddy in a process of its own.
+func startHolder(t *testing.T, c *child, engines []*engine.Engine, block ...string) {
 	t.Helper()
-	dir := t.TempDir()
-	s := &server{admin: freeAddr(t), addr: freeAddr(t), log: filepath.Join(dir, "caddy.log")}
-	s.url, s.globals = "http://"+s.addr, "storage file_system "+dir
-	s.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	cfg, err := adapt(s.caddyfile(simulated(engines)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "caddy.json")
-	if err := os.WriteFile(file, cfg, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), caddyConfig+"="+file)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	eventually(t, 20*time.Second, "Caddy to serve", func() bool {
-		status, _, err := s.get(t.Context(), s.url+"/.config")
-		return err == nil && status == http.StatusOK
-	})
-	s.knows(t, engines)
-	return s, cmd.Process
+	c.start(t, simulated(engines, block...))
+	c.knows(t, engines)
 }
 
 // TestSessionsAndTheEndOfCaddy ends Caddy in the middle of conversations: by a signal it closes
@@ -81,37 +33,63 @@ func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 		}
 		return list
 	}
-	s, process := startProcess(t, engines)
+	c := newChild(t)
+	startHolder(t, c, engines)
 	for _, id := range ids("t") {
-		s.mustTurn(t, turn{id: id, action: "open"})
+		c.mustTurn(t, turn{id: id, action: "open"})
 	}
-	if err := process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	c.end(syscall.SIGTERM)
 	for _, id := range ids("t") {
 		closedOnce(t, engines, id, 1)
 	}
 
 	engines = engines[:1] // else the next Caddy may open them elsewhere
-	s, process = startProcess(t, engines)
+	startHolder(t, c, engines)
 	for _, id := range ids("k") {
-		s.mustTurn(t, turn{id: id, action: "open"})
+		c.mustTurn(t, turn{id: id, action: "open"})
 	}
-	if err := process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	s, _ = startProcess(t, engines)
+	c.end(syscall.SIGKILL)
+	startHolder(t, c, engines)
 	for _, id := range ids("k") {
 		if open(engines[0], id) != 1 {
 			t.Errorf("%s: the engine did %v", id, did(engines, id))
 		}
-		s.mustTurn(t, turn{id: id, action: "open"})
-		s.mustTurn(t, turn{id: id, action: "close"})
+		c.mustTurn(t, turn{id: id, action: "open"})
+		c.mustTurn(t, turn{id: id, action: "close"})
 		closedOnce(t, engines, id, 1)
 		if n := did(engines, id); n[engine.Exists] != 1 {
 			t.Errorf("%s: the engine did %v", id, n)
 		}
 	}
+}
+
+// TestPersistedSessionsStayOpen restarts Caddy with persist. Sessions go on where they were, and
+// those that expired meanwhile are closed.
+func TestPersistedSessionsStayOpen(t *testing.T) {
+	engines := holders(t, 3, engine.Config{})
+	const persist = "affinity {\npersist 1s\n}"
+	c := newChild(t)
+	startHolder(t, c, engines, persist)
+	for i := range 6 {
+		c.mustTurn(t, turn{id: fmt.Sprint(i), action: "open"})
+	}
+	c.mustTurn(t, turn{id: "short", action: "open", ttl: 1})
+	c.end(syscall.SIGTERM)
+	if n := did(engines, "short"); n[engine.Closed] != 0 {
+		t.Errorf("a session was closed at the end: %v", n)
+	}
+	time.Sleep(1100 * time.Millisecond)
+	startHolder(t, c, engines, persist)
+	eventually(t, 10*time.Second, "the snapshot to be restored", func() bool { return c.logged(t, "snapshot is restored") > 0 })
+	for i := range 6 {
+		id := fmt.Sprint(i)
+		c.mustTurn(t, turn{id: id})
+		c.mustTurn(t, turn{id: id, action: "close"})
+		closedOnce(t, engines, id, 1)
+		checkContext(t, engines, id, 3)
+	}
+	closedOnce(t, engines, "short", 1)
+	c.refusedTurn(t, turn{id: "short"}, http.StatusGone, "session_lost")
 }
 
 // TestClosesAreRepeated has an engine that fails to close sessions. Other engines close theirs

@@ -61,9 +61,6 @@ func TestMain(m *testing.M) {
 		runChild(file)
 	}
 	flag.Parse()
-	if file := os.Getenv(caddyConfig); file != "" {
-		runCaddy(file)
-	}
 	args, several := processArgs()
 	if !several {
 		os.Exit(m.Run())

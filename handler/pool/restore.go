@@ -184,6 +184,7 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	}
 	if expired {
 		if held {
+			r.awaitProbes(ctx) // they show which engine it is
 			r.pool.lose(b.Key)
 			r.pool.CloseSession(affinity.Binding{Want: b.Want})
 		}
