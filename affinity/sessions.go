@@ -149,6 +149,17 @@ func (s *Sessions) Begin(u *Use, key Key) {
 // Begun returns whether u is a live request of the session.
 func (u *Use) Begun(key Key) bool { return u.active != nil && u.key == key }
 
+// Live returns the number of live requests of the session.
+func (u *Use) Live() int {
+	if u.active == nil {
+		return 0
+	}
+	sh := u.sessions.shard(&u.key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return u.active.uses
+}
+
 // Find returns what the session is bound to, and restarts the time to live. If the session is
 // Following, the binding has only a target.
 //

@@ -101,6 +101,15 @@ func (d *Dispatch) awaitFirst(ctx context.Context) bool {
 	return d.wait.left == nil
 }
 
+// crowd is the most requests of a session that run at once and count as one conversation.
+const crowd = 8
+
+// crowded returns whether many clients share the session's key. Then it must not bind them all to
+// one worker.
+func (d *Dispatch) crowded() bool {
+	return !d.Hard && !d.plan.Session.Held && d.use.Live() > crowd
+}
+
 // excluded returns whether the client's constraints, which hold for this request only, exclude a
 // target that is still an upstream.
 func (d *Dispatch) excluded(t kvscore.Target) bool {
@@ -203,6 +212,10 @@ func (d *Dispatch) boundPosition() int {
 	// A worker that is left out because it is full, or for this request only, keeps the session.
 	d.away = slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == target.Worker }) || d.excluded(target)
 	if d.mayLeave() {
+		return -1
+	}
+	if d.crowded() {
+		d.away = true
 		return -1
 	}
 	return slices.IndexFunc(d.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
