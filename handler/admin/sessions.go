@@ -133,7 +133,7 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 		return nil, err
 	}
 	for b := e.Binding; b.Version != 0; {
-		ended := false
+		var ended bool
 		if b, ended, err = p.EndSession(r.Context(), e.Key, b.Version, true); err != nil {
 			return nil, unreadStore(err)
 		} else if ended {

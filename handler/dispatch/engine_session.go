@@ -16,8 +16,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// engineSession is a request's part in a session that an engine holds. Whoever ends the
-// session's binding closes it: the client's last turn, a failed opening, the store, the
+// engineSession is a request's part in a session that an engine holds. What ends the session's
+// binding has the engine close it: the client's last turn, a failed opening, the store, the
 // operator. docs/sessions.md tells the rules.
 type engineSession struct {
 	id     string            // the engine's id of it, empty if no engine holds it

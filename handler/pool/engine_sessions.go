@@ -30,8 +30,8 @@ const (
 // Caller makes the router's own requests to a worker, for one configuration.
 type Caller func(ctx context.Context, dial, path string, body []byte) (status int, answer []byte, err error)
 
-// engineSessions closes the sessions that engines hold for the router. Whoever ends a
-// session's engine-backed binding closes the session, so each is closed once.
+// engineSessions closes the sessions that engines hold for the router. The call
+// that ends a session's engine-backed binding closes the session, so each is closed once.
 type engineSessions struct {
 	mu      sync.Mutex
 	closing map[*Worker]*closings
