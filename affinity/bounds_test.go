@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -197,6 +198,39 @@ func TestSweepRunsByItself(t *testing.T) {
 	if got := l.take(); len(got) != 1 || got[0].why != Expired {
 		t.Fatalf("reported %v", got)
 	}
+}
+
+// TestReportedWaits has an end that is found by a read. Reported returns when its owner knows,
+// when the context ends, and when the store is closed.
+func TestReportedWaits(t *testing.T) {
+	var c fakeClock
+	goOn, told := make(chan struct{}), 0
+	r := open(t, Options{Clock: c.now, OnExpire: func(Key, Binding, Reason) {
+		<-goOn
+		told++
+	}})
+	r.Reported(background) // there is nothing to wait for
+	for _, s := range []string{"a", "b"} {
+		mustPut(t, r, s, 1, time.Second, EngineBacked)
+	}
+	c.advance(time.Second)
+	for _, s := range []string{"a", "b"} {
+		if _, ok := peek(r, s); ok {
+			t.Fatal("not expired")
+		}
+	}
+	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
+	defer cancel()
+	if r.Reported(ctx); ctx.Err() == nil {
+		t.Error("it did not wait")
+	}
+	close(goOn)
+	if r.Reported(background); told != 2 {
+		t.Errorf("%d ends were reported, want 2", told)
+	}
+	r.Close()
+	r.Reported(background)
+	settled(t, r)
 }
 
 // OnExpire may use the store, and Close waits for it.

@@ -227,12 +227,14 @@ func TestPinsDoNotMoveSessions(t *testing.T) {
 // TestOthersDoNotEndASession has requests with the session's key that are no turns of it.
 func TestOthersDoNotEndASession(t *testing.T) {
 	engines := holders(t, 3, engine.Config{})
-	s := startHolding(t, engines, "policy round_robin")
+	s := startHolding(t, engines)
 	s.mustTurn(t, turn{action: "open", path: atGenerate})
 	body := []byte(fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":8}}`, text))
-	for range 6 {
-		if a := s.post(t.Context(), atGenerate, body, "X-Session-Id", "s"); !a.ok() {
-			t.Errorf("status %d, body %.300q", a.status, a.body)
+	home, _ := holderOf(t, engines, "s")
+	s.api(t, http.MethodPost, defaultPool+"/workers/"+home.Addr()+"/drain", nil, new(adminWorker))
+	for range 3 {
+		if a := s.post(t.Context(), atGenerate, body, "X-Session-Id", "s"); !a.ok() || a.engine() == home.Name() {
+			t.Errorf("status %d of %s, body %.300q", a.status, a.engine(), a.body)
 		}
 	}
 	s.mustTurn(t, turn{})

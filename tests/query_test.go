@@ -119,7 +119,7 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 			{`{"annotations":["query_instance_id"]}`, "bound", 200},
 			{`{"annotations":["query_instance_id:explain"]}`, fmt.Sprint("new ", i), 200},
 			{`{"annotations":["query_instance_id"],"backend_instance_id":2}`, "bound", 200},
-			{`{"annotations":["query_instance_id"],"session_control":{"session_id":"x","action":"open"}}`, "", 200},
+			{`{"annotations":["query_instance_id"],"session_control":{"session_id":"x","action":"bind"}}`, "", 200},
 		} {
 			c := wishing(fmt.Sprint(prompt, i%2), v.nvext)
 			c.Stream = i%2 == 1
