@@ -36,15 +36,25 @@ func (b *backed) id(v Version) string {
 	return b.of[v].id
 }
 
-func (b *backed) keys() []Key {
+// keys returns the sessions that meet a condition.
+func (b *backed) keys(meets func(id string) bool) (keys []Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	keys := make([]Key, 0, len(b.of))
 	for _, s := range b.of {
-		keys = append(keys, s.key)
+		if meets(s.id) {
+			keys = append(keys, s.key)
+		}
 	}
 	return keys
 }
 
 // EngineBacked returns the sessions with an EngineBacked binding. Some may end meanwhile.
-func (r *Ristretto) EngineBacked() []Key { return r.backed.keys() }
+func (r *Ristretto) EngineBacked() []Key {
+	return r.backed.keys(func(string) bool { return true })
+}
+
+// WithEngineSession returns the sessions whose EngineBacked binding has an engine's id. It
+// reads all such bindings.
+func (r *Ristretto) WithEngineSession(id string) []Key {
+	return r.backed.keys(func(other string) bool { return other == id })
+}

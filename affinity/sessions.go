@@ -331,6 +331,15 @@ func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
 	}
 }
 
+// HasAlone returns whether a request has the session alone.
+func (s *Sessions) HasAlone(key Key) bool {
+	sh := s.shard(&key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	a := sh.active[key]
+	return a != nil && len(a.alone) > 0
+}
+
 // Bind binds the session as [Store.Bind] does, and ends the initialisation. Any request of
 // the session may bind it, also one that did not begin the initialisation.
 func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, bool, error) {

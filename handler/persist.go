@@ -119,7 +119,7 @@ type stopping struct{ h *Handler }
 // Handle implements caddyevents.Handler. During a reload, another configuration serves by now.
 func (s stopping) Handle(context.Context, caddy.Event) error {
 	if active := caddy.ActiveContext(); active.GetMetricsRegistry() == nil {
-		s.h.pool.Flush()
+		s.h.pool.FlushOnce()
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func startHolder(t *testing.T, c *child, engines []*engine.Engine, block ...stri
 }
 
 // TestSessionsAndTheEndOfCaddy ends Caddy in the middle of conversations: by a signal it closes
-// the sessions; if it is killed, the next one finds them open.
+// the sessions; if it is killed, the next one finds them open, and begins them anew.
 func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 	engines := holders(t, 2, engine.Config{})
 	const n = 5
@@ -56,7 +56,7 @@ func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 		}
 		c.mustTurn(t, turn{id: id, action: "open"})
 		c.mustTurn(t, turn{id: id, action: "close"})
-		closedOnce(t, engines, id, 1)
+		closedOnce(t, engines, id, 2) // the router closes the old one before it opens the new one
 		if n := did(engines, id); n[engine.Exists] != 1 {
 			t.Errorf("%s: the engine did %v", id, n)
 		}

@@ -201,12 +201,12 @@ func TestConversationsThatEnginesHold(t *testing.T) {
 				closedOnce(t, engines, id, 1)
 				checkContext(t, engines, id, 5)
 			}
-			m := s.scrape(t)
 			for _, outcome := range [][]string{{`action="open"`, `outcome="opened"`}, {`action="close"`, `outcome="closed"`}} {
-				if got := m.value(engineSessions, outcome...) - before.value(engineSessions, outcome...); got != conversations {
-					t.Errorf("%v %v, want %d", got, outcome, conversations)
-				}
+				eventually(t, 5*time.Second, fmt.Sprint("all to be counted as ", outcome), func() bool {
+					return s.scrape(t).value(engineSessions, outcome...)-before.value(engineSessions, outcome...) == conversations
+				})
 			}
+			m := s.scrape(t)
 			s.booksAtZero(t)
 			if n := m.value(sessions); n != 0 {
 				t.Errorf("%v sessions are left", n)

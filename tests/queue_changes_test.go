@@ -326,6 +326,32 @@ func TestHardSessionWaitsNoLongerThanTheQueue(t *testing.T) {
 	f.slotsFree(t)
 }
 
+// TestHardSessionsFirstRequestsWait has more concurrent first requests of a session than one
+// worker takes, with affinity mode hard. All go to one worker.
+func TestHardSessionsFirstRequestsWait(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, maxRunning(2), affinity("hard")))
+	gates := []*gate{hold(engines[0]), hold(engines[1])}
+	var all []asked
+	for range 4 {
+		all = append(all, s.startChat(t, "first", "X-Session-Id", "burst"))
+	}
+	s.wantWaiting(t, 2)
+	for _, g := range gates {
+		g.opened(t)
+	}
+	home := ""
+	for _, q := range all {
+		a := q.wait(t)
+		if home == "" {
+			home = a.engine()
+		}
+		if !a.ok() || a.engine() != home {
+			t.Errorf("status %d, answered by %s, want %s", a.status, a.engine(), home)
+		}
+	}
+}
+
 // TestClientGoneLeavesNoSlotTaken has clients leave at each stage. Others get their slots.
 func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
 	for _, v := range []struct {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
@@ -42,8 +43,9 @@ func (d *Dispatch) enterSession(r *http.Request) error {
 	if s.EngineSession == "" || d.plan.Request == nil {
 		return nil
 	}
+	d.Pool.AwaitRestored(ctx)
 	b, _ := d.peek(ctx, s.Key)
-	if b.Kind != affinity.EngineBacked && !s.Opens() {
+	if b.Kind != affinity.EngineBacked && !s.Opens() && !d.Pool.Sessions.HasAlone(s.Key) {
 		return d.enterUnheld(ctx)
 	}
 	if !d.dry {
@@ -56,7 +58,7 @@ func (d *Dispatch) enterSession(r *http.Request) error {
 		if s.Opens() {
 			return nil
 		}
-		return d.lost(errors.New("the session was closed while the request waited for an earlier turn"))
+		return d.lost(errors.New("the session was closed, or not opened, while the request waited for an earlier turn"))
 	}
 	return d.stayAt(r, &b)
 }
@@ -102,6 +104,12 @@ func (d *Dispatch) haveAlone(ctx context.Context) error {
 func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
 	p, w := d.plan, d.named(d.upstreams(r), b.Target.Worker)
 	d.bound, d.state = *b, affinity.Bound
+	if w == nil && d.Pool.IsNowUpstream(b.Target.Worker) {
+		return &api.Refusal{
+			API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, RetryAfter: 1,
+			Err: fmt.Errorf("worker %d, whose engine holds the session, is not offered for this request now; try again later", b.Target.Worker),
+		}
+	}
 	if w == nil {
 		d.unbind(true)
 		return d.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", b.Target.Worker))
@@ -208,7 +216,17 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 	// The call goes on if the client leaves: a close could overtake it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), openTimeout)
 	defer cancel()
-	status, answer, err := d.Client.Fetch(ctx, w.Dial, http.MethodPost, call.Path, call.Body, authorization, maxOpened)
+	ask := func(c engine.SessionCall) (int, []byte, error) {
+		return d.Client.Fetch(ctx, w.Dial, http.MethodPost, c.Path, c.Body, authorization, maxOpened)
+	}
+	status, answer, err := ask(call)
+	if err == nil && status != http.StatusOK && d.backed.id == "" && e.Opened(status, answer) == nil {
+		// The session is open from before, for instance since a restart of the router. The
+		// client sends a new conversation, so the engine must forget the old one.
+		if _, _, err = ask(e.CloseSession(id)); err == nil {
+			status, answer, err = ask(call)
+		}
+	}
 	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || err != nil && pool.Refused(err) {
 		return err
 	}

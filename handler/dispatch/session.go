@@ -123,7 +123,7 @@ func (d *Dispatch) excluded(t kvscore.Target) bool {
 // fullHome returns the session's worker if that is full and the operator wants the turn to wait
 // for it; nil otherwise.
 func (d *Dispatch) fullHome() *pool.Worker {
-	if !d.Hard || d.state != affinity.Bound || d.pinned() || d.wait.homeless {
+	if !d.Hard || !d.homed() || d.pinned() || d.wait.homeless {
 		return nil
 	}
 	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == d.bound.Target.Worker })

@@ -113,7 +113,7 @@ func (s *engineSessions) leave(w *Worker) {
 // closeSession asks an engine to close a session, up to closeTries times. It returns what
 // became of it, as the metric says.
 func (p *Pool) closeSession(w *Worker, id string) (outcome string) {
-	life := w.Engine.Info().Life
+	life, refused := w.Engine.Info().Life, false
 	for try := range closeTries {
 		if try > 0 && !p.sleep(time.Second<<(try-1)) {
 			break
@@ -127,12 +127,16 @@ func (p *Pool) closeSession(w *Worker, id string) (outcome string) {
 		switch {
 		case err == nil && e.Closed(status):
 			return "closed"
-		case err != nil && Refused(err):
-			return "gone" // its process has ended
+		}
+		if refused = err != nil && Refused(err); refused && p.hasEnded() {
+			break
 		}
 		if err == nil && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
 			break // it wants a key that the router does not have
 		}
+	}
+	if refused {
+		return "gone" // its process has ended
 	}
 	p.Incidents.Raise(time.Now(), "engines fail to close sessions, and close them only by their own timeout", p.Logger)
 	return "failed"
@@ -237,18 +241,35 @@ func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding, _ affinity.Rea
 }
 
 // loseSessions ends the bindings of the sessions that a worker's engine held before its process
-// ended. There is nothing to close.
-func (p *Pool) loseSessions(w *Worker) {
+// ended. It has the engine close them, for the process may live after all. abandon: it does not.
+func (p *Pool) loseSessions(w *Worker, abandon bool) {
 	for _, key := range p.Sessions.store.EngineBacked() {
 		b, ok, err := p.Sessions.Peek(context.Background(), key)
 		if err != nil || !ok || b.Kind != affinity.EngineBacked || b.Target.Worker != w.ID {
 			continue
 		}
-		if _, ended, _ := p.Sessions.Unbind(context.Background(), key, b.Version); ended {
-			p.lose(key)
+		if _, ended, _ := p.Sessions.Unbind(context.Background(), key, b.Version); !ended {
+			continue
+		}
+		p.lose(key)
+		if abandon {
 			p.countSession("close", "gone")
+		} else {
+			p.CloseSession(b)
 		}
 	}
+}
+
+// HoldsForOther returns whether a worker's engine holds a session of an id for another key. That
+// is the same client's session with another model.
+func (p *Pool) HoldsForOther(ctx context.Context, key affinity.Key, w *Worker, id string) bool {
+	for _, other := range p.Sessions.store.WithEngineSession(id) {
+		b, ok, err := p.Sessions.Peek(ctx, other)
+		if other != key && err == nil && ok && b.Target.Worker == w.ID {
+			return true
+		}
+	}
+	return false
 }
 
 // closeAll closes the sessions that engines hold, for the pool ends.

@@ -190,8 +190,11 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 		}
 		return
 	}
-	if done, _ := r.pool.Sessions.store.Restore(ctx, b); done {
+	done, _ := r.pool.Sessions.store.Restore(ctx, b)
+	if done {
 		r.Sessions++
+	} else if held {
+		r.pool.bindingEnded(b.Key, affinity.Binding{Want: b.Want}, affinity.Replaced)
 	}
 }
 

@@ -53,7 +53,9 @@ func (p *Pool) save(ctx context.Context, within time.Duration) error {
 	})
 	p.noteSaved(w, head, begun, err)
 	if err == nil && !busy {
+		s.mu.Lock()
 		s.saved = now
+		s.mu.Unlock()
 	}
 	return err
 }

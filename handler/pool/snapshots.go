@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -45,6 +46,10 @@ type snapshots struct {
 	saved  changes       // when the last one began
 	wake   chan struct{} // capacity 1: place or interval may have changed
 	ended  chan struct{} // closed when keepSnapshots has ended
+
+	restoring atomic.Bool   // a recalled snapshot is not restored yet
+	over      chan struct{} // closed when it is
+	stopOnce  sync.Once     // flushes when Caddy stops
 }
 
 // SnapshotState is what became of the pool's snapshots.
@@ -105,6 +110,25 @@ func (p *Pool) Recall(at *snapshot.Place) {
 	s.recalled, s.last = h, h
 }
 
+// heldWithin is how long a request waits for the snapshot.
+const heldWithin = 5 * time.Second
+
+// AwaitRestored waits until the snapshot is restored, for a while. Without the bindings, the turn
+// of a session that an engine holds would go to another one.
+func (p *Pool) AwaitRestored(ctx context.Context) {
+	s := &p.snapshots
+	if !s.restoring.Load() {
+		return
+	}
+	timer := time.NewTimer(heldWithin)
+	defer timer.Stop()
+	select {
+	case <-s.over:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
 // readHead reads the head in time, even from a storage that ignores its context.
 func readHead(at *snapshot.Place) (h *snapshot.Head, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), recallWithin)
@@ -137,6 +161,10 @@ func (p *Pool) Persist(at *snapshot.Place) {
 	s.place = at
 	start := at != nil && !s.started
 	s.started = s.started || start
+	if start && s.recalled != nil {
+		s.over = make(chan struct{})
+		s.restoring.Store(true)
+	}
 	s.mu.Unlock()
 	if start {
 		go p.keepSnapshots()
@@ -161,6 +189,9 @@ func (p *Pool) keepSnapshots() {
 		}
 	}()
 	p.restore(ctx)
+	if s.restoring.CompareAndSwap(true, false) {
+		close(s.over)
+	}
 	if ctx.Err() != nil {
 		return // what is in the storage is more than what was restored
 	}
@@ -191,7 +222,11 @@ func (p *Pool) untilNext(err error) time.Duration {
 	return max(wait, minPersist)
 }
 
-// Flush writes a snapshot now, if there is anything new. It waits for at most three seconds.
+// FlushOnce writes a snapshot now, if there is anything new. It waits for at most three seconds.
+// Only the first call counts: Caddy stops, and each handler of the pool calls it.
+func (p *Pool) FlushOnce() { p.snapshots.stopOnce.Do(p.Flush) }
+
+// Flush writes a snapshot now, if there is anything new.
 func (p *Pool) Flush() { p.flush(lastWithin) }
 
 func (p *Pool) flush(within time.Duration) {

@@ -119,7 +119,7 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.Workers, dial)
-		p.loseSessions(w) // a turn must not go to another worker that gets the id
+		p.loseSessions(w, true) // a turn must not go to another worker that gets the id
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))
@@ -213,6 +213,12 @@ func (p *Pool) Drop(w *Worker) bool {
 // placeholder or a dynamic source had it lately.
 func (p *Pool) IsUpstream(s *Settings, w *Worker) bool {
 	return s.Upstreams[w.Dial] || s.Others && p.LastRequest.Load()-w.Seen.Load() <= int64(currentFor/time.Second)
+}
+
+// IsNowUpstream returns whether the worker with an id is an upstream of any configuration.
+func (p *Pool) IsNowUpstream(id uint64) bool {
+	w := p.ByID(id)
+	return w != nil && p.IsUpstream(p.Settings.Load(), w)
 }
 
 // forget drops workers that have not been upstreams for WorkerGrace. Only requests see
