@@ -22,8 +22,8 @@ func startHolder(t *testing.T, c *child, engines []*engine.Engine, block ...stri
 	c.knows(t, engines)
 }
 
-// TestSessionsAndTheEndOfCaddy ends Caddy in the middle of conversations: by a signal it closes
-// the sessions; if it is killed, the next one finds them open, and begins them anew.
+// TestSessionsAndTheEndOfCaddy ends Caddy in the middle of conversations. By a signal it closes
+// the sessions. If it is killed, the next one finds them open, and begins them anew.
 func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 	engines := holders(t, 2, engine.Config{})
 	const n = 5

@@ -290,6 +290,9 @@ func unavailableAtOnce(t *testing.T, r *faultRun) {
 		t.Errorf("%d requests failed, want at least 100", r.n[failed])
 	}
 	for _, v := range r.visits {
+		if v.status == http.StatusBadGateway && v.begun.Before(r.struckBy) {
+			continue // it broke on two engines, and may have crashed them
+		}
 		if v.fate == failed && (v.status != http.StatusServiceUnavailable || v.header.Get("Retry-After") == "") {
 			t.Errorf("status %d, Retry-After %q, error %v, want 503 and some seconds", v.status, v.header.Get("Retry-After"), v.err)
 			break
