@@ -64,7 +64,7 @@ type Ristretto struct {
 	queue   *queue
 	roster  roster
 	backed  backed
-	ends    [Replaced + 1]atomic.Uint64 // by reason; 0 is the owner's own Unbind
+	ends    [Replaced + 1]atomic.Uint64 // by reason, but for Replaced; 0: unbound, or not accepted
 	recent  recent
 	stripes [256]stripe
 

@@ -92,6 +92,19 @@ func TestPersistedSessionsStayOpen(t *testing.T) {
 	c.refusedTurn(t, turn{id: "short"}, http.StatusGone, "session_lost")
 }
 
+// TestSessionsOfTwoModels opens a session of one id with two models on one engine, which has one
+// session for both. The second is refused, and the first goes on.
+func TestSessionsOfTwoModels(t *testing.T) {
+	engines := holders(t, 1, engine.Config{SessionsInChat: true})
+	s := startHolding(t, engines, "worker * {\nsessions on\n}")
+	s.mustTurn(t, turn{action: "open"}) // without a model
+	s.refusedTurn(t, turn{path: atChat, action: "open"}, http.StatusConflict, "session_not_opened")
+	s.mustTurn(t, turn{})
+	s.mustTurn(t, turn{action: "close"})
+	closedOnce(t, engines, "s", 1)
+	checkContext(t, engines, "s", 3)
+}
+
 // TestClosesAreRepeated has an engine that fails to close sessions. Other engines close theirs
 // meanwhile, and the client can open the session again when it is closed.
 func TestClosesAreRepeated(t *testing.T) {

@@ -17,9 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// engineSession is a request's part in a session that an engine holds. The code that ends
-// the session's binding closes the session: after the last turn or a failed opening, in
-// the store, for the operator. docs/sessions.md tells the rules.
+// engineSession is a request's part in a session that an engine holds. See [pool.Pool.CloseSession]
+// for who closes it, and docs/sessions.md for the rules.
 type engineSession struct {
 	id     string            // the engine's id of it, empty if no engine holds it
 	asked  *attempt          // the attempt for which the engine has opened it
@@ -206,6 +205,9 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 	}
 	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
+	if d.backed.id == "" && d.Pool.HoldsForOther(waits, d.plan.Session.Key, w, id) {
+		return d.notOpened(http.StatusConflict, fmt.Errorf("the engine of worker %d holds a session of this id with another model", w.ID))
+	}
 	if err := d.Pool.AwaitClosed(waits, w, id); err != nil {
 		return d.notOpened(http.StatusServiceUnavailable, errors.New("the engine is still closing the session of this id"))
 	}

@@ -30,9 +30,9 @@ const (
 // Caller makes the router's own requests to a worker, for one configuration.
 type Caller func(ctx context.Context, dial, path string, body []byte) (status int, answer []byte, err error)
 
-// engineSessions closes the sessions that engines hold for the router. The code that ends a
-// session's engine-backed binding closes the session. A binding ends once, so each session is
-// closed once.
+// engineSessions closes the sessions that engines hold for the router, and remembers the lost
+// ones. The code that ends an engine-backed binding calls CloseSession, or abandons the session.
+// A failed opening and a restore call CloseSession without a binding.
 type engineSessions struct {
 	mu      sync.Mutex
 	closing map[*Worker]*closings
@@ -89,6 +89,9 @@ func (p *Pool) closeSessions(w *Worker, c *closings) {
 		over := 1
 		if outcome == "failed" && p.hasEnded() {
 			over = len(c.queue) // nobody waits for an engine that does not answer
+		}
+		for range over - 1 {
+			p.countSession("close", outcome)
 		}
 		for _, one := range c.queue[:over] {
 			close(one.over)
@@ -228,8 +231,8 @@ func (p *Pool) EndSession(ctx context.Context, key affinity.Key, v affinity.Vers
 	return b, ended, err
 }
 
-// bindingEnded is the store's report of the end of an engine-backed binding.
-func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding, _ affinity.Reason) {
+// bindingEnded has the engine close a session whose binding the store has ended.
+func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding) {
 	now, ok, err := p.Sessions.Peek(context.Background(), key)
 	if err == nil && ok && now.Kind == affinity.EngineBacked && now.Target == b.Target && now.EngineSession == b.EngineSession {
 		return // the client has opened it again, on the same worker
@@ -240,8 +243,10 @@ func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding, _ affinity.Rea
 	p.CloseSession(b)
 }
 
-// loseSessions ends the bindings of the sessions that a worker's engine held before its process
-// ended. It has the engine close them, for the process may live after all. abandon: it does not.
+// loseSessions ends the bindings of the sessions that a worker's engine held. Their next turns
+// are told. abandon: nobody closes them, because the process has ended or the worker's id
+// changes. A caller that holds p.Mu must abandon. Otherwise the engine is asked to close them,
+// for its process may live.
 func (p *Pool) loseSessions(w *Worker, abandon bool) {
 	for _, key := range p.Sessions.store.EngineBacked() {
 		b, ok, err := p.Sessions.Peek(context.Background(), key)

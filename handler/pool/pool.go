@@ -128,7 +128,7 @@ func (p *Pool) key(seed uint64) {
 // Destruct writes the last snapshot or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
-	if s := p.Snapshots(); !s.On || s.Saved.IsZero() {
+	if !p.hasSnapshot() {
 		p.closeAll()
 	}
 	close(p.stop)

@@ -168,10 +168,13 @@ func (r *restorer) finishLearned() {
 
 func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	t, ok := r.target(rec.Target)
+	b := &rec.Binding
 	if !ok {
+		if b.Kind == affinity.EngineBacked {
+			r.pool.lose(b.Key)
+		}
 		return
 	}
-	b := &rec.Binding
 	b.Target = t
 	b.Idle += r.down
 	expired, held := b.Idle >= b.TTL, b.Kind == affinity.EngineBacked
@@ -194,7 +197,7 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	if done {
 		r.Sessions++
 	} else if held {
-		r.pool.bindingEnded(b.Key, affinity.Binding{Want: b.Want}, affinity.Replaced)
+		r.pool.bindingEnded(b.Key, affinity.Binding{Want: b.Want})
 	}
 }
 

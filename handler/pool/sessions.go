@@ -9,13 +9,16 @@ type sessions struct {
 }
 
 // newSessions returns an empty store. ended gets the ends of engine-backed bindings.
-func newSessions(maxSessions int, ended func(affinity.Key, affinity.Binding, affinity.Reason)) (s sessions, err error) {
-	if s.store, err = affinity.NewRistretto(affinity.Options{MaxSessions: maxSessions, OnExpire: ended}); err != nil {
+func newSessions(maxSessions int, ended func(affinity.Key, affinity.Binding)) (s sessions, err error) {
+	if s.store, err = affinity.NewRistretto(affinity.Options{
+		MaxSessions: maxSessions,
+		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { ended(key, b) },
+	}); err != nil {
 		return s, err
 	}
 	s.Sessions = affinity.NewSessions(s.store)
 	return s, nil
 }
 
-// Ended returns how many bindings the store has ended for a reason.
+// Ended returns how many bindings have Expired or were Evicted.
 func (s *sessions) Ended(why affinity.Reason) uint64 { return s.store.Ended(why) }

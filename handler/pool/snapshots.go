@@ -85,6 +85,15 @@ func (p *Pool) Snapshots() SnapshotState {
 	return s.state
 }
 
+// hasSnapshot returns whether the storage has a snapshot of this run, or of an earlier one that
+// this run writes again. It keeps the sessions that engines hold.
+func (p *Pool) hasSnapshot() bool {
+	s := &p.snapshots
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.place != nil && s.last != nil
+}
+
 // Recall takes over the secret and the seeds of the snapshot in a place, because all that it
 // holds is keyed by them. It does nothing to a pool that is in use. It waits for at most a
 // second, and then the pool begins anew.
@@ -198,18 +207,19 @@ func (p *Pool) keepSnapshots() {
 	s.mu.Lock()
 	s.restored = true
 	s.mu.Unlock()
+	var err error
+	last := time.Now() // a reload does not put the next snapshot off
 	timer := time.NewTimer(p.untilNext(nil))
 	defer timer.Stop()
 	for {
-		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.wake:
 		case <-timer.C:
-			err = p.save(ctx, saveWithin)
+			err, last = p.save(ctx, saveWithin), time.Now()
 		}
-		timer.Reset(p.untilNext(err))
+		timer.Reset(time.Until(last.Add(p.untilNext(err))))
 	}
 }
 

@@ -60,7 +60,7 @@ type Record struct {
 
 // Lengths and numbers that a record may have.
 const (
-	maxText    = 1024 // bytes of an address, a life, or an engine's session id
+	maxText    = 2048 // bytes of an address, a life, or an engine's session id with its tenant's prefix
 	maxWorkers = 1 << 16
 	maxRank    = 1 << 16
 )

@@ -23,7 +23,8 @@ type Writer struct {
 	sharing
 }
 
-// NewWriter begins a snapshot. last is the head of the one before, nil if it is not known.
+// NewWriter begins a snapshot. last is the head of the one before, nil if it is not known. In that
+// case, a snapshot that breaks off may damage the one in the place, and parts of that may stay.
 func NewWriter(ctx context.Context, p *Place, last *Head) *Writer {
 	if last == nil {
 		last = &Head{folder: 1}
