@@ -57,27 +57,29 @@ func (h *Handler) recallPool(ctx caddy.Context) error {
 		return nil
 	}
 	h.storage = storage{ctx.Storage()}
-	router := h.settings.Router
-	if router == "" {
+	if h.settings.Router == "" {
 		if _, err := os.Stat(filepath.Join(caddy.AppDataDir(), "instance.uuid")); err != nil {
 			return h.flushAtStop(ctx) // Caddy makes one, and so there is no snapshot yet
 		}
-		router = h.instance()
 	}
-	if router != "" {
-		h.pool.Recall(snapshot.At(h.storage, router, h.Pool))
+	if at := h.snapshotPlace(h.settings.Router); at != nil {
+		h.pool.Recall(at)
 	}
 	return h.flushAtStop(ctx)
 }
 
-// instance returns the id that Caddy keeps in its data directory, empty if it cannot.
-func (h *Handler) instance() string {
-	id, err := caddy.InstanceID()
-	if err != nil {
-		h.logger.Warn("snapshots are off, because Caddy has no id for this router: set affinity persist router", zap.Error(err))
-		return ""
+// snapshotPlace returns the place of the pool's snapshots. The router's name is by default the id
+// that Caddy keeps in its data directory. Without one, it returns nil.
+func (h *Handler) snapshotPlace(router string) *snapshot.Place {
+	if router == "" {
+		id, err := caddy.InstanceID()
+		if err != nil {
+			h.logger.Warn("snapshots are off, because Caddy has no id for this router: set affinity persist router", zap.Error(err))
+			return nil
+		}
+		router = id.String()
 	}
-	return id.String()
+	return snapshot.At(h.storage, router, h.Pool)
 }
 
 // persist begins or ends the snapshots of the pool, as the configuration says. The
@@ -91,12 +93,8 @@ func (h *Handler) persist() {
 	if h.storage == nil {
 		return // another handler of the pool has it
 	}
-	router := set.Router
-	if router == "" {
-		router = h.instance()
-	}
-	if router != "" {
-		h.pool.Persist(snapshot.At(h.storage, router, h.Pool))
+	if at := h.snapshotPlace(set.Router); at != nil {
+		h.pool.Persist(at)
 	}
 }
 

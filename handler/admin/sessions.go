@@ -85,38 +85,35 @@ func sessionsNamed(r *http.Request, p *pool.Pool) ([]affinity.Key, error) {
 	return keys, nil
 }
 
-// boundSessions returns the bound sessions that the path names. The error says that there are
-// none.
-func boundSessions(r *http.Request, p *pool.Pool) (list []affinity.Entry, err error) {
+// oneSession returns the bound session that the path names. The error says that there is none,
+// or that there are several.
+func oneSession(r *http.Request, p *pool.Pool) (found affinity.Entry, err error) {
 	keys, err := sessionsNamed(r, p)
 	if err != nil {
-		return nil, err
+		return found, err
 	}
+	bound := 0
 	for _, key := range keys {
 		b, ok, err := p.Sessions.Peek(r.Context(), key)
 		if err != nil {
-			return nil, unreadStore(err)
+			return found, unreadStore(err)
 		}
 		if ok {
-			list = append(list, affinity.Entry{Key: key, Binding: b})
+			bound++
+			found = affinity.Entry{Key: key, Binding: b}
 		}
 	}
-	if list == nil {
-		return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
+	switch bound {
+	case 0:
+		return found, errNoSession(p)
+	case 1:
+		return found, nil
 	}
-	return list, nil
+	return found, apiError(http.StatusConflict, "the key names %d sessions, one for each model: add ?model=", bound)
 }
 
-// oneSession is boundSessions for a request that must name one.
-func oneSession(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
-	list, err := boundSessions(r, p)
-	if err != nil {
-		return affinity.Entry{}, err
-	}
-	if len(list) > 1 {
-		return list[0], apiError(http.StatusConflict, "the key names %d sessions, one for each model: add ?model=", len(list))
-	}
-	return list[0], nil
+func errNoSession(p *pool.Pool) error {
+	return apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
 }
 
 func getSession(r *http.Request, p *pool.Pool) (any, error) {
@@ -140,7 +137,7 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 			return viewSession(e.Key, &b, dials(p), time.Now()), nil
 		} // else it was bound anew meanwhile
 	}
-	return nil, apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
+	return nil, errNoSession(p)
 }
 
 // rebind binds a session to another target.

@@ -20,10 +20,9 @@ import (
 // engineSession is a request's part in a session that an engine holds. See [pool.Pool.CloseSession]
 // for who closes it, and docs/sessions.md for the rules.
 type engineSession struct {
-	id     string            // the engine's id of it, empty if no engine holds it
-	asked  *attempt          // the attempt for which the engine has opened it
-	opened affinity.Version  // of the binding made for this request, until an answer begins
-	closes *affinity.Binding // to be closed after the request
+	id     string           // the engine's id of it, empty if no engine holds it
+	opened affinity.Version // of the binding made for this request, until an answer begins
+	closes *affinity.Want   // to be closed after the request
 }
 
 const (
@@ -72,7 +71,7 @@ func (d *Dispatch) enterUnheld(ctx context.Context) error {
 			return d.lost(errors.New("the engine no longer holds the session: it expired, or its worker failed; open it again"))
 		}
 	case !d.dry:
-		d.Pool.Found(s.Key)
+		d.Pool.ForgetLost(s.Key)
 	}
 	return nil
 }
@@ -118,7 +117,7 @@ func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
 	}
 	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != b.Target.Rank {
 		if !p.Session.Final {
-			return d.badPin("%s: the session is on worker %d, rank %d, whose engine holds it", "nvext", w.ID, b.Target.Rank)
+			return d.badPin("nvext: the session is on worker %d, rank %d, whose engine holds it", w.ID, b.Target.Rank)
 		}
 		d.leaveEngine(b) // the turn goes where the client says, and the close where the session is
 		return nil
@@ -140,16 +139,16 @@ func (d *Dispatch) leaveEngine(b *affinity.Binding) {
 		return
 	}
 	if old, ended, _ := d.Pool.Sessions.Unbind(context.Background(), d.plan.Session.Key, b.Version); ended {
-		d.backed.closes = &old
+		d.backed.closes = &old.Want
 	}
 }
 
 // leaveSession ends the request's part in its session. It has the engine close the session that
 // was left first: the next turn of the session begins when this one has ended.
 func (d *Dispatch) leaveSession() {
-	if b := d.backed.closes; b != nil {
+	if held := d.backed.closes; held != nil {
 		d.backed.closes = nil
-		d.Pool.CloseSession(*b)
+		d.Pool.CloseSession(*held)
 	}
 	_ = d.use.End(context.Background(), 0)
 }
@@ -158,7 +157,7 @@ func (d *Dispatch) leaveSession() {
 // it. The error is a refusal, or that of a connection: then another worker may open it.
 func (d *Dispatch) openSession(req *http.Request) error {
 	a, s := d.attempt, &d.plan.Session
-	if !s.Opens() || d.backed.asked == a {
+	if !s.Opens() {
 		return nil
 	}
 	id := d.backed.id // of a session that the client opens once more
@@ -169,7 +168,6 @@ func (d *Dispatch) openSession(req *http.Request) error {
 	if err := d.askToOpen(req, id, ttl); err != nil {
 		return err
 	}
-	d.backed.asked = a
 	if d.backed.id != "" {
 		return nil // it is bound
 	}
@@ -180,17 +178,17 @@ func (d *Dispatch) openSession(req *http.Request) error {
 	}
 	switch {
 	case err != nil:
-		d.Pool.CloseSession(affinity.Binding{Want: want})
+		d.Pool.CloseSession(want)
 		return d.notOpened(http.StatusServiceUnavailable, fmt.Errorf("the router cannot bind the session: %w", err))
 	case !ok && (b.Target != a.Target || b.EngineSession != id):
-		d.Pool.CloseSession(affinity.Binding{Want: want})
+		d.Pool.CloseSession(want)
 		return d.notOpened(http.StatusConflict, errors.New("another request bound the session meanwhile"))
 	}
 	d.backed.id, d.bound, d.state = id, b, affinity.Bound
 	if ok {
 		d.backed.opened = b.Version
 	}
-	d.Pool.Found(s.Key)
+	d.Pool.ForgetLost(s.Key)
 	d.Pool.BoundModels.Add(d.plan.Model)
 	return nil
 }
@@ -240,7 +238,7 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 		return nil
 	}
 	if d.backed.id == "" && status/100 != 4 { // the engine may have opened it all the same
-		d.Pool.CloseSession(affinity.Binding{Want: affinity.Want{Target: d.attempt.Target, EngineSession: id}})
+		d.Pool.CloseSession(affinity.Want{Target: d.attempt.Target, EngineSession: id})
 	}
 	if left := req.Context().Err(); left != nil {
 		return left
@@ -255,7 +253,7 @@ const maxOpened = 16 << 10
 func (d *Dispatch) rollBack() {
 	if v := d.backed.opened; v != 0 {
 		_, _, _ = d.Pool.EndSession(context.Background(), d.plan.Session.Key, v, false)
-		d.backed.id, d.backed.asked, d.backed.opened = "", nil, 0
+		d.backed.id, d.backed.opened = "", 0
 		d.bound, d.state = affinity.Binding{}, affinity.Free
 	}
 }

@@ -126,7 +126,13 @@ func (d *Dispatch) fullHome() *pool.Worker {
 	if !d.Hard || !d.homed() || d.pinned() || d.wait.homeless {
 		return nil
 	}
-	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == d.bound.Target.Worker })
+	return d.full(d.bound.Target)
+}
+
+// full returns the worker of a target if that is left out only because it is full; nil
+// otherwise.
+func (d *Dispatch) full(t kvscore.Target) *pool.Worker {
+	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
 	if i < 0 {
 		return nil
 	}
@@ -210,7 +216,7 @@ func (d *Dispatch) boundPosition() int {
 		return -1
 	}
 	// A worker that is left out because it is full, or for this request only, keeps the session.
-	d.away = slices.ContainsFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == target.Worker }) || d.excluded(target)
+	d.away = d.full(target) != nil || d.excluded(target)
 	if d.mayLeave() {
 		return -1
 	}

@@ -100,9 +100,9 @@ func (s *Session) control(c *nvext.SessionControl) {
 	}
 }
 
-// identify returns the identity that a source gives to a turn, the zero Identity if it gives
-// none. hash is that of the client's key, 0 if the source does not tell the key. parent is the key
-// of the parent session, if that is another one.
+// identify returns what a source says of a turn's session. Its identity is zero if the source
+// names none. The client's key has a hash, which is 0 if the source does not tell the key. The
+// key of the parent session is empty if there is none, or if it is the session's own.
 func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, hash uint64, parent string, err error) {
 	if source.find == nil {
 		if response := t.req.PreviousResponse; response != "" && s.Conversation != nil {

@@ -20,9 +20,6 @@ const (
 	closeTries = 5
 	// maxClosing bounds the sessions that wait to be closed on one worker.
 	maxClosing = 1 << 14
-	// maxLost is how many lost sessions the pool remembers at least, and half of how many it
-	// remembers at most.
-	maxLost = 1 << 15
 	// lastCloses is how long the pool waits for engines to close sessions when it ends.
 	lastCloses = 5 * time.Second
 )
@@ -30,15 +27,12 @@ const (
 // Caller makes the router's own requests to a worker, for one configuration.
 type Caller func(ctx context.Context, dial, path string, body []byte) (status int, answer []byte, err error)
 
-// engineSessions closes the sessions that engines hold for the router, and remembers the lost
-// ones. The code that ends an engine-backed binding calls CloseSession, or abandons the session.
+// engineSessions closes the sessions that engines hold for the router. The code that ends an engine-backed binding calls CloseSession, or abandons the session.
 // A failed opening and a restore call CloseSession without a binding.
 type engineSessions struct {
 	mu      sync.Mutex
 	closing map[*Worker]*closings
 	idle    chan struct{} // closed when there is nothing to close; nil if nobody waits
-
-	newLost, oldLost map[affinity.Key]struct{} // old is dropped when new is full
 }
 
 // closings are the sessions to be closed on one worker, in order. One goroutine closes them,
@@ -50,9 +44,10 @@ type closing struct {
 	over chan struct{} // closed when the session is closed, or the router has given up
 }
 
-// CloseSession has the worker's engine close a session in the background.
-func (p *Pool) CloseSession(b affinity.Binding) {
-	w := p.ByID(b.Target.Worker)
+// CloseSession has the engine of the target close a session in the background. Only Target and
+// EngineSession count.
+func (p *Pool) CloseSession(held affinity.Want) {
+	w := p.ByID(held.Target.Worker)
 	if w == nil {
 		p.countSession("close", "gone")
 		return
@@ -73,7 +68,7 @@ func (p *Pool) CloseSession(b affinity.Binding) {
 		p.countSession("close", "dropped")
 		return
 	}
-	c.queue = append(c.queue, closing{b.EngineSession, make(chan struct{})})
+	c.queue = append(c.queue, closing{held.EngineSession, make(chan struct{})})
 }
 
 // closeSessions closes the sessions that wait on a worker.
@@ -127,13 +122,10 @@ func (p *Pool) closeSession(w *Worker, id string) (outcome string) {
 			return "gone" // the engine has restarted, or is another one
 		}
 		status, err := p.call(w, call)
-		switch {
-		case err == nil && e.Closed(status):
+		if err == nil && e.Closed(status) {
 			return "closed"
 		}
-		if refused = err != nil && Refused(err); refused && p.hasEnded() {
-			break
-		}
+		refused = err != nil && Refused(err)
 		if err == nil && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
 			break // it wants a key that the router does not have
 		}
@@ -226,21 +218,31 @@ func (p *Pool) EndSession(ctx context.Context, key affinity.Key, v affinity.Vers
 		if lost {
 			p.lose(key)
 		}
-		p.CloseSession(b)
+		p.CloseSession(b.Want)
 	}
 	return b, ended, err
 }
 
 // bindingEnded has the engine close a session whose binding the store has ended.
-func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding) {
+func (p *Pool) bindingEnded(key affinity.Key, held affinity.Want) {
 	now, ok, err := p.Sessions.Peek(context.Background(), key)
-	if err == nil && ok && now.Kind == affinity.EngineBacked && now.Target == b.Target && now.EngineSession == b.EngineSession {
+	if err == nil && ok && now.Kind == affinity.EngineBacked && now.Target == held.Target && now.EngineSession == held.EngineSession {
 		return // the client has opened it again, on the same worker
 	}
 	if !ok {
 		p.lose(key)
 	}
-	p.CloseSession(b)
+	p.CloseSession(held)
+}
+
+// eachHeld passes the present engine-backed bindings to f.
+func (p *Pool) eachHeld(f func(key affinity.Key, b affinity.Binding)) {
+	for _, key := range p.Sessions.store.EngineBacked() {
+		b, ok, err := p.Sessions.Peek(context.Background(), key)
+		if err == nil && ok && b.Kind == affinity.EngineBacked {
+			f(key, b)
+		}
+	}
 }
 
 // loseSessions ends the bindings of the sessions that a worker's engine held. Their next turns
@@ -248,21 +250,18 @@ func (p *Pool) bindingEnded(key affinity.Key, b affinity.Binding) {
 // changes. A caller that holds p.Mu must abandon. Otherwise the engine is asked to close them,
 // for its process may live.
 func (p *Pool) loseSessions(w *Worker, abandon bool) {
-	for _, key := range p.Sessions.store.EngineBacked() {
-		b, ok, err := p.Sessions.Peek(context.Background(), key)
-		if err != nil || !ok || b.Kind != affinity.EngineBacked || b.Target.Worker != w.ID {
-			continue
+	p.eachHeld(func(key affinity.Key, b affinity.Binding) {
+		switch {
+		case b.Target.Worker != w.ID:
+		case !abandon:
+			_, _, _ = p.EndSession(context.Background(), key, b.Version, true)
+		default:
+			if _, ended, _ := p.Sessions.Unbind(context.Background(), key, b.Version); ended {
+				p.lose(key)
+				p.countSession("close", "gone")
+			}
 		}
-		if _, ended, _ := p.Sessions.Unbind(context.Background(), key, b.Version); !ended {
-			continue
-		}
-		p.lose(key)
-		if abandon {
-			p.countSession("close", "gone")
-		} else {
-			p.CloseSession(b)
-		}
-	}
+	})
 }
 
 // HoldsForOther returns whether a worker's engine holds a session of an id for another key. That
@@ -280,11 +279,9 @@ func (p *Pool) HoldsForOther(ctx context.Context, key affinity.Key, w *Worker, i
 // closeAll closes the sessions that engines hold, for the pool ends.
 func (p *Pool) closeAll() {
 	p.Sessions.store.Reported(context.Background())
-	for _, key := range p.Sessions.store.EngineBacked() {
-		if b, ok, err := p.Sessions.Peek(context.Background(), key); ok && err == nil {
-			_, _, _ = p.EndSession(context.Background(), key, b.Version, false)
-		}
-	}
+	p.eachHeld(func(key affinity.Key, b affinity.Binding) {
+		_, _, _ = p.EndSession(context.Background(), key, b.Version, false)
+	})
 	s, idle := &p.engineSessions, make(chan struct{})
 	s.mu.Lock()
 	if len(s.closing) == 0 {
@@ -300,35 +297,4 @@ func (p *Pool) closeAll() {
 	case <-timer.C:
 		p.Logger().Warn("engines did not close their sessions in time; their own timeout closes them")
 	}
-}
-
-// lose remembers that the session of a key is lost.
-func (p *Pool) lose(key affinity.Key) {
-	s := &p.engineSessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.newLost == nil || len(s.newLost) >= maxLost {
-		s.newLost, s.oldLost = make(map[affinity.Key]struct{}), s.newLost
-	}
-	s.newLost[key] = struct{}{}
-}
-
-// Lost returns whether an engine held the session of a key, which is lost.
-func (p *Pool) Lost(ctx context.Context, key affinity.Key) bool {
-	p.Sessions.store.Reported(ctx) // it may have expired just now
-	s := &p.engineSessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, isNew := s.newLost[key]
-	_, isOld := s.oldLost[key]
-	return isNew || isOld
-}
-
-// Found forgets that the session of a key was lost, because a client has bound it again.
-func (p *Pool) Found(key affinity.Key) {
-	s := &p.engineSessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.newLost, key)
-	delete(s.oldLost, key)
 }

@@ -56,7 +56,7 @@ func closingPool(t *testing.T) (*Pool, *Worker, *closer) {
 }
 
 func (p *Pool) closeOne(w *Worker, id string) {
-	p.CloseSession(affinity.Binding{Want: affinity.Want{Target: kvscore.Target{Worker: w.ID}, EngineSession: id}})
+	p.CloseSession(affinity.Want{Target: kvscore.Target{Worker: w.ID}, EngineSession: id})
 }
 
 // TestOpensWaitForCloses opens sessions anew that wait to be closed. They come next.
@@ -130,7 +130,7 @@ func TestPoolRemembersLostSessions(t *testing.T) {
 	if !slices.Equal(known, []bool{false, false, true, true}) {
 		t.Errorf("remembers %v", known)
 	}
-	if p.Found(key(3*maxLost - 1)); p.Lost(t.Context(), key(3*maxLost-1)) {
+	if p.ForgetLost(key(3*maxLost - 1)); p.Lost(t.Context(), key(3*maxLost-1)) {
 		t.Error("a session is lost although it was opened again")
 	}
 }

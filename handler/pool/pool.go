@@ -44,6 +44,7 @@ type Pool struct {
 
 	Sessions sessions
 	engineSessions
+	lostSessions
 	Queue       queue
 	Spending    spending
 	Backgrounds backgrounds

@@ -19,9 +19,9 @@ const maxResponses = 1 << 16
 type responses struct {
 	seed uint64 // of the ids' hashes: nobody outside can choose collisions
 
-	mu       sync.Mutex
-	new, old map[uint64]keptResponse // by the hash of the id; old is dropped when new is full
-	order    [2][]uint64             // the keys of old and new in their order
+	mu    sync.Mutex
+	kept  generations[uint64, keptResponse] // by the hash of the id
+	order [2][]uint64                       // the keys of the older and the newer half in their order
 }
 
 // keptResponse is what the pool remembers of a response.
@@ -39,15 +39,14 @@ func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity)
 
 // add makes an entry the newest. The caller holds the lock.
 func (r *responses) add(key uint64, kept keptResponse) {
-	if r.new == nil || len(r.new) >= maxResponses {
-		r.new, r.old = make(map[uint64]keptResponse), r.new
+	_, known, aging := r.kept.get(key)
+	turned := r.kept.put(key, kept, maxResponses)
+	if turned {
 		r.order = [2][]uint64{r.order[1], nil}
 	}
-	if _, known := r.new[key]; !known {
+	if !known || aging || turned {
 		r.order[1] = append(r.order[1], key)
 	}
-	r.new[key] = kept
-	delete(r.old, key)
 }
 
 // dump passes all responses to each, the oldest first. It holds the lock for a thousand at a
@@ -76,9 +75,7 @@ func (r *responses) several(keys []uint64) []hashedResponse {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, key := range keys {
-		if kept, ok := r.new[key]; ok {
-			list = append(list, hashedResponse{key, kept})
-		} else if kept, ok := r.old[key]; ok {
+		if kept, ok, _ := r.kept.get(key); ok {
 			list = append(list, hashedResponse{key, kept})
 		}
 	}
@@ -89,9 +86,7 @@ func (r *responses) several(keys []uint64) []hashedResponse {
 func (r *responses) restore(hash uint64, kept keptResponse) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, isNew := r.new[hash]
-	_, isOld := r.old[hash]
-	if isNew || isOld {
+	if _, known, _ := r.kept.get(hash); known {
 		return false
 	}
 	r.add(hash, kept)
@@ -115,10 +110,8 @@ func (r *responses) find(id string, use bool) (kept keptResponse, ok bool) {
 	key := xxh3.HashStringSeed(id, r.seed)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if kept, ok = r.new[key]; ok {
-		return kept, true
-	}
-	if kept, ok = r.old[key]; ok && use {
+	kept, ok, aging := r.kept.get(key)
+	if aging && use {
 		r.add(key, kept)
 	}
 	return kept, ok
@@ -128,5 +121,5 @@ func (r *responses) find(id string, use bool) (kept keptResponse, ok bool) {
 func (r *responses) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.new) + len(r.old)
+	return r.kept.count()
 }

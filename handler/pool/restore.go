@@ -189,7 +189,7 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 		if held {
 			r.awaitProbes(ctx) // they show which engine it is
 			r.pool.lose(b.Key)
-			r.pool.CloseSession(affinity.Binding{Want: b.Want})
+			r.pool.CloseSession(b.Want)
 		}
 		return
 	}
@@ -197,7 +197,7 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	if done {
 		r.Sessions++
 	} else if held {
-		r.pool.bindingEnded(b.Key, affinity.Binding{Want: b.Want})
+		r.pool.bindingEnded(b.Key, b.Want)
 	}
 }
 

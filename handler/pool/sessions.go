@@ -9,10 +9,10 @@ type sessions struct {
 }
 
 // newSessions returns an empty store. ended gets the ends of engine-backed bindings.
-func newSessions(maxSessions int, ended func(affinity.Key, affinity.Binding)) (s sessions, err error) {
+func newSessions(maxSessions int, ended func(affinity.Key, affinity.Want)) (s sessions, err error) {
 	if s.store, err = affinity.NewRistretto(affinity.Options{
 		MaxSessions: maxSessions,
-		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { ended(key, b) },
+		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { ended(key, b.Want) },
 	}); err != nil {
 		return s, err
 	}

@@ -26,6 +26,8 @@ const (
 	// versionsApart is more than the versions that a store uses between its last snapshot
 	// and its end.
 	versionsApart = affinity.Version(24 * time.Hour)
+	// turnsWithin is how long a turn of a session waits for the snapshot.
+	turnsWithin = 5 * time.Second
 
 	incidentSnapshots = "snapshots cannot be written"
 )
@@ -47,9 +49,8 @@ type snapshots struct {
 	wake   chan struct{} // capacity 1: place or interval may have changed
 	ended  chan struct{} // closed when keepSnapshots has ended
 
-	restoring atomic.Bool   // a recalled snapshot is not restored yet
-	over      chan struct{} // closed when it is
-	stopOnce  sync.Once     // flushes when Caddy stops
+	restoring atomic.Pointer[chan struct{}] // nil unless a snapshot is being restored; then closed
+	stopOnce  sync.Once                     // flushes when Caddy stops
 }
 
 // SnapshotState is what became of the pool's snapshots.
@@ -119,20 +120,17 @@ func (p *Pool) Recall(at *snapshot.Place) {
 	s.recalled, s.last = h, h
 }
 
-// heldWithin is how long a request waits for the snapshot.
-const heldWithin = 5 * time.Second
-
 // AwaitRestored waits until the snapshot is restored, for a while. Without the bindings, the turn
 // of a session that an engine holds would go to another one.
 func (p *Pool) AwaitRestored(ctx context.Context) {
-	s := &p.snapshots
-	if !s.restoring.Load() {
+	over := p.snapshots.restoring.Load()
+	if over == nil {
 		return
 	}
-	timer := time.NewTimer(heldWithin)
+	timer := time.NewTimer(turnsWithin)
 	defer timer.Stop()
 	select {
-	case <-s.over:
+	case <-*over:
 	case <-timer.C:
 	case <-ctx.Done():
 	}
@@ -171,8 +169,8 @@ func (p *Pool) Persist(at *snapshot.Place) {
 	start := at != nil && !s.started
 	s.started = s.started || start
 	if start && s.recalled != nil {
-		s.over = make(chan struct{})
-		s.restoring.Store(true)
+		over := make(chan struct{})
+		s.restoring.Store(&over)
 	}
 	s.mu.Unlock()
 	if start {
@@ -198,8 +196,8 @@ func (p *Pool) keepSnapshots() {
 		}
 	}()
 	p.restore(ctx)
-	if s.restoring.CompareAndSwap(true, false) {
-		close(s.over)
+	if over := s.restoring.Swap(nil); over != nil {
+		close(*over)
 	}
 	if ctx.Err() != nil {
 		return // what is in the storage is more than what was restored
@@ -234,11 +232,9 @@ func (p *Pool) untilNext(err error) time.Duration {
 
 // FlushOnce writes a snapshot now, if there is anything new. It waits for at most three seconds.
 // Only the first call counts: Caddy stops, and each handler of the pool calls it.
-func (p *Pool) FlushOnce() { p.snapshots.stopOnce.Do(p.Flush) }
+func (p *Pool) FlushOnce() { p.snapshots.stopOnce.Do(func() { p.flush(lastWithin) }) }
 
-// Flush writes a snapshot now, if there is anything new.
-func (p *Pool) Flush() { p.flush(lastWithin) }
-
+// flush writes a snapshot now, if there is anything new, and waits for it for a while.
 func (p *Pool) flush(within time.Duration) {
 	done := make(chan struct{})
 	go func() {

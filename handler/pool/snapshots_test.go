@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -15,63 +14,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
+	"github.com/caddy-kvrouter/kvrouter/handler/snapshot/snapshottest"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
-
-// shelf is a storage in memory, which can fail and hang.
-type shelf struct {
-	mu     sync.Mutex
-	values map[string][]byte
-	stores int
-	fails  error
-	hangs  chan struct{} // nil: it does not
-}
-
-func (s *shelf) wait() {
-	s.mu.Lock()
-	hangs := s.hangs
-	s.mu.Unlock()
-	if hangs != nil {
-		<-hangs
-	}
-}
-
-func (s *shelf) Load(_ context.Context, key string) ([]byte, error) {
-	s.wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if v, ok := s.values[key]; ok {
-		return slices.Clone(v), nil
-	}
-	return nil, fs.ErrNotExist
-}
-
-func (s *shelf) Store(_ context.Context, key string, value []byte) error {
-	s.wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stores++; s.fails != nil {
-		return s.fails
-	}
-	if s.values == nil {
-		s.values = make(map[string][]byte)
-	}
-	s.values[key] = slices.Clone(value)
-	return nil
-}
-
-func (s *shelf) Delete(_ context.Context, key string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.values, key)
-	return nil
-}
-
-func (s *shelf) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stores
-}
 
 // keepingSettings are those of a pool with two workers that writes snapshots.
 func keepingSettings(dials ...string) *Settings {
@@ -82,8 +27,8 @@ func keepingSettings(dials ...string) *Settings {
 	return s.WithDefaults()
 }
 
-// keeping starts a pool that keeps its snapshots on the shelf.
-func keeping(t testing.TB, store *shelf, s *Settings) *Pool {
+// keeping starts a pool that keeps its snapshots in the storage.
+func keeping(t testing.TB, store *snapshottest.Memory, s *Settings) *Pool {
 	t.Helper()
 	p, err := New("kept", s)
 	if err != nil {
@@ -158,7 +103,7 @@ const one, two, gone = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 // TestPoolSurvivesARestart ends a pool and starts it again, without one of its workers. The
 // id of another one has changed.
 func TestPoolSurvivesARestart(t *testing.T) {
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one, two, gone))
 	awaitRestored(t, old)
 	old.Learn(old.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 1"})
@@ -226,7 +171,7 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 		s.Others = true
 		return s
 	}
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	old := keeping(t, store, dynamic())
 	awaitRestored(t, old)
 	use(t, old, "a", one, 20)
@@ -264,7 +209,7 @@ func TestResponsesAreDumpedInOrder(t *testing.T) {
 
 // TestEngineRestartedBeforeTheCacheIsRestored has an engine that reports another start first.
 func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one))
 	awaitRestored(t, old)
 	old.Learn(old.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 1"})
@@ -290,7 +235,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 // TestRestoredCachesCanBeWrong has an engine that reports no start. After its restart, it
 // reports that nothing is cached.
 func TestRestoredCachesCanBeWrong(t *testing.T) {
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one))
 	awaitRestored(t, old)
 	use(t, old, "a", one, 100)
@@ -316,12 +261,12 @@ func TestRestoredCachesCanBeWrong(t *testing.T) {
 
 // TestUselessSnapshots starts pools on snapshots that are damaged, foreign or old.
 func TestUselessSnapshots(t *testing.T) {
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one))
 	awaitRestored(t, old)
 	use(t, old, "a", one, 20)
 	old.Destruct()
-	good := maps.Clone(store.values)
+	good := maps.Clone(store.Values)
 	head, part := "kv_router/router/kept/head", "kv_router/router/kept/0/1"
 	for _, c := range []struct {
 		name     string
@@ -332,18 +277,18 @@ func TestUselessSnapshots(t *testing.T) {
 		recalled bool
 	}{
 		{"whole", func() {}, nil, 1, 320, true},
-		{"no head", func() { delete(store.values, head) }, nil, 0, 0, false},
-		{"truncated head", func() { store.values[head] = store.values[head][:20] }, nil, 0, 0, false},
-		{"foreign version", func() { store.values[head][4] = 99 }, nil, 0, 0, false},
-		{"no part", func() { delete(store.values, part) }, nil, 0, 0, true},
-		{"damaged part", func() { store.values[part][100]++ }, nil, 0, 0, true},
-		{"huge part", func() { store.values[part] = make([]byte, 10<<20) }, nil, 0, 0, true},
+		{"no head", func() { delete(store.Values, head) }, nil, 0, 0, false},
+		{"truncated head", func() { store.Values[head] = store.Values[head][:20] }, nil, 0, 0, false},
+		{"foreign version", func() { store.Values[head][4] = 99 }, nil, 0, 0, false},
+		{"no part", func() { delete(store.Values, part) }, nil, 0, 0, true},
+		{"damaged part", func() { store.Values[part][100]++ }, nil, 0, 0, true},
+		{"huge part", func() { store.Values[part] = make([]byte, 10<<20) }, nil, 0, 0, true},
 		{"other text blocks", func() {}, func(s *Settings) { s.TextBlock = 32 }, 1, 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			store.values = make(map[string][]byte)
+			store.Values = make(map[string][]byte)
 			for key, v := range good {
-				store.values[key] = slices.Clone(v)
+				store.Values[key] = slices.Clone(v)
 			}
 			c.change()
 			s := keepingSettings(one)
@@ -367,7 +312,7 @@ func TestClocksMayStep(t *testing.T) {
 		sessions int
 		cached   int64
 	}{{-24 * time.Hour, 1, 320}, {10 * time.Second, 1, 320}, {2 * time.Minute, 0, 320}, {2 * time.Hour, 0, 0}} {
-		store := new(shelf)
+		store := new(snapshottest.Memory)
 		old := keeping(t, store, keepingSettings(one))
 		awaitRestored(t, old)
 		use(t, old, "a", one, 20)
@@ -392,12 +337,12 @@ func TestClocksMayStep(t *testing.T) {
 
 // TestStorageThatFailsIsOneCondition has a storage that fails, and then hangs.
 func TestStorageThatFailsIsOneCondition(t *testing.T) {
-	store := &shelf{fails: errors.New("disk full")}
+	store := &snapshottest.Memory{Fails: errors.New("disk full")}
 	p := keeping(t, store, keepingSettings(one))
 	awaitRestored(t, p)
 	for i := range 3 {
 		use(t, p, fmt.Sprint("session ", i), one, 20)
-		if err := p.save(t.Context(), time.Second); !errors.Is(err, store.fails) {
+		if err := p.save(t.Context(), time.Second); !errors.Is(err, store.Fails) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -405,9 +350,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 		t.Errorf("conditions %+v, %d errors", open, p.Snapshots().Errors)
 	}
 	hangs := make(chan struct{})
-	store.mu.Lock()
-	store.hangs = hangs
-	store.mu.Unlock()
+	store.Hang(hangs)
 	p.Incidents.end(time.Now().Add(incidentEnd), p.Logger())
 	go p.save(context.Background(), time.Second) //nolint:errcheck // it is a condition
 	for begun := time.Now(); len(p.Incidents.Open()) == 0 && time.Since(begun) < 5*time.Second; time.Sleep(time.Millisecond) {
@@ -437,7 +380,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 
 // TestSnapshotsAreWrittenOnlyIfNeeded writes nothing before Persist, and nothing twice.
 func TestSnapshotsAreWrittenOnlyIfNeeded(t *testing.T) {
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	at := snapshot.At(store, "router", "kept")
 	p, err := New("kept", keepingSettings(one))
 	if err != nil {
@@ -445,37 +388,37 @@ func TestSnapshotsAreWrittenOnlyIfNeeded(t *testing.T) {
 	}
 	p.Recall(at)
 	use(t, p, "a", one, 20)
-	p.Flush()
-	if n := store.count(); n != 0 {
+	p.flush(lastWithin)
+	if n := store.Count(); n != 0 {
 		t.Errorf("%d values before the configuration serves", n)
 	}
 	p.Persist(at)
 	awaitRestored(t, p)
-	p.Flush()
-	n := store.count()
+	p.flush(lastWithin)
+	n := store.Count()
 	if n != 2 {
 		t.Errorf("%d values, want a part and the head", n)
 	}
-	p.Flush()
-	if store.count() != n {
+	p.flush(lastWithin)
+	if store.Count() != n {
 		t.Error("a snapshot without a change")
 	}
 	use(t, p, "bb", one, 20)
 	p.Persist(nil)
-	p.Flush()
-	if store.count() != n {
+	p.flush(lastWithin)
+	if store.Count() != n {
 		t.Error("a snapshot after snapshots were turned off")
 	}
 	p.Persist(at)
 	p.Destruct()
-	if store.count() != n+2 {
-		t.Errorf("%d values in all, want %d", store.count(), n+2)
+	if store.Count() != n+2 {
+		t.Errorf("%d values in all, want %d", store.Count(), n+2)
 	}
 }
 
 // TestRequestsBesideSnapshots serves requests while a pool is restored and written.
 func TestRequestsBesideSnapshots(t *testing.T) {
-	store := new(shelf)
+	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one, two))
 	awaitRestored(t, old)
 	for i := range 3000 {
@@ -490,7 +433,7 @@ func TestRequestsBesideSnapshots(t *testing.T) {
 				name := fmt.Sprint("live", g, i)
 				use(t, p, name, one, 20)
 				if i%100 == 0 {
-					p.Flush()
+					p.flush(lastWithin)
 				}
 				if homeOf(t, p, name) != one {
 					t.Errorf("%s is not bound", name)
@@ -511,7 +454,7 @@ func TestRequestsBesideSnapshots(t *testing.T) {
 // BenchmarkMillionSessions writes and restores a million sessions, in memory.
 func BenchmarkMillionSessions(b *testing.B) {
 	for b.Loop() {
-		store := new(shelf)
+		store := new(snapshottest.Memory)
 		old := keeping(b, store, keepingSettings(one, two))
 		awaitRestored(b, old)
 		target := old.Worker(one).Target(0)

@@ -21,6 +21,13 @@ type shared struct {
 type sharing struct {
 	chains int
 	ends   map[uint64]shared // by the hash of a chain up to an end of one of its parts
+	chain  []beginning       // of the present chain
+}
+
+// beginning is a chain up to an end of one of its parts.
+type beginning struct {
+	hash   uint64
+	blocks int
 }
 
 func (s *sharing) reset() {
@@ -31,16 +38,24 @@ func (s *sharing) reset() {
 	clear(s.ends)
 }
 
-// longest returns the longest beginning of a chain that the part has, and how many of the
-// chain's parts it covers.
-func (s *sharing) longest(c *index.Held) (found shared, parts int) {
+// hash records the chain's beginnings: their hashes and lengths, at the ends of its parts.
+func (s *sharing) hash(c *index.Held) {
+	s.chain = s.chain[:0]
 	hash, pos := mix(c.Root), 0
 	for i := range c.Parts {
 		for _, block := range c.Blocks[pos : pos+c.Parts[i].Blocks] {
 			hash = mix(hash ^ block)
 		}
 		pos += c.Parts[i].Blocks
-		at, ok := s.ends[hash]
+		s.chain = append(s.chain, beginning{hash, pos})
+	}
+}
+
+// longest returns the longest beginning of the chain that the part has, and how many of the
+// chain's parts it covers.
+func (s *sharing) longest() (found shared, parts int) {
+	for i, b := range s.chain {
+		at, ok := s.ends[b.hash]
 		if !ok {
 			break
 		}
@@ -49,19 +64,11 @@ func (s *sharing) longest(c *index.Held) (found shared, parts int) {
 	return found, parts
 }
 
-// learn records the ends of a chain, which begins with the first parts that an earlier
-// chain has.
-func (s *sharing) learn(c *index.Held, parts int) {
+// learn adds the chain, which begins with the first parts that an earlier chain has.
+func (s *sharing) learn(parts int) {
 	s.chains++
-	hash, pos := mix(c.Root), 0
-	for i := range c.Parts {
-		for _, block := range c.Blocks[pos : pos+c.Parts[i].Blocks] {
-			hash = mix(hash ^ block)
-		}
-		pos += c.Parts[i].Blocks
-		if i >= parts {
-			s.ends[hash] = shared{s.chains, pos}
-		}
+	for _, b := range s.chain[parts:] {
+		s.ends[b.hash] = shared{s.chains, b.blocks}
 	}
 }
 

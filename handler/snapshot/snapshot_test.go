@@ -9,50 +9,14 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/snapshot/snapshottest"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
-
-// memory is a storage in memory.
-type memory struct {
-	mu     sync.Mutex
-	values map[string][]byte
-	fails  error
-}
-
-func (m *memory) Load(_ context.Context, key string) ([]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if v, ok := m.values[key]; ok {
-		return slices.Clone(v), nil
-	}
-	return nil, fs.ErrNotExist
-}
-
-func (m *memory) Store(_ context.Context, key string, value []byte) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.fails != nil {
-		return m.fails
-	}
-	if m.values == nil {
-		m.values = make(map[string][]byte)
-	}
-	m.values[key] = slices.Clone(value)
-	return nil
-}
-
-func (m *memory) Delete(_ context.Context, key string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.values, key)
-	return nil
-}
 
 // stored is a record as a test keeps it.
 type stored = Record
@@ -187,7 +151,7 @@ func save(t testing.TB, p *Place, last *Head, list []stored) *Head {
 }
 
 func TestSnapshotReadsAsWritten(t *testing.T) {
-	store := new(memory)
+	store := new(snapshottest.Memory)
 	p := At(store, "router", "default")
 	list := records(rand.New(rand.NewPCG(1, 1)), 5000)
 	h := save(t, p, nil, list)
@@ -206,7 +170,7 @@ func TestSnapshotReadsAsWritten(t *testing.T) {
 	if h.Parts() < 2 {
 		t.Error("everything is in one part")
 	}
-	for key, v := range store.values {
+	for key, v := range store.Values {
 		if len(v) > MaxValue || !strings.HasPrefix(key, "kv_router/router/default/") {
 			t.Errorf("%s has %d bytes", key, len(v))
 		}
@@ -216,7 +180,7 @@ func TestSnapshotReadsAsWritten(t *testing.T) {
 // TestSnapshotsReplaceEachOther writes snapshots of several sizes. Storage holds two at most,
 // and one that breaks off leaves the one before.
 func TestSnapshotsReplaceEachOther(t *testing.T) {
-	store := new(memory)
+	store := new(snapshottest.Memory)
 	p := At(store, "r", "p")
 	rnd := rand.New(rand.NewPCG(2, 2))
 	var last *Head
@@ -233,12 +197,12 @@ func TestSnapshotsReplaceEachOther(t *testing.T) {
 		if _, all := readAll(t, p); len(all) != len(list) {
 			t.Fatalf("%d records of %d", len(all), len(list))
 		}
-		if have := len(store.values); have > 1+last.parts+parts {
+		if have := len(store.Values); have > 1+last.parts+parts {
 			t.Errorf("%d values for snapshots of %d and %d parts", have, last.parts, parts)
 		}
 	}
 	before := len(records(rnd, 1))
-	store.fails = errors.New("disk full")
+	store.Fails = errors.New("disk full")
 	w := NewWriter(t.Context(), p, last)
 	for _, r := range records(rnd, 9000) {
 		write(w, &r)
@@ -246,13 +210,13 @@ func TestSnapshotsReplaceEachOther(t *testing.T) {
 	if len(w.buf) > MaxValue || w.Err() == nil {
 		t.Errorf("%d bytes kept after %v", len(w.buf), w.Err())
 	}
-	if _, err := w.Finish(Head{}); !errors.Is(err, store.fails) {
+	if _, err := w.Finish(Head{}); !errors.Is(err, store.Fails) {
 		t.Error(err)
 	}
 	if _, all := readAll(t, p); len(all) != before {
 		t.Errorf("%d records are left of the snapshot before, want %d", len(all), before)
 	}
-	store.fails = nil
+	store.Fails = nil
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := NewWriter(ctx, p, last).Finish(Head{}); !errors.Is(err, context.Canceled) {
@@ -262,13 +226,13 @@ func TestSnapshotsReplaceEachOther(t *testing.T) {
 
 // TestDamageIsNoticed damages values in many ways.
 func TestDamageIsNoticed(t *testing.T) {
-	store := new(memory)
+	store := new(snapshottest.Memory)
 	p := At(store, "r", "p")
 	if _, err := ReadHead(t.Context(), p); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 	h := save(t, p, nil, records(rand.New(rand.NewPCG(3, 3)), 20))
-	head, part := store.values[p.prefix+"head"], store.values[p.partKey(0, 1)]
+	head, part := store.Values[p.prefix+"head"], store.Values[p.partKey(0, 1)]
 	other := begin(nil, h.id, 0)
 	other[len(magic)]++
 	for _, c := range []struct {
@@ -303,7 +267,7 @@ func TestDamageIsNoticed(t *testing.T) {
 	if _, err := parsePart(part, h.id, 2); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("another part: %v", err)
 	}
-	delete(store.values, p.partKey(0, 1))
+	delete(store.Values, p.partKey(0, 1))
 	if _, err := h.ReadPart(t.Context(), p, 1); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("a part that is gone: %v", err)
 	}
@@ -311,7 +275,7 @@ func TestDamageIsNoticed(t *testing.T) {
 
 func TestKeysAreSafe(t *testing.T) {
 	for _, name := range []string{"a/b", "..", "", "ä b", `c:\d`} {
-		p := At(new(memory), name, name)
+		p := At(new(snapshottest.Memory), name, name)
 		if parts := strings.Split(p.Name(), "/"); len(parts) != 4 || strings.Contains(p.Name(), ".") || strings.ContainsAny(p.Name(), `\:`) {
 			t.Errorf("%q lies at %s", name, p.Name())
 		}
@@ -320,7 +284,7 @@ func TestKeysAreSafe(t *testing.T) {
 
 // FuzzParts reads arbitrary contents with a right checksum.
 func FuzzParts(f *testing.F) {
-	store := new(memory)
+	store := new(snapshottest.Memory)
 	p := At(store, "r", "p")
 	w := NewWriter(context.Background(), p, nil)
 	for _, r := range records(rand.New(rand.NewPCG(4, 4)), 3) {
@@ -355,7 +319,7 @@ func TestSizeOfAMillionBindings(t *testing.T) {
 	if testing.Short() {
 		n = 20_000
 	}
-	store := new(memory)
+	store := new(snapshottest.Memory)
 	w := NewWriter(t.Context(), At(store, "r", "p"), nil)
 	rnd := rand.New(rand.NewPCG(6, 6))
 	s := affinity.Saved{Want: affinity.Want{TTL: 5 * time.Minute}}

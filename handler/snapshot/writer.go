@@ -113,7 +113,8 @@ func (w *Writer) Ratios(m *kvscore.ModelRatios) {
 
 // Chain writes a chain of a target. It leaves out one that fills more than a part.
 func (w *Writer) Chain(c *index.Held, t Target) {
-	from, parts := w.longest(c)
+	w.hash(c)
+	from, parts := w.longest()
 	w.record = appendChain(w.record[:0], c, t, from, parts)
 	if !w.fits() {
 		w.flush() // a new part shares nothing with the one before
@@ -124,7 +125,7 @@ func (w *Writer) Chain(c *index.Held, t Target) {
 		}
 	}
 	w.buf = append(w.buf, w.record...)
-	w.learn(c, parts)
+	w.learn(parts)
 }
 
 // Bytes returns the size of the snapshot so far, without its head.

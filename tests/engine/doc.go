@@ -14,7 +14,7 @@
 // SGLang's python/sglang/srt/session:
 //
 //   - A session keeps the KV of its turns in blocks that nothing evicts. The client sends
-//     only the new tokens of a turn, and the usage counts those of all turns.
+//     only the new tokens of a turn. The usage counts those of all turns.
 //   - Each rank opens and closes each session, and knows only its own turns.
 //   - A session has one turn at a time. A close waits for its end. An aborted turn
 //     leaves the context of the turns before it, but not their KV.
