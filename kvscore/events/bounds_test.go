@@ -1,0 +1,246 @@
+package events
+
+import (
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestDeepNesting(t *testing.T) {
+	var d Decoder
+	deep := raw(strings.Repeat("\x91", 1<<20) + "\xc0")
+	b := decode(t, &d, stored("new", deep), deep)
+	check(t, b, want{events: []Event{storedEvent(nil)}, skipped: map[Reason]int{Malformed: 1}})
+}
+
+// TestClaimedLengths checks that a length costs no memory unless the payload has what it
+// claims.
+func TestClaimedLengths(t *testing.T) {
+	for _, field := range []string{"block_hashes", "token_ids", "extra_keys", "block_mm_infos", "metadata", "-block_hashes", "-token_ids"} {
+		claim := raw("\xdd\xff\xff\xff\xff")
+		if name, within := strings.CutPrefix(field, "-"); within { // within the decoder's bounds
+			field, claim = name, raw("\xdd\x00\x08\x00\x00")
+		}
+		payload := batchOf(stored(field, claim))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range 10 {
+			var d Decoder
+			if _, err := d.Decode(payload); err != ErrNotBatch {
+				t.Fatal(err)
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if cost := (after.TotalAlloc - before.TotalAlloc) / 10; cost > 16<<10 {
+			t.Errorf("%s: %d bytes allocated for %d bytes of payload", field, cost, len(payload))
+		}
+	}
+}
+
+func TestBounds(t *testing.T) {
+	many := func(n int, value string) raw { return raw(strings.Repeat(value, n)) }
+	array := func(n int, value string) raw {
+		return raw(string([]byte{array32, byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})) + many(n, value)
+	}
+	for name, event := range map[string]any{
+		"blocks":     pairs{"type", "BlockRemoved", "block_hashes", array(maxBlocks+1, "\x01")},
+		"tokens":     stored("token_ids", array(maxTokens+1, "\x01")),
+		"media keys": stored("extra_keys", list(array(maxMedia+1, "\x01"), nil)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d Decoder
+			check(t, decode(t, &d, event), want{skipped: map[Reason]int{TooLarge: 1}})
+		})
+	}
+	t.Run("events", func(t *testing.T) {
+		var d Decoder
+		b, err := d.Decode(appendValue(nil, list(1.5, array(maxEvents+3, "\x91\xb0AllBlocksCleared"), 0)))
+		if err != nil || len(b.Events) != maxEvents || b.Skipped[TooLarge] != 3 {
+			t.Fatalf("%d events, %v", len(b.Events), err)
+		}
+		// A batch of this size does not cost memory forever.
+		if b, err = d.Decode(batchOf(stored())); err != nil || cap(b.Events) > keepEvents {
+			t.Errorf("room for %d events is kept, %v", cap(b.Events), err)
+		}
+	})
+}
+
+// TestBuffersGrow checks that the events of a batch stay whole when the decoder's buffers
+// grow, and when events between them are left out.
+func TestBuffersGrow(t *testing.T) {
+	var d Decoder
+	var events []any
+	const n = 500
+	for i := range n {
+		h, token := uint64(i)<<32|1, uint32(i*300)
+		events = append(
+			events,
+			stored(
+				"block_hashes", []uint64{h, h + 1}, "token_ids", []uint32{token, token + 1, token + 2, token + 3},
+				"block_size", 2, "lora_id", i+1, "extra_keys", list(nil, list(image)),
+			),
+			stored("block_hashes", []uint64{7, 7}, "extra_keys", list(list("a", "b"))),
+		)
+	}
+	b := decode(t, &d, events...)
+	if len(b.Events) != n || b.Skipped[SelfReference] != n {
+		t.Fatalf("%d events, skipped %v", len(b.Events), b.Skipped)
+	}
+	for i, e := range b.Events {
+		h, token := uint64(i)<<32|1, uint32(i*300)
+		if !slices.Equal(e.Hashes, []uint64{h, h + 1}) || !slices.Equal(e.Tokens, []uint32{token, token + 1, token + 2, token + 3}) ||
+			string(e.Adapter) != "lora_id:"+string(rune0(i+1)) || len(e.Media) != 1 || e.Media[0].Block != 1 {
+			t.Fatalf("event %d: %+v", i, e)
+		}
+	}
+}
+
+func rune0(n int) []byte {
+	if n < 10 {
+		return []byte{byte('0' + n)}
+	}
+	return append(rune0(n/10), byte('0'+n%10))
+}
+
+// TestUnique compares the three ways to find a repeated name with each other.
+func TestUnique(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var u unique
+	for _, n := range []int{1, 2, fewHashes, fewHashes + 1, 100, 1000, mostHashes, mostHashes + 1, 20000} {
+		hashes := make([]uint64, n)
+		for i := range hashes {
+			hashes[i] = random.Uint64()
+		}
+		if u.repeats(hashes, 5, true) || u.repeats(hashes, hashes[n/2], false) {
+			t.Errorf("%d: distinct hashes reported as repeated", n)
+		}
+		if !u.repeats(hashes, hashes[n-1], true) {
+			t.Errorf("%d: the parent among the hashes is not found", n)
+		}
+		if n == 1 {
+			continue
+		}
+		for _, at := range []int{0, n / 3, n - 2} {
+			other := slices.Clone(hashes)
+			other[n-1] = other[at]
+			if !u.repeats(other, 0, false) {
+				t.Errorf("%d: the hash at %d twice is not found", n, at)
+			}
+		}
+	}
+	u = unique{}
+	for i, hashes := range [][]uint64{
+		{1, 2, 3, 4, 5, 6, 7, 8, 9}, {0, 11, 12, 13, 14, 15, 16, 17, 18}, {1, 2, 3, 4, 5, 6, 7, 8, 9},
+	} {
+		if i == 1 {
+			u.round = math.MaxUint32 // the count of rounds overflows
+		}
+		if u.repeats(hashes, 0, false) {
+			t.Errorf("distinct hashes reported as repeated, round %d", u.round)
+		}
+	}
+}
+
+// TestSkip skips values of all types, and all that have been cut short.
+func TestSkip(t *testing.T) {
+	for _, value := range []string{
+		"\x05", "\xe0", "\xc0", "\xc2", "\xc3", "\xa3abc", "\x92\x01\x02", "\x82\x01\x02\x03\x04",
+		"\xc4\x02ab", "\xc5\x00\x02ab", "\xc6\x00\x00\x00\x02ab", "\xd9\x02ab", "\xda\x00\x02ab", "\xdb\x00\x00\x00\x02ab",
+		"\xc7\x02\x01ab", "\xc8\x00\x02\x01ab", "\xc9\x00\x00\x00\x02\x01ab", "\xca1234", "\xcb12345678",
+		"\xcc1", "\xcd12", "\xce1234", "\xcf12345678", "\xd01", "\xd112", "\xd21234", "\xd312345678",
+		"\xd4\x01a", "\xd5\x01ab", "\xd6\x01abcd", "\xd7\x0112345678", "\xd8\x011234567812345678",
+		"\xdc\x00\x02\x01\x02", "\xdd\x00\x00\x00\x02\x01\x02", "\xde\x00\x01\x01\x02", "\xdf\x00\x00\x00\x01\x01\x02",
+	} {
+		for _, after := range []string{"", "\x07"} {
+			if r := (reader{b: []byte(value + after)}); !r.skip() || r.i != len(value) {
+				t.Errorf("%q%q: at %d", value, after, r.i)
+			}
+		}
+		for n := range value {
+			if r := (reader{b: []byte(value[:n])}); r.skip() {
+				t.Errorf("%q without its end is skipped", value[:n])
+			}
+		}
+	}
+}
+
+// TestTokensAtTheEnd checks tokens of all widths where fewer than 8 bytes follow.
+func TestTokensAtTheEnd(t *testing.T) {
+	for _, token := range []uint32{0, 1, 127, 128, 255, 256, 65535, 65536, math.MaxUint32} {
+		for n := range 10 {
+			var payload []byte
+			for range n {
+				payload = token32(payload, token)
+			}
+			r := reader{b: payload}
+			got, ok := r.tokens(nil, n)
+			if !ok || len(got) != n || r.i != len(payload) || n > 0 && slices.Max(got) != token || n > 0 && slices.Min(got) != token {
+				t.Errorf("%d times %d: %v, %v at %d of %d", n, token, got, ok, r.i, len(payload))
+			}
+			if _, ok := (&reader{b: payload}).tokens(nil, n+1); ok {
+				t.Errorf("%d times %d: one more is read", n, token)
+			}
+		}
+	}
+	r := reader{b: appendValue(nil, int(70000))}
+	if got, ok := r.tokens(nil, 1); !ok || got[0] != 70000 {
+		t.Errorf("a signed token: %v, %v", got, ok)
+	}
+}
+
+func TestDecodeAllocatesNothing(t *testing.T) {
+	payloads := append(fixtures(t, "fixtures.txt"), fixtures(t, "vllm-events.txt")...)
+	payloads = append(payloads, fixture{"long", blocksBatch(512, 1)}, fixture{"bad", batchOf(stored("token_ids", list("a")), nil)})
+	for _, f := range payloads {
+		var d Decoder
+		allocs := testing.AllocsPerRun(20, func() {
+			if _, err := d.Decode(f.payload); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if allocs != 0 {
+			t.Errorf("%s: %v allocations a batch", f.name, allocs)
+		}
+	}
+}
+
+// blocksBatch is a batch as vLLM publishes it: n events of blocks of 16 tokens.
+func blocksBatch(blocks, n int) []byte {
+	random := rand.New(rand.NewPCG(3, 4))
+	var events []any
+	for range n {
+		hashes, ids := make([]uint64, blocks), make([]uint32, 16*blocks)
+		for i := range hashes {
+			hashes[i] = random.Uint64() | 1<<63
+		}
+		for i := range ids {
+			ids[i] = uint32(math.Pow(150000, random.Float64())) // common tokens have small numbers
+		}
+		events = append(events, pairs{
+			"type", "BlockStored", "block_hashes", hashes, "parent_block_hash", random.Uint64(), "token_ids", ids,
+			"block_size", 16, "lora_id", nil, "medium", "GPU", "lora_name", nil, "extra_keys", make([]any, blocks),
+			"group_idx", 0, "kv_cache_spec_kind", "full_attention",
+		})
+	}
+	return batchOf(events...)
+}
+
+func BenchmarkDecode(b *testing.B) {
+	for name, blocks := range map[string]int{"1": 1, "8": 8, "64": 64} {
+		b.Run("blocks="+name, func(b *testing.B) {
+			const n = 32
+			payload := blocksBatch(blocks, n)
+			b.SetBytes(int64(len(payload)))
+			var d Decoder
+			for b.Loop() {
+				if batch, err := d.Decode(payload); err != nil || len(batch.Events) != n {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N)*n*float64(blocks)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+		})
+	}
+}

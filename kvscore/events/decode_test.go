@@ -1,0 +1,458 @@
+package events
+
+import (
+	"encoding/binary"
+	"math"
+	"strings"
+	"testing"
+)
+
+// pairs is a map in the order of its elements: key, value, key, value.
+type pairs []any
+
+// appendValue appends a value in msgpack.
+func appendValue(b []byte, v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return append(b, null)
+	case raw:
+		return append(b, v...)
+	case bool:
+		return append(b, 0xc2)
+	case int:
+		return binary.BigEndian.AppendUint64(append(b, int64b), uint64(v))
+	case uint64:
+		return binary.BigEndian.AppendUint64(append(b, uint64b), v)
+	case float64:
+		return binary.BigEndian.AppendUint64(append(b, float64b), math.Float64bits(v))
+	case string:
+		return append(head(b, fixStr, 32, str32, len(v)), v...)
+	case []byte:
+		return append(binary.BigEndian.AppendUint32(append(b, bin32), uint32(len(v))), v...)
+	case []uint32:
+		b = head(b, fixArray, 16, array32, len(v))
+		for _, token := range v {
+			b = token32(b, token)
+		}
+		return b
+	case []uint64:
+		b = head(b, fixArray, 16, array32, len(v))
+		for _, hash := range v {
+			b = appendValue(b, hash)
+		}
+		return b
+	case []any:
+		b = head(b, fixArray, 16, array32, len(v))
+		for _, element := range v {
+			b = appendValue(b, element)
+		}
+		return b
+	case pairs:
+		b = head(b, fixMap, 16, map32, len(v)/2)
+		for _, element := range v {
+			b = appendValue(b, element)
+		}
+		return b
+	}
+	panic("the test's encoder does not know this type")
+}
+
+// head appends the lead byte and the length of a string, an array or a map.
+func head(b []byte, fix byte, below int, wide byte, n int) []byte {
+	if n < below {
+		return append(b, fix|byte(n))
+	}
+	return binary.BigEndian.AppendUint32(append(b, wide), uint32(n))
+}
+
+// raw is a value that is encoded already.
+type raw string
+
+// token32 appends a token in its shortest form.
+func token32(b []byte, token uint32) []byte {
+	switch {
+	case token < 0x80:
+		return append(b, byte(token))
+	case token < 1<<8:
+		return append(b, uint8b, byte(token))
+	case token < 1<<16:
+		return binary.BigEndian.AppendUint16(append(b, uint16b), uint16(token))
+	}
+	return binary.BigEndian.AppendUint32(append(b, uint32b), token)
+}
+
+func list(values ...any) []any { return values }
+
+// llm-d's simulator begins a prompt with the parent 0.
+func TestNoBlockHasTheNameZero(t *testing.T) {
+	for name, event := range map[string]any{
+		"map":   stored("parent_block_hash", 0),
+		"array": list("BlockStored", []uint64{h1, h2}, 0, tokens, 4),
+	} {
+		var d Decoder
+		if b := decode(t, &d, event); len(b.Events) != 1 || b.Events[0].HasParent {
+			t.Errorf("%s: got %+v, wants an event without a parent", name, b.Events)
+		}
+	}
+}
+
+// stored is a map event with some of its values replaced or added.
+func stored(other ...any) pairs {
+	e := pairs{
+		"type", "BlockStored", "block_hashes",
+		[]uint64{h1, h2},
+		"parent_block_hash", nil,
+		"token_ids", tokens, "block_size", 4, "medium", "GPU",
+	}
+next:
+	for i := 0; i < len(other); i += 2 {
+		for k := 0; k < len(e); k += 2 {
+			if e[k] == other[i] {
+				e[k+1] = other[i+1]
+				continue next
+			}
+		}
+		e = append(e, other[i], other[i+1])
+	}
+	return e
+}
+
+func batchOf(events ...any) []byte { return appendValue(nil, list(1.5, events, 0)) }
+
+// decode decodes a batch of events, which a good event follows.
+func decode(t *testing.T, d *Decoder, events ...any) *Batch {
+	t.Helper()
+	b, err := d.Decode(batchOf(append(events, stored("session_id", "last"))...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := len(b.Events)
+	if n == 0 || string(b.Events[n-1].Session) != "last" || len(b.Events[n-1].Tokens) != len(tokens) {
+		t.Fatalf("the good event after the bad one is missing: %+v", b.Events)
+	}
+	b.Events = b.Events[:n-1]
+	return b
+}
+
+func TestBadEventCostsOnlyItself(t *testing.T) {
+	long := strings.Repeat("x", maxText+1)
+	for name, test := range map[string]struct {
+		event any
+		want  Reason
+	}{
+		"null":                 {nil, Malformed},
+		"number":               {5, Malformed},
+		"empty array":          {list(), Malformed},
+		"empty map":            {pairs{}, Malformed},
+		"no tag":               {pairs{"block_hashes", []uint64{1}}, Malformed},
+		"tag is a number":      {list(7, []uint64{1}), Malformed},
+		"no hashes":            {pairs{"type", "BlockRemoved"}, Malformed},
+		"no hashes, array":     {list("BlockStored"), Malformed},
+		"hashes are a string":  {stored("block_hashes", "abc"), Malformed},
+		"hash is a string":     {stored("block_hashes", list("abc")), Malformed},
+		"hash is a float":      {stored("block_hashes", list(1.5)), Malformed},
+		"hash without bytes":   {stored("block_hashes", list([]byte{})), Malformed},
+		"parent is a map":      {stored("parent_block_hash", pairs{}), Malformed},
+		"token is negative":    {stored("token_ids", list(1, 2, 3, 4, 5, 6, 7, -1)), Malformed},
+		"token beyond 32 bits": {stored("token_ids", list(1, 2, 3, 4, 5, 6, 7, 1<<32)), Malformed},
+		"token is a string":    {stored("token_ids", list(1, 2, 3, 4, 5, 6, 7, "8")), Malformed},
+		"pairs and tokens":     {stored("token_ids", list(list(1, 2), 2)), Malformed},
+		"triples":              {stored("token_ids", list(list(1, 2, 3))), Malformed},
+		"block size negative":  {stored("block_size", -4), Malformed},
+		"block size huge":      {stored("block_size", 1<<40, "token_ids", nil), Malformed},
+		"adapter is a number":  {stored("lora_name", 5), Malformed},
+		"salt is a number":     {stored("cache_salt", 5), Malformed},
+		"group is a string":    {stored("group_idx", "a"), Malformed},
+		"more keys than blocks": {
+			stored("extra_keys", list(nil, nil, list("a"))), Malformed,
+		},
+		"unknown tag":       {list("BlockMoved", list(1)), UnknownTag},
+		"unknown medium":    {stored("medium", "TAPE"), UnknownMedium},
+		"long medium":       {stored("medium", long), UnknownMedium},
+		"medium is a map":   {stored("medium", pairs{}), UnknownMedium},
+		"sliding window":    {stored("kv_cache_spec_kind", "sliding_window"), NotMainAttention},
+		"unknown kind":      {stored("kv_cache_spec_kind", "new_attention"), NotMainAttention},
+		"another group":     {stored("group_idx", 1), NotMainAttention},
+		"remote":            {stored("locality", "REMOTE"), Remote},
+		"unknown locality":  {stored("locality", "NEARBY"), Remote},
+		"one token missing": {stored("token_ids", tokens[:7]), BlockSizeMismatch},
+		"no block size, one token missing": {
+			stored("token_ids", tokens[:7], "block_size", 0), BlockSizeMismatch,
+		},
+		"tokens without blocks": {stored("block_hashes", list()), BlockSizeMismatch},
+		"hash twice":            {stored("block_hashes", []uint64{h1, h1}), SelfReference},
+		"hash is parent":        {stored("parent_block_hash", uint64(h2)), SelfReference},
+		"long adapter":          {stored("lora_name", long), TooLarge},
+		"long adapter id":       {stored("lora_id", long), TooLarge},
+		"long salt":             {stored("cache_salt", long), TooLarge},
+		"long salt in keys":     {stored("extra_keys", list(list(long))), TooLarge},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d Decoder
+			b := decode(t, &d, test.event)
+			check(t, b, want{skipped: map[Reason]int{test.want: 1}})
+		})
+	}
+}
+
+func TestTiers(t *testing.T) {
+	for medium, want := range map[any]Tier{
+		nil: Device, "": Device, "GPU": Device, "DEVICE": Device, "gpu": Device,
+		"CPU": Host, "CPU_PINNED": Host, "CPU_TIER1": Host,
+		"CPU_TIER2": Disk, "DISK": Disk, "NVME": Disk, "STORAGE": Disk, "FS": Disk, "OBJ": Disk,
+		"EXTERNAL": Shared, "NETWORK": Shared, "REMOTE": Shared, "SHARED": Shared,
+	} {
+		var d Decoder
+		b := decode(t, &d, stored("medium", medium), list("BlockRemoved", list(1), medium))
+		if len(b.Events) != 2 || b.Events[0].Tier != want || b.Events[1].Tier != want {
+			t.Errorf("medium %v: %+v, want tier %s", medium, b.Events, want)
+		}
+	}
+	if names := Device.String() + Shared.String() + Tier(9).String() + TooLarge.String() + Reason(99).String(); names != "devicesharedunknowntoo_largeunknown" {
+		t.Error(names)
+	}
+}
+
+// TestMainGroup follows vLLM's hybrid models: each group of layers publishes its own blocks
+// under equal names, and removals have only the group's number.
+func TestMainGroup(t *testing.T) {
+	const full, sliding = "full_attention", "sliding_window"
+	var d Decoder
+	b := decode(t, &d,
+		stored("group_idx", 0, "kv_cache_spec_kind", sliding),
+		stored("group_idx", 1, "kv_cache_spec_kind", full),
+		stored("group_idx", 2, "kv_cache_spec_kind", full),
+		pairs{"type", "BlockRemoved", "block_hashes", list(1), "group_idx", 0},
+		pairs{"type", "BlockRemoved", "block_hashes", list(2), "group_idx", 1},
+		pairs{"type", "BlockRemoved", "block_hashes", list(3), "group_idx", 2},
+		pairs{"type", "BlockRemoved", "block_hashes", list(4)},
+	)
+	check(t, b, want{
+		events:  []Event{storedEvent(nil), removed(Device, 2), removed(Device, 4)},
+		skipped: map[Reason]int{NotMainAttention: 4},
+	})
+
+	// The next batch of the stream knows the group.
+	b = decode(t, &d, pairs{"type", "BlockRemoved", "block_hashes", list(5), "group_idx", 1})
+	check(t, b, want{events: []Event{removed(Device, 5)}})
+
+	// A restarted engine may have another model.
+	d.Reset()
+	b = decode(t, &d, stored("group_idx", 0), stored("group_idx", 1))
+	check(t, b, want{events: []Event{storedEvent(nil)}, skipped: map[Reason]int{NotMainAttention: 1}})
+
+	// Without a reset, the main group shows that it is none any more.
+	decode(t, &d, stored("group_idx", 3, "kv_cache_spec_kind", full))
+	b = decode(t, &d,
+		stored("group_idx", 3, "kv_cache_spec_kind", sliding),
+		stored("group_idx", 4, "kv_cache_spec_kind", full))
+	check(t, b, want{events: []Event{storedEvent(nil)}, skipped: map[Reason]int{NotMainAttention: 1}})
+}
+
+func TestTailsOfArrays(t *testing.T) {
+	event := func(tail ...any) []any {
+		return append(list("BlockStored", []uint64{h1, h2}, nil, tokens, 4, nil, "GPU", nil, nil), tail...)
+	}
+	infos := list(nil, pairs{"mm_objects", list()})
+	for name, test := range map[string]struct {
+		tail []any
+		want any // a reason, or nil if the event is delivered
+	}{
+		"none":                        {list(), nil},
+		"group":                       {list(0), nil},
+		"other group":                 {list(1), NotMainAttention},
+		"kind only":                   {list("mla_attention"), nil},
+		"other kind only":             {list("mamba"), NotMainAttention},
+		"group, kind":                 {list(1, "full_attention"), nil},
+		"kind, window":                {list(nil, "sliding_window", 4096), NotMainAttention},
+		"window is no group":          {list(nil, nil, 4096), nil},
+		"window after kind is none":   {list(nil, "full_attention", 4096), nil},
+		"all":                         {list(0, "sink_full_attention", 4096, "LOCAL", "kvcr"), nil},
+		"remote":                      {list(0, "full_attention", nil, "REMOTE"), Remote},
+		"unknown locality":            {list(nil, nil, nil, "NEARBY", nil), Remote},
+		"infos, group":                {list(infos, 1), NotMainAttention},
+		"infos, group, kind":          {list(infos, 1, "full_attention"), nil},
+		"infos, unknown locality":     {list(infos, nil, nil, nil, "NEARBY"), Remote},
+		"locality empty":              {list(nil, nil, nil, ""), nil},
+		"no infos, group":             {list(nil, 1), NotMainAttention},
+		"all and what is yet to come": {list(0, "full_attention", nil, "LOCAL", nil, "REMOTE", 5, infos), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d Decoder
+			b := decode(t, &d, event(test.tail...))
+			if reason, ok := test.want.(Reason); ok {
+				check(t, b, want{skipped: map[Reason]int{reason: 1}})
+			} else if len(b.Events) != 1 || b.Skipped != [Reasons]int{} {
+				t.Errorf("%+v, skipped %v", b.Events, b.Skipped)
+			}
+		})
+	}
+}
+
+func TestExtraKeys(t *testing.T) {
+	const salt = "dynamo-cache-salt:"
+	hexKey := func(block int) MediaKey { return MediaKey{Block: block, Kind: Identifier, Key: []byte(image)} }
+	other := func(block int, key string) MediaKey { return MediaKey{Block: block, Kind: Other, Key: []byte(key)} }
+	for name, test := range map[string]struct {
+		event   pairs
+		adapter string
+		salt    string
+		media   []MediaKey
+	}{
+		"none":                   {event: stored("extra_keys", nil)},
+		"no list":                {event: stored("extra_keys", 5)},
+		"fewer than blocks":      {event: stored("extra_keys", list(nil))},
+		"salt":                   {event: stored("extra_keys", list(list("s"), nil)), salt: "s"},
+		"salt, adapter later":    {event: stored("extra_keys", list(list("a", "s"), list("a")), "lora_name", "a"), adapter: "a", salt: "s"},
+		"salt named":             {event: stored("cache_salt", "s"), salt: "s"},
+		"salt named by Dynamo":   {event: stored("cache_salt", salt+"s"), salt: "s"},
+		"salt twice":             {event: stored("extra_keys", list(list("s"), list("s")), "cache_salt", "s"), salt: "s"},
+		"salt in metadata":       {event: stored("metadata", pairs{"x", 1, 5, 6, "cache_salt", "s", "block_size", 9}), salt: "s"},
+		"salt empty":             {event: stored("extra_keys", list(list(""), nil), "cache_salt", "")},
+		"salt tagged":            {event: stored("extra_keys", list(list("x", salt+"s"), nil)), salt: "s", media: []MediaKey{other(0, "x")}},
+		"salt after identifier":  {event: stored("extra_keys", list(list(image, "s"), nil)), salt: "s", media: []MediaKey{hexKey(0)}},
+		"two salts":              {event: stored("extra_keys", list(list("t"), nil), "cache_salt", "s"), salt: "s", media: []MediaKey{other(0, "t")}},
+		"no salt below a parent": {event: stored("extra_keys", list(list("s"), nil), "parent_block_hash", uint64(3)), media: []MediaKey{other(0, "s")}},
+		"no salt in later block": {event: stored("extra_keys", list(nil, list("s"))), media: []MediaKey{other(1, "s")}},
+		"identifier":             {event: stored("extra_keys", list(nil, list(image))), media: []MediaKey{hexKey(1)}},
+		"identifier is adapter":  {event: stored("extra_keys", list(list(image), list(image)), "lora_name", image), adapter: image},
+		"not hex":                {event: stored("extra_keys", list(nil, list(strings.Repeat("x", 64)))), media: []MediaKey{other(1, strings.Repeat("x", 64))}},
+		"digest":                 {event: stored("extra_keys", list(list([]byte("d")), nil)), media: []MediaKey{{0, Embeds, []byte("d"), 0}}},
+		"unlisted key":           {event: stored("extra_keys", list("s", list())), salt: "s"},
+		"unknown keys": {
+			event: stored("extra_keys", list(list(nil, raw("\x07"), raw("\xc2")), list(raw("\x93\x01\x02\x03"), raw("\x92\x01\x02")))),
+			media: []MediaKey{other(0, "\x07"), other(0, "\xc2"), other(1, "\x93\x01\x02\x03"), other(1, "\x92\x01\x02")},
+		},
+		"infos":           {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02"))), media: []MediaKey{other(1, "\x81\x01\x02")}},
+		"infos with keys": {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02")), "extra_keys", list(nil, list(image))), media: []MediaKey{hexKey(1)}},
+		"adapter's id":    {event: stored("lora_id", 3), adapter: "lora_id:3"},
+		"id is a string":  {event: stored("lora_id", "ab"), adapter: "lora_id:ab"},
+		"id and name":     {event: stored("lora_id", 3, "lora_name", "a"), adapter: "a"},
+		"name and id":     {event: stored("lora_name", "a", "lora_id", 3), adapter: "a"},
+		"id of none":      {event: stored("lora_id", 0, "lora_name", "")},
+		"id below none":   {event: stored("lora_id", -1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d Decoder
+			b := decode(t, &d, test.event)
+			wants := storedEvent(func(e *Event) {
+				e.Adapter, e.Salt, e.Media = []byte(test.adapter), []byte(test.salt), test.media
+			})
+			if len(b.Events) == 1 {
+				e := &b.Events[0]
+				e.Parent, e.HasParent = 0, false
+				// DeepEqual distinguishes nil from empty.
+				e.Adapter, e.Salt = append([]byte{}, e.Adapter...), append([]byte{}, e.Salt...)
+			}
+			check(t, b, want{events: []Event{wants}})
+		})
+	}
+}
+
+func TestBlockSizes(t *testing.T) {
+	for name, test := range map[string]struct {
+		event pairs
+		size  int
+	}{
+		"own":                 {stored(), 4},
+		"zero is derived":     {stored("block_size", 0), 4},
+		"null is derived":     {stored("block_size", nil), 4},
+		"missing is derived":  {pairs{"type", "BlockStored", "block_hashes", []uint64{h1, h2}, "token_ids", tokens}, 4},
+		"one token per block": {stored("block_hashes", []uint64{1, 2, 3, 4, 5, 6, 7, 8}, "block_size", 1), 1},
+	} {
+		var d Decoder
+		b := decode(t, &d, test.event)
+		if len(b.Events) != 1 || b.Events[0].BlockSize != test.size || len(b.Events[0].Tokens) != len(tokens) {
+			t.Errorf("%s: %+v, want block size %d", name, b.Events, test.size)
+		}
+	}
+	var d Decoder
+	for _, event := range []any{stored("token_ids", nil), stored("token_ids", list()), list("BlockStored", []uint64{h1, h2})} {
+		b := decode(t, &d, event)
+		if len(b.Events) != 1 || b.Events[0].Tokens != nil || len(b.Events[0].Hashes) != 2 {
+			t.Errorf("%+v, want an event that only names blocks", b.Events)
+		}
+	}
+	if b := decode(t, &d, list("BlockRemoved", list())); len(b.Events) != 0 || b.Skipped != [Reasons]int{} {
+		t.Errorf("%+v, skipped %v: an event about no block is none", b.Events, b.Skipped)
+	}
+}
+
+// TestRemovedHasOnlyHashes checks that a removal does not get what only stores have.
+func TestRemovedHasOnlyHashes(t *testing.T) {
+	var d Decoder
+	event := stored("type", "BlockRemoved", "parent_block_hash", 3, "cache_salt", "s", "locality", "", "extra_keys", list(list("a")))
+	check(t, decode(t, &d, event), want{events: []Event{removed(Device, h1, h2)}})
+}
+
+func TestSessions(t *testing.T) {
+	for session, want := range map[any]string{
+		nil: "", 5: "", "": "", "chat-7": "chat-7", strings.Repeat("x", maxText+1): "",
+	} {
+		var d Decoder
+		b := decode(t, &d, stored("session_id", session))
+		if len(b.Events) != 1 || string(b.Events[0].Session) != want {
+			t.Errorf("%+v, want session %q", b.Events, want)
+		}
+	}
+}
+
+func TestNotABatch(t *testing.T) {
+	good := batchOf(stored())
+	for name, payload := range map[string][]byte{
+		"empty":             {},
+		"number":            {5},
+		"string":            appendValue(nil, "batch"),
+		"empty array":       appendValue(nil, list()),
+		"time only":         appendValue(nil, list(1.5)),
+		"events are null":   appendValue(nil, list(1.5, nil)),
+		"map without them":  appendValue(nil, pairs{"ts", 1.5}),
+		"events twice":      appendValue(nil, pairs{"events", list(), "events", list()}),
+		"bytes after it":    append(batchOf(stored()), 0),
+		"unused lead byte":  appendValue(nil, list(1.5, list(stored("x", raw("\xc1"))))),
+		"claims an array":   {0x93, 0x01, array32, 0xff, 0xff, 0xff, 0xff},
+		"claims a map":      {map32, 0xff, 0xff, 0xff, 0xff},
+		"claims a string":   append(append([]byte{0x92, 0x01, 0x91, str32}, 0xff, 0xff, 0xff, 0xff), good...),
+		"claims much below": []byte(strings.Repeat("\xdd\xff\xff\xff\xff", 100)),
+	} {
+		var d Decoder
+		if b, err := d.Decode(payload); err != ErrNotBatch || b != nil {
+			t.Errorf("%s: %+v, %v", name, b, err)
+		}
+	}
+	var d Decoder
+	for n := range good {
+		cut := make([]byte, n) // without a byte behind it
+		copy(cut, good)
+		if _, err := d.Decode(cut); err != ErrNotBatch {
+			t.Errorf("a batch cut to %d bytes: %v", n, err)
+		}
+	}
+	if b, err := d.Decode(good); err != nil || len(b.Events) != 1 {
+		t.Errorf("after errors: %+v, %v", b, err)
+	}
+}
+
+func TestRanks(t *testing.T) {
+	for name, test := range map[string]struct {
+		batch any
+		want  int
+	}{
+		"none":       {list(1.5, list()), -1},
+		"null":       {list(1.5, list(), nil), -1},
+		"number":     {list(1.5, list(), 7), 7},
+		"negative":   {list(1.5, list(), -7), -1},
+		"too large":  {list(1.5, list(), 1<<40), -1},
+		"string":     {list(1.5, list(), "7"), -1},
+		"vLLM's":     {pairs{"ts", nil, "events", list(), "data_parallel_rank", 7}, 7},
+		"Dynamo's":   {pairs{"ts", math.NaN(), "events", list(), "dp_rank", 7}, 7},
+		"SGLang's":   {pairs{"ts", math.Inf(1), "events", list(), "attn_dp_rank", 7}, 7},
+		"map's none": {pairs{"events", list()}, -1},
+	} {
+		var d Decoder
+		b, err := d.Decode(appendValue(nil, test.batch))
+		if err != nil || b.Rank != test.want || b.Time != 0 && b.Time != 1.5 {
+			t.Errorf("%s: %+v, %v, want rank %d", name, b, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,156 @@
+// Package events reads the KV events that engines publish. It tells an index of their KV
+// caches which blocks an engine stored, removed or cleared, and in which tier.
+//
+// A [Decoder] reads one payload of an engine's event stream, see its documentation for the
+// accepted layouts. Nothing here decides where a request goes.
+package events
+
+// Tier is where an engine keeps a block.
+type Tier uint8
+
+// The tiers, from the fastest to the slowest.
+const (
+	// Device is the memory of the GPU or other accelerator.
+	Device Tier = iota
+	// Host is the memory of the engine's machine.
+	Host
+	// Disk is storage that only this engine reads.
+	Disk
+	// Shared is external storage that other workers reach, too.
+	Shared
+	// Tiers is the number of tiers.
+	Tiers = 4
+)
+
+var tierNames = [Tiers]string{"device", "host", "disk", "shared"}
+
+// String returns the tier's name, "unknown" for a value that is no tier.
+func (t Tier) String() string {
+	if t >= Tiers {
+		return "unknown"
+	}
+	return tierNames[t]
+}
+
+// Kind is what happened to an event's blocks.
+type Kind uint8
+
+// The kinds of events.
+const (
+	// Stored blocks are in the event's tier now. An engine may store a block twice, and
+	// then removes it twice.
+	Stored Kind = iota + 1
+	// Removed blocks left the event's tier once.
+	Removed
+	// Cleared is the end of all blocks in all tiers. The event has no other fields.
+	Cleared
+)
+
+// Event is one change of an engine's KV cache. Its slices are valid until the next call of
+// [Decoder.Decode] and must not be changed.
+type Event struct {
+	Kind Kind
+	Tier Tier
+	// Hashes are the engine's own names of the blocks, in order. In a Stored event no name
+	// occurs twice. Byte strings are folded into their last 8 bytes, big-endian.
+	Hashes []uint64
+	// Parent is the name of the block before the first, valid if HasParent. A Stored event
+	// with tokens and without a parent begins at the prompt's first token.
+	Parent    uint64
+	HasParent bool
+	// Tokens are the blocks' tokens: len(Hashes) * BlockSize. Tokens is nil in a Stored event
+	// that only names blocks, for example of an offload. These blocks are known from
+	// another tier if at all, and the event says nothing about where they belong.
+	Tokens []uint32
+	// Next is the token after the last block, valid if Bigrams. SGLang with EAGLE names its
+	// blocks by pairs of adjacent tokens, so the last name also depends on this token.
+	Next    uint32
+	Bigrams bool
+	// BlockSize is the number of tokens in a block; 0 if unknown and Tokens is nil.
+	BlockSize int
+	// Adapter is the LoRA adapter's name. If the engine sends only its id, the name is
+	// "lora_id:" and the id in decimal. Empty means the base model.
+	Adapter []byte
+	// Salt is the cache salt without Dynamo's prefix, empty if none. vLLM sends it only with a
+	// prompt's first block, so an event with a parent has its parent's salt.
+	Salt []byte
+	// Media are the keys other than tokens on which the blocks' content depends, in order of
+	// their blocks; nil if there are none. A key is part of its block's content: blocks with
+	// equal tokens and different keys differ.
+	Media []MediaKey
+	// Session is the session of the request that caused the event; empty if unknown.
+	Session []byte
+}
+
+// MediaKind is the kind of a [MediaKey].
+type MediaKind uint8
+
+// The kinds of media keys.
+const (
+	// Identifier is the engine's identifier of an image or other media, often 64 hex digits.
+	Identifier MediaKind = iota
+	// Embeds is a digest of prompt embeddings.
+	Embeds
+	// Other is a key whose meaning is unknown. Key is its text, or else its msgpack encoding.
+	Other
+)
+
+// MediaKey is something other than tokens on which the content of a block depends.
+type MediaKey struct {
+	// Block is the block's place in the event.
+	Block int
+	Kind  MediaKind
+	Key   []byte
+	// Offset is the first token of the media in the block; negative if the media begin
+	// earlier, 0 if the engine sends none.
+	Offset int64
+}
+
+// Batch is what an engine published at once.
+type Batch struct {
+	// Time is when the engine made the batch, in seconds since 1970; 0 if unknown.
+	Time float64
+	// Rank is the data-parallel rank that the batch names, -1 if it names none.
+	Rank   int
+	Events []Event
+	// Skipped counts the events that the decoder left out, by reason.
+	Skipped [Reasons]int
+}
+
+// Reason is why the decoder left an event out.
+type Reason uint8
+
+// The reasons.
+const (
+	// Malformed events lack a field or have one of a wrong type.
+	Malformed Reason = iota
+	// UnknownTag events have a type that the decoder does not know.
+	UnknownTag
+	// UnknownMedium events concern a medium that belongs to no [Tier].
+	UnknownMedium
+	// NotMainAttention events concern other layers than those of full attention.
+	NotMainAttention
+	// Remote events concern blocks that are not local to the worker.
+	Remote
+	// BlockSizeMismatch events have more or fewer tokens than their blocks hold.
+	BlockSizeMismatch
+	// SelfReference events store a block twice, or a block as its own parent.
+	SelfReference
+	// TooLarge events exceed a bound of the decoder.
+	TooLarge
+	// Reasons is the number of reasons.
+	Reasons = iota
+)
+
+var reasonNames = [Reasons]string{
+	"malformed", "unknown_tag", "unknown_medium", "not_main_attention",
+	"remote", "block_size_mismatch", "self_reference", "too_large",
+}
+
+// String returns the reason as a metric's label, "unknown" for a value that is no reason.
+func (r Reason) String() string {
+	if r >= Reasons {
+		return "unknown"
+	}
+	return reasonNames[r]
+}

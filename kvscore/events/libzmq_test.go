@@ -1,0 +1,303 @@
+package events
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
+)
+
+// python returns an interpreter with pyzmq, which brings libzmq. It installs pyzmq once into
+// the user's cache, and skips the test if that is not possible.
+var python = sync.OnceValues(func() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "kvrouter-pyzmq")
+	bin := filepath.Join(dir, "bin", "python3")
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	if exec.CommandContext(ctx, bin, "-c", "import zmq").Run() == nil {
+		return bin, nil
+	}
+	for _, step := range [][]string{
+		{"python3", "-m", "venv", dir},
+		{bin, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", "--retries", "1", "--timeout", "20", "pyzmq"},
+	} {
+		if out, err := exec.CommandContext(ctx, step[0], step[1:]...).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%v: %w\n%s", step, err, out)
+		}
+	}
+	return bin, nil
+})
+
+// engine is a process with a publisher on libzmq.
+type engine struct {
+	t                *testing.T
+	endpoint, replay string
+	in               io.Writer
+	out              *bufio.Reader
+}
+
+func startEngine(t *testing.T, args ...string) *engine {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it starts a process and may install packages")
+	}
+	bin, err := python()
+	if err != nil {
+		t.Skipf("there is no pyzmq to test against: %v", err)
+	}
+	noLeaks(t)
+	has := func(name string) bool { return strings.Contains(strings.Join(args, " "), name) }
+	if !has("--endpoint") {
+		args = append(args, "--endpoint", "tcp://127.0.0.1:*")
+	}
+	if !has("--replay") {
+		args = append(args, "--replay", "tcp://127.0.0.1:*")
+	}
+	cmd := exec.Command(bin, append([]string{filepath.Join("testdata", "publisher.py")}, args...)...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		ended := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
+		defer ended.Stop()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the publisher: %v", err)
+		}
+	})
+	e := &engine{t: t, in: in, out: bufio.NewReader(out)}
+	line, err := e.out.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var version string
+	if _, err := fmt.Sscan(line, &e.endpoint, &e.replay, &version); err != nil {
+		t.Fatalf("the publisher said %q", line)
+	}
+	t.Logf("libzmq %s", version)
+	return e
+}
+
+func (e *engine) do(format string, args ...any) {
+	e.t.Helper()
+	fmt.Fprintf(e.in, format+"\n", args...)
+	if line, err := e.out.ReadString('\n'); err != nil || line != "done\n" {
+		e.t.Fatalf("the publisher said %q, %v", line, err)
+	}
+}
+
+// follow runs a stream of an engine until the test ends.
+func (e *engine) follow(c Config) *rig {
+	e.t.Helper()
+	r := newRig(e.t, nil, c)
+	e.t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *rig) becomes(t *testing.T, first, last int, s State, complete bool) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			t.Logf("the sink holds %s; %+v", r.span(), r.s.Status())
+		}
+	}()
+	until(t, fmt.Sprintf("batches %d to %d, %v, complete %v", first, last, s, complete), func() bool { return r.has(first, last, s, complete) })
+}
+
+func TestLibzmq(t *testing.T) {
+	ipc := "ipc://" + filepath.Join(t.TempDir(), "pub")
+	for name, args := range map[string][]string{
+		"with topic":    {"--layout", "new", "--topic", "kv@10.0.0.1:8000@model"},
+		"without topic": {"--layout", "old"},
+		"ipc":           {"--endpoint", ipc, "--replay", ipc + "-replay"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := startEngine(t, args...)
+			e.do("publish 10 100")
+			r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+			r.becomes(t, 0, 9, Live, true)
+			e.do("publish 5 300")
+			r.becomes(t, 0, 14, Live, true)
+			e.do("lose 3 100")
+			e.do("publish 1 100")
+			r.becomes(t, 0, 18, Live, true)
+			if r.resets != 1 {
+				t.Errorf("a gap that was filled made %d resets", r.resets)
+			}
+			e.do("restart")
+			e.do("publish 4 100")
+			r.becomes(t, 0, 3, Live, true)
+			if got := r.since[3].payload; !strings.HasPrefix(got, "life 1 batch 3.") {
+				t.Errorf("the sink holds %.20q", got)
+			}
+			if st := r.s.Status(); st.Gaps != 1 || st.Reconnects == 0 || st.Err != "" {
+				t.Errorf("status %+v", st)
+			}
+		})
+	}
+}
+
+func TestLibzmqWrappedBuffer(t *testing.T) {
+	e := startEngine(t, "--steps", "6")
+	e.do("publish 15 100")
+	r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+	r.becomes(t, 9, 14, Live, false)
+	e.do("publish 1 100")
+	r.becomes(t, 9, 15, Live, false)
+}
+
+// TestLibzmqRestartInPlace begins anew behind the same connection. A proxy does that.
+func TestLibzmqRestartInPlace(t *testing.T) {
+	e := startEngine(t)
+	r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+	r.becomes(t, 0, -1, Live, true)
+	e.do("publish 10 100")
+	r.becomes(t, 0, 9, Live, true)
+	e.do("inplace")
+	e.do("publish 3 100")
+	r.becomes(t, 0, 2, Live, true)
+	if st := r.s.Status(); st.Restarts != 1 || st.Reconnects != 0 {
+		t.Errorf("status %+v", st)
+	}
+}
+
+// TestLibzmqLargeReplay replays what a full buffer of vLLM's default size can hold, to a sink
+// that is slower than libzmq.
+func TestLibzmqLargeReplay(t *testing.T) {
+	e := startEngine(t)
+	e.do("publish 10000 4000")
+	r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+	r.on(func(seq uint64) {
+		if seq%50 == 0 {
+			time.Sleep(10 * time.Millisecond) // slower than libzmq sends
+		}
+	})
+	start := time.Now()
+	r.becomes(t, 0, 9999, Live, true)
+	t.Logf("10000 batches, 40 MB, in %v", time.Since(start).Round(time.Millisecond))
+	for i, b := range r.since {
+		if !strings.HasPrefix(b.payload, fmt.Sprintf("life 0 batch %d.", i)) {
+			t.Fatalf("batch %d is %.30q", i, b.payload)
+		}
+	}
+}
+
+func TestLibzmqBurst(t *testing.T) {
+	e := startEngine(t)
+	r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+	r.becomes(t, 0, -1, Live, true)
+	e.do("publish 20000 250")
+	r.becomes(t, 0, 19999, Live, true)
+	e.do("publish 3 2000000") // frames that come in many reads
+	r.becomes(t, 0, 20002, Live, true)
+}
+
+func TestLibzmqTopic(t *testing.T) {
+	e := startEngine(t, "--topic", "kv-events")
+	right := e.follow(Config{Endpoint: e.endpoint, Topic: "kv-"})
+	wrong := e.follow(Config{Endpoint: e.endpoint, Topic: "other"})
+	until(t, "both are connected", func() bool { return right.s.Status().Connected && wrong.s.Status().Connected })
+	until(t, "the right topic arrives", func() bool {
+		e.do("publish 1 100")
+		right.journal.mu.Lock()
+		defer right.journal.mu.Unlock()
+		return len(right.since) > 3
+	})
+	if st := wrong.s.Status(); !st.LastEvent.IsZero() {
+		t.Errorf("another topic's batches came: %+v", st)
+	}
+}
+
+// TestLibzmqDials has the PUB socket connect to the stream, as vLLM does if its endpoint has
+// no wildcard.
+func TestLibzmqDials(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "tcp://" + l.Addr().String()
+	_ = l.Close()
+	e := startEngine(t, "--connect", "--endpoint", endpoint)
+	e.do("publish 5 100") // nobody listens yet
+	r := e.follow(Config{Endpoint: endpoint, Listen: true, Replay: e.replay})
+	r.becomes(t, 0, 4, Live, true)
+	e.do("publish 2 100")
+	r.becomes(t, 0, 6, Live, true)
+	e.do("restart")
+	e.do("publish 3 100")
+	r.becomes(t, 0, 2, Live, true)
+}
+
+// TestLibzmqHeartbeats has libzmq send PINGs and close connections that do not answer. A
+// second connection, with heartbeats of this side, gets libzmq's answers.
+func TestLibzmqHeartbeats(t *testing.T) {
+	e := startEngine(t, "--heartbeat", "100")
+	r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+	r.becomes(t, 0, -1, Live, true)
+	c, err := zmtp.Dial(t.Context(), e.endpoint, zmtp.Options{Ping: 20 * time.Millisecond, Dead: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if v := c.Version(); v != "3.1" {
+		t.Errorf("libzmq announces version %s", v)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		var m zmtp.Message
+		ended <- c.Recv(&m)
+	}()
+	select {
+	case err := <-ended:
+		t.Errorf("the connection ended: %v", err)
+	case <-time.After(1500 * time.Millisecond):
+	}
+	e.do("publish 1 100")
+	r.becomes(t, 0, 0, Live, true)
+	if st := r.s.Status(); st.Reconnects != 0 {
+		t.Errorf("status %+v", st)
+	}
+}
+
+// TestLibzmqRefuses meets a socket of the wrong type.
+func TestLibzmqRefuses(t *testing.T) {
+	e := startEngine(t)
+	s, err := New(Config{Endpoint: e.replay, Replay: e.endpoint}, &journal{t: t}, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { s.Run(ctx); close(done) }()
+	until(t, "the error names both sockets", func() bool {
+		return strings.Contains(s.Status().Err, `"ROUTER" socket, a SUB socket cannot`) || strings.Contains(s.Status().Err, "closed")
+	})
+	t.Log(s.Status().Err)
+	cancel()
+	<-done
+}

@@ -1,0 +1,199 @@
+package events
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestReplayResumes(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.cut = 7 }, func(r *rig) {
+		r.wait(time.Minute)
+		r.holds(0, 99, Live, true)
+		for i, want := range []uint64{0, 7, 14, 21} {
+			if r.asked[i] != want {
+				t.Fatalf("asked for %v", r.asked)
+			}
+		}
+	})
+}
+
+// TestReplayWithHole leaves a batch out, as a ROUTER does that reaches its high-water mark.
+func TestReplayWithHole(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.hole = 40 }, func(r *rig) {
+		r.wait(time.Minute)
+		r.holds(0, 99, Live, true)
+		if !slices.Equal(r.asked, []uint64{0, 40, 100}) {
+			t.Errorf("asked for %v", r.asked)
+		}
+	})
+}
+
+// TestReplayThatLosesItsEnd falls silent again and again, as a ROUTER does that reaches its
+// high-water mark and drops the rest of the answer.
+func TestReplayThatLosesItsEnd(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.quiet = 20 }, func(r *rig) {
+		start := time.Now()
+		for r.s.Status().State != Live {
+			r.wait(10 * time.Millisecond)
+		}
+		r.holds(0, 99, Live, true)
+		if d := time.Since(start); d > 4*replayLull+100*time.Millisecond {
+			t.Errorf("four lulls took %v", d)
+		}
+	})
+}
+
+// TestStopInReplay stops while much of a replay waits for a slow sink.
+func TestStopInReplay(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(1000); p.refuse = true }, func(r *rig) {
+		r.on(func(uint64) { time.Sleep(100 * time.Millisecond) })
+		r.set(func() { r.refuse = false })
+		r.wait(time.Minute)
+		start := time.Now()
+		r.stop()
+		if d := time.Since(start); d > 100*time.Millisecond || len(r.since) > 700 {
+			t.Errorf("Run returned after %v with %d batches", d, len(r.since))
+		}
+	})
+}
+
+// TestReplayThatWrapsMeanwhile drops what the interrupted replay had not reached.
+func TestReplayThatWrapsMeanwhile(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) {
+		p.steps = 20
+		p.publishN(10)
+		p.cut = 4
+		p.onReplay = func() {
+			p.onReplay = func() {
+				for range 30 {
+					p.publish(true)
+				}
+			}
+		}
+	}, func(r *rig) {
+		r.wait(time.Minute)
+		// The first attempt got 0 to 3. The second finds that 4 is gone. A retry begins anew.
+		r.set(func() { r.cut = 0 })
+		r.wait(time.Minute)
+		r.publish(false)
+		r.wait(0)
+		r.holds(20, 40, Live, false)
+	})
+}
+
+func TestReplayGivesUp(t *testing.T) {
+	for name, set := range map[string]func(p *publisher){
+		"refused": func(p *publisher) { p.refuse = true },
+		"stalled": func(p *publisher) { p.stall = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRig(t, func(p *publisher, _ *Config) { p.publishN(3); set(p) }, func(r *rig) {
+				start := time.Now()
+				for r.s.Status().State != Untrusted {
+					r.wait(100 * time.Millisecond)
+				}
+				if d := time.Since(start); d > 3*replayIdle+4*replayPause+time.Second {
+					t.Errorf("it took %v", d)
+				}
+				if n := len(r.asked); name == "stalled" && n != replayTries {
+					t.Errorf("%d attempts", n)
+				}
+				r.publish(false)
+				r.wait(0)
+				r.holds(3, 3, Untrusted, false)
+			})
+		})
+	}
+}
+
+// TestReplayHasAnEnd publishes faster than a cut replay advances.
+func TestReplayHasAnEnd(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) {
+		p.publishN(1)
+		p.cut = 1
+		var again func()
+		again = func() {
+			time.Sleep(time.Second)
+			p.publish(true)
+			p.publish(true)
+			p.set(func() { p.onReplay = again })
+		}
+		p.onReplay = again
+	}, func(r *rig) {
+		r.wait(replayTotal + time.Second)
+		if st := r.s.Status(); st.State != Untrusted {
+			t.Errorf("status %+v", st)
+		}
+		r.set(func() { r.onReplay = nil })
+	})
+}
+
+func TestReplayFromAHeedlessPublisher(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.heedless = true; p.publishN(5) }, func(r *rig) {
+		r.publish(true)
+		r.publish(false)
+		r.wait(0)
+		r.holds(0, 6, Live, true)
+		if r.resets != 1 {
+			t.Errorf("%d resets", r.resets)
+		}
+	})
+}
+
+// TestUnansweredSecondQuestion has a publisher that answers once a connection.
+func TestUnansweredSecondQuestion(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.noSecond = true; p.publishN(5) }, func(r *rig) {
+		r.wait(replayIdle)
+		r.holds(0, 4, Live, true)
+	})
+}
+
+// TestReplaysAtOnce starts many streams that share their slots.
+func TestReplaysAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPublisher()
+		p.publishN(20)
+		slots := NewSlots(3)
+		var rigs []*rig
+		slow := func(uint64) { time.Sleep(10 * time.Millisecond) }
+		for i := range 20 {
+			r := newRig(t, p, Config{Endpoint: pubEndpoint, Replay: replayEndpoint, Dial: p.dial, Slots: slots})
+			r.on(slow)
+			if i%2 == 0 {
+				r.s.Resync()
+			}
+			rigs = append(rigs, r)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for _, r := range rigs {
+			r.holds(0, 19, Live, true)
+			r.stop()
+		}
+		if p.mostAtOnce > 3 || p.mostAtOnce < 2 {
+			t.Errorf("%d replays at once", p.mostAtOnce)
+		}
+		p.disconnect()
+	})
+}
+
+// TestLostConnectionEndsReplay does not wait for a replay of a connection that is gone.
+func TestLostConnectionEndsReplay(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(5); p.stall = true }, func(r *rig) {
+		r.wait(time.Second)
+		r.set(func() {
+			r.stall = false
+			for nc := range r.subs {
+				r.hangUpLocked(nc)
+			}
+		})
+		r.wait(firstReconnect)
+		r.holds(0, 4, Live, true)
+		if st := r.s.Status(); st.Replays != 2 || fmt.Sprint(st.Err) != "" {
+			t.Errorf("status %+v", st)
+		}
+	})
+}

@@ -1,0 +1,274 @@
+package events
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
+	"github.com/zeebo/xxh3"
+)
+
+// State is how well a stream knows its publisher.
+type State uint8
+
+// The states of a stream.
+const (
+	// Unknown: the stream has not reached the publisher yet.
+	Unknown State = iota
+	// Replaying: the publisher replays what it has buffered.
+	Replaying
+	// Live: the sink gets each batch as it is published.
+	Live
+	// Gap: batches are missing, or the connection is lost. The sink's knowledge is old.
+	Gap
+	// Untrusted: batches are lost for good. The sink holds a lower bound at best.
+	Untrusted
+)
+
+var stateNames = [...]string{"unknown", "replaying", "live", "gap", "untrusted"}
+
+// String returns the state's name.
+func (s State) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return "invalid"
+}
+
+const (
+	// overlapFor is how long after a replay live messages may arrive that the replay covered.
+	overlapFor = 2 * time.Second
+	// maxFalls in coolDown are more than a publisher that restarts can cause.
+	maxFalls = 3
+)
+
+// knowledge is what the sink holds by now.
+type knowledge struct {
+	void     bool   // the sink has got a Reset and nothing since
+	anchored bool   // next is known
+	next     uint64 // the sequence number that continues what the sink holds
+	hash     uint64 // of the last payload, unless void
+	whole    bool   // the sink holds everything, if no gap is open
+	deep     bool   // the sink's first batch was the first in the publisher's buffer
+	failed   bool   // the last replay failed or could not help
+
+	// empty replays prove nothing: one of them has missed what the publisher published
+	emptyLies bool
+	retryAt   time.Time // of the next replay from the beginning; zero: none is due
+	silentTo  time.Time // until then live messages are ignored, see calm
+	falls     int       // signs of two publishers since fallsFrom
+	fallsFrom time.Time
+	first     one
+
+	connection
+}
+
+// connection is what is known of the current connection.
+type connection struct {
+	spoke    bool // and its last live sequence number was last
+	last     uint64
+	replayed time.Time // when the last replay ended
+	caughtUp bool      // all messages that a replay may have covered have been handled
+}
+
+// one decides whether a publisher's first sequence number is 1. That of vLLM, SGLang and
+// TensorRT-LLM is 0, that of llm-d's simulator is 1. A replay that begins at 1 can also mean
+// that a full buffer has dropped 0. A full buffer drops one more batch for each new one. So if
+// a later replay has more batches and still begins at 1, there was no 0.
+type one struct {
+	seen bool
+	next uint64 // behind the replay that was seen
+}
+
+// begin finds out what the publisher has published before, without regard to old knowledge.
+func (s *Stream) begin(ctx context.Context, f *feed) {
+	switch {
+	case time.Now().Before(s.k.silentTo):
+		s.k.failed, s.k.retryAt = true, s.k.silentTo
+		s.settle()
+		return
+	case s.cfg.Replay != "":
+		s.replayAll(ctx, f, false)
+		return
+	}
+	s.drop("the stream begins anew, and the publisher has no replay")
+	s.settle()
+}
+
+// drop makes void what the sink holds.
+func (s *Stream) drop(why string) {
+	k := &s.k
+	k.anchored, k.whole, k.deep, k.failed = false, false, false, false
+	k.retryAt = time.Time{}
+	if !k.void {
+		k.void = true
+		s.sink.Reset(why)
+	}
+}
+
+// apply hands a batch to the sink.
+func (s *Stream) apply(seq uint64, payload []byte) {
+	k := &s.k
+	if !k.anchored {
+		k.anchored, k.whole = true, seq == 0
+	}
+	k.void, k.next, k.hash = false, seq+1, xxh3.Hash(payload)
+	s.sink.Payload(seq, payload)
+	if s.marked.Swap(false) {
+		k.whole = true
+	}
+}
+
+// settle reports the state that follows from what the sink holds.
+func (s *Stream) settle() {
+	k := &s.k
+	switch {
+	case k.whole:
+		k.failed, k.retryAt = false, time.Time{}
+		s.enter(Live, true)
+	case k.failed || s.cfg.Replay == "":
+		s.enter(Untrusted, false)
+	default:
+		s.enter(Live, false)
+	}
+}
+
+// receive handles a message of the live connection.
+func (s *Stream) receive(ctx context.Context, f *feed, m *zmtp.Message) {
+	seq, payload, ok := liveBatch(m)
+	if !ok {
+		s.malformed(m)
+		return
+	}
+	s.heard()
+	k := &s.k
+	if time.Now().Before(k.silentTo) {
+		return
+	}
+	if s.hasFallen(seq) {
+		if !s.fall(fmt.Sprintf("the publisher restarted: batch %d follows batch %d", seq, k.last)) {
+			return
+		}
+		s.begin(ctx, f)
+	}
+	k.spoke, k.last = true, seq
+	s.live(ctx, f, seq, payload)
+	s.settle()
+}
+
+// liveBatch splits a live message: topic, sequence number, payload.
+func liveBatch(m *zmtp.Message) (seq uint64, payload []byte, ok bool) {
+	if m.Frames() != 3 || len(m.Frame(1)) != 8 {
+		return 0, nil, false
+	}
+	return binary.BigEndian.Uint64(m.Frame(1)), m.Frame(2), true
+}
+
+// hasFallen returns whether a live sequence number shows a restart. On one connection they
+// only grow. They may be below next right after a replay, which covered them already.
+//
+// A ZeroMQ proxy keeps the connection when the publisher behind it restarts. Such a restart
+// within overlapFor of a replay goes unseen if the new life's first batches look covered.
+func (s *Stream) hasFallen(seq uint64) bool {
+	k := &s.k
+	if k.spoke {
+		return seq <= k.last
+	}
+	return k.anchored && k.caughtUp && seq < k.next
+}
+
+// fall makes everything void because the sequence fell. It returns false if the stream has to
+// ignore the publisher for a while.
+func (s *Stream) fall(why string) bool {
+	s.count(func(st *Status) { st.Restarts++ })
+	s.drop(why)
+	s.k.connection, s.k.first = connection{}, one{}
+	return s.calm()
+}
+
+// calm counts a sign that two publishers share the endpoint. It returns false if there were so
+// many that one publisher's restarts cannot explain them. Then the stream ignores live
+// messages for a while.
+func (s *Stream) calm() bool {
+	k := &s.k
+	now := time.Now()
+	if now.Sub(k.fallsFrom) > coolDown {
+		k.falls, k.fallsFrom = 0, now
+	}
+	if k.falls++; k.falls <= maxFalls {
+		return true
+	}
+	s.drop("two publishers may share the endpoint")
+	k.silentTo, k.retryAt, k.failed = now.Add(coolDown), now.Add(coolDown), true
+	s.settle()
+	s.degraded("two publishers may share the endpoint: restarts or new connections come too often", nil)
+	return false
+}
+
+// live applies a live batch, and fills a gap in front of it if there is one.
+func (s *Stream) live(ctx context.Context, f *feed, seq uint64, payload []byte) {
+	k := &s.k
+	if k.anchored && seq > k.next {
+		s.count(func(st *Status) { st.Gaps++ })
+		s.fill(ctx, f, seq)
+	}
+	switch {
+	case ctx.Err() != nil || f.gone.Err() != nil:
+		return // the next connection begins with a replay
+	case k.anchored && seq < k.next:
+		return // a replay has covered it
+	}
+	s.apply(seq, payload)
+}
+
+// fill closes the gap in front of a live batch, or makes void what the sink holds.
+func (s *Stream) fill(ctx context.Context, f *feed, seq uint64) {
+	k := &s.k
+	hole := fmt.Sprintf("batches %d to %d are missing", k.next, seq-1)
+	if s.cfg.Replay == "" || k.failed {
+		retry := k.retryAt
+		s.drop(hole)
+		k.failed, k.retryAt = s.cfg.Replay != "", retry
+		s.degraded(hole, nil)
+		return
+	}
+	s.enter(Gap, false)
+	s.degraded(hole, nil)
+	s.replayFrom(ctx, f, k.next)
+	if ctx.Err() == nil && f.gone.Err() == nil && k.anchored && k.next < seq {
+		k.emptyLies = k.emptyLies || k.void
+		s.fail(hole+", and the publisher does not replay them", nil)
+	}
+}
+
+// fail makes void what the sink holds, after a replay that did not help.
+func (s *Stream) fail(why string, err error) {
+	s.drop(why)
+	s.k.failed, s.k.retryAt = true, time.Now().Add(coolDown)
+	s.settle()
+	s.degraded(why, err)
+}
+
+// untilRetry is the time until a replay from the beginning is due, or long if none is.
+func (s *Stream) untilRetry() time.Duration {
+	if s.k.retryAt.IsZero() {
+		return time.Hour
+	}
+	return time.Until(s.k.retryAt)
+}
+
+// retry replays from the beginning, if that can bring anything new.
+func (s *Stream) retry(ctx context.Context, f *feed) {
+	k := &s.k
+	switch {
+	case k.retryAt.IsZero() || time.Now().Before(k.retryAt):
+	case s.cfg.Replay == "":
+		k.retryAt = time.Time{}
+	case k.first.seen && !k.failed && k.next <= k.first.next:
+		k.retryAt = time.Now().Add(coolDown)
+	default:
+		s.replayAll(ctx, f, true)
+	}
+}

@@ -1,0 +1,262 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
+	"go.uber.org/zap"
+)
+
+// How a stream deals with time. The constants for replays are in replay.go.
+const (
+	firstReconnect = 250 * time.Millisecond // at most, after a connection that held
+	maxReconnect   = 5 * time.Second
+	heldFor        = 5 * time.Second  // a connection that lived longer starts the back-off anew
+	staleAfter     = 30 * time.Second // without a connection, what the sink holds is void
+	coolDown       = 30 * time.Second // between a failed replay and the next one
+)
+
+// Config says where one publisher is: one worker's one data-parallel rank.
+type Config struct {
+	// Endpoint is where the publisher's PUB socket listens, such as tcp://10.0.0.1:5557 or
+	// ipc:///run/engine. With Listen, it is where the stream listens.
+	Endpoint string
+	// Replay is the endpoint of the publisher's ROUTER socket, which replays what the
+	// publisher has buffered. Default: none, and the stream cannot fill gaps.
+	Replay string
+	// Topic selects the messages whose topic begins with it. Default: all messages.
+	Topic string
+	// Listen makes the stream bind Endpoint and wait for the publisher to connect.
+	Listen bool
+
+	// Slots bounds the replays that run at once. The streams of a process share one.
+	// Default: no bound besides the stream's own one replay.
+	Slots Slots
+	// Dial opens connections. Default: [zmtp.DialNet].
+	Dial func(ctx context.Context, endpoint string) (net.Conn, error)
+	// Rand returns a random number in [0, 1). Default: [rand.Float64].
+	Rand func() float64
+}
+
+// Slots is a bound on the replays that run at once.
+type Slots chan struct{}
+
+// MaxReplays is the recommended size of a process's [Slots].
+const MaxReplays = 8
+
+// NewSlots returns a bound of n replays.
+func NewSlots(n int) Slots { return make(Slots, n) }
+
+// Sink gets what a publisher publishes. The stream calls it from one goroutine. A slow sink
+// slows the publisher's connection down, and loses nothing until the publisher's own queue is
+// full.
+type Sink interface {
+	// Payload passes one event batch on, still encoded. Since the last Reset, sequence numbers
+	// are consecutive. The payload is valid only during the call.
+	Payload(seq uint64, payload []byte)
+	// Reset makes everything void that the publisher has published before. What follows
+	// begins anew. A stream calls Reset before its first payload, too.
+	Reset(why string)
+	// State reports a change. Complete means that the sink has got everything that decides
+	// what the publisher holds, so that it holds nothing else. Only a live stream is complete.
+	State(s State, complete bool)
+}
+
+// Stream follows one publisher: it subscribes, replays what was published before, finds gaps
+// and restarts, and hands the batches to its sink in order. It does not decode them. After a
+// lost connection it goes on without a Reset. It begins anew if the publisher has restarted, or
+// no longer has the last batch that the sink got.
+type Stream struct {
+	cfg    Config
+	sink   Sink
+	log    *zap.Logger
+	resync chan struct{} // holds a wish of Resync
+	marked atomic.Bool   // MarkComplete was called since the last payload
+
+	k knowledge // of Run's goroutine alone
+	n notes     // of Run's goroutine alone
+
+	mu     sync.Mutex
+	status Status
+}
+
+// New returns a stream that [Stream.Run] starts. It returns an error that names an endpoint
+// that cannot be one. Log lines name the endpoint, too.
+func New(c Config, sink Sink, log *zap.Logger) (*Stream, error) {
+	if err := zmtp.CheckEndpoint(c.Endpoint, c.Listen); err != nil {
+		return nil, err
+	}
+	if c.Replay != "" {
+		if err := zmtp.CheckEndpoint(c.Replay, false); err != nil {
+			return nil, fmt.Errorf("replay %w", err)
+		}
+	}
+	if c.Dial == nil {
+		c.Dial = zmtp.DialNet
+	}
+	if c.Rand == nil {
+		c.Rand = rand.Float64
+	}
+	log = log.With(zap.String("endpoint", c.Endpoint))
+	return &Stream{cfg: c, sink: sink, log: log, resync: make(chan struct{}, 1)}, nil
+}
+
+// Resync makes everything void that the sink holds, and replays from the beginning. It is for
+// a sink that finds the publisher's events in contradiction to each other or to the engine.
+// During a replay from the beginning it has no effect.
+func (s *Stream) Resync() {
+	select {
+	case s.resync <- struct{}{}:
+	default:
+	}
+}
+
+// MarkComplete says that the payload being handed over, with what follows it, decides what the
+// publisher holds: the engine has cleared its cache. Call it from [Sink.Payload] only.
+func (s *Stream) MarkComplete() { s.marked.Store(true) }
+
+// Run follows the publisher until ctx ends. It reconnects on its own. It leaves no goroutine
+// and no connection behind. Call it once.
+func (s *Stream) Run(ctx context.Context) {
+	source := s.dial
+	if s.cfg.Listen {
+		d := newDoor(s)
+		defer d.close()
+		source = d.next
+	}
+	s.drop("the stream begins")
+	if s.cfg.Replay == "" {
+		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, and lost events stay lost")
+	}
+	delay := backoff{s: s}
+	for ctx.Err() == nil {
+		f, err := source(ctx)
+		if err != nil && ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.unreachable(err)
+			s.pause(ctx, delay.next())
+			continue
+		}
+		began := time.Now()
+		s.connected()
+		s.follow(ctx, f)
+		s.lost(ctx, f.stop())
+		if errors.Is(context.Cause(f.gone), errReplaced) {
+			s.calm()
+		}
+		if time.Since(began) >= heldFor {
+			delay.reset()
+		}
+		if !s.cfg.Listen { // publishers that dial have a back-off of their own
+			s.pause(ctx, delay.next())
+		}
+	}
+}
+
+// dial connects to the publisher and subscribes.
+func (s *Stream) dial(ctx context.Context) (*feed, error) {
+	nc, err := s.cfg.Dial(ctx, s.cfg.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.subscribe(ctx, nc)
+	if err != nil {
+		return nil, err
+	}
+	return newFeed(c, maxQueued), nil
+}
+
+// subscribe makes a subscription of an open connection, or closes it.
+func (s *Stream) subscribe(ctx context.Context, nc net.Conn) (*zmtp.Conn, error) {
+	c, err := zmtp.New(ctx, nc, s.cfg.Endpoint, zmtp.Options{Socket: zmtp.Sub})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Subscribe(s.cfg.Topic); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// follow reads one connection until it or ctx ends.
+func (s *Stream) follow(ctx context.Context, f *feed) {
+	s.k.connection = connection{}
+	if !s.resume(ctx, f) {
+		s.k.first = one{}
+		s.begin(ctx, f)
+	}
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for ctx.Err() == nil && f.gone.Err() == nil {
+		if m, ok := f.q.pop(); ok {
+			s.receive(ctx, f, m)
+			f.q.recycle(m)
+			continue
+		}
+		again.Reset(s.untilRetry())
+		select {
+		case <-ctx.Done():
+		case <-f.q.ready:
+			s.k.caughtUp = s.k.caughtUp || time.Since(s.k.replayed) > overlapFor
+		case <-f.gone.Done():
+		case <-again.C:
+			s.retry(ctx, f)
+		case <-s.resync:
+			s.drop(asked)
+			s.begin(ctx, f)
+		}
+	}
+}
+
+// pause waits between two connections. It obeys Resync, and ends what has become stale.
+func (s *Stream) pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			s.expire()
+			return
+		case <-s.resync:
+			s.drop(asked)
+		}
+	}
+}
+
+// asked is the reason of a Reset after Resync.
+const asked = "the sink asked for a resync"
+
+// backoff is the delay before each new connection.
+type backoff struct {
+	s     *Stream
+	limit time.Duration // of the next delay; 0 stands for the first one
+}
+
+func (b *backoff) reset() { b.limit = 0 }
+
+// next returns up to the limit, at least half of it after the first, and doubles the limit.
+func (b *backoff) next() time.Duration {
+	random := b.s.cfg.Rand()
+	if b.limit == 0 {
+		b.limit = 2 * firstReconnect
+		return time.Duration(random * float64(firstReconnect))
+	}
+	d := time.Duration((0.5 + random/2) * float64(b.limit))
+	b.limit = min(2*b.limit, maxReconnect)
+	return d
+}
+
+// errReplaced ends a connection when the publisher opens another one.
+var errReplaced = errors.New("a newer connection replaced this one")

@@ -1,0 +1,211 @@
+package zmtp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Socket is the type of this side's socket.
+type Socket string
+
+const (
+	// Sub receives what a PUB or XPUB socket publishes.
+	Sub Socket = "SUB"
+	// Dealer talks to a ROUTER socket.
+	Dealer Socket = "DEALER"
+)
+
+// ErrSilent means that the peer has sent nothing for too long.
+var ErrSilent = errors.New("the peer is silent")
+
+// writeTimeout is how long the peer may leave a write waiting. All that this side writes is
+// small, so only a peer that does not read at all takes that long.
+const writeTimeout = 5 * time.Second
+
+// Options are the bounds of a connection. Zero stands for the default.
+type Options struct {
+	// Socket is this side's type. Default: SUB.
+	Socket Socket
+	// MaxBytes bounds a message, all frames together, and so a frame. Default: 64 MiB.
+	MaxBytes int
+	// MaxFrames bounds the frames of a message. Default: 16.
+	MaxFrames int
+	// Handshake bounds the time until both sides are ready. Default: 5 s.
+	Handshake time.Duration
+	// Ping is the silence after which a peer of ZMTP 3.1 gets a PING. Default: 5 s.
+	Ping time.Duration
+	// Dead is the silence after the PING that ends the connection. Default: 15 s.
+	Dead time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	if o.Socket == "" {
+		o.Socket = Sub
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = 64 << 20
+	}
+	if o.MaxFrames <= 0 {
+		o.MaxFrames = 16
+	}
+	if o.Handshake <= 0 {
+		o.Handshake = 5 * time.Second
+	}
+	if o.Ping <= 0 {
+		o.Ping = 5 * time.Second
+	}
+	if o.Dead <= 0 {
+		o.Dead = 15 * time.Second
+	}
+	return o
+}
+
+// Conn is one connection to one peer. One goroutine at a time may call [Conn.Recv]. All other
+// methods may be called at any time by any goroutine.
+type Conn struct {
+	nc           net.Conn
+	endpoint     string
+	opts         Options
+	major, minor byte // of the peer's protocol
+	ready        bool // the handshake is over
+	r            *bufio.Reader
+	head         [9]byte // of the last frame
+	cmd          []byte  // the last command
+
+	write sync.Mutex // keeps frames of two writers apart
+}
+
+// Dial connects to an endpoint and shakes hands. If ctx ends first, Dial fails at once. Later
+// the connection does not depend on ctx.
+func Dial(ctx context.Context, endpoint string, o Options) (*Conn, error) {
+	nc, err := DialNet(ctx, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	return New(ctx, nc, endpoint, o)
+}
+
+// New shakes hands over an open connection, dialled or accepted. It owns nc, and closes it if
+// it returns an error. Errors name the endpoint.
+func New(ctx context.Context, nc net.Conn, endpoint string, o Options) (*Conn, error) {
+	c := &Conn{nc: nc, endpoint: endpoint, opts: o.withDefaults()}
+	c.r = bufio.NewReaderSize((*patient)(c), 64<<10)
+	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
+	_ = nc.SetDeadline(time.Now().Add(c.opts.Handshake))
+	err := c.handshake()
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = nc.Close()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("handshake with %s: %w", endpoint, err)
+	}
+	_ = nc.SetDeadline(time.Time{})
+	c.ready = true
+	return c, nil
+}
+
+// Close ends the connection and a call of [Conn.Recv].
+func (c *Conn) Close() error { return c.nc.Close() }
+
+// Version is the ZMTP version that the peer announced, such as 3.1.
+func (c *Conn) Version() string { return fmt.Sprintf("%d.%d", c.major, c.minor) }
+
+// heartbeats returns whether the peer must know PING and SUBSCRIBE commands.
+func (c *Conn) heartbeats() bool { return c.major > 3 || c.minor >= 1 }
+
+// Subscribe asks the publisher for the messages whose first frame begins with topic.
+func (c *Conn) Subscribe(topic string) error {
+	var err error
+	if c.heartbeats() {
+		err = c.command("SUBSCRIBE", []byte(topic))
+	} else {
+		err = c.writeRaw(appendFrame(nil, 0, []byte{1}, []byte(topic)))
+	}
+	if err != nil {
+		return fmt.Errorf("subscribing at %s: %w", c.endpoint, err)
+	}
+	return nil
+}
+
+// Send sends a message of the given frames.
+func (c *Conn) Send(frames ...[]byte) error {
+	var b []byte
+	for i, f := range frames {
+		flags := byte(flagMore)
+		if i == len(frames)-1 {
+			flags = 0
+		}
+		b = appendFrame(b, flags, f)
+	}
+	if err := c.writeRaw(b); err != nil {
+		return fmt.Errorf("sending to %s: %w", c.endpoint, err)
+	}
+	return nil
+}
+
+func (c *Conn) command(name string, body []byte) error {
+	return c.writeRaw(appendFrame(nil, flagCommand, []byte{byte(len(name))}, []byte(name), body))
+}
+
+// writeRaw writes bytes. Within the handshake, its deadline holds.
+func (c *Conn) writeRaw(b []byte) error {
+	c.write.Lock()
+	defer c.write.Unlock()
+	if c.ready {
+		_ = c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	}
+	_, err := c.nc.Write(b)
+	return err
+}
+
+// broken says what ended a connection.
+func (c *Conn) broken(err error, within bool) error {
+	if within {
+		err = inside(err)
+	}
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s closed the connection: %w", c.endpoint, err)
+	}
+	return fmt.Errorf("receiving from %s: %w", c.endpoint, err)
+}
+
+// patient reads from the connection and keeps watch over silence while it waits.
+type patient Conn
+
+func (p *patient) Read(b []byte) (int, error) {
+	c := (*Conn)(p)
+	if !c.ready {
+		return c.nc.Read(b)
+	}
+	if !c.heartbeats() {
+		return c.nc.Read(b) // TCP's keep-alive watches
+	}
+	wait, pinged := c.opts.Ping, false
+	for {
+		_ = c.nc.SetReadDeadline(time.Now().Add(wait))
+		n, err := c.nc.Read(b)
+		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		if pinged {
+			return 0, fmt.Errorf("%w: nothing came for %v", ErrSilent, wait)
+		}
+		// A time to live of 0 asks the peer for no deadline of its own: this side sends
+		// nothing while messages arrive.
+		if err := c.command("PING", []byte{0, 0}); err != nil {
+			return 0, fmt.Errorf("sending a heartbeat: %w", err)
+		}
+		wait, pinged = c.opts.Dead, true
+	}
+}

@@ -1,0 +1,513 @@
+package zmtp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// The bytes of this file are written by hand from the specification, so that the tests do not
+// check the client against itself.
+
+func peerGreeting(minor byte, mechanism string) []byte {
+	g := append([]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03"), minor)
+	g = append(g, mechanism...)
+	return append(g, make([]byte, 64-len(g))...)
+}
+
+func peerReady(socket string) []byte {
+	body := "\x05READY\x0bSocket-Type\x00\x00\x00" + string(rune(len(socket))) + socket + "\x08Identity\x00\x00\x00\x00"
+	return append([]byte{4, byte(len(body))}, body...)
+}
+
+func peerHandshake(minor byte, socket string) []byte {
+	return append(peerGreeting(minor, "NULL"), peerReady(socket)...)
+}
+
+// frames encodes a message with short headers.
+func frames(fs ...string) []byte {
+	var b []byte
+	for i, f := range fs {
+		flag := byte(1)
+		if i == len(fs)-1 {
+			flag = 0
+		}
+		b = append(append(b, flag, byte(len(f))), f...)
+	}
+	return b
+}
+
+// stub is a connection whose peer has sent all that it will send.
+type stub struct {
+	net.Conn
+	in  *bytes.Reader
+	out bytes.Buffer
+}
+
+func (s *stub) Read(b []byte) (int, error)       { return s.in.Read(b) }
+func (s *stub) Write(b []byte) (int, error)      { return s.out.Write(b) }
+func (s *stub) Close() error                     { return nil }
+func (s *stub) SetDeadline(time.Time) error      { return nil }
+func (s *stub) SetReadDeadline(time.Time) error  { return nil }
+func (s *stub) SetWriteDeadline(time.Time) error { return nil }
+
+func from(parts ...[]byte) *stub { return &stub{in: bytes.NewReader(bytes.Join(parts, nil))} }
+
+func TestHandshakeAndMessages(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	longFrame := append([]byte{2, 0, 0, 0, 0, 0, 0, 1, 44}, long...)
+	s := from(peerHandshake(1, "PUB"), frames("t", "12345678", "payload"), []byte{1, 0}, longFrame,
+		[]byte("\x04\x05\x04NEWS"), frames(""))
+	c, err := New(t.Context(), s, "tcp://peer:1", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := c.Version(); v != "3.1" {
+		t.Errorf("got version %s", v)
+	}
+	var m Message
+	for _, want := range [][]string{{"t", "12345678", "payload"}, {"", long}, {""}} {
+		if err := c.Recv(&m); err != nil {
+			t.Fatal(err)
+		}
+		if m.Frames() != len(want) {
+			t.Fatalf("got %d frames, want %q", m.Frames(), want)
+		}
+		for i, w := range want {
+			if got := string(m.Frame(i)); got != w {
+				t.Errorf("frame %d: got %q, want %q", i, got, w)
+			}
+		}
+	}
+	if err := c.Recv(&m); !errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "tcp://peer:1 closed") {
+		t.Errorf("got %v at the end", err)
+	}
+	sent := s.out.Bytes()
+	if want := peerGreeting(1, "NULL"); !bytes.Equal(sent[10:64], want[10:]) {
+		t.Errorf("sent the greeting %q", sent[:64])
+	}
+	if want := "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"; string(sent[64:]) != want {
+		t.Errorf("sent %q, want %q", sent[64:], want)
+	}
+}
+
+func TestSubscribeBothWays(t *testing.T) {
+	for _, tt := range []struct {
+		minor byte
+		want  string
+	}{
+		{0, "\x00\x03\x01kv"},
+		{1, "\x04\x0c\x09SUBSCRIBEkv"},
+	} {
+		s := from(peerHandshake(tt.minor, "XPUB"))
+		c, err := New(t.Context(), s, "tcp://peer:1", Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.out.Reset()
+		if err := c.Subscribe("kv"); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.out.String(); got != tt.want {
+			t.Errorf("3.%d: sent %q, want %q", tt.minor, got, tt.want)
+		}
+	}
+}
+
+func TestSendMultipart(t *testing.T) {
+	s := from(peerHandshake(1, "ROUTER"))
+	c, err := New(t.Context(), s, "tcp://peer:1", Options{Socket: Dealer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.out.Reset()
+	if err := c.Send(nil, []byte("12345678"), bytes.Repeat([]byte("y"), 256)); err != nil {
+		t.Fatal(err)
+	}
+	want := "\x01\x00" + "\x01\x0812345678" + "\x02\x00\x00\x00\x00\x00\x00\x01\x00" + strings.Repeat("y", 256)
+	if got := s.out.String(); got != want {
+		t.Errorf("sent %q, want %q", got, want)
+	}
+}
+
+func TestBadPeers(t *testing.T) {
+	ok := slices.Clip(peerHandshake(1, "PUB"))
+	ready := func(body string) []byte {
+		return append(append(peerGreeting(1, "NULL"), 4, byte(len(body))), body...)
+	}
+	for name, tt := range map[string]struct {
+		in   []byte
+		want string // in the error
+	}{
+		"nothing":           {nil, "reading the peer's greeting: unexpected EOF"},
+		"HTTP":              {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), `does not talk ZMTP 3: its greeting begins with "HTTP/1.1 4"`},
+		"ZMTP 2":            {[]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x01\x02\x00\x00"), "talks ZMTP version 1"},
+		"half a greeting":   {ok[:30], "greeting: unexpected EOF"},
+		"CURVE":             {peerGreeting(1, "CURVE"), `security mechanism "CURVE"`},
+		"no READY":          {ok[:64], "READY: unexpected EOF"},
+		"a message first":   {append(peerGreeting(1, "NULL"), frames("x")...), "a message before READY"},
+		"ERROR":             {ready("\x05ERROR\x07go away"), `refused the connection: "go away"`},
+		"another command":   {ready("\x04PING\x00\x00"), `the command "PING"`},
+		"a REP socket":      {peerHandshake(1, "REP"), `is a "REP" socket, a SUB socket cannot`},
+		"no socket type":    {ready("\x05READY"), `is a "" socket`},
+		"broken name":       {ready("\x05READY\x40Socket"), "broken property name"},
+		"broken value":      {ready("\x05READY\x01a\x00\x00\x00\x09b"), "broken value"},
+		"command too large": {append(peerGreeting(1, "NULL"), 6, 0, 0, 0, 0, 1, 0, 0, 0), "a command of 16777216 bytes"},
+		"no command name":   {append(peerGreeting(1, "NULL"), 4, 0), "without a name"},
+		"reserved flags":    {append(ok, 8, 0), "invalid flags 0x08"},
+		"more commands":     {append(ok, 5, 0), "invalid flags 0x05"},
+		"frame too large":   {append(ok, 2, 0, 0, 0, 0, 0, 0, 4, 1), "more than 1024 bytes: one frame has 1025"},
+		"frame of 2^64-1":   {append(ok, "\x02\xff\xff\xff\xff\xff\xff\xff\xff"...), "one frame has 18446744073709551615"},
+		"too much together": {append(append(ok, "\x03\x00\x00\x00\x00\x00\x00\x04\x00"+strings.Repeat("x", 1024)...), frames("y")...), "more than 1024 bytes"},
+		"too many frames":   {append(ok, frames("1", "2", "3", "4", "5")...), "more than 4 frames"},
+		"cut in a frame":    {append(ok, 0, 9, 'x'), "unexpected EOF"},
+		"cut in a header":   {append(ok, 2, 0), "unexpected EOF"},
+		"cut in a message":  {append(ok, 1, 1, 'x'), "unexpected EOF"},
+		"PING without TTL":  {append(ok, "\x04\x05\x04PING"...), "without a time to live"},
+		"late ERROR":        {append(ok, "\x04\x0a\x05ERROR\x03out"...), `refused the connection: "out"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := New(t.Context(), from(tt.in), "ipc://the-endpoint", Options{MaxBytes: 1024, MaxFrames: 4})
+			var m Message
+			for err == nil {
+				err = c.Recv(&m)
+			}
+			if !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "ipc://the-endpoint") {
+				t.Errorf("got the error %q, want %q in it and the endpoint", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestMemoryFollowsArrivals announces the largest frame and sends little of it.
+func TestMemoryFollowsArrivals(t *testing.T) {
+	c, err := New(t.Context(), from(peerHandshake(1, "PUB"), []byte("\x02\x00\x00\x00\x00\x03\xff\xff\xff"), make([]byte, 100)), "tcp://peer:1", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var m Message
+	if err := c.Recv(&m); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Fatalf("got %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+		t.Errorf("100 bytes of a frame of 64 MiB made the client allocate %d bytes", n)
+	}
+}
+
+// pair returns a client and its peer behind the handshake, over a pipe.
+func pair(t *testing.T, minor byte, socket string, o Options) (*Conn, net.Conn) {
+	t.Helper()
+	near, far := net.Pipe()
+	go func() {
+		_, _ = far.Write(peerHandshake(minor, socket))
+	}()
+	go func() {
+		_, _ = io.ReadFull(far, make([]byte, 64))
+		var h [2]byte
+		_, _ = io.ReadFull(far, h[:])
+		_, _ = io.ReadFull(far, make([]byte, h[1]))
+	}()
+	c, err := New(t.Context(), near, "tcp://peer:1", o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	return c, far
+}
+
+func expect(t *testing.T, far net.Conn, want string) {
+	t.Helper()
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(far, got); err != nil || string(got) != want {
+		t.Fatalf("the peer got %q and %v, want %q", got, err, want)
+	}
+}
+
+func TestHeartbeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, far := pair(t, 1, "PUB", Options{})
+		defer far.Close()
+		ended := make(chan error)
+		go func() {
+			var m Message
+			err := c.Recv(&m)
+			if err == nil {
+				err = c.Recv(&m)
+			}
+			ended <- err
+		}()
+		// The peer's PING, between two frames as libzmq may send it, gets its context back.
+		_, _ = far.Write([]byte("\x01\x01t\x04\x0a\x04PING\x00\x0aabc"))
+		expect(t, far, "\x04\x08\x04PONGabc")
+		_, _ = far.Write([]byte("\x00\x01p"))
+		// Silence: a PING after 5 s, and its answer keeps the connection for another 5 s.
+		start := time.Now()
+		expect(t, far, "\x04\x07\x04PING\x00\x00")
+		if d := time.Since(start); d != 5*time.Second {
+			t.Errorf("the first PING came after %v", d)
+		}
+		_, _ = far.Write([]byte("\x04\x05\x04PONG"))
+		expect(t, far, "\x04\x07\x04PING\x00\x00")
+		err := <-ended
+		if d := time.Since(start); d != 25*time.Second || !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), "tcp://peer:1") {
+			t.Errorf("after %v the connection ended with %v", d, err)
+		}
+		_ = c.Close()
+	})
+}
+
+func TestOldPeerGetsNoPing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, far := pair(t, 0, "PUB", Options{})
+		got := make(chan error)
+		go func() {
+			var m Message
+			got <- c.Recv(&m)
+		}()
+		time.Sleep(time.Hour)
+		_ = far.SetWriteDeadline(time.Now().Add(time.Second))
+		if _, err := far.Write(frames("late")); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		_, _ = c.Close(), far.Close()
+	})
+}
+
+// TestSlowReaderIsNotSilence does not read for a minute. What arrived meanwhile counts.
+func TestSlowReaderIsNotSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, far := pair(t, 1, "PUB", Options{})
+		go func() { _, _ = far.Write(frames("x")) }()
+		time.Sleep(time.Minute)
+		var m Message
+		if err := c.Recv(&m); err != nil {
+			t.Error(err)
+		}
+		_, _ = c.Close(), far.Close()
+	})
+}
+
+func TestHandshakeDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, far) }()
+		start := time.Now()
+		_, err := New(t.Context(), near, "tcp://peer:1", Options{})
+		if err == nil || time.Since(start) != 5*time.Second {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+		_ = far.Close()
+	})
+}
+
+func TestHandshakeEndsWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, far) }()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		start := time.Now()
+		_, err := New(ctx, near, "tcp://peer:1", Options{})
+		if !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+		_ = far.Close()
+	})
+}
+
+// TestPeerThatDoesNotRead must not block the client for ever.
+func TestPeerThatDoesNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, far := pair(t, 1, "PUB", Options{})
+		start := time.Now()
+		if err := c.Subscribe("x"); err == nil || time.Since(start) != writeTimeout {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+		_, _ = c.Close(), far.Close()
+	})
+}
+
+func TestCloseEndsRecv(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, far := pair(t, 1, "PUB", Options{})
+		time.AfterFunc(time.Second, func() { _ = c.Close() })
+		var m Message
+		if err := c.Recv(&m); err == nil {
+			t.Error("Recv returned no error")
+		}
+		_ = far.Close()
+	})
+}
+
+func TestRecvAllocatesNothing(t *testing.T) {
+	message := frames("topic", "12345678", strings.Repeat("p", 200))
+	in := append(peerHandshake(0, "PUB"), bytes.Repeat(message, 3000)...)
+	c, err := New(t.Context(), from(in), "tcp://peer:1", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Message
+	n := testing.AllocsPerRun(2000, func() {
+		if err := c.Recv(&m); err != nil {
+			t.Error(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("a message costs %v allocations", n)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for _, tt := range []struct {
+		endpoint string
+		listen   bool
+		want     string // "" for a good one
+	}{
+		{"tcp://10.0.0.1:5557", false, ""},
+		{"tcp://[::1]:5557", false, ""},
+		{"ipc:///run/engine.sock", false, ""},
+		{"tcp://*:5557", true, ""},
+		{"tcp://127.0.0.1:0", true, ""},
+		{"tcp://*:5557", false, "the host is missing"},
+		{"tcp://:5557", false, "the host is missing"},
+		{"tcp://host:0", false, "not a port"},
+		{"tcp://host:70000", false, "not a port"},
+		{"tcp://host", false, "missing port"},
+		{"ipc://", false, "the path is missing"},
+		{"inproc://x", false, "only tcp and ipc are"},
+		{"10.0.0.1:5557", false, "must begin with tcp://"},
+	} {
+		err := CheckEndpoint(tt.endpoint, tt.listen)
+		if tt.want == "" && err == nil {
+			continue
+		}
+		if err == nil || tt.want == "" || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.endpoint) {
+			t.Errorf("%s: got %v, want %q", tt.endpoint, err, tt.want)
+		}
+	}
+}
+
+// TestListenAndDial uses real sockets, and a socket file that a dead process left behind.
+func TestListenAndDial(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	_ = stale.Close()
+	for _, endpoint := range []string{"ipc://" + path, "tcp://127.0.0.1:0"} {
+		l, err := Listen(t.Context(), endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(endpoint, "tcp") {
+			endpoint = "tcp://" + l.Addr().String()
+		} else if _, err := Listen(t.Context(), endpoint); err == nil {
+			t.Error("two sockets listen on one path")
+		}
+		for l.Addr().Network() == "unix" { // the check for a living listener connected once
+			nc, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = nc.Close()
+			break
+		}
+		go func() {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = nc.Write(peerHandshake(1, "PUB"))
+			_, _ = nc.Write(frames("hello"))
+			_, _ = io.Copy(io.Discard, nc)
+			_ = nc.Close()
+		}()
+		c, err := Dial(t.Context(), endpoint, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m Message
+		if err := c.Recv(&m); err != nil || string(m.Frame(0)) != "hello" {
+			t.Errorf("%s: got %v", endpoint, err)
+		}
+		_, _ = c.Close(), l.Close()
+		if _, err := Dial(t.Context(), endpoint, Options{}); err == nil || !strings.Contains(err.Error(), endpoint) {
+			t.Errorf("dialling a closed endpoint: got %v", err)
+		}
+	}
+}
+
+func FuzzConn(f *testing.F) {
+	ok := peerHandshake(1, "PUB")
+	f.Add([]byte{}, false)
+	f.Add(ok, false)
+	f.Add(append(ok, frames("t", "\x00\x00\x00\x00\x00\x00\x00\x01", "payload")...), false)
+	f.Add(frames("t", "12345678", "p"), true)
+	f.Add([]byte("\x02\x00\x00\x00\x00\x00\x00\x00\x01x"), true)
+	f.Add([]byte("\x04\x0a\x04PING\x00\x0aabc\x00\x00"), true)
+	f.Add(binary.BigEndian.AppendUint64([]byte{2}, 1<<63), true)
+	f.Fuzz(func(t *testing.T, in []byte, shaken bool) {
+		if shaken {
+			in = append(bytes.Clone(ok), in...)
+		}
+		s := from(in)
+		o := Options{MaxBytes: 4096, MaxFrames: 4}
+		c, err := New(t.Context(), s, "tcp://peer:1", o)
+		if err != nil {
+			return
+		}
+		var m Message
+		total := 0
+		for {
+			if err := c.Recv(&m); err != nil {
+				break
+			}
+			size := 0
+			for i := range m.Frames() {
+				size += len(m.Frame(i))
+			}
+			if m.Frames() == 0 || m.Frames() > o.MaxFrames || size > o.MaxBytes || size != m.Size() {
+				t.Fatalf("a message of %d frames and %d bytes", m.Frames(), size)
+			}
+			total += size
+		}
+		if total > len(in) || s.out.Len() > 200+2*len(in) {
+			t.Fatalf("%d bytes in made %d bytes of messages and %d bytes out", len(in), total, s.out.Len())
+		}
+	})
+}
+
+func BenchmarkRecv(b *testing.B) {
+	message := frames("", "12345678", strings.Repeat("p", 250))
+	in := append(peerHandshake(0, "PUB"), bytes.Repeat(message, b.N)...)
+	c, err := New(b.Context(), from(in), "tcp://peer:1", Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var m Message
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		if err := c.Recv(&m); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,18 @@
+// Package zmtp is a client of the ZeroMQ Message Transport Protocol (ZMTP) for KV event
+// streams. It has SUB sockets that dial or listen, and DEALER sockets that dial.
+//
+// It talks to peers of ZMTP 3.0 and 3.1 over tcp:// and ipc:// with the NULL mechanism, which
+// neither authenticates nor encrypts. It does not reconnect and queues nothing: a [Conn] is
+// one connection, and its owner decides what a lost one means.
+//
+// The protocol is at https://rfc.zeromq.org/spec/37/ (3.1) and https://rfc.zeromq.org/spec/23/
+// (3.0).
+//
+// The code is our own, because the pure Go library, go-zeromq/zmq4 v0.17.0, lacks what a
+// stream of untrusted length needs:
+//
+//   - It allocates what a frame's header announces: nine bytes from a peer end the process.
+//   - Its SUB socket passes a PING on as a message, does not answer it, and sends none.
+//   - It announces ZMTP 3.0 only and puts no deadline on a handshake or on a silent peer.
+//   - Close leaves the reading goroutine behind if nobody takes the received messages.
+package zmtp

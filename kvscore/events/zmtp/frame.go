@@ -1,0 +1,180 @@
+package zmtp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+)
+
+const (
+	flagMore    = 1 << 0
+	flagLong    = 1 << 1
+	flagCommand = 1 << 2
+
+	maxShort   = 255      // bytes of a short frame
+	maxCommand = 8 << 10  // bytes of a command, READY with its metadata included
+	growBytes  = 64 << 10 // read at once, so that memory follows what arrives, not what is announced
+	keepBytes  = 64 << 10 // of a message's buffer that is kept for the next message
+)
+
+// Message is one message of one or more frames. Its memory is used again by the next
+// [Conn.Recv] into it. The zero value is ready for use.
+type Message struct {
+	buf  []byte
+	ends []int // of the frames in buf
+}
+
+// Frames is the number of frames.
+func (m *Message) Frames() int { return len(m.ends) }
+
+// Frame returns frame i. It is valid until the message is received into again.
+func (m *Message) Frame(i int) []byte {
+	begin := 0
+	if i > 0 {
+		begin = m.ends[i-1]
+	}
+	return m.buf[begin:m.ends[i]:m.ends[i]]
+}
+
+// Size is the number of bytes in all frames.
+func (m *Message) Size() int { return len(m.buf) }
+
+func (m *Message) reset() {
+	if cap(m.buf) > keepBytes {
+		m.buf = nil
+	}
+	m.buf, m.ends = m.buf[:0], m.ends[:0]
+}
+
+// header is the beginning of a frame.
+type header struct {
+	more, command bool
+	size          uint64
+}
+
+func (c *Conn) header() (header, error) {
+	b := &c.head
+	if _, err := io.ReadFull(c.r, b[:2]); err != nil {
+		return header{}, err
+	}
+	flags := b[0]
+	h := header{more: flags&flagMore != 0, command: flags&flagCommand != 0, size: uint64(b[1])}
+	if flags&^(flagMore|flagLong|flagCommand) != 0 || h.more && h.command {
+		return header{}, fmt.Errorf("the peer sent a frame with the invalid flags %#02x", flags)
+	}
+	if flags&flagLong != 0 {
+		if _, err := io.ReadFull(c.r, b[2:]); err != nil {
+			return header{}, inside(err)
+		}
+		h.size = binary.BigEndian.Uint64(b[1:])
+	}
+	if h.command && h.size > maxCommand {
+		return header{}, fmt.Errorf("the peer sent a command of %d bytes, %d are allowed", h.size, maxCommand)
+	}
+	return h, nil
+}
+
+// inside turns an end between two frames into an end within one.
+func inside(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// Recv reads the next message into m. It answers the peer's heartbeats on the way. After an
+// error, the connection is of no more use.
+func (c *Conn) Recv(m *Message) error {
+	m.reset()
+	for {
+		h, err := c.header()
+		if err != nil {
+			return c.broken(err, len(m.ends) > 0)
+		}
+		if h.command { // libzmq may send a PING between the frames of a message
+			if err := c.handle(h); err != nil {
+				return c.broken(err, true)
+			}
+			continue
+		}
+		if err := c.frame(m, h.size); err != nil {
+			return c.broken(err, true)
+		}
+		if !h.more {
+			return nil
+		}
+	}
+}
+
+// frame reads one frame's content into m, within the bounds of a message.
+func (c *Conn) frame(m *Message, size uint64) error {
+	if len(m.ends) == c.opts.MaxFrames {
+		return fmt.Errorf("the peer sent a message of more than %d frames", c.opts.MaxFrames)
+	}
+	if size > uint64(c.opts.MaxBytes-len(m.buf)) {
+		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.opts.MaxBytes, size)
+	}
+	for left := int(size); left > 0; {
+		n := min(left, growBytes)
+		begin := len(m.buf)
+		m.buf = slices.Grow(m.buf, n)[:begin+n]
+		if _, err := io.ReadFull(c.r, m.buf[begin:]); err != nil {
+			return err
+		}
+		left -= n
+	}
+	m.ends = append(m.ends, len(m.buf))
+	return nil
+}
+
+// readCommand reads a command's name and body. They are valid until the next one.
+func (c *Conn) readCommand(h header) (name, body []byte, err error) {
+	c.cmd = slices.Grow(c.cmd[:0], int(h.size))[:h.size]
+	if _, err := io.ReadFull(c.r, c.cmd); err != nil {
+		return nil, nil, inside(err)
+	}
+	name, body, ok := cut(c.cmd, 1)
+	if !ok || len(name) == 0 {
+		return nil, nil, errors.New("the peer sent a command without a name")
+	}
+	return name, body, nil
+}
+
+// handle reads a command behind the handshake. It ignores those that it does not know, as the
+// specification demands of 3.1 peers.
+func (c *Conn) handle(h header) error {
+	name, body, err := c.readCommand(h)
+	if err != nil {
+		return err
+	}
+	switch string(name) {
+	case "PING": // 2 bytes of time to live and up to 16 of context, which the PONG repeats
+		if len(body) < 2 {
+			return errors.New("the peer sent a PING without a time to live")
+		}
+		return c.command("PONG", body[2:min(len(body), 2+16)])
+	case "ERROR":
+		return peerError(body)
+	}
+	return nil
+}
+
+// appendFrame appends a frame to b.
+func appendFrame(b []byte, flags byte, parts ...[]byte) []byte {
+	size := 0
+	for _, p := range parts {
+		size += len(p)
+	}
+	if size > maxShort {
+		b = append(b, flags|flagLong)
+		b = binary.BigEndian.AppendUint64(b, uint64(size))
+	} else {
+		b = append(b, flags, byte(size))
+	}
+	for _, p := range parts {
+		b = append(b, p...)
+	}
+	return b
+}
