@@ -5,11 +5,18 @@ go 1.26.0
 require (
 	github.com/caddyserver/caddy/v2 v2.11.9
 	github.com/dgraph-io/ristretto/v2 v2.4.2
+	github.com/go-zeromq/zmq4 v0.17.0
 	github.com/miekg/dns v1.1.73
 	github.com/openai/openai-go v1.12.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/tidwall/gjson v1.18.0
+	github.com/tinylib/msgp v1.6.3
 	github.com/zeebo/xxh3 v1.0.2
+)
+
+require (
+	github.com/go-zeromq/goczmq/v4 v4.2.2 // indirect
+	github.com/philhofer/fwd v1.2.0 // indirect
 )
 
 require (

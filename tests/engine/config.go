@@ -26,7 +26,8 @@ type Config struct {
 	// Model is the served model's name. Default: sim-8b.
 	Model string
 	// Flavour is the server that the engine looks like, and decides how a request
-	// names the rank. Its inference is vLLM's, whatever it is. Default: VLLM.
+	// names the rank. Its inference is vLLM's, whatever it is; with Events, an SGLang has
+	// a cache of its own kind. Default: VLLM.
 	Flavour Flavour
 	// LoRAs are the names of adapters, which are served as models. Default: none.
 	LoRAs []string
@@ -84,6 +85,8 @@ type Config struct {
 	// ServerInfo is what an SGLang tells beside the rest at /server_info. Default:
 	// nothing.
 	ServerInfo map[string]any
+	// Events is how the engine publishes KV events. Default: it does not.
+	Events *EventConfig
 }
 
 func orDefault[T comparable](v *T, def T) {
@@ -139,5 +142,10 @@ func (c *Config) complete() error {
 	case c.Step.Base < 0 || c.Step.PerToken < 0 || c.Step.Attention < 0 || c.Step.DecodeContext < 0:
 		return errors.New("negative step time")
 	}
-	return nil
+	if c.Events == nil {
+		return nil
+	}
+	events := *c.Events // it is the caller's
+	c.Events = &events
+	return c.Events.complete(c)
 }

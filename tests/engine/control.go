@@ -15,6 +15,10 @@ import (
 //	POST /_engine/faults          a Fault; {} ends the present one
 //	GET  /_engine/journal         {"records": [...]}; ?after=SEQ&limit=N
 //	GET  /_engine/state           a State
+//	GET  /_engine/events          {"ranks": [...]}, an EventState for each
+//	POST /_engine/events/faults   an EventFault; {} ends those that go on
+//	POST /_engine/events/holds    {"rank", "tokens", "lora", "salt"}; the answer is
+//	                              {"device": BLOCKS, "host": BLOCKS}, see Holds
 //	POST /_engine/kill
 //	POST /_engine/restart         ?down=DURATION: killed for so long before
 //
@@ -23,9 +27,7 @@ func (e *Engine) controlHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /_engine/faults", func(w http.ResponseWriter, r *http.Request) {
 		var f Fault
-		d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&f); err != nil && !errors.Is(err, io.EOF) {
+		if err := decodeControl(w, r, &f, 1<<16); err != nil {
 			controlError(w, http.StatusBadRequest, err)
 			return
 		}
@@ -44,6 +46,9 @@ func (e *Engine) controlHandler() http.Handler {
 		control(w, http.StatusOK, e.State())
 	})
 	mux.HandleFunc("POST /_engine/restart", e.controlRestart)
+	mux.HandleFunc("GET /_engine/events", e.controlEvents)
+	mux.HandleFunc("POST /_engine/events/faults", e.controlEventFault)
+	mux.HandleFunc("POST /_engine/events/holds", e.controlHolds)
 	return mux
 }
 
@@ -87,6 +92,16 @@ func (e *Engine) controlRestart(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	control(w, http.StatusOK, e.State())
+}
+
+// decodeControl reads a body of at most so many bytes; an empty one changes nothing.
+func decodeControl(w http.ResponseWriter, r *http.Request, v any, most int64) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 func control(w http.ResponseWriter, status int, v any) {

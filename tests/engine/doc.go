@@ -26,6 +26,17 @@
 // Sessions that are not streaming ones are refused. The journal has what became of each
 // open, turn and close.
 //
+// With Config.Events each rank publishes KV events as its flavour does (package publisher),
+// and the engine says where. Events and Holds tell what the caches really hold.
+//
+//   - A vLLM publishes a batch when a step ends that changed its cache. A clear waits for
+//     the next step. Copies of a block are stored and removed one by one.
+//   - An SGLang has a radix tree: blocks are found and told when the prefill has ended,
+//     and each is there once. One removal has the blocks of a chain that go together,
+//     where a real one always evicts all that its tree has in one place. Names of blocks
+//     leave out salt and adapter.
+//   - A TensorRT-LLM tells neither tier nor salt.
+//
 // What differs from vLLM:
 //
 //   - a request with n above 1 or more than one prompt is refused with 400;

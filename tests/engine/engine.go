@@ -35,6 +35,7 @@ type Engine struct {
 	ops      sync.Mutex
 	lives    int
 	closed   bool
+	sockets  sockets
 	srv      *http.Server // nil while killed
 	listener net.Listener // nil while killed or refusing
 
@@ -104,8 +105,15 @@ func (e *Engine) ControlURL() string { return "http://" + e.controlAddr }
 // boot begins a new life, with empty caches. The caller holds ops, or nothing
 // else has the engine.
 func (e *Engine) boot() error {
-	l, err := newLife(e.cfg, e.clock)
+	pubs, err := e.publish()
 	if err != nil {
+		return err
+	}
+	l, err := newLife(e.cfg, e.clock, pubs)
+	if err != nil {
+		for _, p := range pubs {
+			p.Close()
+		}
 		return err
 	}
 	e.lives++
@@ -157,6 +165,9 @@ func (e *Engine) kill() {
 		e.srv.Close()
 	}
 	e.srv, e.listener = nil, nil
+	for _, p := range l.publishers {
+		p.Close()
+	}
 	l.end()
 }
 

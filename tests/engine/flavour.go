@@ -36,16 +36,19 @@ func init() { // some of these look at the flavour
 			"/health": (*exchange).fine, "/ping": (*exchange).fine, "/version": (*exchange).version, "/load": (*exchange).load,
 			"/v1/models": (*exchange).models, "/metrics": (*exchange).metrics,
 			"/tokenize": (*exchange).tokenize, "/detokenize": (*exchange).detokenize,
+			"/kv_event_sources": (*exchange).eventSources, ResetPath: (*exchange).resetPrefixCache,
 			"/v1/chat/completions/render": (*exchange).renderedChat, "/v1/completions/render": (*exchange).renderedText,
 		},
 		SGLang: {
 			"/health": (*exchange).fine, "/v1/models": (*exchange).models,
 			"/server_info": (*exchange).serverInfo, "/get_server_info": (*exchange).serverInfo,
 			"/tokenize": (*exchange).tokenizeSGLang, "/v1/tokenize": (*exchange).tokenizeSGLang,
-			OpenPath: (*exchange).openSession, ClosePath: (*exchange).closeSession,
+			FlushPath: (*exchange).flushCache,
+			OpenPath:  (*exchange).openSession, ClosePath: (*exchange).closeSession, "/v1/loads": (*exchange).loads,
 		},
 		OldSGLang: {
-			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
+			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo, "/get_load": (*exchange).oldLoads,
+			FlushPath: (*exchange).flushCache,
 		},
 		TRTLLM: {
 			"/health": (*exchange).fine, "/version": (*exchange).version, "/v1/models": (*exchange).models,
@@ -91,6 +94,9 @@ func (x *exchange) serverInfo() {
 	}
 	if cfg.Flavour == SGLang {
 		info["enable_streaming_session"] = cfg.StreamingSessions
+		if kv := x.engine.describeEvents(); kv != nil {
+			info["kv_events"] = kv
+		}
 	}
 	maps.Copy(info, cfg.ServerInfo)
 	x.value(info)

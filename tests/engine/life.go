@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
-	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/publisher"
 )
 
 // clock turns real time into the engine's virtual time, which passes Speed times
@@ -30,9 +30,11 @@ type life struct {
 	number  int
 	started time.Time
 	ranks   []*rank
-	turn    atomic.Uint64
-	load    atomic.Int64 // inference requests that are being answered
-	drains  atomic.Int64 // times that statistics were given away
+	// One for each rank, or none.
+	publishers []*publisher.Publisher
+	turn       atomic.Uint64
+	load       atomic.Int64 // inference requests that are being answered
+	drains     atomic.Int64 // times that statistics were given away
 
 	over     atomic.Bool   // set before the connections are closed
 	dead     chan struct{} // closed after it
@@ -40,15 +42,20 @@ type life struct {
 	handlers sync.WaitGroup
 }
 
-func newLife(cfg Config, c clock) (*life, error) {
-	l := &life{started: time.Now(), dead: make(chan struct{})}
-	for range cfg.Ranks {
-		kv := cache.New(cfg.Blocks, cfg.BlockSize, nil)
-		b, err := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step}, kv)
+// newLife begins a life with a publisher for each rank, or with none.
+func newLife(cfg Config, c clock, pubs []*publisher.Publisher) (*life, error) {
+	l := &life{started: time.Now(), publishers: pubs, dead: make(chan struct{})}
+	for i := range cfg.Ranks {
+		var ch *changes
+		if pubs != nil {
+			ch = newChanges(&cfg, i, pubs[i])
+		}
+		kv := ch.newCache(&cfg)
+		b, err := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step, Late: ch != nil && cfg.Flavour.sglang()}, kv)
 		if err != nil {
 			return nil, err
 		}
-		l.ranks = append(l.ranks, newRank(c, kv, b))
+		l.ranks = append(l.ranks, newRank(c, kv, b, ch))
 	}
 	for _, k := range l.ranks {
 		l.loops.Go(func() { k.run(l.dead) })

@@ -22,18 +22,20 @@ type rank struct {
 	mu    sync.Mutex
 	cache *cache.Cache
 	batch *batch.Batcher
-	jobs  map[uint64]*job
-	held  map[string]*session
-	freed bool          // blocks were given back while no step was under way
-	inbox []*job        // not yet in the batch, in order of arrival
-	busy  bool          // a step is under way
-	ends  time.Duration // when it ends, or the last one did
-	lag   time.Duration // the most that a step came too late
-	stats stats
+	// changes are what the cache told of and no batch of events has; nil without events.
+	changes *changes
+	jobs    map[uint64]*job
+	held    map[string]*session
+	freed   bool          // blocks were given back while no step was under way
+	inbox   []*job        // not yet in the batch, in order of arrival
+	busy    bool          // a step is under way
+	ends    time.Duration // when it ends, or the last one did
+	lag     time.Duration // the most that a step came too late
+	stats   stats
 }
 
-func newRank(c clock, kv *cache.Cache, b *batch.Batcher) *rank {
-	return &rank{clock: c, cache: kv, batch: b, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), held: make(map[string]*session), stats: newStats()}
+func newRank(c clock, kv *cache.Cache, b *batch.Batcher, ch *changes) *rank {
+	return &rank{clock: c, cache: kv, batch: b, changes: ch, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), held: make(map[string]*session), stats: newStats()}
 }
 
 // job is one request on its way through a rank.
@@ -104,6 +106,7 @@ func (k *rank) abort(j *job) bool {
 	} else if !k.batch.Abort(j.req.ID) {
 		return false
 	}
+	k.changes.settle()
 	delete(k.jobs, j.req.ID)
 	k.stats.aborted++
 	k.free()
@@ -183,7 +186,10 @@ func (k *rank) step(at time.Duration) {
 		k.jobs[j.req.ID] = j
 	}
 	k.inbox = slices.Delete(k.inbox, 0, n)
-	for _, ev := range k.batch.Step(at) {
+	k.changes.stepEnds(k.busy) // before the clients know of their tokens
+	events := k.batch.Step(at)
+	k.changes.settle()
+	for _, ev := range events {
 		k.tell(ev)
 	}
 	d := k.batch.NextStepDuration()

@@ -26,7 +26,7 @@ func TestLateRankKeepsTheOrderOfTime(t *testing.T) {
 			j.arrived = []time.Duration{0, 15 * time.Millisecond, time.Second}[i]
 			jobs = append(jobs, j)
 		}
-		return newRank(clock{time.Now(), 1}, kv, b), jobs
+		return newRank(clock{time.Now(), 1}, kv, b, nil), jobs
 	}
 	late, a := start()
 	late.inbox = append(late.inbox, a...)

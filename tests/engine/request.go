@@ -38,6 +38,8 @@ type request struct {
 	DataParallelRank     *int     `json:"data_parallel_rank"`
 	InputIDs             []uint32 `json:"input_ids"`
 	PromptTokenIDs       []uint32 `json:"prompt_token_ids"`
+	Session              lenient  `json:"session_id"`
+	XArgs                lenient  `json:"vllm_xargs"`
 	otherAPIs
 	ofGenerate
 }
@@ -66,6 +68,7 @@ type unanswered struct {
 	root    cache.Root
 	tokens  []uint32 // without a session's context
 	turn    *sessionParams
+	session string // for the events; not that of SGLang's own sessions
 }
 
 // apiError is an error in vLLM's shape.
@@ -118,7 +121,8 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	if aerr != nil {
 		return nil, aerr
 	}
-	c.asked = unanswered{&r, root, tokens, e.turn(s, &r)}
+	c.asked = unanswered{&r, root, tokens, e.turn(s, &r), r.Session.text()}
+	orDefault(&c.asked.session, h.Get("X-Session-ID")) //nolint:canonicalheader // as vLLM writes it
 	switch id := e.requestID(h); {
 	case s == generate && r.RID != "":
 		c.id = r.RID
@@ -143,6 +147,7 @@ func (e *Engine) answered(c *call, context []uint32) *apiError {
 		return aerr
 	}
 	c.prompt = cache.NewPrompt(c.asked.root, tokens, e.cfg.BlockSize)
+	c.prompt.Session, c.prompt.Report = c.asked.session, e.cfg.Flavour == VLLM && c.asked.request.reportsHits()
 	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
 	return nil
 }

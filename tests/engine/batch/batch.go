@@ -71,6 +71,9 @@ type Config struct {
 	// MaxRunning is the most requests that run at once, at most TokenBudget.
 	MaxRunning int
 	Step       StepModel
+	// Late has others find a prompt's blocks when its prefill has ended, and those of
+	// the answer when it has ended, as in SGLang. Default: while they are computed.
+	Late bool
 }
 
 // Errors that Submit returns.
@@ -145,6 +148,9 @@ func (b *Batcher) Abort(id uint64) bool {
 		b.full = b.full && i > 0
 		return true
 	}
+	if b.cfg.Late {
+		e.extend()
+	}
 	e.seq.Close()
 	if e.Slot != nil {
 		*e.Slot = Slot{}
@@ -179,6 +185,9 @@ func (b *Batcher) end(now time.Duration) {
 	for _, e := range b.running {
 		if e.inStep && e.computed >= len(e.Prompt.Tokens) {
 			e.generated++
+			if b.cfg.Late {
+				e.bookLate()
+			}
 			last := e.generated == len(e.Answer)
 			b.events = append(b.events, Event{Kind: Token, Request: e.Request, At: now, Index: e.generated - 1, Last: last})
 			if last {
@@ -229,7 +238,7 @@ func (b *Batcher) schedule(e *entry, w *work) {
 	e.inStep = true
 	w.drag = max(w.drag, e.Drag)
 	if e.generated > 0 {
-		if e.Slot == nil {
+		if e.Slot == nil && !b.cfg.Late {
 			e.seq.Append(e.Answer[e.generated-1])
 		}
 		w.decode(e.computed)
@@ -239,7 +248,24 @@ func (b *Batcher) schedule(e *entry, w *work) {
 	n := min(left, len(e.Prompt.Tokens)-e.computed)
 	w.prefill(e.computed, n)
 	e.computed += n
-	if !e.kept {
+	if !e.kept && !b.cfg.Late {
 		e.seq.Book(e.computed)
+	}
+}
+
+// bookLate books the prompt with the first token, and the answer with the last.
+func (e *entry) bookLate() {
+	if e.generated == 1 && !e.kept {
+		e.seq.Book(len(e.Prompt.Tokens))
+	}
+	if e.generated == len(e.Answer) {
+		e.extend()
+	}
+}
+
+// extend books what was generated of the answer, but for the last token.
+func (e *entry) extend() {
+	if e.generated > 1 && e.Slot == nil {
+		e.seq.Extend(e.Answer[:e.generated-1])
 	}
 }

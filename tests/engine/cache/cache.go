@@ -29,6 +29,8 @@ type Stored struct {
 	Keys   []Key
 	// The tokens of all blocks of the run.
 	Tokens []uint32
+	// Session is that of the prompt.
+	Session string
 }
 
 // Listener hears which blocks become findable and which are gone. It must not
@@ -66,6 +68,8 @@ type Cache struct {
 	counts     Counts
 	version    uint64
 	listener   Listener
+	unique     bool
+	host       *Host // nil: none
 }
 
 // New returns an empty cache with the given number of blocks of size tokens
@@ -82,6 +86,14 @@ func New(blocks, size int, l Listener) *Cache {
 	return c
 }
 
+// Unique keeps each prefix once: a request that computed a block which is there gives
+// its own block back and holds that one. SGLang's radix tree does so.
+func (c *Cache) Unique() { c.unique = true }
+
+// AddHost gives the cache a slower tier. Blocks are copied to it when they become
+// findable, and copied back when a prompt hits them there.
+func (c *Cache) AddHost(h *Host) { c.host = h }
+
 // Blocks returns the capacity in blocks.
 func (c *Cache) Blocks() int { return len(c.blocks) }
 
@@ -94,6 +106,24 @@ func (c *Cache) Counts() Counts { return c.counts }
 // Findable returns how many different blocks a prompt could hit.
 func (c *Cache) Findable() int { return len(c.byKey) }
 
+// FindableInHost returns how many blocks the slower tier holds.
+func (c *Cache) FindableInHost() int {
+	if c.host == nil {
+		return 0
+	}
+	return c.host.Blocks()
+}
+
+// Holds returns how many leading full blocks of a prompt the cache holds, and how many
+// behind them the slower tier holds. Unlike in Hit, the last token counts.
+func (c *Cache) Holds(p *Prompt) (device, host int) {
+	device = c.held(p.Keys)
+	if c.host != nil {
+		host = c.host.held(p.Keys[device:])
+	}
+	return device, host
+}
+
 // Version changes whenever Open may have another result than before.
 func (c *Cache) Version() uint64 { return c.version }
 
@@ -103,16 +133,30 @@ func (c *Cache) BlocksFor(tokens int) int { return (tokens + c.size - 1) / c.siz
 // Hit returns how many leading tokens of a prompt are cached. The last token is
 // always computed, and only whole blocks are taken up: of n tokens at most
 // floor((n-1)/size)*size.
-func (c *Cache) Hit(p *Prompt) int { return c.match(p) * c.size }
+func (c *Cache) Hit(p *Prompt) int {
+	device, host := c.match(p)
+	return (device + host) * c.size
+}
 
-func (c *Cache) match(p *Prompt) int {
-	most := max(0, (len(p.Tokens)-1)/c.size)
-	for i, k := range p.Keys[:most] {
+// match returns how many leading blocks a request takes up, and how many behind them
+// it copies back from the slower tier.
+func (c *Cache) match(p *Prompt) (device, host int) {
+	keys := p.Keys[:max(0, (len(p.Tokens)-1)/c.size)]
+	device = c.held(keys)
+	if c.host != nil {
+		host = c.host.held(keys[device:])
+	}
+	return device, host
+}
+
+// held returns how many leading keys are findable.
+func (c *Cache) held(keys []Key) int {
+	for i, k := range keys {
 		if _, ok := c.byKey[k]; !ok {
 			return i
 		}
 	}
-	return most
+	return len(keys)
 }
 
 // Clear forgets all cached blocks. It does nothing and returns false while a
@@ -125,6 +169,9 @@ func (c *Cache) Clear() bool {
 		c.blocks[i].keyed = false
 	}
 	clear(c.byKey)
+	if c.host != nil {
+		c.host.clear()
+	}
 	c.counts = Counts{Empty: len(c.blocks)}
 	c.version++
 	if c.listener != nil {

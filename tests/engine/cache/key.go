@@ -36,6 +36,11 @@ type Prompt struct {
 	Tokens []uint32
 	// Keys are those of the full blocks, in order.
 	Keys []Key
+	// Session goes to the listener with each run of blocks.
+	Session string
+	// Report sends the blocks that the prompt hits to the listener, too, as one run.
+	// Such a run adds no removal later.
+	Report bool
 
 	size int // tokens in a block
 }
@@ -59,6 +64,9 @@ func (p *Prompt) Sum() Key {
 	}
 	return child(parent, p.Tokens[len(p.Keys)*p.size:], nil)
 }
+
+// Child returns the key of a block after parent.
+func Child(parent Key, tokens []uint32) Key { return child(parent, tokens, nil) }
 
 // child returns the key of a block after parent. It works in buf if that is
 // large enough.

@@ -21,7 +21,7 @@ type Seq struct {
 // there are not enough free blocks.
 func (c *Cache) Open(p *Prompt, tokens int) (*Seq, bool) {
 	need := c.BlocksFor(max(tokens, len(p.Tokens)))
-	hits := c.match(p)
+	hits, back := c.match(p)
 	free := c.counts.Empty + c.counts.Cached
 	for _, k := range p.Keys[:hits] {
 		if c.blocks[c.byKey[k]].refs == 0 {
@@ -31,15 +31,33 @@ func (c *Cache) Open(p *Prompt, tokens int) (*Seq, bool) {
 	if need-hits > free {
 		return nil, false
 	}
-	s := &Seq{c: c, prompt: p, blocks: make([]int32, 0, need), hit: hits * c.size, booked: hits, parent: p.Root.Key()}
+	s := &Seq{c: c, prompt: p, blocks: make([]int32, 0, need), hit: (hits + back) * c.size, booked: hits, parent: p.Root.Key()}
 	for _, k := range p.Keys[:hits] {
 		s.blocks = append(s.blocks, c.hold(k))
 		s.parent = k
 	}
+	if p.Report && hits > 0 && c.listener != nil {
+		c.listener.Stored(p.run(0, hits))
+	}
 	for len(s.blocks) < need {
 		s.blocks = append(s.blocks, c.take())
 	}
+	if back > 0 {
+		s.store(p.run(hits, hits+back))
+	}
+	if c.host != nil {
+		c.host.put(p.run(0, hits+back))
+	}
 	return s, true
+}
+
+// run returns a run of a prompt's blocks.
+func (p *Prompt) run(from, to int) Stored {
+	r := Stored{Root: p.Root, First: from == 0, Parent: p.Root.Key(), Keys: p.Keys[from:to], Tokens: p.Tokens[from*p.size : to*p.size], Session: p.Session}
+	if from > 0 {
+		r.Parent = p.Keys[from-1]
+	}
+	return r
 }
 
 // Grow reserves what more tokens need in all, prompt and answer. It returns false, and
@@ -67,7 +85,7 @@ func (s *Seq) Hit() int { return s.hit }
 func (s *Seq) Book(n int) {
 	from, to := s.booked, min(n/s.c.size, len(s.prompt.Keys))
 	if from < to {
-		s.store(s.prompt.Keys[from:to], s.prompt.Tokens[from*s.c.size:to*s.c.size])
+		s.store(s.prompt.run(from, to))
 	}
 	if n >= len(s.prompt.Tokens) && s.tail == nil {
 		s.tail = make([]uint32, 0, s.c.size)
@@ -82,22 +100,67 @@ func (s *Seq) Append(token uint32) {
 	if len(s.tail) < s.c.size {
 		return
 	}
-	s.store([]Key{child(s.parent, s.tail, nil)}, s.tail)
+	s.store(s.generated([]Key{child(s.parent, s.tail, nil)}, s.tail))
 	s.tail = s.tail[:0]
 }
 
+// Extend books generated tokens as Append does, all at once.
+func (s *Seq) Extend(tokens []uint32) {
+	s.tail = append(s.tail, tokens...)
+	full := len(s.tail) / s.c.size
+	if full == 0 {
+		return
+	}
+	keys, parent := make([]Key, full), s.parent
+	for i := range keys {
+		keys[i] = child(parent, s.tail[i*s.c.size:(i+1)*s.c.size], nil)
+		parent = keys[i]
+	}
+	s.store(s.generated(keys, s.tail[:full*s.c.size]))
+	s.tail = append(s.tail[:0], s.tail[full*s.c.size:]...)
+}
+
+// generated returns a run behind the booked blocks.
+func (s *Seq) generated(keys []Key, tokens []uint32) Stored {
+	return Stored{Root: s.prompt.Root, First: s.booked == 0, Parent: s.parent, Keys: keys, Tokens: tokens, Session: s.prompt.Session}
+}
+
 // store makes the next blocks findable.
-func (s *Seq) store(keys []Key, tokens []uint32) {
-	e := Stored{Root: s.prompt.Root, First: s.booked == 0, Parent: s.parent, Keys: keys, Tokens: tokens}
-	for _, k := range keys {
+func (s *Seq) store(e Stored) {
+	s.c.version++
+	if s.c.unique {
+		if e = s.share(e); len(e.Keys) == 0 {
+			return
+		}
+	}
+	for _, k := range e.Keys {
 		s.c.name(s.blocks[s.booked], k)
 		s.booked++
 		s.parent = k
 	}
-	s.c.version++
 	if s.c.listener != nil {
 		s.c.listener.Stored(e)
 	}
+	if s.c.host != nil {
+		s.c.host.put(e)
+	}
+}
+
+// share holds the blocks of a run that others have made findable, in place of the
+// request's own. It returns the rest of the run.
+func (s *Seq) share(e Stored) Stored {
+	n := s.c.held(e.Keys)
+	for _, k := range e.Keys[:n] {
+		own := s.blocks[s.booked]
+		s.blocks[s.booked] = s.c.hold(k)
+		s.c.release(own)
+		s.booked++
+		s.parent = k
+	}
+	if n > 0 {
+		e.First, e.Parent, e.Keys, e.Tokens = false, s.parent, e.Keys[n:], e.Tokens[n*s.c.size:]
+	}
+	return e
 }
 
 // Close gives the blocks back, the tail first. What was booked stays cached.

@@ -3,7 +3,8 @@
 //	go run ./tests/engine/cmd -addr 127.0.0.1:8001,127.0.0.1:8002 -speed 10
 //
 // It prints one line for each engine: its name, its URL and that of its control
-// endpoint, and "ready" when all of them take requests.
+// endpoint, and "ready" when all of them take requests. With -events it prints another
+// line for each rank, with its endpoints of KV events.
 package main
 
 import (
@@ -32,6 +33,7 @@ type options struct {
 	cfg                   engine.Config
 	addrs, controls, lora string
 	name                  string
+	events                events
 }
 
 func parse(args []string) (*options, error) {
@@ -58,6 +60,7 @@ func parse(args []string) (*options, error) {
 	fs.Float64Var(&o.cfg.Step.Attention, "step-attention", o.cfg.Step.Attention, "milliseconds for each pair of tokens in a prefill")
 	fs.Float64Var(&o.cfg.Step.DecodeContext, "step-context", o.cfg.Step.DecodeContext, "milliseconds for each token that decodes look back at")
 	fs.Uint64Var(&o.cfg.Seed, "seed", 0, "decides on the answers")
+	o.events.flags(fs)
 	return o, fs.Parse(args)
 }
 
@@ -73,6 +76,11 @@ func start(o *options) ([]*engine.Engine, error) {
 		cfg.Name, cfg.Addr, cfg.LoRAs = fmt.Sprintf("%s%d", o.name, i+1), addr, list(o.lora)
 		if len(controls) > 0 {
 			cfg.ControlAddr = controls[i]
+		}
+		var err error
+		if cfg.Events, err = o.events.of(i, cfg.Ranks); err != nil {
+			stop(engines)
+			return nil, err
 		}
 		e, err := engine.Start(cfg)
 		if err != nil {
@@ -104,6 +112,9 @@ func main() {
 	}
 	for _, e := range engines {
 		fmt.Println(e.Name(), e.URL(), e.ControlURL())
+		for i, s := range e.Events() {
+			fmt.Println(e.Name(), "rank", i, "events", s.Endpoint, s.Replay)
+		}
 	}
 	fmt.Println("ready")
 	<-ctx.Done()

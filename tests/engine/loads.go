@@ -1,0 +1,40 @@
+package engine
+
+// loads answers as an SGLang does that is asked for its load. The tokens of requests in the
+// queue count as if none were cached.
+func (x *exchange) loads() {
+	list := make([]any, 0, len(x.life.ranks))
+	for i, k := range x.life.ranks {
+		running, waiting := k.load()
+		list = append(list, map[string]any{
+			"dp_rank": i, "num_running_reqs": running, "num_waiting_reqs": waiting, "num_waiting_uncached_tokens": k.waitingTokens(),
+			"max_running_requests": x.engine.cfg.MaxRunning,
+		})
+	}
+	x.value(map[string]any{"timestamp": x.life.started, "version": version, "loads": list})
+}
+
+// oldLoads is the answer of an older SGLang.
+func (x *exchange) oldLoads() {
+	list := make([]any, 0, len(x.life.ranks))
+	for i, k := range x.life.ranks {
+		running, waiting := k.load()
+		list = append(list, map[string]any{"dp_rank": i, "num_reqs": running + waiting, "num_waiting_reqs": waiting, "ts_tic": 0.5})
+	}
+	x.value(list)
+}
+
+// waitingTokens returns the tokens of the prompts that are not admitted.
+func (k *rank) waitingTokens() (n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, j := range k.inbox {
+		n += len(j.req.Prompt.Tokens)
+	}
+	for _, j := range k.jobs {
+		if j.look().cached < 0 {
+			n += len(j.req.Prompt.Tokens)
+		}
+	}
+	return n
+}

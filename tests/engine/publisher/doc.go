@@ -1,0 +1,18 @@
+// Package publisher publishes the KV events of one rank of a simulated engine, as vLLM,
+// SGLang and TensorRT-LLM do. Batches in msgpack go out on a ZeroMQ PUB socket. A ROUTER
+// socket answers with past batches. Faults on demand lose and delay batches, and close
+// connections. The package knows no cache and no request.
+//
+// It speaks ZMTP 3.1 itself, because the sockets of github.com/go-zeromq/zmq4 v0.17.0 are
+// not fit for a server:
+//
+//   - the PUB socket answers no PING, and reads nothing more after ten of them;
+//   - one slow subscriber stops all others;
+//   - one client that sends no greeting stops the accept loop;
+//   - no single connection can be closed;
+//   - Close leaves a goroutine.
+//
+// The tests use that library's connections as an independent peer (package peer).
+//
+// Beyond its high-water mark a subscriber loses messages, as with ZeroMQ.
+package publisher

@@ -1,0 +1,345 @@
+package publisher
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/publisher/peer"
+)
+
+// leftOver fails the test if goroutines of this package outlive it. It is called before
+// anything is started.
+func leftOver(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		var stacks string
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			buf := make([]byte, 1<<20)
+			stacks = string(buf[:runtime.Stack(buf, true)])
+			if !strings.Contains(stacks, "publisher.(*") {
+				return
+			}
+		}
+		t.Errorf("goroutines are left:\n%s", stacks)
+	})
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	ln, err := canned.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ln
+}
+
+// start starts a publisher that is closed with the test.
+func start(t *testing.T, cfg Config) *Publisher {
+	t.Helper()
+	leftOver(t)
+	if cfg.Listener == nil && cfg.Dial == "" {
+		cfg.Listener = listen(t)
+	}
+	if cfg.Replay == nil {
+		cfg.Replay = listen(t)
+	}
+	p := Start(cfg)
+	t.Cleanup(p.Close)
+	return p
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so within 5 s: %s", what)
+		}
+	}
+}
+
+// must returns a connection that is closed with the test.
+func must(t *testing.T) func(*peer.Conn, error) *peer.Conn {
+	return func(c *peer.Conn, err error) *peer.Conn {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return c
+	}
+}
+
+// subscribe returns a subscriber whose subscription has arrived.
+func subscribe(t *testing.T, p *Publisher, prefix string) *peer.Conn {
+	t.Helper()
+	before := p.Status().Subscribers
+	c := must(t)(peer.Subscribe(p.cfg.Listener.Addr().String(), prefix))
+	eventually(t, "the subscription arrived", func() bool { return p.Status().Subscribers == before+1 })
+	return c
+}
+
+// publish publishes batches that remove one block each, named by a running number.
+func publish(p *Publisher, from, n int) {
+	for i := range n {
+		p.Publish(&Batch{Time: time.Now(), Events: []Event{{Kind: Removed, Hashes: []uint64{uint64(from + i)}}}})
+	}
+}
+
+// number returns the block that a payload removes.
+func number(t *testing.T, payload []byte) int {
+	t.Helper()
+	m := decoded(t, payload).([]any)[1].([]any)[0].(map[string]any)
+	return int(integer(m["block_hashes"].([]any)[0]))
+}
+
+func expect(t *testing.T, c *peer.Conn, topic string, seq uint64, block int) {
+	t.Helper()
+	m, err := c.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Topic != topic || m.Seq != seq || number(t, m.Payload) != block {
+		t.Fatalf("topic %q, number %d, block %d; want %q, %d, %d", m.Topic, m.Seq, number(t, m.Payload), topic, seq, block)
+	}
+}
+
+func settled(t *testing.T, p *Publisher) {
+	t.Helper()
+	eventually(t, "all batches are sent", func() bool { s := p.Status(); return s.Pending == 0 && s.Unsent == 0 })
+}
+
+func TestSubscribers(t *testing.T) {
+	p := start(t, Config{Topic: "kv-events", Form: Form{Encoding: Maps}})
+	publish(p, 0, 2)
+	settled(t, p)
+	all, same, other := subscribe(t, p, ""), subscribe(t, p, "kv-e"), must(t)(peer.Subscribe(p.cfg.Listener.Addr().String(), "kv-x"))
+	publish(p, 2, 3)
+	for i := range 3 {
+		expect(t, all, "kv-events", uint64(2+i), 2+i)
+		expect(t, same, "kv-events", uint64(2+i), 2+i)
+	}
+	if f, err := other.Frames(50 * time.Millisecond); err == nil {
+		t.Errorf("another topic's subscriber got %d frames", len(f))
+	}
+	if err := same.Send([]byte("\x00kv-e")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the subscription ended", func() bool { return p.Status().Subscribers == 1 })
+	all.Close()
+	eventually(t, "the subscriber left", func() bool { return p.Status().Subscribers == 0 })
+}
+
+// TestReplay asks for batches in both layouts, from inside, before and behind the buffer.
+func TestReplay(t *testing.T) {
+	for name, old := range map[string]bool{"new layout": false, "old layout": true} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, Config{Topic: "t", Buffer: 6, First: 1, OldReplay: old, Form: Form{Encoding: Maps}})
+			publish(p, 1, 4)
+			settled(t, p)
+			d := must(t)(peer.Dealer(p.cfg.Replay.Addr().String()))
+			check := func(from uint64, first, last int) {
+				t.Helper()
+				got, err := d.Replay(from)
+				if err != nil || len(got) != last-first+2 {
+					t.Fatalf("from %d: %d messages, %v", from, len(got), err)
+				}
+				for i, f := range got {
+					seq, payload := f[len(f)-2], f[len(f)-1]
+					if frames := map[bool]int{false: 3, true: 2}[old]; len(f) != frames {
+						t.Fatalf("%d frames, want %d", len(f), frames)
+					}
+					if i == len(got)-1 {
+						if len(payload) != 0 || !old && len(f[0]) != 0 {
+							t.Errorf("end %q", f)
+						}
+						continue
+					}
+					if n := binary.BigEndian.Uint64(seq); n != uint64(first+i) || number(t, payload) != first+i || !old && string(f[0]) != "t" {
+						t.Errorf("from %d: number %d, block %d, frames %q", from, n, number(t, payload), f)
+					}
+				}
+			}
+			check(0, 1, 4)
+			check(3, 3, 4)
+			check(99, 1, 0)
+			publish(p, 5, 5) // 1 to 3 are beyond the buffer
+			settled(t, p)
+			check(0, 4, 9)
+			p.Forget(2)
+			check(0, 8, 9)
+			// Engines ignore what is not a request.
+			for _, bad := range [][][]byte{{[]byte("12345678")}, {nil, []byte("1")}, {nil, nil, make([]byte, 8)}} {
+				if err := d.Send(bad...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			check(9, 9, 9)
+			p.Mute(true)
+			if got, err := must(t)(peer.Dealer(p.cfg.Replay.Addr().String())).Frames(50 * time.Millisecond); err == nil {
+				t.Errorf("a mute publisher answered %q", got)
+			}
+		})
+	}
+}
+
+func TestFaults(t *testing.T) {
+	p := start(t, Config{Form: Form{Encoding: Maps}})
+	c := subscribe(t, p, "")
+	publish(p, 0, 1)
+	expect(t, c, "", 0, 0)
+	p.Drop(2)
+	publish(p, 1, 3)
+	expect(t, c, "", 3, 3)
+	p.Lose(1)
+	publish(p, 4, 2)
+	expect(t, c, "", 5, 5)
+	got, err := must(t)(peer.Dealer(p.cfg.Replay.Addr().String())).Replay(0)
+	if err != nil || len(got) != 6 { // 0 to 3, 5 and the end
+		t.Errorf("%d messages in the replay, %v", len(got), err)
+	}
+	p.Delay(time.Hour)
+	publish(p, 6, 2)
+	eventually(t, "a batch waits", func() bool { return p.Status().Pending == 2 })
+	if f, err := c.Frames(50 * time.Millisecond); err == nil {
+		t.Errorf("a delayed batch came: %q", f)
+	}
+	c = subscribe(t, p, "")
+	p.Delay(0)
+	expect(t, c, "", 6, 6)
+	expect(t, c, "", 7, 7)
+	p.Disconnect()
+	if f, err := c.Frames(5 * time.Second); err == nil {
+		t.Errorf("got %q", f)
+	}
+	eventually(t, "no connection is left", func() bool { return p.Status().Subscribers == 0 })
+	c = subscribe(t, p, "")
+	publish(p, 8, 1)
+	expect(t, c, "", 8, 8)
+}
+
+// TestSlowSubscriber has one subscriber that does not read. The others get all, and it
+// loses what is beyond the high-water mark.
+func TestSlowSubscriber(t *testing.T) {
+	p := start(t, Config{HighWater: 50, Form: Form{Encoding: Maps}})
+	subscribe(t, p, "")
+	c := subscribe(t, p, "")
+	long := strings.Repeat("x", 10000)
+	for i := range 2000 {
+		p.Publish(&Batch{Events: []Event{{Kind: Removed, Hashes: []uint64{uint64(i)}, Medium: long}}})
+		expect(t, c, "", uint64(i), i)
+	}
+	eventually(t, "all is sent to the one that reads", func() bool { return p.Status().Unsent <= 50 })
+	if s := p.Status(); s.Overflowed == 0 || s.Unsent == 0 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// TestSilentClient has a client that connects and says nothing: others are served.
+func TestSilentClient(t *testing.T) {
+	p := start(t, Config{Form: Form{Encoding: Maps}})
+	for _, hello := range []string{"", "GET / HTTP/1.1\r\nHost: localhost\r\nX-Padding: 0123456789012345678901234567890123456789\r\n\r\n"} {
+		raw, err := net.Dial("tcp", p.cfg.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer raw.Close()
+		if _, err := io.WriteString(raw, hello); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := subscribe(t, p, "")
+	publish(p, 0, 1)
+	expect(t, c, "", 0, 0)
+}
+
+// TestDials has the PUB socket connect to a subscriber that listens, and again when that
+// has closed the connection.
+func TestDials(t *testing.T) {
+	ln := listen(t)
+	defer ln.Close()
+	p := start(t, Config{Dial: ln.Addr().String(), Form: Form{Encoding: Maps}})
+	for i := range 2 {
+		c := must(t)(peer.Accept(ln, ""))
+		eventually(t, "the subscription arrived", func() bool { return p.Status().Subscribers == 1 })
+		publish(p, i, 1)
+		expect(t, c, "", uint64(i), i)
+		c.Close()
+		eventually(t, "the connection ended", func() bool { return p.Status().Subscribers == 0 })
+	}
+}
+
+// TestStartsAgain starts a second publisher at the addresses of one that was closed.
+func TestStartsAgain(t *testing.T) {
+	p := start(t, Config{Form: Form{Encoding: Maps}})
+	c := subscribe(t, p, "")
+	publish(p, 0, 3)
+	settled(t, p)
+	p.Close()
+	p.Publish(&Batch{}) // changes nothing
+	for range 3 {
+		if _, err := c.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Next(); err == nil {
+		t.Error("the connection outlived its publisher")
+	}
+	var again [2]net.Listener
+	for i, ln := range []net.Listener{p.cfg.Listener, p.cfg.Replay} {
+		var err error
+		if again[i], err = canned.ListenAgain(ln.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q := start(t, Config{Listener: again[0], Replay: again[1], Form: Form{Encoding: Maps}})
+	c = subscribe(t, q, "")
+	publish(q, 7, 1)
+	expect(t, c, "", 0, 7)
+}
+
+// TestNewerPeer speaks ZMTP 3.1 by hand: subscriptions are commands, and a PING is
+// answered with its context.
+func TestNewerPeer(t *testing.T) {
+	p := start(t, Config{Topic: "t", Form: Form{Encoding: Maps}})
+	raw, err := net.Dial("tcp", p.cfg.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	raw.SetDeadline(time.Now().Add(5 * time.Second))
+	hello := "\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01NULL" + strings.Repeat("\x00", 48)
+	send := func(s string) {
+		t.Helper()
+		if _, err := io.WriteString(raw, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	receive := func(want string) {
+		t.Helper()
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(raw, got); err != nil || !bytes.Equal(got, []byte(want)) {
+			t.Fatalf("got %q, want %q, %v", got, want, err)
+		}
+	}
+	send(hello)
+	send("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB")
+	receive("\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL" + strings.Repeat("\x00", 48))
+	receive("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
+	send("\x04\x0b\x09SUBSCRIBEt")
+	for i := range 20 {
+		send("\x04\x09\x04PING\x00\x64c" + fmt.Sprint(i%10))
+		receive("\x04\x07\x04PONGc" + fmt.Sprint(i%10))
+	}
+	publish(p, 0, 1)
+	receive("\x01\x01t\x01\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00")
+	send("\x04\x08\x06CANCELt")
+	eventually(t, "the subscription ended", func() bool { return p.Status().Subscribers == 0 })
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package engine
+
+// eventLoad is the most requests that TestTruth sends.
+const eventLoad = 1500

@@ -1,0 +1,127 @@
+package engine
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Paths at which a vLLM and an SGLang forget what they cached.
+const (
+	ResetPath = "/reset_prefix_cache"
+	FlushPath = "/flush_cache"
+)
+
+// source is one rank's publisher, as a vLLM tells of it.
+type source struct {
+	Enabled   bool    `json:"enable_kv_cache_events"`
+	Publisher string  `json:"publisher"`
+	Endpoint  string  `json:"endpoint"`
+	Replay    *string `json:"replay_endpoint"`
+	Buffer    int     `json:"buffer_steps"`
+	HighWater int     `json:"hwm"`
+	Queue     int     `json:"max_queue_size"`
+	Topic     string  `json:"topic"`
+	Rank      int     `json:"data_parallel_rank"`
+}
+
+// EventEndpoints returns where a rank publishes, or connects to, and where it answers
+// with past batches; empty without. They have the form tcp://host:port.
+func (e *Engine) EventEndpoints(rank int) (pub, replay string) {
+	c := e.cfg.Events
+	switch {
+	case c == nil || rank < 0 || rank >= e.cfg.Ranks:
+		return "", ""
+	case c.Dial != "":
+		pub, _ = offsetPort(c.Dial, rank)
+	default:
+		pub = e.sockets.pub[rank]
+	}
+	if !c.NoReplay {
+		replay = "tcp://" + e.sockets.replay[rank]
+	}
+	return "tcp://" + pub, replay
+}
+
+// eventSources answers as a vLLM since 0.32 does.
+func (x *exchange) eventSources() {
+	c := x.engine.cfg.Events
+	if c == nil || c.Sources == NoSources {
+		x.fail404()
+		return
+	}
+	var list []source
+	byRank := make(map[string]source)
+	for i := range x.engine.cfg.Ranks {
+		s := source{Enabled: true, Publisher: "zmq", Buffer: c.Buffer, HighWater: c.HighWater, Queue: 100000, Topic: c.Topic, Rank: i}
+		var replay string
+		if s.Endpoint, replay = x.engine.EventEndpoints(i); replay != "" {
+			s.Replay = &replay
+		}
+		if c.Dial == "" { // vLLM listens only at such addresses
+			s.Endpoint = "tcp://*" + s.Endpoint[strings.LastIndexByte(s.Endpoint, ':'):]
+		}
+		list = append(list, s)
+		byRank[strconv.Itoa(i)] = s
+	}
+	switch c.Sources {
+	case SourcesList:
+		x.value(list)
+	case SourcesWrapped:
+		x.value(map[string]any{"sources": list})
+	case SourcesByRank, NoSources:
+		x.value(byRank)
+	}
+}
+
+// describeEvents returns what an SGLang tells of its publishers; nil without.
+func (e *Engine) describeEvents() map[string]any {
+	c := e.cfg.Events
+	if c == nil {
+		return nil
+	}
+	pub, _ := e.EventEndpoints(0)
+	host, port, _ := net.SplitHostPort(pub[len("tcp://"):])
+	if c.Dial == "" {
+		host = "*"
+	}
+	base, _ := strconv.Atoi(port)
+	return map[string]any{
+		"publisher": "zmq", "endpoint_host": host, "endpoint_port_base": base, "topic": c.Topic,
+		"block_size": e.cfg.BlockSize, "dp_size": e.cfg.Ranks,
+	}
+}
+
+// resetPrefixCache clears the caches as a vLLM in development mode does.
+func (x *exchange) resetPrefixCache() {
+	x.value(map[string]bool{"success": x.life.clear()})
+}
+
+// flushCache clears the caches as an SGLang does.
+func (x *exchange) flushCache() {
+	status, message := http.StatusOK, "Cache flushed.\nPlease check backend logs for more details. "+
+		"(When there are running or waiting requests, the operation will not be performed.)\n"
+	if !x.life.clear() {
+		status, message = http.StatusBadRequest, "Flush cache failed.\n"
+	}
+	x.header(status, "text/plain; charset=utf-8")
+	_, _ = io.WriteString(x.w, message)
+}
+
+// clear clears the caches of all ranks. It returns false if a request holds blocks of
+// one, which is then not cleared.
+func (l *life) clear() bool {
+	ok := true
+	for _, k := range l.ranks {
+		ok = k.clear() && ok
+	}
+	return ok
+}
+
+func (k *rank) clear() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.cache.Clear()
+}
