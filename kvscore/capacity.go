@@ -21,7 +21,7 @@ const (
 // held.
 func (s *Scheduler) learnCapacity(l *Lease) {
 	ld := l.load
-	if l.restarts != ld.restarts {
+	if l.restarts != ld.restarts || l.knowledge != Approximate {
 		return
 	}
 	// Chat templates cause small differences.

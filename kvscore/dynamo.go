@@ -12,6 +12,8 @@ import "math"
 //	credit = OverlapScoreCredit × decay × overlap blocks
 //	decay  = 1 / (1 + CreditDecay × (prefill booked here beyond the least booked)/BlockSize / prompt blocks)
 //
+// Overlap blocks in host memory count 0.75, on disk 0.25, in external storage 0.5.
+//
 // The sum is multiplied by the candidate's factor. The lowest cost wins; equal costs share
 // evenly.
 type Dynamo struct {
@@ -77,7 +79,8 @@ func (d *Dynamo) score(s *Selection) {
 	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		credit := d.OverlapScoreCredit * d.decay(s, c, least) * c.OverlapBlocks
+		overlap := c.OverlapBlocks - c.loading()/float64(s.BlockSize)
+		credit := d.OverlapScoreCredit * d.decay(s, c, least) * overlap
 		c.Cost = d.PrefillLoadScale*max(0, d.prefillBlocks(s, c)-credit) +
 			d.decodeBlocks(c) + d.DecodeActiveRequestWeight*float64(c.Requests)
 		if c.Factor != 0 {

@@ -28,7 +28,8 @@ const (
 )
 
 // observe records the time from the earliest start of a lease's prefill to its first
-// token. The lock is held.
+// token. It ignores the time of a prefill that may have waited: for memory, or for requests of
+// other clients. The lock is held.
 func (s *Scheduler) observe(l *Lease, now time.Time) {
 	ld := l.load
 	if l.work.tokens == 0 {
@@ -42,7 +43,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	case ld.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
 		since = time.Time{}
 	}
-	if since.IsZero() || s.context(ld) > fullMemory*float64(ld.capacity) {
+	if since.IsZero() || s.context(ld) > fullMemory*float64(ld.capacity) || ld.foreign.isQueued(now) {
 		ld.timing = nil
 		return
 	}
@@ -162,8 +163,8 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
-	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(s.match.SharedTokens)/1000, s.match.SharedArrivals, s.match.SharedHolders
-	sel.continues = s.match.AtEnd && s.match.Arrivals == 0
+	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(sel.match.SharedTokens)/1000, sel.match.SharedArrivals, sel.match.SharedHolders
+	sel.continues = sel.match.AtEnd && sel.match.Arrivals == 0
 }
 
 // predict sets the times of a candidate. The lock is held.
@@ -171,7 +172,7 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
 	c.Slowness = ld.speed.factor(now)
 	c.WaitTime = s.wait(ld, now, sel.Dry, c.Slowness, context)
-	n := max(0, sel.Tokens-c.OverlapTokens)
+	n := max(0, sel.Tokens-c.OverlapTokens) + int64(c.loading())
 	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
 	c.Awaiting = ld.awaiting.n
 	c.RecentWork = ld.recent.value(now)

@@ -56,9 +56,11 @@ type Lease struct {
 	began         time.Time // start of a prefill that settle has ended; zero is unknown
 	over          bool      // its prefill is over, as seen in the answer
 	cached        int64     // prompt tokens that the cache model held
-	inFlight      bool      // another active request uses some of them
-	queued        bool      // other prefills were booked before
-	predicted     float64   // milliseconds to the first token
+	knowledge     Knowledge // where cached comes from
+	flight        flight
+	inFlight      bool    // another active request uses some of them
+	queued        bool    // other prefills were booked before
+	predicted     float64 // milliseconds to the first token
 	own           timing
 	context       float64      // of the target at the first token
 	timing        *timing      // own, or that of an earlier lease
@@ -114,6 +116,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	if learn {
 		l.scheduler.observe(l, now)
 	}
+	l.scheduler.approach(l.scheduler.flights.at(now), l)
 	l.computed(now, true)
 }
 
@@ -197,6 +200,11 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		s.recordCounts(l)
 	}
 	s.index.Release(l.ref, keep)
+	if keep {
+		s.approach(s.flights.now, l)
+	} else {
+		s.land(l)
+	}
 	if keep && len(answer) > 0 {
 		s.touch(l, answer)
 	}

@@ -28,8 +28,9 @@ const priorTokens = 256
 //	ratio  = (known tokens + prior) / (estimate of the known prefix + prior)
 //
 // Tokens of the known prefix above the estimate count as images.
-func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks float64) {
-	m, size, n := &s.match, float64(s.settings.BlockSize)*1000, float64(len(c.Blocks))
+func (s *Scheduler) measure(r *Request, sel *Selection) (tokens int64, blocks float64) {
+	c := r.chain()
+	m, size, n := &sel.match, float64(s.settings.BlockSize)*1000, float64(len(c.Blocks))
 	behind := c.Weights.Sum(c.Blocks[m.Blocks:])
 	full := float64(c.Weights.Sum(c.Blocks[:m.Blocks]) + behind)
 	if c.Weights.Kinds == nil || m.Blocks == 0 {
@@ -48,8 +49,8 @@ func (s *Scheduler) measure(r *Request, c *index.Chain) (tokens int64, blocks fl
 
 // overlap sets the overlap of a target that holds a part of the prompt. The index has
 // matched the prompt, and the lock is held.
-func (s *Scheduler) overlap(r *Request, ld *load, tokens int64, c *Candidate) {
-	m := &s.match
+func (s *Scheduler) overlap(r *Request, ld *load, sel *Selection, c *Candidate) {
+	m := &sel.match
 	c.HeldBlocks = int(m.Held[ld.slot])
 	blocks := float64(m.Tokens[ld.slot]) / float64(1000*s.settings.BlockSize)
 	if n := m.InUse[ld.slot]; n > 0 {
@@ -59,7 +60,7 @@ func (s *Scheduler) overlap(r *Request, ld *load, tokens int64, c *Candidate) {
 		return
 	}
 	c.OverlapBlocks = min(blocks, c.RequestBlocks)
-	reused := max(0, min(m.Tokens[ld.slot]/1000, tokens-1)) // the last token is always computed
+	reused := max(0, min(m.Tokens[ld.slot]/1000, sel.Tokens-1)) // the last token is always computed
 	c.OverlapTokens = reused - reused%s.page(ld)
 }
 

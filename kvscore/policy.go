@@ -1,5 +1,7 @@
 package kvscore
 
+import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
+
 // Policy chooses among the candidates of a selection.
 type Policy interface {
 	// Choose returns the position of the chosen target in s.Candidates, which is never
@@ -89,8 +91,10 @@ type Selection struct {
 	// ended, as the next turn of a conversation does.
 	continues bool
 
-	refs []TargetRef // of Select
-	tied []int       // positions, while a policy chooses
+	match index.Match // with the approximate cache models
+	looks []look      // at the exact index
+	refs  []TargetRef // of Select
+	tied  []int       // positions, while a policy chooses
 }
 
 // HomeHolds reports whether the session's home is a candidate that holds at least half as
@@ -130,7 +134,13 @@ type Candidate struct {
 	// full blocks of the engine, without the prompt's last token. Engines always compute
 	// that one.
 	OverlapTokens int64
-	// PrefillTokens are booked on the target and not yet computed.
+	// HostTokens, DiskTokens and ExternalTokens are the part of OverlapTokens that the
+	// engine must load from host memory, from disk or from external storage.
+	HostTokens, DiskTokens, ExternalTokens int64
+	// Knowledge is where the overlap comes from.
+	Knowledge Knowledge
+	// PrefillTokens are booked on the target and not yet computed. They include those of
+	// waiting requests of other clients.
 	PrefillTokens int64
 	// PromptBlocks are the prompt blocks of active requests. Shared blocks count once.
 	PromptBlocks float64
@@ -144,8 +154,9 @@ type Candidate struct {
 	// SharedBlocks are the leading RequestBlocks that an active request on the target also
 	// uses.
 	SharedBlocks float64
-	// Requests is the number of active requests.
-	Requests int
+	// Requests is the number of active requests. Foreign are those of them that other
+	// clients than the router have, as the engine reports.
+	Requests, Foreign int
 	// Unknown says that the scheduler does not know the target. The terms of its load are
 	// then the medians of the known candidates, 0 if there are none.
 	Unknown bool

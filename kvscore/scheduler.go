@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
 )
 
 // Defaults of Settings.
@@ -31,13 +32,12 @@ type Settings struct {
 }
 
 // Scheduler chooses targets and books requests on them. It keeps the load of each target,
-// and a model of its KV cache. Leases are the only way to change a load. It is safe for
-// concurrent use.
+// and a model of its KV cache. Leases are the only way to change a load; [Scheduler.ReportLoad]
+// adds the load of other clients beside it. It is safe for concurrent use.
 type Scheduler struct {
 	mu       sync.Mutex
 	settings Settings
-	index    *index.Index
-	match    index.Match // scratch of snapshot
+	index    lockedIndex
 	targets  map[Target]*load
 	slots    []*load // by slot; nil if the slot is free
 	retired  map[Target]struct{}
@@ -47,7 +47,10 @@ type Scheduler struct {
 	traffic  traffic
 	learned  float64 // logarithm of capacity/declared, over all targets
 	restored map[Target]*LearnedTarget
-	changes  uint64 // see Changes
+	exact    *exact.Index // not guarded by the lock
+	feedTable
+	flights flights
+	changes uint64 // see Changes
 
 	fallback LeastLoad // for policies that return an invalid choice
 
@@ -60,7 +63,10 @@ func NewScheduler(s Settings) *Scheduler {
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
-	sch.index = index.New(sch.settings.Memory)
+	sch.index.of = index.New(sch.settings.Memory)
+	sch.exact = exact.New(sch.settings.Memory)
+	sch.feeds = make(map[Target]*Feed)
+	sch.flights.index = index.New(flightMemory)
 	return sch
 }
 
@@ -84,6 +90,7 @@ func (s *Scheduler) Apply(settings Settings) {
 	defer s.mu.Unlock()
 	s.settings = settings.withDefaults()
 	s.index.SetMemory(s.settings.Memory)
+	s.exact.SetMemory(s.settings.Memory)
 }
 
 // Declare adds a target, or changes the capacity of its KV cache, in tokens. 0 stands for
@@ -101,7 +108,7 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 	}
 	ld := s.targets[t]
 	if ld == nil {
-		ld = &load{target: t, slot: s.freeSlot()}
+		ld = &load{target: t, slot: s.freeSlot(), feed: s.feeds[t]}
 		s.targets[t] = ld
 		s.slots[ld.slot] = ld
 	}
@@ -206,7 +213,7 @@ func (s *Scheduler) Retire(t Target) {
 func (s *Scheduler) Expire(now time.Time) int {
 	n := s.expire(now)
 	for range stepsAtOnce {
-		if !s.Step(stepWork) {
+		if !s.exact.Step(stepWork) && !s.Step(stepWork) {
 			break
 		}
 		runtime.Gosched() // others may wait for the lock
@@ -227,6 +234,7 @@ func (s *Scheduler) expire(now time.Time) int {
 		l = next
 	}
 	s.expired += uint64(n)
+	s.landDue(now)
 	return n
 }
 

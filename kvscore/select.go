@@ -10,6 +10,9 @@ import (
 // Request is what a scheduler must know of a request. It has many fields because it is all
 // that a choice depends on.
 type Request struct {
+	// Identities are a prompt of token ids for targets with a [Feed], one for each size of
+	// [Scheduler.BlockSizes].
+	Identities []Identity
 	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the
 	// same root share blocks.
 	Root uint64
@@ -89,6 +92,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	if len(among) == 0 {
 		return -1, nil
 	}
+	s.lookUp(r, sel)
 	s.mu.Lock()
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
@@ -98,7 +102,9 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 			s.policyFaults++
 		}
 	}
-	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
+	l := s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
+	sel.looks = letGo(sel.looks)
+	return bound, l
 }
 
 // choose returns the policy's choice, or the least loaded target if that is invalid. The
@@ -127,10 +133,10 @@ func (s *Selection) lists(among []TargetRef) bool {
 
 // snapshot sets the terms of a choice in sel. The lock is held.
 func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *Selection) {
-	chain := r.chain()
-	s.index.Match(&chain, &s.match)
-	sel.Tokens, sel.RequestBlocks = s.measure(r, &chain)
-	sel.Known = Known{s.match.Blocks, s.match.Known - float64(s.match.Blocks), float64(s.match.KnownTokens) / 1000, s.match.Counted}
+	s.landDue(now)
+	m := &sel.match
+	sel.Tokens, sel.RequestBlocks = s.measure(r, sel)
+	sel.Known = Known{m.Blocks, m.Known - float64(m.Blocks), float64(m.KnownTokens) / 1000, m.Counted}
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
 	if sel.NominalBlockTokens == 0 {
@@ -169,9 +175,10 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	if len(ld.due) > 0 {
 		ld.settle(now)
 	}
-	if ld.slot < len(s.match.Held) && s.match.Held[ld.slot] > 0 {
-		s.overlap(r, ld, sel.Tokens, c)
+	if ld.slot < len(sel.match.Held) && sel.match.Held[ld.slot] > 0 {
+		s.overlap(r, ld, sel, c)
 	}
+	s.overlapExact(r, ld, sel, c)
 	c.PrefillTokens = ld.prefill
 	if ld.requests > 0 {
 		c.PromptBlocks = s.promptBlocks(ld)
@@ -180,6 +187,9 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
 	c.Requests = ld.requests
 	s.predict(now, ld, c, sel)
+	if ld.foreign != nil {
+		s.addForeign(now, ld, c)
+	}
 }
 
 // assume sets the terms of unknown candidates to the medians of the others: unknown is not
@@ -227,23 +237,26 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		estimate: r.Tokens - r.OtherTokens, tokens: tokens,
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
-		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens,
+		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
 		inFlight: c.SharedBlocks > 0, queued: ld.awaiting.n > 0, predicted: c.WaitTime + c.PrefillTime,
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	s.traffic.arrived(sel)
+	s.traffic.booked(prefill)
 	ld.recent.add(now, c.PrefillTime)
 	if ld.applied != s.learned {
 		s.applyCapacity(ld)
 	}
-	s.acquire(l, r.Blocks)
+	s.acquire(l, r.Blocks, sel.match.Blocks)
+	s.takeOff(l, sel)
 	s.addLoad(l, now)
 	return l
 }
 
-// acquire makes the cache model of the lease's target hold the prompt. The lock is held.
-func (s *Scheduler) acquire(l *Lease, blocks []uint64) {
-	ref, tracked := s.index.Acquire(l.load.slot, &l.chain)
+// acquire makes the cache model of the lease's target hold the prompt, of which a number of
+// blocks was matched. The lock is held.
+func (s *Scheduler) acquire(l *Lease, blocks []uint64, matched int) {
+	ref, tracked := s.index.AcquireMatched(l.load.slot, &l.chain, matched)
 	l.ref, l.whole = ref, tracked == len(blocks)
 	if !l.whole {
 		l.untracked = l.unshared * float64(len(blocks)-tracked) / float64(len(blocks))

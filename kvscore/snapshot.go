@@ -29,7 +29,7 @@ func (w *CacheWalk) Hurry() { w.walk.Hurry() }
 func (s *Scheduler) ReadCaches(w *CacheWalk) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	more = w.walk.Next(s.index, &w.batch)
+	more = w.walk.Next(s.index.of, &w.batch)
 	w.Chains, w.Targets = w.Chains[:0], w.Targets[:0]
 	for _, c := range w.batch.Chains {
 		if c.Slot < len(s.slots) && s.slots[c.Slot] != nil {

@@ -26,6 +26,9 @@ type Stats struct {
 	ExpectedTurns, ExpectedAnswer float64
 	// IndexBytes and IndexBlocks are the size of the index in bytes and blocks.
 	IndexBytes, IndexBlocks int64
+	// ExactBytes and ExactBlocks are those of the index from events. ExactBytes includes the
+	// prompts in flight.
+	ExactBytes, ExactBlocks int64
 }
 
 // Stats returns the totals.
@@ -39,6 +42,7 @@ func (s *Scheduler) Stats() Stats {
 		Latency:     s.latency.latency(), Timings: s.latency.samples,
 		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
 		IndexBytes: s.index.Bytes(), IndexBlocks: s.index.Blocks(),
+		ExactBytes: s.exact.Bytes() + s.flights.index.Bytes(), ExactBlocks: s.exact.Distinct(),
 	}
 }
 
@@ -52,6 +56,8 @@ type Load struct {
 	PromptBlocks float64
 	OutputBlocks int64
 	CachedTokens int64
+	// Knowledge says whether requests of token ids use the engine's events.
+	Knowledge Knowledge
 	// CapacityTokens is the capacity of the cache model. The scheduler learns it from the
 	// cached tokens that the engine reports. It starts at ReportedTokens, the declared capacity.
 	CapacityTokens, ReportedTokens int64
@@ -64,6 +70,12 @@ type Load struct {
 	// first token, |observed/predicted - 1|. Predictions is their number, at most 64.
 	ErrorMedian, ErrorP90 float64
 	Predictions           int
+	// Engine is the load that the engine reported at EngineAt, which is zero if that is too
+	// long ago. Foreign is the number of requests of other clients in it. The fields above
+	// do not include them.
+	Engine   EngineLoad
+	EngineAt time.Time
+	Foreign  int
 	// PrefillRate is the predicted prefill rate for a prompt of 4096 tokens, in tokens
 	// per second. While Timings is 0, it is the pool's rate or the default.
 	PrefillRate float64
@@ -79,16 +91,20 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	}
 	ld.settle(now)
 	median, p90, n := ld.errors.quantiles()
-	return Load{
+	l := Load{
 		ReportedTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: ld.requests, PrefillTokens: ld.prefill,
-		PromptBlocks:   s.promptBlocks(ld),
-		OutputBlocks:   ld.output,
-		CachedTokens:   s.index.Used(ld.slot),
+		PromptBlocks: s.promptBlocks(ld),
+		OutputBlocks: ld.output,
+		CachedTokens: s.index.Used(ld.slot), Knowledge: s.knowledgeOf(ld),
 		CapacityTokens: ld.capacity,
 		PrefillRate:    s.rateOf(now, ld),
-	}, true
+	}
+	if f := ld.foreign; f.counts(now) {
+		l.Engine, l.EngineAt, l.Foreign = f.reported, f.at, f.rest.requests
+	}
+	return l, true
 }
 
 // rateOf returns the prefill rate of a target for prompts of a few thousand tokens, in

@@ -48,9 +48,11 @@ type traffic struct {
 	continued  float64 // share of requests that continue a conversation
 	turnTime   float64 // their predicted prefill time in milliseconds
 	answer     float64 // tokens of an answer
+	prefill    float64 // tokens of a prompt that its target lacked
 	requests   uint64
 	continuing uint64
 	answers    uint64
+	bookings   uint64
 }
 
 const (
@@ -80,6 +82,11 @@ func (t *traffic) arrived(sel *Selection) {
 		average(&t.turnTime, t.continuing, least)
 	}
 	average(&t.continued, t.requests, c)
+}
+
+func (t *traffic) booked(prefill int64) {
+	t.bookings++
+	average(&t.prefill, t.bookings, float64(prefill))
 }
 
 func (t *traffic) answeredWith(tokens int64) {

@@ -17,12 +17,19 @@ import (
 // It counts an arrival where the chain's match ended before (see [Match]), if there was a
 // match and the tracked blocks reach its end.
 func (x *Index) Acquire(slot int, c *Chain) (Ref, int) {
+	x.begin()
+	return x.AcquireMatched(slot, c, x.matched(c.Root, c.Blocks))
+}
+
+// AcquireMatched is Acquire for a chain that was just matched: matched is Match.Blocks. With -1
+// it counts no arrival.
+func (x *Index) AcquireMatched(slot int, c *Chain, matched int) (Ref, int) {
 	s := x.open(slot)
 	if s == nil {
 		return Ref{}, 0
 	}
 	x.begin()
-	ref, n := x.acquire(s, uint16(slot), c, x.matched(c.Root, c.Blocks))
+	ref, n := x.acquire(s, uint16(slot), c, matched)
 	x.settle(s)
 	return ref, n
 }

@@ -1,0 +1,330 @@
+package events
+
+import (
+	"bytes"
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+	"github.com/zeebo/xxh3"
+)
+
+// Engine is what is known of the engine behind a [Worker].
+type Engine struct {
+	// BlockTokens is the number of tokens in a block as the engine reports it; 0 is unknown.
+	// The first event of each rank counts more.
+	BlockTokens int
+	// Adapters and Salts say that the events name LoRA adapters, and the cache salt at least
+	// with a prompt's first block. Otherwise the events show whether they do.
+	Adapters, Salts bool
+	// HitsInFlight is that of [kvscore.FeedInfo].
+	HitsInFlight bool
+}
+
+// Worker records what the publishers of one worker say in the scheduler. Requests of token
+// ids then find it.
+type Worker struct {
+	seed  uint64
+	ranks []*rank
+}
+
+// NewWorker returns a worker with a number of data-parallel ranks. seed keys the hashes; it must
+// be that of the requests. Ranks beyond the scheduler's bound stay without a feed.
+func NewWorker(s *kvscore.Scheduler, seed, id uint64, ranks int, e Engine) *Worker {
+	w := &Worker{seed: seed}
+	for i := range ranks {
+		r := &rank{engine: e, feed: s.OpenFeed(kvscore.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
+		r.info = kvscore.FeedInfo{BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight}
+		w.ranks = append(w.ranks, r)
+	}
+	return w
+}
+
+// Learn replaces what is known of the engine.
+func (w *Worker) Learn(e Engine) {
+	for _, r := range w.ranks {
+		r.miss(func(r *rank) {
+			r.engine = e
+			r.info.Adapters, r.info.Salts, r.info.HitsInFlight = r.info.Adapters || e.Adapters, r.info.Salts || e.Salts, e.HitsInFlight
+			if !r.sized {
+				r.info.BlockTokens = e.BlockTokens
+			}
+		})
+	}
+}
+
+// Close forgets all that the worker's publishers said. None may speak any more.
+func (w *Worker) Close() {
+	for _, r := range w.ranks {
+		if r.feed != nil {
+			r.feed.Close()
+		}
+	}
+}
+
+// Applied counts what one rank's events did to the index.
+type Applied struct {
+	// Stored and Removed count blocks, Cleared events.
+	Stored, Removed, Cleared uint64
+	// Skipped counts events that the decoder left out, by reason. OtherSize counts those with
+	// another block size than the first. OtherRank counts batches of ranks that the router
+	// does not know, Undecoded those that were no batches.
+	Skipped                         [Reasons]uint64
+	OtherSize, OtherRank, Undecoded uint64
+	// UnknownParents and Contradictions count events whose blocks the index refused: the
+	// parent is unknown, or the name stands for another content already. NoRoom counts those
+	// that the index had no memory for.
+	UnknownParents, Contradictions, NoRoom uint64
+	// UnknownNames counts removed blocks that the index did not know.
+	UnknownNames uint64
+	// LastBatch is when the last batch came. Lag is the age of the last live one by the
+	// engine's clock at its arrival; 0 is unknown.
+	LastBatch time.Time
+	Lag       time.Duration
+	// BlockTokens is the size of the blocks; 0 is unknown.
+	BlockTokens int
+	Knowledge   kvscore.Knowledge
+	// Held are the blocks that the rank holds, by tier.
+	Held [Tiers]int64
+}
+
+// Applied returns the counts of a rank.
+func (w *Worker) Applied(rank int) Applied {
+	r := w.ranks[rank]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.did
+	a.BlockTokens, a.Knowledge = r.info.BlockTokens, r.info.Knowledge
+	if r.feed != nil {
+		for t := range a.Held {
+			a.Held[t] = r.feed.Blocks(exact.Tier(t)) //nolint:gosec // a tier
+		}
+	}
+	return a
+}
+
+// Doubt says whether the engine's reports contradict its events. Nobody relies on them then.
+func (w *Worker) Doubt(doubted bool) {
+	for _, r := range w.ranks {
+		r.miss(func(r *rank) { r.doubted = doubted })
+	}
+}
+
+// IsPartial returns whether the events of a rank name only a part of what it holds.
+func (w *Worker) IsPartial(rank int) bool { return rank < len(w.ranks) && w.ranks[rank].partial.Load() }
+
+// rank is what is known of one data-parallel rank.
+type rank struct {
+	engine Engine
+	feed   *kvscore.Feed // nil if there was no room for one
+
+	partial atomic.Bool // the feed counts as partial knowledge
+
+	mu       sync.Mutex // publishers may speak of each other's ranks
+	info     kvscore.FeedInfo
+	told     kvscore.FeedInfo // what the scheduler knows
+	sized    bool             // an event since the last reset has told the block size
+	lost     bool             // an event since the last reset could not be read
+	foreign  bool             // the publisher names a rank that the router does not know
+	doubted  bool             // the engine reports something else
+	state    State
+	complete bool
+	did      Applied
+	contents []uint64
+	stored   exact.Stored
+}
+
+// Publisher is a [Sink] for what one publisher says. Batches may name another rank than that
+// of the publisher's port.
+type Publisher struct {
+	worker  *Worker
+	rank    int
+	decoder Decoder
+	spoke   []bool // of which ranks, since the last reset
+
+	// Completed is called when the engine has cleared the cache of the publisher's rank: what
+	// follows tells all that the rank holds.
+	Completed func()
+}
+
+// Publisher returns the sink for the publisher of a rank.
+func (w *Worker) Publisher(rank int) *Publisher {
+	return &Publisher{worker: w, rank: rank, spoke: make([]bool, len(w.ranks)), Completed: func() {}}
+}
+
+// Payload records a batch.
+func (p *Publisher) Payload(_ uint64, payload []byte) {
+	now := time.Now()
+	b, err := p.decoder.Decode(payload)
+	if err != nil {
+		p.worker.ranks[p.rank].miss(func(r *rank) { r.did.Undecoded++; r.lost = true })
+		return
+	}
+	at := p.rank
+	if b.Rank >= 0 && len(p.worker.ranks) > 1 { // a single rank has its own number, whatever it is to the engine
+		at = b.Rank
+	}
+	if at >= len(p.worker.ranks) {
+		p.worker.ranks[p.rank].miss(func(r *rank) { r.did.OtherRank++ })
+		for _, r := range p.worker.ranks { // the numbers of all ranks may be shifted
+			r.miss(func(r *rank) { r.foreign = true })
+		}
+		return
+	}
+	p.spoke[at] = true
+	if p.worker.ranks[at].apply(p.worker.seed, b, now) && at == p.rank {
+		p.Completed()
+	}
+}
+
+// Reset forgets what the publisher said.
+func (p *Publisher) Reset(string) {
+	p.decoder.Reset()
+	p.spoke[p.rank] = true
+	for i, r := range p.worker.ranks {
+		if p.spoke[i] {
+			r.reset()
+			p.spoke[i] = false
+		}
+	}
+}
+
+// State records how far the publisher's stream can be relied on.
+func (p *Publisher) State(s State, complete bool) {
+	r := p.worker.ranks[p.rank]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state, r.complete = s, complete
+	if (s == Live || s == Untrusted) && !complete && r.feed != nil {
+		r.feed.Missed()
+	}
+	r.describe()
+}
+
+// miss records that the rank's events lack something.
+func (r *rank) miss(by func(*rank)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	by(r)
+	r.describe()
+}
+
+func (r *rank) reset() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sized, r.lost, r.foreign = false, false, false
+	if r.feed != nil {
+		r.feed.Reset()
+	}
+	r.describe()
+}
+
+// apply records a batch. It returns whether the engine has cleared its cache, so that its events
+// name all that the rank holds from now on.
+func (r *rank) apply(seed uint64, b *Batch, now time.Time) (cleared bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.feed == nil {
+		return false
+	}
+	for i, n := range b.Skipped {
+		r.did.Skipped[i] += uint64(n) //nolint:gosec // a count
+	}
+	r.lost = r.lost || b.Skipped[Malformed]+b.Skipped[BlockSizeMismatch]+b.Skipped[TooLarge] > 0
+	r.did.LastBatch = now
+	if b.Time > 0 && r.state == Live { // replayed batches are old
+		r.did.Lag = now.Sub(time.UnixMicro(int64(b.Time * 1e6)))
+	}
+	for i := range b.Events {
+		switch e := &b.Events[i]; e.Kind {
+		case Stored:
+			r.store(seed, e)
+		case Removed:
+			unknown := r.feed.Removed(exact.Tier(e.Tier), e.Hashes)
+			r.did.Removed += uint64(len(e.Hashes))
+			r.did.UnknownNames += uint64(unknown) //nolint:gosec // a count
+		case Cleared:
+			r.did.Cleared++
+			if cleared = true; r.state == Replaying { // it was long ago
+				r.feed.Reset()
+			} else {
+				r.feed.Cleared()
+			}
+		}
+	}
+	r.describe()
+	return cleared
+}
+
+// store records stored blocks.
+func (r *rank) store(seed uint64, e *Event) {
+	s := &r.stored
+	*s = exact.Stored{Tier: exact.Tier(e.Tier), Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}
+	if e.Tokens != nil {
+		if !r.sized && e.BlockSize != r.info.BlockTokens {
+			r.info.BlockTokens = e.BlockSize
+		}
+		r.sized = true
+		if e.BlockSize != r.info.BlockTokens {
+			r.did.OtherSize++
+			return
+		}
+		r.info.Adapters = r.info.Adapters || len(e.Adapter) > 0 && !bytes.HasPrefix(e.Adapter, []byte("lora_id:"))
+		r.info.Salts = r.info.Salts || len(e.Salt) > 0
+		if !e.HasParent || !r.engine.Salts { // else only a prompt's first block has the salt
+			s.Root = kvscore.IdentityRoot(seed, e.BlockSize, e.Adapter, e.Salt)
+		}
+		s.Blocks = r.hash(seed, e)
+	}
+	n, why := r.feed.Stored(s)
+	r.did.Stored += uint64(n) //nolint:gosec // a count
+	switch why {
+	case exact.OK:
+	case exact.UnknownParent, exact.UnknownName:
+		r.did.UnknownParents++
+	case exact.Contradiction:
+		r.did.Contradictions++
+	case exact.NoRoom, exact.Invalid:
+		r.did.NoRoom++
+	}
+}
+
+// hash returns the content hashes of an event's blocks. They are valid until the next call.
+func (r *rank) hash(seed uint64, e *Event) []uint64 {
+	list := r.contents[:0]
+	for at := 0; at < len(e.Tokens); at += e.BlockSize {
+		list = append(list, kvscore.TokenBlock(seed, e.Tokens[at:at+e.BlockSize]))
+	}
+	for i := range e.Media {
+		m := &e.Media[i]
+		var place [9]byte
+		place[0] = byte(m.Kind)
+		binary.LittleEndian.PutUint64(place[1:], uint64(m.Offset)) //nolint:gosec // any bits will do
+		list[m.Block] = xxh3.HashSeed(m.Key, list[m.Block]^xxh3.HashSeed(place[:], seed))
+	}
+	r.contents = list
+	return list
+}
+
+// describe tells the scheduler how far to rely on the events, if that has changed.
+func (r *rank) describe() {
+	info := r.info
+	info.Knowledge = kvscore.Approximate
+	switch {
+	case r.feed == nil:
+		return
+	case r.foreign, r.doubted:
+	case r.state == Live && r.complete && !r.lost && !r.feed.Incomplete():
+		info.Knowledge = kvscore.Exact
+	case r.state == Live || r.state == Untrusted:
+		info.Knowledge = kvscore.Partial
+	}
+	if info != r.told {
+		r.info, r.told = info, info
+		r.partial.Store(info.Knowledge == kvscore.Partial)
+		r.feed.Describe(info)
+	}
+}

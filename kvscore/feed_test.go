@@ -1,0 +1,236 @@
+package kvscore
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+)
+
+// fed is a scheduler with two targets. The engine of the first publishes events.
+type fed struct {
+	*Scheduler
+	t       *testing.T
+	targets []Target
+	feed    *Feed
+	now     time.Time
+}
+
+const testSeed = 7
+
+func newFed(t *testing.T, info FeedInfo) *fed {
+	f := &fed{
+		Scheduler: NewScheduler(Settings{}), t: t, targets: []Target{{Worker: 1}, {Worker: 2}},
+		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+	}
+	for _, target := range f.targets {
+		f.Declare(target, 0)
+	}
+	f.feed = f.OpenFeed(f.targets[0])
+	f.feed.Describe(info)
+	return f
+}
+
+// tokenPrompt returns a request with a number of blocks of 16 tokens, and a half one.
+func tokenPrompt(blocks int, adapter, salt string) *Request {
+	r := &Request{Root: 1, BlockTokens: 16, Tokens: int64(blocks)*16 + 8, Streamed: true}
+	ids := make([]uint32, 16)
+	for i := range blocks {
+		ids[0] = uint32(i)
+		r.Blocks = append(r.Blocks, TokenBlock(testSeed, ids))
+	}
+	r.Identities = []Identity{{
+		BlockTokens: 16, Root: IdentityRoot(testSeed, 16, adapter, salt), Blocks: r.Blocks, Adapter: adapter != "", Salted: salt != "",
+	}}
+	return r
+}
+
+// store has the engine hold the prompt's first blocks, named by their position.
+func (f *fed) store(r *Request, blocks int) {
+	f.t.Helper()
+	b := &exact.Stored{Root: r.Identities[0].Root, Blocks: r.Blocks[:blocks]}
+	for i := range blocks {
+		b.Names = append(b.Names, uint64(i)+1)
+	}
+	if n, why := f.feed.Stored(b); n != blocks {
+		f.t.Fatalf("%d blocks are recorded: outcome %d", n, why)
+	}
+}
+
+// look returns the first target's terms for the request.
+func (f *fed) look(r *Request) Candidate {
+	sel := Selection{Rand: seeded(1)}
+	f.Explain(f.now, r, f.targets, -1, new(LeastLoad), &sel)
+	return sel.Candidates[0]
+}
+
+func (f *fed) wants(r *Request, tokens int64, k Knowledge) {
+	f.t.Helper()
+	if c := f.look(r); c.OverlapTokens != tokens || c.Knowledge != k {
+		f.t.Errorf("overlap is %d tokens (%s), want %d (%s)", c.OverlapTokens, c.Knowledge, tokens, k)
+	}
+}
+
+// sent books the request on the first target.
+func (f *fed) sent(r *Request) *Lease {
+	var sel Selection
+	_, l := f.Select(f.now, r, f.targets, 0, new(LeastLoad), &sel)
+	return l
+}
+
+var exactInfo = FeedInfo{Knowledge: Exact, BlockTokens: 16, HitsInFlight: true}
+
+func TestEventsReplaceTheApproximateModel(t *testing.T) {
+	f := newFed(t, exactInfo)
+	r := tokenPrompt(10, "", "")
+	f.wants(r, 0, Exact)
+	l := f.sent(r)
+	l.FirstToken(f.now)
+	l.End(true, nil)
+	f.now = f.now.Add(flightTime) // no event has said that the engine holds it
+	f.wants(r, 0, Exact)
+	f.store(r, 6)
+	f.wants(r, 96, Exact)
+	if n := f.feed.Removed(exact.Device, []uint64{5}); n != 0 {
+		t.Errorf("%d names are unknown", n)
+	}
+	f.wants(r, 64, Exact)
+
+	f.feed.Describe(FeedInfo{})
+	f.wants(r, 160, Approximate)
+	f.feed.Describe(FeedInfo{Knowledge: Partial, BlockTokens: 16})
+	f.wants(r, 160, Approximate)
+	f.feed.Describe(exactInfo)
+	f.feed.Cleared()
+	f.wants(r, 0, Exact)
+	f.feed.Describe(FeedInfo{})
+	f.wants(r, 0, Approximate) // an engine that says so has lost its cache
+}
+
+func TestPartialKnowledgeIsALowerBound(t *testing.T) {
+	f := newFed(t, FeedInfo{Knowledge: Partial, BlockTokens: 16})
+	r := tokenPrompt(10, "", "")
+	f.store(r, 6)
+	f.wants(r, 96, Partial)
+}
+
+func TestTheLastTokenIsComputed(t *testing.T) {
+	f := newFed(t, exactInfo)
+	r := tokenPrompt(10, "", "")
+	r.Tokens = 160
+	f.store(r, 10)
+	f.wants(r, 144, Exact)
+}
+
+func TestAdaptersAndSaltsThatEventsDoNotName(t *testing.T) {
+	f := newFed(t, exactInfo)
+	for _, r := range []*Request{tokenPrompt(4, "adapter", ""), tokenPrompt(4, "", "salt")} {
+		f.wants(r, 0, Approximate)
+	}
+	named := exactInfo
+	named.Adapters, named.Salts = true, true
+	f.feed.Describe(named)
+	for _, r := range []*Request{tokenPrompt(4, "adapter", ""), tokenPrompt(4, "", "salt")} {
+		f.wants(r, 0, Exact)
+		f.store(r, 4)
+		f.wants(r, 64, Exact)
+		f.wants(tokenPrompt(4, "", ""), 0, Exact)
+		f.feed.Reset()
+	}
+	if IdentityRoot(1, 16, "ab", "c") == IdentityRoot(1, 16, "a", "bc") {
+		t.Error("adapter and salt run together")
+	}
+}
+
+func TestPromptsInFlight(t *testing.T) {
+	t.Run("until an event says so", func(t *testing.T) {
+		f := newFed(t, exactInfo)
+		r := tokenPrompt(10, "", "")
+		l := f.sent(r)
+		f.wants(r, 160, Exact)
+		f.wants(tokenPrompt(4, "", ""), 64, Exact)
+		f.now = f.now.Add(time.Minute) // it waits in the engine
+		f.wants(r, 160, Exact)
+		l.FirstToken(f.now)
+		f.now = f.now.Add(flightTime - 1)
+		f.wants(r, 160, Exact)
+		f.now = f.now.Add(1)
+		f.wants(r, 0, Exact)
+	})
+	t.Run("of an engine that reuses finished prefills only", func(t *testing.T) {
+		f := newFed(t, FeedInfo{Knowledge: Exact, BlockTokens: 16})
+		r := tokenPrompt(10, "", "")
+		l := f.sent(r)
+		f.wants(r, 0, Exact)
+		l.FirstToken(f.now)
+		f.wants(r, 160, Exact)
+		f.now = f.now.Add(flightTime)
+		f.wants(r, 0, Exact)
+	})
+	t.Run("that failed", func(t *testing.T) {
+		f := newFed(t, exactInfo)
+		r := tokenPrompt(10, "", "")
+		f.sent(r).End(false, nil)
+		f.wants(r, 0, Exact)
+		f.sent(r)
+		f.wants(r, 160, Exact)
+	})
+	t.Run("to an engine that loses its cache", func(t *testing.T) {
+		f := newFed(t, exactInfo)
+		r := tokenPrompt(10, "", "")
+		l := f.sent(r)
+		f.feed.Cleared()
+		f.wants(r, 0, Exact)
+		l.End(true, nil)
+		f.wants(r, 0, Exact)
+	})
+	t.Run("to a feed that closes", func(t *testing.T) {
+		f := newFed(t, FeedInfo{Knowledge: Exact, BlockTokens: 16})
+		r := tokenPrompt(10, "", "")
+		l := f.sent(r)
+		f.feed.Close()
+		l.FirstToken(f.now)
+		l.End(true, nil)
+		if f.flights.n != 0 {
+			t.Errorf("%d prompts are in flight", f.flights.n)
+		}
+	})
+}
+
+func TestBlockSizesOfFeeds(t *testing.T) {
+	f := newFed(t, FeedInfo{BlockTokens: 16})
+	if sizes := f.BlockSizes(); len(sizes) != 0 {
+		t.Errorf("a feed that does not count has sizes %v", sizes)
+	}
+	f.feed.Describe(exactInfo)
+	second := f.OpenFeed(f.targets[1])
+	second.Describe(FeedInfo{Knowledge: Partial, BlockTokens: 32})
+	if sizes := f.BlockSizes(); !slices.Equal(sizes, []int{16, 32}) {
+		t.Errorf("sizes %v", sizes)
+	}
+	second.Close()
+	f.feed.Close()
+	if sizes := f.BlockSizes(); len(sizes) != 0 {
+		t.Errorf("closed feeds have sizes %v", sizes)
+	}
+}
+
+func TestNumbersOfClosedFeeds(t *testing.T) {
+	f := newFed(t, exactInfo)
+	r := tokenPrompt(4, "", "")
+	f.store(r, 4)
+	f.feed.Close()
+	for i := range 10 {
+		f.feed = f.OpenFeed(f.targets[0])
+		f.feed.Describe(exactInfo)
+		f.wants(r, 0, Exact)
+		if i%2 == 0 {
+			f.store(r, 4)
+		}
+		f.feed.Close()
+	}
+	if n := len(f.numbers); n > 2 {
+		t.Errorf("%d numbers for one feed at a time", n)
+	}
+}
