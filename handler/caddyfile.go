@@ -60,6 +60,12 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			thinking_budget [on|off|auto]
 //			cache_salt [on|off|auto]
 //			sessions [on|off|auto]
+//			kv_events auto|off|<port>|<endpoint> {
+//				replay <port>|<endpoint>
+//				topic <prefix>
+//				listen [on|off]
+//			}
+//			engine_load [on|off]
 //			dynamo_instance_id <id>
 //			drain [on|off]
 //			taints <names...>
@@ -68,6 +74,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			memory <size>
 //			block_size <tokens>
 //			text_block <bytes>
+//			await_events <duration>
 //		}
 //		affinity {
 //			mode soft|hard|off
@@ -134,7 +141,7 @@ func (h *Handler) options() options {
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(Index)
 			return options{
-				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock,
+				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock, "await_events": &h.Index.AwaitEvents,
 			}.readBlock(d, "index option")
 		},
 		"affinity": func(d *caddyfile.Dispenser) error {
@@ -182,7 +189,16 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
 		"models": &w.Models, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID,
 		"priority": onOffAuto{&w.Priority}, "thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
-		"sessions": onOffAuto{&w.Sessions},
+		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad,
+		"kv_events": func(d *caddyfile.Dispenser) error {
+			w.KVEvents = new(pool.KVEventsSettings)
+			if !d.AllArgs(&w.KVEvents.Source) {
+				return d.ArgErr()
+			}
+			return options{
+				"replay": &w.KVEvents.Replay, "topic": &w.KVEvents.Topic, "listen": &w.KVEvents.Listen,
+			}.readBlock(d, "worker kv_events option")
+		},
 	}.readBlock(d, "worker option")
 }
 

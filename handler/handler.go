@@ -127,6 +127,9 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 		return err
 	}
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
+	if h.Index != nil {
+		h.prober.AwaitEvents = time.Duration(h.Index.AwaitEvents)
+	}
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
@@ -151,7 +154,7 @@ func (h *Handler) newReader() *plan.Reader {
 		MaxBody: h.MaxBody, Sessions: h.sessionRules(), InjectsUsage: h.InjectUsage,
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
-		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, TakesTokens: h.prober.TakesTokenData,
+		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return p.Settings.Load().TTL },
 		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}

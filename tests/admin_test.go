@@ -124,6 +124,7 @@ type (
 			Dial    string  `json:"dial"`
 			Overlap float64 `json:"overlap_blocks"`
 			Tokens  int64   `json:"overlap_tokens"`
+			Source  string  `json:"knowledge"`
 			Cost    float64 `json:"cost"`
 		} `json:"candidates"`
 		LeftOut []struct {

@@ -39,6 +39,7 @@ var (
 	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
 
 	descRequests = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
+	descReported = desc("worker_engine_requests", "Requests that the engine reports of the worker's rank: running or waiting. Absent if it has not reported them lately.", "pool", "worker", "dp_rank", "state")
 	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
 	descBlocks   = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
 	descCached   = desc("worker_cached_tokens", "Tokens that the cache model of the worker's rank holds.", "pool", "worker", "dp_rank")
@@ -56,8 +57,9 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descWaiters, descEnds, descIndex, descPrefills, descIncidents,
 		descSnapshotAge, descSnapshotBytes, descSnapshotErrors, descRestored,
+		descExact, descFollowed, descBehind, descLag, descGaps, descReplays, descReconnects, descRestarts, descApplied, descSkippedEvents, descHeld,
 		descHung, descAvailable, descEngine, descContrary, descWarnings,
-		descRequests, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
+		descRequests, descReported, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
 	} {
 		ch <- d
 	}
@@ -117,6 +119,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 		to.emit(descEnds, prometheus.CounterValue, float64(p.Sessions.Ended(why)), why.String())
 	}
 	to.gauge(descIndex, float64(s.IndexBytes))
+	to.gauge(descExact, float64(s.ExactBytes))
 	for _, in := range viewIncidents(&p.Incidents, t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)
 	}
@@ -158,6 +161,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	}
 	to.gauge(descWarnings, float64(len(e.Warnings)))
 	to.gauge(descHung, asNumber(w.Progress.IsHung()))
+	collectEvents(to, w, t)
 }
 
 func collectRank(to sink, l *kvscore.Load, known bool) {
@@ -169,6 +173,10 @@ func collectRank(to sink, l *kvscore.Load, known bool) {
 		return
 	}
 	to.gauge(descCapacity, float64(l.CapacityTokens))
+	if !l.EngineAt.IsZero() {
+		to.gauge(descReported, float64(l.Engine.Running), "running")
+		to.gauge(descReported, float64(l.Engine.Waiting), "waiting")
+	}
 	if l.Timings > 0 {
 		to.gauge(descSlowness, l.Slowness)
 	}

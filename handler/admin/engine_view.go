@@ -49,7 +49,7 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
-		Contradictions: slices.Sorted(maps.Values(s.Contradictions(set, info))), Warnings: p.EngineWarnings(w),
+		Contradictions: slices.Sorted(maps.Values(p.ContradictionsOf(w))), Warnings: p.EngineWarnings(w),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
@@ -102,6 +102,29 @@ type rankView struct {
 	Cache   cacheSize  `json:"cache"`
 	Prefill rateView   `json:"prefill"`
 	Latency *speedView `json:"latency"`
+	// EngineLoad is null if the engine has not reported its load lately.
+	EngineLoad *engineLoadView `json:"engine_load"`
+}
+
+// engineLoadView is the load that an engine reports of a rank.
+type engineLoadView struct {
+	Running       int    `json:"running_requests"`
+	Waiting       int    `json:"waiting_requests"`
+	WaitingTokens *int64 `json:"waiting_tokens"`
+	// Foreign is what other clients than the router have of these requests.
+	Foreign int     `json:"other_clients_requests"`
+	Age     float64 `json:"age_seconds"`
+}
+
+func viewEngineLoad(t time.Time, l *kvscore.Load) *engineLoadView {
+	if l.EngineAt.IsZero() {
+		return nil
+	}
+	v := &engineLoadView{Running: l.Engine.Running, Waiting: l.Engine.Waiting, Foreign: l.Foreign, Age: t.Sub(l.EngineAt).Seconds()}
+	if l.Engine.WaitingTokens >= 0 {
+		v.WaitingTokens = &l.Engine.WaitingTokens
+	}
+	return v
 }
 
 type rankLoad struct {
@@ -121,7 +144,7 @@ func viewRanks(p *pool.Pool, t time.Time, w *pool.Worker) []rankView {
 		l, _ := p.Scheduler.Load(t, w.Target(rank))
 		list = append(list, rankView{
 			Rank: rank, Load: viewLoad(&l),
-			Cache: viewCache(p, w, &l), Prefill: rateView{l.PrefillRate, l.Timings > 0}, Latency: viewSpeed(t, &l),
+			Cache: viewCache(p, w, &l), Prefill: rateView{l.PrefillRate, l.Timings > 0}, Latency: viewSpeed(t, &l), EngineLoad: viewEngineLoad(t, &l),
 		})
 	}
 	return list

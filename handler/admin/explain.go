@@ -71,6 +71,7 @@ type candidateView struct {
 	targetView
 	OverlapBlocks  float64 `json:"overlap_blocks"`
 	OverlapTokens  int64   `json:"overlap_tokens"`
+	Knowledge      string  `json:"knowledge"`
 	PrefillTokens  int64   `json:"prefill_tokens"`
 	PromptBlocks   float64 `json:"prompt_blocks"`
 	UnsharedBlocks float64 `json:"unshared_blocks"`
@@ -78,6 +79,7 @@ type candidateView struct {
 	RequestBlocks  float64 `json:"request_blocks"`
 	SharedBlocks   float64 `json:"shared_blocks"`
 	Requests       int     `json:"requests"`
+	Foreign        int     `json:"other_clients_requests"`
 	Cost           float64 `json:"cost"`
 	// Unknown is whether medians of the others stand for the worker's unknown load.
 	Unknown    bool    `json:"load_unknown"`
@@ -192,8 +194,8 @@ func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoic
 func viewCandidate(c *kvscore.Candidate, dial, unit string) candidateView {
 	v := candidateView{
 		targetView{c.Target.Worker, dial, c.Target.Rank},
-		c.OverlapBlocks, c.OverlapTokens, c.PrefillTokens,
-		c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Cost, c.Unknown,
+		c.OverlapBlocks, c.OverlapTokens, c.Knowledge.String(), c.PrefillTokens,
+		c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Foreign, c.Cost, c.Unknown,
 		c.Awaiting, c.WaitTime, c.PrefillTime, c.TTFT(), c.Slowness, c.RecentWork, nil, c.Factor,
 	}
 	if unit == kvscore.UnitMilliseconds {

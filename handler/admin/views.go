@@ -22,6 +22,7 @@ type poolView struct {
 	SessionBytes    int64          `json:"session_bytes"`
 	Responses       int            `json:"responses"`
 	IndexBytes      int64          `json:"index_bytes"`
+	ExactBytes      int64          `json:"exact_index_bytes"`
 	IndexBlocks     int64          `json:"index_blocks"`
 	BodyBytes       int64          `json:"request_body_bytes"`
 	Speculative     int            `json:"speculative_prefills"`
@@ -91,7 +92,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
 		Name: p.Name, Leases: s.Leases, Waiting: int(p.Queue.Length.Load()), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
-		IndexBytes: s.IndexBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Backgrounds.Count(),
+		IndexBytes: s.IndexBytes, ExactBytes: s.ExactBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Backgrounds.Count(),
 		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, set.TTL.Seconds(), set.MaxSessions, set.MaxWaiting, set.MaxWait.Seconds()},
 		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
@@ -141,6 +142,8 @@ type workerView struct {
 	Latency *speedView `json:"latency"`
 	Ranks   []rankView `json:"dp_ranks"`
 	Hits    hitsView   `json:"hits"`
+	// KVEvents are those that the router follows, one entry for each publisher.
+	KVEvents []eventsView `json:"kv_events"`
 }
 
 type modelsView struct {
@@ -213,7 +216,7 @@ func viewWorkers(p *pool.Pool, t time.Time, wanted func(*pool.Worker) bool) []wo
 			continue
 		}
 		v := viewWorker(w, t, &loads[i], proxy, set.Worker(w.Dial))
-		v.Engine, v.Ranks = viewEngine(p, w), viewRanks(p, t, w)
+		v.Engine, v.Ranks, v.KVEvents = viewEngine(p, w), viewRanks(p, t, w), viewEvents(w, t)
 		if len(v.Ranks) == 1 {
 			v.Latency = v.Ranks[0].Latency
 		}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // TestGivenTokensAreThePrompt gives requests of all forms the same token ids: they
@@ -47,6 +49,55 @@ func TestGivenTokensAreThePrompt(t *testing.T) {
 		if r.Root == want.Root {
 			t.Errorf("%s: another salt has the same root", v.body)
 		}
+	}
+}
+
+// TestChains has prompts of token ids in blocks of further sizes.
+func TestChains(t *testing.T) {
+	const ids = "1, 22,333 ,4444,55555,666666,7777777,88888888,4294967295,10"
+	o := testOptions
+	o.Sizes = []int{1, 4, 7, 16}
+	parse := func(path, body string) *Request {
+		t.Helper()
+		r, err := Parse(For(path), []byte(body), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	r := parse("/v1/completions", `{"prompt":[`+ids+`]}`)
+	given := parse("/v1/completions", `{"prompt":"x"}`)
+	if len(given.Chains) != 0 || !given.Give([]byte("["+ids+"]"), o) {
+		t.Fatalf("text has %d chains, or takes no ids", len(given.Chains))
+	}
+	var tokens []uint32
+	for _, id := range strings.Split(ids, ",") {
+		n, _ := strconv.ParseUint(strings.TrimSpace(id), 10, 32)
+		tokens = append(tokens, uint32(n))
+	}
+	for i, size := range o.Sizes {
+		var want []uint64
+		for at := 0; at+size <= len(tokens); at += size {
+			want = append(want, kvscore.TokenBlock(o.Seed, tokens[at:at+size]))
+		}
+		for _, r := range []*Request{r, given} {
+			if c := r.Chains[i]; c.BlockSize != size || !slices.Equal(c.Blocks, want) {
+				t.Errorf("blocks of %d: %x of %d, want %x", size, c.Blocks, c.BlockSize, want)
+			}
+		}
+	}
+	for path, body := range map[string]string{
+		"/generate":              `{"input_ids":[` + ids + `],"image_data":"x"}`,
+		"/inference/v1/generate": `{"token_ids":[` + ids + `],"features":{"mm_hashes":{}}}`,
+		"/v1/completions":        `{"prompt":[` + ids + `],"extra_key":"x"}`,
+		"/v1/chat/completions":   `{"messages":[{"role":"user","content":"hi"}]}`,
+	} {
+		if r := parse(path, body); len(r.Chains) != 0 {
+			t.Errorf("%s has %d chains", body, len(r.Chains))
+		}
+	}
+	if r := parse("/v1/chat/completions", `{"messages":[],"input_ids":[`+ids+`]}`); len(r.Chains) != len(o.Sizes) {
+		t.Errorf("input_ids have %d chains", len(r.Chains))
 	}
 }
 

@@ -154,6 +154,32 @@ func (p *parse) tokenLists(v rawjson.Span) {
 	r.Kind, r.Tokens, r.prompts = Tokens, sum, n
 }
 
+// chains divides a valid list of token ids into blocks of each of Options.Sizes.
+func (p *parse) chains(v rawjson.Span) {
+	p.req.Chains = nil
+	for _, size := range p.opt.Sizes {
+		c := Chain{BlockSize: size, Blocks: p.req.Blocks}
+		if size != p.opt.BlockSize {
+			c.Blocks = p.blocksOf(v, size)
+		}
+		p.req.Chains = append(p.req.Chains, c)
+	}
+}
+
+// blocksOf divides a valid list of token ids into blocks of a size.
+func (p *parse) blocksOf(v rawjson.Span, size int) []uint64 {
+	b, block := p.body, make([]byte, 4*size)
+	h := idHasher{seed: p.opt.Seed, blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
+	for i := v.Start + 1; ; i++ {
+		i, _ = h.run(block, b, i)
+		id, end := readID(b, i)
+		h.put(block, id)
+		if i = end; b[i] == ']' {
+			return h.blocks
+		}
+	}
+}
+
 // tokens reads one list of token ids, and with hash makes the request's blocks
 // of them. It is not ok if the list is empty or has something else than u32s.
 func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
@@ -188,6 +214,7 @@ func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
 			if hash {
 				p.req.Blocks, p.req.Past = h.blocks, float32(h.fill)/float32(size)
 				p.req.tail = slices.Clone(block[:h.fill])
+				p.chains(v)
 			}
 			return n, true
 		default:

@@ -82,6 +82,9 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 		return false
 	}
 	r.Kind, r.Tokens, r.First, r.block = Tokens, n, n, p.opt.BlockSize
+	if r.variant != 0 {
+		r.Chains = nil
+	}
 	r.Bytes, r.Media, r.MediaTokens, r.prompts, r.ids, r.steady = 0, 0, 0, 1, rawjson.Span{}, false
 	r.Root = r.root()
 	return true

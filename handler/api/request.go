@@ -16,6 +16,9 @@ type Options struct {
 	// BlockSize is the size of a block of tokens, in tokens, at most 4096. It
 	// must be the engines'. Default: 16.
 	BlockSize int
+	// Sizes are further sizes of blocks of tokens, for Request.Chains. BlockSize may be
+	// among them.
+	Sizes []int
 	// Seed keys all hashes: of text, of token ids and of the root. Draw one for
 	// the process, and keep it secret.
 	Seed uint64
@@ -48,6 +51,12 @@ func (r *Request) AnswerObject() string {
 		return r.API.traits().chunk
 	}
 	return r.API.traits().object
+}
+
+// Chain is a prompt of token ids in blocks of one size.
+type Chain struct {
+	BlockSize int
+	Blocks    []uint64 // content hashes of the full blocks, in order
 }
 
 // Kind is what a prompt's blocks are made of.
@@ -104,6 +113,10 @@ type Request struct {
 	// Options.TextBlock bytes or Options.BlockSize tokens each. For a batch
 	// they are those of the first prompt.
 	Blocks []uint64
+	// Chains are the full blocks of a (first) prompt of token ids in each of Options.Sizes.
+	// There are none if the request has media, or a member that selects a part of the
+	// cache. Tokens alone then do not identify what the engine caches.
+	Chains []Chain
 	// Bytes is the length of the canonical text, in bytes, summed over a
 	// batch. It is 0 if Kind is not Text.
 	Bytes int64
@@ -221,7 +234,11 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 		r.Kind, r.Blocks, r.Bytes, r.Tokens = None, nil, 0, 0
 	}
 	// Media take places among the ids; embeddings and other ids precede them.
-	r.blended = p.opaque || r.Media > 0 || p.beside(nil) > 0 || p.ids.HasContent(body)
+	mixed := p.opaque || r.Media > 0 || p.beside(nil) > 0
+	r.blended = mixed || p.ids.HasContent(body)
+	if mixed || r.variant != 0 || r.Kind != Tokens {
+		r.Chains = nil
+	}
 	if r.Kind == Text {
 		r.Blocks, r.Past, r.First = p.hash.blocks, p.hash.past(), p.hash.written()
 		r.rest = p.hash

@@ -78,12 +78,15 @@ func readModels(body []byte) *pool.ModelList {
 	if !gjson.ValidBytes(body) || !data.IsArray() {
 		return nil
 	}
-	list := &pool.ModelList{IDs: make(map[string]bool)}
+	list := &pool.ModelList{IDs: make(map[string]bool), Adapters: make(map[string]bool)}
 	data.ForEach(func(_, entry gjson.Result) bool {
 		id := entry.Get("id")
 		if id.Type == gjson.String && id.Str != "" && !list.IDs[id.Str] {
 			list.IDs[id.Str] = true
 			list.Entries = append(list.Entries, pool.ModelEntry{ID: id.Str, Raw: entry.Raw})
+			if parent := entry.Get("parent").Str; parent != "" && parent != id.Str {
+				list.Adapters[id.Str] = true
+			}
 		}
 		return len(list.Entries) < maxModels
 	})

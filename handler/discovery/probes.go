@@ -25,6 +25,8 @@ const (
 	probeTimeout = 2 * time.Second
 	// firstWait is how long after the start requests may wait for the first probes.
 	firstWait = 500 * time.Millisecond
+	// eventsTick is the time between two looks at the state of KV events.
+	eventsTick = 10 * time.Millisecond
 	// soonest is the least time between two questions that clients' requests cause.
 	soonest = 500 * time.Millisecond
 )
@@ -37,6 +39,10 @@ type Prober struct {
 	config *pool.SharedSettings // identifies the configuration
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
+
+	// AwaitEvents is how long after the start requests may wait until the router knows what
+	// the engines hold. It is set before Start.
+	AwaitEvents time.Duration
 
 	caller pool.Caller
 	id     uint64 // unique in the pool
@@ -72,7 +78,9 @@ func (p *Prober) run() {
 		if !slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() }) {
 			admit()
 		}
+		began := time.Now()
 		p.firstProbes(ctx)
+		p.awaitEvents(ctx, began.Add(p.AwaitEvents))
 		admit()
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
@@ -81,6 +89,7 @@ func (p *Prober) run() {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
+				p.askLoads(ctx)
 			case <-p.wanted:
 			}
 			p.probeDue(ctx)
@@ -121,7 +130,20 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	}
 }
 
-// Await waits for the first probes right after the start.
+// awaitEvents waits until the router knows what the engines' KV events have told so far.
+func (p *Prober) awaitEvents(ctx context.Context, deadline time.Time) {
+	ready := pool.EventsReady(p.own())
+	for !ready && time.Now().Before(deadline) && ctx.Err() == nil {
+		time.Sleep(eventsTick)
+		ready = pool.EventsReady(p.own())
+	}
+	if !ready && p.AwaitEvents > 0 {
+		p.logger.Warn("requests no longer wait for the engines' KV events: index await_events is over")
+	}
+}
+
+// Await waits for the first probes right after the start, and for the KV events if the
+// configuration says so.
 func (p *Prober) Await(ctx context.Context) {
 	select {
 	case <-p.first:
@@ -213,6 +235,7 @@ func (p *Prober) probeDue(ctx context.Context) {
 // serves and, if that is due, what it is. It returns whether it asked the latter.
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
+	defer p.pool.Follow(w)
 	w.Caller.Store(&p.caller)
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()

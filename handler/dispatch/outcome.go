@@ -134,7 +134,10 @@ func (o *delivery) verify(cached int64) {
 	if a.prompt.tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
 		return
 	}
-	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks}
+	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks, Knowledge: a.terms.Knowledge}
+	if ids := d.plan.Score.Identities; len(ids) > 0 {
+		predicted.Adapter, predicted.Salted = ids[0].Adapter, ids[0].Salted
+	}
 	if d.plan.API.Work() == api.Generate {
 		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
 	}

@@ -169,7 +169,8 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	}
 	a, p := d.attempt, d.plan
 	ranks := a.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && d.backed.id == "" {
+	reports := len(p.Score.Identities) > 0 && a.Worker.WantsReport(a.Target)
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && d.backed.id == "" && !reports {
 		return req, as
 	}
 	var edit *api.Editor
@@ -179,7 +180,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	e := d.Pool.EngineOf(a.Worker)
 	say := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: d.backed.id,
+		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: d.backed.id, ReportCache: reports,
 	}
 	if p.API != nil {
 		say.API = p.API.Name()

@@ -33,6 +33,9 @@ type Request struct {
 	Ranks int
 	// GiveTokens replaces the body's prompt by the ids of token_data.
 	GiveTokens bool
+	// ReportCache has the engine announce in its KV events the whole prefix that it has
+	// cached, if the engine is known to understand that.
+	ReportCache bool
 }
 
 // Settings are what an operator says of an engine that may not report it.

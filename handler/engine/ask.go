@@ -46,6 +46,8 @@ type Info struct { // one member for each fact
 	// NoSessions says that the engine holds no sessions, or only such that the router
 	// cannot use.
 	NoSessions bool
+	// KVEvents says where it publishes its KV events.
+	KVEvents KVEvents
 	// Started is when the server's process started.
 	Started time.Time
 	// Life changes with each start of the server. It is empty if the server reports
@@ -69,6 +71,7 @@ func (t Info) Or(before Info) Info {
 	t.KVTokens, t.BlockSize = cmp.Or(t.KVTokens, before.KVTokens), cmp.Or(t.BlockSize, before.BlockSize)
 	t.DPSize, t.MaxRunning = cmp.Or(t.DPSize, before.DPSize), cmp.Or(t.MaxRunning, before.MaxRunning)
 	t.ContextTokens = cmp.Or(t.ContextTokens, before.ContextTokens)
+	t.KVEvents = cmp.Or(t.KVEvents, before.KVEvents)
 	if t.Started.IsZero() {
 		t.Started = before.Started
 	}

@@ -49,8 +49,14 @@ type kind struct { // one field for each difference
 	sessions *sessions
 	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.
 	tokenize func(*Question, Post) []byte
+	// loads are the pages on which the engine reports its load. nil: nowhere.
+	loads []loadPage
 	// omitsZeroCached: answers omit a count of 0 cached tokens.
 	omitsZeroCached bool
+	// namesAll: KV events name the adapter and the salt of a prompt in all versions.
+	namesAll bool
+	// hitsLate: the engine reuses no block of a prefill that is still under way.
+	hitsLate bool
 	// readsNVExt: the engine is a router, which gets nvext and acts on it itself.
 	readsNVExt bool
 }

@@ -45,6 +45,30 @@ var sites = []struct {
 		Type: VLLM, Version: "0.32.0+cpu", KVTokens: 9568, BlockSize: 32, DPSize: 2, ContextTokens: 8192,
 		Started: time.UnixMilli(1763725630250), Life: "1763725630250",
 	}},
+	{"vLLM with events of two ranks", site{
+		pathModels:   `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathKVEvents: `{"0":{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:6557","topic":"t"},"1":{"endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:6558","topic":"t"}}`,
+	}, Info{Type: VLLM, KVEvents: KVEvents{Endpoint: "tcp://*:5557", Replay: "tcp://*:6557", Topic: "t", Publishers: 2}}},
+	{"vLLM with one rank of several, and no replay", site{
+		pathModels:   `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathKVEvents: `{"3":{"endpoint":"tcp://127.0.0.1:5560","replay_endpoint":null,"topic":""}}`,
+	}, Info{Type: VLLM, KVEvents: KVEvents{Endpoint: "tcp://127.0.0.1:5560", Publishers: 1}}},
+	{"vLLM with events at odd ports", site{
+		pathModels:   `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathKVEvents: `{"0":{"endpoint":"tcp://*:5557"},"1":{"endpoint":"tcp://*:5559"},"x":{"endpoint":"tcp://*:1"},"2":7}`,
+	}, Info{Type: VLLM}},
+	{"SGLang with events", site{
+		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"max_total_num_tokens":100000,"dp_size":2,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv","block_size":16,"dp_size":2}}`,
+	}, Info{Type: SGLang, KVTokens: 100000, DPSize: 2, KVEvents: KVEvents{Endpoint: "tcp://*:5557", Topic: "kv", Publishers: 2}}},
+	{"SGLang with events and replays at another address", site{
+		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"max_total_num_tokens":100000,"kv_events":{"publisher":"zmq","endpoint_host":"::","endpoint_port_base":5557,"replay_endpoint_port_base":6557}}`,
+	}, Info{Type: SGLang, KVTokens: 100000, KVEvents: KVEvents{Endpoint: "tcp://[::]:5557", Replay: "tcp://*:6557", Publishers: 1}}},
+	{"SGLang without events", site{
+		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"max_total_num_tokens":100000,"kv_events":{"publisher":"null","endpoint_port_base":5557}}`,
+	}, Info{Type: SGLang, KVTokens: 100000}},
 	{"vLLM that is older, and behind a key", site{
 		pathModels: "!401", pathVersion: `{"version":"0.8.5"}`,
 		pathMetrics: "# HELP x\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"573\",enable_prefix_caching=\"False\"} 1.0\n",

@@ -21,6 +21,7 @@ var llamaCpp = kind{
 	steers:   []steering{{"id_slot", nvext.Pins, nil}},
 	adapt:    (*fit).toLlamaCpp,
 	tokenize: (*Question).askLlamaCpp,
+	loads:    llamaCppLoads,
 }
 
 func (s *server) isLlamaCpp() bool {

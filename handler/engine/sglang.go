@@ -14,7 +14,8 @@ import (
 // SGLang is SGLang's server.
 const SGLang = "sglang"
 
-// sglang isolates the prompts of /generate by salt, too.
+// sglang isolates the prompts of /generate by salt, too. A prompt enters its cache when its
+// prefill is over.
 var sglang = kind{
 	name: SGLang, owner: "sglang", shows: (*server).isSGLang, read: (*server).readSGLang,
 	takesRank: func(Info) bool { return true },
@@ -30,7 +31,9 @@ var sglang = kind{
 	adapt:           (*fit).toSGLang,
 	sessions:        &sglangHeld,
 	tokenize:        (*Question).askSGLang,
+	loads:           sglangLoads,
 	omitsZeroCached: true,
+	hitsLate:        true,
 }
 
 const nameRetention, nameExtraKey = "retention_seconds", "extra_key"
@@ -75,6 +78,7 @@ func (s *server) readSGLang(to *Info) {
 	} else {
 		to.NoSessions = to.Version != "" && before(to.Version, 0, 5, 9)
 	}
+	readSGLangEvents(info, &to.KVEvents)
 	// SGLang does not report when it started. It draws a seed at its start, and the
 	// cache's size depends on the free memory at that time.
 	if seed := info.Get("random_seed"); seed.Type == gjson.Number {

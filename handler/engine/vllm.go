@@ -26,8 +26,11 @@ var vllm = kind{
 	},
 	tokens:   map[string]string{api.NameTokens: "token_ids"},
 	steers:   prioritySteering,
+	always:   (*fit).reportCache,
+	namesAll: true,
 	adapt:    (*fit).toVLLM,
 	tokenize: (*Question).askVLLM,
+	loads:    vllmLoads,
 }
 
 // maxVLLMSalt is the longest salt that vLLM accepts, in characters.
@@ -51,6 +54,7 @@ func (s *server) readVLLM(info *Info) {
 	if status, page := s.ask(pathMetrics); status == 200 {
 		readVLLMMetrics(page, info)
 	}
+	s.readVLLMEvents(&info.KVEvents)
 	if info.KVTokens < info.ContextTokens/leastContexts {
 		info.KVTokens = 0
 	}
@@ -115,6 +119,20 @@ func ranksOf(names map[string]bool) int {
 		}
 	}
 	return len(names)
+}
+
+// reportCache has vLLM announce the whole cached prefix in its KV events, not only what it
+// stores anew. Other versions refuse or ignore that.
+func (f *fit) reportCache() {
+	if !f.ReportCache || f.Body == nil || f.Info.Version == "" || before(f.Info.Version, 0, 32, 0) || !f.on(api.NameChat, api.NameCompletions) {
+		return
+	}
+	const mode = "kv_cache_report_mode"
+	if args, isObject := f.Body.Object("vllm_xargs"); isObject && args.Value(mode) == nil {
+		args.Set(mode, []byte(`"full"`))
+	} else if isNull(f.Body.Value("vllm_xargs")) {
+		f.Body.Set("vllm_xargs", []byte(`{"`+mode+`":"full"}`))
+	}
 }
 
 // toVLLM sets vLLM's own members. A lower priority is earlier. vLLM refuses

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -10,9 +11,10 @@ import (
 )
 
 // identify fills in the scheduler's view of the prompt.
-func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios) {
+func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(model string) (string, bool)) {
 	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream, req.SkipsCache
+	score.Identities = nil
 	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = index.Weights{}, 0, 0, 0 // withTokens identifies again
 	if req.API.Work() == api.Count {
 		score.Tokens = 0 // nothing is computed: any worker can do it
@@ -21,6 +23,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios) {
 	switch req.Kind {
 	case api.Tokens:
 		score.BlockTokens, score.Tokens = float64(opts.BlockSize), req.Tokens
+		score.Identities = identities(req, opts.Seed, adapter)
 	case api.Text:
 		score.Weights = ratios.Weights(req.Model, size)
 		score.NominalBlockTokens = float64(size) / kvscore.DefaultBytesPerToken
@@ -33,6 +36,26 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios) {
 		return
 	}
 	score.Root, score.Blocks, score.Past, p.TextBlock = req.Root, req.Blocks, req.Past, size
+}
+
+// identities returns a prompt of token ids as the engines' KV events name it. adapterOf
+// is Reader.Adapter.
+func identities(req *api.Request, seed uint64, adapterOf func(model string) (string, bool)) []kvscore.Identity {
+	if len(req.Chains) == 0 {
+		return nil
+	}
+	adapter, known := adapterOf(req.Model)
+	if adapter = cmp.Or(req.LoRA, adapter); adapter == "" && !known {
+		return nil
+	}
+	list := make([]kvscore.Identity, 0, len(req.Chains))
+	for _, c := range req.Chains {
+		list = append(list, kvscore.Identity{
+			BlockTokens: c.BlockSize, Root: kvscore.IdentityRoot(seed, c.BlockSize, adapter, req.Salt), Blocks: c.Blocks,
+			Adapter: adapter != "", Salted: req.Salt != "",
+		})
+	}
+	return list
 }
 
 // honour passes the client's wishes to the scheduler.
@@ -88,7 +111,7 @@ func (rd *Reader) WithTokens(of *Plan, ids []byte) *Plan {
 		return nil
 	}
 	p.Request, p.Body = &req, nil
-	p.identify(opts, rd.Ratios)
+	p.identify(opts, rd.Ratios, rd.Adapter)
 	return &p
 }
 

@@ -19,7 +19,7 @@ func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) *Plan {
 		t.Fatal(err)
 	}
 	p := &Plan{Request: req}
-	p.identify(opts, ratios)
+	p.identify(opts, ratios, nil)
 	return p
 }
 

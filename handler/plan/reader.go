@@ -32,9 +32,10 @@ type Reader struct {
 	Memory      *body.Memory
 	Ratios      *kvscore.Ratios
 	Hashing     func() api.Options
-	TakesTokens func(api string) bool // all engines take nvext.token_data in the API
-	TTL         func() time.Duration  // of a session's binding
-	Waiting     func() uint64         // requests in the queue
+	Adapter     func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
+	TakesTokens func(api string) bool                        // all engines take nvext.token_data in the API
+	TTL         func() time.Duration                         // of a session's binding
+	Waiting     func() uint64                                // requests in the queue
 }
 
 // Read makes the plan of a request. An error leaves the request with its body.
@@ -223,7 +224,7 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	if rd.InjectsUsage {
 		p.AskUsage, p.AsksUsage = req.AskUsage(data)
 	}
-	p.identify(p.hashing, rd.Ratios)
+	p.identify(p.hashing, rd.Ratios, rd.Adapter)
 	return nil
 }
 

@@ -190,9 +190,14 @@ func (p *Pool) setInfo(w *Worker, info *engine.Info) bool {
 	return true
 }
 
+// isIdle returns whether the pool is idle.
+func (p *Pool) isIdle(t time.Time) bool {
+	return t.Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
+}
+
 // ModelsInterval returns the least time between two questions to a worker about its models.
 func (p *Pool) ModelsInterval(w *Worker) time.Duration {
-	if time.Now().Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second) {
+	if p.isIdle(time.Now()) {
 		return askedLess
 	}
 	if n := w.Refusals.Load(); n > 0 {
@@ -260,11 +265,19 @@ func (s *Settings) Contradictions(set WorkerSettings, info engine.Info) map[stri
 	return list
 }
 
+// ContradictionsOf returns the options of a worker that its engine's info or KV events
+// contradict, and how.
+func (p *Pool) ContradictionsOf(w *Worker) map[string]string {
+	s := p.Settings.Load()
+	list := s.Contradictions(s.Worker(w.Dial), w.Engine.Info())
+	w.eventContradictions(s, list)
+	return list
+}
+
 // contradict logs each contradiction between a worker's engine and the configuration once,
 // and its end. The configuration counts.
 func (p *Pool) contradict(w *Worker) {
-	s := p.Settings.Load()
-	list := s.Contradictions(s.Worker(w.Dial), w.Engine.Info())
+	list := p.ContradictionsOf(w)
 	w.Engine.mu.Lock()
 	before := w.Engine.warned
 	w.Engine.warned = list
@@ -316,7 +329,7 @@ func (p *Pool) AgreeOnBlocks() {
 	old := p.Settings.Load()
 	size := 0
 	for _, w := range p.Workers {
-		n := w.Engine.Info().BlockSize
+		n := w.blockSize()
 		if n == 0 || n > maxAdopted || !p.IsUpstream(old, w) {
 			continue
 		}

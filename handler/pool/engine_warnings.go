@@ -20,6 +20,9 @@ type EngineWarning struct {
 const (
 	warnPrefixCache  = "prefix caching is off"
 	warnCachedTokens = "answers carry no cached-token counts"
+	warnDoubted      = "KV events contradict what the engine reports"
+	warnUnfollowed   = "the router cannot follow the engine's KV events"
+	warnNoLoad       = "engine_load is on, and the engine reports no load"
 	warnNoLimit      = "max_running is auto, and the engine reports no limit"
 )
 
@@ -58,6 +61,15 @@ func (p *Pool) EngineWarnings(w *Worker) []EngineWarning {
 			warnCachedTokens, "hit ratios are unknown, and the router cannot correct its cache model",
 			cmp.Or(cachedTokensFlags[kind], "have the engine report usage.prompt_tokens_details.cached_tokens"),
 		})
+	}
+	if cause := p.doubtedCause(w); cause != "" {
+		list = append(list, EngineWarning{warnDoubted, "the router uses its approximate cache model for an hour", "likely cause: " + cause})
+	}
+	if _, why := w.Following(); why != nil {
+		list = append(list, EngineWarning{warnUnfollowed, "the router knows only what it has sent to the engine", why.Error()})
+	}
+	if advice := p.lacksLoad(w, kind); advice != "" {
+		list = append(list, EngineWarning{warnNoLoad, "the router does not see what other clients send to the engine", advice})
 	}
 	if (info.Type != "" || kind == engine.Other) && info.MaxRunning == 0 && p.Settings.Load().Worker(w.Dial).MaxRunning == LimitAuto {
 		list = append(list, EngineWarning{

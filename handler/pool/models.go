@@ -18,8 +18,10 @@ const MaxModelList = 1 << 20
 
 // ModelList is a worker's own list of its models.
 type ModelList struct {
-	IDs     map[string]bool
-	Entries []ModelEntry // in its order
+	IDs map[string]bool
+	// Adapters are those of IDs that are LoRA adapters of another model.
+	Adapters map[string]bool
+	Entries  []ModelEntry // in its order
 }
 
 // ModelEntry is a model's id, and its JSON in the list.
@@ -97,6 +99,35 @@ func (p *Pool) ModelsBeside(answers *Worker, workers []*Worker) iter.Seq2[string
 			}
 		}
 	}
+}
+
+// Adapter returns the name of the LoRA adapter that a model's name stands for in any worker's
+// list, or for SGLang in the form base:adapter. It is empty if there is none. It is unknown if
+// workers have lists and none has the model: engines load adapters without listing them.
+func (p *Pool) Adapter(model string) (name string, known bool) {
+	if model == "" {
+		return "", true
+	}
+	known = true
+	p.Mu.RLock()
+	defer p.Mu.RUnlock()
+	base, adapter, isPair := strings.Cut(model, ":")
+	for _, w := range p.Workers {
+		list := w.Models.Load()
+		if list == nil {
+			continue
+		}
+		switch {
+		case list.Adapters[model]:
+			return model, true
+		case list.has(model):
+			return "", true
+		case isPair && adapter != "" && list.has(base):
+			return adapter, true
+		}
+		known = false
+	}
+	return "", known
 }
 
 // maxBoundModels bounds the models that boundModels remembers.

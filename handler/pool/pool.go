@@ -4,6 +4,7 @@
 package pool
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -54,6 +55,9 @@ type Pool struct {
 
 	scratches sync.Pool // of *Scratch
 	stop      chan struct{}
+	following sync.WaitGroup // of KV events
+	life      context.Context
+	endLife   context.CancelFunc
 }
 
 // members are the workers of a pool.
@@ -102,6 +106,7 @@ func New(name string, s *Settings) (*Pool, error) {
 		conversations: conversations{Secret: affinity.NewSecret()},
 		stop:          make(chan struct{}),
 	}
+	p.life, p.endLife = context.WithCancel(context.Background())
 	var err error
 	if p.Sessions, err = newSessions(s.MaxSessions, p.bindingEnded); err != nil {
 		return nil, err
@@ -133,6 +138,8 @@ func (p *Pool) Destruct() error {
 		p.closeAll()
 	}
 	close(p.stop)
+	p.endLife()
+	p.following.Wait()
 	p.endSnapshots()
 	return p.Sessions.Close()
 }
@@ -163,6 +170,7 @@ func (p *Pool) Apply(s *Settings) bool {
 		p.Queue.reviewAll()
 		for _, w := range p.All() {
 			p.warnOfEngine(w)
+			p.Follow(w)
 		}
 	}()
 	p.Mu.Lock()
@@ -215,6 +223,9 @@ func (p *Pool) maintain() {
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
 			p.forget(t)
+			for _, w := range p.All() {
+				p.rely(t, w)
+			}
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
 			}

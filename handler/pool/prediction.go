@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Prediction is how much of a prompt a worker's cache model had when the attempt was booked.
@@ -12,6 +14,9 @@ type Prediction struct {
 	Prompt uint64    // identifies the prompt
 	Tokens int64
 	Shared float64 // blocks among them that the worker was still computing
+	// Knowledge is where Tokens come from. Adapter and Salted say what the prompt has.
+	Knowledge       kvscore.Knowledge
+	Adapter, Salted bool
 }
 
 // Verify compares a prediction with what the engine reports, in tokens. It clears the
@@ -20,6 +25,10 @@ func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
 	predicted := of.Tokens
 	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 {
 		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
+	}
+	if of.Knowledge != kvscore.Approximate {
+		p.verifyEvents(w, of, reported)
+		return
 	}
 	if reported*4 < predicted*3 { // some engines reuse no block that they still compute
 		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))

@@ -120,6 +120,11 @@ func (p *Pool) clear(w *Worker, why string) {
 		p.Scheduler.Clear(w.Target(rank))
 	}
 	w.cacheCheck.reset(t)
+	if why != clearedMismatch {
+		w.eventsCheck.reset()
+		w.events.doubt(false)
+		w.events.resync()
+	}
 	if cached == 0 {
 		return // there was nothing to lose
 	}

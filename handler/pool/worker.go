@@ -29,6 +29,8 @@ type Worker struct {
 	Engine   engineState
 	Caller   atomic.Pointer[Caller] // of the configuration that last probed it; nil before
 	Progress progress
+	events   subscription
+	loads    loadReports
 	cache
 	probes
 }
@@ -41,8 +43,9 @@ type models struct {
 
 // cache compares what a worker's cache model predicts with what the engine reports.
 type cache struct {
-	cacheCheck cacheCheck
-	Hits       hitSums
+	cacheCheck  cacheCheck
+	eventsCheck eventsCheck
+	Hits        hitSums
 }
 
 // probes is what discovery has asked a worker.

@@ -76,6 +76,14 @@ type WorkerSettings struct { // one field for each option
 	// `session_params` there; others lose the context without an error. Default: `auto`.
 	Sessions string `json:"sessions,omitempty"`
 
+	// Where the worker publishes the events of its KV cache. Default: what the engine reports.
+	KVEvents *KVEventsSettings `json:"kv_events,omitempty"`
+
+	// Whether the router asks the engine for its load about once a second. It then sees what
+	// other clients send to the engine, such as a second router. vLLM and SGLang report their
+	// load, llama.cpp with `--metrics`. The router needs no answer. Default: `false`.
+	EngineLoad *bool `json:"engine_load,omitempty"`
+
 	// The instance behind a Dynamo frontend that serves the requests which are pinned to
 	// this worker. In JSON it is a string, because Caddy rounds large numbers.
 	// Default: none, and the frontend chooses.
@@ -119,6 +127,9 @@ func (w *WorkerSettings) check() error {
 		return fmt.Errorf("id: must be unique, so worker %s cannot have one, got %d", AllWorkers, w.ID)
 	case w.Dial == AllWorkers && w.DynamoInstanceID != 0:
 		return fmt.Errorf("dynamo_instance_id: must be unique, so worker %s cannot have one, got %d", AllWorkers, w.DynamoInstanceID)
+	}
+	if err := w.KVEvents.check(w.Dial == AllWorkers); err != nil {
+		return err
 	}
 	for _, taint := range w.Taints {
 		if taint == "" || len(taint) > nvext.MaxName {

@@ -119,6 +119,7 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.Workers, dial)
+		w.unfollow()
 		p.loseSessions(w, true) // a turn must not go to another worker that gets the id
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
@@ -205,6 +206,7 @@ func (p *Pool) Drop(w *Worker) bool {
 	}
 	p.retireRanks(w, 0, w.Ranks())
 	delete(p.Workers, w.Dial)
+	w.unfollow()
 	p.forgetCounts(w)
 	return true
 }

@@ -1,0 +1,135 @@
+package admin
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// eventsView is what the router follows of one publisher of KV events.
+type eventsView struct {
+	Rank     int    `json:"dp_rank"`
+	Endpoint string `json:"endpoint"`
+	Replay   string `json:"replay_endpoint"`
+	Listens  bool   `json:"router_listens"`
+	// State is that of the stream. Complete says that the router knows all that the rank
+	// holds. Knowledge is what requests of token ids use.
+	State     string  `json:"state"`
+	Complete  bool    `json:"complete"`
+	Knowledge string  `json:"knowledge"`
+	Connected bool    `json:"connected"`
+	Error     *string `json:"error"`
+	// Sequence is the number of the last batch; null before the first.
+	Sequence  *uint64  `json:"sequence"`
+	LastBatch *float64 `json:"last_batch_seconds_ago"`
+	// Lag is the age of the last batch at its arrival, by the engine's clock.
+	Lag        *float64 `json:"lag_seconds"`
+	Gaps       uint64   `json:"gaps"`
+	Replays    uint64   `json:"replays"`
+	Reconnects uint64   `json:"reconnects"`
+	Restarts   uint64   `json:"restarts"`
+
+	BlockSize      *int              `json:"block_size_tokens"`
+	Stored         uint64            `json:"stored_blocks"`
+	Removed        uint64            `json:"removed_blocks"`
+	Cleared        uint64            `json:"cleared"`
+	UnknownRemoved uint64            `json:"unknown_removed_blocks"`
+	Skipped        map[string]uint64 `json:"skipped_events"`
+	Held           map[string]int64  `json:"held_blocks"`
+}
+
+func viewEvents(w *pool.Worker, t time.Time) []eventsView {
+	following, _ := w.Following()
+	list := make([]eventsView, 0, len(following))
+	for rank := range following {
+		f := &following[rank]
+		v := eventsView{
+			Rank: rank, Endpoint: f.Endpoint, Replay: f.Replay, Listens: f.Listen,
+			State: f.State.String(), Complete: f.Complete, Knowledge: f.Knowledge.String(), Connected: f.Connected, Error: known(f.Err),
+			Gaps: f.Gaps, Replays: f.Replays, Reconnects: f.Reconnects, Restarts: f.Restarts,
+			BlockSize: known(f.BlockTokens), Stored: f.Stored, Removed: f.Removed, Cleared: f.Cleared,
+			UnknownRemoved: f.UnknownNames,
+			Skipped:        skipped(f), Held: make(map[string]int64),
+		}
+		if !f.LastBatch.IsZero() {
+			ago := t.Sub(f.LastBatch).Seconds()
+			v.Sequence, v.LastBatch, v.Lag = &f.Seq, &ago, known(f.Lag.Seconds())
+		}
+		for tier, n := range f.Held {
+			if n > 0 {
+				v.Held[events.Tier(tier).String()] = n
+			}
+		}
+		list = append(list, v)
+	}
+	return list
+}
+
+// skipped returns the events that the router did not use, by reason.
+func skipped(f *pool.Following) map[string]uint64 {
+	by := make(map[string]uint64)
+	add := func(reason string, n uint64) {
+		if n > 0 {
+			by[reason] = n
+		}
+	}
+	for r, n := range f.Skipped {
+		add(events.Reason(r).String(), n)
+	}
+	add("other_block_size", f.OtherSize)
+	add("other_rank", f.OtherRank)
+	add("undecoded_batch", f.Undecoded)
+	add("malformed_message", f.Malformed)
+	add("contradiction", f.Contradictions)
+	add("no_room", f.NoRoom)
+	add("unknown_parent", f.UnknownParents)
+	return by
+}
+
+var (
+	descExact         = desc("exact_index_bytes", "Size of the index of what the engines' KV events say.", "pool")
+	descFollowed      = desc("kv_events_state", "1 for the state of the stream of KV events, and for what requests of token ids use: exact, partial or approximate knowledge.", "pool", "worker", "dp_rank", "state", "knowledge")
+	descBehind        = desc("kv_events_last_batch_seconds", "Time since the last batch of KV events came.", "pool", "worker", "dp_rank")
+	descLag           = desc("kv_events_lag_seconds", "Age of the last batch of KV events at its arrival, by the engine's clock.", "pool", "worker", "dp_rank")
+	descGaps          = desc("kv_events_gaps_total", "Gaps in the sequence of batches of KV events.", "pool", "worker", "dp_rank")
+	descReplays       = desc("kv_events_replays_total", "Replays of earlier KV events that the router asked for.", "pool", "worker", "dp_rank")
+	descReconnects    = desc("kv_events_reconnects_total", "Connections to the publisher of KV events after the first.", "pool", "worker", "dp_rank")
+	descRestarts      = desc("kv_events_restarts_total", "Restarts of the publisher, seen by a falling sequence.", "pool", "worker", "dp_rank")
+	descApplied       = desc("kv_events_blocks_total", "Blocks that KV events stored or removed.", "pool", "worker", "dp_rank", "kind")
+	descSkippedEvents = desc("kv_events_skipped_total", "KV events that the router did not use, by reason.", "pool", "worker", "dp_rank", "reason")
+	descHeld          = desc("kv_events_held_blocks", "Blocks that the worker's rank holds, as its KV events say.", "pool", "worker", "dp_rank", "tier")
+)
+
+func collectEvents(to sink, w *pool.Worker, t time.Time) {
+	following, _ := w.Following()
+	for rank := range following {
+		f, to := &following[rank], to.with(strconv.Itoa(rank))
+		to.gauge(descFollowed, 1, f.State.String(), f.Knowledge.String())
+		if !f.LastBatch.IsZero() {
+			to.gauge(descBehind, t.Sub(f.LastBatch).Seconds())
+		}
+		if f.Lag != 0 {
+			to.gauge(descLag, f.Lag.Seconds())
+		}
+		count := func(d *prometheus.Desc, n uint64, labels ...string) {
+			to.emit(d, prometheus.CounterValue, float64(n), labels...)
+		}
+		count(descGaps, f.Gaps)
+		count(descReplays, f.Replays)
+		count(descReconnects, f.Reconnects)
+		count(descRestarts, f.Restarts)
+		count(descApplied, f.Stored, "stored")
+		count(descApplied, f.Removed, "removed")
+		for reason, n := range skipped(f) {
+			count(descSkippedEvents, n, reason)
+		}
+		for tier, n := range f.Held {
+			if n > 0 || tier == int(events.Device) {
+				to.gauge(descHeld, float64(n), events.Tier(tier).String())
+			}
+		}
+	}
+}

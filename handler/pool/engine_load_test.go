@@ -1,0 +1,172 @@
+package pool
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// reported returns an engine's report with so many running requests, by rank.
+func reported(running ...int) (list []engine.RankLoad) {
+	for rank, n := range running {
+		list = append(list, engine.RankLoad{Rank: rank, EngineLoad: kvscore.EngineLoad{Running: n, WaitingTokens: -1}})
+	}
+	return list
+}
+
+// loadPool opens a pool with a worker whose engine is asked for its load, at a time when
+// requests arrive.
+func loadPool(t *testing.T, info engine.Info, on bool) (*Pool, *Worker, time.Time) {
+	t.Helper()
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", EngineLoad: &on}))
+	w, now := p.tell("a:1", info), time.Now()
+	p.LastRequest.Store(now.Unix())
+	return p, w, now
+}
+
+func TestLoadIsAskedForOnceASecond(t *testing.T) {
+	p, w, now := loadPool(t, engine.Info{Type: engine.SGLang, DPSize: 1}, true)
+	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
+	claim := func(ms int, want bool) {
+		t.Helper()
+		if q, ok := p.ClaimLoad(at(ms), w); ok != want || ok && q.Type != engine.SGLang {
+			t.Errorf("after %d ms: asked is %v, want %v; of type %q", ms, ok, want, q.Type)
+		}
+	}
+	claim(0, true)
+	claim(2000, false) // not two at once
+	p.ReportLoad(at(2100), w, reported(1), 1)
+	claim(2100, true)
+	w.DropLoad()
+	claim(2500, false)
+	claim(3050, true) // timers are not exact
+	if q := w.loads.page; q != 1 {
+		t.Errorf("the next question begins with page %d, want 1", q)
+	}
+	ms := 3100 // the engine stops answering
+	for _, pause := range []int{2000, 4000, 8000, 16_000, 30_000, 30_000} {
+		p.ReportLoad(at(ms), w, nil, 0)
+		claim(ms+pause-200, false)
+		claim(ms+pause, true)
+		ms += pause
+	}
+	p.ReportLoad(at(ms), w, reported(1), 0)
+	claim(ms+1000, true)
+}
+
+func TestLoadIsNotAskedForInVain(t *testing.T) {
+	for name, v := range map[string]struct {
+		info engine.Info
+		on   bool
+		idle bool
+	}{
+		"the option is off":       {engine.Info{Type: engine.VLLM}, false, false},
+		"the type is unknown":     {engine.Info{}, true, false},
+		"the type reports none":   {engine.Info{Type: engine.TRTLLM}, true, false},
+		"the pool has no traffic": {engine.Info{Type: engine.VLLM}, true, true},
+	} {
+		p, w, now := loadPool(t, v.info, v.on)
+		if v.idle {
+			p.LastRequest.Store(0)
+		}
+		if _, ok := p.ClaimLoad(now, w); ok {
+			t.Errorf("%s, and the engine is asked", name)
+		}
+		warns := slices.ContainsFunc(p.EngineWarnings(w), func(e EngineWarning) bool { return e.What == warnNoLoad })
+		if want := v.info.Type == engine.TRTLLM; warns != want {
+			t.Errorf("%s: warned is %v, want %v", name, warns, want)
+		}
+	}
+	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
+	w.Health.recordAway(now, refusing)
+	if _, ok := p.ClaimLoad(now, w); ok {
+		t.Error("an engine that is away is asked")
+	}
+}
+
+// TestMissingRanksAreUnknown has reports of all ranks, of some, and of ranks that the engine
+// chooses itself.
+func TestMissingRanksAreUnknown(t *testing.T) {
+	two, one := engine.Info{Type: engine.SGLang, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.10.0", DPSize: 2}
+	for _, tc := range []struct {
+		name string
+		info engine.Info
+		list []engine.RankLoad
+		want []int // running by rank; -1 is unknown
+		all  bool
+	}{
+		{"all ranks", two, reported(3, 4), []int{3, 4}, true},
+		{"one of two", two, reported(3, 4)[1:], []int{-1, 4}, false},
+		{"more than the router knows", two, reported(3, 4, 5), []int{3, 4}, true},
+		{"none", two, nil, []int{-1, -1}, false},
+		{"the engine chooses", one, reported(3, 4), []int{7}, true},
+		{"the engine chooses, one is missing", one, reported(3), []int{-1}, false},
+		{"one of a larger set", engine.Info{Type: engine.VLLM, Version: "0.32.0"}, []engine.RankLoad{{Rank: 5, EngineLoad: kvscore.EngineLoad{Running: 2}}}, []int{2}, true},
+	} {
+		p, w, now := loadPool(t, tc.info, true)
+		if w.Ranks() != len(tc.want) {
+			t.Fatalf("%s: the worker has %d ranks", tc.name, w.Ranks())
+		}
+		p.ReportLoad(now, w, tc.list, 0)
+		for rank, want := range tc.want {
+			l, _ := p.Scheduler.Load(now, w.Target(rank))
+			got := l.Engine.Running
+			if l.EngineAt.IsZero() {
+				got = -1
+			}
+			if got != want {
+				t.Errorf("%s: rank %d runs %d, want %d", tc.name, rank, got, want)
+			}
+		}
+		if got := !w.loads.last.IsZero(); got != tc.all {
+			t.Errorf("%s: complete is %v, want %v", tc.name, got, tc.all)
+		}
+	}
+}
+
+// TestLackOfLoadIsWarnedOfOnce has an engine that reports its load, stops, answers now and
+// then, and reports again.
+func TestLackOfLoadIsWarnedOfOnce(t *testing.T) {
+	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
+	changes, was := 0, false
+	ran := func(seconds int, every int, want bool) {
+		t.Helper()
+		for i := range seconds {
+			now = now.Add(time.Second)
+			p.LastRequest.Store(now.Unix())
+			p.ClaimLoad(now, w)
+			if every > 0 && i%every == 0 {
+				p.ReportLoad(now, w, reported(0), 0)
+			} else {
+				p.ReportLoad(now, w, nil, 0)
+			}
+			list, _ := warned(p, w.Dial)
+			if is := slices.Contains(list, warnNoLoad); is != was {
+				was = is
+				changes++
+			}
+		}
+		if was != want {
+			t.Errorf("after %d s with reports every %d s: warned is %v, want %v", seconds, every, was, want)
+		}
+	}
+	ran(2, 0, false) // it may take a moment
+	ran(20, 1, false)
+	ran(10, 2, false)
+	ran(10, 0, true)
+	ran(40, 5, true)
+	ran(5, 1, true)
+	ran(10, 1, false)
+	if changes != 2 {
+		t.Errorf("%d changes, want 2", changes)
+	}
+	ran(10, 0, true)
+	off := false
+	p.Apply(wanted(WorkerSettings{Dial: "a:1", EngineLoad: &off}).WithDefaults())
+	if list, _ := warned(p, w.Dial); len(list) != 0 {
+		t.Errorf("the option is off, and there are warnings: %q", list)
+	}
+}

@@ -1,0 +1,194 @@
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
+	"go.uber.org/zap"
+)
+
+// eventsCheck compares what KV events predict with the cached tokens that the engine reports.
+type eventsCheck struct {
+	mu        sync.Mutex
+	misses    int      // reports far below the prediction, in a row
+	prompts   distinct // of the misses
+	resyncs   int      // in a row, without an hour in between
+	resynced  time.Time
+	unmatched matches
+	doubted   time.Time // when the router ceased to rely on the events; zero: it relies on them
+}
+
+// matches counts requests that the engine had cached although the events showed nothing.
+type matches struct {
+	n, adapters, salts int // in a row
+}
+
+// reset forgets all, because the engine is another one.
+func (c *eventsCheck) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.misses, c.prompts, c.resyncs, c.resynced, c.unmatched, c.doubted = 0, distinct{}, 0, time.Time{}, matches{}, time.Time{}
+}
+
+// manyResyncs is how many resyncs must not have helped for the router to cease to rely on a
+// worker's events.
+const manyResyncs = 3
+
+// verifyEvents acts on reports that contradict a worker's KV events. If reports are far below the
+// prediction, the engine has lost its cache and not said so yet. Or its events are those of
+// another engine.
+func (p *Pool) verifyEvents(w *Worker, of *Prediction, reported int64) {
+	c, now := &w.eventsCheck, time.Now()
+	block := int64(p.Settings.Load().BlockSize)
+	c.mu.Lock()
+	switch {
+	case of.Tokens > 0 && reported > 0:
+		c.unmatched = matches{}
+	case of.Tokens == 0 && reported >= 2*max(block, int64(w.Engine.Info().BlockSize)):
+		c.unmatched.add(of)
+	}
+	lost := c.isLost(now, of, reported, block)
+	doubt := c.doubted.IsZero() && (c.unmatched.n >= manyUnmatched || lost && c.resyncs > manyResyncs)
+	if doubt {
+		c.doubted = now
+	}
+	c.mu.Unlock()
+	switch {
+	case doubt:
+		w.events.doubt(true)
+		p.warnOfEngine(w)
+	case lost:
+		eventResyncs.WithLabelValues(p.Name, w.Dial).Inc()
+		p.Logger().Warn("worker reports far fewer cached tokens than its KV events say, and the router asks for them anew",
+			zap.String("upstream", w.Dial), zap.Int64("predicted", of.Tokens), zap.Int64("reported", reported))
+		w.events.resync()
+	}
+}
+
+// rely has the router rely again on events that it has doubted for an hour.
+func (p *Pool) rely(t time.Time, w *Worker) {
+	c := &w.eventsCheck
+	c.mu.Lock()
+	over := !c.doubted.IsZero() && t.Sub(c.doubted) > forgiven
+	c.mu.Unlock()
+	if over {
+		c.reset()
+		w.events.doubt(false)
+		w.events.resync()
+		p.warnOfEngine(w)
+	}
+}
+
+func (m *matches) add(of *Prediction) {
+	m.n++
+	if of.Adapter {
+		m.adapters++
+	}
+	if of.Salted {
+		m.salts++
+	}
+}
+
+// isLost records a report and returns whether it is time for a resync: several prompts in a row
+// were far less cached than predicted. An eviction while a request waits in the engine explains
+// one of them. The lock is held.
+func (c *eventsCheck) isLost(now time.Time, of *Prediction, reported, block int64) bool {
+	predicted := of.Tokens - int64(of.Shared*float64(block)) // blocks that were still computed
+	if predicted < substantial || of.Begun.Before(c.resynced) {
+		return false
+	}
+	if reported*2 >= predicted {
+		c.misses, c.prompts = 0, distinct{}
+		return false
+	}
+	c.misses++
+	if c.prompts.add(of.Prompt); c.misses < fewPrompts || c.prompts.n < fewPrompts {
+		return false
+	}
+	if now.Sub(c.resynced) > forgiven {
+		c.resyncs = 0
+	}
+	c.misses, c.prompts, c.resynced = 0, distinct{}, now
+	c.resyncs++
+	return true
+}
+
+// manyUnmatched is how many requests in a row must be cached without an event that says so.
+const manyUnmatched = 20
+
+// doubtedCause returns the likely reason why the router does not rely on a worker's events, empty
+// if it does.
+func (p *Pool) doubtedCause(w *Worker) string {
+	w.eventsCheck.mu.Lock()
+	m, doubted := w.eventsCheck.unmatched, w.eventsCheck.doubted
+	w.eventsCheck.mu.Unlock()
+	switch {
+	case doubted.IsZero():
+		return ""
+	case m.n < manyUnmatched:
+		return "the engine has far fewer tokens cached than its events say. They may be those of another engine, or not tell of all layers of the model"
+	}
+	following, _ := w.Following()
+	var stored, parents, contradictions, otherSize uint64
+	size := 0
+	for i := range following {
+		f := &following[i]
+		stored, parents, contradictions, otherSize = stored+f.Stored, parents+f.UnknownParents, contradictions+f.Contradictions, otherSize+f.OtherSize
+		size = max(size, f.BlockTokens)
+	}
+	reports := w.Engine.Info().BlockSize
+	switch {
+	case otherSize > 0 || size > 0 && reports > 0 && size != reports:
+		return fmt.Sprintf("block size: the events have blocks of %d tokens, and the engine reports %d", size, reports)
+	case stored == 0:
+		return "no block was stored: check the topic, and that prefix caching is on"
+	case parents > stored:
+		return "most events continue prompts that the router has not seen: give it the engine's replay endpoint"
+	case contradictions > 0:
+		return "the engine gives one name to different contents, for example to different salts"
+	case m.adapters*2 > m.n:
+		return "LoRA: the events name the adapter in another way than the requests"
+	case m.salts*2 > m.n:
+		return "cache salt: the events name it in another way than the requests"
+	}
+	return "tokens: the ids in the requests are not those that the engine computes"
+}
+
+// blockSize returns the tokens in one of the engine's blocks, as it reports or as its KV events
+// show; 0 is unknown.
+func (w *Worker) blockSize() int {
+	if size := w.Engine.Info().BlockSize; size > 0 {
+		return size
+	}
+	following, _ := w.Following()
+	for i := range following {
+		if size := following[i].BlockTokens; size > 0 {
+			return size
+		}
+	}
+	return 0
+}
+
+// eventContradictions adds what a worker's KV events contradict: settings, or what its engine
+// reports.
+func (w *Worker) eventContradictions(s *Settings, list map[string]string) {
+	set, info := s.Worker(w.Dial), w.Engine.Info()
+	capacity := cmp.Or(set.KVTokens, info.KVTokens)
+	following, _ := w.Following()
+	for i := range following {
+		f := &following[i]
+		held := f.Held[events.Device] * int64(f.BlockTokens)
+		switch {
+		case f.OtherRank > 0:
+			list["dp_size"] = fmt.Sprintf("dp_size: %d, but KV events come from ranks above", len(following))
+		case f.BlockTokens > 0 && !s.BlockSizeUnset && s.BlockSize%f.BlockTokens != 0:
+			list["block_size"] = fmt.Sprintf("index block_size: configured %d, the KV events have %d", s.BlockSize, f.BlockTokens)
+		case capacity > 0 && f.Knowledge == kvscore.Exact && held > capacity+capacity/20:
+			list["kv_tokens"] = fmt.Sprintf("kv_tokens: %d, but by its KV events the engine holds %d", capacity, held)
+		}
+	}
+}

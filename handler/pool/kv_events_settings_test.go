@@ -1,0 +1,77 @@
+package pool
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+)
+
+func TestPublishersOfAWorker(t *testing.T) {
+	two := engine.KVEvents{Endpoint: "tcp://*:5557", Replay: "tcp://*:6557", Topic: "t", Publishers: 2}
+	one := two
+	one.Publishers = 1
+	path, dials := one, one
+	path.Endpoint, dials.Endpoint = "ipc:///run/x", "tcp://127.0.0.1:5557"
+	bound := engine.KVEvents{Endpoint: "tcp://0.0.0.0:39121", Publishers: 1}
+	for _, c := range []struct {
+		name  string
+		dial  string
+		set   *KVEventsSettings
+		of    engine.KVEvents
+		ranks int
+		want  []publisher
+		why   error
+	}{
+		{"nothing", "10.0.0.1:8000", nil, engine.KVEvents{}, 1, nil, nil},
+		{"reported", "10.0.0.1:8000", nil, one, 1, []publisher{{"tcp://10.0.0.1:5557", "tcp://10.0.0.1:6557", "t", false}}, nil},
+		{"reported by ranks", "[fd00::1]:8000", nil, two, 2, []publisher{
+			{"tcp://[fd00::1]:5557", "tcp://[fd00::1]:6557", "t", false}, {"tcp://[fd00::1]:5558", "tcp://[fd00::1]:6558", "t", false},
+		}, nil},
+		{"reported as bound", "gpu:8000", nil, bound, 1, []publisher{{"tcp://gpu:39121", "", "", false}}, nil},
+		{"of ranks that the engine chooses", "gpu:8000", nil, two, 1, nil, errRanks},
+		{"of an engine that connects", "gpu:8000", nil, dials, 1, nil, errDials},
+		{"at a path here", "127.0.0.1:8000", nil, path, 1, []publisher{{"ipc:///run/x", "tcp://127.0.0.1:6557", "t", false}}, nil},
+		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errPath},
+		{"off", "gpu:8000", &KVEventsSettings{Source: "off"}, one, 1, nil, nil},
+		{"with a topic and another replay", "gpu:8000", &KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []publisher{{"tcp://gpu:5557", "tcp://gpu:7000", "a", false}}, nil},
+		{"port", "tcp/gpu:8000", &KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []publisher{
+			{"tcp://gpu:5557", "tcp://gpu:5600", "", false}, {"tcp://gpu:5558", "tcp://gpu:5601", "", false},
+		}, nil},
+		{"endpoint", "unix//run/x", &KVEventsSettings{Source: "tcp://127.0.0.1:9", Listen: true}, one, 1, []publisher{{"tcp://127.0.0.1:9", "", "", true}}, nil},
+		{"path of ranks", "127.0.0.1:8000", &KVEventsSettings{Source: "ipc:///run/x"}, one, 2, nil, errUnread},
+	} {
+		if err := c.set.check(false); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		w := WorkerSettings{Dial: c.dial, KVEvents: c.set}
+		got, why := w.publishers(engine.Info{KVEvents: c.of}, c.ranks)
+		if !slices.Equal(got, c.want) || !errors.Is(why, c.why) {
+			t.Errorf("%s: %v, %v; want %v, %v", c.name, got, why, c.want, c.why)
+		}
+	}
+}
+
+func TestSettingsOfKVEventsThatAreWrong(t *testing.T) {
+	for text, set := range map[string]KVEventsSettings{
+		`"on"`:                       {Source: "on"},
+		`"70000"`:                    {Source: "70000"},
+		`"tcp://host"`:               {Source: "tcp://host"},
+		`"tcp://*:5557"`:             {Source: "tcp://*:5557"},
+		`"ipc://"`:                   {Source: "ipc://"},
+		`replay: must be a port`:     {Replay: "tcp:1"},
+		`needs an endpoint`:          {Source: "5557", Listen: true},
+		`off has no replay`:          {Source: "off", Replay: "1"},
+		`such as tcp://10.0.0.1:555`: {Listen: true},
+	} {
+		if err := set.check(false); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%+v: %v, want %s", set, err, text)
+		}
+	}
+	shared := KVEventsSettings{Source: "tcp://host:1"}
+	if err := shared.check(true); err == nil || !strings.Contains(err.Error(), "cannot share an endpoint") {
+		t.Errorf("%v", err)
+	}
+}
