@@ -2,8 +2,8 @@
 
 // Command vllm measures how well kv_router predicts what real engines have cached.
 // It starts two vLLM servers and a Caddy with kv_router before them, holds
-// conversations by each API, and prints the figures. README.md says how to install
-// vLLM.
+// conversations by each API, and prints the figures. With -exact, it checks what the
+// router knows from the engines' KV events. README.md says how to install vLLM.
 package main
 
 import (
@@ -30,6 +30,8 @@ type options struct {
 	block, blocks    int
 	more, asJSON     bool
 	serve            bool
+	exact            bool
+	events           string // how the engines publish KV events; empty: they do not
 	out              string
 	seed             uint64
 }
@@ -47,6 +49,8 @@ func main() {
 	flag.IntVar(&o.block, "block", 32, "tokens of a KV block: a multiple of 32 on a CPU")
 	flag.IntVar(&o.blocks, "blocks", 0, "KV blocks of each engine, one of which vLLM keeps for itself; default: as many as fit 1 GiB")
 	flag.BoolVar(&o.serve, "serve", false, "start the engines alone, print their addresses, and leave the requests to you")
+	flag.BoolVar(&o.exact, "exact", false, "check what the router knows from KV events, through evictions, a reset and a restart")
+	flag.StringVar(&o.events, "events", "ipc", "with -exact, how the engines publish: ipc, tcp (on all interfaces), or listen (the engines connect to the router)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the texts")
 	flag.BoolVar(&o.more, "more", false, "also: shared documents, edited histories, parallel questions; a fifth as many conversations of each")
 	flag.BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
@@ -76,6 +80,11 @@ func printCorpus() {
 
 // run starts all, converses, and prints the figures.
 func (o *options) run(ctx context.Context) error {
+	if !o.exact {
+		o.events = ""
+	} else if o.blocks == 0 {
+		o.blocks = exactBlocks
+	}
 	c, err := o.start(ctx)
 	if err != nil {
 		return err
@@ -85,6 +94,9 @@ func (o *options) run(ctx context.Context) error {
 		fmt.Println(strings.Join(c.engines, ","))
 		<-ctx.Done()
 		return nil
+	}
+	if o.exact {
+		return o.runExact(ctx, c)
 	}
 	begun := time.Now()
 	r := &prediction.Run{
@@ -126,7 +138,8 @@ func (o *options) plans() [][]prediction.Plan {
 	return [][]prediction.Plan{own, first, others, s.Edited("edited"), s.Parallel("parallel")}
 }
 
-func save(file string, turns []prediction.Turn) error {
+// save writes a list as JSON lines, unless the file has no name.
+func save[T any](file string, list []T) error {
 	if file == "" {
 		return nil
 	}
@@ -135,8 +148,8 @@ func save(file string, turns []prediction.Turn) error {
 		return err
 	}
 	enc := json.NewEncoder(f)
-	for _, t := range turns {
-		if err := enc.Encode(t); err != nil {
+	for i := range list {
+		if err := enc.Encode(&list[i]); err != nil {
 			return err
 		}
 	}

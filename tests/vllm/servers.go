@@ -30,10 +30,11 @@ const (
 
 // servers are two engines and a Caddy before them.
 type servers struct {
-	engines   []string // addresses
-	router    string
-	processes []*process
-	dir       string // temporary; empty if there is none
+	engines       []string // addresses
+	sources       []source // of the engines' KV events; none if they publish none
+	router, admin string
+	processes     []*process // the engines come first
+	dir           string     // temporary; empty if there is none
 }
 
 // process is a server that was started here, in a process group of its own. If
@@ -72,13 +73,18 @@ func (o *options) start(ctx context.Context) (c *servers, err error) {
 			return c, err
 		}
 		c.engines = append(c.engines, addr)
-		if err := c.launch(o.vllm(addr, i), filepath.Join(o.log, fmt.Sprintf("vllm%d.log", i))); err != nil {
+		if err := c.addSource(ctx, o); err != nil {
 			return c, err
 		}
+		p, err := launch(o.vllm(c, i), o.logOf(i))
+		if err != nil {
+			return c, err
+		}
+		c.processes = append(c.processes, p)
 	}
-	for i, addr := range c.engines {
-		if err := c.await(ctx, "http://"+addr+"/health", c.processes[i]); err != nil {
-			return c, fmt.Errorf("starting vLLM: %w; see %s", err, tail(filepath.Join(o.log, fmt.Sprintf("vllm%d.log", i))))
+	for i := range c.engines {
+		if err := c.awaitEngine(ctx, o, i); err != nil {
+			return c, err
 		}
 	}
 	if o.serve {
@@ -87,9 +93,19 @@ func (o *options) start(ctx context.Context) (c *servers, err error) {
 	return c, c.startCaddy(ctx, o)
 }
 
+func (o *options) logOf(i int) string { return filepath.Join(o.log, fmt.Sprintf("vllm%d.log", i)) }
+
+// awaitEngine waits until engine i serves.
+func (c *servers) awaitEngine(ctx context.Context, o *options, i int) error {
+	if err := c.await(ctx, "http://"+c.engines[i]+"/health", c.processes[i]); err != nil {
+		return fmt.Errorf("starting vLLM: %w; see %s", err, tail(o.logOf(i)))
+	}
+	return nil
+}
+
 // vllm returns the command of engine i, which has core i.
-func (o *options) vllm(addr string, i int) *exec.Cmd {
-	host, port, _ := strings.Cut(addr, ":")
+func (o *options) vllm(c *servers, i int) *exec.Cmd {
+	host, port, _ := strings.Cut(c.engines[i], ":")
 	source, _ := filepath.Abs(filepath.Join("tests", "vllm"))
 	cmd := exec.Command(filepath.Join(o.venv, "venv", "bin", "vllm"), "serve", filepath.Join(o.venv, "model"),
 		"--served-model-name", model, "--host", host, "--port", port,
@@ -98,6 +114,9 @@ func (o *options) vllm(addr string, i int) *exec.Cmd {
 	if o.blocks > 0 {
 		cmd.Args = append(cmd.Args, "--num-gpu-blocks-override", strconv.Itoa(o.blocks))
 	}
+	if o.exact {
+		cmd.Args = append(cmd.Args, o.exactArgs(c, i)...)
+	}
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // or each start compiles vLLM
 			cmd.Env = append(cmd.Env, v)
@@ -105,18 +124,24 @@ func (o *options) vllm(addr string, i int) *exec.Cmd {
 	}
 	cmd.Env = append(cmd.Env, "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_CPU_KVCACHE_SPACE=1",
 		"VLLM_CPU_OMP_THREADS_BIND="+strconv.Itoa(i), "PYTHONPATH="+source)
+	if o.exact {
+		cmd.Env = append(cmd.Env, "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache
+	}
 	return cmd
 }
 
 // startCaddy starts the router, and waits until it knows both engines.
 func (c *servers) startCaddy(ctx context.Context, o *options) error {
-	var admin string
 	var err error
 	if c.router, err = freeAddr(); err != nil {
 		return err
 	}
-	if admin, err = freeAddr(); err != nil {
+	if c.admin, err = freeAddr(); err != nil {
 		return err
+	}
+	directives := []string{prediction.Directive}
+	for i, s := range c.sources {
+		directives = append(directives, s.directive(c.engines[i]))
 	}
 	file := filepath.Join(c.dir, "Caddyfile")
 	text := fmt.Sprintf(`{
@@ -131,18 +156,19 @@ http://%s {
 		%s
 	}
 }
-`, admin, c.dir, c.router, strings.Join(c.engines, " "), prediction.Directive)
+`, c.admin, c.dir, c.router, strings.Join(c.engines, " "), strings.Join(directives, "\n"))
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}
 	log := filepath.Join(o.log, "caddy.log")
 	cmd := exec.Command(o.caddy, "run", "--config", file, "--adapter", "caddyfile") //nolint:gosec // as the user says
 	cmd.Env = append(os.Environ(), "HOME="+c.dir)
-	if err := c.launch(cmd, log); err != nil {
+	p, err := launch(cmd, log)
+	if err != nil {
 		return err
 	}
+	c.processes = append(c.processes, p)
 	// The first request makes the router ask the engines what they are.
-	p := c.processes[len(c.processes)-1]
 	if err := c.await(ctx, "http://"+c.router+"/v1/models", p); err != nil {
 		return fmt.Errorf("starting Caddy: %w; see %s", err, tail(log))
 	}
@@ -153,25 +179,24 @@ http://%s {
 	return ctx.Err()
 }
 
-// launch starts a server that writes its output to a file.
-func (c *servers) launch(cmd *exec.Cmd, file string) error {
-	out, err := os.Create(file)
+// launch starts a server that writes its output to the end of a file.
+func launch(cmd *exec.Cmd, file string) (*process, error) {
+	out, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600) //nolint:gosec // as the user says
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer out.Close()
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("starting %s: %w", cmd.Path, err)
+		return nil, fmt.Errorf("starting %s: %w", cmd.Path, err)
 	}
 	p := &process{cmd, make(chan struct{})}
 	go func() {
 		_ = cmd.Wait() // how it ends does not matter
 		close(p.ended)
 	}()
-	c.processes = append(c.processes, p)
-	return nil
+	return p, nil
 }
 
 // await waits until a URL answers 200.
@@ -202,19 +227,24 @@ func (c *servers) await(ctx context.Context, url string, p *process) error {
 
 // stop ends what was started: first it asks, then it kills the process groups.
 func (c *servers) stop() {
-	for _, p := range c.processes {
+	end(c.processes...)
+	os.RemoveAll(c.dir)
+}
+
+// end stops processes with all that they have started.
+func end(processes ...*process) {
+	for _, p := range processes {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 	}
 	over, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	for _, p := range c.processes {
+	for _, p := range processes {
 		select {
 		case <-p.ended:
 		case <-over.Done():
 		}
 		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // what is left of the group
 	}
-	os.RemoveAll(c.dir)
 }
 
 // tail returns the end of a file.

@@ -17,6 +17,33 @@ type Cache struct {
 	used     int // blocks that requests use, those without a hash included
 	changes  int // how often blocks were reserved or released
 	found    []int32
+	hear     []Listener
+}
+
+// Listener hears what becomes of a cache's blocks, as the subscriber of an engine's KV events
+// does.
+type Listener interface {
+	// Stored is called with blocks that follow each other, and the one before them unless
+	// they begin a prompt.
+	Stored(parent uint64, hasParent bool, blocks []uint64)
+	Removed(block uint64)
+}
+
+// Listen adds a listener. The cache must be empty.
+func (c *Cache) Listen(l Listener) { c.hear = append(c.hear, l) }
+
+// tell tells the listeners of the blocks of a chain from a position on.
+func (c *Cache) tell(chain []uint64, from int) {
+	if from == len(chain) {
+		return
+	}
+	parent := uint64(0)
+	if from > 0 {
+		parent = chain[from-1]
+	}
+	for _, l := range c.hear {
+		l.Stored(parent, from > 0, chain[from:])
+	}
 }
 
 type node struct {
@@ -85,6 +112,7 @@ func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
 		c.nodes[i].refs = 1
 	}
 	c.used += total - held
+	c.tell(chain, held)
 	return held, true
 }
 
@@ -96,6 +124,9 @@ func (c *Cache) Release(chain, answer []uint64, total int) {
 	c.used -= total - len(chain)
 	for _, h := range slices.Backward(answer) {
 		c.push(c.add(h))
+	}
+	if len(c.hear) > 0 {
+		c.tell(slices.Concat(chain, answer), len(chain))
 	}
 	for _, h := range slices.Backward(chain) {
 		i := c.at[h]
@@ -115,6 +146,9 @@ func (c *Cache) evict(more int) {
 		i := c.nodes[0].next
 		c.unlink(i)
 		delete(c.at, c.nodes[i].hash)
+		for _, l := range c.hear {
+			l.Removed(c.nodes[i].hash)
+		}
 		c.spare = append(c.spare, i)
 		c.unused--
 	}

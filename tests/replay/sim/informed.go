@@ -1,31 +1,35 @@
 package sim
 
 import (
+	"fmt"
+
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
 )
 
-// informed shows a policy of the router the blocks that the engines hold, in place of
-// the scheduler's cache model. It also shows the prompts in flight that the scheduler
-// knows. A router sees that if engines report their KV events without delay.
-type informed struct {
-	kvscore.Policy
-	view *rules.View
+// follow feeds what happens in the engines' caches to the scheduler, as their KV events do
+// without delay.
+func (r *replay) follow() {
+	for i, e := range r.engines {
+		f := r.scheduler.OpenFeed(r.targets[i])
+		f.Describe(kvscore.FeedInfo{Knowledge: kvscore.Exact, BlockTokens: r.Trace.BlockTokens, HitsInFlight: true})
+		e.Cache().Listen(&informant{f, r})
+	}
 }
 
-// Choose implements kvscore.Policy.
-func (p *informed) Choose(s *kvscore.Selection) int {
-	size, block := float64(s.BlockSize), float64(p.view.Block)
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		// A prompt in flight counts only with the request's full blocks.
-		flying := int(c.SharedBlocks * size / block)
-		c.HeldBlocks = max(p.view.Engines[i].Cache().Held(s.Blocks), flying)
-		held := int64(c.HeldBlocks * p.view.Block)
-		c.OverlapBlocks = float64(held) / size
-		c.OverlapTokens = max(0, min(held, s.Tokens-1)/int64(block)*int64(block))
-		context := (c.PromptBlocks + c.OutputBlocks) * size
-		c.PrefillTime = c.Slowness * s.Latency.Prefill(s.Tokens-c.OverlapTokens, c.OverlapTokens, context)
-	}
-	return p.Policy.Choose(s)
+// informant passes on what a cache says. A block's hash is its name and its content.
+type informant struct {
+	feed *kvscore.Feed
+	of   *replay
 }
+
+// Stored implements engine.Listener.
+func (in *informant) Stored(parent uint64, hasParent bool, blocks []uint64) {
+	n, why := in.feed.Stored(&exact.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks})
+	if in.of.err == nil && n != len(blocks) {
+		in.of.err = fmt.Errorf("the index refuses what an engine stores: outcome %d", why)
+	}
+}
+
+// Removed implements engine.Listener.
+func (in *informant) Removed(block uint64) { in.feed.Removed(exact.Device, []uint64{block}) }

@@ -170,7 +170,7 @@ func (r *replay) build() {
 	r.policy = r.spec.make(&r.view)
 	r.observer, _ = r.policy.(rules.Observer)
 	if r.Exact && !r.spec.comparison {
-		r.policy = &informed{r.policy, &r.view}
+		r.follow()
 	}
 }
 
@@ -250,6 +250,9 @@ func (r *replay) place(n int) {
 		Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block),
 		Past:   float32(t.In%block) / float32(block),
 		Tokens: int64(t.In), Streamed: true,
+	}
+	if r.Exact {
+		ask.Identities = []kvscore.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
 	r.view.Session = t.Session
 	bound := -1

@@ -1,0 +1,211 @@
+package tests
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+const engineRequests = "caddy_kv_router_worker_engine_requests"
+
+// loadedWorker is what the admin API says of the load that a worker's engine reports.
+type loadedWorker struct {
+	Ranks []struct {
+		Engine *struct {
+			Running int     `json:"running_requests"`
+			Waiting int     `json:"waiting_requests"`
+			Tokens  *int    `json:"waiting_tokens"`
+			Others  int     `json:"other_clients_requests"`
+			Age     float64 `json:"age_seconds"`
+		} `json:"engine_load"`
+	} `json:"dp_ranks"`
+}
+
+// others returns how many requests of other clients the router sees on an engine, -1 if it
+// does not know.
+func (s *server) others(t testing.TB, e *engine.Engine) (n int) {
+	t.Helper()
+	var w loadedWorker
+	s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
+	for _, r := range w.Ranks {
+		if r.Engine == nil {
+			return -1
+		}
+		if n += r.Engine.Others; r.Engine.Age < 0 || r.Engine.Age > 3.5 {
+			t.Errorf("a report is %v s old", r.Engine.Age)
+		}
+	}
+	return n
+}
+
+// startLoaded starts an engine at the speed of a real one, with long answers.
+func startLoaded(t *testing.T, cfg engine.Config) *engine.Engine {
+	t.Helper()
+	cfg.Model, cfg.AnswerTokens = "sim-8b", 8000
+	e, err := engine.Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// keepBusy sends requests to an engine directly, and keeps them there until stop is called.
+func keepBusy(t *testing.T, e *engine.Engine, n int) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	for i := range n {
+		clients.Go(func() {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+"/v1/chat/completions", bytes.NewReader(simChat(fmt.Sprint("direct ", i)).streamed().body()))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			req.Header.Set("Content-Type", "application/json")
+			if resp, err := http.DefaultClient.Do(req); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	eventually(t, 10*time.Second, "the engine to be busy", func() bool {
+		running := 0
+		for _, r := range e.State().Ranks {
+			running += r.Running + r.Waiting
+		}
+		return running == n
+	})
+	return func() {
+		cancel()
+		clients.Wait()
+	}
+}
+
+// TestOtherClientsAreSeen has two engines, and other clients that keep one of them busy. With
+// the option, the router's requests avoid that engine. Without it they do not.
+func TestOtherClientsAreSeen(t *testing.T) {
+	const direct, requests = 24, 12
+	for _, v := range []struct {
+		flavour engine.Flavour
+		option  string
+	}{{engine.VLLM, ""}, {engine.VLLM, "engine_load"}, {engine.SGLang, "engine_load on"}, {engine.OldSGLang, "engine_load"}} {
+		t.Run(fmt.Sprint(v.flavour, " ", v.option), func(t *testing.T) {
+			engines := []*engine.Engine{
+				startLoaded(t, engine.Config{Name: "busy", Flavour: v.flavour}), startLoaded(t, engine.Config{Name: "free", Flavour: v.flavour}),
+			}
+			busy, on := engines[0], v.option != ""
+			stop := keepBusy(t, busy, direct)
+			defer stop()
+			s := startCaddy(t, simulated(engines, "worker * {\n"+v.option+"\n}"))
+			rng := rand.New(rand.NewPCG(1, 1))
+			ask := func() string {
+				c := simChat(prose(rng, 500, 600)).streamed()
+				c.MaxTokens = 4
+				return s.mustChat(t, c).engine()
+			}
+			ask() // the prober begins with the first request
+			if on {
+				eventually(t, 10*time.Second, "the other clients to be seen", func() bool { return s.others(t, busy) == direct && s.others(t, engines[1]) == 0 })
+				if n := s.scrape(t).value(engineRequests, `worker="`+busy.Addr()+`"`, `state="running"`); n != direct {
+					t.Errorf("%s is %v, want %d", engineRequests, n, direct)
+				}
+			}
+			there := 0
+			for range requests {
+				if ask() == busy.Name() {
+					there++
+				}
+			}
+			t.Logf("%d of %d requests are on the busy engine", there, requests)
+			if on && there > 0 || !on && there < requests/4 {
+				t.Errorf("%d of %d requests are on the busy engine", there, requests)
+			}
+			if _, found := s.scrape(t).sum(engineRequests); !on && (found || s.others(t, busy) != -1) {
+				t.Error("the option is off, and a load is reported")
+			}
+			s.booksAtZero(t)
+			if stop(); on {
+				eventually(t, 10*time.Second, "the other clients to be gone", func() bool { return s.others(t, busy) == 0 })
+			}
+		})
+	}
+}
+
+// TestLoadIsSeenByRank has an engine of two ranks, and other clients that keep both busy. Its
+// queue is full.
+func TestLoadIsSeenByRank(t *testing.T) {
+	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+		t.Run(string(f), func(t *testing.T) {
+			e := startLoaded(t, engine.Config{Flavour: f, Ranks: 2, MaxRunning: 2})
+			s := startCaddy(t, simulated([]*engine.Engine{e}, "worker * {\nengine_load\n}"))
+			c := simChat("hello")
+			c.MaxTokens = 1
+			s.mustChat(t, c)
+			defer keepBusy(t, e, 8)()
+			var w loadedWorker
+			eventually(t, 10*time.Second, "the other clients to be seen", func() bool {
+				w = loadedWorker{}
+				s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
+				return len(w.Ranks) == 2 && s.others(t, e) == 8
+			})
+			for rank, is := range e.State().Ranks {
+				told := w.Ranks[rank].Engine
+				if told == nil || told.Running != is.Running || told.Waiting != is.Waiting || (told.Tokens != nil) != (f == engine.SGLang) || told.Tokens != nil && (*told.Tokens > 0) != (is.Waiting > 0) {
+					t.Errorf("rank %d: reported %+v, is %+v", rank, told, is)
+				}
+			}
+			var x struct {
+				Candidates []struct {
+					Requests int     `json:"requests"`
+					Others   int     `json:"other_clients_requests"`
+					Awaiting int     `json:"awaiting_requests"`
+					Wait     float64 `json:"wait_ms"`
+				} `json:"candidates"`
+			}
+			s.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", c.body(), &x)
+			if len(x.Candidates) != 2 {
+				t.Fatalf("candidates %+v", x.Candidates)
+			}
+			for rank, is := range e.State().Ranks {
+				if c := x.Candidates[rank]; c.Requests != is.Running+is.Waiting || c.Others != c.Requests || c.Awaiting != is.Waiting || (c.Wait > 0) != (is.Waiting > 0) {
+					t.Errorf("rank %d: candidate %+v, is %+v", rank, c, is)
+				}
+			}
+		})
+	}
+}
+
+// TestEngineWithoutLoadIsWarnedOf has an engine whose metrics take too long. Its requests do not
+// suffer from it.
+func TestEngineWithoutLoadIsWarnedOf(t *testing.T) {
+	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/metrics" {
+			return false
+		}
+		select {
+		case <-r.Context().Done():
+		case <-time.After(10 * time.Second):
+		}
+		return true
+	})
+	s := startCaddy(t, "kv_router "+f.addr()+" {\nworker * {\nengine vllm\nengine_load\n}\n}")
+	s.mustChat(t, ask("hello"))
+	const what = "engine_load is on, and the engine reports no load"
+	eventually(t, 15*time.Second, "a warning", func() bool { return len(s.entries(t, "engine warning: "+what)) > 0 })
+	if l := s.entries(t, "engine warning: "+what); len(l) != 1 || l[0].Upstream != f.addr() || l[0].Advice == "" || l[0].Effect == "" {
+		t.Errorf("the log says %+v", l)
+	}
+	if n := len(s.entries(t, "worker is marked down")); n > 0 {
+		t.Errorf("the worker was marked down %d times", n)
+	}
+	s.mustChat(t, ask("hello again"))
+}

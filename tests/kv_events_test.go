@@ -1,0 +1,443 @@
+package tests
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/publisher"
+	"github.com/tidwall/gjson"
+)
+
+// followed is what the admin API shows of a worker's KV events.
+type followed struct {
+	Dial   string           `json:"dial"`
+	Events []followedStream `json:"kv_events"`
+	Engine struct {
+		Warnings []struct {
+			What   string `json:"what"`
+			Advice string `json:"advice"`
+		} `json:"warnings"`
+	} `json:"engine"`
+}
+
+// followedStream is one entry of kv_events.
+type followedStream struct {
+	State      string           `json:"state"`
+	Knowledge  string           `json:"knowledge"`
+	Complete   bool             `json:"complete"`
+	Error      *string          `json:"error"`
+	Gaps       uint64           `json:"gaps"`
+	Replays    uint64           `json:"replays"`
+	Restarts   uint64           `json:"restarts"`
+	BlockSize  *int             `json:"block_size_tokens"`
+	Stored     uint64           `json:"stored_blocks"`
+	Removed    uint64           `json:"removed_blocks"`
+	Held       map[string]int64 `json:"held_blocks"`
+	Skipped    map[string]int64 `json:"skipped_events"`
+	Reconnects uint64           `json:"reconnects"`
+	Cleared    uint64           `json:"cleared"`
+}
+
+func (s *server) followed(t testing.TB, e *engine.Engine) followed {
+	t.Helper()
+	var list []followed
+	s.api(t, "GET", defaultPool+"/workers", nil, &list)
+	for _, w := range list {
+		if w.Dial == e.Addr() {
+			return w
+		}
+	}
+	t.Fatalf("no worker %s", e.Addr())
+	return followed{}
+}
+
+// awaitKnowledge waits until the events of all ranks of an engine are as wanted.
+func (s *server) awaitKnowledge(t testing.TB, e *engine.Engine, state, knowledge string) {
+	t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		w := s.followed(t, e)
+		good := len(w.Events) > 0
+		for _, f := range w.Events {
+			good = good && f.State == state && f.Knowledge == knowledge
+		}
+		if good {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("engine %s: %+v, want %s and %s", e.Name(), w, state, knowledge)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// askIDs posts a prompt of token ids, and returns the tokens that the router predicted to be
+// cached and those that the engine reports.
+func (s *server) askIDs(t testing.TB, ids []uint32, more string, header ...string) (engine string, predicted, reported int) {
+	t.Helper()
+	text := make([]string, len(ids))
+	for i, id := range ids {
+		text[i] = strconv.FormatUint(uint64(id), 10)
+	}
+	a := s.post(t.Context(), "/v1/completions", []byte(`{"max_tokens":4`+withModel(more)+`,"prompt":[`+strings.Join(text, ",")+`]}`), header...)
+	if !a.ok() {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	predicted, err := strconv.Atoi(a.header.Get("X-KV-Predicted-Cached-Tokens"))
+	if err != nil {
+		t.Fatalf("headers %v", a.header)
+	}
+	return a.engine(), predicted, int(gjson.GetBytes(a.body, "usage.prompt_tokens_details.cached_tokens").Int())
+}
+
+// ids returns n token ids that no other seed has.
+func idsOf(seed, n int) []uint32 {
+	list := make([]uint32, n)
+	for i := range list {
+		list[i] = uint32(seed*100_000 + i)
+	}
+	return list
+}
+
+// eventFlavours are engines that publish, and how the router finds it out.
+var eventFlavours = map[string]struct {
+	cfg    engine.Config
+	option func(*engine.Engine) string
+}{
+	"vLLM": {cfg: engine.Config{Flavour: engine.VLLM, Events: &engine.EventConfig{}}},
+	"vLLM with arrays and bytes": {cfg: engine.Config{Flavour: engine.VLLM, Events: &engine.EventConfig{
+		Encoding: publisher.Arrays, Hashes: publisher.Bytes, ReplayLayout: engine.ReplayPlain, Topic: "kv@x@y", HashSeed: 5,
+	}}},
+	"SGLang":                         {cfg: engine.Config{Flavour: engine.SGLang, Events: &engine.EventConfig{}}, option: replayOf},
+	"SGLang with pages of one token": {cfg: engine.Config{Flavour: engine.SGLang, BlockSize: 1, Blocks: 60_000, Events: &engine.EventConfig{}}, option: replayOf},
+	"TensorRT-LLM":                   {cfg: engine.Config{Flavour: engine.TRTLLM, BlockSize: 32, Events: &engine.EventConfig{}}, option: endpointsOf},
+}
+
+// replayOf names the replay endpoint of an engine that does not report it.
+func replayOf(e *engine.Engine) string {
+	_, replay := e.EventEndpoints(0)
+	return fmt.Sprintf("worker %s {\nkv_events auto {\nreplay %s\n}\n}", e.Addr(), replay)
+}
+
+func endpointsOf(e *engine.Engine) string {
+	pub, replay := e.EventEndpoints(0)
+	return fmt.Sprintf("worker %s {\nkv_events %s {\nreplay %s\n}\n}", e.Addr(), pub, replay)
+}
+
+// TestEventsOfEngines has conversations of token ids before two engines of each flavour. The
+// router finds their events, and predicts what they report.
+func TestEventsOfEngines(t *testing.T) {
+	for name, f := range eventFlavours {
+		t.Run(name, func(t *testing.T) {
+			var engines []*engine.Engine
+			block := []string{"response_headers X-KV-", "policy dynamo"}
+			for i := range 2 {
+				cfg, events := f.cfg, *f.cfg.Events
+				cfg.Name, cfg.Events = fmt.Sprint("e", i), &events
+				e := startSimulated(t, cfg)
+				engines = append(engines, e)
+				if f.option != nil {
+					block = append(block, f.option(e))
+				}
+			}
+			s := startCaddy(t, simulated(engines, block...))
+			for _, e := range engines {
+				s.awaitKnowledge(t, e, "live", "exact")
+			}
+			size := max(16, f.cfg.BlockSize)
+			for chat := range 4 {
+				prompt := idsOf(chat+1, 41*size)
+				home, predicted, reported := s.askIDs(t, prompt[:10*size+3], "")
+				if predicted != 0 || reported != 0 {
+					t.Fatalf("a new prompt: %d tokens predicted, %d reported", predicted, reported)
+				}
+				for turn := 2; turn <= 4; turn++ {
+					at, predicted, reported := s.askIDs(t, prompt[:turn*10*size+3], "")
+					if at != home || predicted != reported || predicted < (turn-1)*10*size {
+						t.Errorf("turn %d: %d tokens predicted, %d reported by %s; the last turn was at %s", turn, predicted, reported, at, home)
+					}
+				}
+			}
+		})
+	}
+}
+
+// publishing starts simulated engines that publish, with a prefix in their names.
+func publishing(t testing.TB, n int, cfg engine.Config) (list []*engine.Engine) {
+	for i := range n {
+		one, events := cfg, engine.EventConfig{}
+		if cfg.Events != nil {
+			events = *cfg.Events
+		}
+		one.Name, one.Events = fmt.Sprint("e", i), &events
+		list = append(list, startSimulated(t, one))
+	}
+	return list
+}
+
+// askBoth asks two prompts in turn until each of the engines has one, and returns the prompts by
+// engine name.
+func (s *server) askBoth(t testing.TB, from int) map[string][]uint32 {
+	t.Helper()
+	homes := make(map[string][]uint32)
+	for i := 0; len(homes) < 2; i++ {
+		prompt := idsOf(from+i, 323)
+		at, _, _ := s.askIDs(t, prompt, "")
+		homes[at] = prompt
+		if i > 20 {
+			t.Fatal("all prompts go to one engine")
+		}
+	}
+	return homes
+}
+
+// TestEventsOverFaults loses events, connections and engines, one after another. The router
+// knows again what each engine holds, within seconds.
+func TestEventsOverFaults(t *testing.T) {
+	fault := func(kind engine.EventFaultKind, count int) func(*engine.Engine) error {
+		return func(e *engine.Engine) error { return e.SetEventFault(engine.EventFault{Kind: kind, Count: count}) }
+	}
+	for name, f := range map[string]struct {
+		fault func(*engine.Engine) error
+		shown func(*followedStream) bool // the router has seen it
+	}{
+		"lost on the way":    {fault(engine.DropBatches, 3), func(f *followedStream) bool { return f.Gaps > 0 }},
+		"closed connection":  {fault(engine.Disconnect, 1), func(f *followedStream) bool { return f.Reconnects > 0 }},
+		"restart":            {(*engine.Engine).Restart, func(f *followedStream) bool { return f.Reconnects > 0 }},
+		"reset of the cache": {func(e *engine.Engine) error { return resetCache(t, e) }, func(f *followedStream) bool { return f.Cleared > 0 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engines := publishing(t, 2, engine.Config{})
+			s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo", "trust pins", "worker "+engines[0].Addr()+" {\nid 1\n}"))
+			for _, e := range engines {
+				s.awaitKnowledge(t, e, "live", "exact")
+			}
+			homes := s.askBoth(t, 1)
+			if err := f.fault(engines[0]); err != nil {
+				t.Fatal(err)
+			}
+			if name == "lost on the way" {
+				for i := range 4 { // the batches that are lost, and one that shows it
+					s.askIDs(t, idsOf(50+i, 100), `,"nvext":{"backend_instance_id":1}`)
+				}
+			}
+			eventually(t, 10*time.Second, "the fault is seen", func() bool { return f.shown(&s.followed(t, engines[0]).Events[0]) })
+			for _, e := range engines {
+				s.agrees(t, e, homes["e0"])
+				s.agrees(t, e, homes["e1"])
+				s.awaitKnowledge(t, e, "live", "exact")
+			}
+		})
+	}
+}
+
+func resetCache(t testing.TB, e *engine.Engine) error {
+	t.Helper()
+	resp, err := http.Post(e.URL()+"/reset_prefix_cache", "application/json", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	// vLLM says so with the events of its next step only.
+	resp2, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim-8b","prompt":[1,2,3],"max_tokens":1}`))
+	if err != nil {
+		return err
+	}
+	return resp2.Body.Close()
+}
+
+// agrees waits until what the router knows of a prompt on an engine is what the engine holds.
+func (s *server) agrees(t testing.TB, e *engine.Engine, prompt []uint32) {
+	t.Helper()
+	text := make([]string, len(prompt))
+	for i, id := range prompt {
+		text[i] = strconv.FormatUint(uint64(id), 10)
+	}
+	body := `{"model":"sim-8b","prompt":[` + strings.Join(text, ",") + `]}`
+	var known, held int64
+	deadline := time.Now().Add(10 * time.Second)
+	for time.Now().Before(deadline) {
+		device, host := e.Holds(0, prompt, "", "")
+		most := int64(len(prompt)-1) / 16
+		held = min(int64(device+host), most) * 16
+		x := s.explainAt(t, "/v1/completions", body)
+		for _, c := range x.Candidates {
+			if c.Dial == e.Addr() {
+				known = c.Tokens
+				if known == held && c.Source == "exact" {
+					return
+				}
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Errorf("engine %s holds %d tokens of the prompt, and the router knows %d", e.Name(), held, known)
+}
+
+// TestEventsOfRanks has two engines of two ranks each. Each rank is known by itself.
+func TestEventsOfRanks(t *testing.T) {
+	engines := publishing(t, 2, engine.Config{Ranks: 2})
+	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo"))
+	for _, e := range engines {
+		s.awaitKnowledge(t, e, "live", "exact")
+	}
+	at := make(map[string]bool)
+	for i := range 12 {
+		prompt := idsOf(i+1, 640)
+		home, _, _ := s.askIDs(t, prompt[:323], "")
+		again, predicted, reported := s.askIDs(t, prompt, "")
+		if again != home || predicted != 320 || reported != 320 {
+			t.Errorf("%d tokens predicted and %d reported at %s after %s", predicted, reported, again, home)
+		}
+		at[home] = true
+	}
+	if len(at) != 2 {
+		t.Errorf("only %v are used", at)
+	}
+	for _, e := range engines {
+		for rank, f := range s.followed(t, e).Events {
+			if f.Held["device"] == 0 {
+				t.Errorf("rank %d of %s holds nothing", rank, e.Name())
+			}
+		}
+	}
+}
+
+// TestEventsWithoutReplay begins in the middle of engines' lives. What they held before is
+// unknown until they announce it, which vLLM does when asked.
+func TestEventsWithoutReplay(t *testing.T) {
+	engines := publishing(t, 2, engine.Config{Blocks: 400, Events: &engine.EventConfig{NoReplay: true}})
+	prompt := idsOf(1, 640)
+	body := `{"model":"sim-8b","max_tokens":1,"prompt":` + idsFrom(100_000, 323) + `}`
+	resp, err := http.Post(engines[1].URL()+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo", "trust pins", "worker "+engines[1].Addr()+" {\nid 2\n}"))
+	for _, e := range engines {
+		s.awaitKnowledge(t, e, "untrusted", "partial")
+	}
+	if _, predicted, reported := s.askIDs(t, prompt[:330], `,"nvext":{"backend_instance_id":2}`); predicted != 0 || reported != 320 {
+		t.Errorf("%d tokens predicted and %d reported, want 0 and 320", predicted, reported)
+	}
+	eventually(t, 2*time.Second, "the full report arrives", func() bool {
+		return s.followed(t, engines[1]).Events[0].Held["device"] >= 20
+	})
+	if at, predicted, reported := s.askIDs(t, prompt, ""); at != "e1" || predicted != 320 || reported != 320 {
+		t.Errorf("%d tokens predicted and %d reported at %s", predicted, reported, at)
+	}
+	for _, e := range engines {
+		if err := resetCache(t, e); err != nil {
+			t.Fatal(err)
+		}
+		s.awaitKnowledge(t, e, "live", "exact")
+	}
+}
+
+// TestEventsOfOneEndpoint has two workers with one endpoint, as behind mapped ports. The router
+// follows neither.
+func TestEventsOfOneEndpoint(t *testing.T) {
+	engines := publishing(t, 2, engine.Config{})
+	pub, _ := engines[0].EventEndpoints(0)
+	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "worker "+engines[1].Addr()+" {\nkv_events "+pub+"\n}"))
+	s.askIDs(t, idsOf(1, 100), "")
+	eventually(t, 15*time.Second, "both have a warning", func() bool {
+		for _, e := range engines {
+			w := s.followed(t, e)
+			if len(w.Events) > 0 || len(w.Engine.Warnings) != 1 || !strings.Contains(w.Engine.Warnings[0].Advice, "same endpoint") {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestEventsOfEnginesThatConnect has engines that connect to the router.
+func TestEventsOfEnginesThatConnect(t *testing.T) {
+	addr := freeAddr(t)
+	e := publishing(t, 1, engine.Config{Events: &engine.EventConfig{Dial: addr}})[0]
+	s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-"))
+	s.askIDs(t, idsOf(1, 100), "")
+	eventually(t, 5*time.Second, "a warning", func() bool {
+		w := s.followed(t, e)
+		return len(w.Engine.Warnings) == 1 && strings.Contains(w.Engine.Warnings[0].Advice, "listen") && len(w.Events) == 0
+	})
+	_, replay := e.EventEndpoints(0)
+	if err := s.reload(simulated([]*engine.Engine{e}, "response_headers X-KV-",
+		"worker "+e.Addr()+" {\nkv_events tcp://"+addr+" {\nlisten\nreplay "+replay+"\n}\n}")); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitKnowledge(t, e, "live", "exact")
+	if _, predicted, reported := s.askIDs(t, idsOf(1, 200), ""); predicted != 96 || reported != 96 {
+		t.Errorf("%d tokens predicted and %d reported", predicted, reported)
+	}
+	if w := s.followed(t, e); len(w.Engine.Warnings) != 0 {
+		t.Errorf("%+v", w.Engine.Warnings)
+	}
+}
+
+// TestEventsKeepSaltsAndAdaptersApart has prompts of equal tokens with different salts and
+// adapters.
+func TestEventsKeepSaltsAndAdaptersApart(t *testing.T) {
+	engines := publishing(t, 2, engine.Config{LoRAs: []string{"lora"}})
+	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo"))
+	for _, e := range engines {
+		s.awaitKnowledge(t, e, "live", "exact")
+	}
+	prompt := idsOf(1, 640)
+	for _, more := range []string{"", `,"cache_salt":"a"`, `,"cache_salt":"b"`, `,"model":"lora"`, `,"model":"lora","cache_salt":"a"`} {
+		home, predicted, reported := s.askIDs(t, prompt[:323], more)
+		if predicted != 0 || reported != 0 {
+			t.Errorf("first with %s: %d tokens predicted and %d reported", more, predicted, reported)
+		}
+		at, predicted, reported := s.askIDs(t, prompt, more)
+		if at != home || predicted != 320 || reported != 320 {
+			t.Errorf("second with %s: %d tokens predicted and %d reported", more, predicted, reported)
+		}
+	}
+}
+
+// TestEventsOverAReload follows the same streams before and after. With kv_events off, the
+// router follows none.
+func TestEventsOverAReload(t *testing.T) {
+	engines := publishing(t, 2, engine.Config{})
+	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "index {\nawait_events 5s\n}"))
+	for _, e := range engines {
+		s.awaitKnowledge(t, e, "live", "exact")
+	}
+	prompt := idsOf(1, 640)
+	home, _, _ := s.askIDs(t, prompt[:323], "")
+	before := s.followed(t, engines[0]).Events[0].Replays
+	if err := s.reload(simulated(engines, "response_headers X-KV-", "policy dynamo")); err != nil {
+		t.Fatal(err)
+	}
+	if at, predicted, reported := s.askIDs(t, prompt, ""); at != home || predicted != 320 || reported != 320 {
+		t.Errorf("%d tokens predicted and %d reported", predicted, reported)
+	}
+	if f := s.followed(t, engines[0]).Events[0]; f.Replays != before || f.Knowledge != "exact" {
+		t.Errorf("after the reload: %+v", f)
+	}
+	if err := s.reload(simulated(engines, "response_headers X-KV-", "worker * {\nkv_events off\n}")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, "no events are followed", func() bool {
+		return len(s.followed(t, engines[0]).Events)+len(s.followed(t, engines[1]).Events) == 0
+	})
+	if _, predicted, _ := s.askIDs(t, prompt, ""); predicted != 624 {
+		t.Errorf("%d tokens predicted by the approximate model", predicted)
+	}
+}
+
+// withModel adds the model to a request that names none.
+func withModel(more string) string {
+	if strings.Contains(more, `"model"`) {
+		return more
+	}
+	return `,"model":"sim-8b"` + more
+}

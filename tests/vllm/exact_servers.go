@@ -1,0 +1,118 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/exactness"
+)
+
+const (
+	adapter = "adapter" // the model's name with the LoRA adapter
+	topic   = "kv-events"
+)
+
+// source is where an engine publishes its KV events.
+type source struct {
+	endpoint, replay string
+	listen           string // where the router listens; empty if the engine does
+}
+
+// addSource chooses where the next engine publishes, as -events says.
+func (c *servers) addSource(ctx context.Context, o *options) error {
+	i := len(c.sources)
+	switch o.events {
+	case "":
+		return nil
+	case "ipc":
+		at := func(name string) string { return fmt.Sprintf("ipc://%s/%s%d", c.dir, name, i) }
+		c.sources = append(c.sources, source{endpoint: at("events"), replay: at("replay")})
+	case "tcp", "listen":
+		of := source{}
+		for _, to := range []*string{&of.endpoint, &of.replay} {
+			addr, err := freeAddr()
+			if err != nil {
+				return err
+			}
+			*to = "tcp://" + addr
+		}
+		if o.events == "tcp" { // vLLM connects to an address without an asterisk
+			of.endpoint = strings.Replace(of.endpoint, "127.0.0.1", "*", 1)
+		} else {
+			of.listen = of.endpoint
+		}
+		c.sources = append(c.sources, of)
+	default:
+		return fmt.Errorf("-events must be ipc, tcp or listen, got %q", o.events)
+	}
+	if i > 0 {
+		return nil
+	}
+	make := exec.CommandContext(ctx, filepath.Join(o.venv, "venv", "bin", "python"), "tests/vllm/lora.py", c.lora())
+	if out, err := make.CombinedOutput(); err != nil {
+		return fmt.Errorf("making the LoRA adapter: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func (c *servers) lora() string { return filepath.Join(c.dir, "lora") }
+
+// directive returns what kv_router needs besides `kv_events auto`, the default.
+func (s source) directive(engine string) string {
+	if s.listen == "" {
+		return ""
+	}
+	return fmt.Sprintf(`
+		worker %s {
+			kv_events %s {
+				listen
+				replay %s
+			}
+		}`, engine, s.listen, s.replay)
+}
+
+// exactArgs are the arguments of an engine that publishes KV events.
+func (o *options) exactArgs(c *servers, i int) []string {
+	config, _ := json.Marshal(map[string]any{
+		"enable_kv_cache_events": true, "publisher": "zmq", "topic": topic,
+		"endpoint": c.sources[i].endpoint, "replay_endpoint": c.sources[i].replay,
+	})
+	return []string{
+		"--kv-events-config", string(config),
+		"--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapter + "=" + c.lora(),
+	}
+}
+
+// stopEngine ends engine i.
+func (c *servers) stopEngine(i int) { end(c.processes[i]) }
+
+// startEngine starts engine i again, and waits until it serves.
+func (c *servers) startEngine(ctx context.Context, o *options, i int) error {
+	p, err := launch(o.vllm(c, i), o.logOf(i))
+	if err != nil {
+		return err
+	}
+	c.processes[i] = p
+	return c.awaitEngine(ctx, o, i)
+}
+
+// resetCache makes engine i forget its KV cache. The engine refuses while a request runs.
+func (c *servers) resetCache(ctx context.Context, i int) error {
+	for range 50 {
+		body, err := exactness.Call(ctx, http.MethodPost, "http://"+c.engines[i]+"/reset_prefix_cache")
+		if err != nil || !strings.Contains(string(body), "false") {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return errors.New("the engine does not reset its KV cache")
+}
