@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -236,6 +237,7 @@ func TestSources(t *testing.T) {
 		path := map[Sources][]any{SourcesByRank: {"1"}, SourcesList: {1}, SourcesWrapped: {"sources", 1}}[form]
 		one := at(v, path...)
 		pub, replay := e.EventEndpoints(1)
+		pub = strings.Replace(pub, "127.0.0.1", "*", 1) // vLLM listens only at such addresses
 		if at(one, "endpoint") != pub || text0(at(one, "replay_endpoint")) != replay || at(one, "topic") != "kv" || number(at(one, "buffer_steps")) != 10000 {
 			t.Errorf("%s: %v", form, v)
 		}
