@@ -23,7 +23,8 @@ var layers = [][]string{
 	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot", "affinity/storetest"},
 	{"handler/rawjson", "affinity", "kvscore/events", "handler/snapshot/snapshottest"},
 	{"kvscore", "kvscore/events/zmtp"},
-	{"kvscore/index", "kvscore/index/exact"},
+	{"kvscore/index/exact"},
+	{"kvscore/index"},
 }
 
 // pure are the packages that import neither Caddy nor net/http, so that they can be

@@ -42,7 +42,7 @@ type eventsView struct {
 }
 
 func viewEvents(w *pool.Worker, t time.Time) []eventsView {
-	following, _ := w.Following()
+	following := w.Following()
 	list := make([]eventsView, 0, len(following))
 	for rank := range following {
 		f := &following[rank]
@@ -104,7 +104,7 @@ var (
 )
 
 func collectEvents(to sink, w *pool.Worker, t time.Time) {
-	following, _ := w.Following()
+	following := w.Following()
 	for rank := range following {
 		f, to := &following[rank], to.with(strconv.Itoa(rank))
 		to.gauge(descFollowed, 1, f.State.String(), f.Knowledge.String())

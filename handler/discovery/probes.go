@@ -75,13 +75,18 @@ func (p *Prober) run() {
 	go func() {
 		// After a reload the pool knows its workers, and requests need not wait.
 		admit := sync.OnceFunc(func() { close(p.first) })
-		if !slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() }) {
+		began := time.Now()
+		waits := slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() })
+		if !waits {
 			admit()
 		}
-		began := time.Now()
 		p.firstProbes(ctx)
-		p.awaitEvents(ctx, began.Add(p.AwaitEvents))
-		admit()
+		if waits {
+			go func() { // probes go on
+				p.awaitEvents(ctx, began.Add(p.AwaitEvents))
+				admit()
+			}()
+		}
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
 		for {

@@ -65,7 +65,7 @@ func (p *Pool) EngineWarnings(w *Worker) []EngineWarning {
 	if cause := p.doubtedCause(w); cause != "" {
 		list = append(list, EngineWarning{warnDoubted, "the router uses its approximate cache model for an hour", "likely cause: " + cause})
 	}
-	if _, why := w.Following(); why != nil {
+	if why := w.events.unfollowed(); why != nil {
 		list = append(list, EngineWarning{warnUnfollowed, "the router knows only what it has sent to the engine", why.Error()})
 	}
 	if advice := p.lacksLoad(w, kind); advice != "" {

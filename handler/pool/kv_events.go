@@ -171,9 +171,8 @@ type Following struct {
 	events.Applied
 }
 
-// Following returns the state of a worker's KV events by rank, none if the router follows
-// none. The error says why it does not follow those that the engine publishes.
-func (w *Worker) Following() ([]Following, error) {
+// Following returns the state of a worker's KV events by rank, none if the router follows none.
+func (w *Worker) Following() []Following {
 	s := &w.events
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +180,14 @@ func (w *Worker) Following() ([]Following, error) {
 	for rank, from := range s.from {
 		list = append(list, Following{from.endpoint, from.replay, from.listen, s.streams[rank].Status(), s.worker.Applied(rank)})
 	}
-	return list, s.why
+	return list
+}
+
+// unfollowed returns why the router does not follow the events that the engine publishes.
+func (s *subscription) unfollowed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.why
 }
 
 // isReady returns whether the router knows what a worker's engine holds, or cannot know more.

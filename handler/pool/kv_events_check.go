@@ -132,7 +132,7 @@ func (p *Pool) doubtedCause(w *Worker) string {
 	case m.n < manyUnmatched:
 		return "the engine has far fewer tokens cached than its events say. They may be those of another engine, or not tell of all layers of the model"
 	}
-	following, _ := w.Following()
+	following := w.Following()
 	var stored, parents, contradictions, otherSize uint64
 	size := 0
 	for i := range following {
@@ -164,7 +164,7 @@ func (w *Worker) blockSize() int {
 	if size := w.Engine.Info().BlockSize; size > 0 {
 		return size
 	}
-	following, _ := w.Following()
+	following := w.Following()
 	for i := range following {
 		if size := following[i].BlockTokens; size > 0 {
 			return size
@@ -178,7 +178,7 @@ func (w *Worker) blockSize() int {
 func (w *Worker) eventContradictions(s *Settings, list map[string]string) {
 	set, info := s.Worker(w.Dial), w.Engine.Info()
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
-	following, _ := w.Following()
+	following := w.Following()
 	for i := range following {
 		f := &following[i]
 		held := f.Held[events.Device] * int64(f.BlockTokens)

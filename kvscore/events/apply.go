@@ -46,7 +46,7 @@ func NewWorker(s *kvscore.Scheduler, seed, id uint64, ranks int, e Engine) *Work
 // Learn replaces what is known of the engine.
 func (w *Worker) Learn(e Engine) {
 	for _, r := range w.ranks {
-		r.miss(func(r *rank) {
+		r.update(func(r *rank) {
 			r.engine = e
 			r.info.Adapters, r.info.Salts, r.info.HitsInFlight = r.info.Adapters || e.Adapters, r.info.Salts || e.Salts, e.HitsInFlight
 			if !r.sized {
@@ -97,10 +97,10 @@ func (w *Worker) Applied(rank int) Applied {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.did
-	a.BlockTokens, a.Knowledge = r.info.BlockTokens, r.info.Knowledge
+	a.BlockTokens, a.Knowledge = r.info.BlockTokens, r.told.Knowledge
 	if r.feed != nil {
 		for t := range a.Held {
-			a.Held[t] = r.feed.Blocks(exact.Tier(t)) //nolint:gosec // a tier
+			a.Held[t] = r.feed.Blocks(Tier(t)) //nolint:gosec // a tier
 		}
 	}
 	return a
@@ -109,7 +109,7 @@ func (w *Worker) Applied(rank int) Applied {
 // Doubt says whether the engine's reports contradict its events. Nobody relies on them then.
 func (w *Worker) Doubt(doubted bool) {
 	for _, r := range w.ranks {
-		r.miss(func(r *rank) { r.doubted = doubted })
+		r.update(func(r *rank) { r.doubted = doubted })
 	}
 }
 
@@ -160,7 +160,7 @@ func (p *Publisher) Payload(_ uint64, payload []byte) {
 	now := time.Now()
 	b, err := p.decoder.Decode(payload)
 	if err != nil {
-		p.worker.ranks[p.rank].miss(func(r *rank) { r.did.Undecoded++; r.lost = true })
+		p.worker.ranks[p.rank].update(func(r *rank) { r.did.Undecoded++; r.lost = true })
 		return
 	}
 	at := p.rank
@@ -168,9 +168,13 @@ func (p *Publisher) Payload(_ uint64, payload []byte) {
 		at = b.Rank
 	}
 	if at >= len(p.worker.ranks) {
-		p.worker.ranks[p.rank].miss(func(r *rank) { r.did.OtherRank++ })
+		own := p.worker.ranks[p.rank]
 		for _, r := range p.worker.ranks { // the numbers of all ranks may be shifted
-			r.miss(func(r *rank) { r.foreign = true })
+			r.update(func(r *rank) {
+				if r.foreign = true; r == own {
+					r.did.OtherRank++
+				}
+			})
 		}
 		return
 	}
@@ -186,7 +190,7 @@ func (p *Publisher) Reset(string) {
 	p.spoke[p.rank] = true
 	for i, r := range p.worker.ranks {
 		if p.spoke[i] {
-			r.reset()
+			r.update((*rank).reset)
 			p.spoke[i] = false
 		}
 	}
@@ -194,18 +198,16 @@ func (p *Publisher) Reset(string) {
 
 // State records how far the publisher's stream can be relied on.
 func (p *Publisher) State(s State, complete bool) {
-	r := p.worker.ranks[p.rank]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.state, r.complete = s, complete
-	if (s == Live || s == Untrusted) && !complete && r.feed != nil {
-		r.feed.Missed()
-	}
-	r.describe()
+	p.worker.ranks[p.rank].update(func(r *rank) {
+		r.state, r.complete = s, complete
+		if (s == Live || s == Untrusted) && !complete && r.feed != nil {
+			r.feed.Missed()
+		}
+	})
 }
 
-// miss records that the rank's events lack something.
-func (r *rank) miss(by func(*rank)) {
+// update changes what is known of the rank, and tells the scheduler.
+func (r *rank) update(by func(*rank)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	by(r)
@@ -213,13 +215,10 @@ func (r *rank) miss(by func(*rank)) {
 }
 
 func (r *rank) reset() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.sized, r.lost, r.foreign = false, false, false
 	if r.feed != nil {
 		r.feed.Reset()
 	}
-	r.describe()
 }
 
 // apply records a batch. It returns whether the engine has cleared its cache, so that its events
@@ -243,7 +242,7 @@ func (r *rank) apply(seed uint64, b *Batch, now time.Time) (cleared bool) {
 		case Stored:
 			r.store(seed, e)
 		case Removed:
-			unknown := r.feed.Removed(exact.Tier(e.Tier), e.Hashes)
+			unknown := r.feed.Removed(e.Tier, e.Hashes)
 			r.did.Removed += uint64(len(e.Hashes))
 			r.did.UnknownNames += uint64(unknown) //nolint:gosec // a count
 		case Cleared:
@@ -262,12 +261,11 @@ func (r *rank) apply(seed uint64, b *Batch, now time.Time) (cleared bool) {
 // store records stored blocks.
 func (r *rank) store(seed uint64, e *Event) {
 	s := &r.stored
-	*s = exact.Stored{Tier: exact.Tier(e.Tier), Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}
+	*s = exact.Stored{Tier: e.Tier, Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}
 	if e.Tokens != nil {
-		if !r.sized && e.BlockSize != r.info.BlockTokens {
-			r.info.BlockTokens = e.BlockSize
+		if !r.sized {
+			r.info.BlockTokens, r.sized = e.BlockSize, true
 		}
-		r.sized = true
 		if e.BlockSize != r.info.BlockTokens {
 			r.did.OtherSize++
 			return
@@ -323,7 +321,7 @@ func (r *rank) describe() {
 		info.Knowledge = kvscore.Partial
 	}
 	if info != r.told {
-		r.info, r.told = info, info
+		r.told = info
 		r.partial.Store(info.Knowledge == kvscore.Partial)
 		r.feed.Describe(info)
 	}

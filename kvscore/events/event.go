@@ -5,32 +5,21 @@
 // accepted layouts. Nothing here decides where a request goes.
 package events
 
+import "github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+
 // Tier is where an engine keeps a block.
-type Tier uint8
+type Tier = exact.Tier
 
-// The tiers, from the fastest to the slowest.
+// The tiers, from the fastest to the slowest: the memory of the accelerator, that of the
+// engine's machine, storage that only this engine reads, and storage that other workers reach,
+// too. Tiers is their number.
 const (
-	// Device is the memory of the GPU or other accelerator.
-	Device Tier = iota
-	// Host is the memory of the engine's machine.
-	Host
-	// Disk is storage that only this engine reads.
-	Disk
-	// Shared is external storage that other workers reach, too.
-	Shared
-	// Tiers is the number of tiers.
-	Tiers = 4
+	Device = exact.Device
+	Host   = exact.Host
+	Disk   = exact.Disk
+	Shared = exact.Shared
+	Tiers  = exact.Tiers
 )
-
-var tierNames = [Tiers]string{"device", "host", "disk", "shared"}
-
-// String returns the tier's name, "unknown" for a value that is no tier.
-func (t Tier) String() string {
-	if t >= Tiers {
-		return "unknown"
-	}
-	return tierNames[t]
-}
 
 // Kind is what happened to an event's blocks.
 type Kind uint8

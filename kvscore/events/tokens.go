@@ -7,8 +7,8 @@ import (
 )
 
 // uintShifts say how to take an unsigned number out of the 8 bytes that begin with its lead
-// byte: shift them left, then right. size is the number's bytes with the lead byte, 0 if
-// the lead byte begins something else. A table is faster than branches here, because the sizes
+// byte. Shift them left, then right. size is the number of its bytes, including the lead byte.
+// It is 0 if the lead byte begins something else. A table is faster than branches here, because the sizes
 // of successive tokens are as good as random.
 var uintShifts = func() (shifts [256]struct{ left, right, size uint8 }) {
 	for c := range fixMap {

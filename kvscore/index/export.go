@@ -252,7 +252,7 @@ func (x *Index) follow(s *slot, slot uint16, c *Held) (parent uint32, pos int) {
 			return parent, pos
 		}
 		r := x.runs.at(id)
-		want := x.affordable(s, id, slot, common(r.hashes, c.Blocks[pos:]))
+		want := x.affordable(s, id, slot, Common(r.hashes, c.Blocks[pos:]))
 		if want == 0 || depth >= maxRuns {
 			return parent, -1
 		}

@@ -86,7 +86,7 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 			break
 		}
 		r := x.runs.at(id)
-		same := common(r.hashes, blocks[pos:])
+		same := Common(r.hashes, blocks[pos:])
 		want := x.affordable(s, id, slot, same)
 		if want == 0 {
 			break

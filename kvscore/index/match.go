@@ -74,7 +74,7 @@ func (x *Index) Match(c *Chain, m *Match) {
 			return
 		}
 		r := x.runs.at(id)
-		n := common(r.hashes, blocks[m.Blocks:])
+		n := Common(r.hashes, blocks[m.Blocks:])
 		end := m.reach(r, n, before, c)
 		m.Holders = 0
 		for i := r.holds; i != 0; {
@@ -132,7 +132,7 @@ func (x *Index) matched(root uint64, blocks []uint64) int {
 		}
 		x.spend(1)
 		r := x.runs.at(id)
-		n := common(r.hashes, blocks[pos:])
+		n := Common(r.hashes, blocks[pos:])
 		pos += n
 		if n < len(r.hashes) {
 			break
@@ -142,8 +142,8 @@ func (x *Index) matched(root uint64, blocks []uint64) int {
 	return pos
 }
 
-// common returns the length of the common prefix.
-func common(a, b []uint64) int {
+// Common returns the length of the common prefix.
+func Common(a, b []uint64) int {
 	n := min(len(a), len(b))
 	a, b = a[:n], b[:n]
 	i := 0

@@ -1,5 +1,7 @@
 package exact
 
+import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
+
 // extend adds the event's blocks from the n-th on after the cursor, where the trie has no
 // such block. It fills one chunk at most, and returns how many blocks it added.
 func (x *Index) extend(s *Stored, at cursor, root uint64, n int) (cursor, int, Outcome) {
@@ -76,7 +78,7 @@ func (x *Index) reserve(r *run, blocks []uint64) []uint64 {
 	need := old + len(blocks)
 	if need <= cap(hashes) {
 		seen := hashes[:max(old, min(int(r.high), need))][old:]
-		if common(seen, blocks) == len(seen) {
+		if index.Common(seen, blocks) == len(seen) {
 			return hashes
 		}
 	}

@@ -24,6 +24,16 @@ const (
 // Tiers is the number of tiers.
 const Tiers = 4
 
+var tierNames = [Tiers]string{"device", "host", "disk", "shared"}
+
+// String returns the tier's name, "unknown" for a value that is no tier.
+func (t Tier) String() string {
+	if t >= Tiers {
+		return "unknown"
+	}
+	return tierNames[t]
+}
+
 // MaxTargets bounds the numbers of targets: they are below it.
 const MaxTargets = 4096
 

@@ -1,6 +1,10 @@
 package exact
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+)
 
 // Match is the answer of [Index.Match]. Reuse it: its memory is kept.
 type Match struct {
@@ -58,7 +62,7 @@ func matchWord(r *run, blocks []uint64, depth []int32) {
 	for {
 		v := r.view.Load()
 		rest := blocks[pos:]
-		n := common(v.hashes, rest)
+		n := index.Common(v.hashes, rest)
 		from, whole := 0, true
 		for i := range v.device {
 			s := &v.device[i]
@@ -163,7 +167,7 @@ func matchWords(r *run, blocks []uint64, m *Match) {
 	for r != nil {
 		v := r.view.Load()
 		rest := blocks[pos:]
-		n := common(v.hashes, rest)
+		n := index.Common(v.hashes, rest)
 		from := 0
 		for i := range v.device {
 			s := &v.device[i]

@@ -16,8 +16,8 @@ type sweep struct {
 	hand         int // next chunk that eviction looks at
 }
 
-// Step does a part of the work in the background: it evicts after the memory was lowered,
-// reclaims memory after [Index.Clear] and joins runs. work bounds the blocks and records
+// Step does a part of the work in the background. It evicts after the memory was lowered,
+// reclaims memory after [Index.Clear], and joins runs. work bounds the blocks and records
 // that it visits; 1000 take less than a millisecond. It reports whether more is left. The
 // owner calls it regularly.
 func (x *Index) Step(work int) (more bool) {

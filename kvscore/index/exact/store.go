@@ -1,5 +1,7 @@
 package exact
 
+import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
+
 // Store records what an engine has stored. It returns how many of the blocks the target now
 // holds, and whether that is all of them. A refused event marks the target as incomplete.
 //
@@ -150,7 +152,7 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 			at = cursor{next, 0}
 		}
 		v := at.run.view.Load()
-		same := common(v.hashes[at.i:], s.Blocks[n:])
+		same := index.Common(v.hashes[at.i:], s.Blocks[n:])
 		if same == 0 {
 			if r, _ := x.known(s.Names[n]); r != nil {
 				return n, Contradiction
@@ -209,7 +211,7 @@ func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
 // rename makes sure that names lead to held blocks from i on.
 func (x *Index) rename(r *run, i int32, names []uint64) (int32, Outcome) {
 	for k := 0; k < len(names); {
-		same := common(r.names[int(i):int(i)+len(names)-k], names[k:])
+		same := index.Common(r.names[int(i):int(i)+len(names)-k], names[k:])
 		i += int32(same)
 		x.work.to = i
 		if k += same; k == len(names) {

@@ -1,5 +1,7 @@
 package exact
 
+import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
+
 // matchTiers is Match for targets that hold blocks in several tiers. It goes through the
 // segments of all tiers at once. In each tier, the live targets are those that hold all
 // blocks so far there or in a faster tier.
@@ -11,7 +13,7 @@ func (x *Index) matchTiers(r *run, blocks []uint64, m *Match) {
 	for r != nil {
 		v := r.view.Load()
 		rest := blocks[pos:]
-		n := common(v.hashes, rest)
+		n := index.Common(v.hashes, rest)
 		if !x.matchRun(v, n, pos, m) {
 			return
 		}
