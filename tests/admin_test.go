@@ -3,6 +3,7 @@ package tests
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +31,13 @@ func (s *server) api(t testing.TB, method, path string, body []byte, v any, head
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := s.client.Do(req)
+	// After a reload the admin endpoint from before closes connections that it has
+	// accepted, but not read from.
+	for again := 0; again < 3 && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)); again++ {
+		req = req.Clone(req.Context())
+		req.Body = io.NopCloser(bytes.NewReader(body))
+		resp, err = s.client.Do(req)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,9 +10,9 @@ import "github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
 // Tier is where an engine keeps a block.
 type Tier = exact.Tier
 
-// The tiers, from the fastest to the slowest: the memory of the accelerator, that of the
-// engine's machine, storage that only this engine reads, and storage that other workers reach,
-// too. Tiers is their number.
+// The tiers, from the fastest to the slowest. They are the memory of the accelerator, that of
+// the engine's machine, storage of this engine alone, and storage that other workers read, too.
+// Tiers is their number.
 const (
 	Device = exact.Device
 	Host   = exact.Host
