@@ -29,10 +29,9 @@ func decide(b *testing.B, blocks, n int, p Policy) {
 		ids[i] = rand.Uint32N(100_000)
 	}
 	r := &Request{Root: 1, BlockTokens: 16, Tokens: int64(len(ids)), Blocks: make([]uint64, blocks), Streamed: true}
+	key := NewTokenHash(testSeed)
 	hash := func() {
-		for i := range r.Blocks {
-			r.Blocks[i] = TokenBlock(testSeed, ids[16*i:16*i+16])
-		}
+		r.Blocks = key.AppendBlocks(r.Blocks[:0], ids, 16)
 	}
 	hash()
 	root := IdentityRoot(testSeed, 16, "", "")

@@ -35,11 +35,12 @@ func newFed(t *testing.T, info FeedInfo) *fed {
 // tokenPrompt returns a request with a number of blocks of 16 tokens, and a half one.
 func tokenPrompt(blocks int, adapter, salt string) *Request {
 	r := &Request{Root: 1, BlockTokens: 16, Tokens: int64(blocks)*16 + 8, Streamed: true}
-	ids := make([]uint32, 16)
+	ids := make([]uint32, 16*blocks)
 	for i := range blocks {
-		ids[0] = uint32(i)
-		r.Blocks = append(r.Blocks, TokenBlock(testSeed, ids))
+		ids[16*i] = uint32(i)
 	}
+	key := NewTokenHash(testSeed)
+	r.Blocks = key.AppendBlocks(nil, ids, 16)
 	r.Identities = []Identity{{
 		BlockTokens: 16, Root: IdentityRoot(testSeed, 16, adapter, salt), Blocks: r.Blocks, Adapter: adapter != "", Salted: salt != "",
 	}}

@@ -2,7 +2,6 @@ package kvscore
 
 import (
 	"encoding/binary"
-	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -15,7 +14,7 @@ type Identity struct {
 	BlockTokens int
 	// Root stands for what must be equal beside the tokens: see [IdentityRoot].
 	Root uint64
-	// Blocks are the hashes of the full blocks in order: see [TokenBlock].
+	// Blocks are the hashes of the full blocks in order: see [TokenHash].
 	Blocks []uint64
 	// Adapter and Salted say that Root has an adapter or a salt.
 	Adapter, Salted bool
@@ -29,21 +28,5 @@ func IdentityRoot[T ~string | ~[]byte](seed uint64, blockTokens int, adapter, sa
 	buf = binary.LittleEndian.AppendUint64(buf, uint64(len(adapter)))
 	buf = append(buf, adapter...)
 	buf = append(buf, salt...)
-	return xxh3.HashSeed(buf, seed)
-}
-
-var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
-
-// TokenBlock returns the hash of a block of token ids: XXH3 of the ids as little-endian
-// 32-bit numbers.
-func TokenBlock(seed uint64, ids []uint32) uint64 {
-	if littleEndian {
-		return xxh3.HashSeed(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(ids))), 4*len(ids)), seed) //nolint:gosec // the ids as bytes
-	}
-	var stack [1024]byte
-	buf := stack[:0]
-	for _, id := range ids {
-		buf = binary.LittleEndian.AppendUint32(buf, id)
-	}
 	return xxh3.HashSeed(buf, seed)
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // idChain continues the blocks of a prompt of token ids with the answer's ids.
@@ -23,7 +24,7 @@ func (c *idChain) begin(r *Request) {
 	if r.Kind != Tokens || r.prompts != 1 || r.Choices != 1 || r.API.Work() != Generate {
 		return
 	}
-	c.on, c.seed, c.block = true, r.seed, make([]byte, 4*r.block)
+	c.on, c.hash, c.block = true, kvscore.NewTokenHash(r.seed), make([]byte, 4*r.block)
 	c.fill = copy(c.block, r.tail)
 }
 

@@ -1,22 +1,15 @@
 package api
 
 import (
-	"encoding/binary"
 	"slices"
 	"testing"
 
-	"github.com/zeebo/xxh3"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-func tokenBlocks(size int, ids ...uint32) (out []uint64) {
-	for ; len(ids) >= size; ids = ids[size:] {
-		var b []byte
-		for _, id := range ids[:size] {
-			b = binary.LittleEndian.AppendUint32(b, id)
-		}
-		out = append(out, xxh3.HashSeed(b, testSeed))
-	}
-	return out
+func tokenBlocks(size int, ids ...uint32) []uint64 {
+	key := kvscore.NewTokenHash(testSeed)
+	return key.AppendBlocks(nil, ids, size)
 }
 
 func TestCompletionsPrompts(t *testing.T) {

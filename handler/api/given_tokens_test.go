@@ -76,10 +76,8 @@ func TestChains(t *testing.T) {
 		tokens = append(tokens, uint32(n))
 	}
 	for i, size := range o.Sizes {
-		var want []uint64
-		for at := 0; at+size <= len(tokens); at += size {
-			want = append(want, kvscore.TokenBlock(o.Seed, tokens[at:at+size]))
-		}
+		key := kvscore.NewTokenHash(o.Seed)
+		want := key.AppendBlocks(nil, tokens, size)
 		for _, r := range []*Request{r, given} {
 			if c := r.Chains[i]; c.BlockSize != size || !slices.Equal(c.Blocks, want) {
 				t.Errorf("blocks of %d: %x of %d, want %x", size, c.Blocks, c.BlockSize, want)

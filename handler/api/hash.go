@@ -212,7 +212,7 @@ func (c *compact) next() []byte {
 // idHasher turns token ids into the hashes of their full blocks. Callers keep the
 // memory for one block, which can thus be on the stack.
 type idHasher struct {
-	seed   uint64
+	hash   kvscore.TokenHash
 	fill   int // bytes of block in use
 	blocks []uint64
 }
@@ -220,7 +220,7 @@ type idHasher struct {
 func (h *idHasher) put(block []byte, id uint32) {
 	binary.LittleEndian.PutUint32(block[h.fill:], id)
 	if h.fill += 4; h.fill == len(block) {
-		h.blocks = append(h.blocks, xxh3.HashSeed(block, h.seed))
+		h.blocks = append(h.blocks, h.hash.Block(block))
 		h.fill = 0
 	}
 }
@@ -239,7 +239,7 @@ func (h *idHasher) run(block, b []byte, i int) (next int, n int64) {
 		n++
 		binary.LittleEndian.PutUint32(block[fill:], uint32(id))
 		if fill += 4; fill == len(block) {
-			h.blocks = append(h.blocks, xxh3.HashSeed(block, h.seed))
+			h.blocks = append(h.blocks, h.hash.Block(block))
 			fill = 0
 		}
 	}

@@ -31,7 +31,7 @@ import (
 const (
 	// version is that of the format. It must also grow if the hashes of sessions or of
 	// prompts change.
-	version = 1
+	version = 2
 	magic   = "KVRS"
 	// MaxValue bounds a value, in bytes. Consul's limit is 512 KiB after base64.
 	MaxValue = 256 << 10

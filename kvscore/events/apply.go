@@ -292,10 +292,8 @@ func (r *rank) store(seed uint64, e *Event) {
 
 // hash returns the content hashes of an event's blocks. They are valid until the next call.
 func (r *rank) hash(seed uint64, e *Event) []uint64 {
-	list := r.contents[:0]
-	for at := 0; at < len(e.Tokens); at += e.BlockSize {
-		list = append(list, kvscore.TokenBlock(seed, e.Tokens[at:at+e.BlockSize]))
-	}
+	key := kvscore.NewTokenHash(seed)
+	list := key.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
 	for i := range e.Media {
 		m := &e.Media[i]
 		var place [9]byte

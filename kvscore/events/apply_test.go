@@ -2,6 +2,7 @@ package events
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -37,9 +38,8 @@ func ids(first uint32) []uint32 { return []uint32{first, first + 1, first + 2, f
 func (a *applied) holds(rank int, salt string, tokens ...[]uint32) (int64, kvscore.Knowledge) {
 	a.t.Helper()
 	id := kvscore.Identity{BlockTokens: 4, Root: kvscore.IdentityRoot(applySeed, 4, "", salt), Salted: salt != ""}
-	for _, block := range tokens {
-		id.Blocks = append(id.Blocks, kvscore.TokenBlock(applySeed, block))
-	}
+	key := kvscore.NewTokenHash(applySeed)
+	id.Blocks = key.AppendBlocks(nil, slices.Concat(tokens...), 4)
 	r := &kvscore.Request{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(tokens)) + 1, Identities: []kvscore.Identity{id}}
 	sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
 	a.s.Explain(time.Now(), r, []kvscore.Target{{Worker: 1}, {Worker: 1, Rank: 1}}, -1, new(kvscore.LeastLoad), &sel)
