@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -119,7 +121,7 @@ func runProcesses(args []string) error {
 	}
 	close(rest)
 
-	p := processes{binary: binary, args: args}
+	p := processes{binary: binary, args: args, to: os.Stdout}
 	if d := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); d > 0 {
 		p.deadline = time.Now().Add(d - 5*time.Second)
 	}
@@ -129,6 +131,7 @@ func runProcesses(args []string) error {
 		lanes.Go(func() { p.lane(apart) })
 	}
 	lanes.Wait()
+	p.runAgain()
 	if len(p.failed) > 0 {
 		return fmt.Errorf("failed: %s", strings.Join(p.failed, ", "))
 	}
@@ -140,9 +143,49 @@ type processes struct {
 	binary   string
 	args     []string
 	deadline time.Time // zero: none
+	again    bool      // failures are final
+	to       io.Writer // what the processes print
 
 	mu     sync.Mutex
 	failed []string // the tests of processes in which one failed
+	late   []late   // failures that may come from a busy machine
+}
+
+// late are tests that failed beside others, and what their process printed.
+type late struct {
+	tests []string
+	out   []byte
+}
+
+// mostAgain is how many tests run again alone. If more fail, that is not the machine.
+const mostAgain = 4
+
+// failedTest is the line of a failed test, not of its parts.
+var failedTest = regexp.MustCompile(`(?m)^\x16?--- FAIL: (\w+) `)
+
+// runAgain runs tests again that failed beside others, one after the other on a machine that
+// is idle now: many of them measure times. Races, panics and hung tests do not get this chance.
+func (p *processes) runAgain() {
+	n := 0
+	for _, l := range p.late {
+		n += len(l.tests)
+	}
+	for _, l := range p.late {
+		if n <= mostAgain {
+			fmt.Fprintf(p.to, "failed beside others, and runs again alone: %s\n", strings.Join(l.tests, " "))
+			queue := make(chan []string, len(l.tests))
+			for _, name := range l.tests {
+				queue <- []string{name}
+			}
+			close(queue)
+			again := processes{binary: p.binary, args: p.args, deadline: p.deadline, to: p.to, again: true}
+			if again.lane(queue); len(again.failed) == 0 {
+				continue
+			}
+		}
+		p.failed = append(p.failed, l.tests...)
+		p.print(l.out)
+	}
 }
 
 // lane runs one process after the other.
@@ -166,10 +209,61 @@ func (p *processes) ended(names []string, out []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
+		var tests []string
+		for _, m := range failedTest.FindAllSubmatch(out, -1) {
+			tests = append(tests, string(m[1]))
+		}
+		if !p.again && len(tests) > 0 && !hopeless.Match(out) {
+			p.late = append(p.late, late{tests, out})
+			return
+		}
 		p.failed = append(p.failed, fmt.Sprintf("%s (%v)", strings.Join(names, " "), err))
 	}
-	os.Stdout.Write(verdict.ReplaceAll(out, nil))
+	p.print(out)
+}
+
+// hopeless is in the output of processes whose tests do not run again.
+var hopeless = regexp.MustCompile(`DATA RACE|panic: |panicked|fatal error: `)
+
+// print passes on what a process printed.
+func (p *processes) print(out []byte) {
+	p.to.Write(verdict.ReplaceAll(out, nil))
 	if len(out) > 0 && !bytes.HasSuffix(out, []byte("\n")) {
-		fmt.Println()
+		fmt.Fprintln(p.to)
+	}
+}
+
+// TestFailuresRunAgain runs shell scripts in place of the tests.
+func TestFailuresRunAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		queue  [][]string
+		failed bool
+	}{
+		"passes alone":   {`case $* in *B*) echo "--- FAIL: TestA (0.1s)"; exit 1;; esac`, [][]string{{"TestA", "TestB"}}, false},
+		"fails alone":    {`echo "--- FAIL: TestA (0.1s)"; exit 1`, [][]string{{"TestA", "TestB"}}, true},
+		"race":           {`case $* in *B*) echo "WARNING: DATA RACE"; echo "--- FAIL: TestA (0.1s)"; exit 1;; esac`, [][]string{{"TestA", "TestB"}}, true},
+		"no test failed": {`case $* in *B*) exit 2;; esac`, [][]string{{"TestA", "TestB"}}, true},
+		"too many": {
+			`case $* in *B*) for i in 1 2 3; do echo "--- FAIL: TestA$i (0.1s)"; done; exit 1;; esac`,
+			[][]string{{"TestA", "TestB"}, {"TestC", "TestB"}}, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			binary := filepath.Join(t.TempDir(), "tests")
+			if err := os.WriteFile(binary, []byte("#!/bin/sh\n"+c.script+"\n"), 0o700); err != nil { //nolint:gosec // it is a program
+				t.Fatal(err)
+			}
+			queue := make(chan []string, len(c.queue))
+			for _, names := range c.queue {
+				queue <- names
+			}
+			close(queue)
+			p := processes{binary: binary, deadline: time.Now().Add(time.Minute), to: io.Discard}
+			p.lane(queue)
+			if p.runAgain(); (len(p.failed) > 0) != c.failed {
+				t.Errorf("failed: %v", p.failed)
+			}
+		})
 	}
 }
