@@ -114,8 +114,8 @@ type Request struct {
 	// they are those of the first prompt.
 	Blocks []uint64
 	// Chains are the full blocks of a (first) prompt of token ids in each of Options.Sizes.
-	// There are none if the body does not name the media among them, or if it has a member
-	// that selects a part of the cache. What the engine caches is then unknown.
+	// There are none if the body has media without their names and places, or a member that
+	// selects a part of the cache. What the engine caches is then unknown.
 	Chains []Chain
 	// Bytes is the length of the canonical text, in bytes, summed over a
 	// batch. It is 0 if Kind is not Text.
