@@ -113,10 +113,10 @@ func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
 	if a.other() {
 		return a.appendOther(buf, i)
 	}
-	switch {
-	case a.shape == generate:
+	if a.shape == generate {
 		return a.appendGenerated(buf, i+1, cached)
-	case a.shape == tokensIn:
+	}
+	if a.shape == tokensIn {
 		return a.appendTokens(buf, i, cached)
 	}
 	if i == 0 && a.chat {
@@ -180,10 +180,10 @@ func (a *answer) whole(cached int) []byte {
 	if a.other() {
 		return a.otherWhole(cached)
 	}
-	switch {
-	case a.shape == generate:
+	if a.shape == generate {
 		return a.generated(len(a.answer), cached)
-	case a.shape == tokensIn:
+	}
+	if a.shape == tokensIn {
 		return a.wholeTokens(cached)
 	}
 	c, t := choice{TokenIDs: a.ids(a.answer), FinishReason: &a.reason}, text(a.answer)
