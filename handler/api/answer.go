@@ -185,7 +185,9 @@ func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:
 	case a.ids.whole():
-		return slices.Concat(a.req.Blocks, a.ids.blocks)
+		blocks := slices.Concat(a.req.Blocks, a.ids.blocks)
+		addFeatures(a.req.seed, blocks, len(a.req.Blocks), a.req.block, a.req.late)
+		return blocks
 	case a.steady:
 		return slices.Concat(a.req.Blocks, a.hash.blocks)
 	}

@@ -160,6 +160,9 @@ func FuzzParse(f *testing.F) {
 	f.Add(uint8(0), []byte(`{"messages":`+strings.Repeat("[", 300)))
 	for i, a := range every {
 		f.Add(uint8(i), goldenFile(f, a.Name(), "request.json"))
+		if a.Name() == NameTokens {
+			f.Add(uint8(i), []byte(`{"token_ids":[1,2,3,4,5],"features":{"mm_hashes":{"image":["a\u0062"]},"mm_placeholders":{"image":[{"offset":1,"length":2}]}}}`))
+		}
 	}
 	f.Add(uint8(0), []byte(`{"stream":true,"nvext":1,"stream_options":{"include_usage":false}}`))
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {

@@ -2,14 +2,12 @@ package events
 
 import (
 	"bytes"
-	"encoding/binary"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
-	"github.com/zeebo/xxh3"
 )
 
 // Engine is what is known of the engine behind a [Worker].
@@ -296,13 +294,24 @@ func (r *rank) hash(seed uint64, e *Event) []uint64 {
 	list := key.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
 	for i := range e.Media {
 		m := &e.Media[i]
-		var place [9]byte
-		place[0] = byte(m.Kind)
-		binary.LittleEndian.PutUint64(place[1:], uint64(m.Offset)) //nolint:gosec // any bits will do
-		list[m.Block] = xxh3.HashSeed(m.Key, list[m.Block]^xxh3.HashSeed(place[:], seed))
+		key := kvscore.MediaKey(seed+uint64(m.Kind), e.nameOf(m)) // another seed: equal names of other kinds differ
+		list[m.Block] = kvscore.MediaBlock(seed, list[m.Block], key, m.Offset)
 	}
 	r.contents = list
 	return list
+}
+
+// nameOf returns a media key as requests have it. With enable_tower_connector_lora, vLLM writes
+// the adapter and a colon before the identifier. The root has the adapter in any case.
+func (e *Event) nameOf(m *MediaKey) []byte {
+	if m.Kind == Identifier && len(e.Adapter) > 0 {
+		if name, ok := bytes.CutPrefix(m.Key, e.Adapter); ok {
+			if name, ok = bytes.CutPrefix(name, []byte(":")); ok {
+				return name
+			}
+		}
+	}
+	return m.Key
 }
 
 // describe tells the scheduler how far to rely on the events, if that has changed.

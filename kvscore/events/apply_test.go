@@ -35,22 +35,31 @@ func newApplied(t *testing.T, e Engine) *applied {
 func ids(first uint32) []uint32 { return []uint32{first, first + 1, first + 2, first + 3} }
 
 // holds returns how many tokens of a prompt a rank is known to hold, and by which knowledge.
-func (a *applied) holds(rank int, salt string, tokens ...[]uint32) (int64, kvscore.Knowledge) {
+func (a *applied) holds(rank int, adapter, salt string, blocks []uint64) (int64, kvscore.Knowledge) {
 	a.t.Helper()
-	id := kvscore.Identity{BlockTokens: 4, Root: kvscore.IdentityRoot(applySeed, 4, "", salt), Salted: salt != ""}
-	key := kvscore.NewTokenHash(applySeed)
-	id.Blocks = key.AppendBlocks(nil, slices.Concat(tokens...), 4)
-	r := &kvscore.Request{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(tokens)) + 1, Identities: []kvscore.Identity{id}}
+	id := kvscore.Identity{BlockTokens: 4, Root: kvscore.IdentityRoot(applySeed, 4, adapter, salt), Blocks: blocks, Adapter: adapter != "", Salted: salt != ""}
+	r := &kvscore.Request{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(blocks)) + 1, Identities: []kvscore.Identity{id}}
 	sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
 	a.s.Explain(time.Now(), r, []kvscore.Target{{Worker: 1}, {Worker: 1, Rank: 1}}, -1, new(kvscore.LeastLoad), &sel)
 	return sel.Candidates[rank].OverlapTokens, sel.Candidates[rank].Knowledge
 }
 
-func (a *applied) wants(what string, rank int, tokens int64, k kvscore.Knowledge, salt string, prompt ...[]uint32) {
+func (a *applied) wantsBlocks(what string, rank int, tokens int64, k kvscore.Knowledge, adapter, salt string, blocks []uint64) {
 	a.t.Helper()
-	if n, by := a.holds(rank, salt, prompt...); n != tokens || by != k {
+	if n, by := a.holds(rank, adapter, salt, blocks); n != tokens || by != k {
 		a.t.Errorf("%s: %d tokens by %s knowledge, want %d by %s", what, n, by, tokens, k)
 	}
+}
+
+// blocksOf returns the hashes of blocks of four tokens.
+func blocksOf(prompt ...[]uint32) []uint64 {
+	key := kvscore.NewTokenHash(applySeed)
+	return key.AppendBlocks(nil, slices.Concat(prompt...), 4)
+}
+
+func (a *applied) wants(what string, rank int, tokens int64, k kvscore.Knowledge, salt string, prompt ...[]uint32) {
+	a.t.Helper()
+	a.wantsBlocks(what, rank, tokens, k, "", salt, blocksOf(prompt...))
 }
 
 // told applies events of rank 0.
@@ -72,13 +81,39 @@ func TestContinuationHasTheSaltOfItsParent(t *testing.T) {
 	a.wants("of the other rank", 1, 0, kvscore.Exact, "s", ids(10), ids(20))
 }
 
+// TestMediaArePartOfTheContent has an image in the second block, by each kind of key.
 func TestMediaArePartOfTheContent(t *testing.T) {
-	a := newApplied(t, namesAll)
-	a.told(Event{
-		Kind: Stored, Hashes: []uint64{1, 2}, Tokens: append(ids(10), ids(20)...), BlockSize: 4,
-		Media: []MediaKey{{Block: 1, Key: []byte("image")}},
-	})
-	a.wants("text before the image", 0, 4, kvscore.Exact, "", ids(10), ids(20))
+	named := kvscore.MediaKey(applySeed, []byte("image"))
+	for what, c := range map[string]struct {
+		adapter string
+		key     MediaKey
+		found   bool
+	}{
+		"the identifier":               {"", MediaKey{1, Identifier, []byte("image"), -3}, true},
+		"another identifier":           {"", MediaKey{1, Identifier, []byte("other"), -3}, false},
+		"another offset":               {"", MediaKey{1, Identifier, []byte("image"), 0}, false},
+		"without an offset":            {"", MediaKey{1, Other, []byte("image"), 0}, false},
+		"embeddings":                   {"", MediaKey{1, Embeds, []byte("image"), -3}, false},
+		"with an adapter":              {"ad", MediaKey{1, Identifier, []byte("image"), -3}, true},
+		"with the adapter's name":      {"ad", MediaKey{1, Identifier, []byte("ad:image"), -3}, true},
+		"with another adapter's name":  {"ad", MediaKey{1, Identifier, []byte("an:image"), -3}, false},
+		"with a name of an adapter":    {"", MediaKey{1, Identifier, []byte("ad:image"), -3}, false},
+		"with an adapter's name alone": {"image", MediaKey{1, Identifier, []byte("image"), -3}, true},
+	} {
+		a := newApplied(t, namesAll)
+		a.told(Event{
+			Kind: Stored, Hashes: []uint64{1, 2}, Tokens: append(ids(10), ids(20)...), BlockSize: 4,
+			Adapter: []byte(c.adapter), Media: []MediaKey{c.key},
+		})
+		blocks := blocksOf(ids(10), ids(20))
+		a.wantsBlocks(what+", text alone", 0, 4, kvscore.Exact, c.adapter, "", blocks)
+		want := int64(4)
+		if c.found {
+			want = 8
+		}
+		blocks[1] = kvscore.MediaBlock(applySeed, blocks[1], named, -3)
+		a.wantsBlocks(what, 0, want, kvscore.Exact, c.adapter, "", blocks)
+	}
 }
 
 func TestEventsThatCannotBeRead(t *testing.T) {

@@ -291,7 +291,7 @@ func TestTailsOfArrays(t *testing.T) {
 
 func TestExtraKeys(t *testing.T) {
 	const salt = "dynamo-cache-salt:"
-	hexKey := func(block int) MediaKey { return MediaKey{Block: block, Kind: Identifier, Key: []byte(image)} }
+	hexKey := func(block int) MediaKey { return MediaKey{Block: block, Kind: Other, Key: []byte(image)} }
 	other := func(block int, key string) MediaKey { return MediaKey{Block: block, Kind: Other, Key: []byte(key)} }
 	for name, test := range map[string]struct {
 		event   pairs

@@ -76,7 +76,8 @@ type MediaKind uint8
 
 // The kinds of media keys.
 const (
-	// Identifier is the engine's identifier of an image or other media, often 64 hex digits.
+	// Identifier is the engine's identifier of an image or other media, with its offset.
+	// Requests with this identifier at this place have equal blocks.
 	Identifier MediaKind = iota
 	// Embeds is a digest of prompt embeddings.
 	Embeds
@@ -90,8 +91,8 @@ type MediaKey struct {
 	Block int
 	Kind  MediaKind
 	Key   []byte
-	// Offset is the first token of the media in the block; negative if the media begin
-	// earlier, 0 if the engine sends none.
+	// Offset is the first token of an Identifier's media in the block; negative if the media
+	// begin earlier. Other kinds have 0.
 	Offset int64
 }
 

@@ -2,7 +2,6 @@ package events
 
 import (
 	"bytes"
-	"encoding/hex"
 	"slices"
 )
 
@@ -17,10 +16,10 @@ const maxMedia = 1 << 16
 //
 // vLLM lists, for each block: the adapter's name, the media's identifiers, in the prompt's
 // first block the salt, digests of prompt embeddings. Since 0.19 an identifier comes with its
-// offset; before, it was a plain string, just as the salt. In the first block the decoder takes
-// the last plain string for the salt, even if it looks like an identifier (64 hex digits).
-// A mistake costs overlap and never isolation: the string distinguishes the blocks either
-// way, and vLLM cannot tell the two apart either.
+// offset; before, it was a plain string, just as the salt. Those versions take no requests with
+// identifiers, so such a string only keeps its block apart ([Other]). In the first block the
+// decoder takes the last plain string for the salt. A mistake costs overlap and never isolation:
+// the string distinguishes the blocks either way, and vLLM cannot tell the two apart either.
 func (d *Decoder) readExtra(payload []byte, w *wire) bool {
 	e := &w.event
 	e.Salt = bytes.TrimPrefix(e.Salt, dynamoSalt)
@@ -118,24 +117,13 @@ func (d *Decoder) readPlain(w *wire, block int, key []byte) bool {
 		w.salted = w.salted || tagged
 		return true
 	case w.salted, !tagged && (block > 0 || e.HasParent):
-		d.addMedia(block, plainKind(key), key)
+		d.addMedia(block, Other, key)
 		return true
 	case len(e.Salt) > 0: // the string before was no salt
-		d.addMedia(block, plainKind(e.Salt), e.Salt)
+		d.addMedia(block, Other, e.Salt)
 	}
 	e.Salt, w.salted = salt, tagged
 	return w.fits(salt)
-}
-
-// plainKind returns the kind of a string that is a media key.
-func plainKind(key []byte) MediaKind {
-	var digest [32]byte
-	if len(key) == 64 {
-		if _, err := hex.Decode(digest[:], key); err == nil {
-			return Identifier
-		}
-	}
-	return Other
 }
 
 func (d *Decoder) addMedia(block int, kind MediaKind, key []byte) {

@@ -94,7 +94,7 @@ func ofEngines() map[string]want {
 			}
 		}), removed(Device, h3)}},
 		"vllm-0.17-media": {events: []Event{storedEvent(func(e *Event) {
-			e.Salt, e.Media = []byte("salt"), []MediaKey{{1, Identifier, []byte(image), 0}}
+			e.Salt, e.Media = []byte("salt"), []MediaKey{{1, Other, []byte(image), 0}}
 		})}},
 		"vllm-0.23": {
 			events:  []Event{storedEvent(func(e *Event) { e.Tier = Host }), removed(Device, h1), cleared},

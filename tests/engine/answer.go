@@ -116,6 +116,9 @@ func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
 	if a.shape == generate {
 		return a.appendGenerated(buf, i+1, cached)
 	}
+	if a.shape == tokensIn {
+		return a.appendTokens(buf, i, cached)
+	}
 	if i == 0 && a.chat {
 		d := a.chunk(choice{Delta: &spoken{Role: "assistant"}})
 		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
@@ -155,7 +158,10 @@ func (a *answer) appendEnd(buf []byte, cached int) []byte {
 	if a.other() {
 		return a.appendOtherEnd(buf, cached)
 	}
-	if a.usage {
+	switch {
+	case a.usage && a.shape == tokensIn:
+		buf = a.appendTokensUsage(buf, cached)
+	case a.usage:
 		d := a.chunk()
 		d.Usage = a.usageAt(len(a.answer), cached)
 		buf = appendEvent(buf, d)
@@ -176,6 +182,9 @@ func (a *answer) whole(cached int) []byte {
 	}
 	if a.shape == generate {
 		return a.generated(len(a.answer), cached)
+	}
+	if a.shape == tokensIn {
+		return a.wholeTokens(cached)
 	}
 	c, t := choice{TokenIDs: a.ids(a.answer), FinishReason: &a.reason}, text(a.answer)
 	if n := min(a.reasoning, len(a.answer)); a.chat {

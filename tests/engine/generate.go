@@ -13,9 +13,12 @@ type ofGenerate struct {
 	SessionParams  json.RawMessage `json:"session_params"`
 }
 
+// sampling has the names of SGLang and of vLLM.
 type sampling struct {
 	MaxNewTokens *int `json:"max_new_tokens"`
 	MinNewTokens int  `json:"min_new_tokens"`
+	MaxTokens    *int `json:"max_tokens"`
+	MinTokens    int  `json:"min_tokens"`
 	IgnoreEOS    bool `json:"ignore_eos"`
 }
 

@@ -15,16 +15,21 @@ const (
 	responses
 	messages
 	generate
+	tokensIn
 )
 
 var shapes = map[string]shape{
 	"/v1/completions": completions, "/v1/chat/completions": chats, "/v1/responses": responses, "/v1/messages": messages,
 }
 
-// shape returns the API of a path. Only an SGLang has /generate.
+// shape returns the API of a path. Only an SGLang has /generate, and only a vLLM
+// /inference/v1/generate.
 func (c *Config) shape(path string) shape {
-	if path == "/generate" && (c.Flavour == SGLang || c.Flavour == OldSGLang) {
+	switch {
+	case path == "/generate" && (c.Flavour == SGLang || c.Flavour == OldSGLang):
 		return generate
+	case path == "/inference/v1/generate" && c.Flavour == VLLM:
+		return tokensIn
 	}
 	return shapes[path]
 }

@@ -42,6 +42,7 @@ type request struct {
 	XArgs                lenient  `json:"vllm_xargs"`
 	otherAPIs
 	ofGenerate
+	ofTokensIn
 }
 
 // call is an inference request as it was understood.
@@ -67,6 +68,7 @@ type unanswered struct {
 	request *request
 	root    cache.Root
 	tokens  []uint32 // without a session's context
+	media   []cache.Media
 	turn    *sessionParams
 	session string // for the events; not that of SGLang's own sessions
 }
@@ -102,6 +104,9 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	if s == generate {
 		r.asCompletion()
 	}
+	if s == tokensIn {
+		r.tokensAsCompletion()
+	}
 	root, aerr := e.root(&r)
 	if aerr != nil {
 		return nil, aerr
@@ -121,12 +126,16 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	if aerr != nil {
 		return nil, aerr
 	}
-	c.asked = unanswered{&r, root, tokens, e.turn(s, &r), r.Session.text()}
+	media, aerr := r.media(s, len(tokens))
+	if aerr != nil {
+		return nil, aerr
+	}
+	c.asked = unanswered{&r, root, tokens, media, e.turn(s, &r), r.Session.text()}
 	orDefault(&c.asked.session, h.Get("X-Session-ID")) //nolint:canonicalheader // as vLLM writes it
 	switch id := e.requestID(h); {
 	case s == generate && r.RID != "":
 		c.id = r.RID
-	case s == generate:
+	case s == generate, s == tokensIn:
 		c.id = id
 	case s == completions:
 		c.id = "cmpl-" + id
@@ -137,7 +146,7 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 }
 
 // chatty returns whether prompts are made of messages.
-func (s shape) chatty() bool { return s != completions && s != generate }
+func (s shape) chatty() bool { return s != completions && s != generate && s != tokensIn }
 
 // answered gives a call its prompt, behind a session's context, and its answer.
 func (e *Engine) answered(c *call, context []uint32) *apiError {
@@ -146,7 +155,7 @@ func (e *Engine) answered(c *call, context []uint32) *apiError {
 	if aerr != nil {
 		return aerr
 	}
-	c.prompt = cache.NewPrompt(c.asked.root, tokens, e.cfg.BlockSize)
+	c.prompt = cache.NewMediaPrompt(c.asked.root, tokens, e.cfg.BlockSize, c.asked.media)
 	c.prompt.Session, c.prompt.Report = c.asked.session, e.cfg.Flavour == VLLM && c.asked.request.reportsHits()
 	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
 	return nil

@@ -29,6 +29,8 @@ type Stored struct {
 	Keys   []Key
 	// The tokens of all blocks of the run.
 	Tokens []uint32
+	// Media are those of each block; nil if there are none.
+	Media [][]BlockMedia
 	// Session is that of the prompt.
 	Session string
 }

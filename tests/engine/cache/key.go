@@ -42,18 +42,13 @@ type Prompt struct {
 	// Such a run adds no removal later.
 	Report bool
 
-	size int // tokens in a block
+	size  int // tokens in a block
+	media []Media
 }
 
 // NewPrompt cuts tokens into blocks of size tokens. It keeps the slice.
 func NewPrompt(root Root, tokens []uint32, size int) *Prompt {
-	p := &Prompt{Root: root, Tokens: tokens, Keys: make([]Key, len(tokens)/size), size: size}
-	parent, buf := root.Key(), make([]byte, 0, 4*size)
-	for i := range p.Keys {
-		p.Keys[i] = child(parent, tokens[i*size:(i+1)*size], buf)
-		parent = p.Keys[i]
-	}
-	return p
+	return NewMediaPrompt(root, tokens, size, nil)
 }
 
 // Sum returns a hash of the whole prompt, the last part of a block included.
@@ -62,18 +57,22 @@ func (p *Prompt) Sum() Key {
 	if n := len(p.Keys); n > 0 {
 		parent = p.Keys[n-1]
 	}
-	return child(parent, p.Tokens[len(p.Keys)*p.size:], nil)
+	return child(parent, p.Tokens[len(p.Keys)*p.size:], p.mediaOf(len(p.Keys)), nil)
 }
 
 // Child returns the key of a block after parent.
-func Child(parent Key, tokens []uint32) Key { return child(parent, tokens, nil) }
+func Child(parent Key, tokens []uint32) Key { return child(parent, tokens, nil, nil) }
 
 // child returns the key of a block after parent. It works in buf if that is
 // large enough.
-func child(parent Key, tokens []uint32, buf []byte) Key {
+func child(parent Key, tokens []uint32, media []BlockMedia, buf []byte) Key {
 	buf = buf[:0]
 	for _, t := range tokens {
 		buf = binary.LittleEndian.AppendUint32(buf, t)
+	}
+	for _, m := range media {
+		buf = binary.LittleEndian.AppendUint64(buf, uint64(m.Offset))
+		buf = append(append(buf, m.Identifier...), 0)
 	}
 	return Key(xxh3.HashSeed(buf, uint64(parent)))
 }

@@ -53,7 +53,7 @@ func (c *Cache) Open(p *Prompt, tokens int) (*Seq, bool) {
 
 // run returns a run of a prompt's blocks.
 func (p *Prompt) run(from, to int) Stored {
-	r := Stored{Root: p.Root, First: from == 0, Parent: p.Root.Key(), Keys: p.Keys[from:to], Tokens: p.Tokens[from*p.size : to*p.size], Session: p.Session}
+	r := Stored{Root: p.Root, First: from == 0, Parent: p.Root.Key(), Keys: p.Keys[from:to], Tokens: p.Tokens[from*p.size : to*p.size], Media: p.mediaOfRun(from, to-from), Session: p.Session}
 	if from > 0 {
 		r.Parent = p.Keys[from-1]
 	}
@@ -100,7 +100,7 @@ func (s *Seq) Append(token uint32) {
 	if len(s.tail) < s.c.size {
 		return
 	}
-	s.store(s.generated([]Key{child(s.parent, s.tail, nil)}, s.tail))
+	s.store(s.generated([]Key{child(s.parent, s.tail, s.prompt.mediaOf(s.booked), nil)}, s.tail))
 	s.tail = s.tail[:0]
 }
 
@@ -113,7 +113,7 @@ func (s *Seq) Extend(tokens []uint32) {
 	}
 	keys, parent := make([]Key, full), s.parent
 	for i := range keys {
-		keys[i] = child(parent, s.tail[i*s.c.size:(i+1)*s.c.size], nil)
+		keys[i] = child(parent, s.tail[i*s.c.size:(i+1)*s.c.size], s.prompt.mediaOf(s.booked+i), nil)
 		parent = keys[i]
 	}
 	s.store(s.generated(keys, s.tail[:full*s.c.size]))
@@ -122,7 +122,10 @@ func (s *Seq) Extend(tokens []uint32) {
 
 // generated returns a run behind the booked blocks.
 func (s *Seq) generated(keys []Key, tokens []uint32) Stored {
-	return Stored{Root: s.prompt.Root, First: s.booked == 0, Parent: s.parent, Keys: keys, Tokens: tokens, Session: s.prompt.Session}
+	return Stored{
+		Root: s.prompt.Root, First: s.booked == 0, Parent: s.parent, Keys: keys, Tokens: tokens,
+		Media: s.prompt.mediaOfRun(s.booked, len(keys)), Session: s.prompt.Session,
+	}
 }
 
 // store makes the next blocks findable.
@@ -159,6 +162,7 @@ func (s *Seq) share(e Stored) Stored {
 	}
 	if n > 0 {
 		e.First, e.Parent, e.Keys, e.Tokens = false, s.parent, e.Keys[n:], e.Tokens[n*s.c.size:]
+		e.Media = e.Media[min(n, len(e.Media)):]
 	}
 	return e
 }

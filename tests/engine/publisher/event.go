@@ -34,10 +34,19 @@ type Event struct {
 	LoRAID int
 	// Salt is the cache salt. Default: none.
 	Salt string
+	// Media are those of each block. Default: none.
+	Media [][]Media
 	// Session is the id of the request's session. Default: none.
 	Session string
 	// Medium is where the blocks are. A TensorRT-LLM does not tell.
 	Medium string
+}
+
+// Media is an image or other media in a block. Offset is its first token in the block,
+// negative if it begins earlier.
+type Media struct {
+	Identifier string
+	Offset     int
 }
 
 // Batch is what one step of a rank changed.
@@ -208,31 +217,42 @@ func (f Form) loraID(e *Event) func([]byte) []byte {
 	return func(b []byte) []byte { return appendCount(b, e.LoRAID) }
 }
 
-// appendExtraKeys appends null for each block, or a list with the adapter's name. The list
-// of a prompt's first block also has the salt.
+// appendExtraKeys appends null for each block, or a list with the adapter's name and the
+// media. The list of a prompt's first block also has the salt.
 func appendExtraKeys(b []byte, e *Event) []byte {
 	b = msgp.AppendArrayHeader(b, uint32(len(e.Hashes)))
 	for i := range e.Hashes {
-		salted, keys := i == 0 && e.First && e.Salt != "", uint32(0)
+		var keys []func([]byte) []byte
 		if e.LoRA != "" {
-			keys++
+			keys = append(keys, text(e.LoRA))
 		}
-		if salted {
-			keys++
+		if e.Media != nil {
+			for _, m := range e.Media[i] {
+				keys = append(keys, m.appendTo)
+			}
 		}
-		if keys == 0 {
+		if i == 0 && e.First && e.Salt != "" {
+			keys = append(keys, text(e.Salt))
+		}
+		if len(keys) == 0 {
 			b = msgp.AppendNil(b)
 			continue
 		}
-		b = msgp.AppendArrayHeader(b, keys)
-		if e.LoRA != "" {
-			b = msgp.AppendString(b, e.LoRA)
-		}
-		if salted {
-			b = msgp.AppendString(b, e.Salt)
+		b = msgp.AppendArrayHeader(b, uint32(len(keys)))
+		for _, key := range keys {
+			b = key(b)
 		}
 	}
 	return b
+}
+
+// appendTo appends a pair, as vLLM does since 0.19.
+func (m Media) appendTo(b []byte) []byte {
+	b = msgp.AppendString(msgp.AppendArrayHeader(b, 2), m.Identifier)
+	if m.Offset < 0 {
+		return msgp.AppendInt64(b, int64(m.Offset))
+	}
+	return appendCount(b, m.Offset)
 }
 
 func text(s string) func([]byte) []byte {
