@@ -13,11 +13,16 @@ import (
 // VLLM is vLLM's OpenAI server.
 const VLLM = "vllm"
 
-// vllm ignores the header for the rank before 0.11. It takes a salt in messages and
-// pooling in newer versions only, and loses it for embeddings in chunks.
+// vllm ignores the header for the rank before 0.11. 0.32 ignores it in some APIs
+// (vllm/entrypoints: openai/responses/serving.py, pooling/base/serving.py). It takes a
+// salt in messages and pooling in newer versions only, and loses it for embeddings in
+// chunks.
 var vllm = kind{
 	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
 	takesRank: func(t Info) bool { return !before(t.Version, 0, 11, 0) },
+	rankless: []string{
+		api.NameResponses, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling,
+	},
 	salts: salted{
 		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
 		also: []string{
