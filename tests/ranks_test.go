@@ -115,6 +115,39 @@ func (s *server) talkToRanks(t *testing.T, conversations, turns int) map[string]
 	return said
 }
 
+// TestRanksThatTheEngineChooses repeats prompts in vLLM's responses API, which ignores the rank. The
+// ranks take turns, but that is no sign of a lost cache.
+func TestRanksThatTheEngineChooses(t *testing.T) {
+	e := startSimulated(t, engine.Config{Ranks: 2})
+	s := startCaddy(t, simulated([]*engine.Engine{e}, "policy dynamo"))
+	s.mustChat(t, simChat("hello"))
+	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+	for i := range 24 {
+		text := strings.Repeat(fmt.Sprintf("number %d of the prompts ", i), 100)
+		for range 2 {
+			if i < 12 { // then the router knows that its predictions are right
+				s.mustChat(t, simChat(text))
+				continue
+			}
+			if a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"sim-8b","max_output_tokens":2,"input":"`+text+`"}`)); !a.ok() {
+				t.Fatalf("status %d: %.300s", a.status, a.body)
+			}
+		}
+	}
+	ranks := make(map[int]bool)
+	for _, r := range e.Journal() {
+		if r.Path == "/v1/responses" {
+			ranks[r.Rank] = r.RankFrom == ""
+		}
+	}
+	if len(ranks) != 2 || !ranks[0] || !ranks[1] {
+		t.Errorf("the engine chose ranks %v", ranks)
+	}
+	if n := s.logged(t, "worker lost its KV cache"); n != 0 {
+		t.Errorf("the router cleared its cache model %d times", n)
+	}
+}
+
 // TestRanksOfOneWorkerAreTriedOnce has one worker with four ranks that refuses everything,
 // and one that does not. After a failed attempt the router leaves out the worker, not only
 // the rank. Requests without a readable prompt get a rank, too.

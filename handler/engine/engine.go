@@ -33,6 +33,8 @@ type kind struct { // one field for each difference
 	// takesRank returns whether a request can name its data-parallel rank in
 	// HeaderRank. nil: it cannot, and the engine chooses the rank itself.
 	takesRank func(Info) bool
+	// rankless are the APIs in which it cannot nevertheless.
+	rankless []string
 	// paths are the ends of further paths at which the engine uses a model.
 	paths []string
 	// salts says where the engine takes cache salts. Zero: nowhere.
@@ -97,6 +99,10 @@ func (e *Engine) TakesRank() bool {
 	takes := kindOf(e.Type).takesRank
 	return takes != nil && takes(e.Info)
 }
+
+// IgnoresRank returns whether the engine chooses the rank itself for requests to an API, although
+// it takes ranks in others.
+func (e *Engine) IgnoresRank(api string) bool { return slices.Contains(kindOf(e.Type).rankless, api) }
 
 // ReadsNVExt returns whether the engine gets nvext and acts on it itself.
 func (e *Engine) ReadsNVExt() bool { return kindOf(e.Type).readsNVExt }

@@ -27,8 +27,8 @@ func (s site) get(asked *[]string) Get {
 
 const vllmPage = `# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="0",kv_cache_size_tokens="9600",num_gpu_blocks="300",sliding_window="None"} 1.0
-vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="1",kv_cache_size_tokens="9568",num_gpu_blocks="299",model="a\"},b"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="0",kv_cache_size_tokens="9600",num_gpu_blocks="599",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="1",kv_cache_size_tokens="9568",num_gpu_blocks="599",model="a\"},b"} 1.0
 process_start_time_seconds 1.76372563025e+09
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
 `
@@ -73,6 +73,11 @@ var sites = []struct {
 		pathModels: "!401", pathVersion: `{"version":"0.8.5"}`,
 		pathMetrics: "# HELP x\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"573\",enable_prefix_caching=\"False\"} 1.0\n",
 	}, Info{Type: VLLM, Version: "0.8.5", KVTokens: 573 * 16, BlockSize: 16, DPSize: 1, NoPrefixCache: true}},
+	{"vLLM that is older, with two ranks", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"vllm"}]}`, pathVersion: `{"version":"0.11.0"}`,
+		pathMetrics: "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"1146\"} 1\n" +
+			"vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"1146\"} 1\n",
+	}, Info{Type: VLLM, Version: "0.11.0", KVTokens: 573 * 16, BlockSize: 16, DPSize: 2}},
 	{"vLLM with a cache that cannot be", site{
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm","max_model_len":8192}]}`,
 		pathMetrics: "\nvllm:cache_config_info{block_size=\"16\",kv_cache_size_tokens=\"1\",engine=\"0\"} 1\n",

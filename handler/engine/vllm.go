@@ -13,11 +13,16 @@ import (
 // VLLM is vLLM's OpenAI server.
 const VLLM = "vllm"
 
-// vllm ignores the header for the rank before 0.11. It takes a salt in messages and
-// pooling in newer versions only, and loses it for embeddings in chunks.
+// vllm ignores the header for the rank before 0.11. 0.32 ignores it in some APIs
+// (vllm/entrypoints: openai/responses/serving.py, pooling/base/serving.py). It takes a
+// salt in messages and pooling in newer versions only, and loses it for embeddings in
+// chunks.
 var vllm = kind{
 	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
 	takesRank: func(t Info) bool { return !before(t.Version, 0, 11, 0) },
+	rankless: []string{
+		api.NameResponses, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling,
+	},
 	salts: salted{
 		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
 		also: []string{
@@ -74,30 +79,35 @@ type labels map[string]string
 // process_start_time_seconds, which is missing if API servers share a page.
 func readVLLMMetrics(page []byte, info *Info) {
 	ranks := make(map[string]bool)
+	var caches []labels
 	for line := range bytes.Lines(page) { // a page has thousands of other lines
 		if value, ok := bytes.CutPrefix(line, []byte("process_start_time_seconds ")); ok {
 			if at, _ := strconv.ParseFloat(string(bytes.TrimSpace(value)), 64); at > 0 && at < maxCount {
 				info.Started = time.UnixMilli(int64(at * 1000))
 				info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
 			}
-		} else if config, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{")); ok && len(ranks) < maxRanks {
+		} else if config, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{")); ok && len(caches) < maxRanks {
 			l := make(labels)
 			for _, pair := range labelPair.FindAllSubmatch(config, -1) {
 				l[string(pair[1])] = string(pair[2])
 			}
 			ranks[l["engine"]] = true
-			info.addVLLMCache(l)
+			caches = append(caches, l)
 		}
+	}
+	for _, l := range caches {
+		info.addVLLMCache(l, len(ranks))
 	}
 	info.DPSize = ranksOf(ranks)
 }
 
-// addVLLMCache records the cache of one rank. The smallest one counts.
-func (t *Info) addVLLMCache(l labels) {
+// addVLLMCache records the cache of one of some ranks. The smallest one counts. num_gpu_blocks
+// is the sum of all ranks on the page (vllm/v1/engine/core_client.py).
+func (t *Info) addVLLMCache(l labels, ranks int) {
 	size := l.count("block_size")
 	tokens := l.count("kv_cache_size_tokens")
 	if tokens == 0 { // older versions have the number of blocks only
-		tokens = l.count("num_gpu_blocks") * int64(within(size, maxBlockSize))
+		tokens = l.count("num_gpu_blocks") / int64(ranks) * int64(within(size, maxBlockSize))
 	}
 	if tokens < leastBlocks*max(size, 1) {
 		tokens = 0

@@ -21,6 +21,7 @@ type subscription struct {
 	worker  *events.Worker
 	streams []*events.Stream
 	end     context.CancelFunc // nil: nothing is followed
+	ended   chan struct{}      // closed when the last streams have ended; nil: there were none
 	gone    bool               // the pool has forgotten the worker
 	wants   atomic.Pointer[[]publisher]
 
@@ -102,7 +103,13 @@ func (p *Pool) subscribe(w *Worker, s *subscription) {
 	if s.from[0].replay == "" {
 		s.unmended.Store(worker)
 	}
+	before, ended := s.ended, make(chan struct{})
+	s.ended = ended
 	p.following.Go(func() {
+		defer close(ended)
+		if before != nil {
+			<-before // they may listen at the same endpoint
+		}
 		var under sync.WaitGroup
 		for _, stream := range streams {
 			under.Go(func() { stream.Run(ctx) })

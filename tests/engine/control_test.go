@@ -163,7 +163,7 @@ func TestMetrics(t *testing.T) {
 	if sum := got[of(1, "vllm:time_to_first_token_seconds_sum")]; sum < 3*0.008 {
 		t.Errorf("first tokens took %v s", sum)
 	}
-	if !strings.Contains(string(page.body), `block_size="32",num_gpu_blocks="100"`) {
+	if !strings.Contains(string(page.body), `block_size="32",num_gpu_blocks="200"`) {
 		t.Error("no cache_config_info")
 	}
 	began := got["process_start_time_seconds"]

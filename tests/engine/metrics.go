@@ -143,7 +143,7 @@ func (p *page) config(c *Config) {
 	p.family("vllm:cache_config_info", "gauge", "Information of the cache configuration.")
 	for i := range p.ranks {
 		p.sample("vllm:cache_config_info", p.labels(i,
-			"block_size", strconv.Itoa(c.BlockSize), "num_gpu_blocks", strconv.Itoa(c.Blocks),
+			"block_size", strconv.Itoa(c.BlockSize), "num_gpu_blocks", strconv.Itoa(c.Blocks*max(1, c.Ranks)), // vLLM adds up all ranks
 			"kv_cache_size_tokens", strconv.Itoa(c.Blocks*c.BlockSize),
 			"enable_prefix_caching", "True", "prefix_caching_hash_algo", "xxh3"), 1)
 	}

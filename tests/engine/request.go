@@ -116,7 +116,7 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
 	}
 	orDefault(&c.model, e.cfg.Model)
-	if c.rank, c.rankFrom, aerr = e.pinned(&r, h); aerr != nil {
+	if c.rank, c.rankFrom, aerr = e.pinned(s, &r, h); aerr != nil {
 		return nil, aerr
 	}
 	tokens, aerr := e.tokens(&r, s.chatty())
@@ -193,11 +193,14 @@ func (e *Engine) unknownModel(name string) *apiError {
 // pinned returns the rank that is asked for, and where; -1 if none is. It is in
 // the header or, for an SGLang, in the body; the header counts more. An old
 // SGLang knows no header, and the body's member by its old name. What is not a
-// number is ignored in the header.
-func (e *Engine) pinned(r *request, h http.Header) (int, string, *apiError) {
+// number is ignored in the header. vLLM's responses API knows no rank.
+func (e *Engine) pinned(s shape, r *request, h http.Header) (int, string, *apiError) {
 	var member *int
 	switch e.cfg.Flavour {
 	case VLLM:
+		if s == responses {
+			return -1, "", nil
+		}
 	case SGLang:
 		if member = r.RoutedDPRank; member == nil {
 			member = r.DataParallelRank

@@ -38,9 +38,14 @@ type Worker struct {
 	} `json:"kv_events"`
 }
 
-// IsExact returns whether the router knows all that the worker holds.
-func (w *Worker) IsExact() bool {
-	return len(w.Events) == 1 && w.Events[0].State == "live" && w.Events[0].Knowledge == "exact"
+// IsExact returns whether the router knows all that the worker's ranks hold.
+func (w *Worker) IsExact(ranks int) bool {
+	for i := range w.Events {
+		if e := &w.Events[i]; e.State != "live" || e.Knowledge != "exact" {
+			return false
+		}
+	}
+	return len(w.Events) == ranks
 }
 
 // Router is a router with one pool.

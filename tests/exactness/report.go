@@ -12,7 +12,7 @@ type Figures struct {
 	Exact    int // predicted to the token
 	Within   int // predicted to one block
 	Later    int // turns after the first of a conversation
-	Moved    int // later turns that went to another worker
+	Moved    int // later turns that went to another target
 
 	predicted, reported, prompt int
 	worst                       int // tokens
@@ -32,9 +32,9 @@ func (f *Figures) Add(s *Sample, block int) {
 		f.worst = off
 	}
 	f.predicted, f.reported, f.prompt = f.predicted+s.Predicted, f.reported+s.Reported, f.prompt+s.Prompt
-	if s.Before != 0 {
+	if s.Before != (Target{}) {
 		f.Later++
-		if s.Before != s.Worker {
+		if s.Before != s.At {
 			f.Moved++
 		}
 	}
@@ -69,11 +69,11 @@ type Look struct {
 // PrintStreams writes a table of the streams of KV events.
 func PrintStreams(w io.Writer, looks []Look) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "after\tengine\tstate\tknowledge\tsequence\tlag ms\tgaps\treplays\treconnects\trestarts\tstored\tremoved\tcleared\theld\t")
+	fmt.Fprintln(t, "after\tengine\trank\tstate\tknowledge\tsequence\tlag ms\tgaps\treplays\treconnects\trestarts\tstored\tremoved\tcleared\theld\t")
 	for _, l := range looks {
 		for i := range l.Workers {
-			for _, e := range l.Workers[i].Events {
-				fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", l.Phase, i, e.State, e.Knowledge, number(e.Sequence), millis(e.Lag),
+			for rank, e := range l.Workers[i].Events {
+				fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", l.Phase, i, rank, e.State, e.Knowledge, number(e.Sequence), millis(e.Lag),
 					e.Gaps, e.Replays, e.Reconnects, e.Restarts, e.Stored, e.Removed, e.Cleared, e.Held["device"])
 			}
 		}

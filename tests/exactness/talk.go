@@ -28,7 +28,13 @@ type Talk struct {
 	model, salt string
 	ids         []uint32
 	turns       int
-	worker      uint64 // that answered the last turn
+	at          Target // that answered the last turn
+}
+
+// Target is a data-parallel rank of a worker.
+type Target struct {
+	Worker uint64 `json:"worker"`
+	Rank   int    `json:"rank"`
 }
 
 // Sample is one request and its result.
@@ -39,8 +45,8 @@ type Sample struct {
 	Model     string    `json:"model"`
 	Salt      string    `json:"salt,omitempty"`
 	Begun     time.Time `json:"begun"`
-	Worker    uint64    `json:"worker"`
-	Before    uint64    `json:"worker_before"` // that answered the turn before; 0: none did
+	At        Target    `json:"at"`
+	Before    Target    `json:"before"` // that answered the turn before; the zero value: none did
 	Reason    string    `json:"reason"`
 	Prompt    int       `json:"prompt"` // tokens, as are the next two
 	Predicted int       `json:"predicted"`
@@ -185,12 +191,12 @@ func (l *Load) turn(ctx context.Context, phase string, t *Talk, more []uint32, a
 	if err != nil {
 		return err
 	}
-	s := Sample{Phase: phase, Talk: t.number, Turn: t.turns, Model: t.model, Salt: t.salt, Begun: time.Now(), Before: t.worker}
+	s := Sample{Phase: phase, Talk: t.number, Turn: t.turns, Model: t.model, Salt: t.salt, Begun: time.Now(), Before: t.at}
 	generated, err := l.send(ctx, body, streams, &s)
 	if err != nil {
 		return err
 	}
-	t.ids, t.worker = append(prompt, generated...), s.Worker
+	t.ids, t.at = append(prompt, generated...), s.At
 	t.turns++
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,7 +223,8 @@ func (l *Load) send(ctx context.Context, body []byte, streams bool, s *Sample) (
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("router answered %d: %.300s", resp.StatusCode, got)
 	}
-	s.Worker, _ = strconv.ParseUint(resp.Header.Get("X-Kv-Worker"), 10, 64)
+	s.At.Worker, _ = strconv.ParseUint(resp.Header.Get("X-Kv-Worker"), 10, 64)
+	s.At.Rank, _ = strconv.Atoi(resp.Header.Get("X-Kv-Dp-Rank"))
 	s.Reason = resp.Header.Get("X-Kv-Reason")
 	s.Predicted, err = strconv.Atoi(resp.Header.Get("X-Kv-Predicted-Cached-Tokens"))
 	if err != nil {

@@ -85,23 +85,25 @@ func (r *report) reset(ctx context.Context, c *servers) error {
 	if err := r.Hold(ctx, phaseEvict, talks, 2); err != nil {
 		return err
 	}
-	if err := c.resetCache(ctx, 0); err != nil {
+	if err := c.resetCache(ctx, 0); err != nil { // of all its ranks
 		return err
 	}
 	first := len(r.Samples)
 	if err := r.Hold(ctx, phaseReset, talks, 3); err != nil {
 		return err
 	}
-	r.at.resetOver, r.at.reset = time.Now(), time.Now()
+	r.at.reset, r.at.resetOver = make(map[exactness.Target]time.Time), time.Now()
 	for i := range r.Samples[first:] { // in the order of their ends
-		if s := &r.Samples[first+i]; s.Worker == r.ids[0] && s.Begun.Before(r.at.reset) {
-			r.at.reset = s.Begun
+		s := &r.Samples[first+i]
+		if at, seen := r.at.reset[s.At]; s.At.Worker == r.ids[0] && (!seen || s.Begun.Before(at)) {
+			r.at.reset[s.At] = s.Begun
 		}
 	}
 	return r.look(ctx, phaseReset)
 }
 
-// endAndStart ends one engine and starts it again. Half of the conversations go on meanwhile.
+// endAndStart ends the last engine and starts it again. Half of the conversations go on
+// meanwhile if there is another one.
 func (r *report) endAndStart(ctx context.Context, c *servers) error {
 	awake, asleep := r.Open(kept/2), r.Open(kept/2)
 	if err := r.Hold(ctx, phaseEvict, slices.Concat(awake, asleep), 2); err != nil {
@@ -109,19 +111,21 @@ func (r *report) endAndStart(ctx context.Context, c *servers) error {
 	}
 	serves := make(chan error, 1)
 	go func() {
-		c.stopEngine(1)
-		err := c.startEngine(ctx, r.o, 1)
+		c.stopEngine(len(c.engines) - 1)
+		err := c.startEngine(ctx, r.o, len(c.engines)-1)
 		if r.at.back = time.Now(); err == nil {
-			r.at.exactAfter, r.restart = r.router.Await(ctx, time.Minute, (*exactness.Worker).IsExact)
+			r.at.exactAfter, r.restart = r.router.Await(ctx, time.Minute, r.isExact)
 		}
 		serves <- err
 	}()
 	for over := false; !over; {
-		if awake = exactness.Shorter(awake, longest); len(awake) < kept/2 {
-			awake = append(awake, r.Open(4)...)
-		}
-		if err := r.Hold(ctx, phaseDown, awake, 1); err != nil {
-			return err
+		if len(c.engines) > 1 {
+			if awake = exactness.Shorter(awake, longest); len(awake) < kept/2 {
+				awake = append(awake, r.Open(4)...)
+			}
+			if err := r.Hold(ctx, phaseDown, awake, 1); err != nil {
+				return err
+			}
 		}
 		select {
 		case err := <-serves:

@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,10 +23,25 @@ const (
 	topic   = "kv-events"
 )
 
-// source is where an engine publishes its KV events.
+// source is where the first rank of an engine publishes its KV events. Each further one has the
+// next port.
 type source struct {
 	endpoint, replay string
 	listen           string // where the router listens; empty if the engine does
+}
+
+// setExact sets what -exact has other defaults for.
+func (o *options) setExact() {
+	if o.blocks == 0 {
+		o.blocks = exactBlocks
+	}
+	switch {
+	case o.events != "":
+	case o.ranks > 1: // vLLM gives a path to one rank only
+		o.events = "listen"
+	default:
+		o.events = "ipc"
+	}
 }
 
 // addSource chooses where the next engine publishes, as -events says.
@@ -34,12 +51,15 @@ func (c *servers) addSource(ctx context.Context, o *options) error {
 	case "":
 		return nil
 	case "ipc":
+		if o.ranks > 1 {
+			return errors.New("-events ipc: vLLM publishes at a path only with one rank")
+		}
 		at := func(name string) string { return fmt.Sprintf("ipc://%s/%s%d", c.dir, name, i) }
 		c.sources = append(c.sources, source{endpoint: at("events"), replay: at("replay")})
 	case "tcp", "listen":
 		of := source{}
 		for _, to := range []*string{&of.endpoint, &of.replay} {
-			addr, err := freeAddr()
+			addr, err := freeAddrs(o.ranks)
 			if err != nil {
 				return err
 			}
@@ -65,6 +85,24 @@ func (c *servers) addSource(ctx context.Context, o *options) error {
 }
 
 func (c *servers) lora() string { return filepath.Join(c.dir, "lora") }
+
+// freeAddrs returns the first of n free addresses with successive ports.
+func freeAddrs(n int) (string, error) {
+	for first, found := 0, 0; ; {
+		addr, err := freeAddr()
+		if err != nil {
+			return "", err
+		}
+		_, s, _ := net.SplitHostPort(addr)
+		port, _ := strconv.Atoi(s)
+		if found++; port != first+found-1 {
+			first, found = port, 1
+		}
+		if found == n {
+			return net.JoinHostPort("127.0.0.1", strconv.Itoa(first)), nil
+		}
+	}
+}
 
 // directive returns what kv_router needs besides `kv_events auto`, the default.
 func (s source) directive(engine string) string {

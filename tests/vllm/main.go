@@ -1,8 +1,8 @@
 //go:build unix
 
 // Command vllm measures how well kv_router predicts what real engines have cached.
-// It starts two vLLM servers and a Caddy with kv_router before them, holds
-// conversations by each API, and prints the figures. With -exact, it checks what the
+// It starts two vLLM servers, or one of several data-parallel ranks, and a Caddy with
+// kv_router before them. It holds conversations by each API, and prints the figures. With -exact, it checks what the
 // router knows from the engines' KV events. README.md says how to install vLLM.
 package main
 
@@ -28,6 +28,7 @@ type options struct {
 	conversations    int
 	turns, clients   int
 	block, blocks    int
+	ranks            int // data-parallel ranks of an engine
 	more, asJSON     bool
 	serve            bool
 	exact            bool
@@ -48,9 +49,10 @@ func main() {
 	flag.IntVar(&o.clients, "clients", 4, "conversations at the same time")
 	flag.IntVar(&o.block, "block", 32, "tokens of a KV block: a multiple of 32 on a CPU")
 	flag.IntVar(&o.blocks, "blocks", 0, "KV blocks of each engine, one of which vLLM keeps for itself; default: as many as fit 1 GiB")
+	flag.IntVar(&o.ranks, "ranks", 1, "data-parallel ranks; from 2 on, one engine has all of them, and there is no second engine")
 	flag.BoolVar(&o.serve, "serve", false, "start the engines alone, print their addresses, and leave the requests to you")
 	flag.BoolVar(&o.exact, "exact", false, "check what the router knows from KV events, through evictions, a reset and a restart")
-	flag.StringVar(&o.events, "events", "ipc", "with -exact, how the engines publish: ipc, tcp (on all interfaces), or listen (the engines connect to the router)")
+	flag.StringVar(&o.events, "events", "", "with -exact, how the engines publish: ipc (default), tcp (on all interfaces), or listen (default with -ranks: the engines connect to the router)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the texts")
 	flag.BoolVar(&o.more, "more", false, "also: shared documents, edited histories, parallel questions; a fifth as many conversations of each")
 	flag.BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
@@ -80,10 +82,10 @@ func printCorpus() {
 
 // run starts all, converses, and prints the figures.
 func (o *options) run(ctx context.Context) error {
-	if !o.exact {
+	if o.exact {
+		o.setExact()
+	} else {
 		o.events = ""
-	} else if o.blocks == 0 {
-		o.blocks = exactBlocks
 	}
 	c, err := o.start(ctx)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,12 +24,12 @@ const (
 	model = "tiny"
 	// patience is for the start of vLLM, which takes minutes where Python must
 	// compile it first.
-	patience = 5 * time.Minute
+	patience = 10 * time.Minute
 	// grace is what a process gets to end by itself.
 	grace = 20 * time.Second
 )
 
-// servers are two engines and a Caddy before them.
+// servers are engines and a Caddy before them.
 type servers struct {
 	engines       []string // addresses
 	sources       []source // of the engines' KV events; none if they publish none
@@ -67,7 +68,7 @@ func (o *options) start(ctx context.Context) (c *servers, err error) {
 			return c, fmt.Errorf("building Caddy: %w\n%s", err, out)
 		}
 	}
-	for i := range 2 {
+	for i := range o.engines() {
 		addr, err := freeAddr()
 		if err != nil {
 			return c, err
@@ -103,7 +104,24 @@ func (c *servers) awaitEngine(ctx context.Context, o *options, i int) error {
 	return nil
 }
 
-// vllm returns the command of engine i, which has core i.
+// engines returns how many engines run.
+func (o *options) engines() int {
+	if o.ranks > 1 {
+		return 1
+	}
+	return 2
+}
+
+// cores returns the core of each rank of engine i.
+func (o *options) cores(i int) string {
+	list := make([]string, o.ranks)
+	for rank := range list {
+		list[rank] = strconv.Itoa((i + rank) % runtime.NumCPU())
+	}
+	return strings.Join(list, "|")
+}
+
+// vllm returns the command of engine i.
 func (o *options) vllm(c *servers, i int) *exec.Cmd {
 	host, port, _ := strings.Cut(c.engines[i], ":")
 	source, _ := filepath.Abs(filepath.Join("tests", "vllm"))
@@ -114,6 +132,9 @@ func (o *options) vllm(c *servers, i int) *exec.Cmd {
 	if o.blocks > 0 {
 		cmd.Args = append(cmd.Args, "--num-gpu-blocks-override", strconv.Itoa(o.blocks))
 	}
+	if o.ranks > 1 {
+		cmd.Args = append(cmd.Args, "--data-parallel-size", strconv.Itoa(o.ranks))
+	}
 	if o.exact {
 		cmd.Args = append(cmd.Args, o.exactArgs(c, i)...)
 	}
@@ -123,14 +144,14 @@ func (o *options) vllm(c *servers, i int) *exec.Cmd {
 		}
 	}
 	cmd.Env = append(cmd.Env, "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_CPU_KVCACHE_SPACE=1",
-		"VLLM_CPU_OMP_THREADS_BIND="+strconv.Itoa(i), "PYTHONPATH="+source)
+		"VLLM_CPU_OMP_THREADS_BIND="+o.cores(i), "PYTHONPATH="+source)
 	if o.exact {
 		cmd.Env = append(cmd.Env, "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache
 	}
 	return cmd
 }
 
-// startCaddy starts the router, and waits until it knows both engines.
+// startCaddy starts the router, and waits until it knows the engines.
 func (c *servers) startCaddy(ctx context.Context, o *options) error {
 	var err error
 	if c.router, err = freeAddr(); err != nil {
