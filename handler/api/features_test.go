@@ -85,7 +85,7 @@ func found(t *testing.T, batch []byte, body, adapter, salt string, exact bool) i
 	s := kvscore.NewScheduler(kvscore.Settings{})
 	s.Declare(kvscore.Target{Worker: 1}, 0)
 	w := kvevents.NewWorker(s, o.Seed, 1, 1, kvevents.Engine{BlockTokens: 4, Adapters: true, Salts: true})
-	p := w.Publisher(0)
+	p := w.Recorder(0)
 	p.State(kvevents.Live, true)
 	p.Payload(0, batch)
 	q := &kvscore.Request{Root: r.Root, Blocks: r.Blocks, BlockTokens: 16, Tokens: r.Tokens}

@@ -86,7 +86,7 @@ func (p *Pool) subscribe(w *Worker, s *subscription) {
 	logger := p.Logger().With(zap.String("upstream", w.Dial))
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {
-		sink := worker.Publisher(rank)
+		sink := worker.Recorder(rank)
 		stream, err := events.New(events.Config{
 			Endpoint: from.endpoint, Replay: from.replay, Topic: from.topic, Listen: from.listen, Slots: replays,
 		}, sink, logger)

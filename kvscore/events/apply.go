@@ -135,9 +135,9 @@ type rank struct {
 	stored   exact.Stored
 }
 
-// Publisher is a [Sink] for what one publisher says. Batches may name another rank than that
+// Recorder is a [Sink] for what one publisher says. Batches may name another rank than that
 // of the publisher's port.
-type Publisher struct {
+type Recorder struct {
 	worker  *Worker
 	rank    int
 	decoder Decoder
@@ -148,13 +148,13 @@ type Publisher struct {
 	Completed func()
 }
 
-// Publisher returns the sink for the publisher of a rank.
-func (w *Worker) Publisher(rank int) *Publisher {
-	return &Publisher{worker: w, rank: rank, spoke: make([]bool, len(w.ranks)), Completed: func() {}}
+// Recorder returns the sink for the publisher of a rank.
+func (w *Worker) Recorder(rank int) *Recorder {
+	return &Recorder{worker: w, rank: rank, spoke: make([]bool, len(w.ranks)), Completed: func() {}}
 }
 
 // Payload records a batch.
-func (p *Publisher) Payload(_ uint64, payload []byte) {
+func (p *Recorder) Payload(_ uint64, payload []byte) {
 	now := time.Now()
 	b, err := p.decoder.Decode(payload)
 	if err != nil {
@@ -183,7 +183,7 @@ func (p *Publisher) Payload(_ uint64, payload []byte) {
 }
 
 // Reset forgets what the publisher said.
-func (p *Publisher) Reset(string) {
+func (p *Recorder) Reset(string) {
 	p.decoder.Reset()
 	p.spoke[p.rank] = true
 	for i, r := range p.worker.ranks {
@@ -195,7 +195,7 @@ func (p *Publisher) Reset(string) {
 }
 
 // State records how far the publisher's stream can be relied on.
-func (p *Publisher) State(s State, complete bool) {
+func (p *Recorder) State(s State, complete bool) {
 	p.worker.ranks[p.rank].update(func(r *rank) {
 		r.state, r.complete = s, complete
 		if (s == Live || s == Untrusted) && !complete && r.feed != nil {

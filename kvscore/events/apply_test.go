@@ -16,7 +16,7 @@ type applied struct {
 	t *testing.T
 	s *kvscore.Scheduler
 	w *Worker
-	p []*Publisher
+	p []*Recorder
 }
 
 func newApplied(t *testing.T, e Engine) *applied {
@@ -24,7 +24,7 @@ func newApplied(t *testing.T, e Engine) *applied {
 	a.w = NewWorker(a.s, applySeed, 1, 2, e)
 	for rank := range 2 {
 		a.s.Declare(kvscore.Target{Worker: 1, Rank: uint32(rank)}, 0)
-		p := a.w.Publisher(rank)
+		p := a.w.Recorder(rank)
 		a.p = append(a.p, p)
 		p.State(Live, true)
 	}

@@ -23,10 +23,10 @@ type door struct {
 
 	mu      sync.Mutex
 	l       net.Listener
-	failed  error // of accepting; the listener is closed
-	refused error // of the last handshake that failed, which next has not noted
-	waiting *feed // the newest, which next has not returned yet
-	current *feed // what next has returned last
+	failed  error  // of accepting; the listener is closed
+	refused error  // of the last handshake that failed, which next has not noted
+	waiting *inbox // the newest, which next has not returned yet
+	current *inbox // what next has returned last
 }
 
 func newDoor(s *Stream) *door {
@@ -50,7 +50,7 @@ func (d *door) close() {
 }
 
 // next returns the newest connection as soon as there is one that it has not returned before.
-func (d *door) next(ctx context.Context) (*feed, error) {
+func (d *door) next(ctx context.Context) (*inbox, error) {
 	if err := d.listen(ctx); err != nil {
 		return nil, err
 	}
@@ -58,16 +58,16 @@ func (d *door) next(ctx context.Context) (*feed, error) {
 	defer stale.Stop()
 	for {
 		d.mu.Lock()
-		f, err, refused := d.waiting, d.failed, d.refused
+		box, err, refused := d.waiting, d.failed, d.refused
 		d.refused = nil
-		if f != nil {
-			d.current, d.waiting = f, nil
+		if box != nil {
+			d.current, d.waiting = box, nil
 		} else if err != nil {
 			d.l, d.failed = nil, nil
 		}
 		d.mu.Unlock()
-		if f != nil || err != nil {
-			return f, err
+		if box != nil || err != nil {
+			return box, err
 		}
 		if refused != nil {
 			d.s.degraded("a publisher failed to connect", refused)
@@ -133,11 +133,11 @@ func (d *door) welcome(nc net.Conn) {
 		signal(d.arrived)
 		return
 	}
-	f := newFeed(c, maxQueued)
+	box := newInbox(c, maxQueued)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.ctx.Err() != nil {
-		_ = f.stop()
+		_ = box.stop()
 		return
 	}
 	if d.waiting != nil {
@@ -146,6 +146,6 @@ func (d *door) welcome(nc net.Conn) {
 	if d.current != nil {
 		d.current.abandon(errReplaced)
 	}
-	d.waiting = f
+	d.waiting = box
 	signal(d.arrived)
 }

@@ -44,7 +44,7 @@ type replayed struct {
 // equal payload with an equal sequence number proves that the publisher has not restarted.
 // Nothing gets to the sink before the proof. Without the proof, or if a replay from the
 // beginning can reach further back than the sink does, the beginning is due.
-func (s *Stream) resume(ctx context.Context, f *feed) bool {
+func (s *Stream) resume(ctx context.Context, box *inbox) bool {
 	k := &s.k
 	if s.cfg.Replay == "" || k.void || !k.whole && !k.deep {
 		return false
@@ -59,7 +59,7 @@ func (s *Stream) resume(ctx context.Context, f *feed) bool {
 	asking, refute := context.WithCancel(ctx)
 	defer refute()
 	same, last := false, k.next-1
-	_, err := s.replay(asking, f, last, func(seq uint64, payload []byte) {
+	_, err := s.replay(asking, box, last, func(seq uint64, payload []byte) {
 		switch {
 		case same:
 			s.apply(seq, payload)
@@ -71,7 +71,7 @@ func (s *Stream) resume(ctx context.Context, f *feed) bool {
 	})
 	k.replayed, k.caughtUp = time.Now(), false
 	switch {
-	case ctx.Err() != nil || f.gone.Err() != nil: // the next connection resumes
+	case ctx.Err() != nil || box.gone.Err() != nil: // the next connection resumes
 	case same && err == nil:
 		s.settle()
 	case !same && (err == nil || asking.Err() != nil):
@@ -85,15 +85,15 @@ func (s *Stream) resume(ctx context.Context, f *feed) bool {
 // replayAll replays from the publisher's first batch. With old knowledge in the sink, it holds
 // the replay back until it is complete. If the replay fails, the old knowledge is void, unless
 // the connection that it came from still stands.
-func (s *Stream) replayAll(ctx context.Context, f *feed, stands bool) {
+func (s *Stream) replayAll(ctx context.Context, box *inbox, stands bool) {
 	k := &s.k
 	in := intake{s: s, holding: !k.void}
 	if k.void {
 		s.drop("") // no Reset: the sink holds nothing
 	}
 	s.enter(Replaying, false)
-	r, err := s.replay(ctx, f, 0, in.take)
-	if ctx.Err() != nil || f.gone.Err() != nil {
+	r, err := s.replay(ctx, box, 0, in.take)
+	if ctx.Err() != nil || box.gone.Err() != nil {
 		return // the next connection begins with a replay
 	}
 	k.replayed, k.caughtUp = time.Now(), false
@@ -136,17 +136,17 @@ func (s *Stream) judge(r replayed) {
 
 // replayFrom continues what the sink holds. If the publisher has dropped the batches asked
 // for, what the sink holds is void, and the rest is a new beginning.
-func (s *Stream) replayFrom(ctx context.Context, f *feed, from uint64) {
+func (s *Stream) replayFrom(ctx context.Context, box *inbox, from uint64) {
 	k := &s.k
 	s.enter(Replaying, false)
-	r, err := s.replay(ctx, f, from, func(seq uint64, payload []byte) {
+	r, err := s.replay(ctx, box, from, func(seq uint64, payload []byte) {
 		if seq != k.next {
 			s.drop(fmt.Sprintf("the publisher's buffer begins at batch %d, batch %d is missing", seq, from))
 		}
 		s.apply(seq, payload)
 	})
 	switch {
-	case ctx.Err() != nil || f.gone.Err() != nil:
+	case ctx.Err() != nil || box.gone.Err() != nil:
 	case err != nil:
 		s.fail("the replay of missing batches failed", err)
 	case r.any && r.first != from && from == 0:
@@ -199,11 +199,11 @@ func (in *intake) handOver() {
 
 // replay asks for the batches from a sequence number on. Take gets them in order, without
 // holes but with any beginning. After an interruption the replay goes on behind the last one.
-func (s *Stream) replay(ctx context.Context, f *feed, from uint64, take func(uint64, []byte)) (r replayed, err error) {
+func (s *Stream) replay(ctx context.Context, box *inbox, from uint64, take func(uint64, []byte)) (r replayed, err error) {
 	s.count(func(st *Status) { st.Replays++ })
 	ctx, cancel := context.WithTimeout(ctx, replayTotal)
 	defer cancel()
-	defer context.AfterFunc(f.gone, cancel)()
+	defer context.AfterFunc(box.gone, cancel)()
 	r.next = from
 	for tries := 0; tries < replayTries && ctx.Err() == nil; tries++ {
 		if tries > 0 {
@@ -257,11 +257,11 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 	if err != nil {
 		return err
 	}
-	f := newFeed(c, maxReplayed)
-	defer func() { _ = f.stop() }()
+	box := newInbox(c, maxReplayed)
+	defer func() { _ = box.stop() }()
 	for i := range replayAsks {
 		before := *r
-		switch err := ask(ctx, f, r, take); {
+		switch err := ask(ctx, box, r, take); {
 		case err != nil && i == 0:
 			return err
 		case err != nil || *r == before:
@@ -272,12 +272,12 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 }
 
 // ask asks once and takes the answer.
-func ask(ctx context.Context, f *feed, r *replayed, take func(uint64, []byte)) error {
-	if err := f.c.Send(nil, binary.BigEndian.AppendUint64(nil, r.next)); err != nil {
+func ask(ctx context.Context, box *inbox, r *replayed, take func(uint64, []byte)) error {
+	if err := box.c.Send(nil, binary.BigEndian.AppendUint64(nil, r.next)); err != nil {
 		return err
 	}
 	for patience := replayIdle; ; patience = replayLull {
-		m, err := f.next(ctx, patience)
+		m, err := box.next(ctx, patience)
 		if err != nil {
 			return err
 		}
@@ -297,7 +297,7 @@ func ask(ctx context.Context, f *feed, r *replayed, take func(uint64, []byte)) e
 		}
 		r.next = seq + 1
 		take(seq, payload)
-		f.q.recycle(m)
+		box.q.recycle(m)
 	}
 }
 

@@ -11,11 +11,10 @@ import (
 // Status is what an operator sees of a stream.
 type Status struct {
 	State     State
-	Complete  bool      // what the sink holds is all that the publisher holds
-	Connected bool      // the subscription stands
-	Seq       uint64    // of the last batch that the sink got
-	LastEvent time.Time // when the last live batch came; zero: none did
-	Err       string    // what ended the last connection or replay; empty while all is well
+	Complete  bool   // what the sink holds is all that the publisher holds
+	Connected bool   // the subscription stands
+	Seq       uint64 // of the last batch that the sink got
+	Err       string // what ended the last connection or replay; empty while all is well
 
 	Gaps       uint64 // holes between live batches
 	Replays    uint64 // replays begun
@@ -35,13 +34,6 @@ func (s *Stream) count(change func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(&s.status)
-}
-
-// heard notes a live batch.
-func (s *Stream) heard() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.LastEvent = time.Now()
 }
 
 // noteEvery is the least time between two reports of a degradation in the log.

@@ -44,8 +44,8 @@ const (
 	maxFalls = 3
 )
 
-// knowledge is what the sink holds by now.
-type knowledge struct {
+// progress is what the sink holds by now.
+type progress struct {
 	void     bool   // the sink has got a Reset and nothing since
 	anchored bool   // next is known
 	next     uint64 // the sequence number that continues what the sink holds
@@ -83,14 +83,14 @@ type one struct {
 }
 
 // begin finds out what the publisher has published before, without regard to old knowledge.
-func (s *Stream) begin(ctx context.Context, f *feed) {
+func (s *Stream) begin(ctx context.Context, box *inbox) {
 	switch {
 	case time.Now().Before(s.k.silentTo):
 		s.k.failed, s.k.retryAt = true, s.k.silentTo
 		s.settle()
 		return
 	case s.cfg.Replay != "":
-		s.replayAll(ctx, f, false)
+		s.replayAll(ctx, box, false)
 		return
 	}
 	s.drop("the stream begins anew, and the publisher has no replay")
@@ -136,13 +136,12 @@ func (s *Stream) settle() {
 }
 
 // receive handles a message of the live connection.
-func (s *Stream) receive(ctx context.Context, f *feed, m *zmtp.Message) {
+func (s *Stream) receive(ctx context.Context, box *inbox, m *zmtp.Message) {
 	seq, payload, ok := liveBatch(m)
 	if !ok {
 		s.malformed(m)
 		return
 	}
-	s.heard()
 	k := &s.k
 	if time.Now().Before(k.silentTo) {
 		return
@@ -151,10 +150,10 @@ func (s *Stream) receive(ctx context.Context, f *feed, m *zmtp.Message) {
 		if !s.fall(fmt.Sprintf("the publisher restarted: batch %d follows batch %d", seq, k.last)) {
 			return
 		}
-		s.begin(ctx, f)
+		s.begin(ctx, box)
 	}
 	k.spoke, k.last = true, seq
-	s.live(ctx, f, seq, payload)
+	s.live(ctx, box, seq, payload)
 	s.settle()
 }
 
@@ -208,14 +207,14 @@ func (s *Stream) calm() bool {
 }
 
 // live applies a live batch, and fills a gap in front of it if there is one.
-func (s *Stream) live(ctx context.Context, f *feed, seq uint64, payload []byte) {
+func (s *Stream) live(ctx context.Context, box *inbox, seq uint64, payload []byte) {
 	k := &s.k
 	if k.anchored && seq > k.next {
 		s.count(func(st *Status) { st.Gaps++ })
-		s.fill(ctx, f, seq)
+		s.fill(ctx, box, seq)
 	}
 	switch {
-	case ctx.Err() != nil || f.gone.Err() != nil:
+	case ctx.Err() != nil || box.gone.Err() != nil:
 		return // the next connection begins with a replay
 	case k.anchored && seq < k.next:
 		return // a replay has covered it
@@ -224,7 +223,7 @@ func (s *Stream) live(ctx context.Context, f *feed, seq uint64, payload []byte) 
 }
 
 // fill closes the gap in front of a live batch, or makes void what the sink holds.
-func (s *Stream) fill(ctx context.Context, f *feed, seq uint64) {
+func (s *Stream) fill(ctx context.Context, box *inbox, seq uint64) {
 	k := &s.k
 	hole := fmt.Sprintf("batches %d to %d are missing", k.next, seq-1)
 	if s.cfg.Replay == "" || k.failed {
@@ -236,8 +235,8 @@ func (s *Stream) fill(ctx context.Context, f *feed, seq uint64) {
 	}
 	s.enter(Gap, false)
 	s.degraded(hole, nil)
-	s.replayFrom(ctx, f, k.next)
-	if ctx.Err() == nil && f.gone.Err() == nil && k.anchored && k.next < seq {
+	s.replayFrom(ctx, box, k.next)
+	if ctx.Err() == nil && box.gone.Err() == nil && k.anchored && k.next < seq {
 		k.emptyLies = k.emptyLies || k.void
 		s.fail(hole+", and the publisher does not replay them", nil)
 	}
@@ -260,7 +259,7 @@ func (s *Stream) untilRetry() time.Duration {
 }
 
 // retry replays from the beginning, if that can bring anything new.
-func (s *Stream) retry(ctx context.Context, f *feed) {
+func (s *Stream) retry(ctx context.Context, box *inbox) {
 	k := &s.k
 	switch {
 	case k.retryAt.IsZero() || time.Now().Before(k.retryAt):
@@ -269,6 +268,6 @@ func (s *Stream) retry(ctx context.Context, f *feed) {
 	case k.first.seen && !k.failed && k.next <= k.first.next:
 		k.retryAt = time.Now().Add(coolDown)
 	default:
-		s.replayAll(ctx, f, true)
+		s.replayAll(ctx, box, true)
 	}
 }

@@ -80,8 +80,8 @@ type Stream struct {
 	resync chan struct{} // holds a wish of Resync
 	marked atomic.Bool   // MarkComplete was called since the last payload
 
-	k knowledge // of Run's goroutine alone
-	n notes     // of Run's goroutine alone
+	k progress // of Run's goroutine alone
+	n notes    // of Run's goroutine alone
 
 	mu     sync.Mutex
 	status Status
@@ -137,7 +137,7 @@ func (s *Stream) Run(ctx context.Context) {
 	}
 	delay := backoff{s: s}
 	for ctx.Err() == nil {
-		f, err := source(ctx)
+		box, err := source(ctx)
 		if err != nil && ctx.Err() != nil {
 			return
 		}
@@ -148,9 +148,9 @@ func (s *Stream) Run(ctx context.Context) {
 		}
 		began := time.Now()
 		s.connected()
-		s.follow(ctx, f)
-		s.lost(ctx, f.stop())
-		if errors.Is(context.Cause(f.gone), errReplaced) {
+		s.follow(ctx, box)
+		s.lost(ctx, box.stop())
+		if errors.Is(context.Cause(box.gone), errReplaced) {
 			s.calm()
 		}
 		if time.Since(began) >= heldFor {
@@ -163,7 +163,7 @@ func (s *Stream) Run(ctx context.Context) {
 }
 
 // dial connects to the publisher and subscribes.
-func (s *Stream) dial(ctx context.Context) (*feed, error) {
+func (s *Stream) dial(ctx context.Context) (*inbox, error) {
 	nc, err := s.cfg.Dial(ctx, s.cfg.Endpoint)
 	if err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (s *Stream) dial(ctx context.Context) (*feed, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newFeed(c, maxQueued), nil
+	return newInbox(c, maxQueued), nil
 }
 
 // subscribe makes a subscription of an open connection, or closes it.
@@ -189,31 +189,31 @@ func (s *Stream) subscribe(ctx context.Context, nc net.Conn) (*zmtp.Conn, error)
 }
 
 // follow reads one connection until it or ctx ends.
-func (s *Stream) follow(ctx context.Context, f *feed) {
+func (s *Stream) follow(ctx context.Context, box *inbox) {
 	s.k.connection = connection{}
-	if !s.resume(ctx, f) {
+	if !s.resume(ctx, box) {
 		s.k.first = one{}
-		s.begin(ctx, f)
+		s.begin(ctx, box)
 	}
 	again := time.NewTimer(0)
 	defer again.Stop()
-	for ctx.Err() == nil && f.gone.Err() == nil {
-		if m, ok := f.q.pop(); ok {
-			s.receive(ctx, f, m)
-			f.q.recycle(m)
+	for ctx.Err() == nil && box.gone.Err() == nil {
+		if m, ok := box.q.pop(); ok {
+			s.receive(ctx, box, m)
+			box.q.recycle(m)
 			continue
 		}
 		again.Reset(s.untilRetry())
 		select {
 		case <-ctx.Done():
-		case <-f.q.ready:
+		case <-box.q.ready:
 			s.k.caughtUp = s.k.caughtUp || time.Since(s.k.replayed) > overlapFor
-		case <-f.gone.Done():
+		case <-box.gone.Done():
 		case <-again.C:
-			s.retry(ctx, f)
+			s.retry(ctx, box)
 		case <-s.resync:
 			s.drop(asked)
-			s.begin(ctx, f)
+			s.begin(ctx, box)
 		}
 	}
 }

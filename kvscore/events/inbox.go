@@ -18,8 +18,8 @@ const (
 	maxSpare       = 16       // messages kept for their memory
 )
 
-// feed is a connection to the publisher and the messages that have arrived over it.
-type feed struct {
+// inbox is a connection to the publisher and the messages that have arrived over it.
+type inbox struct {
 	c    *zmtp.Conn
 	q    *queue
 	gone context.Context // ends with the connection; its cause says why
@@ -27,24 +27,24 @@ type feed struct {
 	done chan struct{} // the reading goroutine has ended
 }
 
-// newFeed reads a connection into a queue of at most n messages.
-func newFeed(c *zmtp.Conn, n int) *feed {
-	f := &feed{c: c, q: newQueue(n), done: make(chan struct{})}
-	f.gone, f.end = context.WithCancelCause(context.Background())
-	go f.read()
-	return f
+// newInbox reads a connection into a queue of at most n messages.
+func newInbox(c *zmtp.Conn, n int) *inbox {
+	box := &inbox{c: c, q: newQueue(n), done: make(chan struct{})}
+	box.gone, box.end = context.WithCancelCause(context.Background())
+	go box.read()
+	return box
 }
 
 // read receives messages until the connection ends.
-func (f *feed) read() {
-	defer close(f.done)
+func (box *inbox) read() {
+	defer close(box.done)
 	for {
-		m := f.q.spare()
-		if err := f.c.Recv(m); err != nil {
-			f.end(err)
+		m := box.q.spare()
+		if err := box.c.Recv(m); err != nil {
+			box.end(err)
 			return
 		}
-		if !f.q.push(m) {
+		if !box.q.push(m) {
 			return
 		}
 	}
@@ -52,15 +52,15 @@ func (f *feed) read() {
 
 // next waits for the oldest message, but not longer than patience. It returns an error when ctx
 // has ended, and when the connection has ended and all its messages are taken.
-func (f *feed) next(ctx context.Context, patience time.Duration) (*zmtp.Message, error) {
+func (box *inbox) next(ctx context.Context, patience time.Duration) (*zmtp.Message, error) {
 	var late <-chan time.Time
 	for ctx.Err() == nil {
-		over := f.gone.Err() != nil // asked first: nothing is pushed after that
-		if m, ok := f.q.pop(); ok {
+		over := box.gone.Err() != nil // asked first: nothing is pushed after that
+		if m, ok := box.q.pop(); ok {
 			return m, nil
 		}
 		if over {
-			return nil, context.Cause(f.gone)
+			return nil, context.Cause(box.gone)
 		}
 		if late == nil {
 			late = time.After(patience)
@@ -69,25 +69,25 @@ func (f *feed) next(ctx context.Context, patience time.Duration) (*zmtp.Message,
 		case <-ctx.Done():
 		case <-late:
 			return nil, fmt.Errorf("%w: nothing came for %v", zmtp.ErrSilent, patience)
-		case <-f.q.ready:
-		case <-f.gone.Done():
+		case <-box.q.ready:
+		case <-box.gone.Done():
 		}
 	}
 	return nil, ctx.Err()
 }
 
 // abandon ends the connection for a cause that is not the connection's own.
-func (f *feed) abandon(why error) {
-	f.end(why)
-	_ = f.c.Close()
+func (box *inbox) abandon(why error) {
+	box.end(why)
+	_ = box.c.Close()
 }
 
 // stop ends the connection, waits for its goroutine and returns what ended the connection.
-func (f *feed) stop() error {
-	f.abandon(context.Canceled)
-	f.q.close()
-	<-f.done
-	return context.Cause(f.gone)
+func (box *inbox) stop() error {
+	box.abandon(context.Canceled)
+	box.q.close()
+	<-box.done
+	return context.Cause(box.gone)
 }
 
 // queue is a bounded queue of messages. One goroutine pushes and one pops.
