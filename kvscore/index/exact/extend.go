@@ -48,14 +48,13 @@ func (x *Index) write(s *Stored, r *run, n int) (int, Outcome) {
 	o := OK
 	for i, h := range x.hashes(s.Names[n : n+count]) {
 		name := s.Names[n+i]
-		if i > 0 {
-			if other, _ := x.knownBy(name, h); other != nil {
-				count, o = i, Contradiction
-				break
-			}
+		at, other, _ := x.search(name, h)
+		if other != nil {
+			count, o = i, Contradiction
+			break
 		}
 		r.names = r.names[:old+i+1]
-		x.name(r, int32(old+i), name, h)
+		x.name(r, int32(old+i), name, at)
 		x.work.to++
 	}
 	x.work.run = nil

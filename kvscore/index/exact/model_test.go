@@ -61,7 +61,8 @@ func (m *model) known(name uint64) (chainKey, *modelBlock) {
 		return 0, nil
 	}
 	if n.emptied != b.emptied {
-		if ref, r, i := m.x.lookup(name, m.x.names.hash(name)); r == nil || r == gone || ref&aliasFlag == 0 && !m.x.holds(r, i) {
+		hash := m.x.names.hash(name)
+		if _, ref, r, i := m.x.lookup(name, m.x.names.table.of(hash), hash); r == nil || r == gone || ref&aliasFlag == 0 && !m.x.holds(r, i) {
 			return 0, nil
 		}
 	}

@@ -233,10 +233,11 @@ func (x *Index) rename(r *run, i int32, names []uint64) (int32, Outcome) {
 // revive gives names to blocks from i on that nobody holds.
 func (x *Index) revive(r *run, i int32, names []uint64) (int32, Outcome) {
 	for _, name := range names {
-		if other, _ := x.known(name); other != nil {
+		at, other, _ := x.search(name, x.names.hash(name))
+		if other != nil {
 			return i, Contradiction
 		}
-		x.name(r, i, name, x.names.hash(name))
+		x.name(r, i, name, at)
 		i++
 		x.work.to = i
 	}
