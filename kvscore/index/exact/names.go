@@ -10,7 +10,7 @@ import (
 // keeps; the table refers to its place. Further names are aliases: the table refers to a
 // record with name and place. When nobody holds a block any more, its name goes. Its aliases
 // stay until somebody meets them or [Index.Step] does: a lookup ignores a name of a block
-// that nobody holds.
+// that nobody holds. A name may be a key of a target's own: see claim.
 type names struct {
 	table   table
 	aliases aliases
@@ -75,17 +75,6 @@ func (x *Index) lookup(name uint64, b *bucket, hash uint32) (k int, ref uint64, 
 // gone stands for the run of an alias that leads nowhere.
 var gone = &run{}
 
-// known returns the held block that a name leads to, or nil. It drops names of blocks that
-// nobody holds.
-func (x *Index) known(name uint64) (*run, int32) {
-	return x.knownBy(name, x.names.hash(name))
-}
-
-func (x *Index) knownBy(name uint64, hash uint32) (*run, int32) {
-	_, r, i := x.search(name, hash)
-	return r, i
-}
-
 // spot is where a name belongs in the table, until the table changes.
 type spot struct {
 	bucket *bucket
@@ -93,7 +82,8 @@ type spot struct {
 	hash   uint32
 }
 
-// search is knownBy. If the name leads to no held block, it returns the name's spot.
+// search returns the held block that a name leads to. If there is none, it returns nil and
+// the name's spot. It drops names of blocks that nobody holds.
 func (x *Index) search(name uint64, hash uint32) (spot, *run, int32) {
 	for {
 		b := x.names.table.of(hash)
@@ -122,10 +112,10 @@ func (x *Index) holds(r *run, i int32) bool {
 	return held
 }
 
-// name gives a block its name, of which search has found the spot. It must have none.
-func (x *Index) name(r *run, i int32, name uint64, at spot) {
-	r.names[i] = name
-	x.names.table.putAt(at.bucket, at.k, at.hash, uint64(r.place(i)))
+// name gives a block its name. It must have none.
+func (x *Index) name(r *run, i int32, c claim) {
+	r.names[i] = c.key
+	x.names.table.putAt(c.at.bucket, c.at.k, c.at.hash, uint64(r.place(i)))
 }
 
 // hashes returns the hashes of names. It also reads the slots where the search for them
