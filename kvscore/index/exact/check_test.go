@@ -185,17 +185,22 @@ func (c *checker) names() {
 		if b.depth == tab.depth {
 			deepest++
 		}
-		n := 0
-		for _, s := range b.slots {
+		n, before := 0, uint32(0)
+		for k, s := range b.slots {
 			if s == 0 {
 				continue
 			}
 			n++
+			hash := uint32(s >> refBits)
+			if hash < before || b.find(hash, s&refMask) != k {
+				c.t.Fatalf("bucket %d: slot %d is not found, or out of order", i, k)
+			}
+			before = hash
 			if tab.dir[uint32(s>>refBits)>>(hashBits-tab.depth)] != b {
 				c.t.Fatalf("bucket %d has a slot of another", i)
 			}
 		}
-		if n != int(b.count) || n == len(b.slots) {
+		if n != int(b.count) || b.slots[len(b.slots)-1] != 0 {
 			c.t.Fatalf("bucket %d: %d of %d slots, counted %d", i, n, len(b.slots), b.count)
 		}
 		count += n

@@ -16,9 +16,17 @@
 //   - Engines with equal hash seeds give equal content equal names. The names lead to one
 //     place.
 //   - Engines with different seeds give one place several names. Each name leads to it.
-//   - A name that should lead to two places is a contradiction. Either two names collided,
-//     or the engine hashes less than the caller (SGLang leaves out the salt). The first place
-//     keeps the name, and the index refuses the second.
+//   - A target may store a block under a name that leads to another block, which only other
+//     targets hold. Those may run a version of the engine that hashes less, or send false
+//     events. The table then gets a key of this target's own instead of the name. Until
+//     [Index.Clear], each later search for a name of this target tries such a key first.
+//   - A name that leads to two blocks of one target is a contradiction. Either two names
+//     collided, or the engine hashes less than the caller (SGLang leaves out the salt). The
+//     first block keeps the name, and the index refuses the second.
+//
+// The events of one target therefore cost another target none of its blocks. There is one
+// exception: a target gives a block that both hold a name that the other has for another
+// block. The index does not keep which target uses which name of a shared block.
 //
 // Names must therefore be hashes of content. If an engine counts its blocks instead, the
 // caller must mix something of the target into the names.
@@ -50,6 +58,6 @@
 // it evicts the ends of chains that no event has touched for long, and marks the targets
 // that held them as incomplete. Garbage that Go has not collected yet is not counted.
 //
-// A block takes about 32 bytes, whatever the number of its holders. Each further name takes
-// about 28.
+// A block takes about 32 bytes, whatever the number of its holders. Each further name, or
+// key of a target's own, takes about 28.
 package exact

@@ -5,7 +5,7 @@ import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
 // extend adds the event's blocks from the n-th on after the cursor, where the trie has no
 // such block. It fills one chunk at most, and returns how many blocks it added.
 func (x *Index) extend(s *Stored, at cursor, root uint64, n int) (cursor, int, Outcome) {
-	if r, _ := x.known(s.Names[n]); r != nil {
+	if x.contradicts(s, n) {
 		return at, 0, Contradiction
 	}
 	r := at.run
@@ -47,15 +47,13 @@ func (x *Index) write(s *Stored, r *run, n int) (int, Outcome) {
 	x.work.run, x.work.from, x.work.to = r, int32(old), int32(old)
 	o := OK
 	for i, h := range x.hashes(s.Names[n : n+count]) {
-		name := s.Names[n+i]
-		if i > 0 {
-			if other, _ := x.knownBy(name, h); other != nil {
-				count, o = i, Contradiction
-				break
-			}
+		var c claim
+		if c, o = x.claim(s.Target, s.Names[n+i], h, nil, 0); o != OK {
+			count = i
+			break
 		}
 		r.names = r.names[:old+i+1]
-		x.name(r, int32(old+i), name, h)
+		x.name(r, int32(old+i), c)
 		x.work.to++
 	}
 	x.work.run = nil

@@ -104,6 +104,32 @@ func TestHoles(t *testing.T) {
 			x.Remove(0, Device, ours[1023:])
 			return x
 		}, []int32{1023}},
+		{"OtherTargetClaimsNames", func() *Index {
+			x := New(1 << 30)
+			foreign := chainOf(2, n)
+			feed(x, 1, foreign, ours, 64)
+			feed(x, 0, chain, ours, 64)
+			feed(x, 2, chain, ours, 64)
+			x.Remove(2, Device, ours[900:])
+			x.Remove(1, Device, ours[:10])
+			return x
+		}, []int32{n, 0, 900}},
+		{"OtherTargetClaimedNamesAndLeft", func() *Index {
+			x := New(1 << 30)
+			feed(x, 1, chainOf(2, n), ours, 64)
+			feed(x, 0, chain, ours, 64)
+			x.Clear(1)
+			x.Remove(0, Device, ours[500:])
+			feed(x, 0, chain[:800], ours, 64)
+			return x
+		}, []int32{800, 0}},
+		{"OtherTargetClaimsNamesLater", func() *Index {
+			x := full(0)
+			feed(x, 1, chainOf(2, n), ours, 64)
+			x.Remove(1, Device, ours[:100])
+			x.Remove(0, Device, ours[1000:])
+			return x
+		}, []int32{1000, 0}},
 		{"AnnouncedAgain", func() *Index {
 			x := full(0)
 			x.Store(&Stored{Root: 1, Names: ours, Blocks: chain})
@@ -118,6 +144,11 @@ func TestHoles(t *testing.T) {
 			x.Match(1, chain, &m)
 			if !slices.Equal(m.Depth[Device], c.want) {
 				t.Errorf("depths %v, want %v", m.Depth[Device], c.want)
+			}
+			for target := range c.want {
+				if x.Incomplete(target) {
+					t.Errorf("target %d is incomplete", target)
+				}
 			}
 			var names []uint64
 			x.Walk(func(h Held) { names = append(names, h.Name) })

@@ -62,13 +62,14 @@ type Outcome uint8
 const (
 	// OK: the index recorded all blocks.
 	OK Outcome = iota
-	// UnknownParent: no target holds a block with the parent's name.
+	// UnknownParent: no target holds a block with the parent's name, or only others do and its
+	// root is not that of the event.
 	UnknownParent
 	// UnknownName: an event without content has a name that leads to no held block. The index
 	// recorded the other blocks.
 	UnknownName
-	// Contradiction: a name leads to another block already, or the root is not that of the
-	// parent. The index recorded the blocks before.
+	// Contradiction: a name leads to another block that the target holds, or the root is not
+	// that of the parent. The index recorded the blocks before.
 	Contradiction
 	// NoRoom: the blocks do not fit into the memory.
 	NoRoom
@@ -113,7 +114,9 @@ type owner struct {
 	blocks     [Tiers]int64
 	repeats    repeats
 	incomplete bool
-	ambiguous  bool // a name of this target has led to two places
+	ambiguous  bool   // a name of this target has led to two places
+	apart      bool   // a name of this target has led to a block of others: see claim
+	life       uint32 // counts clears
 }
 
 // budget is the memory of the index, in bytes.

@@ -2,6 +2,7 @@ package exact
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -15,6 +16,8 @@ type model struct {
 	x         *Index // asked about names of blocks that were empty in between
 	blocks    map[chainKey]*modelBlock
 	names     map[uint64]modelName
+	own       map[ownName]modelName // names that targets have given apart from the others
+	apart     map[int]bool
 	sharing   map[int]bool
 	ambiguous map[int]bool
 	refused   map[int]bool
@@ -31,13 +34,22 @@ type holder struct {
 	tier   Tier
 }
 
+type ownName struct {
+	target int
+	name   uint64
+}
+
 type modelName struct {
 	chain   chainKey
 	emptied int
 }
 
 func newModel(x *Index) *model {
-	return &model{x, map[chainKey]*modelBlock{}, map[uint64]modelName{}, map[int]bool{}, map[int]bool{}, map[int]bool{}}
+	return &model{
+		x: x, blocks: map[chainKey]*modelBlock{}, names: map[uint64]modelName{},
+		own: map[ownName]modelName{}, apart: map[int]bool{},
+		sharing: map[int]bool{}, ambiguous: map[int]bool{}, refused: map[int]bool{},
+	}
 }
 
 func (m *model) block(chain chainKey, root uint64) *modelBlock {
@@ -49,10 +61,9 @@ func (m *model) block(chain chainKey, root uint64) *modelBlock {
 	return b
 }
 
-// known returns the held block of a name. The index may or may not know a name from before
+// alive returns the held block of a name. The index may or may not know a name from before
 // the block was empty: it decides.
-func (m *model) known(name uint64) (chainKey, *modelBlock) {
-	n, ok := m.names[name]
+func (m *model) alive(n modelName, ok bool, key uint64) (chainKey, *modelBlock) {
 	if !ok {
 		return 0, nil
 	}
@@ -61,11 +72,71 @@ func (m *model) known(name uint64) (chainKey, *modelBlock) {
 		return 0, nil
 	}
 	if n.emptied != b.emptied {
-		if ref, r, i := m.x.lookup(name, m.x.names.hash(name)); r == nil || r == gone || ref&aliasFlag == 0 && !m.x.holds(r, i) {
+		hash := m.x.names.hash(key)
+		if _, ref, r, i := m.x.lookup(key, m.x.names.table.of(hash), hash); r == nil || r == gone || ref&aliasFlag == 0 && !m.x.holds(r, i) {
 			return 0, nil
 		}
 	}
 	return n.chain, b
+}
+
+func (m *model) plain(name uint64) (chainKey, *modelBlock) {
+	n, ok := m.names[name]
+	return m.alive(n, ok, name)
+}
+
+func (m *model) mine(target int, name uint64) (chainKey, *modelBlock) {
+	n, ok := m.own[ownName{target, name}]
+	if !ok {
+		return 0, nil
+	}
+	return m.alive(n, ok, m.x.own(target, name))
+}
+
+// known returns the held block of a target's name.
+func (m *model) known(target int, name uint64) (chainKey, *modelBlock) {
+	if chain, b := m.mine(target, name); b != nil {
+		return chain, b
+	}
+	return m.plain(name)
+}
+
+// claim gives a block a name. It returns false if it is that of another block of the target.
+func (m *model) claim(target int, name uint64, chain chainKey) bool {
+	to := modelName{chain, m.blocks[chain].emptied}
+	other, b := m.plain(name)
+	if b == nil || other == chain {
+		if !m.apart[target] {
+			m.names[name] = to
+			return true
+		}
+	} else if !m.apart[target] && b.heldBy(target) {
+		return false
+	}
+	m.apart[target] = true
+	switch mine, own := m.mine(target, name); {
+	case own != nil:
+		if mine == chain {
+			m.own[ownName{target, name}] = to
+		}
+		return mine == chain
+	case b == nil || other == chain:
+		m.names[name] = to
+	case b.heldBy(target):
+		return false
+	default:
+		m.own[ownName{target, name}] = to
+	}
+	return true
+}
+
+func (b *modelBlock) heldBy(target int) bool {
+	for h := range b.held {
+		if h.target == target {
+			return true
+		}
+	}
+	return false
 }
 
 func link(chain chainKey, root, block uint64) chainKey {
@@ -107,7 +178,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	chain, root := chainKey(0), s.Root
 	if s.Blocks == nil {
 		for _, name := range s.Names {
-			if _, b := m.known(name); b != nil {
+			if _, b := m.known(s.Target, name); b != nil {
 				hold(b)
 				n++
 			} else {
@@ -118,7 +189,8 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	}
 	if s.HasParent {
 		var b *modelBlock
-		if chain, b = m.known(s.Parent); b == nil {
+		chain, b = m.known(s.Target, s.Parent)
+		if b == nil || s.Root != 0 && s.Root != b.root && !b.heldBy(s.Target) {
 			return 0, UnknownParent
 		}
 		if s.Root == 0 && m.ambiguous[s.Target] || s.Root != 0 && s.Root != b.root {
@@ -128,11 +200,10 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	}
 	for i, name := range s.Names {
 		chain = link(chain, root, s.Blocks[i])
-		if other, b := m.known(name); b != nil && other != chain {
+		b := m.block(chain, root)
+		if !m.claim(s.Target, name, chain) {
 			return n, Contradiction
 		}
-		b := m.block(chain, root)
-		m.names[name] = modelName{chain, b.emptied}
 		hold(b)
 		n++
 	}
@@ -141,7 +212,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 
 func (m *model) remove(target int, t Tier, names []uint64) (unknown int) {
 	for _, name := range names {
-		_, b := m.known(name)
+		_, b := m.known(target, name)
 		h := holder{target, t}
 		switch {
 		case b == nil:
@@ -189,6 +260,8 @@ func (m *model) clear(target int) {
 	}
 	delete(m.sharing, target)
 	delete(m.ambiguous, target)
+	delete(m.apart, target)
+	maps.DeleteFunc(m.own, func(n ownName, _ modelName) bool { return n.target == target })
 	delete(m.refused, target)
 }
 

@@ -2,6 +2,7 @@ package exact
 
 import (
 	"math/bits"
+	"slices"
 	"unsafe"
 )
 
@@ -9,7 +10,7 @@ import (
 // keeps; the table refers to its place. Further names are aliases: the table refers to a
 // record with name and place. When nobody holds a block any more, its name goes. Its aliases
 // stay until somebody meets them or [Index.Step] does: a lookup ignores a name of a block
-// that nobody holds.
+// that nobody holds. A name may be a key of a target's own: see claim.
 type names struct {
 	table   table
 	aliases aliases
@@ -52,50 +53,43 @@ func (n *names) hash(name uint64) uint32 {
 func (a *aliases) at(i int) *alias { return &a.pages[i/aliasPage][i%aliasPage] }
 
 // lookup finds a reference for the name, and the block that it leads to. r is nil if the
-// name is not there. The block may be gone (i is -1), or nobody may hold it.
-func (x *Index) lookup(name uint64, hash uint32) (ref uint64, r *run, i int32) {
-	b := x.names.table.of(hash)
-	for k := b.home(hash); ; {
-		slot := b.slots[k]
-		if slot == 0 {
-			return 0, nil, -1
-		}
-		if uint32(slot>>refBits) == hash {
-			ref = slot & refMask
-			if ref&aliasFlag == 0 {
-				if r, i = x.chunks.at(place(ref)); r != nil && r.names[i] == name {
-					return ref, r, i
-				}
-			} else if a := x.names.aliases.at(int(ref &^ aliasFlag)); a.name == name {
-				if r, i = x.chunks.at(a.at); r == nil {
-					return ref, gone, -1
-				}
-				return ref, r, i
+// name is not there, and k is its place in the bucket. The block may be gone (i is -1), or
+// nobody may hold it.
+func (x *Index) lookup(name uint64, b *bucket, hash uint32) (k int, ref uint64, r *run, i int32) {
+	for k = b.search(hash); b.has(k, hash); k++ {
+		ref = b.slots[k] & refMask
+		if ref&aliasFlag == 0 {
+			if r, i = x.chunks.at(place(ref)); r != nil && r.names[i] == name {
+				return k, ref, r, i
 			}
-		}
-		if k++; k == len(b.slots) {
-			k = 0
+		} else if a := x.names.aliases.at(int(ref &^ aliasFlag)); a.name == name {
+			if r, i = x.chunks.at(a.at); r == nil {
+				return k, ref, gone, -1
+			}
+			return k, ref, r, i
 		}
 	}
+	return k, 0, nil, -1
 }
 
 // gone stands for the run of an alias that leads nowhere.
 var gone = &run{}
 
-// known returns the held block that a name leads to, or nil. It drops names of blocks that
-// nobody holds.
-func (x *Index) known(name uint64) (*run, int32) {
-	return x.knownBy(name, x.names.hash(name))
+// spot is where a name belongs in the table, until the table changes.
+type spot struct {
+	bucket *bucket
+	k      int
+	hash   uint32
 }
 
-func (x *Index) knownBy(name uint64, hash uint32) (*run, int32) {
+// search returns the held block that a name leads to. If there is none, it returns nil and
+// the name's spot. It drops names of blocks that nobody holds.
+func (x *Index) search(name uint64, hash uint32) (spot, *run, int32) {
 	for {
-		ref, r, i := x.lookup(name, hash)
-		if r == nil {
-			return nil, 0
-		}
-		if r != gone && x.holds(r, i) {
-			return r, i
+		b := x.names.table.of(hash)
+		k, ref, r, i := x.lookup(name, b, hash)
+		if r == nil || r != gone && x.holds(r, i) {
+			return spot{b, k, hash}, r, i
 		}
 		if ref&aliasFlag != 0 {
 			x.dropAlias(int(ref&^aliasFlag), hash)
@@ -119,25 +113,29 @@ func (x *Index) holds(r *run, i int32) bool {
 }
 
 // name gives a block its name. It must have none.
-func (x *Index) name(r *run, i int32, name uint64, hash uint32) {
-	r.names[i] = name
-	x.names.table.put(hash, uint64(r.place(i)))
+func (x *Index) name(r *run, i int32, c claim) {
+	r.names[i] = c.key
+	x.names.table.putAt(c.at.bucket, c.at.k, c.at.hash, uint64(r.place(i)))
 }
 
 // hashes returns the hashes of names. It also reads the slots where the search for them
 // begins, one independent of the other: the processor then waits for all at once.
 func (x *Index) hashes(names []uint64) []uint32 {
-	x.work.hashes = x.work.hashes[:0]
+	list := slices.Grow(x.work.hashes[:0], len(names))[:len(names)]
 	touched := uint64(0)
-	for _, name := range names {
+	for i, name := range names {
 		h := x.names.hash(name)
 		b := x.names.table.of(h)
-		touched |= b.slots[b.home(h)]
-		x.work.hashes = append(x.work.hashes, h)
+		k := b.home(h)
+		touched |= b.slots[k] | b.slots[min(k+nearSlots, len(b.slots)-1)]
+		list[i] = h
 	}
-	x.work.touched = touched
-	return x.work.hashes
+	x.work.hashes, x.work.touched = list, touched
+	return list
 }
+
+// nearSlots is how far from the first slot most searches end.
+const nearSlots = 8
 
 // forget drops the names of blocks that nobody holds any more. Some may be gone already.
 func (x *Index) forget(r *run, from, to int32) {

@@ -35,13 +35,13 @@ type removal struct {
 func (x *Index) removeOne(p *removal, name uint64) bool {
 	r, i := x.near(p, name)
 	if r == nil {
-		if r, i = x.known(name); r == nil {
+		if r, i = x.known(p.target, name); r == nil {
 			return false
 		}
 	}
 	if p.run == r && i >= p.from && i < p.to { // twice in one event
 		x.flush(p)
-		if r, i = x.known(name); r == nil {
+		if r, i = x.known(p.target, name); r == nil {
 			return false
 		}
 	}
@@ -83,7 +83,7 @@ func (x *Index) near(p *removal, name uint64) (*run, int32) {
 	if r == nil {
 		r, from, to = x.work.near.run, x.work.near.i, x.work.near.i
 	}
-	if r == nil {
+	if r == nil || x.owners[p.target].apart {
 		return nil, 0
 	}
 	for _, i := range [...]int32{to, from - 1} {
@@ -184,6 +184,6 @@ func (x *Index) Clear(target int) {
 	x.sets.clear(target)
 	o := &x.owners[target]
 	x.memory.repeats -= o.repeats.bytes()
-	*o = owner{}
+	*o = owner{life: o.life + 1}
 	x.sweep.dirty++
 }

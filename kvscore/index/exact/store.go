@@ -98,7 +98,7 @@ func (x *Index) countRepeats(s *Stored) {
 // storeKnown records blocks by their names alone.
 func (x *Index) storeKnown(s *Stored) (n int, o Outcome) {
 	for _, name := range s.Names {
-		r, i := x.known(name)
+		r, i := x.known(s.Target, name)
 		if r == nil {
 			o = UnknownName
 			continue
@@ -121,14 +121,14 @@ func (x *Index) locate(s *Stored) (cursor, Outcome) {
 		return cursor{}, OK
 	}
 	// The chain that the last event has extended is often the one that this event extends.
-	r, i := x.work.stored.run, x.work.stored.i-1
-	if r == nil || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
-		r, i = x.known(s.Parent)
+	r, i, o := x.work.stored.run, x.work.stored.i-1, &x.owners[s.Target]
+	if r == nil || o.apart || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
+		r, i = x.known(s.Target, s.Parent)
 	}
 	switch {
-	case r == nil:
+	case r == nil, s.Root != 0 && r.root != s.Root && !x.heldBy(r, i, s.Target):
 		return cursor{}, UnknownParent
-	case s.Root != 0 && r.root != s.Root, s.Root == 0 && x.owners[s.Target].ambiguous:
+	case s.Root != 0 && r.root != s.Root, s.Root == 0 && o.ambiguous:
 		return cursor{}, Contradiction
 	}
 	return cursor{r, i + 1}, OK
@@ -154,7 +154,7 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 		v := at.run.view.Load()
 		same := index.Common(v.hashes[at.i:], s.Blocks[n:])
 		if same == 0 {
-			if r, _ := x.known(s.Names[n]); r != nil {
+			if x.contradicts(s, n) {
 				return n, Contradiction
 			}
 			x.split(at.run, at.i)
@@ -167,6 +167,13 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 	}
 	x.work.stored = at
 	return n, o
+}
+
+// contradicts reports whether the name of the event's n-th block, which is new, leads to
+// another block for this target.
+func (x *Index) contradicts(s *Stored, n int) bool {
+	_, o := x.claim(s.Target, s.Names[n], x.names.hash(s.Names[n]), nil, 0)
+	return o != OK
 }
 
 func (c cursor) inside() bool {
@@ -195,9 +202,9 @@ func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
 		held, to := r.view.Load().held(i, end)
 		names := s.Names[n+int(i-at.i) : n+int(to-at.i)]
 		if held {
-			i, o = x.rename(r, i, names)
+			i, o = x.rename(s.Target, r, i, names)
 		} else {
-			i, o = x.revive(r, i, names)
+			i, o = x.revive(s.Target, r, i, names)
 		}
 	}
 	taken := x.work.to - at.i
@@ -209,19 +216,22 @@ func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
 }
 
 // rename makes sure that names lead to held blocks from i on.
-func (x *Index) rename(r *run, i int32, names []uint64) (int32, Outcome) {
+func (x *Index) rename(target int, r *run, i int32, names []uint64) (int32, Outcome) {
 	for k := 0; k < len(names); {
-		same := index.Common(r.names[int(i):int(i)+len(names)-k], names[k:])
-		i += int32(same)
-		x.work.to = i
-		if k += same; k == len(names) {
-			break
+		if !x.owners[target].apart {
+			same := index.Common(r.names[int(i):int(i)+len(names)-k], names[k:])
+			i += int32(same)
+			x.work.to = i
+			if k += same; k == len(names) {
+				break
+			}
 		}
-		switch other, at := x.known(names[k]); {
-		case other == nil:
-			x.also(r, i, names[k])
-		case other != r || at != i:
-			return i, Contradiction
+		c, o := x.claim(target, names[k], x.names.hash(names[k]), r, i)
+		if o != OK {
+			return i, o
+		}
+		if !c.done {
+			x.also(r, i, c.key)
 		}
 		i++
 		k++
@@ -231,12 +241,13 @@ func (x *Index) rename(r *run, i int32, names []uint64) (int32, Outcome) {
 }
 
 // revive gives names to blocks from i on that nobody holds.
-func (x *Index) revive(r *run, i int32, names []uint64) (int32, Outcome) {
+func (x *Index) revive(target int, r *run, i int32, names []uint64) (int32, Outcome) {
 	for _, name := range names {
-		if other, _ := x.known(name); other != nil {
-			return i, Contradiction
+		c, o := x.claim(target, name, x.names.hash(name), nil, 0)
+		if o != OK {
+			return i, o
 		}
-		x.name(r, i, name, x.names.hash(name))
+		x.name(r, i, c)
 		i++
 		x.work.to = i
 	}

@@ -19,6 +19,10 @@ const (
 // table is an extendible hash table of 8-byte slots: a directory, by the hash's first bits,
 // of buckets that each use linear probing. A bucket grows in small steps and then divides.
 // Growth therefore costs little at a time, and most slots are in use. It needs no names.
+//
+// The slots of a bucket are in the order of their hashes, with free ones in between. A search
+// for an unknown name therefore ends early, and growth reads and writes one slot after the
+// other.
 type table struct {
 	dir     []*bucket
 	depth   uint8 // bits of the directory
@@ -28,63 +32,72 @@ type table struct {
 }
 
 type bucket struct {
-	slots []uint64
+	slots []uint64 // the last is always free
 	count int32
 	depth uint8
 }
 
 func (t *table) init() {
-	t.dir = []*bucket{t.bucket(minSlots, 0)}
-	t.deepest = 1
+	t.dir = []*bucket{{slots: make([]uint64, minSlots)}}
+	t.slots, t.deepest = minSlots, 1
 }
 
 func (t *table) bytes() int64 {
 	return int64(len(t.dir))*8 + int64(t.slots)*slotBytes + int64(t.count/2000+1)*48
 }
 
-func (t *table) bucket(slots int, depth uint8) *bucket {
-	t.slots += slots
-	return &bucket{slots: make([]uint64, slots), depth: depth}
-}
-
 func (t *table) of(hash uint32) *bucket { return t.dir[hash>>(hashBits-t.depth)] }
+
+// homes returns how many slots are a home. Those after them take what is moved over the end.
+func (b *bucket) homes() uint64 { return uint64(len(b.slots) - len(b.slots)/64 - 2) }
 
 // home returns the slot where the search for a hash begins.
 func (b *bucket) home(hash uint32) int {
-	return int(uint64(hash<<(32-hashBits+b.depth)) * uint64(len(b.slots)) >> 32)
+	return int(uint64(hash<<(32-hashBits+b.depth)) * b.homes() >> 32)
 }
 
-func (b *bucket) put(slot uint64) {
-	i := b.home(uint32(slot >> refBits))
-	for b.slots[i] != 0 {
-		if i++; i == len(b.slots) {
-			i = 0
-		}
+// search returns the first slot of the hash, or the place for one.
+func (b *bucket) search(hash uint32) int {
+	k := b.home(hash)
+	for least := uint64(hash) << refBits; b.slots[k]-1 < least; { // a free slot less 1 is large
+		k++
 	}
-	b.slots[i] = slot
-	b.count++
+	return k
+}
+
+// has reports whether slot k has the hash. A free slot has none, not even 0.
+func (b *bucket) has(k int, hash uint32) bool {
+	return b.slots[k]-uint64(hash)<<refBits-1 < refMask
 }
 
 // put adds a slot. The same slot must not be there.
 func (t *table) put(hash uint32, ref uint64) {
 	b := t.of(hash)
+	t.putAt(b, b.search(hash), hash, ref)
+}
+
+// putAt is put for a caller that has searched for the hash.
+func (t *table) putAt(b *bucket, k int, hash uint32, ref uint64) {
 	if int(b.count+1)*5 > len(b.slots)*4 {
 		t.grow(b, hash)
 		b = t.of(hash)
+		k = b.search(hash)
 	}
-	b.put(uint64(hash)<<refBits | ref)
 	t.count++
+	b.count++
+	for s := uint64(hash)<<refBits | ref; s != 0; k++ {
+		s, b.slots[k] = b.slots[k], s
+	}
+	if k == len(b.slots) {
+		t.grow(b, hash)
+	}
 }
 
 // find returns the place of a slot in its bucket, or -1.
 func (b *bucket) find(hash uint32, ref uint64) int {
-	want := uint64(hash)<<refBits | ref
-	for i := b.home(hash); b.slots[i] != 0; {
-		if b.slots[i] == want {
-			return i
-		}
-		if i++; i == len(b.slots) {
-			i = 0
+	for k := b.search(hash); b.has(k, hash); k++ {
+		if b.slots[k]&refMask == ref {
+			return k
 		}
 	}
 	return -1
@@ -96,43 +109,24 @@ func (t *table) replace(hash uint32, old, ref uint64) {
 	b.slots[b.find(hash, old)] = uint64(hash)<<refBits | ref
 }
 
-// drop removes a slot, and reports whether it was there. It moves later slots up, so that a
-// search meets no gap.
+// drop removes a slot, and reports whether it was there. It moves later slots back to their
+// homes, so that a search meets no gap.
 func (t *table) drop(hash uint32, ref uint64) bool {
 	b := t.of(hash)
-	gap := b.find(hash, ref)
-	if gap < 0 {
+	k := b.find(hash, ref)
+	if k < 0 {
 		return false
 	}
-	n := len(b.slots)
-	for i := gap; ; {
-		if i++; i == n {
-			i = 0
-		}
-		if b.slots[i] == 0 {
-			break
-		}
-		home := b.home(uint32(b.slots[i] >> refBits))
-		if distance(home, i, n) >= distance(gap, i, n) {
-			b.slots[gap] = b.slots[i]
-			gap = i
-		}
+	for ; b.slots[k+1] != 0 && b.home(uint32(b.slots[k+1]>>refBits)) <= k; k++ {
+		b.slots[k] = b.slots[k+1]
 	}
-	b.slots[gap] = 0
+	b.slots[k] = 0
 	b.count--
 	t.count--
-	if int(b.count)*2 < n {
+	if int(b.count)*2 < len(b.slots) {
 		t.shrink(b, hash)
 	}
 	return true
-}
-
-// distance returns how many slots after from to is, in a ring of n.
-func distance(from, to, n int) int {
-	if to < from {
-		return to - from + n
-	}
-	return to - from
 }
 
 // fit returns a number of slots for keys with some room to grow.
@@ -161,18 +155,40 @@ func (t *table) grow(b *bucket, hash uint32) {
 }
 
 func (t *table) resize(b *bucket, slots int) {
-	old := b.slots
-	t.slots += slots - len(old)
-	b.slots, b.count = make([]uint64, slots), 0
-	b.take(old)
+	t.slots -= len(b.slots)
+	b.fill(slots, b.slots, nil)
+	t.slots += len(b.slots)
 }
 
-func (b *bucket) take(from []uint64) {
-	for _, s := range from {
-		if s != 0 {
-			b.put(s)
+// fill gives a bucket an array of slots, or a larger one if need be, with the slots of two
+// others that are in order.
+func (b *bucket) fill(slots int, low, high []uint64) {
+	for ; ; slots += min(slots, slotStep) {
+		b.slots = make([]uint64, slots)
+		if n, k := b.take(low, 0); k >= 0 {
+			if m, k := b.take(high, k); k >= 0 {
+				b.count = n + m
+				return
+			}
 		}
 	}
+}
+
+// take writes slots that are in order, from place k on. It returns their number, and the next
+// place, -1 if they do not fit.
+func (b *bucket) take(from []uint64, k int) (n int32, next int) {
+	homes, shift, to := b.homes(), 32-hashBits+b.depth, b.slots
+	for _, s := range from {
+		k = max(k, int(uint64(uint32(s>>refBits)<<shift)*homes>>32)) // 0 for a free slot
+		if k >= len(to)-1 {
+			return 0, -1
+		}
+		if to[k] = s; s != 0 {
+			k++
+			n++
+		}
+	}
+	return n, k
 }
 
 // split divides a bucket by the next bit of the hash.
@@ -187,21 +203,16 @@ func (t *table) split(b *bucket, hash uint32) {
 	}
 	bit := uint32(1) << (hashBits - 1 - b.depth)
 	n := fit(int(b.count) / 2)
-	low, high := t.bucket(n, b.depth+1), t.bucket(n, b.depth+1)
-	for _, s := range b.slots {
-		to := low
-		if uint32(s>>refBits)&bit != 0 {
-			to = high
+	middle := 0
+	for i, s := range b.slots {
+		if s != 0 && uint32(s>>refBits)&bit == 0 {
+			middle = i + 1
 		}
-		if s == 0 {
-			continue
-		}
-		if int(to.count+1)*5 > len(to.slots)*4 { // a very uneven division
-			t.resize(to, len(to.slots)+slotStep)
-		}
-		to.put(s)
 	}
-	t.slots -= len(b.slots)
+	low, high := &bucket{depth: b.depth + 1}, &bucket{depth: b.depth + 1}
+	low.fill(n, b.slots[:middle], nil)
+	high.fill(n, b.slots[middle:], nil)
+	t.slots += len(low.slots) + len(high.slots) - len(b.slots)
 	t.enter(low, hash&^bit)
 	t.enter(high, hash|bit)
 	if low.depth == t.depth {
@@ -236,10 +247,13 @@ func (t *table) merge(b, buddy *bucket, hash uint32) {
 	if b.depth == t.depth {
 		t.deepest -= 2
 	}
-	one := t.bucket(fit(int(b.count+buddy.count)), b.depth-1)
-	one.take(b.slots)
-	one.take(buddy.slots)
-	t.slots -= len(b.slots) + len(buddy.slots)
+	low, high := b, buddy
+	if hash>>(hashBits-b.depth)&1 != 0 {
+		low, high = buddy, b
+	}
+	one := &bucket{depth: b.depth - 1}
+	one.fill(fit(int(b.count+buddy.count)), low.slots, high.slots)
+	t.slots += len(one.slots) - len(low.slots) - len(high.slots)
 	t.enter(one, hash)
 	if one.depth == t.depth {
 		t.deepest++

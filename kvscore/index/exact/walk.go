@@ -7,7 +7,8 @@ type Held struct {
 	Root   uint64
 	// Chain has the content hashes of all blocks up to this one. It is valid during the call.
 	Chain []uint64
-	// Name is one of the engines' names of the block.
+	// Name is one of the engines' names of the block, or the key of a target's own. Both are
+	// good for [Index.Remove].
 	Name uint64
 }
 
