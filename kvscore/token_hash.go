@@ -12,10 +12,7 @@ import (
 // It multiplies pairs of words to 128 bits and folds the products, as wyhash does. Here each
 // word has a secret of its own, so that no text makes a factor zero. For blocks of 16 ids it
 // takes about 60 % of XXH3's time.
-type TokenHash struct{ key [chunk / 8]uint64 }
-
-// chunk is how many bytes of ids are hashed at a time.
-const chunk = 64
+type TokenHash struct{ key [8]uint64 }
 
 // NewTokenHash returns the hash function of a seed, which must be secret.
 func NewTokenHash(seed uint64) TokenHash {
@@ -55,24 +52,56 @@ func (h *TokenHash) Block(ids []byte) uint64 {
 func (h *TokenHash) blocks(dst []uint64, ids []byte, size int) []uint64 {
 	k := &h.key
 	start := fold(uint64(size), k[0]) //nolint:gosec // not negative
-	var last [chunk]byte              // of a block that ends within it
-	for ; len(ids) >= size; ids = ids[size:] {
+	if size%64 != 0 {
+		for ; len(ids) >= size; ids = ids[size:] {
+			dst = append(dst, h.chain(start, ids[:size]))
+		}
+		return dst
+	}
+	if size == 64 { // 16 ids
+		for ; len(ids) >= 64; ids = ids[64:] {
+			b := (*[64]byte)(ids)
+			dst = append(dst, start^pair(k, b, 0)^pair(k, b, 2)^pair(k, b, 4)^pair(k, b, 6))
+		}
+		return dst
+	}
+	for len(ids) >= size {
 		sum := start
-		for at := 0; at < size; at += chunk {
-			c := ids[at:]
-			if size-at < chunk {
-				copy(last[:], c[:size-at])
-				c = last[:]
-			}
-			b := (*[chunk]byte)(c)
-			sum = fold(binary.LittleEndian.Uint64(b[0:])^k[0]^sum, binary.LittleEndian.Uint64(b[8:])^k[1]) ^
-				fold(binary.LittleEndian.Uint64(b[16:])^k[2], binary.LittleEndian.Uint64(b[24:])^k[3]) ^
-				fold(binary.LittleEndian.Uint64(b[32:])^k[4], binary.LittleEndian.Uint64(b[40:])^k[5]) ^
-				fold(binary.LittleEndian.Uint64(b[48:])^k[6], binary.LittleEndian.Uint64(b[56:])^k[7])
+		for range size / 64 {
+			b := (*[64]byte)(ids)
+			sum = fold(sum, k[7]) ^ pair(k, b, 0) ^ pair(k, b, 2) ^ pair(k, b, 4) ^ pair(k, b, 6)
+			ids = ids[64:]
 		}
 		dst = append(dst, sum)
 	}
 	return dst
+}
+
+// pair hashes two words of a chunk.
+func pair(k *[8]uint64, b *[64]byte, i int) uint64 {
+	return fold(binary.LittleEndian.Uint64(b[8*i:])^k[i], binary.LittleEndian.Uint64(b[8*i+8:])^k[i+1])
+}
+
+// chain hashes a block of any size, each product after the one before.
+func (h *TokenHash) chain(sum uint64, ids []byte) uint64 {
+	k, i := &h.key, 0
+	for ; len(ids) >= 16; ids = ids[16:] {
+		sum = fold(binary.LittleEndian.Uint64(ids)^k[i]^sum, binary.LittleEndian.Uint64(ids[8:])^k[i+1])
+		i = (i + 2) % len(k)
+	}
+	if len(ids) == 0 {
+		return sum
+	}
+	var a, b uint64 // up to three ids
+	if len(ids) >= 8 {
+		a, ids = binary.LittleEndian.Uint64(ids), ids[8:]
+	} else {
+		a, ids = uint64(binary.LittleEndian.Uint32(ids)), nil
+	}
+	if len(ids) > 0 {
+		b = uint64(binary.LittleEndian.Uint32(ids))
+	}
+	return fold(a^k[i]^sum, b^k[i+1])
 }
 
 // fold multiplies two words and folds the product.

@@ -2,6 +2,7 @@ package kvscore
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -65,23 +66,26 @@ func TestTokenHashOfBytes(t *testing.T) {
 	}
 }
 
-// BenchmarkTokenHash compares the hash of 8,192 blocks of 16 tokens with XXH3.
+// BenchmarkTokenHash compares the hashes of 128 Ki tokens with XXH3, for several sizes of blocks.
 func BenchmarkTokenHash(b *testing.B) {
-	ids := make([]uint32, 16*8192)
+	ids := make([]uint32, 128<<10)
 	bytes := make([]byte, 4*len(ids))
-	list := make([]uint64, 0, 8192)
+	list := make([]uint64, 0, len(ids))
 	key := NewTokenHash(testSeed)
-	b.Run("fold", func(b *testing.B) {
-		for b.Loop() {
-			list = key.AppendBlocks(list[:0], ids, 16)
-		}
-	})
-	b.Run("xxh3", func(b *testing.B) {
-		for b.Loop() {
-			list = list[:0]
-			for at := 0; at < len(bytes); at += 64 {
-				list = append(list, xxh3.HashSeed(bytes[at:at+64], testSeed))
+	for _, size := range []int{1, 16, 32, 64} {
+		b.Run(fmt.Sprintf("fold/%d", size), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				list = key.AppendBlocks(list[:0], ids, size)
 			}
-		}
-	})
+		})
+		b.Run(fmt.Sprintf("xxh3/%d", size), func(b *testing.B) {
+			for b.Loop() {
+				list = list[:0]
+				for at := 0; at < len(bytes); at += 4 * size {
+					list = append(list, xxh3.HashSeed(bytes[at:at+4*size], testSeed))
+				}
+			}
+		})
+	}
 }
