@@ -39,10 +39,14 @@ func (h *TokenHash) AppendBlocks(dst []uint64, ids []uint32, blockTokens int) []
 			b = binary.LittleEndian.AppendUint32(b, id)
 		}
 	}
+	if blockTokens <= 0 {
+		return dst
+	}
 	return h.blocks(dst, b, 4*blockTokens)
 }
 
-// Block returns the hash of a block of token ids, as little-endian numbers of 32 bits.
+// Block returns the hash of a block of token ids, as little-endian numbers of 32 bits. There is
+// one at least.
 func (h *TokenHash) Block(ids []byte) uint64 {
 	var one [1]uint64
 	return h.blocks(one[:0], ids, len(ids))[0]

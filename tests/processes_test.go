@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -163,16 +164,22 @@ const mostAgain = 4
 // failedTest is the line of a failed test, not of its parts.
 var failedTest = regexp.MustCompile(`(?m)^\x16?--- FAIL: (\w+) `)
 
+// againFile names a file, in the environment, that gets the names of the tests that run again.
+// go test shows nothing of a package that passes in the end.
+const againFile = "KVROUTER_AGAIN"
+
 // runAgain runs tests again that failed beside others, one after the other on a machine that
-// is idle now: many of them measure times. Races, panics and hung tests do not get this chance.
+// is idle now: many of them measure times. Races, panics and processes that did not run all
+// their tests do not get this chance.
 func (p *processes) runAgain() {
 	n := 0
 	for _, l := range p.late {
 		n += len(l.tests)
 	}
 	for _, l := range p.late {
+		p.print(l.out)
 		if n <= mostAgain {
-			fmt.Fprintf(p.to, "failed beside others, and runs again alone: %s\n", strings.Join(l.tests, " "))
+			p.note("failed beside others, and runs again alone: " + strings.Join(l.tests, " ") + "\n")
 			queue := make(chan []string, len(l.tests))
 			for _, name := range l.tests {
 				queue <- []string{name}
@@ -184,8 +191,23 @@ func (p *processes) runAgain() {
 			}
 		}
 		p.failed = append(p.failed, l.tests...)
-		p.print(l.out)
 	}
+}
+
+// note prints a line, and adds it to againFile.
+func (p *processes) note(line string) {
+	io.WriteString(p.to, line)
+	name := os.Getenv(againFile)
+	if name == "" {
+		return
+	}
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		fmt.Fprintln(p.to, err)
+		return
+	}
+	defer f.Close()
+	io.WriteString(f, line)
 }
 
 // lane runs one process after the other.
@@ -213,7 +235,9 @@ func (p *processes) ended(names []string, out []byte, err error) {
 		for _, m := range failedTest.FindAllSubmatch(out, -1) {
 			tests = append(tests, string(m[1]))
 		}
-		if !p.again && len(tests) > 0 && !hopeless.Match(out) {
+		var exit *exec.ExitError
+		all := errors.As(err, &exit) && exit.ExitCode() == 1 && bytes.HasSuffix(out, []byte("FAIL\n")) && !slices.Contains(p.args, "-test.failfast=true")
+		if !p.again && all && len(tests) > 0 && !hopeless.Match(out) {
 			p.late = append(p.late, late{tests, out})
 			return
 		}
@@ -235,34 +259,46 @@ func (p *processes) print(out []byte) {
 
 // TestFailuresRunAgain runs shell scripts in place of the tests.
 func TestFailuresRunAgain(t *testing.T) {
+	const failed = `echo "--- FAIL: TestA (0.1s)"; `
 	for name, c := range map[string]struct {
-		script string
-		queue  [][]string
+		script string // of a process that runs TestB, too
+		alone  string
+		queues int
 		failed bool
 	}{
-		"passes alone":   {`case $* in *B*) echo "--- FAIL: TestA (0.1s)"; exit 1;; esac`, [][]string{{"TestA", "TestB"}}, false},
-		"fails alone":    {`echo "--- FAIL: TestA (0.1s)"; exit 1`, [][]string{{"TestA", "TestB"}}, true},
-		"race":           {`case $* in *B*) echo "WARNING: DATA RACE"; echo "--- FAIL: TestA (0.1s)"; exit 1;; esac`, [][]string{{"TestA", "TestB"}}, true},
-		"no test failed": {`case $* in *B*) exit 2;; esac`, [][]string{{"TestA", "TestB"}}, true},
-		"too many": {
-			`case $* in *B*) for i in 1 2 3; do echo "--- FAIL: TestA$i (0.1s)"; done; exit 1;; esac`,
-			[][]string{{"TestA", "TestB"}, {"TestC", "TestB"}}, true,
-		},
+		"passes alone":   {failed + "echo FAIL; exit 1", "echo PASS", 1, false},
+		"fails alone":    {failed + "echo FAIL; exit 1", failed + "echo FAIL; exit 1", 1, true},
+		"race":           {"echo WARNING: DATA RACE; " + failed + "echo FAIL; exit 1", "echo PASS", 1, true},
+		"no test failed": {"exit 2", "echo PASS", 1, true},
+		"killed":         {failed + "kill -9 $$", "echo PASS", 1, true},
+		"ended early":    {failed + "exit 1", "echo PASS", 1, true},
+		"too many":       {failed + failed + failed + "echo FAIL; exit 1", "echo PASS", 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			binary := filepath.Join(t.TempDir(), "tests")
-			if err := os.WriteFile(binary, []byte("#!/bin/sh\n"+c.script+"\n"), 0o700); err != nil { //nolint:gosec // it is a program
+			dir := t.TempDir()
+			binary, again := filepath.Join(dir, "tests"), filepath.Join(dir, "again")
+			t.Setenv(againFile, again)
+			script := "#!/bin/sh\ncase $* in *TestB*) " + c.script + ";; *) " + c.alone + ";; esac\n"
+			if err := os.WriteFile(binary, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
 				t.Fatal(err)
 			}
-			queue := make(chan []string, len(c.queue))
-			for _, names := range c.queue {
-				queue <- names
+			queue := make(chan []string, c.queues)
+			for range c.queues {
+				queue <- []string{"TestA", "TestB"}
 			}
 			close(queue)
-			p := processes{binary: binary, deadline: time.Now().Add(time.Minute), to: io.Discard}
+			var printed bytes.Buffer
+			p := processes{binary: binary, deadline: time.Now().Add(time.Minute), to: &printed}
 			p.lane(queue)
 			if p.runAgain(); (len(p.failed) > 0) != c.failed {
 				t.Errorf("failed: %v", p.failed)
+			}
+			if name != "no test failed" && !strings.Contains(printed.String(), "--- FAIL: TestA") {
+				t.Errorf("what the first run printed is lost: %s", &printed)
+			}
+			noted, _ := os.ReadFile(again)
+			if ran := name == "passes alone" || name == "fails alone"; strings.Contains(string(noted), "TestA") != ran {
+				t.Errorf("noted: %q", noted)
 			}
 		})
 	}

@@ -290,8 +290,8 @@ func (r *rank) store(seed uint64, e *Event) {
 
 // hash returns the content hashes of an event's blocks. They are valid until the next call.
 func (r *rank) hash(seed uint64, e *Event) []uint64 {
-	key := kvscore.NewTokenHash(seed)
-	list := key.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
+	tokens := kvscore.NewTokenHash(seed)
+	list := tokens.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
 	for i := range e.Media {
 		m := &e.Media[i]
 		key := kvscore.MediaKey(seed+uint64(m.Kind), e.nameOf(m)) // another seed: equal names of other kinds differ

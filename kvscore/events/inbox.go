@@ -29,22 +29,22 @@ type inbox struct {
 
 // newInbox reads a connection into a queue of at most n messages.
 func newInbox(c *zmtp.Conn, n int) *inbox {
-	box := &inbox{c: c, q: newQueue(n), done: make(chan struct{})}
-	box.gone, box.end = context.WithCancelCause(context.Background())
-	go box.read()
-	return box
+	b := &inbox{c: c, q: newQueue(n), done: make(chan struct{})}
+	b.gone, b.end = context.WithCancelCause(context.Background())
+	go b.read()
+	return b
 }
 
 // read receives messages until the connection ends.
-func (box *inbox) read() {
-	defer close(box.done)
+func (b *inbox) read() {
+	defer close(b.done)
 	for {
-		m := box.q.spare()
-		if err := box.c.Recv(m); err != nil {
-			box.end(err)
+		m := b.q.spare()
+		if err := b.c.Recv(m); err != nil {
+			b.end(err)
 			return
 		}
-		if !box.q.push(m) {
+		if !b.q.push(m) {
 			return
 		}
 	}
@@ -52,15 +52,15 @@ func (box *inbox) read() {
 
 // next waits for the oldest message, but not longer than patience. It returns an error when ctx
 // has ended, and when the connection has ended and all its messages are taken.
-func (box *inbox) next(ctx context.Context, patience time.Duration) (*zmtp.Message, error) {
+func (b *inbox) next(ctx context.Context, patience time.Duration) (*zmtp.Message, error) {
 	var late <-chan time.Time
 	for ctx.Err() == nil {
-		over := box.gone.Err() != nil // asked first: nothing is pushed after that
-		if m, ok := box.q.pop(); ok {
+		over := b.gone.Err() != nil // asked first: nothing is pushed after that
+		if m, ok := b.q.pop(); ok {
 			return m, nil
 		}
 		if over {
-			return nil, context.Cause(box.gone)
+			return nil, context.Cause(b.gone)
 		}
 		if late == nil {
 			late = time.After(patience)
@@ -69,25 +69,25 @@ func (box *inbox) next(ctx context.Context, patience time.Duration) (*zmtp.Messa
 		case <-ctx.Done():
 		case <-late:
 			return nil, fmt.Errorf("%w: nothing came for %v", zmtp.ErrSilent, patience)
-		case <-box.q.ready:
-		case <-box.gone.Done():
+		case <-b.q.ready:
+		case <-b.gone.Done():
 		}
 	}
 	return nil, ctx.Err()
 }
 
 // abandon ends the connection for a cause that is not the connection's own.
-func (box *inbox) abandon(why error) {
-	box.end(why)
-	_ = box.c.Close()
+func (b *inbox) abandon(why error) {
+	b.end(why)
+	_ = b.c.Close()
 }
 
 // stop ends the connection, waits for its goroutine and returns what ended the connection.
-func (box *inbox) stop() error {
-	box.abandon(context.Canceled)
-	box.q.close()
-	<-box.done
-	return context.Cause(box.gone)
+func (b *inbox) stop() error {
+	b.abandon(context.Canceled)
+	b.q.close()
+	<-b.done
+	return context.Cause(b.gone)
 }
 
 // queue is a bounded queue of messages. One goroutine pushes and one pops.

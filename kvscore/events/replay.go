@@ -45,8 +45,8 @@ type replayed struct {
 // Nothing gets to the sink before the proof. Without the proof, or if a replay from the
 // beginning can reach further back than the sink does, the beginning is due.
 func (s *Stream) resume(ctx context.Context, box *inbox) bool {
-	k := &s.k
-	if s.cfg.Replay == "" || k.void || !k.whole && !k.deep {
+	p := &s.p
+	if s.cfg.Replay == "" || p.void || !p.whole && !p.deep {
 		return false
 	}
 	select {
@@ -58,18 +58,18 @@ func (s *Stream) resume(ctx context.Context, box *inbox) bool {
 	s.enter(Replaying, false)
 	asking, refute := context.WithCancel(ctx)
 	defer refute()
-	same, last := false, k.next-1
+	same, last := false, p.next-1
 	_, err := s.replay(asking, box, last, func(seq uint64, payload []byte) {
 		switch {
 		case same:
 			s.apply(seq, payload)
-		case seq == last && xxh3.Hash(payload) == k.hash:
+		case seq == last && xxh3.Hash(payload) == p.hash:
 			same = true
 		default: // another life, or the buffer has dropped the batch
 			refute()
 		}
 	})
-	k.replayed, k.caughtUp = time.Now(), false
+	p.replayed, p.caughtUp = time.Now(), false
 	switch {
 	case ctx.Err() != nil || box.gone.Err() != nil: // the next connection resumes
 	case same && err == nil:
@@ -86,9 +86,9 @@ func (s *Stream) resume(ctx context.Context, box *inbox) bool {
 // the replay back until it is complete. If the replay fails, the old knowledge is void, unless
 // the connection that it came from still stands.
 func (s *Stream) replayAll(ctx context.Context, box *inbox, stands bool) {
-	k := &s.k
-	in := intake{s: s, holding: !k.void}
-	if k.void {
+	p := &s.p
+	in := intake{s: s, holding: !p.void}
+	if p.void {
 		s.drop("") // no Reset: the sink holds nothing
 	}
 	s.enter(Replaying, false)
@@ -96,14 +96,14 @@ func (s *Stream) replayAll(ctx context.Context, box *inbox, stands bool) {
 	if ctx.Err() != nil || box.gone.Err() != nil {
 		return // the next connection begins with a replay
 	}
-	k.replayed, k.caughtUp = time.Now(), false
+	p.replayed, p.caughtUp = time.Now(), false
 	switch {
 	case err == nil:
 		in.handOver()
 		s.judge(r)
 		s.settle()
 	case in.holding && stands:
-		k.failed, k.retryAt = true, time.Now().Add(coolDown)
+		p.failed, p.retryAt = true, time.Now().Add(coolDown)
 		s.settle()
 		s.degraded("the replay failed", err)
 	default:
@@ -117,18 +117,18 @@ func (s *Stream) replayAll(ctx context.Context, box *inbox, stands bool) {
 
 // judge decides whether a replay from the beginning delivered everything.
 func (s *Stream) judge(r replayed) {
-	k := &s.k
-	k.failed, k.retryAt, k.deep = false, time.Time{}, true
+	p := &s.p
+	p.failed, p.retryAt, p.deep = false, time.Time{}, true
 	switch {
 	case !r.any:
 		s.drop("the publisher has published nothing yet")
-		k.anchored, k.next, k.whole = true, 0, !k.emptyLies
-	case k.whole:
-	case r.first == 1 && k.first.seen && r.next > k.first.next:
-		k.whole = true
+		p.anchored, p.next, p.whole = true, 0, !p.emptyLies
+	case p.whole:
+	case r.first == 1 && p.first.seen && r.next > p.first.next:
+		p.whole = true
 	default:
 		if r.first == 1 {
-			k.first, k.retryAt = one{seen: true, next: r.next}, time.Now().Add(coolDown)
+			p.first, p.retryAt = one{seen: true, next: r.next}, time.Now().Add(coolDown)
 		}
 		s.partial(r.first)
 	}
@@ -137,10 +137,10 @@ func (s *Stream) judge(r replayed) {
 // replayFrom continues what the sink holds. If the publisher has dropped the batches asked
 // for, what the sink holds is void, and the rest is a new beginning.
 func (s *Stream) replayFrom(ctx context.Context, box *inbox, from uint64) {
-	k := &s.k
+	p := &s.p
 	s.enter(Replaying, false)
 	r, err := s.replay(ctx, box, from, func(seq uint64, payload []byte) {
-		if seq != k.next {
+		if seq != p.next {
 			s.drop(fmt.Sprintf("the publisher's buffer begins at batch %d, batch %d is missing", seq, from))
 		}
 		s.apply(seq, payload)
@@ -152,8 +152,8 @@ func (s *Stream) replayFrom(ctx context.Context, box *inbox, from uint64) {
 	case r.any && r.first != from && from == 0:
 		s.judge(r)
 	case r.any && r.first != from:
-		k.deep = true
-		if !k.whole {
+		p.deep = true
+		if !p.whole {
 			s.partial(r.first)
 		}
 	}

@@ -55,8 +55,8 @@ func (s *Stream) enter(state State, complete bool) {
 	s.mu.Lock()
 	changed := s.status.State != state || s.status.Complete != complete
 	s.status.State, s.status.Complete = state, complete
-	s.status.Seq = s.k.next - 1
-	if !s.k.anchored || s.k.void {
+	s.status.Seq = s.p.next - 1
+	if !s.p.anchored || s.p.void {
 		s.status.Seq = 0
 	}
 	if state == Live {
@@ -134,7 +134,7 @@ func (s *Stream) unreachable(err error) {
 
 // expire makes void what the sink holds if the publisher has been out of reach for too long.
 func (s *Stream) expire() {
-	if s.n.lostAt.IsZero() || s.k.void || time.Since(s.n.lostAt) < staleAfter {
+	if s.n.lostAt.IsZero() || s.p.void || time.Since(s.n.lostAt) < staleAfter {
 		return
 	}
 	s.drop("the publisher cannot be reached")

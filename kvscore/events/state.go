@@ -44,7 +44,7 @@ const (
 	maxFalls = 3
 )
 
-// progress is what the sink holds by now.
+// progress is what the sink holds by now, and what is known of the publisher and its replays.
 type progress struct {
 	void     bool   // the sink has got a Reset and nothing since
 	anchored bool   // next is known
@@ -85,8 +85,8 @@ type one struct {
 // begin finds out what the publisher has published before, without regard to old knowledge.
 func (s *Stream) begin(ctx context.Context, box *inbox) {
 	switch {
-	case time.Now().Before(s.k.silentTo):
-		s.k.failed, s.k.retryAt = true, s.k.silentTo
+	case time.Now().Before(s.p.silentTo):
+		s.p.failed, s.p.retryAt = true, s.p.silentTo
 		s.settle()
 		return
 	case s.cfg.Replay != "":
@@ -99,36 +99,36 @@ func (s *Stream) begin(ctx context.Context, box *inbox) {
 
 // drop makes void what the sink holds.
 func (s *Stream) drop(why string) {
-	k := &s.k
-	k.anchored, k.whole, k.deep, k.failed = false, false, false, false
-	k.retryAt = time.Time{}
-	if !k.void {
-		k.void = true
+	p := &s.p
+	p.anchored, p.whole, p.deep, p.failed = false, false, false, false
+	p.retryAt = time.Time{}
+	if !p.void {
+		p.void = true
 		s.sink.Reset(why)
 	}
 }
 
 // apply hands a batch to the sink.
 func (s *Stream) apply(seq uint64, payload []byte) {
-	k := &s.k
-	if !k.anchored {
-		k.anchored, k.whole = true, seq == 0
+	p := &s.p
+	if !p.anchored {
+		p.anchored, p.whole = true, seq == 0
 	}
-	k.void, k.next, k.hash = false, seq+1, xxh3.Hash(payload)
+	p.void, p.next, p.hash = false, seq+1, xxh3.Hash(payload)
 	s.sink.Payload(seq, payload)
 	if s.marked.Swap(false) {
-		k.whole = true
+		p.whole = true
 	}
 }
 
 // settle reports the state that follows from what the sink holds.
 func (s *Stream) settle() {
-	k := &s.k
+	p := &s.p
 	switch {
-	case k.whole:
-		k.failed, k.retryAt = false, time.Time{}
+	case p.whole:
+		p.failed, p.retryAt = false, time.Time{}
 		s.enter(Live, true)
-	case k.failed || s.cfg.Replay == "":
+	case p.failed || s.cfg.Replay == "":
 		s.enter(Untrusted, false)
 	default:
 		s.enter(Live, false)
@@ -142,17 +142,17 @@ func (s *Stream) receive(ctx context.Context, box *inbox, m *zmtp.Message) {
 		s.malformed(m)
 		return
 	}
-	k := &s.k
-	if time.Now().Before(k.silentTo) {
+	p := &s.p
+	if time.Now().Before(p.silentTo) {
 		return
 	}
 	if s.hasFallen(seq) {
-		if !s.fall(fmt.Sprintf("the publisher restarted: batch %d follows batch %d", seq, k.last)) {
+		if !s.fall(fmt.Sprintf("the publisher restarted: batch %d follows batch %d", seq, p.last)) {
 			return
 		}
 		s.begin(ctx, box)
 	}
-	k.spoke, k.last = true, seq
+	p.spoke, p.last = true, seq
 	s.live(ctx, box, seq, payload)
 	s.settle()
 }
@@ -171,11 +171,11 @@ func liveBatch(m *zmtp.Message) (seq uint64, payload []byte, ok bool) {
 // A ZeroMQ proxy keeps the connection when the publisher behind it restarts. Such a restart
 // within overlapFor of a replay goes unseen if the new life's first batches look covered.
 func (s *Stream) hasFallen(seq uint64) bool {
-	k := &s.k
-	if k.spoke {
-		return seq <= k.last
+	p := &s.p
+	if p.spoke {
+		return seq <= p.last
 	}
-	return k.anchored && k.caughtUp && seq < k.next
+	return p.anchored && p.caughtUp && seq < p.next
 }
 
 // fall makes everything void because the sequence fell. It returns false if the stream has to
@@ -183,7 +183,7 @@ func (s *Stream) hasFallen(seq uint64) bool {
 func (s *Stream) fall(why string) bool {
 	s.count(func(st *Status) { st.Restarts++ })
 	s.drop(why)
-	s.k.connection, s.k.first = connection{}, one{}
+	s.p.connection, s.p.first = connection{}, one{}
 	return s.calm()
 }
 
@@ -191,16 +191,16 @@ func (s *Stream) fall(why string) bool {
 // many that one publisher's restarts cannot explain them. Then the stream ignores live
 // messages for a while.
 func (s *Stream) calm() bool {
-	k := &s.k
+	p := &s.p
 	now := time.Now()
-	if now.Sub(k.fallsFrom) > coolDown {
-		k.falls, k.fallsFrom = 0, now
+	if now.Sub(p.fallsFrom) > coolDown {
+		p.falls, p.fallsFrom = 0, now
 	}
-	if k.falls++; k.falls <= maxFalls {
+	if p.falls++; p.falls <= maxFalls {
 		return true
 	}
 	s.drop("two publishers may share the endpoint")
-	k.silentTo, k.retryAt, k.failed = now.Add(coolDown), now.Add(coolDown), true
+	p.silentTo, p.retryAt, p.failed = now.Add(coolDown), now.Add(coolDown), true
 	s.settle()
 	s.degraded("two publishers may share the endpoint: restarts or new connections come too often", nil)
 	return false
@@ -208,15 +208,15 @@ func (s *Stream) calm() bool {
 
 // live applies a live batch, and fills a gap in front of it if there is one.
 func (s *Stream) live(ctx context.Context, box *inbox, seq uint64, payload []byte) {
-	k := &s.k
-	if k.anchored && seq > k.next {
+	p := &s.p
+	if p.anchored && seq > p.next {
 		s.count(func(st *Status) { st.Gaps++ })
 		s.fill(ctx, box, seq)
 	}
 	switch {
 	case ctx.Err() != nil || box.gone.Err() != nil:
 		return // the next connection begins with a replay
-	case k.anchored && seq < k.next:
+	case p.anchored && seq < p.next:
 		return // a replay has covered it
 	}
 	s.apply(seq, payload)
@@ -224,20 +224,20 @@ func (s *Stream) live(ctx context.Context, box *inbox, seq uint64, payload []byt
 
 // fill closes the gap in front of a live batch, or makes void what the sink holds.
 func (s *Stream) fill(ctx context.Context, box *inbox, seq uint64) {
-	k := &s.k
-	hole := fmt.Sprintf("batches %d to %d are missing", k.next, seq-1)
-	if s.cfg.Replay == "" || k.failed {
-		retry := k.retryAt
+	p := &s.p
+	hole := fmt.Sprintf("batches %d to %d are missing", p.next, seq-1)
+	if s.cfg.Replay == "" || p.failed {
+		retry := p.retryAt
 		s.drop(hole)
-		k.failed, k.retryAt = s.cfg.Replay != "", retry
+		p.failed, p.retryAt = s.cfg.Replay != "", retry
 		s.degraded(hole, nil)
 		return
 	}
 	s.enter(Gap, false)
 	s.degraded(hole, nil)
-	s.replayFrom(ctx, box, k.next)
-	if ctx.Err() == nil && box.gone.Err() == nil && k.anchored && k.next < seq {
-		k.emptyLies = k.emptyLies || k.void
+	s.replayFrom(ctx, box, p.next)
+	if ctx.Err() == nil && box.gone.Err() == nil && p.anchored && p.next < seq {
+		p.emptyLies = p.emptyLies || p.void
 		s.fail(hole+", and the publisher does not replay them", nil)
 	}
 }
@@ -245,28 +245,28 @@ func (s *Stream) fill(ctx context.Context, box *inbox, seq uint64) {
 // fail makes void what the sink holds, after a replay that did not help.
 func (s *Stream) fail(why string, err error) {
 	s.drop(why)
-	s.k.failed, s.k.retryAt = true, time.Now().Add(coolDown)
+	s.p.failed, s.p.retryAt = true, time.Now().Add(coolDown)
 	s.settle()
 	s.degraded(why, err)
 }
 
 // untilRetry is the time until a replay from the beginning is due, or long if none is.
 func (s *Stream) untilRetry() time.Duration {
-	if s.k.retryAt.IsZero() {
+	if s.p.retryAt.IsZero() {
 		return time.Hour
 	}
-	return time.Until(s.k.retryAt)
+	return time.Until(s.p.retryAt)
 }
 
 // retry replays from the beginning, if that can bring anything new.
 func (s *Stream) retry(ctx context.Context, box *inbox) {
-	k := &s.k
+	p := &s.p
 	switch {
-	case k.retryAt.IsZero() || time.Now().Before(k.retryAt):
+	case p.retryAt.IsZero() || time.Now().Before(p.retryAt):
 	case s.cfg.Replay == "":
-		k.retryAt = time.Time{}
-	case k.first.seen && !k.failed && k.next <= k.first.next:
-		k.retryAt = time.Now().Add(coolDown)
+		p.retryAt = time.Time{}
+	case p.first.seen && !p.failed && p.next <= p.first.next:
+		p.retryAt = time.Now().Add(coolDown)
 	default:
 		s.replayAll(ctx, box, true)
 	}

@@ -80,7 +80,7 @@ type Stream struct {
 	resync chan struct{} // holds a wish of Resync
 	marked atomic.Bool   // MarkComplete was called since the last payload
 
-	k progress // of Run's goroutine alone
+	p progress // of Run's goroutine alone
 	n notes    // of Run's goroutine alone
 
 	mu     sync.Mutex
@@ -190,9 +190,9 @@ func (s *Stream) subscribe(ctx context.Context, nc net.Conn) (*zmtp.Conn, error)
 
 // follow reads one connection until it or ctx ends.
 func (s *Stream) follow(ctx context.Context, box *inbox) {
-	s.k.connection = connection{}
+	s.p.connection = connection{}
 	if !s.resume(ctx, box) {
-		s.k.first = one{}
+		s.p.first = one{}
 		s.begin(ctx, box)
 	}
 	again := time.NewTimer(0)
@@ -207,7 +207,7 @@ func (s *Stream) follow(ctx context.Context, box *inbox) {
 		select {
 		case <-ctx.Done():
 		case <-box.q.ready:
-			s.k.caughtUp = s.k.caughtUp || time.Since(s.k.replayed) > overlapFor
+			s.p.caughtUp = s.p.caughtUp || time.Since(s.p.replayed) > overlapFor
 		case <-box.gone.Done():
 		case <-again.C:
 			s.retry(ctx, box)
