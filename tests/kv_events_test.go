@@ -400,7 +400,7 @@ func TestEventsOfRanksThatConnect(t *testing.T) {
 	eventually(t, 10*time.Second, "both ranks to connect", func() bool {
 		return e.Events()[0].Subscribers == 1 && e.Events()[1].Subscribers == 1
 	})
-	for i := range 9 {
+	for i := range 3 {
 		if err := s.reload(listening([]string{"replay " + replay, ""}[i%2])); err != nil {
 			t.Fatal(err)
 		}

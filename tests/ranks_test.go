@@ -116,28 +116,41 @@ func (s *server) talkToRanks(t *testing.T, conversations, turns int) map[string]
 }
 
 // TestRanksThatTheEngineChooses repeats prompts in vLLM's responses API, which ignores the rank. The
-// ranks take turns, but that is no sign of a lost cache.
+// ranks take turns, but that is no sign of a lost cache, and tells nothing of a target.
 func TestRanksThatTheEngineChooses(t *testing.T) {
 	e := startSimulated(t, engine.Config{Ranks: 2})
 	s := startCaddy(t, simulated([]*engine.Engine{e}, "policy dynamo"))
 	s.mustChat(t, simChat("hello"))
 	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+	prompt := func(i int) string { return strings.Repeat(fmt.Sprintf("number %d of the prompts ", i), 100) }
+	for i := range 24 { // afterwards the router knows that its predictions are right
+		s.mustChat(t, simChat(prompt(i/2)))
+	}
+	s.booksAtZero(t)
+	before := s.scrape(t)
 	for i := range 24 {
-		text := strings.Repeat(fmt.Sprintf("number %d of the prompts ", i), 100)
-		for range 2 {
-			if i < 12 { // then the router knows that its predictions are right
-				s.mustChat(t, simChat(text))
-				continue
-			}
-			if a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"sim-8b","max_output_tokens":2,"input":"`+text+`"}`)); !a.ok() {
-				t.Fatalf("status %d: %.300s", a.status, a.body)
-			}
+		a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"sim-8b","max_output_tokens":2,"input":"`+prompt(12+i/2)+`"}`))
+		if !a.ok() {
+			t.Fatalf("status %d: %.300s", a.status, a.body)
+		}
+	}
+	s.booksAtZero(t)
+	after := s.scrape(t)
+	for _, name := range []string{"caddy_kv_router_compared_tokens_total", "caddy_kv_router_prediction_error_tokens_count"} {
+		if was, is := before.value(name), after.value(name); was == 0 || is != was {
+			t.Errorf("%s was %v, and is %v", name, was, is)
+		}
+	}
+	w := s.told(t, e)
+	for _, r := range w.Ranks {
+		if r.Cache.Capacity != w.Engine.Told.KVTokens {
+			t.Errorf("rank %d: the router learned a capacity of %d tokens, the engine has %d", r.Rank, r.Cache.Capacity, w.Engine.Told.KVTokens)
 		}
 	}
 	ranks := make(map[int]bool)
 	for _, r := range e.Journal() {
 		if r.Path == "/v1/responses" {
-			ranks[r.Rank] = r.RankFrom == ""
+			ranks[r.Rank] = r.RankFrom == "" && r.Header.Get("X-Data-Parallel-Rank") == ""
 		}
 	}
 	if len(ranks) != 2 || !ranks[0] || !ranks[1] {

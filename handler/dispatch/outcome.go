@@ -103,7 +103,7 @@ func (o *delivery) count(cached int64) {
 		return
 	}
 	c := kvscore.Counts{Prompt: o.Prompt}
-	if !req.SkipsCache && cached >= 0 && o.attempt.knowsRank(o.d.Pool, o.d.plan.API.Name()) {
+	if !req.SkipsCache && cached >= 0 && o.knowsRank() {
 		c.Cached, c.CachedReported = cached, true
 	}
 	if req.Kind == api.Text { // the index knows where token ids end
@@ -141,24 +141,23 @@ func (o *delivery) verify(cached int64) {
 	if d.plan.API.Work() == api.Generate {
 		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
 	}
-	if cached < 0 {
+	if cached < 0 || !o.knowsRank() {
 		return
 	}
 	m := d.Figures
 	m.comparedPrompt.Add(float64(o.Prompt))
 	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
-	if a.knowsRank(d.Pool, d.plan.API.Name()) {
-		d.Pool.Verify(a.Worker, predicted, cached)
-	}
+	d.Pool.Verify(a.Worker, predicted, cached)
 }
 
 // knowsRank returns whether the attempt's target has computed the request. It is false if the
 // engine has several ranks and chooses among them itself.
-func (a *attempt) knowsRank(p *pool.Pool, api string) bool {
-	if a.Worker.Ranks() < 2 {
+func (o *delivery) knowsRank() bool {
+	w := o.attempt.Worker
+	if w.Ranks() < 2 {
 		return true
 	}
-	e := p.EngineOf(a.Worker)
-	return !e.IgnoresRank(api)
+	e := o.d.Pool.EngineOf(w)
+	return e.TakesRankIn(o.d.plan.API.Name())
 }

@@ -149,7 +149,7 @@ func Speaks(e *nvext.Ext) bool {
 // Adapt puts a request into the engine's own members and headers. It edits r.Body.
 func (e *Engine) Adapt(r *Request) Adapted {
 	f := fit{Request: r, Engine: e, kind: kindOf(e.Type), said: said(r.Ext)}
-	if f.Ranks > 1 && e.TakesRank() {
+	if f.Ranks > 1 && e.TakesRankIn(f.API) {
 		f.header(HeaderRank, strconv.FormatUint(uint64(f.Rank), 10))
 	}
 	if f.always != nil {

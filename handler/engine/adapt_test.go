@@ -248,7 +248,7 @@ func TestBodyThatWasNotRead(t *testing.T) {
 		if lacks := slices.Collect(got.Lacks.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
 			t.Errorf("%s lacks %v", kind, lacks)
 		}
-		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != e.TakesRank() {
+		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != e.TakesRankIn("chat") {
 			t.Errorf("%s has the headers %v", kind, got.Headers)
 		}
 	}

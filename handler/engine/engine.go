@@ -30,11 +30,10 @@ type kind struct { // one field for each difference
 	shows func(*server) bool
 	// read reads what the server reports. nil: the type reports nothing.
 	read func(*server, *Info)
-	// takesRank returns whether a request can name its data-parallel rank in
-	// HeaderRank. nil: it cannot, and the engine chooses the rank itself.
-	takesRank func(Info) bool
-	// rankless are the APIs in which it cannot nevertheless.
-	rankless []string
+	// takesRank returns whether a request of an API, empty for a request without a
+	// name, can name its data-parallel rank in HeaderRank. nil: none can, and the
+	// engine chooses the rank itself.
+	takesRank func(t Info, name string) bool
 	// paths are the ends of further paths at which the engine uses a model.
 	paths []string
 	// salts says where the engine takes cache salts. Zero: nowhere.
@@ -93,16 +92,17 @@ func kindOf(name string) *kind {
 	return &other
 }
 
-// TakesRank returns whether the router can choose the engine's data-parallel rank
-// for a request. Other engines choose it themselves.
-func (e *Engine) TakesRank() bool {
-	takes := kindOf(e.Type).takesRank
-	return takes != nil && takes(e.Info)
-}
+// TakesRank returns whether the router can choose the engine's data-parallel rank for
+// requests. Otherwise the engine chooses it itself. Some engines take it in some APIs
+// only, see [Engine.TakesRankIn].
+func (e *Engine) TakesRank() bool { return e.TakesRankIn("") }
 
-// IgnoresRank returns whether the engine chooses the rank itself for requests to an API, although
-// it takes ranks in others.
-func (e *Engine) IgnoresRank(api string) bool { return slices.Contains(kindOf(e.Type).rankless, api) }
+// TakesRankIn returns whether the router can choose the rank for a request. name is the
+// request's [Request.API].
+func (e *Engine) TakesRankIn(name string) bool {
+	takes := kindOf(e.Type).takesRank
+	return takes != nil && takes(e.Info, name)
+}
 
 // ReadsNVExt returns whether the engine gets nvext and acts on it itself.
 func (e *Engine) ReadsNVExt() bool { return kindOf(e.Type).readsNVExt }

@@ -4,6 +4,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
 // site is a server by its paths: bodies of answers with status 200, or `!401`.
@@ -223,6 +226,45 @@ func TestTakesRank(t *testing.T) {
 		e := Engine{Type: c.kind, Info: Info{Version: c.version}}
 		if got := e.TakesRank(); got != c.want {
 			t.Errorf("%s %s: %v, want %v", c.kind, c.version, got, c.want)
+		}
+	}
+}
+
+// TestTakesRankIn checks in which APIs an engine takes the rank, and that it then gets it.
+func TestTakesRankIn(t *testing.T) {
+	all := []string{
+		api.NameChat, api.NameCompletions, api.NameResponses, api.NameMessages, api.NameGenerate, api.NameTokens, api.NameEmbeddings,
+		api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations, "",
+	}
+	chosen := []string{api.NameResponses, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling}
+	for _, c := range []struct {
+		kind, version string
+		ignored       []string
+	}{
+		{VLLM, "0.10.2", all},
+		{VLLM, "0.11.0", append([]string{api.NameTokens}, chosen...)},
+		{VLLM, "0.31.1.dev7+gabc", append([]string{api.NameTokens}, chosen...)},
+		{VLLM, "0.32.0", chosen},
+		{VLLM, "1.0", chosen},
+		{VLLM, "", chosen},
+		{VLLM, "dev", chosen},
+		{SGLang, "0.5.10", nil},
+		{SGLang, "", nil},
+		{TRTLLM, "1.4.0", all},
+		{LlamaCpp, "b6000", all},
+		{Dynamo, "", all},
+		{Other, "", nil},
+	} {
+		e := Engine{Type: c.kind, Info: Info{Version: c.version}}
+		for _, name := range all {
+			want := !slices.Contains(c.ignored, name)
+			if got := e.TakesRankIn(name); got != want {
+				t.Errorf("%s %s, %q: %v, want %v", c.kind, c.version, name, got, want)
+			}
+			sent := e.Adapt(&Request{API: name, Ext: &nvext.Ext{}, Rank: 1, Ranks: 2}).Headers
+			if got := slices.Contains(sent, Header{Name: HeaderRank, Value: "1"}); got != want {
+				t.Errorf("%s %s, %q: has the header: %v, want %v", c.kind, c.version, name, got, want)
+			}
 		}
 	}
 }

@@ -13,7 +13,7 @@ const Other = "other"
 // refuse a salt, but cannot lose it silently.
 var other = kind{
 	name:      Other,
-	takesRank: func(Info) bool { return true },
+	takesRank: func(Info, string) bool { return true },
 	salts:     salted{also: []string{api.NameChat, api.NameCompletions, api.NameResponses}, most: maxVLLMSalt},
 	steers:    slices.Concat(rankSteering, prioritySteering),
 }

@@ -18,7 +18,7 @@ const SGLang = "sglang"
 // prefill is over.
 var sglang = kind{
 	name: SGLang, owner: "sglang", shows: (*server).isSGLang, read: (*server).readSGLang,
-	takesRank: func(Info) bool { return true },
+	takesRank: func(Info, string) bool { return true },
 	paths:     []string{"/vertex_generate", "/generate_from_file", "/encode"},
 	salts: salted{
 		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameGenerate}, since: []int{0, 5, 4},

@@ -13,16 +13,11 @@ import (
 // VLLM is vLLM's OpenAI server.
 const VLLM = "vllm"
 
-// vllm ignores the header for the rank before 0.11. 0.32 ignores it in some APIs
-// (vllm/entrypoints: openai/responses/serving.py, pooling/base/serving.py). It takes a
-// salt in messages and pooling in newer versions only, and loses it for embeddings in
-// chunks.
+// vllm takes a salt in messages and pooling in newer versions only, and loses it for
+// embeddings in chunks.
 var vllm = kind{
 	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
-	takesRank: func(t Info) bool { return !before(t.Version, 0, 11, 0) },
-	rankless: []string{
-		api.NameResponses, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling,
-	},
+	takesRank: vllmTakesRank,
 	salts: salted{
 		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
 		also: []string{
@@ -40,6 +35,19 @@ var vllm = kind{
 
 // maxVLLMSalt is the longest salt that vLLM accepts, in characters.
 const maxVLLMSalt = 1024
+
+// vllmTakesRank returns whether vLLM heeds the header for the rank. It does from 0.11 on,
+// in some APIs never (vllm/entrypoints: openai/responses/serving.py,
+// pooling/base/serving.py), and for token ids from 0.32 on.
+func vllmTakesRank(t Info, name string) bool {
+	switch name {
+	case api.NameResponses, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling:
+		return false
+	case api.NameTokens:
+		return !before(t.Version, 0, 32, 0)
+	}
+	return !before(t.Version, 0, 11, 0)
+}
 
 // isVLLM returns whether the server has vLLM's metrics. Behind an API key, only
 // these and the version are visible.
