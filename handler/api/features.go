@@ -3,6 +3,8 @@ package api
 import (
 	"bytes"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -14,7 +16,7 @@ const (
 	maxModalities = 8
 )
 
-// feature is an image or other media among a prompt's token ids.
+// feature is one of the media among a prompt's token ids.
 type feature struct {
 	key        uint64 // see kvscore.MediaKey
 	start, end int64  // in tokens
@@ -28,7 +30,7 @@ func (p *parse) placeFeatures() {
 		return
 	}
 	list, ok := p.readFeatures()
-	if !ok || r.Kind != Tokens || r.ids.End == 0 || !fit(list, r.Tokens) {
+	if !ok || r.Kind != Tokens || r.ids.End == 0 || !orderFeatures(list, r.Tokens) {
 		p.opaque = true
 		return
 	}
@@ -56,8 +58,9 @@ func addFeatures(seed uint64, blocks []uint64, from, size int, list []feature) {
 	}
 }
 
-// fit returns whether features lie one behind the other in a prompt. It puts them in order.
-func fit(list []feature, tokens int64) bool {
+// orderFeatures sorts features by their places. It is not ok if they overlap, or if the prompt
+// is shorter.
+func orderFeatures(list []feature, tokens int64) (ok bool) {
 	slices.SortFunc(list, func(a, b feature) int { return int(a.start - b.start) })
 	at := int64(0)
 	for i := range list {
@@ -69,33 +72,54 @@ func fit(list []feature, tokens int64) bool {
 	return at <= tokens
 }
 
+// modality is a kind of media, and a list of their names or places.
+type modality struct {
+	name string
+	list rawjson.Span
+}
+
 // readFeatures reads {"mm_hashes":{modality:[name]},"mm_placeholders":{modality:[{"offset",
 // "length"}]}}. It is not ok if that is not what the features are, or if there are too many.
 func (p *parse) readFeatures() (list []feature, ok bool) {
 	b := p.body
-	var names, places rawjson.Span
-	if p.features.First(b) != '{' {
+	var hashes, holders rawjson.Span
+	if !p.features.Read(b, rawjson.To("mm_hashes", &hashes), rawjson.To("mm_placeholders", &holders)) {
 		return nil, false
 	}
-	c := rawjson.Enter(b, p.features.Start)
-	for (names.End == 0 || places.End == 0) && c.Next() { // the media themselves may follow: megabytes
-		key := c.Key()
-		switch v := c.Value(); string(key) {
-		case "mm_hashes":
-			names = v
-		case "mm_placeholders":
-			places = v
+	names, ok1 := readModalities(b, hashes)
+	places, ok2 := readModalities(b, holders)
+	if !ok1 || !ok2 || len(names) != len(places) {
+		return nil, false
+	}
+	for _, m := range names {
+		i := slices.IndexFunc(places, func(of modality) bool { return of.name == m.name })
+		if i < 0 {
+			return nil, false
+		}
+		if list, ok = p.readModality(list, m.list, places[i].list); !ok {
+			return nil, false
 		}
 	}
-	if names.First(b) != '{' || places.First(b) != '{' {
+	return list, true
+}
+
+// readModalities reads an object of lists. Of members of one name the last counts, as in vLLM.
+func readModalities(b []byte, v rawjson.Span) (list []modality, ok bool) {
+	if v.First(b) != '{' {
 		return nil, false
 	}
-	c, n := rawjson.Enter(b, names.Start), 0
-	for ; c.Next(); n++ {
-		modality := c.Name()
-		v := c.Value()
-		if list, ok = p.readModality(list, v, places.Get(b, modality)); !ok || n == maxModalities {
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		m := modality{name: c.Name()}
+		m.list = c.Value()
+		i := slices.IndexFunc(list, func(of modality) bool { return of.name == m.name })
+		switch {
+		case i >= 0:
+			list[i] = m
+		case len(list) == maxModalities || strings.ContainsRune(m.name, utf8.RuneError):
 			return nil, false
+		default:
+			list = append(list, m)
 		}
 	}
 	return list, c.Err == nil
@@ -114,15 +138,18 @@ func (p *parse) readModality(list []feature, names, places rawjson.Span) ([]feat
 			return nil, false
 		}
 		var offset, length rawjson.Span
-		place.Value().Read(b, rawjson.To("offset", &offset), rawjson.To("length", &length))
+		ok = place.Value().Read(b, rawjson.To("offset", &offset), rawjson.To("length", &length))
 		start, ok1 := integer(offset.Of(b))
 		n, ok2 := integer(length.Of(b))
 		const most = 1 << 31 // more than any prompt
-		if !ok1 || !ok2 || start < 0 || n < 1 || start > most || n > most {
+		if !ok || !ok1 || !ok2 || start < 0 || n < 1 || start > most || n > most {
 			return nil, false
 		}
 		if bytes.IndexByte(raw, '\\') >= 0 {
 			raw = rawjson.AppendText(nil, raw)
+		}
+		if bytes.ContainsRune(raw, utf8.RuneError) { // may stand for several names, see rawjson.Runs
+			return nil, false
 		}
 		list = append(list, feature{key: kvscore.MediaKey(p.opt.Seed, raw), start: start, end: start + n})
 	}

@@ -51,7 +51,6 @@ func TestFeaturesAreThoseOfEvents(t *testing.T) {
 			"another modality":     {"audio", "video", 28},
 			"no media":             {`"features": {`, `"features":null,"more": {`, 4},
 			"places before names":  {`"mm_hashes"`, `"mm_placeholders": {"image": [{"offset":6,"length":7},{"offset":15,"length":3}],"audio":[{"offset":18,"length":5}]},"mm_hashes"`, 28},
-			"features before ids":  {`{"token_ids"`, `{"features": ` + featuresOf(t, body) + `, "token_ids"`, 28},
 			"over the next":        {`"length": 7`, `"length": 10`, 0},
 		} {
 			got := found(t, batch, strings.ReplaceAll(string(body), c.from, c.to), adapter, salt, c.from == "")
@@ -63,15 +62,6 @@ func TestFeaturesAreThoseOfEvents(t *testing.T) {
 			}
 		}
 	}
-}
-
-// featuresOf returns a request's features, and cuts them off the body.
-func featuresOf(t *testing.T, body []byte) string {
-	var r struct{ Features json.RawMessage }
-	if err := json.Unmarshal(body, &r); err != nil {
-		t.Fatal(err)
-	}
-	return string(r.Features)
 }
 
 // found returns how many of a request's tokens a worker holds that has published a batch.
@@ -146,6 +136,13 @@ func TestFeaturesThatCannotBeRead(t *testing.T) {
 		"number for a name":        {ids, of(`{"image":[5]}`, `{"image":[{"offset":1,"length":2}]}`), false},
 		"names of no list":         {ids, of(`{"image":"a"}`, `{"image":[{"offset":1,"length":2}]}`), false},
 		"other kinds":              {ids, of(`{"image":["a"]}`, `{"audio":[{"offset":1,"length":2}]}`), false},
+		"further places":           {ids, of(`{"image":["a"]}`, `{"image":[{"offset":1,"length":2}],"audio":[]}`), false},
+		"further names":            {ids, of(`{"image":["a"],"audio":[]}`, `{"image":[{"offset":1,"length":2}]}`), false},
+		"too many kinds of places": {ids, strings.Replace(modalities(maxModalities+1), `"m0":["a"],`, "", 1), false},
+		"name of no text":          {ids, of(`{"image":["\ud800"]}`, `{"image":[{"offset":1,"length":2}]}`), false},
+		"name of no UTF-8":         {ids, of("{\"image\":[\"\xff\"]}", `{"image":[{"offset":1,"length":2}]}`), false},
+		"name of a pair":           {ids, of(`{"image":["\ud83d\ude00"]}`, `{"image":[{"offset":1,"length":2}]}`), true},
+		"kind of no text":          {ids, of(`{"\ud800":["a"]}`, `{"\ud801":[{"offset":1,"length":2}]}`), false},
 		"fewer places":             {ids, of(`{"image":["a","b"]}`, `{"image":[{"offset":1,"length":2}]}`), false},
 		"more places":              {ids, of(`{"image":["a"]}`, `{"image":[{"offset":1,"length":2},{"offset":3,"length":2}]}`), false},
 		"null place":               {ids, of(`{"image":["a"]}`, `{"image":[null]}`), false},
@@ -167,6 +164,65 @@ func TestFeaturesThatCannotBeRead(t *testing.T) {
 	}
 	if r := mustParse(t, tokensIn{}, `{"token_ids":`+ids+`,"content_parts":[{"type":"image_url","image_url":{"url":"x"}}]}`); r.Kind != None {
 		t.Error("media that the engine has yet to place count as known")
+	}
+}
+
+// TestFeaturesThatAreThereTwice: the engine takes the last of two equal members, however their
+// names are written.
+func TestFeaturesThatAreThereTwice(t *testing.T) {
+	const (
+		names, places = `"mm_hashes":{"image":["a"]}`, `"mm_placeholders":{"image":[{"offset":1,"length":2}]}`
+		ids           = `"token_ids":[1,2,3,4,5,6,7,8]`
+		wrongNames    = `"mm_hashes":{"image":["b"]}`
+		wrongPlaces   = `"mm_placeholders":{"image":[{"offset":5,"length":2}]}`
+	)
+	of := func(members string) string { return `"features":{` + members + `}` }
+	want := mustParse(t, tokensIn{}, `{`+ids+`,`+of(names+`,`+places)+`}`)
+	for what, body := range map[string]string{
+		"names":                   ids + `,` + of(wrongNames+`,`+names+`,`+places),
+		"names, behind the rest":  ids + `,` + of(wrongNames+`,`+places+`,"kwargs_data":null,`+names),
+		"places":                  ids + `,` + of(wrongPlaces+`,`+names+`,`+places),
+		"places, behind the rest": ids + `,` + of(names+`,`+wrongPlaces+`,"kwargs_data":null,`+places),
+		"escaped names":           ids + `,` + of(wrongNames+`,`+places+`,`+strings.Replace(names, "hashes", `hashe\u0073`, 1)),
+		"names after escaped":     ids + `,` + of(strings.Replace(wrongNames, "hashes", `hashe\u0073`, 1)+`,`+places+`,`+names),
+		"escaped places":          ids + `,` + of(names+`,`+wrongPlaces+`,`+strings.Replace(places, "mm", `\u006D\u006d`, 1)),
+		"a kind's names":          ids + `,` + of(`"mm_hashes":{"image":["b"],"image":["a"]},`+places),
+		"a kind's escaped names":  ids + `,` + of(`"mm_hashes":{"image":["b"],"imag\u0065":["a"]},`+places),
+		"a kind's names, no list": ids + `,` + of(`"mm_hashes":{"image":null,"image":["a"]},`+places),
+		"a kind's places":         ids + `,` + of(names+`,"mm_placeholders":{"image":[{"offset":5,"length":2}],"image":[{"offset":1,"length":2}]}`),
+		"a kind's escaped places": ids + `,` + of(names+`,"mm_placeholders":{"image":[{"offset":5,"length":2}],"\u0069mage":[{"offset":1,"length":2}]}`),
+		"a kind ten times":        ids + `,` + of(`"mm_hashes":{`+strings.Repeat(`"image":["b"],`, 9)+`"image":["a"]},`+places),
+		"an offset":               ids + `,` + of(names+`,"mm_placeholders":{"image":[{"offset":5,"length":2,"offset":1}]}`),
+		"an escaped offset":       ids + `,` + of(names+`,"mm_placeholders":{"image":[{"offset":5,"length":2,"off\u0073et":1}]}`),
+		"a length":                ids + `,` + of(names+`,"mm_placeholders":{"image":[{"length":null,"offset":1,"length":2}]}`),
+		"features":                of(wrongNames+`,`+places) + `,` + ids + `,` + of(names+`,`+places),
+		"features before ids":     of(wrongNames+`,`+places) + `,` + of(names+`,`+places) + `,` + ids,
+		"escaped features":        of(wrongNames+`,`+places) + `,` + ids + `,` + strings.Replace(of(names+`,`+places), "feat", `\u0066eat`, 1),
+		"features of null":        `"features":null,` + ids + `,` + of(names+`,`+places),
+		"ids":                     `"token_ids":[9,9,9,9],` + of(names+`,`+places) + `,` + ids,
+		"escaped ids":             `"token_ids":[9,9,9,9],` + of(names+`,`+places) + `,` + strings.Replace(ids, "ids", `\u0069ds`, 1),
+		"batches of ids":          `"token_ids":[[1,2],[3]],` + of(names+`,`+places) + `,` + ids,
+	} {
+		if r := mustParse(t, tokensIn{}, `{`+body+`}`); r.Kind != Tokens || !slices.Equal(r.Blocks, want.Blocks) {
+			t.Errorf("%s: kind %d with the blocks %x, want %x", what, r.Kind, r.Blocks, want.Blocks)
+		}
+	}
+	for what, body := range map[string]string{
+		"names of null last":       ids + `,` + of(names+`,`+places+`,"mm_hashes":null`),
+		"no places last":           ids + `,` + of(names+`,`+places+`,"mm_placeholders":{}`),
+		"a kind without list last": ids + `,` + of(`"mm_hashes":{"image":["a"],"image":null},`+places),
+		"a length of 0 last":       ids + `,` + of(names+`,"mm_placeholders":{"image":[{"offset":1,"length":2,"length":0}]}`),
+		"a place without a comma":  ids + `,` + of(names+`,"mm_placeholders":{"image":[{"offset":1,"length":2 "offset":5}]}`),
+		"malformed behind them":    ids + `,` + of(names+`,`+places+` "mm_hashes":{}`),
+		"no features last":         ids + `,` + of(names+`,`+places) + `,"features":[1]`,
+		"no ids last":              ids + `,` + of(names+`,`+places) + `,"token_ids":null`,
+	} {
+		if r := mustParse(t, tokensIn{}, `{`+body+`}`); r.Kind != None || r.Blocks != nil || r.Chains != nil {
+			t.Errorf("%s: kind %d with %d blocks", what, r.Kind, len(r.Blocks))
+		}
+	}
+	if r := mustParse(t, tokensIn{}, `{`+ids+`,`+of(names+`,`+places)+`,"features":null}`); !slices.Equal(r.Blocks, tokenBlocks(4, 1, 2, 3, 4, 5, 6, 7, 8)) {
+		t.Error("features count although the last ones are null")
 	}
 }
 
@@ -204,6 +260,20 @@ func TestFeaturesCostNoAllocationForEachBlock(t *testing.T) {
 	}
 	if few, many := allocs(10), allocs(1000); many > few {
 		t.Errorf("%v allocations for 10 blocks, %v for 1000", few, many)
+	}
+}
+
+// BenchmarkFeaturesOfManyPlaces has the longest lists that a client can send.
+func BenchmarkFeaturesOfManyPlaces(b *testing.B) {
+	empty := strings.Repeat("{},", 2<<20) + "{}"
+	var names, places []string
+	for i := range maxModalities {
+		names = append(names, `"m`+strconv.Itoa(i)+`":[]`)
+		places = append(places, `"m`+strconv.Itoa(i)+`":[]`)
+	}
+	body := []byte(`{"token_ids":[1,2,3,4],"features":{"mm_hashes":{` + strings.Join(names, ",") + `},"mm_placeholders":{"m0":[` + empty + `],` + strings.Join(places, ",") + `}}}`)
+	for b.Loop() {
+		_, _ = Parse(tokensIn{}, body, testOptions)
 	}
 }
 
