@@ -34,8 +34,8 @@ func (x *Index) known(target int, name uint64) (*run, int32) {
 type claim struct {
 	key  uint64 // the name, or a key of the target's own
 	at   spot   // of the key, if the key does not lead to the block already
-	done bool   // the key leads to the block already
 	by   tag    // whose own key it is
+	done bool   // the key leads to the block already
 }
 
 // claim finds what the table is to call block i of a run. r is nil for a block that nobody
@@ -75,14 +75,15 @@ func (x *Index) claim(target int, name uint64, hash uint32, r *run, i int32) (cl
 // release takes an own key from a block that other targets hold. If it is the name that the
 // run keeps, the block gets one that leads nobody to it.
 func (x *Index) release(own uint64, r *run, i int32) {
-	hash := x.names.hash(own)
-	_, ref, _, _ := x.lookup(own, x.names.table.of(hash), hash)
-	if ref&aliasFlag != 0 {
-		x.dropAlias(int(ref&^aliasFlag), hash)
+	hash, ref := x.names.hash(own), uint64(r.place(i))
+	if r.names[i] != own {
+		b := x.names.table.of(hash)
+		k, _, _, _ := x.lookup(own, b, hash) //nolint:dogsled // the slot has the alias
+		x.dropAlias(int(b.slots[k]&refMask&^aliasFlag), hash)
 		return
 	}
 	x.names.table.drop(hash, ref)
-	r.names[i] = x.secret(MaxTargets<<32, uint64(r.place(i)))
+	r.names[i] = x.secret(MaxTargets<<32, ref)
 	x.names.table.put(x.names.hash(r.names[i]), ref)
 }
 

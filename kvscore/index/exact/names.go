@@ -80,10 +80,11 @@ func (x *Index) lookup(name uint64, b *bucket, hash uint32) (k int, ref uint64, 
 // gone stands for the run of an alias that leads nowhere.
 var gone = &run{}
 
-// spot is where a name belongs in the table, until the table changes.
+// spot is where a name belongs in the table, until the table changes. It is small, so that
+// the compiler keeps it in registers.
 type spot struct {
 	bucket *bucket
-	k      int
+	k      int32
 	hash   uint32
 }
 
@@ -94,7 +95,7 @@ func (x *Index) search(name uint64, hash uint32) (spot, *run, int32) {
 		b := x.names.table.of(hash)
 		k, ref, r, i := x.lookup(name, b, hash)
 		if r == nil || r != gone && x.holds(r, i) {
-			return spot{b, k, hash}, r, i
+			return spot{b, int32(k), hash}, r, i
 		}
 		if ref&aliasFlag != 0 {
 			x.dropAlias(int(ref&^aliasFlag), hash)
@@ -117,7 +118,7 @@ func (x *Index) holds(r *run, i int32) bool {
 func (x *Index) name(r *run, i int32, c claim) {
 	x.countOwn(c)
 	r.names[i] = c.key
-	x.names.table.putAt(c.at.bucket, c.at.k, c.at.hash, uint64(r.place(i)))
+	x.names.table.putAt(c.at.bucket, int(c.at.k), c.at.hash, uint64(r.place(i)))
 }
 
 // hashes returns the hashes of names. It also reads the slots where the search for them
@@ -157,7 +158,7 @@ func (x *Index) also(r *run, i int32, c claim) {
 		a.pages = append(a.pages, make([]alias, aliasPage))
 	}
 	*a.at(a.count) = alias{c.key, uint64(r.place(i)) | uint64(c.by)<<placeBits}
-	x.names.table.putAt(c.at.bucket, c.at.k, c.at.hash, aliasFlag|uint64(a.count))
+	x.names.table.putAt(c.at.bucket, int(c.at.k), c.at.hash, aliasFlag|uint64(a.count))
 	a.count++
 	x.chunks.get(r.chunk).aliases++
 }
