@@ -114,7 +114,7 @@ func (c *checker) chunks() {
 	x := c.x
 	for i := range x.names.aliases.count {
 		a := x.names.aliases.at(i)
-		c.aliases[uint32(a.at>>offsetBits)]++
+		c.aliases[uint32(a.place()>>offsetBits)]++
 	}
 	runs := 0
 	for p, page := range x.chunks.pages {

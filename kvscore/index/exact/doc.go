@@ -24,9 +24,17 @@
 //     collided, or the engine hashes less than the caller (SGLang leaves out the salt). The
 //     first block keeps the name, and the index refuses the second.
 //
-// The events of one target therefore cost another target none of its blocks. There is one
-// exception: a target gives a block that both hold a name that the other has for another
-// block. The index does not keep which target uses which name of a shared block.
+// A target with such keys cannot name blocks that only others hold. The index refuses such
+// names in an event without content, and as the parent if the event has no root.
+//
+// The events of one target therefore cost another target none of its blocks, with three
+// exceptions:
+//
+//   - A removal in the shared tier drops the block for all targets.
+//   - Events that fill the memory make the index evict other targets' chains.
+//   - The index does not keep which target uses which name of a shared block. Target A calls
+//     block X 11, and target B calls it 12. A then stores block Y as 12: the index refuses Y,
+//     and A is incomplete.
 //
 // Names must therefore be hashes of content. If an engine counts its blocks instead, the
 // caller must mix something of the target into the names.

@@ -5,12 +5,13 @@ import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
 // extend adds the event's blocks from the n-th on after the cursor, where the trie has no
 // such block. It fills one chunk at most, and returns how many blocks it added.
 func (x *Index) extend(s *Stored, at cursor, root uint64, n int) (cursor, int, Outcome) {
-	if x.contradicts(s, n) {
-		return at, 0, Contradiction
+	c, o := x.claim(s.Target, s.Names[n], x.names.hash(s.Names[n]), nil, 0)
+	if o != OK {
+		return at, 0, o
 	}
 	r := at.run
 	if x.extends(r) {
-		taken, o := x.write(s, r, n)
+		taken, o := x.write(s, r, n, c)
 		return cursor{r, at.i + int32(taken)}, taken, o
 	}
 	chunk, ok := x.chunks.take()
@@ -21,7 +22,7 @@ func (x *Index) extend(s *Stored, at cursor, root uint64, n int) (cursor, int, O
 	r.view.Store(&view{})
 	x.memory.runs += runBytes + viewBytes
 	x.chunks.enlist(r)
-	taken, o := x.write(s, r, n)
+	taken, o := x.write(s, r, n, c)
 	x.attach(at.run, r)
 	return cursor{r, int32(taken)}, taken, o
 }
@@ -39,18 +40,19 @@ func (x *Index) extends(r *run) bool {
 }
 
 // write appends the event's blocks from the n-th on to a run, as many as its chunk has room
-// for. It stops before a contradiction.
-func (x *Index) write(s *Stored, r *run, n int) (int, Outcome) {
+// for. The first has its claim. It stops before a contradiction.
+func (x *Index) write(s *Stored, r *run, n int, c claim) (int, Outcome) {
 	old := len(r.names)
 	count := min(len(s.Blocks)-n, chunkSize-int(r.off)-old)
 	hashes := x.reserve(r, s.Blocks[n:n+count])
 	x.work.run, x.work.from, x.work.to = r, int32(old), int32(old)
 	o := OK
 	for i, h := range x.hashes(s.Names[n : n+count]) {
-		var c claim
-		if c, o = x.claim(s.Target, s.Names[n+i], h, nil, 0); o != OK {
-			count = i
-			break
+		if i > 0 {
+			if c, o = x.claim(s.Target, s.Names[n+i], h, nil, 0); o != OK {
+				count = i
+				break
+			}
 		}
 		r.names = r.names[:old+i+1]
 		x.name(r, int32(old+i), c)
@@ -119,12 +121,12 @@ func (x *Index) split(r *run, i int32) {
 	k.add(keyOf(low.first), low)
 	r.names = r.names[:i]
 	x.chunks.enlist(low)
-	x.fit(r, over)
+	x.shorten(r, over)
 	x.show(r, over)
 }
 
-// fit moves a run that has become much shorter to a smaller storage.
-func (x *Index) fit(r *run, v *view) {
+// shorten moves a run that has become much shorter to a smaller storage.
+func (x *Index) shorten(r *run, v *view) {
 	if size := room(len(v.hashes)); size*2 <= cap(v.hashes) {
 		v.hashes = x.move(r, v.hashes, size)
 	}

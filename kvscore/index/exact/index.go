@@ -78,7 +78,7 @@ const (
 	Invalid
 )
 
-// Stats counts events that the index could not follow, since its start.
+// Stats counts what the index could not follow, or not as it was, since its start.
 type Stats struct {
 	// UnknownParents, UnknownNames, Contradictions and NoRooms count refused events, by
 	// outcome.
@@ -87,6 +87,9 @@ type Stats struct {
 	UnknownRemovals uint64
 	// Evicted counts blocks that the index dropped because of memory, once for each holder.
 	Evicted uint64
+	// Apart counts blocks stored under a key of the target's own. The name leads to a block of
+	// other targets.
+	Apart uint64
 }
 
 // Index knows which blocks each target holds. Make it with [New]. All methods are safe for
@@ -115,7 +118,7 @@ type owner struct {
 	repeats    repeats
 	incomplete bool
 	ambiguous  bool   // a name of this target has led to two places
-	apart      bool   // a name of this target has led to a block of others: see claim
+	ownNames   bool   // a name of this target has led to a block of others: see claim
 	life       uint32 // counts clears
 }
 

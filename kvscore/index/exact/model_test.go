@@ -17,8 +17,9 @@ type model struct {
 	blocks    map[chainKey]*modelBlock
 	names     map[uint64]modelName
 	own       map[ownName]modelName // names that targets have given apart from the others
-	apart     map[int]bool
+	ownNames  map[int]bool
 	sharing   map[int]bool
+	kept      uint64 // blocks stored under an own name
 	ambiguous map[int]bool
 	refused   map[int]bool
 }
@@ -47,7 +48,7 @@ type modelName struct {
 func newModel(x *Index) *model {
 	return &model{
 		x: x, blocks: map[chainKey]*modelBlock{}, names: map[uint64]modelName{},
-		own: map[ownName]modelName{}, apart: map[int]bool{},
+		own: map[ownName]modelName{}, ownNames: map[int]bool{},
 		sharing: map[int]bool{}, ambiguous: map[int]bool{}, refused: map[int]bool{},
 	}
 }
@@ -90,7 +91,7 @@ func (m *model) mine(target int, name uint64) (chainKey, *modelBlock) {
 	if !ok {
 		return 0, nil
 	}
-	return m.alive(n, ok, m.x.own(target, name))
+	return m.alive(n, ok, m.x.ownKey(target, name))
 }
 
 // known returns the held block of a target's name.
@@ -106,26 +107,29 @@ func (m *model) claim(target int, name uint64, chain chainKey) bool {
 	to := modelName{chain, m.blocks[chain].emptied}
 	other, b := m.plain(name)
 	if b == nil || other == chain {
-		if !m.apart[target] {
+		if !m.ownNames[target] {
 			m.names[name] = to
 			return true
 		}
-	} else if !m.apart[target] && b.heldBy(target) {
+	} else if !m.ownNames[target] && b.heldBy(target) {
 		return false
 	}
-	m.apart[target] = true
-	switch mine, own := m.mine(target, name); {
-	case own != nil:
-		if mine == chain {
-			m.own[ownName{target, name}] = to
-		}
-		return mine == chain
-	case b == nil || other == chain:
-		m.names[name] = to
-	case b.heldBy(target):
+	m.ownNames[target] = true
+	key := ownName{target, name}
+	mine, own := m.mine(target, name)
+	switch {
+	case own != nil && mine == chain:
+		m.own[key] = to
+		return true
+	case own != nil && own.heldBy(target), b != nil && other != chain && b.heldBy(target):
 		return false
-	default:
-		m.own[ownName{target, name}] = to
+	}
+	delete(m.own, key)
+	if b == nil || other == chain {
+		m.names[name] = to
+	} else {
+		m.own[key] = to
+		m.kept++
 	}
 	return true
 }
@@ -178,7 +182,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	chain, root := chainKey(0), s.Root
 	if s.Blocks == nil {
 		for _, name := range s.Names {
-			if _, b := m.known(s.Target, name); b != nil {
+			if _, b := m.known(s.Target, name); b != nil && (!m.ownNames[s.Target] || b.heldBy(s.Target)) {
 				hold(b)
 				n++
 			} else {
@@ -190,7 +194,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	if s.HasParent {
 		var b *modelBlock
 		chain, b = m.known(s.Target, s.Parent)
-		if b == nil || s.Root != 0 && s.Root != b.root && !b.heldBy(s.Target) {
+		if b == nil || !b.heldBy(s.Target) && (s.Root != 0 && s.Root != b.root || s.Root == 0 && m.ownNames[s.Target]) {
 			return 0, UnknownParent
 		}
 		if s.Root == 0 && m.ambiguous[s.Target] || s.Root != 0 && s.Root != b.root {
@@ -260,7 +264,7 @@ func (m *model) clear(target int) {
 	}
 	delete(m.sharing, target)
 	delete(m.ambiguous, target)
-	delete(m.apart, target)
+	delete(m.ownNames, target)
 	maps.DeleteFunc(m.own, func(n ownName, _ modelName) bool { return n.target == target })
 	delete(m.refused, target)
 }

@@ -10,7 +10,8 @@ import (
 // keeps; the table refers to its place. Further names are aliases: the table refers to a
 // record with name and place. When nobody holds a block any more, its name goes. Its aliases
 // stay until somebody meets them or [Index.Step] does: a lookup ignores a name of a block
-// that nobody holds. A name may be a key of a target's own: see claim.
+// that nobody holds. A name may be a key of a target's own: see claim. Aliases of that kind
+// go when Step finds that the target has been cleared.
 type names struct {
 	table   table
 	aliases aliases
@@ -22,8 +23,12 @@ const aliasFlag = 1 << placeBits
 
 type alias struct {
 	name uint64
-	at   place
+	to   uint64 // a place in the low bits, a tag above
 }
+
+func (a *alias) place() place { return place(a.to & (1<<placeBits - 1)) }
+
+func (a *alias) tag() tag { return tag(a.to >> placeBits) }
 
 const aliasPage = 512
 
@@ -63,7 +68,7 @@ func (x *Index) lookup(name uint64, b *bucket, hash uint32) (k int, ref uint64, 
 				return k, ref, r, i
 			}
 		} else if a := x.names.aliases.at(int(ref &^ aliasFlag)); a.name == name {
-			if r, i = x.chunks.at(a.at); r == nil {
+			if r, i = x.chunks.at(a.place()); r == nil {
 				return k, ref, gone, -1
 			}
 			return k, ref, r, i
@@ -75,10 +80,11 @@ func (x *Index) lookup(name uint64, b *bucket, hash uint32) (k int, ref uint64, 
 // gone stands for the run of an alias that leads nowhere.
 var gone = &run{}
 
-// spot is where a name belongs in the table, until the table changes.
+// spot is where a name belongs in the table, until the table changes. It is small, so that
+// the compiler keeps it in registers.
 type spot struct {
 	bucket *bucket
-	k      int
+	k      int32
 	hash   uint32
 }
 
@@ -89,7 +95,7 @@ func (x *Index) search(name uint64, hash uint32) (spot, *run, int32) {
 		b := x.names.table.of(hash)
 		k, ref, r, i := x.lookup(name, b, hash)
 		if r == nil || r != gone && x.holds(r, i) {
-			return spot{b, k, hash}, r, i
+			return spot{b, int32(k), hash}, r, i
 		}
 		if ref&aliasFlag != 0 {
 			x.dropAlias(int(ref&^aliasFlag), hash)
@@ -104,18 +110,15 @@ func (x *Index) holds(r *run, i int32) bool {
 	if r == x.work.run && i >= x.work.from && i < x.work.to {
 		return true
 	}
-	v := r.view.Load()
-	if int(i) >= len(v.hashes) {
-		return false
-	}
-	held, _ := v.held(i, i+1)
+	held, _ := r.view.Load().held(i, i+1)
 	return held
 }
 
 // name gives a block its name. It must have none.
 func (x *Index) name(r *run, i int32, c claim) {
+	x.countOwn(c)
 	r.names[i] = c.key
-	x.names.table.putAt(c.at.bucket, c.at.k, c.at.hash, uint64(r.place(i)))
+	x.names.table.putAt(c.at.bucket, int(c.at.k), c.at.hash, uint64(r.place(i)))
 }
 
 // hashes returns the hashes of names. It also reads the slots where the search for them
@@ -148,21 +151,28 @@ func (x *Index) forget(r *run, from, to int32) {
 }
 
 // also gives a block a further name.
-func (x *Index) also(r *run, i int32, name uint64) {
+func (x *Index) also(r *run, i int32, c claim) {
+	x.countOwn(c)
 	a := &x.names.aliases
 	if a.count == len(a.pages)*aliasPage {
 		a.pages = append(a.pages, make([]alias, aliasPage))
 	}
-	*a.at(a.count) = alias{name, r.place(i)}
-	x.names.table.put(x.names.hash(name), aliasFlag|uint64(a.count))
+	*a.at(a.count) = alias{c.key, uint64(r.place(i)) | uint64(c.by)<<placeBits}
+	x.names.table.putAt(c.at.bucket, int(c.at.k), c.at.hash, aliasFlag|uint64(a.count))
 	a.count++
 	x.chunks.get(r.chunk).aliases++
+}
+
+func (x *Index) countOwn(c claim) {
+	if c.by != 0 {
+		x.stats.Apart++
+	}
 }
 
 func (x *Index) dropAlias(i int, hash uint32) {
 	a := &x.names.aliases
 	x.names.table.drop(hash, aliasFlag|uint64(i))
-	chunk := uint32(a.at(i).at >> offsetBits)
+	chunk := uint32(a.at(i).place() >> offsetBits)
 	a.count--
 	if i != a.count {
 		last := a.at(a.count)

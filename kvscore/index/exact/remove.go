@@ -83,7 +83,7 @@ func (x *Index) near(p *removal, name uint64) (*run, int32) {
 	if r == nil {
 		r, from, to = x.work.near.run, x.work.near.i, x.work.near.i
 	}
-	if r == nil || x.owners[p.target].apart {
+	if r == nil || x.owners[p.target].ownNames {
 		return nil, 0
 	}
 	for _, i := range [...]int32{to, from - 1} {
@@ -152,7 +152,7 @@ func (x *Index) tidy(r *run) {
 			w := &view{hashes: v.hashes[:n], slow: v.slow}
 			w.setDevice(v.device, false)
 			r.names = r.names[:n]
-			x.fit(r, w)
+			x.shorten(r, w)
 			x.show(r, w)
 			return
 		}
@@ -184,6 +184,9 @@ func (x *Index) Clear(target int) {
 	x.sets.clear(target)
 	o := &x.owners[target]
 	x.memory.repeats -= o.repeats.bytes()
+	if o.ownNames {
+		x.sweep.aliased++
+	}
 	*o = owner{life: o.life + 1}
 	x.sweep.dirty++
 }

@@ -4,7 +4,7 @@ import "slices"
 
 // sweep is the state of the work in the background. Rounds over all chunks reclaim what
 // cleared targets have left, and join runs. Rounds over all aliases drop those of blocks that
-// nobody holds.
+// nobody holds, and cleared targets' own keys.
 type sweep struct {
 	dirty, clean uint64 // changes that need a round, and those that a round has followed
 	begun        uint64 // dirty when the round began
@@ -98,7 +98,7 @@ func (x *Index) sweepAliases(work int) {
 		}
 		work--
 		i := s.alias - 1
-		if r, at := x.chunks.at(a.at(i).at); r == nil || !x.holds(r, at) {
+		if r, at := x.chunks.at(a.at(i).place()); r == nil || !x.holds(r, at) || x.over(a.at(i).tag()) {
 			x.dropAlias(i, x.names.hash(a.at(i).name))
 		}
 	}

@@ -99,7 +99,7 @@ func (x *Index) countRepeats(s *Stored) {
 func (x *Index) storeKnown(s *Stored) (n int, o Outcome) {
 	for _, name := range s.Names {
 		r, i := x.known(s.Target, name)
-		if r == nil {
+		if r == nil || x.owners[s.Target].ownNames && !x.heldBy(r, i, s.Target) {
 			o = UnknownName
 			continue
 		}
@@ -121,14 +121,15 @@ func (x *Index) locate(s *Stored) (cursor, Outcome) {
 		return cursor{}, OK
 	}
 	// The chain that the last event has extended is often the one that this event extends.
-	r, i, o := x.work.stored.run, x.work.stored.i-1, &x.owners[s.Target]
-	if r == nil || o.apart || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
+	r, i, owner := x.work.stored.run, x.work.stored.i-1, &x.owners[s.Target]
+	if r == nil || owner.ownNames || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
 		r, i = x.known(s.Target, s.Parent)
 	}
 	switch {
-	case r == nil, s.Root != 0 && r.root != s.Root && !x.heldBy(r, i, s.Target):
+	case r == nil,
+		(s.Root != 0 && r.root != s.Root || s.Root == 0 && owner.ownNames) && !x.heldBy(r, i, s.Target):
 		return cursor{}, UnknownParent
-	case s.Root != 0 && r.root != s.Root, s.Root == 0 && o.ambiguous:
+	case s.Root != 0 && r.root != s.Root, s.Root == 0 && owner.ambiguous:
 		return cursor{}, Contradiction
 	}
 	return cursor{r, i + 1}, OK
@@ -154,8 +155,9 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 		v := at.run.view.Load()
 		same := index.Common(v.hashes[at.i:], s.Blocks[n:])
 		if same == 0 {
-			if x.contradicts(s, n) {
-				return n, Contradiction
+			// A contradiction leaves the run whole. After the division, extend claims again.
+			if _, o = x.claim(s.Target, s.Names[n], x.names.hash(s.Names[n]), nil, 0); o != OK {
+				return n, o
 			}
 			x.split(at.run, at.i)
 			continue
@@ -167,13 +169,6 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 	}
 	x.work.stored = at
 	return n, o
-}
-
-// contradicts reports whether the name of the event's n-th block, which is new, leads to
-// another block for this target.
-func (x *Index) contradicts(s *Stored, n int) bool {
-	_, o := x.claim(s.Target, s.Names[n], x.names.hash(s.Names[n]), nil, 0)
-	return o != OK
 }
 
 func (c cursor) inside() bool {
@@ -218,7 +213,7 @@ func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
 // rename makes sure that names lead to held blocks from i on.
 func (x *Index) rename(target int, r *run, i int32, names []uint64) (int32, Outcome) {
 	for k := 0; k < len(names); {
-		if !x.owners[target].apart {
+		if !x.owners[target].ownNames {
 			same := index.Common(r.names[int(i):int(i)+len(names)-k], names[k:])
 			i += int32(same)
 			x.work.to = i
@@ -231,7 +226,7 @@ func (x *Index) rename(target int, r *run, i int32, names []uint64) (int32, Outc
 			return i, o
 		}
 		if !c.done {
-			x.also(r, i, c.key)
+			x.also(r, i, c)
 		}
 		i++
 		k++

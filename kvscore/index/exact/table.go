@@ -48,12 +48,18 @@ func (t *table) bytes() int64 {
 
 func (t *table) of(hash uint32) *bucket { return t.dir[hash>>(hashBits-t.depth)] }
 
-// homes returns how many slots are a home. Those after them take what is moved over the end.
+// homes returns how many slots are a home. Those after them take what is moved over the end:
+// one that stays free, one at least, and more in a larger bucket. Without enough of them, a
+// bucket would grow because of its end alone.
 func (b *bucket) homes() uint64 { return uint64(len(b.slots) - len(b.slots)/64 - 2) }
 
 // home returns the slot where the search for a hash begins.
 func (b *bucket) home(hash uint32) int {
-	return int(uint64(hash<<(32-hashBits+b.depth)) * b.homes() >> 32)
+	return homeOf(hash, b.depth, b.homes())
+}
+
+func homeOf(hash uint32, depth uint8, homes uint64) int {
+	return int(uint64(hash<<(32-hashBits+depth)) * homes >> 32)
 }
 
 // search returns the first slot of the hash, or the place for one.
@@ -65,7 +71,8 @@ func (b *bucket) search(hash uint32) int {
 	return k
 }
 
-// has reports whether slot k has the hash. A free slot has none, not even 0.
+// has reports whether slot k has the hash. A free slot has none, not even 0: this relies on a
+// reference never being 0, see chunks.init.
 func (b *bucket) has(k int, hash uint32) bool {
 	return b.slots[k]-uint64(hash)<<refBits-1 < refMask
 }
@@ -88,7 +95,7 @@ func (t *table) putAt(b *bucket, k int, hash uint32, ref uint64) {
 	for s := uint64(hash)<<refBits | ref; s != 0; k++ {
 		s, b.slots[k] = b.slots[k], s
 	}
-	if k == len(b.slots) {
+	if k == len(b.slots) { // the last slot is used now, which must be free
 		t.grow(b, hash)
 	}
 }
@@ -129,8 +136,8 @@ func (t *table) drop(hash uint32, ref uint64) bool {
 	return true
 }
 
-// fit returns a number of slots for keys with some room to grow.
-func fit(keys int) int {
+// slotsFor returns a number of slots for keys with some room to grow.
+func slotsFor(keys int) int {
 	want := keys*15/8 + 1
 	if want > slotStep {
 		return (want + slotStep - 1) / slotStep * slotStep
@@ -177,9 +184,9 @@ func (b *bucket) fill(slots int, low, high []uint64) {
 // take writes slots that are in order, from place k on. It returns their number, and the next
 // place, -1 if they do not fit.
 func (b *bucket) take(from []uint64, k int) (n int32, next int) {
-	homes, shift, to := b.homes(), 32-hashBits+b.depth, b.slots
+	homes, to := b.homes(), b.slots
 	for _, s := range from {
-		k = max(k, int(uint64(uint32(s>>refBits)<<shift)*homes>>32)) // 0 for a free slot
+		k = max(k, homeOf(uint32(s>>refBits), b.depth, homes)) // 0 for a free slot
 		if k >= len(to)-1 {
 			return 0, -1
 		}
@@ -202,7 +209,7 @@ func (t *table) split(b *bucket, hash uint32) {
 		t.depth++
 	}
 	bit := uint32(1) << (hashBits - 1 - b.depth)
-	n := fit(int(b.count) / 2)
+	n := slotsFor(int(b.count) / 2)
 	middle := 0
 	for i, s := range b.slots {
 		if s != 0 && uint32(s>>refBits)&bit == 0 {
@@ -237,7 +244,7 @@ func (t *table) shrink(b *bucket, hash uint32) {
 			return
 		}
 	}
-	if n := fit(int(b.count)); n < len(b.slots) {
+	if n := slotsFor(int(b.count)); n < len(b.slots) {
 		t.resize(b, n)
 	}
 }
@@ -252,12 +259,9 @@ func (t *table) merge(b, buddy *bucket, hash uint32) {
 		low, high = buddy, b
 	}
 	one := &bucket{depth: b.depth - 1}
-	one.fill(fit(int(b.count+buddy.count)), low.slots, high.slots)
+	one.fill(slotsFor(int(b.count+buddy.count)), low.slots, high.slots)
 	t.slots += len(one.slots) - len(low.slots) - len(high.slots)
 	t.enter(one, hash)
-	if one.depth == t.depth {
-		t.deepest++
-	}
 	for t.deepest == 0 && t.depth > 0 {
 		t.narrow()
 	}

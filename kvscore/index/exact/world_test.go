@@ -196,6 +196,9 @@ func (w *world) compareAll(t testing.TB) {
 	if n != len(got) || w.x.Distinct() != distinct && !w.x.Step(0) {
 		t.Fatalf("%d blocks are held, want %d; %d distinct, want %d", len(got), n, w.x.Distinct(), distinct)
 	}
+	if got := w.x.Stats().Apart; got != w.m.kept {
+		t.Fatalf("%d blocks were stored under own names, want %d", got, w.m.kept)
+	}
 	for i := range w.c.targets {
 		target := i * w.c.spread
 		for tier := range Tier(Tiers) {
