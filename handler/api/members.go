@@ -9,13 +9,14 @@ import (
 // Model returns the model in a body of any API, or "".
 func Model(body []byte) string {
 	c, _ := rawjson.Open(body)
+	var model rawjson.Span
 	for c.Next() {
 		is := string(c.Key()) == "model"
 		if v := c.Value(); is {
-			return v.Text(body)
+			model = v // of two the last counts
 		}
 	}
-	return ""
+	return model.Text(body)
 }
 
 // field reads a member that all APIs share, or lets the API read it.
