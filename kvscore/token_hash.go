@@ -31,6 +31,9 @@ var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // AppendBlocks appends the hashes of the full blocks of ids to dst.
 func (h *TokenHash) AppendBlocks(dst []uint64, ids []uint32, blockTokens int) []uint64 {
+	if blockTokens <= 0 {
+		return dst
+	}
 	var b []byte
 	if littleEndian {
 		b = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(ids))), 4*len(ids)) //nolint:gosec // the ids as bytes
@@ -38,9 +41,6 @@ func (h *TokenHash) AppendBlocks(dst []uint64, ids []uint32, blockTokens int) []
 		for _, id := range ids {
 			b = binary.LittleEndian.AppendUint32(b, id)
 		}
-	}
-	if blockTokens <= 0 {
-		return dst
 	}
 	return h.blocks(dst, b, 4*blockTokens)
 }

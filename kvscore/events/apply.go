@@ -25,14 +25,15 @@ type Engine struct {
 // Worker records what the publishers of one worker say in the scheduler. Requests of token
 // ids then find it.
 type Worker struct {
-	seed  uint64
-	ranks []*rank
+	seed   uint64
+	tokens kvscore.TokenHash // of seed
+	ranks  []*rank
 }
 
 // NewWorker returns a worker with a number of data-parallel ranks. seed keys the hashes; it must
 // be that of the requests. Ranks beyond the scheduler's bound stay without a feed.
 func NewWorker(s *kvscore.Scheduler, seed, id uint64, ranks int, e Engine) *Worker {
-	w := &Worker{seed: seed}
+	w := &Worker{seed: seed, tokens: kvscore.NewTokenHash(seed)}
 	for i := range ranks {
 		r := &rank{engine: e, feed: s.OpenFeed(kvscore.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
 		r.info = kvscore.FeedInfo{BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight}
@@ -177,7 +178,7 @@ func (p *Recorder) Payload(_ uint64, payload []byte) {
 		return
 	}
 	p.spoke[at] = true
-	if p.worker.ranks[at].apply(p.worker.seed, b, now) && at == p.rank {
+	if p.worker.ranks[at].apply(p.worker, b, now) && at == p.rank {
 		p.Completed()
 	}
 }
@@ -221,7 +222,7 @@ func (r *rank) reset() {
 
 // apply records a batch. It returns whether the engine has cleared its cache, so that its events
 // name all that the rank holds from now on.
-func (r *rank) apply(seed uint64, b *Batch, now time.Time) (cleared bool) {
+func (r *rank) apply(w *Worker, b *Batch, now time.Time) (cleared bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.feed == nil {
@@ -238,7 +239,7 @@ func (r *rank) apply(seed uint64, b *Batch, now time.Time) (cleared bool) {
 	for i := range b.Events {
 		switch e := &b.Events[i]; e.Kind {
 		case Stored:
-			r.store(seed, e)
+			r.store(w, e)
 		case Removed:
 			unknown := r.feed.Removed(e.Tier, e.Hashes)
 			r.did.Removed += uint64(len(e.Hashes))
@@ -257,7 +258,7 @@ func (r *rank) apply(seed uint64, b *Batch, now time.Time) (cleared bool) {
 }
 
 // store records stored blocks.
-func (r *rank) store(seed uint64, e *Event) {
+func (r *rank) store(w *Worker, e *Event) {
 	s := &r.stored
 	*s = exact.Stored{Tier: e.Tier, Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}
 	if e.Tokens != nil {
@@ -271,9 +272,9 @@ func (r *rank) store(seed uint64, e *Event) {
 		r.info.Adapters = r.info.Adapters || len(e.Adapter) > 0 && !bytes.HasPrefix(e.Adapter, []byte("lora_id:"))
 		r.info.Salts = r.info.Salts || len(e.Salt) > 0
 		if !e.HasParent || !r.engine.Salts { // else only a prompt's first block has the salt
-			s.Root = kvscore.IdentityRoot(seed, e.BlockSize, e.Adapter, e.Salt)
+			s.Root = kvscore.IdentityRoot(w.seed, e.BlockSize, e.Adapter, e.Salt)
 		}
-		s.Blocks = r.hash(seed, e)
+		s.Blocks = r.hash(w, e)
 	}
 	n, why := r.feed.Stored(s)
 	r.did.Stored += uint64(n) //nolint:gosec // a count
@@ -289,13 +290,12 @@ func (r *rank) store(seed uint64, e *Event) {
 }
 
 // hash returns the content hashes of an event's blocks. They are valid until the next call.
-func (r *rank) hash(seed uint64, e *Event) []uint64 {
-	tokens := kvscore.NewTokenHash(seed)
-	list := tokens.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
+func (r *rank) hash(w *Worker, e *Event) []uint64 {
+	list := w.tokens.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
 	for i := range e.Media {
 		m := &e.Media[i]
-		key := kvscore.MediaKey(seed+uint64(m.Kind), e.nameOf(m)) // another seed: equal names of other kinds differ
-		list[m.Block] = kvscore.MediaBlock(seed, list[m.Block], key, m.Offset)
+		key := kvscore.MediaKey(w.seed+uint64(m.Kind), e.nameOf(m)) // another seed: equal names of other kinds differ
+		list[m.Block] = kvscore.MediaBlock(w.seed, list[m.Block], key, m.Offset)
 	}
 	r.contents = list
 	return list

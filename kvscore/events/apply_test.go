@@ -64,7 +64,7 @@ func (a *applied) wants(what string, rank int, tokens int64, k kvscore.Knowledge
 
 // told applies events of rank 0.
 func (a *applied) told(events ...Event) {
-	a.w.ranks[0].apply(applySeed, &Batch{Rank: 0, Events: events}, time.Now())
+	a.w.ranks[0].apply(a.w, &Batch{Rank: 0, Events: events}, time.Now())
 }
 
 var namesAll = Engine{BlockTokens: 4, Adapters: true, Salts: true, HitsInFlight: true}
@@ -121,7 +121,7 @@ func TestEventsThatCannotBeRead(t *testing.T) {
 	a.told(Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4})
 	b := &Batch{Rank: 0}
 	b.Skipped[UnknownMedium] = 1
-	a.w.ranks[0].apply(applySeed, b, time.Now())
+	a.w.ranks[0].apply(a.w, b, time.Now())
 	a.wants("after an event of no interest", 0, 4, kvscore.Exact, "", ids(10))
 	a.p[0].Payload(1, []byte("no batch"))
 	a.wants("after a batch that cannot be read", 0, 4, kvscore.Partial, "", ids(10))

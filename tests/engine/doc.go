@@ -33,9 +33,10 @@
 // and the engine says where. Events and Holds tell what the caches really hold.
 //
 //   - A vLLM publishes a batch when a step ends that changed its cache. A clear waits for
-//     the next step. Copies of a block are stored and removed one by one.
-//   - An SGLang has a radix tree: blocks are found and told when the prefill has ended,
-//     and each is there once. One removal has the blocks of a chain that go together,
+//     the next step. Each copy of a block has its own event, stored or removed.
+//   - An SGLang has a radix tree, with one copy of each block. Requests find a block when
+//     its prefill has ended, and events name it then. One removal has the blocks of a
+//     chain that go together,
 //     where a real one always evicts all that its tree has in one place. Names of blocks
 //     leave out salt and adapter.
 //   - A TensorRT-LLM tells neither tier nor salt.

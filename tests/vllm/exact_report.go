@@ -103,9 +103,9 @@ func (r *report) checkPredictions(c *exactness.Checks) {
 	c.Check(100*all.Within >= 99*n, "%d of %d predictions are right to one block, besides these %d of the first seconds", all.Within, n, reset+back)
 }
 
-// wrong counts the requests between two moments that were predicted wrongly by more than one
-// block. since returns the first moment, or zero if a request does not count. early are those of
-// the first second.
+// wrong counts the requests with a prediction that is wrong by more than one block. It looks at
+// those between since and to; a zero since leaves a request out. early counts those of the first
+// second, late the others.
 func (r *report) wrong(since func(*exactness.Sample) time.Time, to time.Time) (early, late int) {
 	for i := range r.Samples {
 		s := &r.Samples[i]

@@ -11,8 +11,10 @@
 // The code is our own, because the pure Go library, go-zeromq/zmq4 v0.17.0, lacks what a
 // stream of untrusted length needs:
 //
-//   - It allocates what a frame's header announces: nine bytes from a peer end the process.
-//   - Its SUB socket passes a PING on as a message, does not answer it, and sends none.
-//   - It announces ZMTP 3.0 only and puts no deadline on a handshake or on a silent peer.
+//   - It allocates as much as a frame's header announces. Nine bytes from a peer can thus end
+//     the process.
+//   - Its SUB socket sends no PING. It answers none, but passes it on as a message.
+//   - It announces ZMTP 3.0 only.
+//   - It waits without a deadline for a handshake and for a silent peer.
 //   - Close leaves the reading goroutine behind if nobody takes the received messages.
 package zmtp

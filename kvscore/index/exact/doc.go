@@ -30,11 +30,11 @@
 // The events of one target therefore cost another target none of its blocks, with three
 // exceptions:
 //
-//   - A removal in the shared tier drops the block for all targets.
-//   - Events that fill the memory make the index evict other targets' chains.
-//   - The index does not keep which target uses which name of a shared block. Target A calls
-//     block X 11, and target B calls it 12. A then stores block Y as 12: the index refuses Y,
-//     and A is incomplete.
+//   - If one target removes a block from the shared tier, all targets lose it there.
+//   - If events fill the memory, the index evicts chains of any target.
+//   - A block that several targets hold may have several names. The index does not keep which
+//     target uses which. Say target A calls block X 11, and target B calls it 12. If A then
+//     stores block Y as 12, the index refuses Y, and A is incomplete.
 //
 // Names must therefore be hashes of content. If an engine counts its blocks instead, the
 // caller must mix something of the target into the names.

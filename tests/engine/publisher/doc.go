@@ -6,10 +6,10 @@
 // It speaks ZMTP 3.1 itself, because the sockets of github.com/go-zeromq/zmq4 v0.17.0 are
 // not fit for a server:
 //
-//   - the PUB socket answers no PING, and reads nothing more after ten of them;
-//   - one slow subscriber stops all others;
-//   - one client that sends no greeting stops the accept loop;
-//   - no single connection can be closed;
+//   - The PUB socket answers no PING. After ten of them it reads nothing more.
+//   - One slow subscriber stops all others.
+//   - A client that sends no greeting stops the accept loop.
+//   - The caller cannot close a single connection.
 //   - Close leaves a goroutine.
 //
 // The tests use that library's connections as an independent peer (package peer).
