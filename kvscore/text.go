@@ -3,13 +3,13 @@ package kvscore
 import (
 	"encoding/binary"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TextBlock returns the hash of a block of text, with the kind of the text in its low
 // bits. The kinds show how the tokens of a prompt are spread over its blocks.
 func TextBlock(hash uint64, block []byte) uint64 {
-	return hash&^index.KindMask | uint64(kindOf(block))
+	return hash&^cache.KindMask | uint64(kindOf(block))
 }
 
 // kindOf returns the kind of a text, from two samples of eight bytes. Tokenizers begin a
