@@ -126,10 +126,10 @@ type rank struct {
 	mu       sync.Mutex // publishers may speak of each other's ranks
 	info     cache.FeedInfo
 	told     cache.FeedInfo // what the scheduler knows
-	sized    bool             // an event since the last reset has told the block size
-	lost     bool             // an event since the last reset could not be read
-	foreign  bool             // the publisher names a rank that the router does not know
-	doubted  bool             // the engine reports something else
+	sized    bool           // an event since the last reset has told the block size
+	lost     bool           // an event since the last reset could not be read
+	foreign  bool           // the publisher names a rank that the router does not know
+	doubted  bool           // the engine reports something else
 	state    State
 	complete bool
 	did      Applied
