@@ -46,12 +46,12 @@ type Pool struct {
 	Sessions *affinity.Sessions
 	engineSessions
 	lostSessions
-	Queue       queue
-	Spending    spending
-	Backgrounds backgrounds
-	Memory      body.Memory // of request bodies
-	Incidents   Incidents
-	snapshots   snapshots
+	Queue      queue
+	Spending   spending
+	Background background
+	Memory     body.Memory // of request bodies
+	Incidents  Incidents
+	snapshots  snapshots
 
 	scratches sync.Pool // of *Scratch
 	stop      chan struct{}
@@ -173,7 +173,6 @@ func (p *Pool) Apply(s *Settings) bool {
 	defer func() { // deferred before the unlock, so it runs after it
 		p.Queue.reviewAll()
 		for _, w := range p.All() {
-			p.warnOfEngine(w)
 			p.Follow(w)
 		}
 	}()
@@ -228,7 +227,7 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			for _, w := range p.All() {
-				p.rely(t, w)
+				p.trustEventsAgain(t, w)
 			}
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
