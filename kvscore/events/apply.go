@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
@@ -23,7 +22,7 @@ type Engine struct {
 	HitsInFlight bool
 }
 
-// Worker records what the publishers of one worker say in the scheduler. Requests of token
+// Worker records what the publishers of one worker say in the caches. Requests of token
 // ids then find it.
 type Worker struct {
 	seed   uint64
@@ -32,11 +31,11 @@ type Worker struct {
 }
 
 // NewWorker returns a worker with a number of data-parallel ranks. seed keys the hashes; it must
-// be that of the requests. Ranks beyond the scheduler's bound stay without a feed.
-func NewWorker(s *kvscore.Scheduler, seed, id uint64, ranks int, e Engine) *Worker {
+// be that of the requests. Ranks beyond the caches' bound stay without a feed.
+func NewWorker(c *cache.Caches, seed, id uint64, ranks int, e Engine) *Worker {
 	w := &Worker{seed: seed, tokens: cache.NewTokenHash(seed)}
 	for i := range ranks {
-		r := &rank{engine: e, feed: s.Caches().Feed(kvscore.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
+		r := &rank{engine: e, feed: c.Feed(cache.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
 		r.info = cache.FeedInfo{BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight}
 		w.ranks = append(w.ranks, r)
 	}
@@ -86,7 +85,7 @@ type Applied struct {
 	Lag       time.Duration
 	// BlockTokens is the size of the blocks; 0 is unknown.
 	BlockTokens int
-	Knowledge   kvscore.Knowledge
+	Knowledge   cache.Knowledge
 	// Held are the blocks that the rank holds, by tier.
 	Held [Tiers]int64
 }
@@ -125,7 +124,7 @@ type rank struct {
 
 	mu       sync.Mutex // publishers may speak of each other's ranks
 	info     cache.FeedInfo
-	told     cache.FeedInfo // what the scheduler knows
+	told     cache.FeedInfo // what the caches know
 	sized    bool           // an event since the last reset has told the block size
 	lost     bool           // an event since the last reset could not be read
 	foreign  bool           // the publisher names a rank that the router does not know
@@ -206,7 +205,7 @@ func (p *Recorder) State(s State, complete bool) {
 	})
 }
 
-// update changes what is known of the rank, and tells the scheduler.
+// update changes what is known of the rank, and tells the caches.
 func (r *rank) update(by func(*rank)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -300,22 +299,22 @@ func (r *rank) hash(w *Worker, e *Event) []uint64 {
 	return list
 }
 
-// describe tells the scheduler how far to rely on the events, if that has changed.
+// describe tells the caches how far to rely on the events, if that has changed.
 func (r *rank) describe() {
 	info := r.info
-	info.Knowledge = kvscore.Approximate
+	info.Knowledge = cache.Approximate
 	switch {
 	case r.feed == nil:
 		return
 	case r.foreign, r.doubted:
 	case r.state == Live && r.complete && !r.lost && !r.feed.Incomplete():
-		info.Knowledge = kvscore.Exact
+		info.Knowledge = cache.Exact
 	case r.state == Live || r.state == Untrusted:
-		info.Knowledge = kvscore.Partial
+		info.Knowledge = cache.Partial
 	}
 	if info != r.told {
 		r.told = info
-		r.partial.Store(info.Knowledge == kvscore.Partial)
+		r.partial.Store(info.Knowledge == cache.Partial)
 		r.feed.Describe(info)
 	}
 }

@@ -22,7 +22,7 @@ type applied struct {
 
 func newApplied(t *testing.T, e Engine) *applied {
 	a := &applied{t: t, s: kvscore.NewScheduler(kvscore.Settings{})}
-	a.w = NewWorker(a.s, applySeed, 1, 2, e)
+	a.w = NewWorker(a.s.Caches(), applySeed, 1, 2, e)
 	for rank := range 2 {
 		a.s.Declare(kvscore.Target{Worker: 1, Rank: uint32(rank)}, 0)
 		p := a.w.Recorder(rank)
