@@ -40,10 +40,11 @@ func (h *hasher) add(p []byte) {
 		h.full(h.tail)
 		h.tail = h.tail[:0]
 	}
-	for len(p) >= h.size {
-		h.full(p)
-		p = p[h.size:]
+	blocks, size, seed := h.blocks, h.size, h.seed // in registers
+	for ; len(p) >= size; p = p[size:] {
+		blocks = append(blocks, kvscore.TextBlock(xxh3.HashSeed(p[:size], seed), p[:size]))
 	}
+	h.blocks = blocks
 	h.tail = append(h.tail, p...)
 }
 

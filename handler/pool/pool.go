@@ -216,7 +216,7 @@ func (p *Pool) maintain() {
 		case <-p.stop:
 			return
 		case t := <-often.C:
-			p.findHung(t)
+			hungWatch{p}.check(t)
 		case t := <-ticker.C:
 			if n := p.Scheduler.Expire(t); n > 0 {
 				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))

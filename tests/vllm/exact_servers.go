@@ -27,7 +27,6 @@ const (
 // next port.
 type source struct {
 	endpoint, replay string
-	listen           string // where the router listens; empty if the engine does
 }
 
 // setExact sets what -exact has other defaults for.
@@ -38,7 +37,7 @@ func (o *options) setExact() {
 	switch {
 	case o.events != "":
 	case o.ranks > 1: // vLLM gives a path to one rank only
-		o.events = "listen"
+		o.events = "tcp"
 	default:
 		o.events = "ipc"
 	}
@@ -56,7 +55,7 @@ func (c *servers) addSource(ctx context.Context, o *options) error {
 		}
 		at := func(name string) string { return fmt.Sprintf("ipc://%s/%s%d", c.dir, name, i) }
 		c.sources = append(c.sources, source{endpoint: at("events"), replay: at("replay")})
-	case "tcp", "listen":
+	case "tcp":
 		of := source{}
 		for _, to := range []*string{&of.endpoint, &of.replay} {
 			addr, err := freeAddrs(o.ranks)
@@ -65,14 +64,10 @@ func (c *servers) addSource(ctx context.Context, o *options) error {
 			}
 			*to = "tcp://" + addr
 		}
-		if o.events == "tcp" { // vLLM connects to an address without an asterisk
-			of.endpoint = strings.Replace(of.endpoint, "127.0.0.1", "*", 1)
-		} else {
-			of.listen = of.endpoint
-		}
+		of.endpoint = strings.Replace(of.endpoint, "127.0.0.1", "*", 1) // vLLM connects to an address without an asterisk
 		c.sources = append(c.sources, of)
 	default:
-		return fmt.Errorf("-events must be ipc, tcp or listen, got %q", o.events)
+		return fmt.Errorf("-events must be ipc or tcp, got %q", o.events)
 	}
 	if i > 0 {
 		return nil
@@ -102,20 +97,6 @@ func freeAddrs(n int) (string, error) {
 			return net.JoinHostPort("127.0.0.1", strconv.Itoa(first)), nil
 		}
 	}
-}
-
-// directive returns what kv_router needs besides `kv_events auto`, the default.
-func (s source) directive(engine string) string {
-	if s.listen == "" {
-		return ""
-	}
-	return fmt.Sprintf(`
-		worker %s {
-			kv_events %s {
-				listen
-				replay %s
-			}
-		}`, engine, s.listen, s.replay)
 }
 
 // exactArgs are the arguments of an engine that publishes KV events.

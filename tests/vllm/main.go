@@ -52,7 +52,7 @@ func main() {
 	flag.IntVar(&o.ranks, "ranks", 1, "data-parallel ranks; from 2 on, one engine has all of them, and there is no second engine")
 	flag.BoolVar(&o.serve, "serve", false, "start the engines alone, print their addresses, and leave the requests to you")
 	flag.BoolVar(&o.exact, "exact", false, "check what the router knows from KV events, through evictions, a reset and a restart")
-	flag.StringVar(&o.events, "events", "", "with -exact, how the engines publish: ipc (default), tcp (on all interfaces), or listen (default with -ranks: the engines connect to the router)")
+	flag.StringVar(&o.events, "events", "", "with -exact, how the engines publish: ipc (default), or tcp (on all interfaces; default with -ranks)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the texts")
 	flag.BoolVar(&o.more, "more", false, "also: shared documents, edited histories, parallel questions; a fifth as many conversations of each")
 	flag.BoolVar(&o.asJSON, "json", false, "print the figures as JSON")

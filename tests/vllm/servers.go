@@ -160,10 +160,6 @@ func (c *servers) startCaddy(ctx context.Context, o *options) error {
 	if c.admin, err = freeAddr(); err != nil {
 		return err
 	}
-	directives := []string{prediction.Directive}
-	for i, s := range c.sources {
-		directives = append(directives, s.directive(c.engines[i]))
-	}
 	file := filepath.Join(c.dir, "Caddyfile")
 	text := fmt.Sprintf(`{
 	admin %s
@@ -177,7 +173,7 @@ http://%s {
 		%s
 	}
 }
-`, c.admin, c.dir, c.router, strings.Join(c.engines, " "), strings.Join(directives, "\n"))
+`, c.admin, c.dir, c.router, strings.Join(c.engines, " "), prediction.Directive)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}
