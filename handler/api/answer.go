@@ -176,7 +176,7 @@ func (a *Answer) resultsEnd() {
 
 // Prediction returns the blocks with which the next turn's prompt begins if the
 // client sends this answer back: those of prompt and answer together. Call it
-// after Finish. It is nil if
+// after Finish. It is valid until another answer to the request has one. It is nil if
 //   - the prompt is unknown, or it is token ids and the answer's ids are unknown,
 //   - there are several answers,
 //   - the answer is unfinished, failed or too long,
@@ -187,7 +187,7 @@ func (a *Answer) Prediction() []uint64 {
 	case a.ids.whole():
 		return slices.Concat(a.req.Blocks, a.ids.blocks)
 	case a.steady:
-		return slices.Concat(a.req.Blocks, a.hash.blocks)
+		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
 	}
 	return nil
 }
@@ -233,19 +233,13 @@ var ping, progress = []byte(`"ping"`), []byte(`"prompt_progress"`)
 // read reads one event's data from data[i] on. It returns false if it is
 // malformed.
 func (a *Answer) read(data []byte, i int) bool {
-	repeats := a.stream && !a.repeat.off
-	var before outcome
-	if repeats {
-		before = a.outcome()
-		a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
-	}
+	before := a.outcome()
+	a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
 	ok := a.req.API.event(a, data, i)
 	if !ok {
 		a.unpredictable()
 	}
-	if repeats {
-		a.remember(data, before)
-	}
+	a.remember(data, before)
 	a.repeat.text = nil // it points into data
 	return ok
 }
