@@ -23,7 +23,7 @@ const maxRepeat = 4096
 // outcome is what a chunk may change besides the text.
 type outcome struct {
 	finished                                   int
-	done, failed, steady                       bool
+	done, failed, predictable                  bool
 	prompt, completion, cached, fresh, created int64
 	ids                                        int64
 	calls                                      callState
@@ -32,7 +32,7 @@ type outcome struct {
 
 func (a *Answer) outcome() outcome {
 	return outcome{
-		finished: a.finished, done: a.done, failed: a.failed, steady: a.steady,
+		finished: a.finished, done: a.done, failed: a.failed, predictable: a.predictable,
 		prompt: a.prompt, completion: a.completion, cached: a.cached, fresh: a.fresh, created: a.created,
 		ids: a.ids.count, calls: a.calls, args: len(a.args),
 	}
