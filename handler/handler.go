@@ -51,7 +51,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadShadow, h.warnOfDroppedHeaders, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicy, h.loadTrust, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -155,7 +155,7 @@ func (h *Handler) newReader() *plan.Reader {
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, TakesTokens: h.prober.TakesTokenData,
-		TTL:     func() time.Duration { return p.Settings.Load().TTL },
+		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}
 }

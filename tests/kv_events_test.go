@@ -432,6 +432,25 @@ func TestEventsKeepSaltsAndAdaptersApart(t *testing.T) {
 	}
 }
 
+// TestMediaAmongTokenIDsStayApart has an image among token ids. The router knows nothing of such
+// a prompt, and never takes its blocks for those of a prompt of the ids alone.
+func TestMediaAmongTokenIDsStayApart(t *testing.T) {
+	e := publishing(t, 1, engine.Config{})[0]
+	s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-"))
+	s.awaitKnowledge(t, e, "live", "exact")
+	ids := idsFrom(100_000, 323)
+	body := []byte(`{"model":"sim-8b","token_ids":` + ids + `,"sampling_params":{"max_tokens":1},"features":{"kwargs_data":null,` +
+		`"mm_hashes":{"image":["a"]},"mm_placeholders":{"image":[{"offset":100,"length":200}]}}}`)
+	for range 2 {
+		if a := s.post(t.Context(), "/inference/v1/generate", body); !a.ok() || a.header.Get("X-KV-Predicted-Cached-Tokens") != "0" {
+			t.Errorf("with an image: status %d, headers %v", a.status, a.header)
+		}
+	}
+	if _, predicted, reported := s.askIDs(t, idsOf(1, 323), ""); predicted != 96 || reported != 96 {
+		t.Errorf("the ids alone: %d tokens predicted and %d reported, want those before the image", predicted, reported)
+	}
+}
+
 // TestEventsOverAReload follows the same streams before and after. With kv_events off, the
 // router follows none.
 func TestEventsOverAReload(t *testing.T) {

@@ -142,7 +142,6 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	d.CountDropped(p)
 	d.noticeIneffective()
 	s.Pool.Spending.Request(d.ready)
-	s.FollowUps.Arrived(p)
 	d.tried = d.usual[:0]
 	p.Body = nil
 	d.repl.Map(d.placeholder)

@@ -80,7 +80,7 @@ func (d *Dispatch) enterUnheld(ctx context.Context) error {
 // session at a time.
 func (d *Dispatch) haveAlone(ctx context.Context) error {
 	d.Pool.Sessions.Begin(&d.use, d.plan.Session.Key)
-	patience := d.Pool.Settings.Load().MaxWait
+	patience := time.Duration(d.Pool.Settings.Load().MaxWait)
 	if d.RefuseBusy {
 		patience = 0
 	}

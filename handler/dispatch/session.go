@@ -154,7 +154,7 @@ func (d *Dispatch) sessionTTL() time.Duration {
 	if d.bound.Version != 0 {
 		return d.bound.TTL // that of an earlier turn
 	}
-	return d.Pool.Settings.Load().TTL
+	return time.Duration(d.Pool.Settings.Load().TTL)
 }
 
 // commit binds the session to the target that answers it.

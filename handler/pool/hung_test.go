@@ -282,7 +282,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f.showsRate(f.a)
 			v.set(f)
 			set := *f.p.Settings.Load()
-			set.Retries = RetryBudget{true, 0, v.budget / budgetWindow}
+			set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget / budgetWindow}
 			f.p.Settings.Store(&set)
 			var all []*booked
 			for i := range 16 {
@@ -356,7 +356,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		f := newFlowTest(t)
 		f.showsRate(f.a)
 		set := *f.p.Settings.Load()
-		set.Retries = RetryBudget{true, 0, v.budget}
+		set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget}
 		f.p.Settings.Store(&set)
 		a := f.begin(f.a, KindStream, 10)
 		f.allow(a)

@@ -46,12 +46,12 @@ type Pool struct {
 	Sessions sessions
 	engineSessions
 	lostSessions
-	Queue       queue
-	Spending    spending
-	Backgrounds backgrounds
-	Memory      body.Memory // of request bodies
-	Incidents   Incidents
-	snapshots   snapshots
+	Queue      queue
+	Spending   spending
+	Background background
+	Memory     body.Memory // of request bodies
+	Incidents  Incidents
+	snapshots  snapshots
 
 	scratches sync.Pool // of *Scratch
 	stop      chan struct{}

@@ -71,6 +71,7 @@ func (o *options) outside(ctx context.Context) error {
 		}
 		*b.to = filepath.Join(dir, filepath.Base(b.source))
 		build := exec.CommandContext(ctx, "go", "build", "-C", b.in, "-o", *b.to, b.source)
+		build.Env = append(os.Environ(), "GOWORK=off") // the workspace lacks the simulator's module
 		if out, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("building %s: %w\n%s", b.source, err, out)
 		}
