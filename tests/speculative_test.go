@@ -392,7 +392,7 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 			if n := s.logged(t, markedDown); n != 0 {
 				t.Errorf("%d workers were marked down", n)
 			}
-			if n := s.logged(t, "condition begins: speculative prefills fail"); n != 1 {
+			if n := len(s.conditions(t, "speculative prefills fail")); n != 1 {
 				t.Errorf("%d lines in the log, want 1", n)
 			}
 			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefills fail"`); v != 1 {

@@ -169,7 +169,6 @@ func (p *Pool) Apply(s *Settings) bool {
 	defer func() { // deferred before the unlock, so it runs after it
 		p.Queue.reviewAll()
 		for _, w := range p.All() {
-			p.warnOfEngine(w)
 			p.Follow(w)
 		}
 	}()
@@ -224,7 +223,7 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			for _, w := range p.All() {
-				p.rely(t, w)
+				p.trustEventsAgain(t, w)
 			}
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
