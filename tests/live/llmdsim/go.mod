@@ -1,4 +1,4 @@
-module github.com/caddy-kvrouter/kvrouter/tests/llmdsim/tool
+module github.com/caddy-kvrouter/kvrouter/tests/live/llmdsim
 
 go 1.26
 
