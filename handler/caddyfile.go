@@ -63,7 +63,6 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			kv_events auto|off|<port>|<endpoint> {
 //				replay <port>|<endpoint>
 //				topic <prefix>
-//				listen [on|off]
 //			}
 //			engine_load [on|off]
 //			dynamo_instance_id <id>
@@ -139,7 +138,7 @@ func (h *Handler) options() options {
 		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
 		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {
-			h.Index = new(Index)
+			h.Index = new(pool.Index)
 			return options{
 				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock, "await_events": &h.Index.AwaitEvents,
 			}.readBlock(d, "index option")
@@ -152,7 +151,7 @@ func (h *Handler) options() options {
 			}.readBlock(d, "affinity option")
 		},
 		"queue": func(d *caddyfile.Dispenser) error {
-			h.Queue = new(Queue)
+			h.Queue = new(pool.Queue)
 			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait}.readBlock(d, "queue option")
 		},
 		"timeouts": func(d *caddyfile.Dispenser) error {
@@ -196,7 +195,7 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 				return d.ArgErr()
 			}
 			return options{
-				"replay": &w.KVEvents.Replay, "topic": &w.KVEvents.Topic, "listen": &w.KVEvents.Listen,
+				"replay": &w.KVEvents.Replay, "topic": &w.KVEvents.Topic,
 			}.readBlock(d, "worker kv_events option")
 		},
 	}.readBlock(d, "worker option")
@@ -225,7 +224,7 @@ func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {
 	if !isPercent || !isRate || errP != nil || errR != nil {
 		return d.Errf("retry_budget: must be like '20%% 10/s', got '%s %s'", share, rate)
 	}
-	h.RetryBudget = &RetryBudget{Percent: p, PerSecond: r}
+	h.RetryBudget = &pool.RetryBudget{Percent: p, PerSecond: r}
 	return nil
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -82,20 +81,20 @@ type Handler struct { // one field for each option, hence so many
 	Workers []*pool.WorkerSettings `json:"workers,omitempty"`
 
 	// The index of what the workers' KV caches hold.
-	Index *Index `json:"index,omitempty"`
+	Index *pool.Index `json:"index,omitempty"`
 
 	// How the router recognizes and keeps sessions.
 	Affinity *Affinity `json:"affinity,omitempty"`
 
 	// How requests wait while all workers are at `max_running`.
-	Queue *Queue `json:"queue,omitempty"`
+	Queue *pool.Queue `json:"queue,omitempty"`
 
 	// How long workers may be silent. Default: as long as the reverse proxy allows.
 	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
 
 	// How many retries are allowed, in proportion to requests. Default: 20 percent of
 	// the requests and 10 a second.
-	RetryBudget *RetryBudget `json:"retry_budget,omitempty"`
+	RetryBudget *pool.RetryBudget `json:"retry_budget,omitempty"`
 
 	// The largest request body, in bytes, that the router reads into memory. It streams
 	// a larger one to the least loaded worker. It refuses a larger one with 413 if the
@@ -172,28 +171,11 @@ type Handler struct { // one field for each option, hence so many
 	logger     *zap.Logger
 }
 
-// Index configures the cache model. All handlers of a pool must agree on it.
-type Index struct {
-	// The most memory that the index uses, in bytes, at least 1 MiB. Default: 512 MiB.
-	Memory int64 `json:"memory,omitempty"`
-
-	// The number of tokens in a block, from 1 to 4096. A multiple of the engines' own
-	// block size fits best. Default: what the engines report, if they agree, in multiples
-	// of at least 16; else 16.
-	BlockSize int `json:"block_size,omitempty"`
-
-	// How long requests may wait after the start until the router has the earlier KV events
-	// of all workers. Default: 0, and requests do not wait.
-	AwaitEvents caddy.Duration `json:"await_events,omitempty"`
-
-	// The number of bytes in a block of prompt text, from 16 to 4096. The router compares
-	// prompts by these blocks if it does not know their tokens. Default: 64.
-	TextBlock int `json:"text_block,omitempty"`
-}
-
 // Affinity configures sessions. All handlers of a pool must agree on `ttl`,
 // `max_sessions` and `persist`.
 type Affinity struct {
+	pool.Sessions
+
 	// How strongly a session is bound to its worker: `soft`, `hard` or `off`.
 	//
 	// `soft`: leaving the worker has a price in the cost, so a turn goes elsewhere only if
@@ -209,14 +191,6 @@ type Affinity struct {
 	//
 	// Default: `soft`.
 	Mode string `json:"mode,omitempty"`
-
-	// How long the router remembers a session after its last turn, at least 1s.
-	// Default: 5m.
-	TTL caddy.Duration `json:"ttl,omitempty"`
-
-	// The most sessions that the router remembers. It forgets the longest idle first.
-	// Default: 1000000.
-	MaxSessions int `json:"max_sessions,omitempty"`
 
 	// Whether what the router knows survives a restart of Caddy, and how. An empty object
 	// turns it on. Default: off.
@@ -249,35 +223,6 @@ type Affinity struct {
 	// time. `wait` waits for `queue max_wait` at most. The router then refuses the turn with
 	// 409 (`session_busy`), as `refuse` does at once. Default: `wait`.
 	Busy string `json:"busy,omitempty"`
-}
-
-// Queue bounds the requests that wait while all workers that can serve them are at
-// `max_running`. Requests leave the queue in the order in which their bodies arrived, and
-// by priority if their clients have the grant `priorities`. A request whose client
-// disconnects leaves the queue. All handlers of a pool must agree on it.
-type Queue struct {
-	// The most requests that wait. If there are more, the router answers the last to
-	// arrive with 429 (`queue_full`). Default: 1024.
-	MaxWaiting int `json:"max_waiting,omitempty"`
-
-	// How long a request waits, over all its attempts. The router then answers it with
-	// 503 (`queue_timeout`). Default: 30s.
-	MaxWait caddy.Duration `json:"max_wait,omitempty"`
-}
-
-// RetryBudget bounds the retries of the last ten seconds, so that they do not overload
-// failing workers. It is the sum of a percentage of that time's requests and of a number a
-// second. All handlers of a pool must agree on it. Three kinds of retries are free:
-//
-//   - after a failed connection
-//   - those of net/http, after the worker closed an idle connection
-//   - those of the operator's `retry_match`
-type RetryBudget struct {
-	// Retries as a percentage of requests, from 0 to 1000. Default: 0.
-	Percent float64 `json:"percent"`
-
-	// Further retries a second, from 0 to 1000000. Default: 0.
-	PerSecond float64 `json:"per_second"`
 }
 
 // The values of Affinity.Mode.
@@ -369,22 +314,19 @@ func (h *Handler) checkAffinity() error {
 func (h *Handler) poolSettings() (*pool.Settings, error) {
 	dynamic := h.ReverseProxy.DynamicUpstreamsRaw != nil
 	s := &pool.Settings{
-		Engine: h.Engine, Others: dynamic,
+		Engine: h.Engine, Others: dynamic, RetryBudget: h.RetryBudget,
 		Workers:   make(map[string]pool.WorkerSettings, len(h.Workers)),
 		Upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
 	}
-	if ix := h.Index; ix != nil {
-		s.Memory, s.BlockSize, s.TextBlock = ix.Memory, ix.BlockSize, ix.TextBlock
+	if h.Index != nil {
+		s.Index = *h.Index
 	}
 	if a := h.Affinity; a != nil {
-		s.TTL, s.MaxSessions = time.Duration(a.TTL), a.MaxSessions
+		s.Sessions = a.Sessions
 		a.Persist.set(s)
 	}
-	if q := h.Queue; q != nil {
-		s.MaxWaiting, s.MaxWait = q.MaxWaiting, time.Duration(q.MaxWait)
-	}
-	if b := h.RetryBudget; b != nil {
-		s.Retries = pool.RetryBudget{Set: true, Percent: b.Percent, Rate: b.PerSecond}
+	if h.Queue != nil {
+		s.Queue = *h.Queue
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
 		s.Upstreams[up.Dial] = true

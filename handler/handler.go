@@ -51,7 +51,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadShadow, h.warnOfDroppedHeaders, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicy, h.loadTrust, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -144,7 +144,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	}
 	d.FollowUps = speculative.NewRunner(d, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
-	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader, Config: h.config}
+	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader}
 	return nil
 }
 
@@ -155,7 +155,7 @@ func (h *Handler) newReader() *plan.Reader {
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, TakesTokens: h.prober.TakesTokenData,
-		TTL:     func() time.Duration { return p.Settings.Load().TTL },
+		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
 	}
 }
@@ -242,7 +242,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	h.noticeServer(r)
 	h.prober.Start() // if adopt has not
 	h.prober.Await(r.Context())
-	h.explainer.Follow()
 	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)

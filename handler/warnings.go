@@ -1,9 +1,7 @@
 package handler
 
 import (
-	"maps"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -98,57 +96,6 @@ func (h *Handler) warnOfIdleQueue() {
 			"set max_running of the workers, or auto, or remove queue",
 		}})
 	}
-}
-
-// warnOfDroppedHeaders warns of session headers that Caddy drops because of their names. The
-// server of the handler is not known yet: it warns if all servers drop the header.
-func (h *Handler) warnOfDroppedHeaders(ctx caddy.Context) error {
-	var servers []*caddyhttp.Server
-	if app, err := ctx.AppIfConfigured("http"); err == nil {
-		if web, ok := app.(*caddyhttp.App); ok {
-			servers = slices.Collect(maps.Values(web.Servers))
-		}
-	}
-	for i := range h.keys {
-		header, advice := h.keys[i].Header(), ""
-		for _, s := range servers {
-			if advice = droppedBy(s, header); advice == "" {
-				break
-			}
-		}
-		if advice != "" {
-			h.logger.Warn("Caddy drops a session header because of its name", zap.String("header", header), zap.String("advice", advice))
-		}
-	}
-	return nil
-}
-
-// droppedBy returns what to change so that a server keeps a header, by its canonical name;
-// empty if it does. A server drops names with _ or . that it does not list, and the spelling
-// with - of those that it lists.
-func droppedBy(s *caddyhttp.Server, header string) (advice string) {
-	listed := func(list []string, spelling func(string) string) bool {
-		return slices.ContainsFunc(list, func(entry string) bool {
-			name, isPrefix := strings.CutSuffix(entry, "*")
-			name = http.CanonicalHeaderKey(spelling(name))
-			return name == header || isPrefix && strings.HasPrefix(header, name)
-		})
-	}
-	same := func(name string) string { return name }
-	hyphens := func(name string) string { return strings.NewReplacer("_", "-", ".", "-").Replace(name) }
-	switch {
-	case strings.Contains(header, "_"):
-		if !listed(s.ExpectedUnderscoreHeaders, same) {
-			return "list it in expected_underscore_headers of the server's options"
-		}
-	case strings.Contains(header, "."):
-		if !listed(s.ExpectedDotHeaders, same) {
-			return "list it in expected_dot_headers of the server's options"
-		}
-	case listed(s.ExpectedUnderscoreHeaders, hyphens) || listed(s.ExpectedDotHeaders, hyphens):
-		return "use the spelling that the server's options list, or remove that from the list"
-	}
-	return ""
 }
 
 // noticeServer warns of harmful settings of the server at the first request. They are

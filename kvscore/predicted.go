@@ -5,18 +5,10 @@ package kvscore
 // Equal costs share evenly.
 //
 // It has no options. The scheduler learns prefill times from first tokens: see [Latency].
-type PredictedLatency struct {
-	without Term
-	ties    Ties
-}
+type PredictedLatency struct{ ties Ties }
 
 // NewPredictedLatency returns the policy.
 func NewPredictedLatency() *PredictedLatency { return new(PredictedLatency) }
-
-// Without returns a policy that ignores the given terms, for ablation in replays.
-func (p *PredictedLatency) Without(terms Term) *PredictedLatency {
-	return &PredictedLatency{without: terms}
-}
 
 // Terms are the parts of a candidate's cost, in milliseconds.
 type Terms struct {
@@ -40,19 +32,6 @@ type Terms struct {
 	// home, and if home holds nothing of the prompt.
 	Leave float64
 }
-
-// Term is a set of terms of a cost.
-type Term uint8
-
-// The terms that can be left out of a cost.
-const (
-	TermWait Term = 1 << iota
-	TermDelay
-	TermQueue // the part of Delay for requests on the same target
-	TermDecode
-	TermTurns
-	TermLeave
-)
 
 const (
 	// delayAlone is the number of later requests that a prefill delays while no
@@ -139,27 +118,7 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	if s.Home >= 0 {
 		w.leave = leavePrice * (s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0) - s.Latency.Fixed)
 	}
-	if p.without != 0 {
-		p.leaveOut(&w)
-	}
 	return w
-}
-
-// leaveOut removes the policy's excluded terms.
-func (p *PredictedLatency) leaveOut(w *weights) {
-	out := func(t Term, weights ...*float64) {
-		if p.without&t != 0 {
-			for _, f := range weights {
-				*f = 0
-			}
-		}
-	}
-	out(TermWait, &w.wait)
-	out(TermDelay, &w.delay, &w.queue)
-	out(TermQueue, &w.queue)
-	out(TermDecode, &w.decode)
-	out(TermTurns, &w.turns)
-	out(TermLeave, &w.leave)
 }
 
 // override applies the request's [Override] to the weights.

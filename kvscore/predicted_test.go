@@ -229,45 +229,6 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-// TestTermsAreLeftOut has a candidate with each term above 0, and leaves one out.
-func TestTermsAreLeftOut(t *testing.T) {
-	full := func() *Selection {
-		s := three()
-		s.Home, s.ExpectedAnswer, s.ExpectedTurns, s.TurnTime, s.Awaiting = 0, 200, 3, 40, 3
-		s.Candidates[0].OverlapTokens = 500
-		c := &s.Candidates[1]
-		c.WaitTime, c.Awaiting, c.Requests, c.RecentWork = 70, 2, 4, 120
-		return s
-	}
-	s := full()
-	NewPredictedLatency().Choose(s)
-	whole := s.Candidates[1].Terms
-	if whole.Wait*whole.Prefill*whole.Delay*whole.Decode*whole.Turns*whole.Leave == 0 {
-		t.Fatalf("a term is 0: %+v", whole)
-	}
-	for name, tc := range map[string]struct {
-		out    Term
-		change func(*Terms)
-	}{
-		"none":   {0, func(*Terms) {}},
-		"wait":   {TermWait, func(t *Terms) { t.Wait = 0 }},
-		"delay":  {TermDelay, func(t *Terms) { t.Delay = 0 }},
-		"queue":  {TermQueue, func(t *Terms) { t.Delay -= 2 * delayQueue * 100 }},
-		"decode": {TermDecode, func(t *Terms) { t.Decode = 0 }},
-		"turns":  {TermTurns, func(t *Terms) { t.Turns = 0 }},
-		"leave":  {TermLeave, func(t *Terms) { t.Leave = 0 }},
-		"two":    {TermWait | TermLeave, func(t *Terms) { t.Wait, t.Leave = 0, 0 }},
-	} {
-		want := whole
-		tc.change(&want)
-		s := full()
-		NewPredictedLatency().Without(tc.out).Choose(s)
-		if got := s.Candidates[1].Terms; !got.near(want) {
-			t.Errorf("without %s: %+v, want %+v", name, got, want)
-		}
-	}
-}
-
 func TestFactorOfPredictedLatency(t *testing.T) {
 	s := three()
 	s.Candidates[0].Factor, s.Candidates[1].Factor, s.Candidates[2].Factor = 1.5, 0.9, 0

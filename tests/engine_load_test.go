@@ -200,8 +200,8 @@ func TestEngineWithoutLoadIsWarnedOf(t *testing.T) {
 	s := startCaddy(t, "kv_router "+f.addr()+" {\nworker * {\nengine vllm\nengine_load\n}\n}")
 	s.mustChat(t, ask("hello"))
 	const what = "engine_load is on, and the engine reports no load"
-	eventually(t, 15*time.Second, "a warning", func() bool { return len(s.entries(t, "engine warning: "+what)) > 0 })
-	if l := s.entries(t, "engine warning: "+what); len(l) != 1 || l[0].Upstream != f.addr() || l[0].Advice == "" || l[0].Effect == "" {
+	eventually(t, 25*time.Second, "a warning", func() bool { return len(s.conditions(t, what)) > 0 })
+	if l := s.conditions(t, what); len(l) != 1 || l[0].Upstream != f.addr() || l[0].Advice == "" || l[0].Effect == "" {
 		t.Errorf("the log says %+v", l)
 	}
 	if n := len(s.entries(t, "worker is marked down")); n > 0 {

@@ -17,8 +17,8 @@ const engineWarnings = "caddy_kv_router_worker_engine_warnings"
 // metrics.
 func (s *server) wantWarning(t *testing.T, dial, what, flag string) {
 	t.Helper()
-	eventually(t, 10*time.Second, "a warning: "+what, func() bool { return len(s.entries(t, "engine warning: "+what)) > 0 })
-	if l := s.entries(t, "engine warning: "+what); len(l) != 1 || l[0].Upstream != dial || !strings.Contains(l[0].Advice, flag) {
+	eventually(t, 10*time.Second, "a warning: "+what, func() bool { return len(s.conditions(t, what)) > 0 })
+	if l := s.conditions(t, what); len(l) != 1 || l[0].Upstream != dial || !strings.Contains(l[0].Advice, flag) {
 		t.Errorf("the log says %+v, want one line with the advice %s", l, flag)
 	}
 	if w := s.limited(t, dial).Engine.Warnings; len(w) != 1 || w[0].What != what || w[0].Effect == "" || !strings.Contains(w[0].Advice, flag) {
@@ -87,7 +87,7 @@ func TestAnswersWithoutCachedTokensAreWarnedOf(t *testing.T) {
 			for i := range 30 { // prompts that no engine has cached
 				s.mustChat(t, simChat(fmt.Sprint(i, " ", someWords(200))))
 			}
-			if l := s.entries(t, "engine warning: "+what); len(l) > 0 {
+			if l := s.conditions(t, what); len(l) > 0 {
 				t.Fatalf("the log says %+v before a prompt was cached", l)
 			}
 			for range 21 {
@@ -96,7 +96,7 @@ func TestAnswersWithoutCachedTokensAreWarnedOf(t *testing.T) {
 			s.wantWarning(t, f.addr(), what, v.flag)
 			reports.Store(true)
 			s.mustChat(t, simChat(someWords(1200)))
-			eventually(t, 5*time.Second, "the warning to be over", func() bool { return len(s.entries(t, "engine warning is over: "+what)) == 1 })
+			eventually(t, 5*time.Second, "the warning to be over", func() bool { return s.logged(t, `"condition":"`+what) == 2 })
 			if w := s.limited(t, f.addr()).Engine.Warnings; len(w) > 0 {
 				t.Errorf("the admin API says %+v", w)
 			}

@@ -196,7 +196,7 @@ func TestFallbacksAreCounted(t *testing.T) {
 	s.wantFigures(t, before, append(want, figure{fallbacksTotal, []string{pool}, float64(total)}))
 	for _, f := range want {
 		reason := strings.Trim(strings.TrimPrefix(f.labels[1], "reason="), `"`)
-		if n := s.logged(t, "condition begins: fallback "+reason); n != 1 {
+		if n := len(s.conditions(t, "fallback "+reason)); n != 1 {
 			t.Errorf("%d log lines say that the fallback %s begins, want 1", n, reason)
 		}
 	}

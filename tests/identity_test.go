@@ -177,7 +177,6 @@ func TestSubAgentsStartNearTheirParent(t *testing.T) {
 	h.booksAtZero(t)
 }
 
-// TestHeadersThatCaddyDrops has session headers with names that Caddy drops by default:
 // dropped with a warning, and kept without one.
 func TestHeadersThatCaddyDrops(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})

@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"handler/dispatch"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
 	{"handler/engine"},
-	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot", "affinity/storetest"},
+	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot"},
 	{"handler/rawjson", "affinity", "kvscore/events", "handler/snapshot/snapshottest"},
 	{"kvscore", "kvscore/events/zmtp"},
 	{"kvscore/index/exact"},
@@ -29,7 +29,7 @@ var layers = [][]string{
 
 // pure are the packages that import neither Caddy nor net/http, so that they can be
 // tested, fuzzed and replayed alone.
-var pure = []string{"kvscore", "kvscore/events", "kvscore/events/zmtp", "kvscore/index", "kvscore/index/exact", "affinity", "affinity/storetest", "handler/rawjson", "handler/api", "handler/nvext", "handler/snapshot", "handler/snapshot/snapshottest"}
+var pure = []string{"kvscore", "kvscore/events", "kvscore/events/zmtp", "kvscore/index", "kvscore/index/exact", "affinity", "handler/rawjson", "handler/api", "handler/nvext", "handler/snapshot", "handler/snapshot/snapshottest"}
 
 func TestImportsPointDown(t *testing.T) {
 	layer := make(map[string]int)

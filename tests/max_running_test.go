@@ -64,12 +64,13 @@ func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
 			t.Errorf("%s: %s is %v", flavours[i], engineWarnings, n)
 		}
 	}
-	for _, l := range s.entries(t, "engine warning: "+warning) {
+	eventually(t, 5*time.Second, "two lines in the log", func() bool { return len(s.conditions(t, warning)) >= 2 })
+	for _, l := range s.conditions(t, warning) {
 		if l.Level != "warn" || l.Upstream != engines[3].Addr() && l.Upstream != engines[4].Addr() || l.Effect == "" || l.Advice == "" {
 			t.Errorf("the log says %+v", l)
 		}
 	}
-	if n := len(s.entries(t, "engine warning: "+warning)); n != 2 {
+	if n := len(s.conditions(t, warning)); n != 2 {
 		t.Errorf("%d warnings, want 2", n)
 	}
 }

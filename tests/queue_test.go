@@ -215,7 +215,7 @@ func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
 		t.Error("nobody waited")
 	}
 	s.slotsFree(t)
-	if n := s.logged(t, "condition begins: all workers are full, and requests wait"); n != 1 {
+	if n := len(s.conditions(t, "all workers are full, and requests wait")); n != 1 {
 		t.Errorf("%d log lines say that requests wait, want 1", n)
 	}
 }

@@ -26,7 +26,7 @@ type engineView struct {
 	// the engine has reported nothing.
 	Contradictions []string `json:"contradictions"`
 	// Warnings are settings of the engine that keep the router from routing well.
-	Warnings []pool.EngineWarning `json:"warnings"`
+	Warnings []pool.Warning `json:"warnings"`
 }
 
 // infoView is what the engine reports about itself; null for what it does not
@@ -49,7 +49,7 @@ func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
 	set := s.Worker(w.Dial)
 	v := engineView{
 		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
-		Contradictions: slices.Sorted(maps.Values(p.ContradictionsOf(w))), Warnings: p.EngineWarnings(w),
+		Contradictions: slices.Sorted(maps.Values(p.ContradictionsOf(w))), Warnings: p.EngineWarnings(time.Now(), w),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),

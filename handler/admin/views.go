@@ -92,8 +92,8 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
 		Name: p.Name, Leases: s.Leases, Waiting: int(p.Queue.Length.Load()), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
-		IndexBytes: s.IndexBytes, ExactBytes: s.ExactBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Backgrounds.Count(),
-		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, set.TTL.Seconds(), set.MaxSessions, set.MaxWaiting, set.MaxWait.Seconds()},
+		IndexBytes: s.IndexBytes, ExactBytes: s.ExactBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
+		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, time.Duration(set.TTL).Seconds(), set.MaxSessions, set.MaxWaiting, time.Duration(set.MaxWait).Seconds()},
 		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
 		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
 		Incidents: viewIncidents(&p.Incidents, t),

@@ -185,9 +185,7 @@ func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:
 	case a.ids.whole():
-		blocks := slices.Concat(a.req.Blocks, a.ids.blocks)
-		addFeatures(a.req.seed, blocks, len(a.req.Blocks), a.req.block, a.req.late)
-		return blocks
+		return slices.Concat(a.req.Blocks, a.ids.blocks)
 	case a.steady:
 		return slices.Concat(a.req.Blocks, a.hash.blocks)
 	}

@@ -114,8 +114,8 @@ type Request struct {
 	// they are those of the first prompt.
 	Blocks []uint64
 	// Chains are the full blocks of a (first) prompt of token ids in each of Options.Sizes.
-	// There are none if the body has media without their names and places, or a member that
-	// selects a part of the cache. What the engine caches is then unknown.
+	// There are none if the body has media, or a member that selects a part of the cache. What
+	// the engine caches is then unknown.
 	Chains []Chain
 	// Bytes is the length of the canonical text, in bytes, summed over a
 	// batch. It is 0 if Kind is not Text.
@@ -176,7 +176,6 @@ type Request struct {
 	steady  bool         // prompt and answer together begin the next turn's prompt
 	rest    hasher       // continues the prompt's text
 	tail    []byte       // the prompt's ids behind the last of Blocks, as they are hashed
-	late    []feature    // that end in the tail
 
 	memberCount int // of the body
 	members     [keptMembers][3]uint32
@@ -192,7 +191,6 @@ type parse struct {
 	// compared with, or may stand for it.
 	main, system, tools, functions, ids, other rawjson.Span
 	media                                      [3]rawjson.Span // beside the prompt: images, videos, audio
-	features                                   rawjson.Span    // media that the engine knows, and their places among the ids
 	template                                   bool            // the server keeps the prompt
 	echo, resume                               bool
 	logprobs, noTop, fromStart                 bool  // of log probabilities, see each API's prompt
@@ -237,7 +235,7 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	}
 	// Media take places among the ids; embeddings and other ids precede them.
 	mixed := p.opaque || r.Media > 0 || p.beside(nil) > 0
-	r.blended = mixed || p.ids.HasContent(body) || p.features.HasContent(body)
+	r.blended = mixed || p.ids.HasContent(body)
 	if mixed || r.variant != 0 || r.Kind != Tokens {
 		r.Chains = nil
 	}

@@ -11,19 +11,14 @@ func (tokensIn) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "token_ids":
 		p.main = v
-	case "features":
-		p.features = v
-	case "content_parts": // the engine puts their ids among the others
+	case "features", "content_parts": // media among the ids, which do not show them
 		p.opaque = p.opaque || v.HasContent(p.body)
 	case "sampling_params":
 		p.sampling(v)
 	}
 }
 
-func (tokensIn) prompt(p *parse) {
-	p.input(p.main)
-	p.placeFeatures()
-}
+func (tokensIn) prompt(p *parse) { p.input(p.main) }
 
 func (tokensIn) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, tokensChoice) }
 

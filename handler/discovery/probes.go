@@ -93,8 +93,11 @@ func (p *Prober) run() {
 			select {
 			case <-ctx.Done():
 				return
-			case <-ticker.C:
+			case t := <-ticker.C:
 				p.askLoads(ctx)
+				for _, w := range p.own() {
+					p.pool.ReviewEngine(t, w)
+				}
 			case <-p.wanted:
 			}
 			p.probeDue(ctx)

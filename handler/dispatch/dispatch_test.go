@@ -90,7 +90,6 @@ func (noProbes) AskAgain(*pool.Worker) {}
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}
 
-func (noFollowUps) Arrived(*plan.Plan)                      {}
 func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
 
 // testPool opens a pool of its own.

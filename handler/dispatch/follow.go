@@ -13,8 +13,6 @@ import (
 
 // followUps makes the router's own requests that follow a client's.
 type followUps interface {
-	// Arrived is called with the plan of each request before a worker is chosen.
-	Arrived(*plan.Plan)
 	// Answering is called when an answer begins. It returns nil if nothing follows. Otherwise
 	// the dispatch keeps the request's body.
 	Answering(Turn, *http.Response) FollowUp

@@ -221,5 +221,5 @@ func (d *Dispatch) lastSuspect() bool {
 // noRetryPossible returns whether no attempt on another worker can follow. Either no untried
 // worker is left, or lastSuspect holds, or the retry budget is spent.
 func (d *Dispatch) noRetryPossible() bool {
-	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().Retries)
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
 }

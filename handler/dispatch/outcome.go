@@ -135,9 +135,6 @@ func (o *delivery) verify(cached int64) {
 		return
 	}
 	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks, Knowledge: a.terms.Knowledge}
-	if ids := d.plan.Score.Identities; len(ids) > 0 {
-		predicted.Adapter, predicted.Salted = ids[0].Adapter, ids[0].Salted
-	}
 	if d.plan.API.Work() == api.Generate {
 		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
 	}

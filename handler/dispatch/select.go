@@ -82,7 +82,7 @@ func (d *Dispatch) wants() pool.Wants {
 	want := pool.Wants{
 		Model: d.plan.Model, Only: cmp.Or(d.only.worker, d.wait.home), Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: d.apart, API: d.plan.Name,
-		Session: d.plan.Session.Opens(), Tried: d.tried, Slot: d.plan.Computes, Dry: d.dry, Tier: tier, Arrival: arrival,
+		Session: d.plan.Session.Opens(), Tried: d.tried, Slot: d.plan.Computes, Tier: tier, Arrival: arrival,
 	}
 	if len(d.Proxy.Upstreams) < 2 && d.Proxy.DynamicUpstreams == nil {
 		want.Model = "" // there is no choice
@@ -226,9 +226,6 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	a.prompt = promptLength{d.scratch.Sel.Tokens, d.scratch.Sel.Known}
 	a.Ahead, a.Kind = a.terms.PrefillTokens+a.prompt.tokens, d.kind()
 	a.Worker.Progress.Begin(&a.Attempt)
-	if d.plan.Computes {
-		d.Pool.Yield(a.Worker) // speculative prefills must not delay clients' requests
-	}
 	d.attempts++
 	d.last = d.scratch.Upstreams[i]
 	d.use.Choose(a.Target)

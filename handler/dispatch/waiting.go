@@ -27,7 +27,7 @@ type waiting struct {
 // or its client left.
 func (d *Dispatch) await(ctx context.Context) bool {
 	set := d.Pool.Settings.Load()
-	limit := set.MaxWait - d.wait.waited
+	limit := time.Duration(set.MaxWait) - d.wait.waited
 	if d.held.resp != nil { // its client could ask again after the Retry-After
 		if wait := retryAfter(d.held.resp.Header); wait > 0 {
 			limit = min(limit, wait)
@@ -47,11 +47,11 @@ func (d *Dispatch) await(ctx context.Context) bool {
 		return false
 	case g.Late && d.wait.home != nil:
 		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests waited too long, and the queue rejected them", fmt.Errorf(
-			"the session's worker is full, and had no free slot within %s; try again later", set.MaxWait))
+			"the session's worker is full, and had no free slot within %s; try again later", time.Duration(set.MaxWait)))
 		return false
 	case g.Late:
 		d.turnAway(http.StatusServiceUnavailable, api.CodeQueueTimeout, "requests waited too long, and the queue rejected them", fmt.Errorf(
-			"all workers are full, and none had a free slot within %s; try again later", set.MaxWait))
+			"all workers are full, and none had a free slot within %s; try again later", time.Duration(set.MaxWait)))
 		return false
 	}
 	return true
@@ -69,7 +69,7 @@ func (d *Dispatch) awaitHome(ctx context.Context, home *pool.Worker) bool {
 
 // turnAway records that the operator's limits refuse the request.
 func (d *Dispatch) turnAway(status int, code, incident string, err error) {
-	wait := min(d.Pool.Settings.Load().MaxWait, time.Minute) // by then, all that wait now have left the queue
+	wait := min(time.Duration(d.Pool.Settings.Load().MaxWait), time.Minute) // by then, all that wait now have left the queue
 	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 	d.Figures.turnedAway[code].Inc()
 	d.wait.turnedAway = &api.Refusal{

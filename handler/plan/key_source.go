@@ -121,10 +121,6 @@ func ParseKeySource(name string) (KeySource, error) {
 		"or body: with prompt_cache_key, session_id, metadata.user_id, conversation or previous_response_id, got %q", name)
 }
 
-// Header returns the canonical name of the header that the source reads, empty if it reads
-// none.
-func (s *KeySource) Header() string { return headerIn(s.name) }
-
 func headerIn(source string) string {
 	header, ok := strings.CutPrefix(source, "header:")
 	if inner, is := PlaceholderName(source); is {

@@ -1,10 +1,6 @@
 package pool
 
-import (
-	"slices"
-	"sync"
-	"sync/atomic"
-)
+import "sync"
 
 const (
 	// maxBackground and maxBackgroundWorker bound the router's own requests beside clients'
@@ -14,78 +10,63 @@ const (
 	maxBackgroundBytes = 256 << 20
 )
 
-// backgrounds are the router's own requests that run beside clients' requests, and give
-// way to them.
-type backgrounds struct {
-	kept atomic.Int64 // bytes that future ones reserve
-
-	mu      sync.Mutex
-	running []*background
-}
-
+// background bounds the router's own requests that run beside clients' requests. The zero
+// value is ready.
 type background struct {
-	worker *Worker
-	stop   func()
+	mu       sync.Mutex
+	reserved int64 // bytes
+	running  int
+	on       map[*Worker]int // how many run on each worker
 }
 
-// Keep reserves n bytes for a future request, until the caller calls Drop. It returns
+// Reserve reserves n bytes for a future request, until the caller calls Release. It returns
 // false if there is no room for them.
-func (b *backgrounds) Keep(n int64) bool {
-	if b.kept.Add(n) > maxBackgroundBytes {
-		b.kept.Add(-n)
+func (b *background) Reserve(n int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reserved+n > maxBackgroundBytes {
 		return false
 	}
+	b.reserved += n
 	return true
 }
 
-// Drop ends a reservation by Keep.
-func (b *backgrounds) Drop(n int64) { b.kept.Add(-n) }
-
-// Count returns how many requests run.
-func (b *backgrounds) Count() int {
+// Release ends a reservation.
+func (b *background) Release(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.running)
+	b.reserved -= n
 }
 
-// Background registers a request of the router's own that runs on a worker until done is
-// called. It returns false if there are too many. If a client's request needs the worker,
-// the pool calls stop, which must return after the request has ended.
-func (p *Pool) Background(w *Worker, stop func()) (done func(), ok bool) {
-	b := &p.Backgrounds
+// Running returns how many requests run.
+func (b *background) Running() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.running) >= maxBackground || w.background.Load() >= maxBackgroundWorker {
-		return nil, false
-	}
-	one := &background{w, stop}
-	b.running = append(b.running, one)
-	w.background.Add(1)
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if i := slices.Index(b.running, one); i >= 0 {
-			b.running = slices.Delete(b.running, i, i+1)
-			w.background.Add(-1)
-		}
-	}, true
+	return b.running
 }
 
-// Yield stops the router's own requests on a worker, and returns whether there were any.
-func (p *Pool) Yield(w *Worker) bool {
-	if w.background.Load() == 0 {
+// Begin registers a request on a worker, until the caller calls End. It returns false if
+// there are too many.
+func (b *background) Begin(w *Worker) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running >= maxBackground || b.on[w] >= maxBackgroundWorker {
 		return false
 	}
-	var list []*background
-	p.Backgrounds.mu.Lock()
-	for _, b := range p.Backgrounds.running {
-		if b.worker == w {
-			list = append(list, b)
-		}
+	if b.on == nil {
+		b.on = make(map[*Worker]int)
 	}
-	p.Backgrounds.mu.Unlock()
-	for _, b := range list {
-		b.stop()
+	b.running++
+	b.on[w]++
+	return true
+}
+
+// End records that a request has ended.
+func (b *background) End(w *Worker) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running--
+	if b.on[w]--; b.on[w] == 0 {
+		delete(b.on, w)
 	}
-	return len(list) > 0
 }

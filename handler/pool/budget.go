@@ -37,7 +37,7 @@ func (s *spending) Request(now time.Time) {
 }
 
 // retry charges one more retry to the budget, unless that would exceed it.
-func (s *spending) retry(now time.Time, b RetryBudget) bool {
+func (s *spending) retry(now time.Time, b *RetryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isSpent(now, b) {
@@ -48,16 +48,16 @@ func (s *spending) retry(now time.Time, b RetryBudget) bool {
 }
 
 // Spent returns whether the budget has no room for one more retry.
-func (s *spending) Spent(now time.Time, b RetryBudget) bool {
+func (s *spending) Spent(now time.Time, b *RetryBudget) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.isSpent(now, b)
 }
 
 // isSpent is Spent. The caller holds the lock.
-func (s *spending) isSpent(now time.Time, b RetryBudget) bool {
+func (s *spending) isSpent(now time.Time, b *RetryBudget) bool {
 	requests, retries := s.lately(now)
-	return float64(retries) >= b.Percent/100*float64(requests)+b.Rate*budgetWindow
+	return float64(retries) >= b.Percent/100*float64(requests)+b.PerSecond*budgetWindow
 }
 
 // lately returns the sums over the window that ends now. The caller holds the lock.
@@ -76,7 +76,7 @@ const budgetSpent = "retry budget spent"
 
 // MayRetry charges one more retry to the pool's budget, unless that would exceed it.
 func (p *Pool) MayRetry(t time.Time) bool {
-	if p.Spending.retry(t, p.Settings.Load().Retries) {
+	if p.Spending.retry(t, p.Settings.Load().RetryBudget) {
 		return true
 	}
 	retriesDenied.WithLabelValues(p.Name).Inc()

@@ -27,7 +27,7 @@ func TestBudgetIsAShareAndARate(t *testing.T) {
 			s.Request(epoch)
 		}
 		got := 0
-		for s.retry(epoch, RetryBudget{true, v.percent, v.rate}) {
+		for s.retry(epoch, &RetryBudget{Percent: v.percent, PerSecond: v.rate}) {
 			got++
 		}
 		if got != v.want {
@@ -39,7 +39,7 @@ func TestBudgetIsAShareAndARate(t *testing.T) {
 // TestBudgetForgets spends everything, and comes back later.
 func TestBudgetForgets(t *testing.T) {
 	var s spending
-	b := RetryBudget{true, 0, 1}
+	b := &RetryBudget{Percent: 0, PerSecond: 1}
 	for range budgetWindow {
 		if !s.retry(epoch, b) {
 			t.Fatal("not even the rate is allowed")
@@ -63,7 +63,7 @@ func TestBudgetForgets(t *testing.T) {
 // there may be. In no ten seconds are there more than the budget says.
 func TestBudgetSlides(t *testing.T) {
 	var s spending
-	b := RetryBudget{true, 20, 0.5}
+	b := &RetryBudget{Percent: 20, PerSecond: 0.5}
 	made := make(map[int64]int)
 	requests := make(map[int64]int)
 	for i := range 1000 {
@@ -97,7 +97,7 @@ func TestBudgetIsNotOverspentTogether(t *testing.T) {
 		all.Go(func() {
 			for range 200 {
 				s.Request(epoch)
-				if s.retry(epoch, RetryBudget{true, 10, 5}) {
+				if s.retry(epoch, &RetryBudget{Percent: 10, PerSecond: 5}) {
 					made.Add(1)
 				}
 			}

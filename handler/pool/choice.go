@@ -25,7 +25,6 @@ type Wants struct {
 	API      string    // of the request
 	Tried    []*Worker // the worker must be none of these
 	Slot     bool      // the request takes one of the worker's slots
-	Dry      bool      // the choice is only explained, and changes nothing
 	Tier     int       // lower tiers leave the queue first
 	Arrival  time.Time // orders a tier, earliest first; includes the priority's head start
 }
@@ -304,7 +303,7 @@ func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted
 			if !used.allows(w, t) {
 				continue
 			}
-			if granted != nil || want.Slot && w.Slots.full() && !p.makeRoom(want, w) {
+			if granted != nil || want.Slot && w.Slots.full() {
 				s.Full = append(s.Full, w)
 				continue
 			}
@@ -316,10 +315,4 @@ func (p *Pool) gatherAt(s *Scratch, want *Wants, model string, o Offers, granted
 		}
 	}
 	s.Targets, s.Upstreams, s.Workers = targets, upstreams, workers
-}
-
-// makeRoom ends the speculative prefills of a full worker, and waits for that. It returns
-// whether the worker then has room. A dry choice ends nothing.
-func (p *Pool) makeRoom(want *Wants, w *Worker) bool {
-	return !want.Dry && p.Yield(w) && !w.Slots.full()
 }

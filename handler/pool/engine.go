@@ -35,14 +35,14 @@ type engineState struct {
 	info atomic.Pointer[engine.Info] // nil: nothing so far
 
 	mu      sync.Mutex
-	next    time.Time         // when discovery asks the engine again
-	silent  int               // questions in a row without an answer
-	start   string            // what the engine last reported of its start
-	changed time.Time         // when that last changed
-	warned  map[string]string // logged contradictions
+	next    time.Time // when discovery asks the engine again
+	silent  int       // questions in a row without an answer
+	start   string    // what the engine last reported of its start
+	changed time.Time // when that last changed
 
-	warnings  []EngineWarning // logged warnings
-	uncounted atomic.Int32    // see CountedCache
+	reviewing sync.Mutex // for ReviewEngine
+	warned    Incidents
+	uncounted atomic.Int32 // see CountedCache
 }
 
 // Info returns what the engine reported last; the zero Info if nothing.
@@ -170,8 +170,6 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 		p.clear(w, clearedRestarted)
 		p.loseSessions(w, true)
 	}
-	p.contradict(w)
-	p.warnOfEngine(w)
 }
 
 // setInfo stores an engine's info. It returns false if the pool has replaced the worker.
@@ -272,26 +270,6 @@ func (p *Pool) ContradictionsOf(w *Worker) map[string]string {
 	list := s.Contradictions(s.Worker(w.Dial), w.Engine.Info())
 	w.eventContradictions(s, list)
 	return list
-}
-
-// contradict logs each contradiction between a worker's engine and the configuration once,
-// and its end. The configuration counts.
-func (p *Pool) contradict(w *Worker) {
-	list := p.ContradictionsOf(w)
-	w.Engine.mu.Lock()
-	before := w.Engine.warned
-	w.Engine.warned = list
-	w.Engine.mu.Unlock()
-	for what, text := range list {
-		if before[what] != text {
-			p.Logger().Warn("worker contradicts its configuration, which applies: "+text, zap.String("upstream", w.Dial))
-		}
-	}
-	for what, text := range before {
-		if list[what] == "" {
-			p.Logger().Info("worker no longer contradicts its configuration: "+text, zap.String("upstream", w.Dial))
-		}
-	}
 }
 
 // blockSizeFor returns the index's block size for an engine's block size, in tokens: the

@@ -14,11 +14,8 @@ const (
 	loadPeriod, loadSlack = time.Second, 100 * time.Millisecond
 	// loadAskedLess is the longest such time, for an engine that does not answer.
 	loadAskedLess = 30 * time.Second
-	// loadStale is how long a report counts, as in kvscore.
-	loadStale = 3 * time.Second
-	// loadSteady is how long reports must come without a gap until their lack is over. The log
-	// gets no lines about an engine that answers now and then.
-	loadSteady = 10 * time.Second
+	// loadLacks is how long an engine may report no load before the router warns of it.
+	loadLacks = 10 * time.Second
 )
 
 // loadReports are the reports of a worker's engine about its load. They are a correction, and
@@ -29,11 +26,7 @@ type loadReports struct {
 	next     time.Time // when the engine may be asked again
 	failures int       // in a row
 	page     int       // see engine.Loads
-
-	expected time.Time // since then the router asks for reports; zero if it does not
-	last     time.Time // when all ranks were last reported
-	unbroken time.Time // since then they came without a gap
-	lacking  bool
+	known    time.Time // when all ranks were last reported, or the router began to ask; zero: it does not ask
 }
 
 // LoadQuestion is a question to an engine about its load.
@@ -49,14 +42,14 @@ func (p *Pool) ClaimLoad(t time.Time, w *Worker) (q LoadQuestion, ok bool) {
 	if !p.wantsLoad(w) || !engine.ReportsLoad(p.EngineOf(w).Type) || w.Health.Reach().Away() || p.isIdle(t) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.expected, r.next, r.failures = time.Time{}, time.Time{}, 0
+		r.known, r.next, r.failures = time.Time{}, time.Time{}, 0
 		return q, false
-	}
-	if r.judge(t) {
-		p.warnOfEngine(w)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.known.IsZero() {
+		r.known = t
+	}
 	if r.asking || t.Before(r.next.Add(-loadSlack)) {
 		return q, false
 	}
@@ -68,28 +61,6 @@ func (p *Pool) ClaimLoad(t time.Time, w *Worker) (q LoadQuestion, ok bool) {
 func (p *Pool) wantsLoad(w *Worker) bool {
 	on := p.Settings.Load().Worker(w.Dial).EngineLoad
 	return on != nil && *on
-}
-
-// judge finds out whether reports lack, and returns whether that has changed.
-func (r *loadReports) judge(t time.Time) (changed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.expected.IsZero() {
-		r.expected, r.lacking = t, false
-		return true
-	}
-	since := r.expected
-	if r.last.After(since) {
-		since = r.last
-	}
-	before, gap := r.lacking, t.Sub(since) > loadStale
-	switch {
-	case gap:
-		r.lacking = true
-	case r.last.Sub(r.unbroken) >= loadSteady && r.last.After(r.expected):
-		r.lacking = false
-	}
-	return r.lacking != before
 }
 
 // DropLoad gives a question back that was not asked to its end.
@@ -114,13 +85,9 @@ func (p *Pool) ReportLoad(t time.Time, w *Worker, list []engine.RankLoad, page i
 		return
 	}
 	r.failures = 0
-	if !all {
-		return
+	if all {
+		r.known = t
 	}
-	if t.Sub(r.last) > loadStale {
-		r.unbroken = t
-	}
-	r.last = t
 }
 
 // applyLoad gives the scheduler the load of the ranks. It returns whether all were reported.
@@ -159,7 +126,7 @@ func sumOf(list []engine.RankLoad) (sum kvscore.EngineLoad) {
 
 // lacksLoad returns what the operator can do if the load of a worker's engine is wanted and
 // unknown; empty otherwise.
-func (p *Pool) lacksLoad(w *Worker, kind string) (advice string) {
+func (p *Pool) lacksLoad(t time.Time, w *Worker, kind string) (advice string) {
 	switch {
 	case !p.wantsLoad(w) || kind == "":
 		return ""
@@ -168,7 +135,7 @@ func (p *Pool) lacksLoad(w *Worker, kind string) (advice string) {
 	}
 	w.loads.mu.Lock()
 	defer w.loads.mu.Unlock()
-	if !w.loads.lacking || w.loads.expected.IsZero() {
+	if w.loads.known.IsZero() || t.Sub(w.loads.known) <= loadLacks {
 		return ""
 	}
 	return loadAdvice[kind]

@@ -75,7 +75,7 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 		if _, ok := p.ClaimLoad(now, w); ok {
 			t.Errorf("%s, and the engine is asked", name)
 		}
-		warns := slices.ContainsFunc(p.EngineWarnings(w), func(e EngineWarning) bool { return e.What == warnNoLoad })
+		warns := slices.ContainsFunc(p.EngineWarnings(now, w), func(e Warning) bool { return e.What == warnNoLoad })
 		if want := v.info.Type == engine.TRTLLM; warns != want {
 			t.Errorf("%s: warned is %v, want %v", name, warns, want)
 		}
@@ -121,52 +121,40 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 				t.Errorf("%s: rank %d runs %d, want %d", tc.name, rank, got, want)
 			}
 		}
-		if got := !w.loads.last.IsZero(); got != tc.all {
+		if got := !w.loads.known.IsZero(); got != tc.all {
 			t.Errorf("%s: complete is %v, want %v", tc.name, got, tc.all)
 		}
 	}
 }
 
-// TestLackOfLoadIsWarnedOfOnce has an engine that reports its load, stops, answers now and
-// then, and reports again.
-func TestLackOfLoadIsWarnedOfOnce(t *testing.T) {
+// TestLackOfLoadIsWarnedOf has an engine that reports its load, answers now and then, stops, and
+// reports again.
+func TestLackOfLoadIsWarnedOf(t *testing.T) {
 	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
-	changes, was := 0, false
-	ran := func(seconds int, every int, want bool) {
-		t.Helper()
-		for i := range seconds {
+	lacks := func() bool {
+		return slices.ContainsFunc(p.EngineWarnings(now, w), func(e Warning) bool { return e.What == warnNoLoad })
+	}
+	for _, phase := range []struct {
+		seconds, every int // 0: no reports
+		want           bool
+	}{{10, 0, false}, {20, 1, false}, {40, 5, false}, {12, 0, true}, {1, 1, false}, {12, 0, true}} {
+		for i := range phase.seconds {
 			now = now.Add(time.Second)
 			p.LastRequest.Store(now.Unix())
 			p.ClaimLoad(now, w)
-			if every > 0 && i%every == 0 {
+			if phase.every > 0 && i%phase.every == 0 {
 				p.ReportLoad(now, w, reported(0), 0)
 			} else {
 				p.ReportLoad(now, w, nil, 0)
 			}
-			list, _ := warned(p, w.Dial)
-			if is := slices.Contains(list, warnNoLoad); is != was {
-				was = is
-				changes++
-			}
 		}
-		if was != want {
-			t.Errorf("after %d s with reports every %d s: warned is %v, want %v", seconds, every, was, want)
+		if got := lacks(); got != phase.want {
+			t.Errorf("after %d s with reports every %d s: warned is %v, want %v", phase.seconds, phase.every, got, phase.want)
 		}
 	}
-	ran(2, 0, false) // it may take a moment
-	ran(20, 1, false)
-	ran(10, 2, false)
-	ran(10, 0, true)
-	ran(40, 5, true)
-	ran(5, 1, true)
-	ran(10, 1, false)
-	if changes != 2 {
-		t.Errorf("%d changes, want 2", changes)
-	}
-	ran(10, 0, true)
 	off := false
 	p.Apply(wanted(WorkerSettings{Dial: "a:1", EngineLoad: &off}).WithDefaults())
-	if list, _ := warned(p, w.Dial); len(list) != 0 {
-		t.Errorf("the option is off, and there are warnings: %q", list)
+	if lacks() {
+		t.Error("the option is off, and there is a warning")
 	}
 }

@@ -2,19 +2,11 @@ package pool
 
 import (
 	"cmp"
-	"slices"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"go.uber.org/zap"
 )
-
-// EngineWarning is a setting of a worker's engine that keeps the router from routing
-// well, and what the operator can do.
-type EngineWarning struct {
-	What   string `json:"what"`
-	Effect string `json:"effect"`
-	Advice string `json:"advice"`
-}
 
 // What engine warnings say.
 const (
@@ -23,6 +15,7 @@ const (
 	warnDoubted      = "KV events contradict what the engine reports"
 	warnUnfollowed   = "the router cannot follow the engine's KV events"
 	warnNoLoad       = "engine_load is on, and the engine reports no load"
+	warnContradicts  = "the engine contradicts its configuration"
 	warnNoLimit      = "max_running is auto, and the engine reports no limit"
 )
 
@@ -46,33 +39,36 @@ var (
 // warning.
 const uncountedAnswers = 20
 
-// EngineWarnings returns the warnings that hold of a worker's engine.
-func (p *Pool) EngineWarnings(w *Worker) []EngineWarning {
+// EngineWarnings returns the settings of a worker's engine that keep the router from routing well.
+func (p *Pool) EngineWarnings(t time.Time, w *Worker) []Warning {
 	info, kind := w.Engine.Info(), p.EngineOf(w).Type
-	list := []EngineWarning{}
+	list := []Warning{}
 	switch {
 	case info.NoPrefixCache:
-		list = append(list, EngineWarning{
+		list = append(list, Warning{
 			warnPrefixCache, "the engine computes every prompt from its beginning, so routing by overlap gains nothing",
 			cmp.Or(prefixCacheFlags[kind], "switch prefix caching on"),
 		})
 	case w.Engine.uncounted.Load() >= uncountedAnswers:
-		list = append(list, EngineWarning{
+		list = append(list, Warning{
 			warnCachedTokens, "hit ratios are unknown, and the router cannot correct its cache model",
 			cmp.Or(cachedTokensFlags[kind], "have the engine report usage.prompt_tokens_details.cached_tokens"),
 		})
 	}
-	if cause := p.doubtedCause(w); cause != "" {
-		list = append(list, EngineWarning{warnDoubted, "the router uses its approximate cache model for an hour", "likely cause: " + cause})
+	if w.eventsCheck.isDoubted() {
+		list = append(list, Warning{
+			warnDoubted, "the router uses its approximate cache model for an hour",
+			"check that the endpoint of kv_events is this engine's own; for models with sliding windows or state spaces, set kv_events off",
+		})
 	}
 	if why := w.events.unfollowed(); why != nil {
-		list = append(list, EngineWarning{warnUnfollowed, "the router knows only what it has sent to the engine", why.Error()})
+		list = append(list, Warning{warnUnfollowed, "the router knows only what it has sent to the engine", why.Error()})
 	}
-	if advice := p.lacksLoad(w, kind); advice != "" {
-		list = append(list, EngineWarning{warnNoLoad, "the router does not see what other clients send to the engine", advice})
+	if advice := p.lacksLoad(t, w, kind); advice != "" {
+		list = append(list, Warning{warnNoLoad, "the router does not see what other clients send to the engine", advice})
 	}
 	if (info.Type != "" || kind == engine.Other) && info.MaxRunning == 0 && p.Settings.Load().Worker(w.Dial).MaxRunning == LimitAuto {
-		list = append(list, EngineWarning{
+		list = append(list, Warning{
 			warnNoLimit, "the worker has no limit, so no request waits in the queue for it",
 			cmp.Or(limitFlags[kind], "set max_running to the number of requests that the engine runs at a time"),
 		})
@@ -80,26 +76,16 @@ func (p *Pool) EngineWarnings(w *Worker) []EngineWarning {
 	return list
 }
 
-// warnOfEngine logs each warning of a worker's engine once, and its end.
-func (p *Pool) warnOfEngine(w *Worker) {
-	w.Engine.mu.Lock()
-	before, now := w.Engine.warnings, p.EngineWarnings(w)
-	w.Engine.warnings = now
-	w.Engine.mu.Unlock()
-	for _, v := range now {
-		if !includes(before, v.What) {
-			p.Logger().Warn("engine warning: "+v.What, zap.String("upstream", w.Dial), zap.String("effect", v.Effect), zap.String("advice", v.Advice))
-		}
+// ReviewEngine logs the warnings of a worker's engine and its contradictions to the
+// configuration: when they begin, and when they end.
+func (p *Pool) ReviewEngine(t time.Time, w *Worker) {
+	w.Engine.reviewing.Lock()
+	defer w.Engine.reviewing.Unlock()
+	list := p.EngineWarnings(t, w)
+	for _, text := range p.ContradictionsOf(w) {
+		list = append(list, Warning{warnContradicts + ": " + text, "the configuration applies", "correct one of them"})
 	}
-	for _, v := range before {
-		if !includes(now, v.What) {
-			p.Logger().Info("engine warning is over: "+v.What, zap.String("upstream", w.Dial))
-		}
-	}
-}
-
-func includes(list []EngineWarning, what string) bool {
-	return slices.ContainsFunc(list, func(v EngineWarning) bool { return v.What == what })
+	w.Engine.warned.Replace(t, list, p.Logger().With(zap.String("upstream", w.Dial)))
 }
 
 // CountedCache records whether an answer that generates reports the cached tokens of its
@@ -108,8 +94,8 @@ func includes(list []EngineWarning, what string) bool {
 func (p *Pool) CountedCache(w *Worker, of *Prediction, counted bool) {
 	missing := &w.Engine.uncounted
 	if counted {
-		if missing.Load() > 0 && missing.Swap(0) >= uncountedAnswers {
-			p.warnOfEngine(w)
+		if missing.Load() > 0 {
+			missing.Store(0)
 		}
 		return
 	}
@@ -118,7 +104,7 @@ func (p *Pool) CountedCache(w *Worker, of *Prediction, counted bool) {
 	}
 	block := int64(p.Settings.Load().BlockSize)
 	computed := of.Tokens - int64(of.Shared*float64(block))
-	if computed >= 2*max(block, int64(w.Engine.Info().BlockSize)) && missing.Add(1) == uncountedAnswers {
-		p.warnOfEngine(w)
+	if computed >= 2*max(block, int64(w.Engine.Info().BlockSize)) {
+		missing.Add(1)
 	}
 }

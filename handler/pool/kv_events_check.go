@@ -18,20 +18,15 @@ type eventsCheck struct {
 	prompts   distinct // of the misses
 	resyncs   int      // in a row, without an hour in between
 	resynced  time.Time
-	unmatched matches
+	unmatched int       // requests in a row that the engine had cached although the events showed nothing
 	doubted   time.Time // when the router ceased to rely on the events; zero: it relies on them
-}
-
-// matches counts requests that the engine had cached although the events showed nothing.
-type matches struct {
-	n, adapters, salts int // in a row
 }
 
 // reset forgets all, because the engine is another one.
 func (c *eventsCheck) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.misses, c.prompts, c.resyncs, c.resynced, c.unmatched, c.doubted = 0, distinct{}, 0, time.Time{}, matches{}, time.Time{}
+	c.misses, c.prompts, c.resyncs, c.resynced, c.unmatched, c.doubted = 0, distinct{}, 0, time.Time{}, 0, time.Time{}
 }
 
 // manyResyncs is how many resyncs must not have helped for the router to cease to rely on a
@@ -47,12 +42,12 @@ func (p *Pool) verifyEvents(w *Worker, of *Prediction, reported int64) {
 	c.mu.Lock()
 	switch {
 	case of.Tokens > 0 && reported > 0:
-		c.unmatched = matches{}
+		c.unmatched = 0
 	case of.Tokens == 0 && reported >= 2*max(block, int64(w.Engine.Info().BlockSize)):
-		c.unmatched.add(of)
+		c.unmatched++
 	}
 	lost := c.isLost(now, of, reported, block)
-	doubt := c.doubted.IsZero() && (c.unmatched.n >= manyUnmatched || lost && c.resyncs > manyResyncs)
+	doubt := c.doubted.IsZero() && (c.unmatched >= manyUnmatched || lost && c.resyncs > manyResyncs)
 	if doubt {
 		c.doubted = now
 	}
@@ -60,7 +55,6 @@ func (p *Pool) verifyEvents(w *Worker, of *Prediction, reported int64) {
 	switch {
 	case doubt:
 		w.events.doubt(true)
-		p.warnOfEngine(w)
 	case lost:
 		eventResyncs.WithLabelValues(p.Name, w.Dial).Inc()
 		p.Logger().Warn("worker reports far fewer cached tokens than its KV events say, and the router asks for them anew",
@@ -69,8 +63,8 @@ func (p *Pool) verifyEvents(w *Worker, of *Prediction, reported int64) {
 	}
 }
 
-// rely has the router rely again on events that it has doubted for an hour.
-func (p *Pool) rely(t time.Time, w *Worker) {
+// trustEventsAgain has the router rely again on events that it has doubted for an hour.
+func (p *Pool) trustEventsAgain(t time.Time, w *Worker) {
 	c := &w.eventsCheck
 	c.mu.Lock()
 	over := !c.doubted.IsZero() && t.Sub(c.doubted) > forgiven
@@ -79,17 +73,6 @@ func (p *Pool) rely(t time.Time, w *Worker) {
 		c.reset()
 		w.events.doubt(false)
 		w.events.resync()
-		p.warnOfEngine(w)
-	}
-}
-
-func (m *matches) add(of *Prediction) {
-	m.n++
-	if of.Adapter {
-		m.adapters++
-	}
-	if of.Salted {
-		m.salts++
 	}
 }
 
@@ -120,42 +103,11 @@ func (c *eventsCheck) isLost(now time.Time, of *Prediction, reported, block int6
 // manyUnmatched is how many requests in a row must be cached without an event that says so.
 const manyUnmatched = 20
 
-// doubtedCause returns the likely reason why the router does not rely on a worker's events, empty
-// if it does.
-func (p *Pool) doubtedCause(w *Worker) string {
-	w.eventsCheck.mu.Lock()
-	m, doubted := w.eventsCheck.unmatched, w.eventsCheck.doubted
-	w.eventsCheck.mu.Unlock()
-	switch {
-	case doubted.IsZero():
-		return ""
-	case m.n < manyUnmatched:
-		return "the engine has far fewer tokens cached than its events say. They may be those of another engine, or not tell of all layers of the model"
-	}
-	following := w.Following()
-	var stored, parents, contradictions, otherSize uint64
-	size := 0
-	for i := range following {
-		f := &following[i]
-		stored, parents, contradictions, otherSize = stored+f.Stored, parents+f.UnknownParents, contradictions+f.Contradictions, otherSize+f.OtherSize
-		size = max(size, f.BlockTokens)
-	}
-	reports := w.Engine.Info().BlockSize
-	switch {
-	case otherSize > 0 || size > 0 && reports > 0 && size != reports:
-		return fmt.Sprintf("block size: the events have blocks of %d tokens, and the engine reports %d", size, reports)
-	case stored == 0:
-		return "no block was stored: check the topic, and that prefix caching is on"
-	case parents > stored:
-		return "most events continue prompts that the router has not seen: give it the engine's replay endpoint"
-	case contradictions > 0:
-		return "the engine gives one name to different contents, for example to different salts"
-	case m.adapters*2 > m.n:
-		return "LoRA: the events name the adapter in another way than the requests"
-	case m.salts*2 > m.n:
-		return "cache salt: the events name it in another way than the requests"
-	}
-	return "tokens: the ids in the requests are not those that the engine computes"
+// isDoubted returns whether the router does not rely on the worker's events.
+func (c *eventsCheck) isDoubted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.doubted.IsZero()
 }
 
 // blockSize returns the tokens in one of the engine's blocks, as it reports or as its KV events

@@ -1,12 +1,6 @@
 package pool
 
-import (
-	"sync"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // The collectors of the pools. The series of a worker go when the pool forgets it.
 var (
@@ -70,65 +64,4 @@ func (p *Pool) forgetCounts(w *Worker) {
 	cachesCleared.DeletePartialMatch(labels)
 	eventResyncs.DeletePartialMatch(labels)
 	predictionErrors.DeletePartialMatch(labels)
-}
-
-// Incidents logs conditions that last: one line when a condition begins, and one when it
-// ends, however often it was raised in between.
-type Incidents struct {
-	mu     sync.Mutex
-	byName map[string]*incident
-}
-
-type incident struct {
-	Begun, Last time.Time
-	Times       int
-}
-
-// incidentEnd is how long a condition must not be raised to have ended.
-const incidentEnd = time.Minute
-
-// Raise raises a condition, and logs it if it begins. The callers use few names.
-func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger) {
-	i.mu.Lock()
-	known := i.byName[name]
-	if known == nil {
-		if i.byName == nil {
-			i.byName = make(map[string]*incident)
-		}
-		i.byName[name] = &incident{Begun: now, Last: now, Times: 1}
-	} else {
-		known.Last = now
-		known.Times++
-	}
-	i.mu.Unlock()
-	if known == nil {
-		logger().Warn("condition begins: " + name)
-	}
-}
-
-// Open returns the conditions that have not ended, by name.
-func (i *Incidents) Open() map[string]incident {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	list := make(map[string]incident, len(i.byName))
-	for name, in := range i.byName {
-		list[name] = *in
-	}
-	return list
-}
-
-// end logs and forgets the conditions that have ended.
-func (i *Incidents) end(now time.Time, logger *zap.Logger) {
-	ended := make(map[string]*incident)
-	i.mu.Lock()
-	for name, in := range i.byName {
-		if now.Sub(in.Last) >= incidentEnd {
-			ended[name] = in
-			delete(i.byName, name)
-		}
-	}
-	i.mu.Unlock()
-	for name, in := range ended {
-		logger.Info("condition is over: "+name, zap.Int("times", in.Times), zap.Duration("lasted", in.Last.Sub(in.Begun)))
-	}
 }

@@ -43,15 +43,15 @@ type Pool struct {
 	configs
 	conversations
 
-	Sessions sessions
+	Sessions *affinity.Sessions
 	engineSessions
 	lostSessions
-	Queue       queue
-	Spending    spending
-	Backgrounds backgrounds
-	Memory      body.Memory // of request bodies
-	Incidents   Incidents
-	snapshots   snapshots
+	Queue      queue
+	Spending   spending
+	Background background
+	Memory     body.Memory // of request bodies
+	Incidents  Incidents
+	snapshots  snapshots
 
 	scratches sync.Pool // of *Scratch
 	stop      chan struct{}
@@ -107,10 +107,14 @@ func New(name string, s *Settings) (*Pool, error) {
 		stop:          make(chan struct{}),
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
-	var err error
-	if p.Sessions, err = newSessions(s.MaxSessions, p.bindingEnded); err != nil {
+	store, err := affinity.NewRistretto(affinity.Options{
+		MaxSessions: s.MaxSessions,
+		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { p.bindingEnded(key, b.Want) },
+	})
+	if err != nil {
 		return nil, err
 	}
+	p.Sessions = affinity.NewSessions(store)
 	p.key(p.seed)
 	p.snapshots.wake, p.snapshots.ended = make(chan struct{}, 1), make(chan struct{})
 	p.Settings.Store(s)
@@ -169,7 +173,6 @@ func (p *Pool) Apply(s *Settings) bool {
 	defer func() { // deferred before the unlock, so it runs after it
 		p.Queue.reviewAll()
 		for _, w := range p.All() {
-			p.warnOfEngine(w)
 			p.Follow(w)
 		}
 	}()
@@ -189,7 +192,7 @@ func (p *Pool) Apply(s *Settings) bool {
 			runtime.Gosched()
 		}
 	}()
-	p.Sessions.store.SetMaxSessions(s.MaxSessions)
+	p.Sessions.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
 	for dial, w := range p.Workers {
 		set := s.Worker(dial)
@@ -213,7 +216,7 @@ func (p *Pool) maintain() {
 		case <-p.stop:
 			return
 		case t := <-often.C:
-			p.findHung(t)
+			hungWatch{p}.check(t)
 		case t := <-ticker.C:
 			if n := p.Scheduler.Expire(t); n > 0 {
 				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))
@@ -224,7 +227,7 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			for _, w := range p.All() {
-				p.rely(t, w)
+				p.trustEventsAgain(t, w)
 			}
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)

@@ -14,9 +14,8 @@ type Prediction struct {
 	Prompt uint64    // identifies the prompt
 	Tokens int64
 	Shared float64 // blocks among them that the worker was still computing
-	// Knowledge is where Tokens come from. Adapter and Salted say what the prompt has.
-	Knowledge       kvscore.Knowledge
-	Adapter, Salted bool
+	// Knowledge is where Tokens come from.
+	Knowledge kvscore.Knowledge
 }
 
 // Verify compares a prediction with what the engine reports, in tokens. It clears the

@@ -193,7 +193,7 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 		}
 		return
 	}
-	done, _ := r.pool.Sessions.store.Restore(ctx, b)
+	done, _ := r.pool.Sessions.Restore(ctx, b)
 	if done {
 		r.Sessions++
 	} else if held {

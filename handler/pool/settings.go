@@ -13,49 +13,97 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // Settings are what one handler configures of its pool, or all handlers that name it. Zero
 // values were not set. The tags name the options that handlers must agree on.
 type Settings struct {
-	Memory         int64                     `option:"index memory"`
-	BlockSize      int                       `option:"index block_size"`
-	BlockSizeUnset bool                      // the operator did not set BlockSize
-	TextBlock      int                       `option:"index text_block"`
-	TTL            time.Duration             `option:"affinity ttl"`
-	MaxSessions    int                       `option:"affinity max_sessions"`
-	Persist        time.Duration             `option:"affinity persist"`        // between snapshots; 0: none
-	Router         string                    `option:"affinity persist router"` // names the snapshots' owner
-	Engine         string                    `option:"engine"`                  // of workers that configure none
-	MaxWaiting     int                       `option:"queue max_waiting"`
-	MaxWait        time.Duration             `option:"queue max_wait"`
-	Retries        RetryBudget               `option:"retry_budget"`
-	Workers        map[string]WorkerSettings // by dial address, as far as configured
-	Upstreams      map[string]bool           // static ones, by dial address
-	Others         bool                      // placeholders or a dynamic source may give other workers
+	Engine         string `json:"engine"` // of workers that configure none
+	Index          `json:"index"`
+	BlockSizeUnset bool // the operator did not set BlockSize
+	Sessions       `json:"affinity"`
+	Persist        time.Duration `json:"affinity persist"`        // between snapshots; 0: none
+	Router         string        `json:"affinity persist router"` // names the snapshots' owner
+	Queue          `json:"queue"`
+	RetryBudget    *RetryBudget              `json:"retry_budget"`
+	Workers        map[string]WorkerSettings `json:"-"` // by dial address, as far as configured
+	Upstreams      map[string]bool           `json:"-"` // static ones, by dial address
+	Others         bool                      `json:"-"` // placeholders or a dynamic source may give other workers
 }
 
-// RetryBudget bounds the retries. It may be unset.
+// Index configures the cache model. All handlers of a pool must agree on it.
+type Index struct {
+	// The most memory that the index uses, in bytes, at least 1 MiB. Default: 512 MiB.
+	Memory int64 `json:"memory,omitempty"`
+
+	// The number of tokens in a block, from 1 to 4096. A multiple of the engines' own
+	// block size fits best. Default: what the engines report, if they agree, in multiples
+	// of at least 16; else 16.
+	BlockSize int `json:"block_size,omitempty"`
+
+	// How long requests may wait after the start until the router has the earlier KV events
+	// of all workers. Default: 0, and requests do not wait.
+	AwaitEvents caddy.Duration `json:"await_events,omitempty"`
+
+	// The number of bytes in a block of prompt text, from 16 to 4096. The router compares
+	// prompts by these blocks if it does not know their tokens. Default: 64.
+	TextBlock int `json:"text_block,omitempty"`
+}
+
+// Sessions bounds the sessions that a pool remembers. All handlers of the pool must agree on it.
+type Sessions struct {
+	// How long the router remembers a session after its last turn, at least 1s.
+	// Default: 5m.
+	TTL caddy.Duration `json:"ttl,omitempty"`
+
+	// The most sessions that the router remembers. It forgets the longest idle first.
+	// Default: 1000000.
+	MaxSessions int `json:"max_sessions,omitempty"`
+}
+
+// Queue bounds the requests that wait while all workers that can serve them are at
+// `max_running`. Requests leave the queue in the order in which their bodies arrived, and
+// by priority if their clients have the grant `priorities`. A request whose client
+// disconnects leaves the queue. All handlers of a pool must agree on it.
+type Queue struct {
+	// The most requests that wait. If there are more, the router answers the last to
+	// arrive with 429 (`queue_full`). Default: 1024.
+	MaxWaiting int `json:"max_waiting,omitempty"`
+
+	// How long a request waits, over all its attempts. The router then answers it with
+	// 503 (`queue_timeout`). Default: 30s.
+	MaxWait caddy.Duration `json:"max_wait,omitempty"`
+}
+
+// RetryBudget bounds the retries of the last ten seconds, so that they do not overload
+// failing workers. It is the sum of a percentage of that time's requests and of a number a
+// second. All handlers of a pool must agree on it. Three kinds of retries are free:
+//
+//   - after a failed connection
+//   - those of net/http, after the worker closed an idle connection
+//   - those of the operator's `retry_match`
 type RetryBudget struct {
-	Set     bool
-	Percent float64 // of requests
-	Rate    float64 // a second
+	// Retries as a percentage of requests, from 0 to 1000. Default: 0.
+	Percent float64 `json:"percent"`
+
+	// Further retries a second, from 0 to 1000000. Default: 0.
+	PerSecond float64 `json:"per_second"`
 }
 
 // String implements fmt.Stringer.
-func (b RetryBudget) String() string { return fmt.Sprintf("%g%% %g/s", b.Percent, b.Rate) }
-
-var defaultRetryBudget = RetryBudget{Set: true, Percent: 20, Rate: 10}
+func (b RetryBudget) String() string { return fmt.Sprintf("%g%% %g/s", b.Percent, b.PerSecond) }
 
 const (
 	defaultTextBlock   = 64
-	defaultTTL         = 5 * time.Minute
+	defaultTTL         = caddy.Duration(5 * time.Minute)
 	defaultMaxSessions = 1_000_000
 	minPersist         = time.Second
 	// DefaultPersist is the time between two snapshots.
 	DefaultPersist    = 30 * time.Second
 	defaultMaxWaiting = 1024
-	defaultMaxWait    = 30 * time.Second
+	defaultMaxWait    = caddy.Duration(30 * time.Second)
 	minIndexMemory    = 1 << 20
 	minTextBlock      = 16
 	maxTextBlock      = 4096
@@ -90,8 +138,8 @@ func (s *Settings) Check() error {
 		return fmt.Errorf("index block_size: must be between 1 and %d tokens, got %d", maxBlockSize, s.BlockSize)
 	case full.TextBlock < minTextBlock || full.TextBlock > maxTextBlock:
 		return fmt.Errorf("index text_block: must be between %d and %d bytes, got %d", minTextBlock, maxTextBlock, s.TextBlock)
-	case full.TTL < time.Second:
-		return fmt.Errorf("affinity ttl: must be at least 1s, got %s", s.TTL)
+	case full.TTL < caddy.Duration(time.Second):
+		return fmt.Errorf("affinity ttl: must be at least 1s, got %s", time.Duration(s.TTL))
 	case full.MaxSessions < 1:
 		return fmt.Errorf("affinity max_sessions: must be at least 1, got %d", s.MaxSessions)
 	case s.Persist != 0 && s.Persist < minPersist:
@@ -99,11 +147,11 @@ func (s *Settings) Check() error {
 	case full.MaxWaiting < 0:
 		return fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.MaxWaiting)
 	case full.MaxWait < 0:
-		return fmt.Errorf("queue max_wait: must be positive, got %s", s.MaxWait)
-	case !(full.Retries.Percent >= 0 && full.Retries.Percent <= 1000):
-		return fmt.Errorf("retry_budget: the percentage must be between 0 and 1000, got %g", s.Retries.Percent)
-	case !(full.Retries.Rate >= 0 && full.Retries.Rate <= 1e6):
-		return fmt.Errorf("retry_budget: the rate must be between 0 and 1000000 a second, got %g", s.Retries.Rate)
+		return fmt.Errorf("queue max_wait: must be positive, got %s", time.Duration(s.MaxWait))
+	case !(full.RetryBudget.Percent >= 0 && full.RetryBudget.Percent <= 1000):
+		return fmt.Errorf("retry_budget: the percentage must be between 0 and 1000, got %g", s.RetryBudget.Percent)
+	case !(full.RetryBudget.PerSecond >= 0 && full.RetryBudget.PerSecond <= 1e6):
+		return fmt.Errorf("retry_budget: the rate must be between 0 and 1000000 a second, got %g", s.RetryBudget.PerSecond)
 	case !knownEngine(s.Engine):
 		return fmt.Errorf("engine: %w, got %q", errEngine, s.Engine)
 	}
@@ -139,7 +187,7 @@ func (s *Settings) WithDefaults() *Settings {
 	full.MaxSessions = cmp.Or(s.MaxSessions, defaultMaxSessions)
 	full.MaxWaiting = cmp.Or(s.MaxWaiting, defaultMaxWaiting)
 	full.MaxWait = cmp.Or(s.MaxWait, defaultMaxWait)
-	full.Retries = cmp.Or(s.Retries, defaultRetryBudget)
+	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})
 	all := s.Workers[AllWorkers]
 	all.Engine = cmp.Or(all.Engine, s.Engine, EngineAuto)
 	full.Workers = map[string]WorkerSettings{AllWorkers: all}
@@ -171,7 +219,7 @@ func (s *Settings) merge(o *Settings) (*Settings, error) {
 	m := *s
 	m.Workers, m.Upstreams, m.Others = maps.Clone(s.Workers), maps.Clone(s.Upstreams), s.Others || o.Others
 	maps.Copy(m.Upstreams, o.Upstreams)
-	err := mergeOptions(&m, *o, "option", "")
+	err := mergeOptions(&m, *o, "")
 	for dial, theirs := range o.Workers {
 		w, contradiction := s.Workers[dial].merge(theirs)
 		m.Workers[dial], err = w, errors.Join(err, contradiction)
@@ -182,25 +230,36 @@ func (s *Settings) merge(o *Settings) (*Settings, error) {
 	return &m, err
 }
 
-// mergeOptions fills in the fields of a struct that are not set with those of another. It
-// skips fields without the tag, which names an option. The error names the options that
-// both set to different values.
-func mergeOptions(to, from any, tag, prefix string) error {
+// mergeOptions fills in the options of a struct that are not set with those of another, also
+// within blocks. The JSON names of the fields name the options. The error names the options that both
+// set to different values.
+func mergeOptions(to, from any, prefix string) error {
 	var err error
 	a, b := reflect.ValueOf(to).Elem(), reflect.ValueOf(from)
 	for i := range a.NumField() {
-		option, _, _ := strings.Cut(a.Type().Field(i).Tag.Get(tag), ",")
+		option, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
 		switch own, other := a.Field(i), b.Field(i); {
-		case option == "" || isUnset(other) || reflect.DeepEqual(own.Interface(), other.Interface()):
+		case option == "" || option == "-":
+		case own.Kind() == reflect.Struct:
+			err = errors.Join(err, mergeOptions(own.Addr().Interface(), other.Interface(), prefix+option+" "))
+		case isUnset(other) || reflect.DeepEqual(own.Interface(), other.Interface()):
 		case isUnset(own):
 			own.Set(other)
 		case option == "api_key": // a secret
 			err = errors.Join(err, fmt.Errorf("%sapi_key: must be the same in all handlers", prefix))
 		default:
-			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers, got %v and %v", prefix, option, reflect.Indirect(own), reflect.Indirect(other)))
+			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers, got %v and %v", prefix, option, printable(own), printable(other)))
 		}
 	}
 	return err
+}
+
+// printable returns a value of an option for an error.
+func printable(v reflect.Value) any {
+	if d, ok := v.Interface().(caddy.Duration); ok {
+		return time.Duration(d)
+	}
+	return reflect.Indirect(v)
 }
 
 func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }

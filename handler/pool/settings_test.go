@@ -5,7 +5,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
 )
+
+const minute, hour = caddy.Duration(time.Minute), caddy.Duration(time.Hour)
 
 // wanted returns settings of workers, and of nothing else.
 func wanted(workers ...WorkerSettings) *Settings {
@@ -22,11 +26,11 @@ func wanted(workers ...WorkerSettings) *Settings {
 // TestMergeFillsInWhatOneLeavesOpen merges both ways.
 func TestMergeFillsInWhatOneLeavesOpen(t *testing.T) {
 	a := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", KVTokens: 300}, WorkerSettings{Dial: AllWorkers, KVTokens: 100})
-	a.Memory, a.TTL = 8<<20, time.Minute
+	a.Memory, a.TTL = 8<<20, minute
 	b := wanted(WorkerSettings{Dial: "b:1", ID: 9}, WorkerSettings{Dial: "c:1", ID: 10})
-	b.BlockSize, b.TextBlock, b.MaxSessions, b.TTL = 32, 128, 11, time.Minute
+	b.BlockSize, b.TextBlock, b.MaxSessions, b.TTL = 32, 128, 11, minute
 	want := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 9, KVTokens: 300}, WorkerSettings{Dial: "c:1", ID: 10}, WorkerSettings{Dial: AllWorkers, KVTokens: 100})
-	want.Memory, want.BlockSize, want.TextBlock, want.TTL, want.MaxSessions = 8<<20, 32, 128, time.Minute, 11
+	want.Memory, want.BlockSize, want.TextBlock, want.TTL, want.MaxSessions = 8<<20, 32, 128, minute, 11
 	for _, pair := range [][2]*Settings{{a, b}, {b, a}} {
 		got, err := pair[0].merge(pair[1])
 		if err != nil {
@@ -57,15 +61,15 @@ func TestContradictionsAreNamed(t *testing.T) {
 		{wanted(WorkerSettings{Dial: "a:1", CacheSalt: "on"}), wanted(WorkerSettings{Dial: "a:1", CacheSalt: "off"}), []string{"worker a:1 cache_salt", "on", "off"}},
 		{wanted(WorkerSettings{Dial: "a:1", ThinkingBudget: "on"}), wanted(WorkerSettings{Dial: "a:1", ThinkingBudget: "off"}), []string{"worker a:1 thinking_budget", "on", "off"}},
 		{wanted(WorkerSettings{Dial: "a:1", DynamoInstanceID: 5}), wanted(WorkerSettings{Dial: "a:1", DynamoInstanceID: 6}), []string{"worker a:1 dynamo_instance_id", "5", "6"}},
-		{&Settings{Memory: 5 << 20}, &Settings{Memory: 6 << 20}, []string{"index memory", "5242880", "6291456"}},
-		{&Settings{BlockSize: 16}, &Settings{BlockSize: 32}, []string{"index block_size", "16", "32"}},
-		{&Settings{TextBlock: 48}, &Settings{TextBlock: 128}, []string{"index text_block", "48", "128"}},
-		{&Settings{TTL: time.Minute}, &Settings{TTL: time.Hour}, []string{"affinity ttl", "1m0s", "1h0m0s"}},
-		{&Settings{MaxSessions: 5}, &Settings{MaxSessions: 6}, []string{"affinity max_sessions", "5", "6"}},
+		{&Settings{Index: Index{Memory: 5 << 20}}, &Settings{Index: Index{Memory: 6 << 20}}, []string{"index memory", "5242880", "6291456"}},
+		{&Settings{Index: Index{BlockSize: 16}}, &Settings{Index: Index{BlockSize: 32}}, []string{"index block_size", "16", "32"}},
+		{&Settings{Index: Index{TextBlock: 48}}, &Settings{Index: Index{TextBlock: 128}}, []string{"index text_block", "48", "128"}},
+		{&Settings{Sessions: Sessions{TTL: minute}}, &Settings{Sessions: Sessions{TTL: hour}}, []string{"affinity ttl", "1m0s", "1h0m0s"}},
+		{&Settings{Sessions: Sessions{MaxSessions: 5}}, &Settings{Sessions: Sessions{MaxSessions: 6}}, []string{"affinity max_sessions", "5", "6"}},
 		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "a:1", ID: 8}), []string{"worker a:1 id", "7", "8"}},
 		{wanted(WorkerSettings{Dial: "a:1", KVTokens: 70}), wanted(WorkerSettings{Dial: "a:1", KVTokens: 80}), []string{"worker a:1 kv_tokens", "70", "80"}},
 		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "b:1", ID: 7}), []string{"a:1", "b:1", "id: must be unique, got 7"}},
-		{&Settings{TTL: time.Minute, BlockSize: 16}, &Settings{TTL: time.Hour, BlockSize: 32}, []string{"ttl", "block_size"}},
+		{&Settings{Sessions: Sessions{TTL: minute}, Index: Index{BlockSize: 16}}, &Settings{Sessions: Sessions{TTL: hour}, Index: Index{BlockSize: 32}}, []string{"ttl", "block_size"}},
 	} {
 		for _, pair := range [][2]*Settings{{v.a, v.b}, {v.b, v.a}} {
 			_, err := pair[0].merge(pair[1])

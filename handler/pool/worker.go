@@ -20,11 +20,10 @@ type Worker struct {
 	Drain  atomic.Uint32 // reasons, see DrainConfigured
 	Health Health
 
-	Dial       string
-	ID         uint64
-	dp         atomic.Int32             // data-parallel ranks
-	taints     atomic.Pointer[[]string] // configured
-	background atomic.Int32             // requests of the router's own that run on it
+	Dial   string
+	ID     uint64
+	dp     atomic.Int32             // data-parallel ranks
+	taints atomic.Pointer[[]string] // configured
 
 	Engine   engineState
 	Caller   atomic.Pointer[Caller] // of the configuration that last probed it; nil before

@@ -155,6 +155,6 @@ func knownEngine(name string) bool {
 // merge returns the settings with those of o in place of what was not set. The error
 // names the options that both set to different values.
 func (w WorkerSettings) merge(o WorkerSettings) (WorkerSettings, error) {
-	err := mergeOptions(&w, o, "json", "worker "+o.Dial+" ")
+	err := mergeOptions(&w, o, "worker "+o.Dial+" ")
 	return w, err
 }

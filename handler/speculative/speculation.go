@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
@@ -21,13 +20,15 @@ import (
 )
 
 const (
-	// maxDuration is how long one may take. By then the next turn has usually come.
-	maxDuration = 30 * time.Second
+	// maxDuration is how long one may take: the longest that a client's request waits for its
+	// slot.
+	maxDuration = 5 * time.Second
 	// One begins only if the target has at most busyRequests active requests and
 	// busyPrefill booked prefill tokens: a quarter of an engine's step of 2048.
 	busyRequests, busyPrefill = 8, 512
-	// maxBeside is the most tokens to compute beside others' answers: about one step.
-	maxBeside = 2048
+	// maxBehind is the most tokens of an answer, which may have to be computed anew: about one
+	// step of an engine. A client's request waits no longer than that.
+	maxBehind = 2048
 	// lowestPriority is below any that a client gives.
 	lowestPriority = math.MinInt32 + 1
 	maxAnswer      = 1 << 20 // bytes that are read of its answer
@@ -37,10 +38,9 @@ const (
 // well, the router sends a request for one token to the same worker. That request begins as
 // the next turn will.
 type speculation struct {
-	r       *Runner
-	session affinity.Key // of the turn, zero if it has none
-	turn    dispatch.Turn
-	size    int64 // bytes that are kept for it
+	r    *Runner
+	turn dispatch.Turn
+	size int64 // bytes that are reserved for it
 
 	// set when it begins
 	body   *body.Replay
@@ -48,41 +48,44 @@ type speculation struct {
 	text   []byte        // of its answer, as JSON
 	blocks []uint64      // of prompt and answer
 	past   float32       // prompt and answer beyond the last block, in blocks
-	behind int64         // tokens of the answer, which may have to be computed
-	ctx    context.Context
-	cancel context.CancelFunc
-	leave  func()        // takes it off the pool's list
-	done   chan struct{} // closed when its lease and slot are free
-
-	outcome string // empty while it goes on; guarded by the lock of the runner
+	behind int64         // tokens of the answer
 }
 
 // begin starts the speculative prefill if the turn has ended well.
 func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request) {
-	if text == nil || whole == nil || sent == nil {
-		if whole != nil {
-			whole.Done()
-		}
-		s.r.end(s, outcomeUnfit)
+	s.text, s.body, s.sent = text, whole, sent
+	bg, w := &s.r.Pool.Background, s.turn.Worker
+	if text == nil || whole == nil || sent == nil || !s.fits() {
+		s.end(outcomeUnfit)
 		return
 	}
-	s.text, s.body, s.sent = text, whole, sent
-	p := s.turn.Plan
-	s.blocks, s.past = p.Request.BlocksWith(text)
-	more := float64(len(s.blocks)-len(p.Request.Blocks)) + float64(s.past-p.Request.Past)
-	s.behind = int64(more*p.Score.Weights.Mean(s.blocks[len(p.Request.Blocks):])) + 1
-	s.ctx, s.cancel = context.WithTimeout(s.r.Context, maxDuration)
-	if !s.r.start(s) {
-		s.cancel()
-		whole.Done()
+	if !bg.Begin(w) {
+		s.end(outcomeLimit)
 		return
 	}
 	go func() {
-		defer s.cancel()
 		outcome := s.prefill()
-		s.body.Done()
-		s.r.end(s, outcome)
+		bg.End(w)
+		s.end(outcome)
 	}()
+}
+
+// fits finds out how long the answer is, and returns whether it is short enough.
+func (s *speculation) fits() bool {
+	p := s.turn.Plan
+	s.blocks, s.past = p.Request.BlocksWith(s.text)
+	more := float64(len(s.blocks)-len(p.Request.Blocks)) + float64(s.past-p.Request.Past)
+	s.behind = int64(more*p.Score.Weights.Mean(s.blocks[len(p.Request.Blocks):])) + 1
+	return s.behind <= maxBehind
+}
+
+// end frees what is kept for the prefill, and counts its outcome.
+func (s *speculation) end(outcome string) {
+	if s.body != nil {
+		s.body.Done()
+	}
+	s.r.Pool.Background.Release(s.size)
+	s.r.count(outcome)
 }
 
 // prefill lets the worker compute the prefix, and returns the outcome.
@@ -103,7 +106,9 @@ func (s *speculation) prefill() (outcome string) {
 	}
 	var sel kvscore.Selection
 	_, lease := s.r.Pool.Scheduler.Select(t, &p.Score, []kvscore.Target{s.turn.Target}, 0, nil, &sel)
-	err := s.send(p)
+	ctx, cancel := context.WithTimeout(s.r.Context, maxDuration)
+	defer cancel()
+	err := s.send(ctx, p)
 	lease.End(err == nil, nil)
 	s.r.Pool.FreeSlot(w)
 	switch {
@@ -111,7 +116,7 @@ func (s *speculation) prefill() (outcome string) {
 		return outcomeOK
 	case s.r.Context.Err() != nil:
 		return outcomeStopped
-	case errors.Is(s.ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return outcomeTimeout
 	}
 	return outcomeFailed
@@ -124,7 +129,6 @@ func (s *speculation) isBusy(t time.Time) bool {
 	load, known := s.r.Pool.Scheduler.Load(t, s.turn.Target)
 	limit := w.Slots.Limit.Load()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
-		load.Requests > 0 && s.behind > maxBeside ||
 		limit > 0 && 2*w.Slots.Running.Load() >= limit || s.r.Pool.Queue.Length.Load() > 0 ||
 		w.Draining() || !w.Health.Available(t) || w.Progress.IsHung() || !pool.Available(s.turn.Upstream)
 }
@@ -164,8 +168,8 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
-func (s *speculation) send(p *plan.Plan) error {
-	req := s.r.Prepared(ownRequest(s.ctx, s.sent), p, s.body, s.turn.Worker, s.turn.Target)
+func (s *speculation) send(ctx context.Context, p *plan.Plan) error {
+	req := s.r.Prepared(ownRequest(ctx, s.sent), p, s.body, s.turn.Worker, s.turn.Target)
 	delete(req.Header, "Idempotency-Key")
 	resp, err := s.r.Client.Forward(req, s.turn.Worker.Dial)
 	if err != nil {
@@ -206,22 +210,4 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req.Header.Set("Accept", "application/json")
 	req.Trailer, req.TransferEncoding, req.Response, req.Cancel = nil, nil, nil, nil //nolint:staticcheck // whoever set it is gone
 	return req
-}
-
-// precedes returns whether a plan is that of the next turn. A session's next turn begins with
-// this turn's prompt: other requests of the session, such as one for its title, do not.
-// Without a session the next turn also begins with the answer.
-func (s *speculation) precedes(p *plan.Plan) bool {
-	of := &s.turn.Plan.Score
-	if !s.session.IsZero() && s.session == p.Session.Key {
-		return len(of.Blocks) == 0 || p.Score.Root == of.Root && beginsWith(p.Score.Blocks, of.Blocks)
-	}
-	return len(s.blocks) > 0 && p.Score.Root == of.Root && beginsWith(p.Score.Blocks, s.blocks)
-}
-
-// beginsWith returns whether a prompt begins with another. It compares the last block
-// only.
-func beginsWith(prompt, start []uint64) bool {
-	n := len(start)
-	return len(prompt) >= n && prompt[n-1] == start[n-1]
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+	"github.com/zeebo/xxh3"
 )
 
 // Engine is what is known of the engine behind a [Worker].
@@ -292,26 +293,11 @@ func (r *rank) store(w *Worker, e *Event) {
 // hash returns the content hashes of an event's blocks. They are valid until the next call.
 func (r *rank) hash(w *Worker, e *Event) []uint64 {
 	list := w.tokens.AppendBlocks(r.contents[:0], e.Tokens, e.BlockSize)
-	for i := range e.Media {
-		m := &e.Media[i]
-		key := kvscore.MediaKey(w.seed+uint64(m.Kind), e.nameOf(m)) // another seed: equal names of other kinds differ
-		list[m.Block] = kvscore.MediaBlock(w.seed, list[m.Block], key, m.Offset)
+	for _, x := range e.Extra {
+		list[x.Block] = xxh3.HashSeed(x.Key, w.seed^list[x.Block])
 	}
 	r.contents = list
 	return list
-}
-
-// nameOf returns a media key as requests have it. With enable_tower_connector_lora, vLLM writes
-// the adapter and a colon before the identifier. The root has the adapter in any case.
-func (e *Event) nameOf(m *MediaKey) []byte {
-	if m.Kind == Identifier && len(e.Adapter) > 0 {
-		if name, ok := bytes.CutPrefix(m.Key, e.Adapter); ok {
-			if name, ok = bytes.CutPrefix(name, []byte(":")); ok {
-				return name
-			}
-		}
-	}
-	return m.Key
 }
 
 // describe tells the scheduler how far to rely on the events, if that has changed.

@@ -81,38 +81,22 @@ func TestContinuationHasTheSaltOfItsParent(t *testing.T) {
 	a.wants("of the other rank", 1, 0, kvscore.Exact, "s", ids(10), ids(20))
 }
 
-// TestMediaArePartOfTheContent has an image in the second block, by each kind of key.
-func TestMediaArePartOfTheContent(t *testing.T) {
-	named := kvscore.MediaKey(applySeed, []byte("image"))
-	for what, c := range map[string]struct {
-		adapter string
-		key     MediaKey
-		found   bool
-	}{
-		"the identifier":               {"", MediaKey{1, Identifier, []byte("image"), -3}, true},
-		"another identifier":           {"", MediaKey{1, Identifier, []byte("other"), -3}, false},
-		"another offset":               {"", MediaKey{1, Identifier, []byte("image"), 0}, false},
-		"without an offset":            {"", MediaKey{1, Other, []byte("image"), 0}, false},
-		"embeddings":                   {"", MediaKey{1, Embeds, []byte("image"), -3}, false},
-		"with an adapter":              {"ad", MediaKey{1, Identifier, []byte("image"), -3}, true},
-		"with the adapter's name":      {"ad", MediaKey{1, Identifier, []byte("ad:image"), -3}, true},
-		"with another adapter's name":  {"ad", MediaKey{1, Identifier, []byte("an:image"), -3}, false},
-		"with a name of an adapter":    {"", MediaKey{1, Identifier, []byte("ad:image"), -3}, false},
-		"with an adapter's name alone": {"image", MediaKey{1, Identifier, []byte("image"), -3}, true},
-	} {
-		a := newApplied(t, namesAll)
+// TestBlocksWithExtraKeysStayApart has an image in the second of three blocks.
+func TestBlocksWithExtraKeysStayApart(t *testing.T) {
+	a := newApplied(t, namesAll)
+	prompt := slices.Concat(ids(10), ids(20), ids(30))
+	for i, image := range []string{"one", "another"} {
+		name := uint64(10 * i)
 		a.told(Event{
-			Kind: Stored, Hashes: []uint64{1, 2}, Tokens: append(ids(10), ids(20)...), BlockSize: 4,
-			Adapter: []byte(c.adapter), Media: []MediaKey{c.key},
+			Kind: Stored, Hashes: []uint64{1, name + 2, name + 3}, Tokens: prompt, BlockSize: 4,
+			Extra: []ExtraKey{{Block: 1, Key: []byte(image)}},
 		})
-		blocks := blocksOf(ids(10), ids(20))
-		a.wantsBlocks(what+", text alone", 0, 4, kvscore.Exact, c.adapter, "", blocks)
-		want := int64(4)
-		if c.found {
-			want = 8
-		}
-		blocks[1] = kvscore.MediaBlock(applySeed, blocks[1], named, -3)
-		a.wantsBlocks(what, 0, want, kvscore.Exact, c.adapter, "", blocks)
+	}
+	a.wants("the same tokens alone", 0, 4, kvscore.Exact, "", prompt)
+	a.told(Event{Kind: Stored, Hashes: []uint64{5, 6}, Parent: 1, HasParent: true, Tokens: prompt[4:], BlockSize: 4})
+	a.wants("computed without the image", 0, 12, kvscore.Exact, "", prompt)
+	if got := a.w.Applied(0); got.Contradictions > 0 || got.UnknownParents > 0 {
+		t.Errorf("%+v", got)
 	}
 }
 

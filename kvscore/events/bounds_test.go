@@ -48,7 +48,7 @@ func TestBounds(t *testing.T) {
 	for name, event := range map[string]any{
 		"blocks":     pairs{"type", "BlockRemoved", "block_hashes", array(maxBlocks+1, "\x01")},
 		"tokens":     stored("token_ids", array(maxTokens+1, "\x01")),
-		"media keys": stored("extra_keys", list(array(maxMedia+1, "\x01"), nil)),
+		"extra keys": stored("extra_keys", list(array(maxExtra+1, "\x01"), nil)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d Decoder
@@ -92,7 +92,7 @@ func TestBuffersGrow(t *testing.T) {
 	for i, e := range b.Events {
 		h, token := uint64(i)<<32|1, uint32(i*300)
 		if !slices.Equal(e.Hashes, []uint64{h, h + 1}) || !slices.Equal(e.Tokens, []uint32{token, token + 1, token + 2, token + 3}) ||
-			string(e.Adapter) != "lora_id:"+string(rune0(i+1)) || len(e.Media) != 1 || e.Media[0].Block != 1 {
+			string(e.Adapter) != "lora_id:"+string(rune0(i+1)) || len(e.Extra) != 1 || e.Extra[0].Block != 1 {
 			t.Fatalf("event %d: %+v", i, e)
 		}
 	}

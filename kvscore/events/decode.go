@@ -8,7 +8,7 @@ const (
 	maxEvents = 1 << 16 // in a batch
 	maxBlocks = 1 << 20 // in an event
 	maxTokens = 1 << 22 // in an event
-	maxText   = 4096    // bytes of a name, a salt or a session
+	maxText   = 4096    // bytes of a name or a salt
 )
 
 // The buffers that a decoder keeps from one batch to the next, in elements. Larger ones are
@@ -17,7 +17,7 @@ const (
 	keepEvents = 1 << 12
 	keepHashes = 1 << 16
 	keepTokens = 1 << 19
-	keepMedia  = 1 << 12
+	keepExtra  = 1 << 12
 	keepText   = 1 << 12
 )
 
@@ -39,7 +39,7 @@ type Decoder struct {
 	batch  Batch
 	hashes []uint64
 	tokens []uint32
-	media  []MediaKey
+	extra  []ExtraKey
 	text   []byte // names that the payload does not contain
 	unique unique
 	group  mainGroup
@@ -63,8 +63,8 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 func (d *Decoder) clear() {
 	clear(d.batch.Events)
 	d.batch = Batch{Rank: -1, Events: kept(d.batch.Events, keepEvents)}
-	clear(d.media)
-	d.media = kept(d.media, keepMedia)
+	clear(d.extra)
+	d.extra = kept(d.extra, keepExtra)
 	d.hashes = kept(d.hashes, keepHashes)
 	d.tokens = kept(d.tokens, keepTokens)
 	d.text = kept(d.text, keepText)
@@ -179,7 +179,7 @@ func (d *Decoder) readEvents(r *reader) bool {
 // event cannot be found.
 func (d *Decoder) readEvent(r *reader) bool {
 	start := r.i
-	hashes, tokens, media, text := len(d.hashes), len(d.tokens), len(d.media), len(d.text)
+	hashes, tokens, extra, text := len(d.hashes), len(d.tokens), len(d.extra), len(d.text)
 	w := wire{group: -1}
 	if d.parse(r, &w) {
 		if e := &w.event; e.Kind == Cleared || len(e.Hashes) > 0 {
@@ -187,7 +187,7 @@ func (d *Decoder) readEvent(r *reader) bool {
 		}
 		return true
 	}
-	d.hashes, d.tokens, d.media, d.text = d.hashes[:hashes], d.tokens[:tokens], d.media[:media], d.text[:text]
+	d.hashes, d.tokens, d.extra, d.text = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra], d.text[:text]
 	d.batch.Skipped[w.why]++
 	r.i = start
 	return r.skip()

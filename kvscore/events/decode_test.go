@@ -122,12 +122,12 @@ func batchOf(events ...any) []byte { return appendValue(nil, list(1.5, events, 0
 // decode decodes a batch of events, which a good event follows.
 func decode(t *testing.T, d *Decoder, events ...any) *Batch {
 	t.Helper()
-	b, err := d.Decode(batchOf(append(events, stored("session_id", "last"))...))
+	b, err := d.Decode(batchOf(append(events, stored("lora_name", "last"))...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := len(b.Events)
-	if n == 0 || string(b.Events[n-1].Session) != "last" || len(b.Events[n-1].Tokens) != len(tokens) {
+	if n == 0 || string(b.Events[n-1].Adapter) != "last" || len(b.Events[n-1].Tokens) != len(tokens) {
 		t.Fatalf("the good event after the bad one is missing: %+v", b.Events)
 	}
 	b.Events = b.Events[:n-1]
@@ -290,14 +290,12 @@ func TestTailsOfArrays(t *testing.T) {
 }
 
 func TestExtraKeys(t *testing.T) {
-	const salt = "dynamo-cache-salt:"
-	hexKey := func(block int) MediaKey { return MediaKey{Block: block, Kind: Other, Key: []byte(image)} }
-	other := func(block int, key string) MediaKey { return MediaKey{Block: block, Kind: Other, Key: []byte(key)} }
+	other := func(block int, key string) ExtraKey { return ExtraKey{Block: block, Key: []byte(key)} }
 	for name, test := range map[string]struct {
 		event   pairs
 		adapter string
 		salt    string
-		media   []MediaKey
+		extra   []ExtraKey
 	}{
 		"none":                   {event: stored("extra_keys", nil)},
 		"no list":                {event: stored("extra_keys", 5)},
@@ -305,26 +303,24 @@ func TestExtraKeys(t *testing.T) {
 		"salt":                   {event: stored("extra_keys", list(list("s"), nil)), salt: "s"},
 		"salt, adapter later":    {event: stored("extra_keys", list(list("a", "s"), list("a")), "lora_name", "a"), adapter: "a", salt: "s"},
 		"salt named":             {event: stored("cache_salt", "s"), salt: "s"},
-		"salt named by Dynamo":   {event: stored("cache_salt", salt+"s"), salt: "s"},
 		"salt twice":             {event: stored("extra_keys", list(list("s"), list("s")), "cache_salt", "s"), salt: "s"},
 		"salt in metadata":       {event: stored("metadata", pairs{"x", 1, 5, 6, "cache_salt", "s", "block_size", 9}), salt: "s"},
 		"salt empty":             {event: stored("extra_keys", list(list(""), nil), "cache_salt", "")},
-		"salt tagged":            {event: stored("extra_keys", list(list("x", salt+"s"), nil)), salt: "s", media: []MediaKey{other(0, "x")}},
-		"salt after identifier":  {event: stored("extra_keys", list(list(image, "s"), nil)), salt: "s", media: []MediaKey{hexKey(0)}},
-		"two salts":              {event: stored("extra_keys", list(list("t"), nil), "cache_salt", "s"), salt: "s", media: []MediaKey{other(0, "t")}},
-		"no salt below a parent": {event: stored("extra_keys", list(list("s"), nil), "parent_block_hash", uint64(3)), media: []MediaKey{other(0, "s")}},
-		"no salt in later block": {event: stored("extra_keys", list(nil, list("s"))), media: []MediaKey{other(1, "s")}},
-		"identifier":             {event: stored("extra_keys", list(nil, list(image))), media: []MediaKey{hexKey(1)}},
+		"salt after identifier":  {event: stored("extra_keys", list(list(image, "s"), nil)), salt: "s", extra: []ExtraKey{other(0, image)}},
+		"two salts":              {event: stored("extra_keys", list(list("t"), nil), "cache_salt", "s"), salt: "s", extra: []ExtraKey{other(0, "t")}},
+		"no salt below a parent": {event: stored("extra_keys", list(list("s"), nil), "parent_block_hash", uint64(3)), extra: []ExtraKey{other(0, "s")}},
+		"no salt in later block": {event: stored("extra_keys", list(nil, list("s"))), extra: []ExtraKey{other(1, "s")}},
+		"identifier":             {event: stored("extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image)}},
 		"identifier is adapter":  {event: stored("extra_keys", list(list(image), list(image)), "lora_name", image), adapter: image},
-		"not hex":                {event: stored("extra_keys", list(nil, list(strings.Repeat("x", 64)))), media: []MediaKey{other(1, strings.Repeat("x", 64))}},
-		"digest":                 {event: stored("extra_keys", list(list([]byte("d")), nil)), media: []MediaKey{{0, Embeds, []byte("d"), 0}}},
+		"not hex":                {event: stored("extra_keys", list(nil, list(strings.Repeat("x", 64)))), extra: []ExtraKey{other(1, strings.Repeat("x", 64))}},
+		"digest":                 {event: stored("extra_keys", list(list([]byte("d")), nil)), extra: []ExtraKey{other(0, "\xc6\x00\x00\x00\x01d")}},
 		"unlisted key":           {event: stored("extra_keys", list("s", list())), salt: "s"},
 		"unknown keys": {
 			event: stored("extra_keys", list(list(nil, raw("\x07"), raw("\xc2")), list(raw("\x93\x01\x02\x03"), raw("\x92\x01\x02")))),
-			media: []MediaKey{other(0, "\x07"), other(0, "\xc2"), other(1, "\x93\x01\x02\x03"), other(1, "\x92\x01\x02")},
+			extra: []ExtraKey{other(0, "\x07"), other(0, "\xc2"), other(1, "\x93\x01\x02\x03"), other(1, "\x92\x01\x02")},
 		},
-		"infos":           {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02"))), media: []MediaKey{other(1, "\x81\x01\x02")}},
-		"infos with keys": {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02")), "extra_keys", list(nil, list(image))), media: []MediaKey{hexKey(1)}},
+		"infos":           {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02"))), extra: []ExtraKey{other(1, "\x81\x01\x02")}},
+		"infos with keys": {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02")), "extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image), other(1, "\x81\x01\x02")}},
 		"adapter's id":    {event: stored("lora_id", 3), adapter: "lora_id:3"},
 		"id is a string":  {event: stored("lora_id", "ab"), adapter: "lora_id:ab"},
 		"id and name":     {event: stored("lora_id", 3, "lora_name", "a"), adapter: "a"},
@@ -336,7 +332,7 @@ func TestExtraKeys(t *testing.T) {
 			var d Decoder
 			b := decode(t, &d, test.event)
 			wants := storedEvent(func(e *Event) {
-				e.Adapter, e.Salt, e.Media = []byte(test.adapter), []byte(test.salt), test.media
+				e.Adapter, e.Salt, e.Extra = []byte(test.adapter), []byte(test.salt), test.extra
 			})
 			if len(b.Events) == 1 {
 				e := &b.Events[0]
@@ -383,18 +379,6 @@ func TestRemovedHasOnlyHashes(t *testing.T) {
 	var d Decoder
 	event := stored("type", "BlockRemoved", "parent_block_hash", 3, "cache_salt", "s", "locality", "", "extra_keys", list(list("a")))
 	check(t, decode(t, &d, event), want{events: []Event{removed(Device, h1, h2)}})
-}
-
-func TestSessions(t *testing.T) {
-	for session, want := range map[any]string{
-		nil: "", 5: "", "": "", "chat-7": "chat-7", strings.Repeat("x", maxText+1): "",
-	} {
-		var d Decoder
-		b := decode(t, &d, stored("session_id", session))
-		if len(b.Events) != 1 || string(b.Events[0].Session) != want {
-			t.Errorf("%+v, want session %q", b.Events, want)
-		}
-	}
 }
 
 func TestNotABatch(t *testing.T) {

@@ -47,53 +47,31 @@ type Event struct {
 	// with tokens and without a parent begins at the prompt's first token.
 	Parent    uint64
 	HasParent bool
-	// Tokens are the blocks' tokens: len(Hashes) * BlockSize. Tokens is nil in a Stored event
+	// Tokens are the blocks' tokens: len(Hashes) * BlockSize. SGLang with EAGLE publishes pairs
+	// of adjacent tokens; Tokens are the first ones of these. Tokens is nil in a Stored event
 	// that only names blocks, for example of an offload. These blocks are known from
 	// another tier if at all, and the event says nothing about where they belong.
 	Tokens []uint32
-	// Next is the token after the last block, valid if Bigrams. SGLang with EAGLE names its
-	// blocks by pairs of adjacent tokens, so the last name also depends on this token.
-	Next    uint32
-	Bigrams bool
 	// BlockSize is the number of tokens in a block; 0 if unknown and Tokens is nil.
 	BlockSize int
 	// Adapter is the LoRA adapter's name. If the engine sends only its id, the name is
 	// "lora_id:" and the id in decimal. Empty means the base model.
 	Adapter []byte
-	// Salt is the cache salt without Dynamo's prefix, empty if none. vLLM sends it only with a
+	// Salt is the cache salt, empty if none. vLLM sends it only with a
 	// prompt's first block, so an event with a parent has its parent's salt.
 	Salt []byte
-	// Media are the keys other than tokens on which the blocks' content depends, in order of
-	// their blocks; nil if there are none. A key is part of its block's content: blocks with
-	// equal tokens and different keys differ.
-	Media []MediaKey
-	// Session is the session of the request that caused the event; empty if unknown.
-	Session []byte
+	// Extra are the keys other than tokens, adapter and salt on which the blocks' content
+	// depends, as with images; nil if there are none. A block with such a key differs from
+	// all blocks of tokens alone.
+	Extra []ExtraKey
 }
 
-// MediaKind is the kind of a [MediaKey].
-type MediaKind uint8
-
-// The kinds of media keys.
-const (
-	// Identifier is the engine's identifier of an image or other media, with its offset.
-	// Requests with this identifier at this place have equal blocks.
-	Identifier MediaKind = iota
-	// Embeds is a digest of prompt embeddings.
-	Embeds
-	// Other is a key whose meaning is unknown. Key is its text, or else its msgpack encoding.
-	Other
-)
-
-// MediaKey is something other than tokens on which the content of a block depends.
-type MediaKey struct {
+// ExtraKey is something other than tokens on which the content of a block depends.
+type ExtraKey struct {
 	// Block is the block's place in the event.
 	Block int
-	Kind  MediaKind
-	Key   []byte
-	// Offset is the first token of an Identifier's media in the block; negative if the media
-	// begin earlier. Other kinds have 0.
-	Offset int64
+	// Key is as published: the text of a string, else the msgpack encoding.
+	Key []byte
 }
 
 // Batch is what an engine published at once.

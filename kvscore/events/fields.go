@@ -13,7 +13,7 @@ type wire struct {
 	// unknownMedium says that the medium belongs to no tier, remote that the blocks are not
 	// local to the worker.
 	unknownMedium, remote bool
-	// salted says that the salt cannot be another key.
+	// salted says that a field of its own has the salt, so that no extra key is one.
 	salted bool
 	kind   []byte
 	group  int // -1 if the event names none
@@ -48,7 +48,6 @@ const (
 	kindField
 	localityField
 	saltField
-	sessionField
 	metadataField
 	infosField
 )
@@ -92,8 +91,6 @@ func fieldOf(name []byte) field {
 		return localityField
 	case "cache_salt":
 		return saltField
-	case "session_id":
-		return sessionField
 	case "metadata":
 		return metadataField
 	case "block_mm_infos":
@@ -145,8 +142,7 @@ func (d *Decoder) read(r *reader, w *wire, f field) (ok bool) {
 	case saltField:
 		e.Salt, ok = r.optional()
 		ok = ok && w.fits(e.Salt)
-	case sessionField:
-		return w.readSession(r)
+		w.salted = len(e.Salt) > 0
 	case metadataField:
 		return d.readMetadata(r, w)
 	case unknownField:
@@ -196,19 +192,7 @@ func (w *wire) readLocality(r *reader) bool {
 	return ok
 }
 
-// readSession reads a session. What is not one counts as missing.
-func (w *wire) readSession(r *reader) bool {
-	if !isText(r.lead()) {
-		return r.skip()
-	}
-	session, ok := r.text()
-	if len(session) <= maxText {
-		w.event.Session = session
-	}
-	return ok
-}
-
-// readMetadata reads SGLang's map of a request's salt and session.
+// readMetadata reads the salt from SGLang's map of a request's salt and session.
 func (d *Decoder) readMetadata(r *reader, w *wire) bool {
 	if !isMap(r.lead()) {
 		return r.skip()
@@ -220,7 +204,7 @@ func (d *Decoder) readMetadata(r *reader, w *wire) bool {
 			return false
 		}
 		f := fieldOf(key)
-		if f != saltField && f != sessionField {
+		if f != saltField {
 			f = unknownField
 		}
 		ok = d.read(r, w, f)

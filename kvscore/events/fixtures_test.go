@@ -53,12 +53,12 @@ const (
 var (
 	tokens = []uint32{1, 200, 70000, 4, 1, 200, 70000, 4}
 	image  = strings.Repeat("a1", 32)
-	digest = func() []byte {
+	digest = func() string {
 		b := make([]byte, 32)
 		for i := range b {
 			b[i] = byte(i)
 		}
-		return b
+		return string(b)
 	}()
 )
 
@@ -89,12 +89,12 @@ func ofEngines() map[string]want {
 		"vllm-0.11":        {rank: 3, events: []Event{storedEvent(withParent), removed(Host, h3)}},
 		"vllm-0.19": {events: []Event{storedEvent(func(e *Event) {
 			e.Adapter, e.Salt = []byte("ad1"), []byte("salt")
-			e.Media = []MediaKey{
-				{0, Identifier, []byte(image), 2}, {1, Identifier, []byte(image), -2}, {1, Embeds, digest, 0},
+			e.Extra = []ExtraKey{
+				{0, []byte("\x92\xd9\x40" + image + "\x02")}, {1, []byte("\x92\xd9\x40" + image + "\xfe")}, {1, []byte("\xc4\x20" + digest)},
 			}
 		}), removed(Device, h3)}},
 		"vllm-0.17-media": {events: []Event{storedEvent(func(e *Event) {
-			e.Salt, e.Media = []byte("salt"), []MediaKey{{1, Other, []byte(image), 0}}
+			e.Salt, e.Extra = []byte("salt"), []ExtraKey{{1, []byte(image)}}
 		})}},
 		"vllm-0.23": {
 			events:  []Event{storedEvent(func(e *Event) { e.Tier = Host }), removed(Device, h1), cleared},
@@ -102,7 +102,7 @@ func ofEngines() map[string]want {
 		},
 		"dynamo-tail": {events: []Event{{
 			Kind: Stored, Hashes: []uint64{h1}, Tokens: tokens[:4], BlockSize: 4,
-			Media: []MediaKey{{0, Other, []byte("\x81\xaamm_objects\x91\x82\xa7mm_hash\x09\xa7offsets\x90"), 0}},
+			Extra: []ExtraKey{{0, []byte("\x81\xaamm_objects\x91\x82\xa7mm_hash\x09\xa7offsets\x90")}},
 		}}},
 		"vllm-0.26": {events: []Event{storedEvent(withParent)}},
 		"vllm-bytes": {events: []Event{storedEvent(func(e *Event) {
@@ -113,9 +113,6 @@ func ofEngines() map[string]want {
 		"vllm-maps":    {rank: 5, events: []Event{storedEvent(withParent), cleared}},
 		// A salt of 64 hex digits stays a salt.
 		"salt-hex": {events: []Event{storedEvent(func(e *Event) { e.Salt = []byte(image) })}},
-		"salt-dynamo": {events: []Event{storedEvent(func(e *Event) {
-			e.Adapter, e.Salt = []byte("ad1"), []byte("ad1")
-		})}},
 		"salt-adapter": {events: []Event{storedEvent(func(e *Event) {
 			e.Adapter, e.Salt = []byte("ad1"), []byte("ad1")
 		})}},
@@ -127,14 +124,14 @@ func ofEngines() map[string]want {
 			e.Parent, e.HasParent = h3, true
 		}), removed(Device, h1)}},
 		"sglang-0.5.18": {rank: 1, events: []Event{storedEvent(func(e *Event) {
-			e.Tier, e.Salt, e.Session = Host, []byte("s1"), []byte("chat-7")
+			e.Tier, e.Salt = Host, []byte("s1")
 		})}},
 		"sglang-0.5.21": {events: []Event{{
 			Kind: Stored, Hashes: []uint64{h1, h2, h3}, Parent: parent, HasParent: true,
-			Tokens: []uint32{5, 151643, 7}, BlockSize: 1, Salt: []byte("s1"), Session: []byte("chat-7"),
+			Tokens: []uint32{5, 151643, 7}, BlockSize: 1, Salt: []byte("s1"),
 		}, removed(Disk, h1)}},
 		"sglang-eagle": {events: []Event{{
-			Kind: Stored, Hashes: []uint64{h1, h2}, Tokens: []uint32{1, 2, 70000, 4}, BlockSize: 2, Next: 5, Bigrams: true,
+			Kind: Stored, Hashes: []uint64{h1, h2}, Tokens: []uint32{1, 2, 70000, 4}, BlockSize: 2,
 		}}},
 		"trtllm":      {events: []Event{storedEvent(nil), removed(Device, h2)}},
 		"unknown-tag": {events: []Event{storedEvent(withParent)}, skipped: map[Reason]int{UnknownTag: 2}},
@@ -200,7 +197,6 @@ type capture struct {
 	firstToken, lastToken uint32
 	sum                   int // of the tokens
 	adapter, salt         string
-	session               string
 }
 
 // captured are the batches of testdata/vllm-events.txt in order.
@@ -211,7 +207,7 @@ var captured = []capture{
 	{events: 1, first: 0x51f189e317ba570b, last: 0x51f189e317ba570b, parent: 0xe4521b066d9f753e, blockSize: 32, tokens: 32, firstToken: 1985, lastToken: 492, sum: 39632},
 	{events: 1, first: 0x3d6a740a853be6e3, last: 0x3d6a740a853be6e3, parent: 0xdc3c618d059a46a1, blockSize: 32, tokens: 32, firstToken: 263, lastToken: 293, sum: 21958},
 	{events: 1, first: 0x1bb817d7ad008419, last: 0x1bce434c4c0ef832, blockSize: 32, tokens: 96, firstToken: 1853, lastToken: 1164, sum: 65438, salt: "tenant-A"},
-	{events: 1, first: 0x5c7470200c993ebd, last: 0xddeb4ac231672393, blockSize: 32, tokens: 64, firstToken: 472, lastToken: 755, sum: 40203, session: "sess-hdr"},
+	{events: 1, first: 0x5c7470200c993ebd, last: 0xddeb4ac231672393, blockSize: 32, tokens: 64, firstToken: 472, lastToken: 755, sum: 40203},
 	{events: 1, first: 0xdf02a13aa9558e45, last: 0x51f189e317ba570b, blockSize: 32, tokens: 128, firstToken: 1910, lastToken: 492, sum: 112729},
 	{events: 30, first: 0xccaf2c2b7fa349a, last: 0x3ae2c9a2488211d, parent: 0x663a6164ee145958, blockSize: 32, tokens: 896, firstToken: 1006, lastToken: 334, sum: 548557},
 	{events: 2, first: 0xdf02a13aa9558e45, last: 0x9e359927d31e571d, blockSize: 32, tokens: 96, firstToken: 1910, lastToken: 292, sum: 64116},
@@ -235,7 +231,7 @@ func TestCapturesOfVLLM(t *testing.T) {
 		e := &b.Events[len(b.Events)-1]
 		got := capture{
 			events: len(b.Events), rank: b.Rank, first: e.Hashes[0], last: e.Hashes[len(e.Hashes)-1], parent: e.Parent,
-			blockSize: e.BlockSize, tokens: len(e.Tokens), adapter: string(e.Adapter), salt: string(e.Salt), session: string(e.Session),
+			blockSize: e.BlockSize, tokens: len(e.Tokens), adapter: string(e.Adapter), salt: string(e.Salt),
 		}
 		if n := len(e.Tokens); n > 0 {
 			got.firstToken, got.lastToken = e.Tokens[0], e.Tokens[n-1]
@@ -246,8 +242,8 @@ func TestCapturesOfVLLM(t *testing.T) {
 		if got != captured[i] {
 			t.Errorf("batch %d is\n%+v, want\n%+v", i, got, captured[i])
 		}
-		if b.Skipped != [Reasons]int{} || e.Media != nil || e.HasParent != (e.Parent != 0) || b.Time < 1.79e9 || b.Time > 1.8e9 {
-			t.Errorf("batch %d: skipped %v, media %v, time %f", i, b.Skipped, e.Media, b.Time)
+		if b.Skipped != [Reasons]int{} || e.Extra != nil || e.HasParent != (e.Parent != 0) || b.Time < 1.79e9 || b.Time > 1.8e9 {
+			t.Errorf("batch %d: skipped %v, extra keys %v, time %f", i, b.Skipped, e.Extra, b.Time)
 		}
 		checkOthers(t, i, b)
 	}

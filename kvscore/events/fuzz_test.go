@@ -37,24 +37,22 @@ func checkBatch(t *testing.T, b *Batch, size int) {
 	values := len(b.Events)
 	for i := range b.Events {
 		e := &b.Events[i]
-		values += len(e.Hashes) + len(e.Tokens) + len(e.Media)
+		values += len(e.Hashes) + len(e.Tokens) + len(e.Extra)
 		if e.Tier >= Tiers || e.Kind < Stored || e.Kind > Cleared || (e.Kind == Cleared) != (len(e.Hashes) == 0) {
 			t.Fatalf("event %d: kind %d, tier %d, %d hashes", i, e.Kind, e.Tier, len(e.Hashes))
 		}
 		if e.Tokens != nil && (len(e.Tokens) != len(e.Hashes)*e.BlockSize || e.BlockSize < 1) {
 			t.Fatalf("event %d: %d tokens, %d blocks of %d", i, len(e.Tokens), len(e.Hashes), e.BlockSize)
 		}
-		if e.Kind != Stored && (e.Tokens != nil || e.Media != nil || e.HasParent || e.BlockSize != 0) {
+		if e.Kind != Stored && (e.Tokens != nil || e.Extra != nil || e.HasParent || e.BlockSize != 0) {
 			t.Fatalf("event %d of kind %d has what only stores have", i, e.Kind)
 		}
-		last := 0
-		for _, key := range e.Media {
-			if key.Block < last || key.Block >= len(e.Hashes) || len(key.Key) > size {
-				t.Fatalf("event %d: media key %+v", i, key)
+		for _, key := range e.Extra {
+			if key.Block >= len(e.Hashes) || len(key.Key) > size {
+				t.Fatalf("event %d: extra key %+v", i, key)
 			}
-			last = key.Block
 		}
-		if e.Media != nil && len(e.Media) == 0 || len(e.Salt) > maxText || len(e.Session) > maxText {
+		if e.Extra != nil && len(e.Extra) == 0 || len(e.Salt) > maxText {
 			t.Fatalf("event %d: %+v", i, e)
 		}
 		seen := make(map[uint64]bool)

@@ -113,7 +113,7 @@ func (d *Decoder) readHashes(r *reader, w *wire) bool {
 
 func (d *Decoder) readTokens(r *reader, w *wire) bool {
 	e := &w.event
-	e.Tokens, e.Bigrams = nil, false
+	e.Tokens = nil
 	if r.null() {
 		return true
 	}
@@ -126,8 +126,7 @@ func (d *Decoder) readTokens(r *reader, w *wire) bool {
 	}
 	begin := len(d.tokens)
 	if isArray(r.lead()) {
-		e.Bigrams = true
-		d.tokens, e.Next, ok = r.bigrams(d.tokens, n)
+		d.tokens, ok = r.bigrams(d.tokens, n)
 	} else {
 		d.tokens, ok = r.tokens(d.tokens, n)
 	}

@@ -53,21 +53,17 @@ func (r *reader) token() (uint32, bool) {
 	return uint32(v), ok && !minus && v <= math.MaxUint32
 }
 
-// bigrams appends the first tokens of n pairs of tokens to dst. It returns the second token
-// of the last pair, too.
-func (r *reader) bigrams(dst []uint32, n int) (firsts []uint32, last uint32, ok bool) {
+// bigrams appends the first tokens of n pairs of tokens to dst.
+func (r *reader) bigrams(dst []uint32, n int) ([]uint32, bool) {
 	for range n {
 		if size, isPair := r.array(); !isPair || size != 2 {
-			return dst, 0, false
+			return dst, false
 		}
 		first, ok := r.token()
-		if !ok {
-			return dst, 0, false
-		}
-		if last, ok = r.token(); !ok {
-			return dst, 0, false
+		if !ok || !r.skip() {
+			return dst, false
 		}
 		dst = append(dst, first)
 	}
-	return dst, last, true
+	return dst, true
 }

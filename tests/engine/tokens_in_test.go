@@ -10,9 +10,9 @@ import (
 )
 
 // TestFeatures has the prompt of which vLLM's own functions made the extra keys. They are in
-// handler/api/testdata/features, with the script that made them.
+// testdata/features, with the script that made them.
 func TestFeatures(t *testing.T) {
-	dir := "../../handler/api/testdata/features/"
+	dir := "testdata/features/"
 	told, err := os.ReadFile(dir + "events.txt")
 	if err != nil {
 		t.Fatal(err)

@@ -10,8 +10,7 @@ import (
 )
 
 // TestPredictions has conversations with 2 to 6 bytes a token, which differs between and
-// within them, and prompts of which an engine holds less than the turn before, or what
-// another conversation has left.
+// within them. Some prompts are shared, edited or asked at the same time.
 func TestPredictions(t *testing.T) {
 	for name, o := range map[string]options{
 		"blocks of 16": {conversations: 60, more: true, block: 16, simulated: engine.Config{Blocks: 32768}},

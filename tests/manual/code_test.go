@@ -207,7 +207,7 @@ func (c *code) messages() (lines, conditions []string) {
 				return
 			}
 			switch name := calledName(call); {
-			case (name == "Warn" || name == "Error") && len(call.Args) > 0 && (within == nil || within.Name.Name != "Raise"):
+			case (name == "Warn" || name == "Error") && len(call.Args) > 0 && !logsConditions(within):
 				lines = append(lines, p.texts(call.Args[0], within, 0)...)
 			case name == "Check" && len(call.Args) == 2 && warns(call.Args[0]):
 				lines = append(lines, p.texts(call.Args[1], within, 0)...)
@@ -219,6 +219,11 @@ func (c *code) messages() (lines, conditions []string) {
 	unknown := func(s string) bool { return strings.Trim(s, anything) == "" }
 	lines = slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(lines))), unknown) // of caddyhttp.Error and others
 	return lines, slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(conditions))), unknown)
+}
+
+// logsConditions returns whether a function logs conditions, whose names are its argument.
+func logsConditions(f *ast.FuncDecl) bool {
+	return f != nil && (f.Name.Name == "Raise" || f.Name.Name == "Replace")
 }
 
 // warns returns whether an expression is the level warn or error.

@@ -146,7 +146,7 @@ func jsonFields(t reflect.Type, prefix string) (paths []string) {
 func fieldsOf(t reflect.Type) func(func(reflect.StructField) bool) {
 	return func(yield func(reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {
-			if len(f.Index) == 1 && !yield(f) {
+			if !f.Anonymous && !yield(f) {
 				return
 			}
 		}

@@ -66,7 +66,6 @@ fixtures = {
                                lora_id=None, medium="CPU", lora_name=None)),
     "vllm-maps": {"ts": TS, "events": [stored(), {"type": "AllBlocksCleared"}], "data_parallel_rank": 5},
     "salt-hex": batch(stored(parent_block_hash=None, extra_keys=[[IMAGE], None])),
-    "salt-dynamo": batch(stored(parent_block_hash=None, lora_name="ad1", extra_keys=[["ad1", "dynamo-cache-salt:ad1"], ["ad1"]])),
     "salt-adapter": batch(stored(parent_block_hash=None, lora_name="ad1", extra_keys=[["ad1", "ad1"], ["ad1"]])),
     "lora-keys": batch(stored(lora_id=1, lora_name="ad1", extra_keys=[["ad1"], ["ad1"]])),
     # SGLang

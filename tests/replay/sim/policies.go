@@ -27,19 +27,14 @@ type spec struct {
 	unbounded bool
 }
 
-// predicted returns the router's default without some terms.
-func predicted(without kvscore.Term) func(*rules.View) kvscore.Policy {
-	return func(*rules.View) kvscore.Policy { return kvscore.NewPredictedLatency().Without(without) }
-}
-
 var specs = []spec{
-	{name: "predicted_latency", soft: true, make: predicted(0)},
-	{name: "predicted_latency-wait", soft: true, make: predicted(kvscore.TermWait)},
-	{name: "predicted_latency-delay", soft: true, make: predicted(kvscore.TermDelay)},
-	{name: "predicted_latency-queue", soft: true, make: predicted(kvscore.TermQueue)},
-	{name: "predicted_latency-decode", soft: true, make: predicted(kvscore.TermDecode)},
-	{name: "predicted_latency-turns", soft: true, make: predicted(kvscore.TermTurns)},
-	{name: "predicted_latency-leave", soft: true, make: predicted(kvscore.TermLeave)},
+	{name: "predicted_latency", soft: true, make: func(*rules.View) kvscore.Policy { return kvscore.NewPredictedLatency() }},
+	{name: "predicted_latency-wait", soft: true, make: ablated(noWait)},
+	{name: "predicted_latency-delay", soft: true, make: ablated(noDelay)},
+	{name: "predicted_latency-queue", soft: true, make: ablated(noQueue)},
+	{name: "predicted_latency-decode", soft: true, make: ablated(noDecode)},
+	{name: "predicted_latency-turns", soft: true, make: ablated(noTurns)},
+	{name: "predicted_latency-leave", soft: true, make: ablated(noLeave)},
 	{name: "dynamo", make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
 	{name: "dynamo_16", make: func(*rules.View) kvscore.Policy {
 		d := kvscore.NewDynamo()

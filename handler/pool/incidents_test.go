@@ -23,7 +23,7 @@ func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
 	in.Raise(start.Add(time.Hour), "fallback oversized", func() *zap.Logger { return logger })
 	var got []string
 	for _, e := range logs.All() {
-		got = append(got, e.Message)
+		got = append(got, e.Message+": "+e.ContextMap()["condition"].(string))
 	}
 	want := []string{
 		"condition begins: fallback oversized",
@@ -35,5 +35,20 @@ func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
 	}
 	if n := logs.All()[1].ContextMap()["times"]; n != int64(100) {
 		t.Errorf("the incident was met %v times, want 100", n)
+	}
+}
+
+func TestConditionsThatNoLongerHoldAreOverAtOnce(t *testing.T) {
+	core, logs := zapobserver.New(zap.InfoLevel)
+	var in Incidents
+	for _, holds := range [][]Warning{{{What: "a"}}, {{What: "a"}, {What: "b"}}, {{What: "b"}}, nil, nil} {
+		in.Replace(time.Unix(1000, 0), holds, zap.New(core))
+	}
+	var got []string
+	for _, e := range logs.All() {
+		got = append(got, e.Message+": "+e.ContextMap()["condition"].(string))
+	}
+	if want := []string{"condition begins: a", "condition begins: b", "condition is over: a", "condition is over: b"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("logged %q, want %q", got, want)
 	}
 }

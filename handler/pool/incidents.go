@@ -1,0 +1,100 @@
+package pool
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Incidents logs conditions that last: one line when a condition begins, and one when it
+// ends, however often it is met in between.
+type Incidents struct {
+	mu     sync.Mutex
+	byName map[string]*incident
+}
+
+type incident struct {
+	Begun, Last time.Time
+	Times       int
+}
+
+// incidentEnd is how long a condition must not be met to have ended.
+const incidentEnd = time.Minute
+
+// Raise records that a condition is met, and logs it if it begins. It ends when nothing
+// has met it for incidentEnd. The callers use few names.
+func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger) {
+	if i.meet(now, name) {
+		logger().Warn("condition begins", zap.String("condition", name))
+	}
+}
+
+// meet records that a condition is met, and returns whether it begins.
+func (i *Incidents) meet(now time.Time, name string) (begins bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	known := i.byName[name]
+	if known == nil {
+		if i.byName == nil {
+			i.byName = make(map[string]*incident)
+		}
+		known = &incident{Begun: now}
+		i.byName[name] = known
+	}
+	known.Last = now
+	known.Times++
+	return known.Times == 1
+}
+
+// Open returns the conditions that have not ended, by name.
+func (i *Incidents) Open() map[string]incident {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	list := make(map[string]incident, len(i.byName))
+	for name, in := range i.byName {
+		list[name] = *in
+	}
+	return list
+}
+
+// Warning is a condition, and what the operator can do about it.
+type Warning struct {
+	What   string `json:"what"`
+	Effect string `json:"effect"`
+	Advice string `json:"advice"`
+}
+
+// Replace records which conditions hold now. It logs those that begin, and those that have
+// ended because they are not among them.
+func (i *Incidents) Replace(now time.Time, list []Warning, logger *zap.Logger) {
+	for _, w := range list {
+		if i.meet(now, w.What) {
+			logger.Warn("condition begins", zap.String("condition", w.What), zap.String("effect", w.Effect), zap.String("advice", w.Advice))
+		}
+	}
+	i.endIf(logger, func(name string, _ *incident) bool {
+		return !slices.ContainsFunc(list, func(w Warning) bool { return w.What == name })
+	})
+}
+
+// end logs and forgets the conditions that nothing has met for incidentEnd.
+func (i *Incidents) end(now time.Time, logger *zap.Logger) {
+	i.endIf(logger, func(_ string, in *incident) bool { return now.Sub(in.Last) >= incidentEnd })
+}
+
+func (i *Incidents) endIf(logger *zap.Logger, over func(string, *incident) bool) {
+	ended := make(map[string]*incident)
+	i.mu.Lock()
+	for name, in := range i.byName {
+		if over(name, in) {
+			ended[name] = in
+			delete(i.byName, name)
+		}
+	}
+	i.mu.Unlock()
+	for name, in := range ended {
+		logger.Info("condition is over", zap.String("condition", name), zap.Int("times", in.Times), zap.Duration("lasted", in.Last.Sub(in.Begun)))
+	}
+}
