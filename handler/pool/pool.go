@@ -188,7 +188,7 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.unnamed.configure(s.Worker(dialOthers))
 	p.Scheduler.Apply(s.schedulerSettings())
 	go func() { // in steps: requests go on in between
-		for p.Scheduler.Step(2048) {
+		for p.Scheduler.Caches().Step(2048) {
 			runtime.Gosched()
 		}
 	}()
