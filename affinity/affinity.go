@@ -2,8 +2,7 @@
 // conversation go where their prefix is already cached.
 //
 // A [Store] maps a session's [Key] to a [Binding]: a target (worker and data-parallel rank)
-// and a sliding time to live. [Ristretto] is the store in memory. Other implementations may
-// share bindings between routers; package storetest checks any of them.
+// and a sliding time to live. [Ristretto] is the store in memory.
 //
 // [Sessions] coordinates the requests of one router over a store. Concurrent first requests
 // of a session go to one target. A binding does not expire while a request uses it.
@@ -29,9 +28,8 @@ import (
 )
 
 var (
-	// ErrFull says that the store cannot accept a binding. Either live requests use nearly
-	// all bindings, or OnExpire is so far behind that the store cannot
-	// guarantee a further report. The session keeps the binding that it had.
+	// ErrFull says that the store cannot accept a binding: live requests use nearly all
+	// bindings.
 	ErrFull = errors.New("affinity: store is full")
 	// ErrClosed is returned during and after Close.
 	ErrClosed = errors.New("affinity: store is closed")

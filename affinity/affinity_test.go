@@ -3,40 +3,10 @@ package affinity
 import (
 	"errors"
 	"math"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
-
-func TestGetSlidesAndPeekDoesNot(t *testing.T) {
-	var c fakeClock
-	r := open(t, Options{Clock: c.now})
-	put := mustPut(t, r, "s", 7, time.Minute, RouterOnly)
-	if !put.Expires.Equal(epoch.Add(time.Minute)) || put.Version == 0 || put.Target != on(7) {
-		t.Fatalf("put returned %+v", put)
-	}
-	c.advance(40 * time.Second)
-	if b, ok := peek(r, "s"); !ok || b != put {
-		t.Fatalf("peek = %+v, %v; want what was put", b, ok)
-	}
-	b, ok := get(r, "s")
-	if !ok || !b.Expires.Equal(epoch.Add(100*time.Second)) || b.Version != put.Version {
-		t.Fatalf("get = %+v, %v", b, ok)
-	}
-	c.advance(time.Minute - 1)
-	if _, ok := peek(r, "s"); !ok {
-		t.Fatal("gone before its time")
-	}
-	c.advance(1)
-	if _, ok := get(r, "s"); ok {
-		t.Fatal("alive at its deadline")
-	}
-	if r.Len() != 0 || r.Bytes() != 0 {
-		t.Fatalf("noticed as expired, but still held: %d, %d bytes", r.Len(), r.Bytes())
-	}
-}
 
 func TestEndsAreReported(t *testing.T) {
 	const ttl = time.Minute
@@ -99,33 +69,6 @@ func TestEndsAreReported(t *testing.T) {
 	}
 }
 
-func TestCompareAndSwap(t *testing.T) {
-	var c fakeClock
-	r := open(t, Options{Clock: c.now})
-	first, ok, err := bind(r, "s", 0, on(1), time.Minute, RouterOnly)
-	if !ok || err != nil {
-		t.Fatalf("of an unknown session: %v, %v", ok, err)
-	}
-	c.advance(time.Second)
-	if b, ok, err := bind(r, "s", 0, on(2), time.Minute, RouterOnly); ok || err != nil || b != first {
-		t.Fatalf("the loser got %+v, %v, %v; want the winner, not renewed", b, ok, err)
-	}
-	second, ok, _ := bind(r, "s", first.Version, on(1), time.Minute, RouterOnly)
-	if !ok || second.Version == first.Version {
-		t.Fatalf("with the right version: %+v, %v", second, ok)
-	}
-	if b, ok, _ := bind(r, "s", first.Version, on(3), time.Minute, RouterOnly); ok || b != second {
-		t.Fatalf("same target, older version: %+v, %v", b, ok)
-	}
-	remove(r, "s")
-	if b, ok, err := bind(r, "s", second.Version, on(3), time.Minute, RouterOnly); ok || err != nil || b != (Binding{}) {
-		t.Fatalf("of a removed session: %+v, %v, %v", b, ok, err)
-	}
-	if _, ok := peek(r, "s"); ok {
-		t.Fatal("a lost swap bound the session")
-	}
-}
-
 func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 	var l ends
 	r := open(t, Options{OnExpire: l.record})
@@ -173,50 +116,6 @@ func TestTimeToLive(t *testing.T) {
 	}
 }
 
-func TestListPages(t *testing.T) {
-	var c fakeClock
-	r := open(t, Options{Clock: c.now})
-	var want []Key
-	for i := range 3000 {
-		k := named(strconv.Itoa(i))
-		ttl := time.Duration(1+i%2) * time.Minute
-		if _, ok, err := r.Bind(background, k, 0, Want{Target: on(uint64(i)), TTL: ttl}); !ok || err != nil {
-			t.Fatal(ok, err)
-		}
-		if i%2 == 1 && i != 1 {
-			want = append(want, k)
-		}
-	}
-	c.advance(90 * time.Second)
-	remove(r, "1")
-	slices.SortFunc(want, func(a, b Key) int { return compare(&a, &b) })
-	var got []Key
-	for after := (Key{}); ; {
-		page, err := r.List(background, after, 700)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range page {
-			got = append(got, e.Key)
-			if b, ok, _ := r.Peek(background, e.Key); !ok || b != e.Binding {
-				t.Errorf("%s listed as %+v, is %+v", e.Key, e.Binding, b)
-			}
-		}
-		if len(page) < 700 {
-			break
-		}
-		after = page[len(page)-1].Key
-	}
-	if !slices.Equal(got, want) {
-		t.Fatalf("listed %d, want %d", len(got), len(want))
-	}
-	for _, limit := range []int{0, -1} {
-		if page, _ := r.List(background, Key{}, limit); len(page) != 0 {
-			t.Errorf("a page of %d has %d entries", limit, len(page))
-		}
-	}
-}
-
 func TestKeysAsText(t *testing.T) {
 	k := named("s")
 	if got, ok := ParseKey(k.String()); !ok || got != k {
@@ -244,21 +143,5 @@ func TestVersionsNeverRecur(t *testing.T) {
 			}
 		}
 		r.Close()
-	}
-}
-
-func TestNames(t *testing.T) {
-	for _, tt := range []struct{ got, want string }{
-		{RouterOnly.String(), "router_only"},
-		{EngineBacked.String(), "engine_backed"},
-		{Kind(9).String(), "kind_9"},
-		{Expired.String(), "expired"},
-		{Evicted.String(), "evicted"},
-		{Replaced.String(), "replaced"},
-		{Reason(0).String(), "reason_0"},
-	} {
-		if tt.got != tt.want {
-			t.Errorf("%q, want %q", tt.got, tt.want)
-		}
 	}
 }

@@ -45,27 +45,6 @@ func filled(b *testing.B, n int) (*Ristretto, []Key) {
 	return r, keys
 }
 
-// BenchmarkPlainMap looks up entries in a map without locks. No store can be much faster: most
-// of the time is for memory that is not in the processor's caches.
-func BenchmarkPlainMap(b *testing.B) {
-	for _, n := range []int{1_000, 1_000_000} {
-		b.Run(fmt.Sprintf("%dsessions", n), func(b *testing.B) {
-			m := make(map[uint64]*entry)
-			for _, k := range numbered(n) {
-				m[k.hash()] = &entry{key: k}
-			}
-			runtime.GC()
-			rnd := rand.New(rand.NewPCG(5, 6))
-			for b.Loop() {
-				k := numberedKey(rnd.IntN(n))
-				if e := m[k.hash()]; e == nil || e.key != k {
-					b.Fatal("not found")
-				}
-			}
-		})
-	}
-}
-
 // BenchmarkGet gets bindings and slides their time to live. Each time it takes any session, so
 // it uses more memory than clients, who come back soon after their last turn.
 func BenchmarkGet(b *testing.B) {
@@ -148,7 +127,7 @@ func BenchmarkSweep(b *testing.B) {
 		now := r.now()
 		for end := r.roster.size(); end > 0; {
 			began := time.Now()
-			buf, end = r.roster.overdue(end, now, buf[:0])
+			buf, end = r.roster.chunk(end, now, true, buf[:0])
 			longest = max(longest, time.Since(began))
 		}
 	}

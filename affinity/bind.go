@@ -2,11 +2,10 @@ package affinity
 
 import "context"
 
-// Attempts before a write gives up. Practice does not reach the last: see its use.
+// Attempts before a write gives up. Practice does not reach them: see their uses.
 const (
-	politeEvictions = 8
-	maxEvictions    = 256
-	maxSets         = 64
+	maxEvictions = 256
+	maxSets      = 64
 )
 
 // write has the arguments of Bind.
@@ -22,14 +21,14 @@ type write struct {
 type result uint8
 
 const (
-	written result = iota
-	lost           // the condition does not hold
-	refused        // ErrFull
-	absent         // there is no live binding, and nothing has changed
+	absent result = iota // there is no live binding, and nothing has changed
+	written
+	lost    // the condition does not hold
+	refused // ErrFull
 )
 
 // Bind implements [Store].
-func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) (Binding, bool, error) {
+func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) (b Binding, bound bool, err error) {
 	if want.TTL <= 0 {
 		return Binding{}, false, ErrTTL
 	}
@@ -39,21 +38,12 @@ func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) 
 		return Binding{}, false, ErrClosed
 	}
 	defer g.RUnlock()
-	w := write{Want: want, expect: expect, now: r.now()}
-
-	b, res := Binding{}, absent
+	w, res := write{Want: want, expect: expect, now: r.now()}, absent
 	if e := r.find(&key); e != nil {
-		b, res = r.rebind(e, &w)
+		r.visit(e, w.now, func() { b, res = r.rebind(e, &w) })
 	}
-	if res == absent && expect != 0 {
-		res = lost
-	}
-	if res == absent {
-		var ended []*entry
-		b, res, ended = r.insert(&key, &w)
-		for _, e := range ended {
-			r.detach(e)
-		}
+	if res == absent && expect == 0 {
+		b, res = r.insert(&key, &w)
 	}
 	if res == refused {
 		return Binding{}, false, ErrFull
@@ -61,54 +51,37 @@ func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) 
 	return b, res == written, nil
 }
 
-// rebind changes a live entry in place, so that the session always has a binding. It
-// returns absent if the binding has ended. The caller holds no stripe.
+// rebind changes a live entry in place, so that the session always has a binding. The caller
+// holds e.mu.
 func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
-	alive := r.lock(e, w.now)
-	if !alive {
-		e.mu.Unlock()
-		return Binding{}, absent
-	}
-	due := e.due.Load()
-	b, res := r.change(e, w)
-	e.mu.Unlock()
-	if res == written && w.now+int64(w.TTL) < due {
-		r.roster.hasten(e)
-	}
-	return b, res
-}
-
-// change is rebind for a caller that holds e.mu and knows that the binding is alive.
-func (r *Ristretto) change(e *entry, w *write) (Binding, result) {
 	if e.version != w.expect {
 		return r.binding(e), lost
 	}
-	replaces := e.kind == EngineBacked && e.target() != w.Target
-	// The old binding's place in the queue goes to its end if that is reported, otherwise
-	// to the new binding.
-	spare := e.kind == EngineBacked && !replaces
-	switch {
-	case w.Kind == EngineBacked && !spare:
-		if !r.queue.claim() {
-			return Binding{}, refused
-		}
-	case w.Kind != EngineBacked && spare:
-		r.queue.settle()
-	}
-	if replaces {
+	if e.kind == EngineBacked && e.target() != w.Target {
 		r.queue.push(event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
-	r.set(e, w)
+	due := e.due.Load()
+	if e.set(w, r.next()); e.due.Load() < due {
+		r.roster.hasten(e)
+	}
 	return r.binding(e), written
 }
 
 // next returns a version that was never used.
 func (r *Ristretto) next() Version { return Version(r.version.Add(1)) }
 
-// insert stores a new entry for a session that had no live one when last seen. It returns
-// entries that have ended. The caller detaches them, because that needs their stripes and
-// insert holds this one's.
-func (r *Ristretto) insert(key *Key, w *write) (b Binding, res result, ended []*entry) {
+// insert stores a new entry for a session that had no live one when last seen. The caller holds
+// no stripe.
+func (r *Ristretto) insert(key *Key, w *write) (Binding, result) {
+	b, res, evicted := r.insertInStripe(key, w)
+	for _, e := range evicted { // each has a stripe of its own
+		r.detach(e)
+	}
+	return b, res
+}
+
+// insertInStripe is insert without detaching the entries that it has evicted.
+func (r *Ristretto) insertInStripe(key *Key, w *write) (b Binding, res result, evicted []*entry) {
 	h := key.hash()
 	s := r.stripe(h)
 	s.Lock()
@@ -126,32 +99,24 @@ func (r *Ristretto) insert(key *Key, w *write) (b Binding, res result, ended []*
 		cur.mu.Unlock()
 	}
 
-	if w.Kind == EngineBacked && !r.queue.claim() {
-		return Binding{}, refused, nil
-	}
 	e := &entry{key: *key, scope: w.Scope, slot: -1}
-	r.set(e, w)
+	e.set(w, r.next())
 	b = r.binding(e)
-	ok, ended := r.admit(e, w)
+	ok, evicted := r.admit(e, w)
 	if !ok {
-		if w.Kind == EngineBacked {
-			r.queue.settle()
-			r.backed.remove(e.version)
-		}
-		return Binding{}, refused, ended
+		return Binding{}, refused, evicted
 	}
 	// From here on, another write may evict e, and reports that.
 
 	if cur != nil && cur.key != *key {
 		// Two sessions have one hash, and the cache has one place for both. The newer
 		// one gets it.
-		r.evict(cur, 0, w.now, force)
+		r.evict(cur, w.now, true)
 	}
 	if r.store(s, e) || !r.withdraw(e) {
-		r.recent.put(e)
-		return b, written, ended
+		return b, written, evicted
 	}
-	return Binding{}, refused, ended
+	return Binding{}, refused, evicted
 }
 
 // withdraw ends an admitted entry that the cache did not take. It returns false if the
@@ -160,41 +125,33 @@ func (r *Ristretto) withdraw(e *entry) bool {
 	// The hash may still lead to an entry that has ended.
 	r.cache.Del(e.key.hash())
 	e.mu.Lock()
-	gone := e.ended
-	if !gone {
-		r.finish(e, 0)
-	}
-	e.mu.Unlock()
-	if gone {
+	defer e.mu.Unlock()
+	if e.ended {
 		return false
 	}
-	r.roster.remove(e)
+	r.finish(e, 0)
 	return true
 }
 
 // admit adds the entry to the roster, evicting others as needed. It returns the evicted
 // ones even if it returns false. A restored entry does not evict one that was used later.
 func (r *Ristretto) admit(e *entry, w *write) (ok bool, evicted []*entry) {
-	now := w.now
 	for failed := 0; failed < maxEvictions; {
-		added, victim, used := r.roster.add(e, now, len(evicted) > 0)
-		if added {
+		added, victim := r.roster.add(e, w.now, len(evicted))
+		switch {
+		case added:
 			return true, evicted
-		}
-		if w.restores && used >= e.used.Load() {
+		case victim == nil: // the sample had none of the scope
+			failed++
+		case w.restores && victim.used.Load() >= e.used.Load():
 			return false, evicted
-		}
-		p := polite
-		if failed >= politeEvictions {
-			p = urgent
-		}
-		if victim != nil && r.evict(victim, used, now, p) {
+		case r.evict(victim, w.now, false):
 			evicted = append(evicted, victim)
-			continue
+		default:
+			// Live requests use the victim, or another call ended it first. That is often
+			// so only if live requests use nearly all bindings.
+			failed++
 		}
-		// Live requests use the victim, or another call used or ended it first. That is
-		// often so only if live requests use nearly all bindings.
-		failed++
 	}
 	return false, evicted
 }

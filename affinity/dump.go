@@ -18,40 +18,20 @@ type Saved struct {
 // missing, or come twice. The parts share their memory. Dump ends early if each returns
 // false. It returns whether it has passed on everything.
 func (r *Ristretto) Dump(each func([]Saved) bool) bool {
-	buf, part := make([]*entry, 0, chunkSize), make([]Saved, 0, chunkSize)
-	for end := r.roster.size(); end > 0; {
-		buf, end = r.roster.chunk(end, buf[:0])
-		var open bool
-		if part, open = r.save(buf, part[:0]); !open || len(part) > 0 && !each(part) {
-			return false
-		}
-	}
-	return true
-}
-
-// save appends the bindings of live entries to part. It returns false if the store is closed.
-// It enters for one chunk only, so that Close does not wait for a whole pass.
-func (r *Ristretto) save(chunk []*entry, part []Saved) ([]Saved, bool) {
-	g, ok := r.enter(0)
-	if !ok {
-		return nil, false
-	}
-	defer g.RUnlock()
-	now := r.now()
-	for _, e := range chunk {
-		alive := r.lock(e, now)
-		b, used := r.binding(e), e.used.Load()
-		e.mu.Unlock()
-		if !alive {
-			continue
-		}
-		one := Saved{Key: e.key, Want: b.Want}
-		if !r.inUse(e, b.Version) {
-			one.Idle = time.Duration(max(0, now-used))
-		}
-		part = append(part, one)
-	}
-	return part, true
+	part := make([]Saved, 0, chunkSize)
+	return r.pass(false, func(e *entry, now int64) {
+		r.visit(e, now, func() {
+			one := Saved{Key: e.key, Want: r.binding(e).Want}
+			if !r.live.use(e.key, e.version) {
+				one.Idle = time.Duration(max(0, now-e.used.Load()))
+			}
+			part = append(part, one)
+		})
+	}, func() bool {
+		open := len(part) == 0 || each(part)
+		part = part[:0]
+		return open
+	})
 }
 
 // Restore binds a session as it was before, if it has no binding now. The time to live
@@ -72,17 +52,10 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 	if s.Idle >= w.TTL {
 		return false, nil
 	}
-	if e := r.find(&s.Key); e != nil {
-		alive := r.lock(e, w.now)
-		e.mu.Unlock()
-		if alive {
-			return false, nil
-		}
+	if e := r.find(&s.Key); e != nil && r.visit(e, w.now, func() {}) {
+		return false, nil
 	}
-	_, res, ended := r.insert(&s.Key, &w)
-	for _, e := range ended {
-		r.detach(e)
-	}
+	_, res := r.insert(&s.Key, &w)
 	return res == written, nil
 }
 

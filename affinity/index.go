@@ -5,73 +5,6 @@ import (
 	"sync/atomic"
 )
 
-// recent is a table of the entries used last, by hash. Reads look here first, because
-// ristretto's Get costs several times as much: it visits more memory, and records every
-// access for its own eviction.
-//
-// The table is lossy: an entry displaces an older one of its place, and a resize loses all. A
-// place may also keep an entry that has ended. Both are harmless. The cache has every entry,
-// and a session has at most one that has not ended.
-type recent struct {
-	places atomic.Pointer[[]place] // their number is a power of two
-}
-
-// place holds the last two entries of some hashes, the later one first.
-type place [2]atomic.Pointer[entry]
-
-// minPlaces is the smallest number of places.
-const minPlaces = 1 << 10
-
-func (t *recent) place(hash uint64) *place {
-	places := *t.places.Load()
-	return &places[hash&uint64(len(places)-1)]
-}
-
-// find returns an entry of the session or nil. The entry may have ended.
-func (t *recent) find(key *Key) *entry {
-	p := t.place(key.hash())
-	for i := range p {
-		if e := p[i].Load(); e != nil && e.key == *key {
-			return e
-		}
-	}
-	return nil
-}
-
-// put makes the table find the entry. It loses another one if two calls come at once.
-func (t *recent) put(e *entry) {
-	p := t.place(e.key.hash())
-	if old := p[0].Load(); old != e {
-		p[1].Store(old)
-		p[0].Store(e)
-	}
-}
-
-// drop frees the memory of an entry that has ended.
-func (t *recent) drop(e *entry) {
-	p := t.place(e.key.hash())
-	for i := range p {
-		if p[i].Load() == e {
-			p[i].CompareAndSwap(e, nil)
-		}
-	}
-}
-
-// fit gives the table one to four places, 16 to 64 bytes, for each entry.
-func (t *recent) fit(entries int) {
-	size, old := minPlaces, 0
-	if places := t.places.Load(); places != nil {
-		old = len(*places)
-	}
-	for size < entries {
-		size *= 2
-	}
-	if size > old || 4*size <= old {
-		places := make([]place, size)
-		t.places.Store(&places)
-	}
-}
-
 // maxFresh is the number of fresh entries at which a stripe waits for ristretto.
 const maxFresh = 16
 
@@ -89,7 +22,12 @@ type stripe struct {
 	fresh   []*entry
 	settled atomic.Uint64 // how often fresh was emptied
 
-	_ [16]byte
+	// Every operation that uses the cache holds a gate for reading, so that Close cannot
+	// close the cache meanwhile. Each stripe has one, to avoid one contended word. Close
+	// holds all of them to set closed.
+	gate sync.RWMutex
+
+	_ [56]byte
 }
 
 // queued returns the fresh entry of a hash or nil.
@@ -160,7 +98,7 @@ func (r *Ristretto) settle(s *stripe) {
 	r.cache.Wait()
 	for _, e := range s.fresh { // which only holders of the stripe change
 		if cur, ok := r.cache.Get(e.key.hash()); !ok || cur != e {
-			r.evict(e, 0, r.now(), force) // ristretto has refused it, or it has ended
+			r.evict(e, r.now(), true) // ristretto has refused it, or it has ended
 		}
 	}
 	s.freshMu.Lock()

@@ -2,7 +2,6 @@ package affinity
 
 import (
 	"encoding/binary"
-	"math/rand/v2"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -60,41 +59,4 @@ func TestFreshBindingsAreFound(t *testing.T) {
 	r.settle(s)
 	s.Unlock()
 	cacheHolds(t, r)
-}
-
-// TestRecentEntriesMayBeLost binds more sessions than the table of recent entries can hold,
-// at one place and everywhere. Reads still find all.
-func TestRecentEntriesMayBeLost(t *testing.T) {
-	r := open(t, Options{Sweep: time.Hour})
-	var keys []Key
-	for i := range 5 * minPlaces {
-		keys = append(keys, inStripe(i), numberedKey(i))
-	}
-	for i, k := range keys {
-		r.Bind(background, k, 0, want(on(uint64(i)), time.Hour, RouterOnly)) //nolint:gosec // not negative
-	}
-	check := func() {
-		t.Helper()
-		for range 2 * len(keys) {
-			i := rand.IntN(len(keys))
-			if b, ok, _ := r.Get(background, keys[i]); !ok || b.Target != on(uint64(i)) { //nolint:gosec // not negative
-				t.Fatalf("session %d: %+v, %v", i, b, ok)
-			}
-		}
-	}
-	check()
-	if r.sweep(); len(*r.recent.places.Load()) < len(keys) {
-		t.Errorf("%d places for %d sessions", len(*r.recent.places.Load()), len(keys))
-	}
-	check()
-	for i, k := range keys[:len(keys)-10] {
-		b, _, _ := r.Peek(background, k)
-		r.Unbind(background, k, b.Version)
-		if _, ok, _ := r.Get(background, k); ok {
-			t.Fatalf("session %d is found after its end", i)
-		}
-	}
-	if r.sweep(); len(*r.recent.places.Load()) != minPlaces {
-		t.Errorf("%d places for 10 sessions", len(*r.recent.places.Load()))
-	}
 }

@@ -46,9 +46,8 @@ type Options struct {
 	// not yet reported. There is no call after Close has returned.
 	//
 	// The session may have a new binding by then. Call Peek first, and do not release a
-	// session that is back on the same target. A slow OnExpire delays later calls. If
-	// EngineBacked bindings and unreported ends reach twice the limits plus 1,024, the
-	// store refuses further EngineBacked bindings with ErrFull. Default: no reports.
+	// session that is back on the same target. A slow OnExpire delays later calls. While
+	// 65,536 ends wait for it, the store drops further ones. Default: no reports.
 	OnExpire func(key Key, b Binding, why Reason)
 }
 
@@ -60,29 +59,17 @@ type Ristretto struct {
 	clock   func() time.Time // nil stands for time.Now
 	start   time.Time
 	version atomic.Uint64
-	live    atomic.Pointer[func(Key, Version) bool] // nil until Spare
+	live    live
 	queue   *queue
 	roster  roster
-	backed  backed
 	ends    [Replaced + 1]atomic.Uint64 // by reason, but for Replaced; 0: unbound, or not accepted
-	recent  recent
 	stripes [256]stripe
-
-	// Every operation that uses the cache holds a gate for reading, so that Close cannot
-	// close it meanwhile. There are many gates to avoid one contended word. Close holds all of
-	// them to set closed.
-	gates  [64]paddedRWMutex
-	closed atomic.Bool
+	closed  atomic.Bool
 
 	limitsMu  sync.Mutex // one SetMaxSessions at a time
 	closeOnce sync.Once
 	stop      chan struct{}
 	swept     chan struct{}
-}
-
-type paddedRWMutex struct {
-	sync.RWMutex
-	_ [40]byte
 }
 
 // NewRistretto returns an empty store. The owner must Close it. The error says that
@@ -111,7 +98,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	r.version.Store(uint64(max(start.UnixNano(), 1)))                                      //nolint:gosec // positive
 	r.roster = roster{share: o.Share, random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
 	r.roster.limit(o.MaxSessions)
-	r.recent.fit(0)
+	r.live.init()
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
 		// The counters only serve ristretto's eviction, which does not happen.
@@ -131,7 +118,6 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	r.cache = cache
 	if o.OnExpire != nil {
 		r.queue = newQueue(o.OnExpire)
-		r.queue.setLimit(o.MaxSessions)
 	}
 	go r.sweepLoop(o.Sweep)
 	return r, nil
@@ -156,7 +142,7 @@ func headroom(maxSessions int) int64 {
 // Ristretto passes no value for a deleted key.
 func (r *Ristretto) onEvict(item *ristretto.Item[*entry]) {
 	if e := item.Value; e != nil {
-		r.evict(e, 0, r.now(), force)
+		r.evict(e, r.now(), true)
 	}
 }
 
@@ -174,8 +160,8 @@ func (r *Ristretto) stripe(hash uint64) *stripe {
 
 // enter begins an operation. It returns the gate that the caller must RUnlock, or false if
 // the store is closed.
-func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
-	g := &r.gates[hash%uint64(len(r.gates))]
+func (r *Ristretto) enter(hash uint64) (*sync.RWMutex, bool) {
+	g := &r.stripe(hash).gate
 	g.RLock()
 	if r.closed.Load() {
 		g.RUnlock()
@@ -183,11 +169,6 @@ func (r *Ristretto) enter(hash uint64) (*paddedRWMutex, bool) {
 	}
 	return g, true
 }
-
-// Spare makes the store keep the bindings that live requests use: they neither expire nor
-// make room for others. live must be fast, safe for concurrent use, and must not use the
-// store.
-func (r *Ristretto) Spare(live func(Key, Version) bool) { r.live.Store(&live) }
 
 // Get implements [Store].
 func (r *Ristretto) Get(_ context.Context, key Key) (Binding, bool, error) {
@@ -207,74 +188,42 @@ func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, 
 // anyVersion is a version that no binding reaches.
 const anyVersion Version = math.MaxUint64
 
-// read returns the session's binding, and slides it if it has the version.
+// read returns the session's binding. If it has the version, read slides it and returns true.
 func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
-	now := r.now()
-	if e := r.recent.find(key); e != nil && !r.closed.Load() {
-		e.mu.Lock()
-		if !e.ended && e.due.Load() > now {
-			b, ok = r.use(e, v, slide, now)
-			e.mu.Unlock()
-			return b, ok, nil
-		}
-		e.mu.Unlock()
-	}
-	g, ok := r.enter(key.hash())
-	if !ok {
+	g, open := r.enter(key.hash())
+	if !open {
 		return Binding{}, false, ErrClosed
 	}
 	defer g.RUnlock()
-	e := r.find(key)
-	if e == nil {
-		return Binding{}, false, nil
+	if e := r.find(key); e != nil {
+		now := r.now()
+		r.visit(e, now, func() {
+			ok = v == anyVersion || e.version == v
+			if ok && slide {
+				e.slide(now)
+			}
+			b = r.binding(e)
+		})
 	}
-	alive := r.lock(e, now)
-	defer e.mu.Unlock()
-	if !alive {
-		return Binding{}, false, nil
-	}
-	r.recent.put(e)
-	b, ok = r.use(e, v, slide, now)
 	return b, ok, nil
 }
 
-// use returns the binding of a live entry, and slides it if it has the version. It returns
-// false if it has not. The caller holds e.mu.
-func (r *Ristretto) use(e *entry, v Version, slide bool, now int64) (Binding, bool) {
-	if v != anyVersion && e.version != v {
-		return r.binding(e), false
-	}
-	if slide {
-		e.slide(now)
-	}
-	return r.binding(e), true
-}
-
 // Unbind implements [Store].
-func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (Binding, bool, error) {
-	g, ok := r.enter(key.hash())
-	if !ok {
+func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Binding, ok bool, err error) {
+	g, open := r.enter(key.hash())
+	if !open {
 		return Binding{}, false, ErrClosed
 	}
 	defer g.RUnlock()
-	e := r.find(&key)
-	if e == nil {
-		return Binding{}, false, nil
+	if e := r.find(&key); e != nil {
+		r.visit(e, r.now(), func() {
+			b = r.binding(e)
+			if ok = e.version == expect; ok {
+				r.finish(e, 0)
+			}
+		})
 	}
-	if !r.lock(e, r.now()) {
-		e.mu.Unlock()
-		return Binding{}, false, nil
-	}
-	b := r.binding(e)
-	if e.version != expect {
-		e.mu.Unlock()
-		return b, false, nil
-	}
-	r.finish(e, 0)
-	e.mu.Unlock()
-	r.roster.remove(e)
-	r.detach(e)
-	return b, true, nil
+	return b, ok, nil
 }
 
 // Reported waits until OnExpire has got the ends that happened before. OnExpire must not call
@@ -306,30 +255,18 @@ func (r *Ristretto) SetMaxSessions(maxSessions int) {
 	if c := headroom(maxSessions); c > r.cache.MaxCost() {
 		r.cache.UpdateMaxCost(c)
 	}
-	r.queue.setLimit(maxSessions)
 	r.roster.limit(maxSessions)
-	r.roster.shrink(1)
-	defer r.roster.shrink(-1)
-	r.shrink(r.roster.over)
-	for _, scope := range r.roster.aboveShare() {
-		r.shrink(func(now int64) (*entry, int64) { return r.roster.overShare(now, scope) })
-	}
-}
-
-// shrink evicts what over returns, until that is nothing.
-func (r *Ristretto) shrink(over func(now int64) (*entry, int64)) {
-	now, p := r.now(), polite
 	for failed := 0; ; {
-		e, used := over(now)
+		now := r.now()
+		e := r.roster.above(maxSessions, now)
 		switch {
 		case e == nil:
 			return
-		case r.evict(e, used, now, p):
+		case r.evict(e, now, failed >= maxEvictions): // live requests use nearly all, and the operator wants fewer
 			r.detach(e)
+			r.roster.lower(maxSessions)
 		default:
-			if failed++; failed >= maxEvictions {
-				p = force // live requests use nearly all, and the operator wants fewer
-			}
+			failed++
 		}
 	}
 }
@@ -338,12 +275,12 @@ func (r *Ristretto) shrink(over func(now int64) (*entry, int64)) {
 // so OnExpire must not call it.
 func (r *Ristretto) Close() error {
 	r.closeOnce.Do(func() {
-		for i := range r.gates {
-			r.gates[i].Lock()
+		for i := range r.stripes {
+			r.stripes[i].gate.Lock()
 		}
 		r.closed.Store(true)
-		for i := range r.gates {
-			r.gates[i].Unlock()
+		for i := range r.stripes {
+			r.stripes[i].gate.Unlock()
 		}
 		// No operation is running, and none can begin.
 		close(r.stop)

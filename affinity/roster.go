@@ -17,14 +17,13 @@ const (
 // are cheap. It keeps their number within the limits. It takes no other lock while it holds
 // its own.
 type roster struct {
-	mu        sync.Mutex
-	slots     []slot
-	counts    map[uint32]int // of entries by scope
-	share     float64
-	max       int // of entries
-	maxShare  int // of a scope's entries
-	shrinking int // SetMaxSessions calls at work
-	random    uint64
+	mu       sync.Mutex
+	slots    []slot
+	counts   map[uint32]int // of entries by scope
+	share    float64
+	max      int // of entries; SetMaxSessions lowers it in steps
+	maxShare int // of a scope's entries
+	random   uint64
 }
 
 // slot is an entry's place in the roster.
@@ -35,26 +34,25 @@ type slot struct {
 	check int64
 }
 
+// maxEvicted is how many bindings of its own scope one that is added may evict, so that it does
+// not wait until a scope is down at a lowered share.
+const maxEvicted = 2
+
 // add adds the entry if there is room, and returns true. If not, it returns an entry to evict
-// first, and the time of that entry's last use.
-//
-// freed says that the caller has evicted an entry. While SetMaxSessions lowers the limit, a
-// caller evicts only what its own entry needs. SetMaxSessions evicts the rest, so that
-// requests do not wait for it.
-func (ro *roster) add(e *entry, now int64, freed bool) (added bool, victim *entry, used int64) {
+// first, nil if it found none. evicted counts those that the caller has evicted.
+func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *entry) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	n := ro.counts[e.scope]
 	full := len(ro.slots) >= ro.max
-	own := n >= ro.maxShare && (full || e.scope != 0)
-	if (full || own) && (ro.shrinking == 0 || !freed) {
-		victim, used = ro.pick(now, e.scope, own)
-		return false, victim, used
+	own := n >= ro.maxShare && (full || e.scope != 0) && evicted < maxEvicted
+	if full || own {
+		return false, ro.pick(now, e.scope, own)
 	}
 	ro.counts[e.scope] = n + 1
 	e.slot = int32(len(ro.slots)) //nolint:gosec // memory ends before
 	ro.slots = append(ro.slots, slot{e, e.due.Load()})
-	return true, nil, 0
+	return true, nil
 }
 
 // remove removes the entry. A second call does nothing.
@@ -91,7 +89,7 @@ func (ro *roster) hasten(e *entry) {
 // pick returns an overdue entry of a random sample, or else the longest idle one. own limits
 // the sample to the scope. In a small roster the sample is all entries. It returns nil if
 // there are none. The caller holds mu.
-func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry, used int64) {
+func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 	n := len(ro.slots)
 	draws := sampleSize
 	if own {
@@ -109,13 +107,13 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry, used i
 		}
 		seen++
 		if e.due.Load() <= now {
-			return e, e.used.Load()
+			return e
 		}
-		if u := e.used.Load(); victim == nil || u < used {
-			victim, used = e, u
+		if victim == nil || e.used.Load() < victim.used.Load() {
+			victim = e
 		}
 	}
-	return victim, used
+	return victim
 }
 
 // next is SplitMix64 (Steele, Lea and Flood, 2014). It is good enough for the sample and
@@ -128,51 +126,30 @@ func (ro *roster) next() uint64 {
 	return z ^ z>>31
 }
 
-// over returns an entry to evict if the limit is exceeded, or nil.
-func (ro *roster) over(now int64) (victim *entry, used int64) {
+// limit sets the bounds. It does not set max below the present number of entries.
+func (ro *roster) limit(maxSessions int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	if len(ro.slots) <= ro.max {
-		return nil, 0
+	ro.max = max(maxSessions, len(ro.slots))
+	ro.maxShare = max(1, int(ro.share*float64(maxSessions)))
+}
+
+// above returns an entry to evict while max, or the number of entries, is above the limit; nil
+// after that.
+func (ro *roster) above(maxSessions int, now int64) *entry {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	if ro.max <= maxSessions && len(ro.slots) <= maxSessions {
+		return nil
 	}
 	return ro.pick(now, 0, false)
 }
 
-// overShare is over for the share of a scope.
-func (ro *roster) overShare(now int64, scope uint32) (victim *entry, used int64) {
+// lower lowers max by one, for an entry that the caller has evicted.
+func (ro *roster) lower(maxSessions int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	if ro.counts[scope] <= ro.maxShare {
-		return nil, 0
-	}
-	return ro.pick(now, scope, true)
-}
-
-// aboveShare returns the scopes that exceed their share: those but 0, which has no fixed one.
-func (ro *roster) aboveShare() (scopes []uint32) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	for scope, n := range ro.counts {
-		if scope != 0 && n > ro.maxShare {
-			scopes = append(scopes, scope)
-		}
-	}
-	return scopes
-}
-
-// limit sets the bounds.
-func (ro *roster) limit(maxSessions int) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	ro.max = maxSessions
-	ro.maxShare = max(1, int(ro.share*float64(maxSessions)))
-}
-
-// shrink counts the SetMaxSessions calls at work.
-func (ro *roster) shrink(by int) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	ro.shrinking += by
+	ro.max = max(maxSessions, ro.max-1)
 }
 
 func (ro *roster) size() int {
@@ -181,36 +158,27 @@ func (ro *roster) size() int {
 	return len(ro.slots)
 }
 
-// chunk appends up to chunkSize entries below index end to buf. It returns the index for
-// the next call, 0 at the end.
+// chunk appends up to chunkSize entries below index end to buf, or the overdue ones of them. It
+// returns the index for the next call, 0 at the end.
 //
 // A pass downwards misses no entry that stays during the pass. A removal moves the last
 // entry down; that one has either been visited or will be. A pass may visit an entry twice.
-func (ro *roster) chunk(end int, buf []*entry) ([]*entry, int) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	end = min(end, len(ro.slots))
-	begin := max(0, end-chunkSize)
-	for _, s := range ro.slots[begin:end] {
-		buf = append(buf, s.entry)
-	}
-	return buf, begin
-}
-
-// overdue is chunk for overdue entries only.
-func (ro *roster) overdue(end int, now int64, buf []*entry) ([]*entry, int) {
+func (ro *roster) chunk(end int, now int64, overdue bool, buf []*entry) ([]*entry, int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	end = min(end, len(ro.slots))
 	begin := max(0, end-chunkSize)
 	for i := begin; i < end; i++ {
 		s := &ro.slots[i]
-		if s.check > now {
-			continue
+		if overdue {
+			if s.check > now {
+				continue
+			}
+			if s.check = s.due.Load(); s.check > now {
+				continue
+			}
 		}
-		if s.check = s.due.Load(); s.check <= now {
-			buf = append(buf, s.entry)
-		}
+		buf = append(buf, s.entry)
 	}
 	return buf, begin
 }

@@ -46,7 +46,9 @@ func TestOneScopeTakesItsShare(t *testing.T) {
 		t.Fatalf("holds %d", r.Len())
 	}
 	r.SetMaxSessions(100)
-	if n := r.roster.counts; n[1] > 25 || n[2] > 25 || r.Len() != n[0]+n[1]+n[2] || n[0] == 0 {
+	add(100, 1) // a scope above its lowered share comes down with what it adds
+	add(100, 2)
+	if n := r.roster.counts; n[1] != 25 || n[2] != 25 || r.Len() != n[0]+n[1]+n[2] || r.Len() > 100 {
 		t.Fatalf("lowered, holds %d: %v", r.Len(), n)
 	}
 	for _, e := range all(r) {

@@ -14,23 +14,19 @@ import (
 // then the request follows the other to the chosen target without waiting for its answer.
 const Patience = 100 * time.Millisecond
 
-// keepInterval is the time between two passes over the bindings that live requests use.
-const keepInterval = time.Second
-
-// Sessions coordinates the requests of one router over a [Store]. It holds no bindings. It
-// counts the live requests of each session, and knows which of them initialises the binding.
-//
-// A session is bound, initialising or neither. It is initialising while a request that found
-// no binding has neither bound the session nor failed. It is local to the router: in a store
-// that routers share, the first Bind of several routers wins.
+// Sessions coordinates the requests of one router over a store. It counts the live requests of
+// each session, and knows which of them chooses the target of an unbound one. Of routers that
+// share bindings, the first Bind wins.
 type Sessions struct {
-	Store
-	shards  [64]shard
+	*Ristretto
 	waiting atomic.Int64
-	stop    chan struct{}
-	once    sync.Once
-	done    chan struct{} // closed when no goroutine is left
 }
+
+// NewSessions returns the sessions of a store, and takes over the store: Close closes it.
+func NewSessions(store *Ristretto) *Sessions { return &Sessions{Ristretto: store} }
+
+// live has the sessions with live requests.
+type live struct{ shards [64]shard }
 
 type shard struct {
 	mu     sync.Mutex
@@ -42,51 +38,26 @@ type shard struct {
 type active struct {
 	uses    int
 	version Version // of the binding that they use, 0 if none is known
-	ttl     time.Duration
-	touched time.Time // when the keeper or a request last restarted the time to live
 
-	opener  *Use           // the request that initialises the binding, nil if none
-	chosen  bool           // the opener has chosen target
+	first   *Use           // the request that chooses the target of an unbound session, nil if none
+	chosen  bool           // it has chosen target
 	target  kvscore.Target // if chosen
 	changed chan struct{}  // closed at the next change of the above; nil if nobody waits
 
 	alone chan struct{} // full while a request has the session alone; nil until one wants it
 }
 
-// sparer is a store in memory that can ask which bindings are in use.
-type sparer interface {
-	Spare(live func(Key, Version) bool)
-}
-
-// NewSessions returns the sessions of a store, and takes over the store: Close closes it. A
-// store that cannot ask which bindings are in use gets a Touch of each such one. The interval
-// is a quarter of the binding's time to live, and at least a second.
-func NewSessions(store Store) *Sessions {
-	s := &Sessions{Store: store, stop: make(chan struct{}), done: make(chan struct{})}
-	for i := range s.shards {
-		s.shards[i].active = make(map[Key]*active)
+func (l *live) init() {
+	for i := range l.shards {
+		l.shards[i].active = make(map[Key]*active)
 	}
-	if sp, ok := store.(sparer); ok {
-		sp.Spare(s.live)
-		close(s.done)
-	} else {
-		go s.keepLoop()
-	}
-	return s
 }
 
-// Close ends the goroutines of the sessions, and closes the store.
-func (s *Sessions) Close() error {
-	s.once.Do(func() { close(s.stop) })
-	<-s.done
-	return s.Store.Close()
-}
+func (l *live) shard(key *Key) *shard { return &l.shards[key[len(key)-1]%64] }
 
-func (s *Sessions) shard(key *Key) *shard { return &s.shards[key[len(key)-1]%64] }
-
-// live returns whether requests use the binding of a version.
-func (s *Sessions) live(key Key, v Version) bool {
-	sh := s.shard(&key)
+// use returns whether live requests use the binding of a version.
+func (l *live) use(key Key, v Version) bool {
+	sh := l.shard(&key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	a := sh.active[key]
@@ -95,8 +66,8 @@ func (s *Sessions) live(key Key, v Version) bool {
 
 // Live returns the number of sessions with live requests.
 func (s *Sessions) Live() (n int) {
-	for i := range s.shards {
-		sh := &s.shards[i]
+	for i := range s.live.shards {
+		sh := &s.live.shards[i]
 		sh.mu.Lock()
 		n += len(sh.active)
 		sh.mu.Unlock()
@@ -116,25 +87,10 @@ type Use struct {
 	alone    bool // it has the session alone
 }
 
-// State says what a request knows of its session.
-type State uint8
-
-const (
-	// Free: the session has no binding. The request may choose any target.
-	Free State = iota
-	// Opening is Free for the request that initialises the binding. Others wait for it, so
-	// it must Bind, Yield or End.
-	Opening
-	// Following: another request initialises the binding, and has chosen a target.
-	Following
-	// Bound: the session has a binding.
-	Bound
-)
-
 // Begin makes u a live request of the session. While it is live, the binding that it finds
 // or makes does not expire, and makes no room for others. u must End.
 func (s *Sessions) Begin(u *Use, key Key) {
-	sh := s.shard(&key)
+	sh := s.live.shard(&key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	a := sh.active[key]
@@ -146,6 +102,13 @@ func (s *Sessions) Begin(u *Use, key Key) {
 	*u = Use{sessions: s, active: a, key: key}
 }
 
+// lock locks the session's shard.
+func (u *Use) lock() *shard {
+	sh := u.sessions.live.shard(&u.key)
+	sh.mu.Lock()
+	return sh
+}
+
 // Begun returns whether u is a live request of the session.
 func (u *Use) Begun(key Key) bool { return u.active != nil && u.key == key }
 
@@ -154,43 +117,40 @@ func (u *Use) Live() int {
 	if u.active == nil {
 		return 0
 	}
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
+	defer u.lock().mu.Unlock()
 	return u.active.uses
 }
 
-// Find returns what the session is bound to, and restarts the time to live. If the session is
-// Following, the binding has only a target.
+// Find returns what the session is bound to, and restarts the time to live. The zero Binding
+// stands for none. Only one request at a time finds an unbound session without pending: it may
+// choose any target, and must Bind, Yield or End. For others, pending is set until the first
+// one has bound the session. They get a binding without a version, whose target is the chosen
+// one, or the zero Binding.
 //
-// If another request initialises the binding, Find waits until that request has bound the
-// session or yielded, at most for the patience. A request that already
-// holds a slot of a worker must not wait: it has no patience, and can make the binding itself.
-// The errors are those of the store and of the context.
-func (u *Use) Find(ctx context.Context, patience time.Duration) (Binding, State, error) {
+// Find waits while pending, at most for the patience. A request that already holds a slot of a
+// worker must not wait: it has no patience, and can make the binding itself. The errors are
+// those of the store and of the context.
+func (u *Use) Find(ctx context.Context, patience time.Duration) (b Binding, pending bool, err error) {
 	if u.active == nil {
-		return Binding{}, Free, nil
+		return Binding{}, false, nil
 	}
 	var end time.Time
 	var missed Version // a version that this router knows and the store does not
 	for {
 		b, ok, err := u.sessions.Get(ctx, u.key)
 		if err != nil {
-			return Binding{}, Free, err
+			return Binding{}, false, err
 		}
 		if ok {
 			u.note(&b)
-			return b, Bound, nil
+			return b, false, nil
 		}
-		t, state, changed := u.look(&missed)
-		switch {
-		case state == Bound:
-			continue // it was bound after Get
-		case changed == nil:
-			return t, state, nil
+		b, again, changed := u.look(&missed)
+		if again {
+			continue
 		}
-		if patience <= 0 {
-			return t, state, nil
+		if changed == nil || patience <= 0 {
+			return b, changed != nil, nil
 		}
 		if end.IsZero() {
 			end = time.Now().Add(patience)
@@ -199,35 +159,34 @@ func (u *Use) Find(ctx context.Context, patience time.Duration) (Binding, State,
 		err = waitFor(ctx, changed, time.Until(end))
 		u.sessions.waiting.Add(-1)
 		if err != nil {
-			return Binding{}, Free, err
+			return Binding{}, false, err
 		}
 		patience = time.Until(end)
 	}
 }
 
-// look returns the state of a session that has no binding, as the store says. It returns
-// Bound if the store must be asked again, and a channel if the request may wait for another.
-func (u *Use) look(missed *Version) (Binding, State, <-chan struct{}) {
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
+// look returns what is known of a session that has no binding, as the store says. again: it was
+// bound meanwhile, and the store must be asked again. Else changed is nil if the request is the
+// first.
+func (u *Use) look(missed *Version) (b Binding, again bool, changed <-chan struct{}) {
+	defer u.lock().mu.Unlock()
 	a := u.active
 	if a.version > *missed {
 		*missed = a.version
-		return Binding{}, Bound, nil
+		return Binding{}, true, nil
 	}
 	a.version = 0
-	if a.opener == nil || a.opener == u {
-		a.opener = u
-		return Binding{}, Opening, nil
+	if a.first == nil || a.first == u {
+		a.first = u
+		return Binding{}, false, nil
 	}
 	if a.changed == nil {
 		a.changed = make(chan struct{})
 	}
 	if a.chosen {
-		return Binding{Want: Want{Target: a.target}}, Following, a.changed
+		b.Target = a.target
 	}
-	return Binding{}, Free, a.changed
+	return b, false, a.changed
 }
 
 // waitFor waits for the change, at most for d. The error is that of the context.
@@ -243,42 +202,39 @@ func waitFor(ctx context.Context, changed <-chan struct{}, d time.Duration) erro
 	return nil
 }
 
-// Choose says to which target the request goes, if it initialises the binding. Requests that
-// lose patience follow it.
+// Choose says to which target the request goes, if it is the first of an unbound session.
+// Requests that lose patience follow it.
 func (u *Use) Choose(t kvscore.Target) {
 	if u.active == nil {
 		return
 	}
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	if a := u.active; a.opener == u {
+	defer u.lock().mu.Unlock()
+	if a := u.active; a.first == u {
 		a.chosen, a.target = true, t
 	}
 }
 
-// Yield gives up the initialisation, if it is the request's: its attempt has failed, or it is
-// going to wait. One of those that wait for it initialises the binding instead.
+// Yield lets another request be the first, if this one is: its attempt has failed, or it is
+// going to wait.
 func (u *Use) Yield() {
 	if u.active == nil {
 		return
 	}
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
+	defer u.lock().mu.Unlock()
 	u.yield()
 }
 
 // yield is Yield for a caller that holds the shard's lock.
 func (u *Use) yield() {
-	if u.active.opener == u {
+	if u.active.first == u {
 		u.active.settle()
 	}
 }
 
-// settle ends the initialisation and wakes those that wait. The caller holds the shard's lock.
+// settle ends the choice of the first request, and wakes those that wait. The caller holds the
+// shard's lock.
 func (a *active) settle() {
-	a.opener, a.chosen = nil, false
+	a.first, a.chosen = nil, false
 	if a.changed != nil {
 		close(a.changed)
 		a.changed = nil
@@ -287,15 +243,11 @@ func (a *active) settle() {
 
 // note records the binding that the session has.
 func (u *Use) note(b *Binding) {
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	a := u.active
-	if b.Version < a.version {
-		return // another request has seen a later one
+	defer u.lock().mu.Unlock()
+	if a := u.active; b.Version >= a.version { // else another request has seen a later one
+		a.version = b.Version
+		a.settle()
 	}
-	a.version, a.ttl, a.touched = b.Version, b.TTL, time.Now()
-	a.settle()
 }
 
 // Alone waits until no other request has the session alone, at most for the patience. Then u
@@ -305,48 +257,45 @@ func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
 	if u.active == nil || u.alone {
 		return true, nil
 	}
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
+	sh := u.lock()
 	if u.active.alone == nil {
 		u.active.alone = make(chan struct{}, 1)
 	}
 	alone := u.active.alone
 	sh.mu.Unlock()
-	select {
-	case alone <- struct{}{}:
-		u.alone = true
-		return true, nil
-	default:
-	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case alone <- struct{}{}:
-		u.alone = true
-		return true, nil
-	case <-timer.C:
-		return false, nil
-	case <-ctx.Done():
-		return false, ctx.Err()
+	default: // select would choose at random if the patience were over at once
+		select {
+		case alone <- struct{}{}:
+		case <-timer.C:
+			return false, nil
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
 	}
+	u.alone = true
+	return true, nil
 }
 
 // HasAlone returns whether a request has the session alone.
 func (s *Sessions) HasAlone(key Key) bool {
-	sh := s.shard(&key)
+	sh := s.live.shard(&key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	a := sh.active[key]
 	return a != nil && len(a.alone) > 0
 }
 
-// Bind binds the session as [Store.Bind] does, and ends the initialisation. Any request of
-// the session may bind it, also one that did not begin the initialisation.
+// Bind binds the session as [Store.Bind] does, and ends the choice of the first request. Any
+// request of the session may bind it.
 func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, bool, error) {
 	if u.active == nil {
 		return Binding{}, false, nil
 	}
-	b, ok, err := u.sessions.Store.Bind(ctx, u.key, expect, want)
+	b, ok, err := u.sessions.Bind(ctx, u.key, expect, want)
 	if err == nil && b.Version != 0 {
 		u.note(&b)
 	} else {
@@ -365,8 +314,7 @@ func (u *Use) End(ctx context.Context, v Version) error {
 	if v != 0 {
 		_, _, err = u.sessions.Touch(ctx, u.key, v)
 	}
-	sh := u.sessions.shard(&u.key)
-	sh.mu.Lock()
+	sh := u.lock()
 	defer sh.mu.Unlock()
 	u.yield()
 	if u.alone {

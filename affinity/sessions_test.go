@@ -17,11 +17,11 @@ import (
 func bindUse(t *testing.T, s *Sessions, u *Use, key Key) Binding {
 	t.Helper()
 	s.Begin(u, key)
-	b, state, err := u.Find(background, 0)
+	b, _, err := u.Find(background, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if state == Bound {
+	if b.Version != 0 {
 		return b
 	}
 	b, ok, err := u.Bind(background, 0, want(on(1), time.Hour, RouterOnly))
@@ -44,18 +44,16 @@ func TestFirstRequestsGoToOneTarget(t *testing.T) {
 			each(len(targets), func(i int) {
 				var u Use
 				s.Begin(&u, key)
-				b, state, err := u.Find(background, Patience)
-				if err != nil {
-					t.Error(err)
+				b, pending, err := u.Find(background, Patience)
+				if err != nil || pending {
+					t.Error(pending, err)
 				}
 				at := b.Target
-				if state == Opening {
+				if b.Version == 0 {
 					openers.Add(1)
 					at = on(uint64(i)) //nolint:gosec // small
 					u.Choose(at)
 					time.Sleep(Patience / 2) // until the answer begins
-				} else if state != Bound {
-					t.Errorf("state %d", state)
 				}
 				b, _, err = u.Bind(background, b.Version, want(at, time.Minute, RouterOnly))
 				if err != nil {
@@ -70,7 +68,7 @@ func TestFirstRequestsGoToOneTarget(t *testing.T) {
 				}
 			}
 			if openers.Load() != 1 {
-				t.Fatalf("%d requests initialised the binding", openers.Load())
+				t.Fatalf("%d requests were the first", openers.Load())
 			}
 		}
 		if s.Live() != 0 {
@@ -80,13 +78,26 @@ func TestFirstRequestsGoToOneTarget(t *testing.T) {
 	})
 }
 
+// found says what Find has returned.
+func found(b Binding, pending bool, _ error) string {
+	switch {
+	case b.Version != 0:
+		return "bound"
+	case b.Target != kvscore.Target{}:
+		return "chosen"
+	case pending:
+		return "pending"
+	}
+	return "first"
+}
+
 // TestWaitingForTheFirst has a second request meet a first one in each of its phases.
 func TestWaitingForTheFirst(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		first    func(u *Use, cancel func())
 		patience time.Duration
-		state    State
+		found    string
 		waited   time.Duration
 		err      error
 	}{
@@ -94,28 +105,28 @@ func TestWaitingForTheFirst(t *testing.T) {
 			u.Choose(on(7))
 			time.Sleep(30 * time.Millisecond)
 			_, _, _ = u.Bind(background, 0, want(on(7), time.Minute, RouterOnly))
-		}, Patience, Bound, 30 * time.Millisecond, nil},
+		}, Patience, "bound", 30 * time.Millisecond, nil},
 		{"it fails", func(u *Use, _ func()) {
 			u.Choose(on(7))
 			time.Sleep(30 * time.Millisecond)
 			u.Yield()
-		}, Patience, Opening, 30 * time.Millisecond, nil},
+		}, Patience, "first", 30 * time.Millisecond, nil},
 		{"it ends", func(u *Use, _ func()) {
 			time.Sleep(30 * time.Millisecond)
 			_ = u.End(background, 0)
-		}, Patience, Opening, 30 * time.Millisecond, nil},
-		{"its answer takes long", func(u *Use, _ func()) { u.Choose(on(7)) }, Patience, Following, Patience, nil},
+		}, Patience, "first", 30 * time.Millisecond, nil},
+		{"its answer takes long", func(u *Use, _ func()) { u.Choose(on(7)) }, Patience, "chosen", Patience, nil},
 		{"it chooses late", func(u *Use, _ func()) {
 			time.Sleep(Patience / 2)
 			u.Choose(on(7))
-		}, Patience, Following, Patience, nil},
-		{"it does not choose", func(*Use, func()) {}, Patience, Free, Patience, nil},
-		{"the second has no patience", func(u *Use, _ func()) { u.Choose(on(7)) }, 0, Following, 0, nil},
-		{"the second has no patience, the first no target", func(*Use, func()) {}, 0, Free, 0, nil},
+		}, Patience, "chosen", Patience, nil},
+		{"it does not choose", func(*Use, func()) {}, Patience, "pending", Patience, nil},
+		{"the second has no patience", func(u *Use, _ func()) { u.Choose(on(7)) }, 0, "chosen", 0, nil},
+		{"the second has no patience, the first no target", func(*Use, func()) {}, 0, "pending", 0, nil},
 		{"the second is cancelled", func(_ *Use, cancel func()) {
 			time.Sleep(30 * time.Millisecond)
 			cancel()
-		}, Patience, Free, 30 * time.Millisecond, context.Canceled},
+		}, Patience, "first", 30 * time.Millisecond, context.Canceled},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -124,8 +135,8 @@ func TestWaitingForTheFirst(t *testing.T) {
 				s := NewSessions(r)
 				var first, second Use
 				s.Begin(&first, named("s"))
-				if _, state, _ := first.Find(background, Patience); state != Opening {
-					t.Fatalf("the first finds state %d", state)
+				if got := found(first.Find(background, Patience)); got != "first" {
+					t.Fatalf("the first finds %q", got)
 				}
 				ctx, cancel := context.WithCancel(background)
 				defer cancel()
@@ -137,11 +148,11 @@ func TestWaitingForTheFirst(t *testing.T) {
 				}
 				s.Begin(&second, named("s"))
 				began := time.Now()
-				b, state, err := second.Find(ctx, tt.patience)
-				if waited := time.Since(began); state != tt.state || waited != tt.waited || !errors.Is(err, tt.err) {
-					t.Errorf("state %d after %v, %v; want %d after %v", state, waited, err, tt.state, tt.waited)
+				b, pending, err := second.Find(ctx, tt.patience)
+				if got, waited := found(b, pending, err), time.Since(began); got != tt.found || waited != tt.waited || !errors.Is(err, tt.err) {
+					t.Errorf("%q after %v, %v; want %q after %v", got, waited, err, tt.found, tt.waited)
 				}
-				if (state == Bound || state == Following) != (b.Target == on(7)) || (b.Version != 0) != (state == Bound) {
+				if b.Target != on(7) && b != (Binding{}) {
 					t.Errorf("found %+v", b)
 				}
 				wg.Wait()
@@ -165,9 +176,9 @@ func TestFollowerBinds(t *testing.T) {
 	s.Begin(&second, named("s"))
 	_, _, _ = first.Find(background, 0)
 	first.Choose(on(3))
-	b, state, _ := second.Find(background, 0)
-	if state != Following {
-		t.Fatalf("state %d", state)
+	b, pending, err := second.Find(background, 0)
+	if got := found(b, pending, err); got != "chosen" {
+		t.Fatalf("found %q", got)
 	}
 	bound, ok, err := second.Bind(background, b.Version, want(b.Target, time.Minute, RouterOnly))
 	if !ok || err != nil {
@@ -177,50 +188,10 @@ func TestFollowerBinds(t *testing.T) {
 		t.Errorf("the first got %+v, %v, %v; want what the second bound", got, ok, err)
 	}
 	first.Yield()
-	if got, state, _ := first.Find(background, 0); state != Bound || got.Version != bound.Version {
-		t.Errorf("found %+v, %d", got, state)
+	if got, _, _ := first.Find(background, 0); got.Version != bound.Version {
+		t.Errorf("found %+v", got)
 	}
 	_, _ = first.End(background, 0), second.End(background, 0)
-}
-
-// TestLiveRequestKeepsItsBinding lets a request take three times the time to live. One store
-// asks which bindings are in use, the other gets a Touch of them.
-func TestLiveRequestKeepsItsBinding(t *testing.T) {
-	const ttl = 10 * time.Second
-	for name, wrap := range map[string]func(*Ristretto) Store{
-		"asks": func(r *Ristretto) Store { return r },
-		"told": func(r *Ristretto) Store { return struct{ Store }{r} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := open(t, Options{Sweep: time.Second})
-				s := NewSessions(wrap(r))
-				defer s.Close()
-				var u, other Use
-				s.Begin(&u, named("s"))
-				s.Begin(&other, named("s"))
-				_, _, _ = u.Find(background, 0)
-				b, ok, err := u.Bind(background, 0, want(on(1), ttl, RouterOnly))
-				if !ok || err != nil {
-					t.Fatal(ok, err)
-				}
-				_ = other.End(background, 0) // another's end changes nothing
-				time.Sleep(3*ttl + time.Second/2)
-				if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
-					t.Fatalf("after three times its time to live: %+v, %v", got, ok)
-				}
-				_ = u.End(background, b.Version)
-				time.Sleep(ttl - 1)
-				if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
-					t.Errorf("the time to live did not restart at the end: %+v, %v", got, ok)
-				}
-				time.Sleep(1)
-				if _, ok := peek(s, "s"); ok {
-					t.Error("alive without requests")
-				}
-			})
-		})
-	}
 }
 
 // TestUsesRaceExpiry renews, rebinds and ends sessions while their deadlines pass. No binding
@@ -250,11 +221,11 @@ func TestUsesRaceExpiry(t *testing.T) {
 			var u Use
 			s.Begin(&u, keys[rand.IntN(len(keys))])
 			clock.RLock()
-			b, state, err := u.Find(background, time.Millisecond)
+			b, _, err := u.Find(background, time.Millisecond)
 			if err != nil {
 				t.Error(err)
 			}
-			if state != Bound {
+			if b.Version == 0 {
 				b, _, err = u.Bind(background, 0, want(on(1), 50, EngineBacked))
 				if err != nil {
 					t.Error(err)
@@ -281,27 +252,81 @@ func TestUsesRaceExpiry(t *testing.T) {
 	}
 }
 
-// TestSessionsClose ends the keeper's goroutine, and tolerates requests that come later.
-func TestSessionsClose(t *testing.T) {
+// TestAloneKeepsOthersOut has two requests that want a session alone, and one that does not.
+func TestAloneKeepsOthersOut(t *testing.T) {
+	s := NewSessions(open(t, Options{}))
+	var first, second, other Use
+	key := named("s")
+	for _, u := range []*Use{&first, &second, &other} {
+		s.Begin(u, key)
+	}
+	if ok, err := first.Alone(t.Context(), 0); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if ok, err := second.Alone(t.Context(), time.Millisecond); ok || err != nil {
+		t.Error("two have the session alone", err)
+	}
+	_ = other.End(t.Context(), 0)
+	got := make(chan bool)
+	go func() {
+		ok, _ := second.Alone(t.Context(), time.Minute)
+		got <- ok
+	}()
+	_ = first.End(t.Context(), 0)
+	if !<-got {
+		t.Error("the second does not get the session after the first")
+	}
+	_ = second.End(t.Context(), 0)
+	if s.Live() != 0 {
+		t.Error("a session is still live")
+	}
+}
+
+// TestLiveRequestKeepsItsBinding lets a request take three times the time to live.
+func TestLiveRequestKeepsItsBinding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewSessions(struct{ Store }{open(t, Options{})})
-		var u Use
-		s.Begin(&u, named("s"))
-		each(2, func(int) { _ = s.Close() })
-		if _, state, err := u.Find(background, Patience); state != Free || !errors.Is(err, ErrClosed) {
-			t.Errorf("state %d, %v", state, err)
+		const ttl = 10 * time.Second
+		s := NewSessions(open(t, Options{Sweep: time.Second}))
+		defer s.Close()
+		var u, other Use
+		b := bindUse(t, s, &u, named("s"))
+		b, _, _ = u.Bind(background, b.Version, want(on(1), ttl, RouterOnly))
+		s.Begin(&other, named("s"))
+		_ = other.End(background, 0) // another's end changes nothing
+		time.Sleep(3*ttl + time.Second/2)
+		if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
+			t.Fatalf("after three times its time to live: %+v, %v", got, ok)
 		}
-		if _, ok, err := u.Bind(background, 0, want(on(1), time.Minute, RouterOnly)); ok || !errors.Is(err, ErrClosed) {
-			t.Errorf("bound %v, %v", ok, err)
+		_ = u.End(background, b.Version)
+		time.Sleep(ttl - 1)
+		if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
+			t.Errorf("the time to live did not restart at the end: %+v, %v", got, ok)
 		}
-		if err := u.End(background, 1); !errors.Is(err, ErrClosed) {
-			t.Error(err)
-		}
-		var none Use
-		none.Choose(on(1))
-		none.Yield()
-		if _, state, err := none.Find(background, Patience); state != Free || err != nil || none.End(background, 1) != nil {
-			t.Errorf("the zero use: state %d, %v", state, err)
+		time.Sleep(1)
+		if _, ok := peek(s, "s"); ok {
+			t.Error("alive without requests")
 		}
 	})
+}
+
+// TestSessionsClose has requests that come after the end of the store, and the zero Use.
+func TestSessionsClose(t *testing.T) {
+	s := NewSessions(open(t, Options{}))
+	var u, none Use
+	s.Begin(&u, named("s"))
+	_ = s.Close()
+	if b, pending, err := u.Find(background, Patience); b != (Binding{}) || pending || !errors.Is(err, ErrClosed) {
+		t.Errorf("found %+v, %v, %v", b, pending, err)
+	}
+	if _, ok, err := u.Bind(background, 0, want(on(1), time.Minute, RouterOnly)); ok || !errors.Is(err, ErrClosed) {
+		t.Errorf("bound %v, %v", ok, err)
+	}
+	if err := u.End(background, 1); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	none.Choose(on(1))
+	none.Yield()
+	if _, pending, err := none.Find(background, Patience); pending || err != nil || none.End(background, 1) != nil {
+		t.Errorf("the zero use: %v, %v", pending, err)
+	}
 }

@@ -26,28 +26,27 @@ func (r *Ristretto) sweepLoop(every time.Duration) {
 // sweep ends overdue entries, to save memory and to report ends in time. Reads never return
 // an overdue binding, swept or not.
 func (r *Ristretto) sweep() {
-	now := r.now()
-	r.recent.fit(r.roster.size())
-	buf := make([]*entry, 0, chunkSize)
-	for end := r.roster.size(); end > 0; {
-		buf, end = r.roster.overdue(end, now, buf[:0])
-		if len(buf) > 0 && !r.expireAll(buf, now) {
-			return
-		}
-	}
+	r.pass(true, func(e *entry, now int64) { r.visit(e, now, func() {}) }, func() bool { return true })
 }
 
-// expireAll returns false if the store is closed. It enters for one chunk only, so that
-// Close does not wait for a whole pass.
-func (r *Ristretto) expireAll(chunk []*entry, now int64) bool {
-	g, ok := r.enter(0)
-	if !ok {
-		return false
-	}
-	defer g.RUnlock()
-	for _, e := range chunk {
-		if r.expire(e, now) {
-			r.detach(e)
+// pass calls each with the entries, or with the overdue ones only. After each part of up to
+// chunkSize it calls after, and ends if that returns false. It returns whether it has passed on
+// everything. It enters for one part only, so that Close does not wait for a whole pass.
+func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after func() bool) bool {
+	now := r.now()
+	buf := make([]*entry, 0, chunkSize)
+	for end := r.roster.size(); end > 0; {
+		buf, end = r.roster.chunk(end, now, overdue, buf[:0])
+		g, ok := r.enter(0)
+		if !ok {
+			return false
+		}
+		for _, e := range buf {
+			each(e, now)
+		}
+		g.RUnlock()
+		if !after() {
+			return false
 		}
 	}
 	return true
@@ -55,49 +54,34 @@ func (r *Ristretto) expireAll(chunk []*entry, now int64) bool {
 
 // List implements [Store].
 func (r *Ristretto) List(_ context.Context, after Key, limit int) ([]Entry, error) {
-	g, ok := r.enter(0)
-	if !ok {
+	if r.closed.Load() {
 		return nil, ErrClosed
 	}
-	defer g.RUnlock()
 	if limit <= 0 {
 		return nil, nil
 	}
-
 	// The smallest keys so far, in order. Few entries of a long pass are inserted.
 	var page []Entry
-	now := r.now()
-	buf := make([]*entry, 0, chunkSize)
-	for end := r.roster.size(); end > 0; {
-		buf, end = r.roster.chunk(end, buf[:0])
-		for _, e := range buf {
-			if compare(&e.key, &after) <= 0 || len(page) == limit && compare(&e.key, &page[limit-1].Key) > 0 {
-				continue
-			}
-			page = r.insertEntry(page, e, now, limit)
+	r.pass(false, func(e *entry, now int64) {
+		if compare(&e.key, &after) > 0 && (len(page) < limit || compare(&e.key, &page[limit-1].Key) <= 0) {
+			r.visit(e, now, func() { page = insertEntry(page, Entry{Key: e.key, Binding: r.binding(e)}, limit) })
 		}
-	}
+	}, func() bool { return true })
 	return page, nil
 }
 
 func compare(a, b *Key) int { return bytes.Compare(a[:], b[:]) }
 
-// insertEntry puts a live entry at its place in the page. A session can come twice, see
+// insertEntry puts an entry at its place in the page. A session can come twice, see
 // [roster.chunk]; the later binding replaces the earlier one.
-func (r *Ristretto) insertEntry(page []Entry, e *entry, now int64, limit int) []Entry {
-	live := r.lock(e, now)
-	b := r.binding(e)
-	e.mu.Unlock()
-	if !live {
-		return page
-	}
-	i := sort.Search(len(page), func(i int) bool { return compare(&page[i].Key, &e.key) >= 0 })
-	if i < len(page) && page[i].Key == e.key {
-		page[i].Binding = b
+func insertEntry(page []Entry, one Entry, limit int) []Entry {
+	i := sort.Search(len(page), func(i int) bool { return compare(&page[i].Key, &one.Key) >= 0 })
+	if i < len(page) && page[i].Key == one.Key {
+		page[i] = one
 		return page
 	}
 	if len(page) == limit {
 		page = page[:limit-1]
 	}
-	return slices.Insert(page, i, Entry{Key: e.key, Binding: b})
+	return slices.Insert(page, i, one)
 }

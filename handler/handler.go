@@ -144,7 +144,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	}
 	d.FollowUps = speculative.NewRunner(d, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
-	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader, Config: h.config}
+	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader}
 	return nil
 }
 
@@ -242,7 +242,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	h.noticeServer(r)
 	h.prober.Start() // if adopt has not
 	h.prober.Await(r.Context())
-	h.explainer.Follow()
 	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)

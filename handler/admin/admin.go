@@ -39,7 +39,7 @@ func init() {
 // `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`, `?model=` its model if the key has sessions with several. With `?hashed`, the path has the hash. Looking does not extend its life
 // `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest. If an engine holds the session, the engine closes it, and its next turn gets 410 (`session_lost`)
 // `PUT /kv_router/pools/{pool}/sessions/{key}?worker=&rank=` | Binds the session to another worker, by its address or its id; 409 if an engine holds the session
-// `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. The settings are those of the handler of the pool that was the last to serve its first request
+// `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. If several handlers share the pool, one of them answers, with its settings
 //
 // Addresses and keys with a slash in them are written with `%2F`. Caddy logs
 // the paths of requests to its admin endpoint: with `?hashed`, no key gets into

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -39,10 +40,11 @@ func (h *hasher) add(p []byte) {
 		h.full(h.tail)
 		h.tail = h.tail[:0]
 	}
-	for len(p) >= h.size {
-		h.full(p)
-		p = p[h.size:]
+	blocks, size, seed := h.blocks, h.size, h.seed // in registers
+	for ; len(p) >= size; p = p[size:] {
+		blocks = append(blocks, kvscore.TextBlock(xxh3.HashSeed(p[:size], seed), p[:size]))
 	}
+	h.blocks = blocks
 	h.tail = append(h.tail, p...)
 }
 
@@ -212,7 +214,7 @@ func (c *compact) next() []byte {
 // idHasher turns token ids into the hashes of their full blocks. Callers keep the
 // memory for one block, which can thus be on the stack.
 type idHasher struct {
-	hash   kvscore.TokenHash
+	hash   cache.TokenHash
 	fill   int // bytes of block in use
 	blocks []uint64
 }

@@ -15,14 +15,13 @@ func TestOnlyProbesAreWatchedOfWhatIsSilent(t *testing.T) {
 		stream  bool
 		hangs   bool
 		watched bool
-		limited bool
 	}{
-		{[]string{"a:1"}, true, false, false, false},
-		{[]string{"a:1"}, true, true, false, false}, // where else?
-		{[]string{"a:1", "b:1"}, true, false, true, false},
-		{[]string{"a:1", "b:1"}, true, true, true, true},
-		{[]string{"a:1", "b:1"}, false, false, false, false},
-		{[]string{"a:1", "b:1"}, false, true, true, true},
+		{[]string{"a:1"}, true, false, false},
+		{[]string{"a:1"}, true, true, false}, // where else?
+		{[]string{"a:1", "b:1"}, true, false, true},
+		{[]string{"a:1", "b:1"}, true, true, true},
+		{[]string{"a:1", "b:1"}, false, false, false},
+		{[]string{"a:1", "b:1"}, false, true, true},
 	} {
 		h := testHandler(t, v.workers...)
 		d, _ := plannedDispatch(t, h, 10)
@@ -34,7 +33,7 @@ func TestOnlyProbesAreWatchedOfWhatIsSilent(t *testing.T) {
 		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
 		out := d.watched(r)
 		g := d.attempt.watch
-		if (g != nil) != v.watched || (out != r) != v.watched || g != nil && (g.probe != nil) != v.limited {
+		if (g != nil) != v.watched || (out != r) != v.watched {
 			t.Errorf("%+v: watched %v", v, g != nil)
 		}
 		if err := d.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {

@@ -72,12 +72,12 @@ type tries struct {
 
 // binding is the session's binding as the request last saw it.
 type binding struct {
-	use    affinity.Use     // the request's part in the session; none if it must not bind it
-	bound  affinity.Binding // zero if there is none
-	state  affinity.State
-	waited bool           // this attempt has waited for a concurrent first request of the session
-	away   bool           // this turn goes to another worker, and the session stays bound where it is
-	near   kvscore.Target // of the parent of an unbound session; the zero Target if none
+	use     affinity.Use     // the request's part in the session; none if it must not bind it
+	bound   affinity.Binding // zero if there is none
+	pending bool             // a concurrent first request has not bound the session yet
+	waited  bool             // this attempt has waited for that
+	away    bool             // this turn goes to another worker, and the session stays bound where it is
+	near    kvscore.Target   // of the parent of an unbound session; the zero Target if none
 }
 
 // outgoing is what workers are sent.

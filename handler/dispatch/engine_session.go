@@ -42,7 +42,7 @@ func (d *Dispatch) enterSession(r *http.Request) error {
 		return nil
 	}
 	d.Pool.AwaitRestored(ctx)
-	b, _ := d.peek(ctx, s.Key)
+	b := d.peek(ctx, s.Key)
 	if b.Kind != affinity.EngineBacked && !s.Opens() && !d.Pool.Sessions.HasAlone(s.Key) {
 		return d.enterUnheld(ctx)
 	}
@@ -101,7 +101,7 @@ func (d *Dispatch) haveAlone(ctx context.Context) error {
 // the session at once.
 func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
 	p, w := d.plan, d.named(d.upstreams(r), b.Target.Worker)
-	d.bound, d.state = *b, affinity.Bound
+	d.bound, d.pending = *b, false
 	if w == nil && d.Pool.IsNowUpstream(b.Target.Worker) {
 		return &api.Refusal{
 			API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, RetryAfter: 1,
@@ -184,7 +184,7 @@ func (d *Dispatch) openSession(req *http.Request) error {
 		d.Pool.CloseSession(want)
 		return d.notOpened(http.StatusConflict, errors.New("another request bound the session meanwhile"))
 	}
-	d.backed.id, d.bound, d.state = id, b, affinity.Bound
+	d.backed.id, d.bound, d.pending = id, b, false
 	if ok {
 		d.backed.opened = b.Version
 	}
@@ -203,7 +203,7 @@ func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) er
 	}
 	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
-	if d.backed.id == "" && d.Pool.HoldsForOther(waits, d.plan.Session.Key, w, id) {
+	if d.backed.id == "" && d.Pool.HoldsForOther(d.plan.Session.Key, w, id) {
 		return d.notOpened(http.StatusConflict, fmt.Errorf("the engine of worker %d holds a session of this id with another model", w.ID))
 	}
 	if err := d.Pool.AwaitClosed(waits, w, id); err != nil {
@@ -254,7 +254,7 @@ func (d *Dispatch) rollBack() {
 	if v := d.backed.opened; v != 0 {
 		_, _, _ = d.Pool.EndSession(context.Background(), d.plan.Session.Key, v, false)
 		d.backed.id, d.backed.opened = "", 0
-		d.bound, d.state = affinity.Binding{}, affinity.Free
+		d.bound, d.pending = affinity.Binding{}, false
 	}
 }
 

@@ -18,48 +18,49 @@ func (d *Dispatch) findSession(ctx context.Context) {
 	if d.backed.id != "" {
 		return // enterSession has found it, and nothing else counts
 	}
-	d.state, d.bound, d.near = affinity.Free, affinity.Binding{}, kvscore.Target{}
+	d.bound, d.pending, d.near = affinity.Binding{}, false, kvscore.Target{}
 	s := &d.plan.Session
 	if s.Key.IsZero() {
 		return
 	}
 	if d.binds() {
-		d.bound, d.state = d.find(ctx)
+		d.bound, d.pending = d.find(ctx)
 	} else {
-		d.bound, d.state = d.peek(ctx, s.Key)
+		d.bound = d.peek(ctx, s.Key)
 	}
 	if s.BackedOnly && d.bound.Kind != affinity.EngineBacked {
-		d.bound, d.state = affinity.Binding{}, affinity.Free
+		d.bound, d.pending = affinity.Binding{}, false
 	}
 	if !d.homed() {
 		d.near = d.nearParent(ctx)
 	}
 }
 
-// find returns what the session is bound to. The request becomes a live one of the session.
-func (d *Dispatch) find(ctx context.Context) (affinity.Binding, affinity.State) {
+// find returns what the session is bound to, as Use.Find does. The request becomes a live one of
+// the session.
+func (d *Dispatch) find(ctx context.Context) (b affinity.Binding, pending bool) {
 	key := d.plan.Session.Key
 	if !d.use.Begun(key) {
 		d.Pool.Sessions.Begin(&d.use, key)
 	}
-	b, state, err := d.use.Find(ctx, 0)
+	b, pending, err := d.use.Find(ctx, 0)
 	if err != nil { // it is routed as if it had no session
 		d.FallBack(fallbackUnbound)
 		_ = d.use.End(ctx, 0)
 	}
-	return b, state
+	return b, pending
 }
 
 // peek returns what a session is bound to, without extending its life.
-func (d *Dispatch) peek(ctx context.Context, key affinity.Key) (affinity.Binding, affinity.State) {
+func (d *Dispatch) peek(ctx context.Context, key affinity.Key) affinity.Binding {
 	b, ok, err := d.Pool.Sessions.Peek(ctx, key)
-	switch {
-	case err != nil && !d.dry:
+	if err != nil && !d.dry {
 		d.FallBack(fallbackUnbound)
-	case ok:
-		return b, affinity.Bound
 	}
-	return affinity.Binding{}, affinity.Free
+	if !ok {
+		return affinity.Binding{}
+	}
+	return b
 }
 
 // nearParent returns the target that the parent session is bound to, the zero Target if
@@ -70,8 +71,7 @@ func (d *Dispatch) nearParent(ctx context.Context) kvscore.Target {
 	if parent.IsZero() || !d.mayLeave() {
 		return kvscore.Target{}
 	}
-	b, _ := d.peek(ctx, parent)
-	return b.Target
+	return d.peek(ctx, parent).Target
 }
 
 // binds returns whether the request binds its session.
@@ -82,21 +82,20 @@ func (d *Dispatch) binds() bool {
 // homed returns whether the session has a target: it is bound, or a concurrent first request
 // has chosen one.
 func (d *Dispatch) homed() bool {
-	return d.state == affinity.Bound || d.state == affinity.Following
+	return d.bound.Target != kvscore.Target{}
 }
 
 // awaitsFirst returns whether the request waits for a concurrent first request of its session,
 // which it does once an attempt. It does not if it is pinned, or already holds a place on a worker.
 func (d *Dispatch) awaitsFirst() bool {
-	return !d.waited && d.use.Begun(d.plan.Session.Key) && d.state != affinity.Bound && d.state != affinity.Opening &&
-		!d.pinned() && d.wait.granted == nil
+	return d.pending && !d.waited && !d.pinned() && d.wait.granted == nil
 }
 
 // awaitFirst waits for a concurrent first request of the session. It returns false if the
 // client left meanwhile.
 func (d *Dispatch) awaitFirst(ctx context.Context) bool {
 	d.waited = true
-	_, d.state, _ = d.use.Find(ctx, affinity.Patience) // findSession reads all, and any error
+	_, _, _ = d.use.Find(ctx, affinity.Patience) // findSession reads all, and any error
 	d.wait.left = ctx.Err()
 	return d.wait.left == nil
 }

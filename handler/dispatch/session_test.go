@@ -14,7 +14,7 @@ import (
 func TestLastTurnSparesANewerBinding(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		h := benchHandler(t)
-		store := &h.pool.Sessions
+		store := h.pool.Sessions
 		key := affinity.Key{1}
 		bind := func(worker uint64) {
 			b, _, _ := store.Peek(t.Context(), key)

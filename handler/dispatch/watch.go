@@ -55,7 +55,6 @@ type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  *time.Timer   // ends the attempt; nil if the first token has no deadline
-	probe  *time.Timer   // moves the attempt; nil if its worker is not hung
 	held   time.Duration // how long the header may be held back; 0 is no limit
 	pause  time.Duration // the longest one of an answer; 0 is no limit
 	idle   *time.Timer   // made when it is first needed
@@ -65,8 +64,8 @@ type watch struct {
 // worker may take over, the request has a watch.
 func (d *Dispatch) watched(req *http.Request) *http.Request {
 	a := d.attempt
-	probe := a.Worker.Progress.IsHung()
-	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probe {
+	probes := a.Worker.Progress.IsHung() // the request shows whether the worker still hangs
+	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes {
 		return req
 	}
 	var limit, pause time.Duration
@@ -86,18 +85,8 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	if limit > 0 {
 		w.first = time.AfterFunc(limit, func() { w.cancel(errFirstToken) })
 	}
-	if p := d.Pool; probe && movable {
-		// The request shows whether the worker still hangs, and must not wait for ever.
-		plain := 0
-		if a.Kind == pool.KindPlain {
-			plain = 1
-		}
-		patience := p.Patience(a.lease.Target(), a.Ahead, plain)
-		w.probe = time.AfterFunc(patience, func() { p.MoveSoon(&a.Attempt) })
-		w.held = patience
-	}
-	if w.held += heldFor; w.first != nil {
-		w.held = 0 // the deadline ends the wait
+	if limit == 0 && !probes {
+		w.held = heldFor // a deadline, or a move, ends the wait of others
 	}
 	return req.WithContext(w.ctx)
 }
@@ -126,9 +115,6 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 	var ended *endedError
 	if a.Worker.Progress.Arrived(&a.Attempt) {
 		ended = errHangs
-	}
-	if w.probe != nil {
-		w.probe.Stop()
 	}
 	if w.first != nil && !w.first.Stop() {
 		ended = errFirstToken

@@ -165,7 +165,7 @@ func (p *Pool) call(w *Worker, call engine.SessionCall) (status int, err error) 
 // AwaitClosed waits until no session of an id is left to be closed on a worker. A client that
 // opens it again must not get the context of the earlier one. The error is the context's.
 func (p *Pool) AwaitClosed(ctx context.Context, w *Worker, id string) error {
-	p.Sessions.store.Reported(ctx)
+	p.Sessions.Reported(ctx)
 	for {
 		over := p.engineSessions.hasten(w, id)
 		if over == nil {
@@ -227,12 +227,18 @@ func (p *Pool) bindingEnded(key affinity.Key, held affinity.Want) {
 
 // eachHeld passes the present engine-backed bindings to f.
 func (p *Pool) eachHeld(f func(key affinity.Key, b affinity.Binding)) {
-	for _, key := range p.Sessions.store.EngineBacked() {
-		b, ok, err := p.Sessions.Peek(context.Background(), key)
-		if err == nil && ok && b.Kind == affinity.EngineBacked {
-			f(key, b)
+	p.Sessions.Dump(func(part []affinity.Saved) bool {
+		for _, one := range part {
+			if one.Kind != affinity.EngineBacked {
+				continue
+			}
+			b, ok, err := p.Sessions.Peek(context.Background(), one.Key)
+			if err == nil && ok && b.Kind == affinity.EngineBacked {
+				f(one.Key, b)
+			}
 		}
-	}
+		return true
+	})
 }
 
 // loseSessions ends the bindings of the sessions that a worker's engine held. Their next turns
@@ -256,19 +262,17 @@ func (p *Pool) loseSessions(w *Worker, abandon bool) {
 
 // HoldsForOther returns whether a worker's engine holds a session of an id for another key. That
 // is the same client's session with another model.
-func (p *Pool) HoldsForOther(ctx context.Context, key affinity.Key, w *Worker, id string) bool {
-	for _, other := range p.Sessions.store.WithEngineSession(id) {
-		b, ok, err := p.Sessions.Peek(ctx, other)
-		if other != key && err == nil && ok && b.Target.Worker == w.ID {
-			return true
-		}
-	}
-	return false
+func (p *Pool) HoldsForOther(key affinity.Key, w *Worker, id string) bool {
+	return !p.Sessions.Dump(func(part []affinity.Saved) bool {
+		return !slices.ContainsFunc(part, func(one affinity.Saved) bool {
+			return one.EngineSession == id && one.Target.Worker == w.ID && one.Key != key
+		})
+	})
 }
 
 // closeAll closes the sessions that engines hold, for the pool ends.
 func (p *Pool) closeAll() {
-	p.Sessions.store.Reported(context.Background())
+	p.Sessions.Reported(context.Background())
 	p.eachHeld(func(key affinity.Key, b affinity.Binding) {
 		_, _, _ = p.EndSession(context.Background(), key, b.Version, false)
 	})

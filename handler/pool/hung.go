@@ -30,7 +30,7 @@ type Attempt struct {
 	Waiting atomic.Bool // for the worker, and not for the client
 
 	// the lock of progress guards these
-	pos   int   // in streams
+	pos   int   // in attempts
 	move  *Move // nil if no other worker may serve the request, or the header has come
 	Moved bool  // the pool has canceled the attempt to move it
 }
@@ -50,9 +50,8 @@ type progress struct {
 
 	suspected int // checks in a row that found the worker hung; only the upkeep uses it
 
-	mu      sync.Mutex
-	streams []*Attempt // attempts of KindStream
-	plain   int        // number of attempts of KindPlain
+	mu       sync.Mutex
+	attempts []*Attempt // but none of KindOther
 }
 
 // started is the zero of ticks. It has a monotonic reading, so a change of the system's
@@ -76,12 +75,8 @@ func (f *progress) Begin(a *Attempt) {
 	a.Waiting.Store(true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if a.Kind == KindPlain {
-		f.plain++
-		return
-	}
-	a.pos = len(f.streams)
-	f.streams = append(f.streams, a)
+	a.pos = len(f.attempts)
+	f.attempts = append(f.attempts, a)
 }
 
 // End records that an attempt has ended.
@@ -91,15 +86,11 @@ func (f *progress) End(a *Attempt) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if a.Kind == KindPlain {
-		f.plain--
-		return
-	}
-	last := len(f.streams) - 1
-	f.streams[a.pos] = f.streams[last]
-	f.streams[a.pos].pos = a.pos
-	f.streams[last] = nil
-	f.streams = f.streams[:last]
+	last := len(f.attempts) - 1
+	f.attempts[a.pos] = f.attempts[last]
+	f.attempts[a.pos].pos = a.pos
+	f.attempts[last] = nil
+	f.attempts = f.attempts[:last]
 }
 
 // Allow lets an attempt move to another worker. The caller then sends it.
@@ -119,14 +110,13 @@ func (f *progress) Arrived(a *Attempt) (moved bool) {
 	return a.Moved
 }
 
-// movable returns the streams that can move to another worker, oldest first. It leaves out
-// those sent after the worker hung: they show whether it still does.
+// movable returns the attempts that can move to another worker, oldest first.
 func (f *progress) movable() []*Attempt {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var list []*Attempt
-	for _, a := range f.streams {
-		if a.move != nil && Ticks(a.Begun) < f.HungSince.Load() {
+	for _, a := range f.attempts {
+		if a.move != nil {
 			list = append(list, a)
 		}
 	}
@@ -137,32 +127,29 @@ func (f *progress) movable() []*Attempt {
 // silence is how long a worker has been silent, and what waits for it.
 type silence struct {
 	since   time.Time
-	target  kvscore.Target // of the attempt with the most prefill ahead
-	ahead   int64          // that prefill, in tokens
-	waiting int            // number of streams that wait for output
-	plain   int            // number of attempts of KindPlain
+	longest *Attempt // the stream with the most prefill ahead
+	waiting int      // number of streams that wait for output
 }
 
 // silence returns the worker's silence. waited is false if no stream waits for output.
 func (f *progress) silence() (s silence, waited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, a := range f.streams {
-		if a.Waiting.Load() {
+	for _, a := range f.attempts {
+		if a.Kind == KindStream && a.Waiting.Load() {
 			if s.waiting == 0 || a.Begun.Before(s.since) {
 				s.since = a.Begun
 			}
 			s.waiting++
 		}
 	}
-	s.plain = f.plain
 	if last := tickTime(f.LastOutput.Load()); s.since.Before(last) {
 		s.since = last
 	}
-	for _, a := range f.streams {
+	for _, a := range f.attempts {
 		// an attempt that begins later does not explain the silence
-		if a.Ahead >= s.ahead && a.Begun.Before(s.since.Add(hungCheck)) {
-			s.ahead, s.target = a.Ahead, a.Target
+		if a.Kind == KindStream && (s.longest == nil || a.Ahead >= s.longest.Ahead) && a.Begun.Before(s.since.Add(hungCheck)) {
+			s.longest = a
 		}
 	}
 	return s, s.waiting > 0
@@ -178,33 +165,28 @@ const (
 	hungAfter = 15 * time.Second
 	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
-	// hungPlain is the factor of the allowed silence while a worker also computes plain
-	// answers. They keep it busy without output.
-	hungPlain = 4
 	// leastRate is the assumed prefill rate of a worker without timings, in tokens a second.
 	leastRate = 500.0
 )
 
-// Patience returns how long a target may be silent. ahead is its prefill in tokens, plain the
-// number of plain answers that its worker computes.
-func (p *Pool) Patience(t kvscore.Target, ahead int64, plain int) time.Duration {
+// hungWatch finds hung workers, and moves attempts away from them. Only the upkeep uses it.
+type hungWatch struct{ *Pool }
+
+// patience returns how long an attempt's target may be silent.
+func (h hungWatch) patience(a *Attempt) time.Duration {
 	rate := leastRate
-	if load, ok := p.Scheduler.Load(time.Now(), t); ok {
+	if load, ok := h.Scheduler.Load(time.Now(), a.Target); ok {
 		if rate = load.PrefillRate; load.Timings == 0 {
 			rate = min(rate, leastRate)
 		}
 	}
-	d := max(hungAfter, time.Duration(hungPrefills*float64(ahead)/rate*float64(time.Second)))
-	if plain > 0 {
-		d *= hungPlain
-	}
-	return d
+	return max(hungAfter, time.Duration(hungPrefills*float64(a.Ahead)/rate*float64(time.Second)))
 }
 
-// findHung finds hung workers: none of their active streams has produced output for longer
-// than prefills explain, while other workers make progress. Only the upkeep calls it.
-func (p *Pool) findHung(t time.Time) {
-	workers := p.All()
+// check finds hung workers: none of their active streams has produced output for longer
+// than prefills explain, while other workers make progress.
+func (h hungWatch) check(t time.Time) {
+	workers := h.All()
 	var first, second int64 // the latest outputs of two workers
 	for _, w := range workers {
 		switch last := w.Progress.LastOutput.Load(); {
@@ -221,71 +203,64 @@ func (p *Pool) findHung(t time.Time) {
 		}
 		if since := f.HungSince.Load(); since != 0 {
 			if f.LastOutput.Load() > since {
-				p.markProgress(w, t)
+				h.markProgress(w, t)
 			} else {
-				p.moveAway(f.movable()...)
+				h.moveAway(w, t)
 			}
 			continue
 		}
 		s, waited := f.silence()
-		if !waited || !p.isTooLong(t, &s, tickTime(others)) {
+		if !waited || !h.isTooLong(t, &s, tickTime(others)) {
 			f.suspected = 0
 		} else if f.suspected++; f.suspected >= hungChecks {
 			f.suspected = 0
-			p.markHung(w, t, s)
+			h.markHung(w, t, s)
 		}
 	}
 }
 
 // isTooLong returns whether a worker's silence is longer than its work explains, while
 // another worker made progress. others is when that last was.
-func (p *Pool) isTooLong(t time.Time, s *silence, others time.Time) bool {
+func (h hungWatch) isTooLong(t time.Time, s *silence, others time.Time) bool {
 	silent := t.Sub(s.since)
 	if silent < hungAfter {
 		return false
 	}
-	limit := p.Patience(s.target, s.ahead, s.plain)
+	limit := h.patience(s.longest)
 	return silent >= limit && others.After(s.since.Add(limit/2))
 }
 
 // markHung records that a worker is hung, and marks it down. The worker then gets one
 // request at a time, until one shows progress.
-func (p *Pool) markHung(w *Worker, t time.Time, s silence) {
+func (h hungWatch) markHung(w *Worker, t time.Time, s silence) {
 	w.Progress.HungSince.Store(Ticks(t))
 	w.Health.markHung(t)
-	p.Logger().Warn("worker is hung, and marked down until it makes progress", zap.String("upstream", w.Dial),
+	h.Logger().Warn("worker is hung, and marked down until it makes progress", zap.String("upstream", w.Dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.waiting))
-	p.moveAway(w.Progress.movable()...)
+	h.moveAway(w, t)
 }
 
 // moveAway cancels as many attempts on a hung worker as other workers have free slots, within
-// the retry budget. The ordinary retry then sends them there.
-func (p *Pool) moveAway(attempts ...*Attempt) {
+// the retry budget. The ordinary retry then sends them there. An attempt that was sent after
+// the worker hung shows whether it still does, so it stays for a while.
+func (h hungWatch) moveAway(w *Worker, t time.Time) {
 	placed := make(map[*Worker]int64)
-	for _, a := range attempts {
-		if cancel := p.claim(a, placed); cancel != nil {
+	for _, a := range w.Progress.movable() {
+		if Ticks(a.Begun) >= w.Progress.HungSince.Load() && t.Sub(a.Begun) < h.patience(a) {
+			continue
+		}
+		if cancel := h.claim(a, placed); cancel != nil {
 			cancel()
 		}
-	}
-}
-
-// MoveSoon moves an attempt as soon as another worker has a free slot.
-func (p *Pool) MoveSoon(a *Attempt) {
-	p.moveAway(a)
-	f := &a.Worker.Progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if a.move != nil {
-		time.AfterFunc(hungCheck, func() { p.MoveSoon(a) })
 	}
 }
 
 // claim decides whether an attempt moves to another worker, and counts it in placed. It
 // returns how to cancel the attempt; nil if it stays. An attempt stays on a target that never
 // sent a first token. The engine may send each answer whole, and is then silent while it works.
-func (p *Pool) claim(a *Attempt, placed map[*Worker]int64) (cancel func()) {
+func (h hungWatch) claim(a *Attempt, placed map[*Worker]int64) (cancel func()) {
 	t := time.Now()
-	if load, ok := p.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
+	if load, ok := h.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
 		return nil
 	}
 	a.Worker.Progress.mu.Lock()
@@ -294,11 +269,11 @@ func (p *Pool) claim(a *Attempt, placed map[*Worker]int64) (cancel func()) {
 	if m == nil {
 		return nil
 	}
-	others := p.eligible(nil, &m.Want, m.Offers)
+	others := h.eligible(nil, &m.Want, m.Offers)
 	i := slices.IndexFunc(others, func(o offer) bool {
 		return o.allowed(Resort{}, t) && o.worker.Slots.room() > placed[o.worker]
 	})
-	if i < 0 || !p.MayRetry(t) {
+	if i < 0 || !h.MayRetry(t) {
 		return nil
 	}
 	placed[others[i].worker]++
@@ -307,8 +282,8 @@ func (p *Pool) claim(a *Attempt, placed map[*Worker]int64) (cancel func()) {
 }
 
 // markProgress records that a hung worker makes progress again.
-func (p *Pool) markProgress(w *Worker, t time.Time) {
+func (h hungWatch) markProgress(w *Worker, t time.Time) {
 	since := tickTime(w.Progress.HungSince.Swap(0))
 	w.Health.Succeed(t, t)
-	p.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))
+	h.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))
 }

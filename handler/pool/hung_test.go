@@ -83,7 +83,7 @@ func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
 		for _, w := range from {
 			w.Progress.LastOutput.Store(Ticks(f.now))
 		}
-		f.p.findHung(f.now)
+		hungWatch{f.p}.check(f.now)
 		if f.a.Progress.IsHung() || f.b.Progress.IsHung() {
 			return time.Duration(i+1) * hungCheck
 		}
@@ -133,11 +133,11 @@ func TestWorkerHangs(t *testing.T) {
 			f.begin(f.a, KindOther, 10)
 			return []*Worker{f.b}
 		}, 0},
-		{"it has an answer to make that is silent", func(f *flowTest) []*Worker {
+		{"also with an answer to make that is silent", func(f *flowTest) []*Worker {
 			f.begin(f.a, KindPlain, 10)
 			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.b}
-		}, hungPlain*hungAfter + (hungChecks-1)*hungCheck},
+		}, soon},
 		{"the client does not read", func(f *flowTest) []*Worker {
 			f.begin(f.a, KindStream, 10).Waiting.Store(false)
 			return []*Worker{f.b}
@@ -195,7 +195,7 @@ func TestOneLateByteIsEnough(t *testing.T) {
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
 		f.b.Progress.LastOutput.Store(Ticks(f.now))
-		f.p.findHung(f.now)
+		hungWatch{f.p}.check(f.now)
 		f.now = f.now.Add(hungCheck)
 		f.a.Progress.LastOutput.Store(Ticks(f.now)) // it comes a moment after the check
 		if f.a.Progress.IsHung() {
@@ -213,14 +213,14 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 	}
 	for range 60 {
 		f.now = f.now.Add(hungCheck)
-		f.p.findHung(f.now)
+		hungWatch{f.p}.check(f.now)
 	}
 	if !f.a.Progress.IsHung() {
 		t.Fatal("it is forgotten that it hangs")
 	}
 	f.now = f.now.Add(hungCheck)
 	f.a.Progress.LastOutput.Store(Ticks(f.now))
-	f.p.findHung(f.now)
+	hungWatch{f.p}.check(f.now)
 	if f.a.Progress.IsHung() || !f.a.Health.Available(f.now) {
 		t.Errorf("hangs: %v, available: %v", f.a.Progress.IsHung(), f.a.Health.Available(f.now))
 	}
@@ -306,7 +306,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				f.b.Slots.Take()
 			}
 			f.b.Slots.Running.Add(-1)
-			f.p.findHung(f.now.Add(hungCheck))
+			hungWatch{f.p}.check(f.now.Add(hungCheck))
 			f.moved(t, all, v.later)
 		})
 	}
@@ -327,15 +327,17 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 		} else {
 			live = append(live, f.begin(f.a, AttemptKind(rng.IntN(3)), 1))
 		}
-		var want [3]int
+		want := 0
 		for _, a := range live {
-			want[a.Kind]++
-			if a.Kind == KindStream && f.a.Progress.streams[a.pos] != &a.Attempt {
+			if a.Kind == KindOther {
+				continue
+			}
+			if want++; f.a.Progress.attempts[a.pos] != &a.Attempt {
 				t.Fatal("an attempt is not where it says it is")
 			}
 		}
-		if len(f.a.Progress.streams) != want[KindStream] || f.a.Progress.plain != want[KindPlain] {
-			t.Fatalf("%d streams and %d plain, want %d and %d", len(f.a.Progress.streams), f.a.Progress.plain, want[KindStream], want[KindPlain])
+		if len(f.a.Progress.attempts) != want {
+			t.Fatalf("%d attempts, want %d", len(f.a.Progress.attempts), want)
 		}
 	}
 }
@@ -345,25 +347,32 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 func TestProbeIsNotLost(t *testing.T) {
 	for _, v := range []struct {
 		name    string
+		kind    AttemptKind
 		budget  float64
 		arrived bool
 		moved   bool
 	}{
-		{"moved", 1, false, true},
-		{"no budget", 0, false, false},
-		{"its header has come", 1, true, false},
+		{"moved", KindStream, 1, false, true},
+		{"moved, not streamed", KindPlain, 1, false, true},
+		{"no budget", KindStream, 0, false, false},
+		{"its header has come", KindStream, 1, true, false},
 	} {
 		f := newFlowTest(t)
 		f.showsRate(f.a)
 		set := *f.p.Settings.Load()
 		set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget}
 		f.p.Settings.Store(&set)
-		a := f.begin(f.a, KindStream, 10)
+		a := f.begin(f.a, v.kind, 10)
 		f.allow(a)
 		if v.arrived {
 			f.a.Progress.Arrived(&a.Attempt)
 		}
-		f.p.MoveSoon(&a.Attempt)
+		f.a.Progress.HungSince.Store(1) // before the attempt began
+		hungWatch{f.p}.check(f.now.Add(hungAfter - hungCheck))
+		if a.caused.Load() {
+			t.Errorf("%s: canceled too soon", v.name)
+		}
+		hungWatch{f.p}.check(f.now.Add(hungAfter))
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}

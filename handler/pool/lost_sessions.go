@@ -28,7 +28,7 @@ func (p *Pool) lose(key affinity.Key) {
 
 // Lost returns whether an engine held the session of a key, which is lost.
 func (p *Pool) Lost(ctx context.Context, key affinity.Key) bool {
-	p.Sessions.store.Reported(ctx) // it may have expired just now
+	p.Sessions.Reported(ctx) // it may have expired just now
 	l := &p.lostSessions
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -44,7 +44,7 @@ type Pool struct {
 	joined joined
 	conversations
 
-	Sessions sessions
+	Sessions *affinity.Sessions
 	engineSessions
 	lostSessions
 	Queue      queue
@@ -108,10 +108,14 @@ func New(name string, s *Settings) (*Pool, error) {
 		stop:          make(chan struct{}),
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
-	var err error
-	if p.Sessions, err = newSessions(s.MaxSessions, p.bindingEnded); err != nil {
+	store, err := affinity.NewRistretto(affinity.Options{
+		MaxSessions: s.MaxSessions,
+		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { p.bindingEnded(key, b.Want) },
+	})
+	if err != nil {
 		return nil, err
 	}
+	p.Sessions = affinity.NewSessions(store)
 	p.key(p.seed)
 	p.snapshots.wake, p.snapshots.ended = make(chan struct{}, 1), make(chan struct{})
 	p.Settings.Store(s)
@@ -185,11 +189,11 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.unnamed.configure(s.Worker(dialOthers))
 	p.Scheduler.Apply(s.schedulerSettings())
 	go func() { // in steps: requests go on in between
-		for p.Scheduler.Step(2048) {
+		for p.Scheduler.Caches().Step(2048) {
 			runtime.Gosched()
 		}
 	}()
-	p.Sessions.store.SetMaxSessions(s.MaxSessions)
+	p.Sessions.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
 	for dial, w := range p.Workers {
 		set := s.Worker(dial)
@@ -213,7 +217,7 @@ func (p *Pool) maintain() {
 		case <-p.stop:
 			return
 		case t := <-often.C:
-			p.findHung(t)
+			hungWatch{p}.check(t)
 		case t := <-ticker.C:
 			if n := p.Scheduler.Expire(t); n > 0 {
 				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))

@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
@@ -23,7 +24,7 @@ const (
 // under way.
 func (p *Pool) changes() (c changes, busy bool) {
 	c.bookings, busy = p.Scheduler.Changes()
-	c.version, c.sessions = p.Sessions.store.Changes(), p.Sessions.store.Len()
+	c.version, c.sessions = p.Sessions.Changes(), p.Sessions.Len()
 	return c, busy
 }
 
@@ -49,7 +50,7 @@ func (p *Pool) save(ctx context.Context, within time.Duration) error {
 	w := snapshot.NewWriter(ctx, at, last)
 	p.write(w, begun)
 	head, err := w.Finish(snapshot.Head{
-		Saved: begun, Secret: p.Secret, Seed: p.seed, Version: p.Sessions.store.Changes(), TextBlock: p.Settings.Load().TextBlock,
+		Saved: begun, Secret: p.Secret, Seed: p.seed, Version: p.Sessions.Changes(), TextBlock: p.Settings.Load().TextBlock,
 	})
 	p.noteSaved(w, head, begun, err)
 	if err == nil && !busy {
@@ -89,7 +90,7 @@ func (n numbers) of(t kvscore.Target) (snapshot.Target, bool) {
 func (p *Pool) write(w *snapshot.Writer, now time.Time) {
 	n := p.writeWorkers(w)
 	p.writeLearned(w, n, now)
-	whole := p.Sessions.store.Dump(func(part []affinity.Saved) bool {
+	whole := p.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {
 			if t, known := n.of(part[i].Target); known && snapshot.Fits(part[i].EngineSession) {
 				w.Binding(&part[i], t)
@@ -143,10 +144,10 @@ func (p *Pool) writeLearned(w *snapshot.Writer, n numbers, now time.Time) {
 
 // writeCaches writes the cache models, the most recently used chains first.
 func (p *Pool) writeCaches(w *snapshot.Writer, n numbers) {
-	var walk kvscore.CacheWalk
+	var walk cache.Walk
 	most, late := w.Bytes()+maxCaches, false
 	for more := true; more && w.Err() == nil; {
-		more = p.Scheduler.ReadCaches(&walk)
+		more = p.Scheduler.Caches().Read(&walk)
 		for i := range walk.Chains {
 			if t, known := n.of(walk.Targets[i]); known {
 				w.Chain(&walk.Chains[i], t)

@@ -309,5 +309,5 @@ func (s *SharedSettings) add(one *Settings) error {
 // Hashing returns how prompts are divided into blocks.
 func (p *Pool) Hashing() api.Options {
 	set := p.Settings.Load()
-	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.BlockSizes(), Seed: p.seed}
+	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.Caches().BlockSizes(), Seed: p.seed}
 }

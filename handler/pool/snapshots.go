@@ -116,7 +116,7 @@ func (p *Pool) Recall(at *snapshot.Place) {
 	}
 	p.key(h.Seed)
 	p.Secret = h.Secret
-	p.Sessions.store.Skip(h.Version + versionsApart)
+	p.Sessions.Skip(h.Version + versionsApart)
 	s.recalled, s.last = h, h
 }
 

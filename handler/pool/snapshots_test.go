@@ -113,7 +113,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	old.Responses.Keep("resp", old.Worker(two).Target(0), old.Secret.Identity("bb"))
 	old.Ratios.Learn("m", []uint64{1, 2, 3}, 0, 64, 50)
 	weights := *old.Ratios.Weights("m", 64).Kinds
-	version := old.Sessions.store.Changes()
+	version := old.Sessions.Changes()
 	if err := old.Destruct(); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	if cachedOn(p, one) != 320 || cachedOn(p, two) != 480 {
 		t.Errorf("%d and %d tokens are cached", cachedOn(p, one), cachedOn(p, two))
 	}
-	if p.Sessions.store.Changes() <= version {
+	if p.Sessions.Changes() <= version {
 		t.Error("versions recur")
 	}
 	p.Learn(p.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 1"})
@@ -327,7 +327,7 @@ func TestClocksMayStep(t *testing.T) {
 		if got.Sessions != c.sessions || got.Expired != 1-c.sessions || got.CachedTokens != c.cached {
 			t.Errorf("a snapshot of %v ago: restored %+v", c.ago, got)
 		}
-		if v := p.Sessions.store.Changes(); v <= future {
+		if v := p.Sessions.Changes(); v <= future {
 			t.Errorf("version %d, which the run before may have used", v)
 		}
 		p.Destruct()

@@ -29,7 +29,7 @@ type Worker struct {
 	Progress progress
 	events   subscription
 	loads    loadReports
-	cache
+	checks
 	probes
 }
 
@@ -39,8 +39,8 @@ type models struct {
 	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 }
 
-// cache compares what a worker's cache model predicts with what the engine reports.
-type cache struct {
+// checks compare what a worker's cache model predicts with what the engine reports.
+type checks struct {
 	cacheCheck  cacheCheck
 	eventsCheck eventsCheck
 	Hits        hitSums
