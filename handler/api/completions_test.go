@@ -4,11 +4,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 func tokenBlocks(size int, ids ...uint32) []uint64 {
-	key := kvscore.NewTokenHash(testSeed)
+	key := cache.NewTokenHash(testSeed)
 	return key.AppendBlocks(nil, ids, size)
 }
 

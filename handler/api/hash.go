@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -219,7 +220,7 @@ func (c *compact) next() []byte {
 // idHasher turns token ids into the hashes of their full blocks. Callers keep the
 // memory for one block, which can thus be on the stack.
 type idHasher struct {
-	hash   kvscore.TokenHash
+	hash   cache.TokenHash
 	fill   int // bytes of block in use
 	blocks []uint64
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
@@ -252,7 +253,7 @@ func (r *replay) place(n int) {
 		Tokens: int64(t.In), Streamed: true,
 	}
 	if r.Exact {
-		ask.Identities = []kvscore.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
+		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
 	r.view.Session = t.Session
 	bound := -1
