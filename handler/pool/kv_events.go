@@ -81,7 +81,7 @@ func (p *Pool) sharesPublisher(w *Worker, from []publisher) bool {
 
 // subscribe begins the streams. The subscription's lock is held.
 func (p *Pool) subscribe(w *Worker, s *subscription) {
-	worker := events.NewWorker(p.Scheduler, p.seed, w.ID, len(s.from), s.engine)
+	worker := events.NewWorker(p.Scheduler.Caches(), p.seed, w.ID, len(s.from), s.engine)
 	logger := p.Logger().With(zap.String("upstream", w.Dial))
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {
