@@ -1,4 +1,4 @@
-package prediction
+package main
 
 import (
 	"bytes"
@@ -7,49 +7,49 @@ import (
 	"strings"
 )
 
-// API is an API by which a client talks with an engine.
-type API int
+// api is an API by which a client talks with an engine.
+type api int
 
 // The APIs.
 const (
-	Chat API = iota
-	Completions
-	IDs // completions with token ids
-	Responses
-	Messages
+	chat api = iota
+	completions
+	tokenIDs // completions with token ids
+	responses
+	messages
 )
 
-// APIs lists all of them.
-var APIs = []API{Chat, Completions, IDs, Responses, Messages}
+// apis lists all of them.
+var apis = []api{chat, completions, tokenIDs, responses, messages}
 
 // String returns the API's name in reports.
-func (a API) String() string {
-	return [...]string{"chat", "completions", "completions ids", "responses", "messages"}[a]
+func (a api) String() string {
+	return [...]string{"chat", "completions", "ids", "responses", "messages"}[a]
 }
 
-func (a API) path() string {
+func (a api) path() string {
 	return [...]string{"/v1/chat/completions", "/v1/completions", "/v1/completions", "/v1/responses", "/v1/messages"}[a]
 }
 
-// Spelling is how a client writes JSON.
-type Spelling int
+// spelling is how a client writes JSON.
+type spelling int
 
 // The spellings.
 const (
-	Raw       Spelling = iota // as it is, as JavaScript does
-	HTML                      // <, > and & as escapes, as Go does
-	ASCII                     // all but ASCII as escapes, as Python does
+	raw       spelling = iota // as it is, as JavaScript does
+	html                      // <, > and & as escapes, as Go does
+	ascii                     // all but ASCII as escapes, as Python does
 	spellings                 // how many there are
 )
 
-func (s Spelling) marshal(v any) []byte {
+func (s spelling) marshal(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(s == HTML)
+	enc.SetEscapeHTML(s == html)
 	if err := enc.Encode(v); err != nil {
 		panic(err) // of maps and strings
 	}
-	if s != ASCII {
+	if s != ascii {
 		return b.Bytes()
 	}
 	var out []byte
@@ -76,26 +76,26 @@ type spoken struct {
 
 type object = map[string]any
 
-// request returns the body of a request.
-func (p *Plan) request(model string, history []spoken) []byte {
-	v := object{"model": model, "stream": p.Stream}
+// request returns the body of a request with a history.
+func (t *talk) request(history []spoken) []byte {
+	v := object{"model": t.model, "stream": t.stream}
 	limit := "max_tokens"
-	switch p.API {
-	case Chat:
-		list := append(make([]object, 0, 1+len(history)), object{"role": "system", "content": p.System})
+	switch t.api {
+	case chat:
+		list := append(make([]object, 0, 1+len(history)), object{"role": "system", "content": t.system})
 		for _, m := range history {
 			list = append(list, object{"role": m.role, "content": m.text})
 		}
 		v["messages"] = list
-	case Completions:
-		v["prompt"] = transcript(p.System, history)
-	case IDs:
-		var ids []uint32
+	case completions:
+		v["prompt"] = transcript(t.system, history)
+	case tokenIDs:
+		prompt := t.head
 		for _, m := range history {
-			ids = append(ids, m.ids...)
+			prompt = append(prompt[:len(prompt):len(prompt)], m.ids...)
 		}
-		v["prompt"], v["return_token_ids"] = ids, true
-	case Responses:
+		v["prompt"], v["return_token_ids"], v["ignore_eos"] = prompt, true, true
+	case responses:
 		limit = "max_output_tokens"
 		var list []any
 		for _, m := range history {
@@ -106,19 +106,22 @@ func (p *Plan) request(model string, history []spoken) []byte {
 				list = append(list, item)
 			}
 		}
-		v["instructions"], v["input"], v["store"] = p.System, list, false
-	case Messages:
+		v["instructions"], v["input"], v["store"] = t.system, list, false
+	case messages:
 		list := make([]object, 0, len(history))
 		for _, m := range history {
 			list = append(list, object{"role": m.role, "content": []object{{"type": "text", "text": m.text}}})
 		}
-		v["system"], v["messages"] = p.System, list
+		v["system"], v["messages"] = t.system, list
 	}
-	v[limit] = p.Answer
-	if p.Stream && p.API <= IDs {
+	v[limit] = t.answer
+	if t.stream && t.api <= tokenIDs {
 		v["stream_options"] = object{"include_usage": true}
 	}
-	return p.Spelling.marshal(v)
+	if t.salt != "" {
+		v["cache_salt"] = t.salt
+	}
+	return t.spelling.marshal(v)
 }
 
 // transcript returns a conversation as one text.
@@ -150,19 +153,19 @@ type answerDoc struct {
 	Choices []struct {
 		Text     string   `json:"text"`
 		TokenIDs []uint32 `json:"token_ids"`
-		Delta    text     `json:"delta"`
-		Message  text     `json:"message"`
+		Delta    part     `json:"delta"`
+		Message  part     `json:"message"`
 	} `json:"choices"`
 	Usage    *usage            `json:"usage"`
 	Output   []json.RawMessage `json:"output"`
 	Response *answerDoc        `json:"response"`
-	Content  []text            `json:"content"`
+	Content  []part            `json:"content"`
 	Type     string            `json:"type"`
 	Delta    json.RawMessage   `json:"delta"`
 	Error    json.RawMessage   `json:"error"`
 }
 
-type text struct {
+type part struct {
 	Content string `json:"content"`
 	Text    string `json:"text"`
 }
@@ -185,9 +188,9 @@ type details struct {
 }
 
 // read reads an answer, whole or streamed.
-func (p *Plan) read(body []byte) (answer, error) {
+func (t *talk) read(body []byte) (answer, error) {
 	a := answer{spoken: spoken{role: "assistant"}, cached: -1}
-	if !p.Stream {
+	if !t.stream {
 		return a, a.take(body)
 	}
 	for line := range bytes.Lines(body) {
@@ -219,9 +222,9 @@ func (a *answer) take(data []byte) error {
 		a.text += c.Text
 	}
 	if d.Type == "content_block_delta" {
-		var t text
-		if json.Unmarshal(d.Delta, &t) == nil {
-			a.text += t.Text
+		var p part
+		if json.Unmarshal(d.Delta, &p) == nil {
+			a.text += p.Text
 		}
 	}
 	if d.Response != nil { // the last one is whole
@@ -231,7 +234,7 @@ func (a *answer) take(data []byte) error {
 		a.item = d.Output
 		for _, raw := range d.Output {
 			var item struct {
-				Content []text `json:"content"`
+				Content []part `json:"content"`
 			}
 			if err := json.Unmarshal(raw, &item); err != nil {
 				return fmt.Errorf("reading item: %w", err)

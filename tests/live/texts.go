@@ -1,4 +1,4 @@
-package prediction
+package main
 
 import (
 	"fmt"
@@ -6,22 +6,22 @@ import (
 	"strings"
 )
 
-// Kind is a kind of text. Tokenizers need more tokens for some kinds than for
+// textKind is a kind of text. Tokenizers need more tokens for some kinds than for
 // others.
-type Kind string
+type textKind string
 
 // The kinds, with about the bytes a token that real tokenizers get out of them.
 const (
-	Plain    Kind = "plain"    // short English words: 3 to 4
-	Formal   Kind = "formal"   // long English words: 5 to 7
-	JSON     Kind = "json"     // compact JSON: 2 to 3
-	Code     Kind = "code"     // indented source text: 2 to 4
-	Cyrillic Kind = "cyrillic" // Russian words: 4 to 6
-	Han      Kind = "han"      // Chinese characters: 2 to 3
+	kindPlain    textKind = "plain"    // short English words: 3 to 4
+	kindFormal   textKind = "formal"   // long English words: 5 to 7
+	kindJSON     textKind = "json"     // compact JSON: 2 to 3
+	kindCode     textKind = "code"     // indented source text: 2 to 4
+	kindCyrillic textKind = "cyrillic" // Russian words: 4 to 6
+	kindHan      textKind = "han"      // Chinese characters: 2 to 3
 )
 
-// Kinds lists all kinds.
-var Kinds = []Kind{Plain, Formal, JSON, Code, Cyrillic, Han}
+// kinds lists all kinds.
+var kinds = []textKind{kindPlain, kindFormal, kindJSON, kindCode, kindCyrillic, kindHan}
 
 var (
 	plainWords = strings.Fields("the a of to in is it on as at by we he be do so no up if or an go all and any are but can did end few for get had has her him his how its let may new not now off old one our out own put run say see she six ten too top try two use was way who why yes you also back been both call came come day does down each even find from give good have here just keep know last left like line long look made make many more most much must name need next only open over part read same seem show side some such take tell than that them then they this time turn very want week well went were what when will with word work year")
@@ -38,36 +38,36 @@ var (
 
 func pick[T any](rng *rand.Rand, list []T) T { return list[rng.IntN(len(list))] }
 
-// Text returns a text of one kind, of about so many bytes.
-func Text(rng *rand.Rand, k Kind, size int) string {
+// textOf returns a text of one kind, of about so many bytes.
+func textOf(rng *rand.Rand, k textKind, size int) string {
 	var b strings.Builder
 	for b.Len() < size {
 		switch k {
-		case Plain:
+		case kindPlain:
 			sentence(&b, rng, plainWords)
-		case Formal:
+		case kindFormal:
 			sentence(&b, rng, formalWords)
-		case Cyrillic:
+		case kindCyrillic:
 			sentence(&b, rng, cyrillicWords)
-		case Han:
+		case kindHan:
 			for range 8 + rng.IntN(20) {
 				b.WriteRune(pick(rng, hanRunes))
 			}
 			b.WriteString("。")
-		case JSON:
+		case kindJSON:
 			record(&b, rng)
-		case Code:
+		case kindCode:
 			function(&b, rng)
 		}
 	}
 	return b.String()
 }
 
-// Mixed returns a text of several kinds, in stretches of 100 to 500 bytes.
-func Mixed(rng *rand.Rand, size int) string {
+// mixed returns a text of several kinds, in stretches of 100 to 500 bytes.
+func mixed(rng *rand.Rand, size int) string {
 	var b strings.Builder
 	for b.Len() < size {
-		b.WriteString(Text(rng, pick(rng, Kinds), 100+rng.IntN(400)))
+		b.WriteString(textOf(rng, pick(rng, kinds), 100+rng.IntN(400)))
 		b.WriteByte('\n')
 	}
 	return b.String()
