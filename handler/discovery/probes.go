@@ -165,7 +165,7 @@ func (p *Prober) Await(ctx context.Context) {
 func (p *Prober) own() []*pool.Worker {
 	if p.proxy.DynamicUpstreams != nil {
 		return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool {
-			return w.Prober.Load() != p.id || p.pool.LastRequest.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
+			return w.Prober.Load() != p.id || !p.pool.WasOffered(w, pool.WorkerGrace)
 		})
 	}
 	list := make([]*pool.Worker, 0, len(p.proxy.Upstreams))
