@@ -63,7 +63,6 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			kv_events auto|off|<port>|<endpoint> {
 //				replay <port>|<endpoint>
 //				topic <prefix>
-//				listen [on|off]
 //			}
 //			engine_load [on|off]
 //			dynamo_instance_id <id>
@@ -196,7 +195,7 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 				return d.ArgErr()
 			}
 			return options{
-				"replay": &w.KVEvents.Replay, "topic": &w.KVEvents.Topic, "listen": &w.KVEvents.Listen,
+				"replay": &w.KVEvents.Replay, "topic": &w.KVEvents.Topic,
 			}.readBlock(d, "worker kv_events option")
 		},
 	}.readBlock(d, "worker option")

@@ -2,54 +2,54 @@ package kvscore
 
 import (
 	"encoding/binary"
+	"math/bits"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TextBlock returns the hash of a block of text, with the kind of the text in its low
 // bits. The kinds show how the tokens of a prompt are spread over its blocks.
-func TextBlock(hash uint64, block []byte) uint64 {
-	return hash&^index.KindMask | uint64(kindOf(block))
-}
+func TextBlock(hash uint64, kind uint8) uint64 { return hash&^cache.KindMask | uint64(kind) }
 
-// kindOf returns the kind of a text, from two samples of eight bytes. Tokenizers begin a
-// token at most bytes that are not letters. They use several tokens for a letter outside
-// ASCII. A kind combines 8 levels of the former with 4 of the latter.
-func kindOf(block []byte) (kind uint8) {
+// TextKind returns the kind of a text, from two samples of eight bytes; 0 for less than 16
+// bytes. Tokenizers begin a token at most bytes that are not letters. They use several tokens
+// for a letter outside ASCII. A kind combines 8 levels of the former with 4 of the latter.
+func TextKind(block []byte) uint8 {
 	if len(block) < 16 {
 		return 0
 	}
-	second := len(block) >> 1
-	foreign, letters := sample(binary.LittleEndian.Uint64(block), binary.LittleEndian.Uint64(block[second:]))
-	return foreignLevel[foreign]<<3 | otherLevel[16-foreign-letters]
+	a, b := binary.LittleEndian.Uint64(block), binary.LittleEndian.Uint64(block[len(block)>>1:])
+	// Bytes of one sample use the bits between those of the other.
+	foreign := bits.OnesCount64(a&highs>>1 | b&highs)
+	letters := bits.OnesCount64(letters(a)>>1 | letters(b))
+	return kindTable[(foreign<<5|letters)&(len(kindTable)-1)]
 }
 
-// sample counts the bytes of two words that are not ASCII, and those that are
-// letters.
-func sample(a, b uint64) (foreign, letters uint64) {
-	const ones = 0x0101010101010101
-	f := a>>7&ones + b>>7&ones
-	l := letter(a)>>7&ones + letter(b)>>7&ones
-	return f * ones >> 56, l * ones >> 56
+const (
+	ones  = 0x0101010101010101
+	highs = 0x80 * ones
+)
+
+// letters sets the highest bit of each byte that is an ASCII letter, and no other bits.
+func letters(w uint64) uint64 {
+	low := (w | 0x20*ones) &^ highs // in lower case
+	return (low + 0x1F*ones) &^ (low + 0x05*ones) &^ w & highs
 }
 
-// letter sets the highest bit of each byte that is an ASCII letter.
-func letter(w uint64) uint64 {
-	const ones = 0x0101010101010101
-	low := (w | 0x20*ones) &^ (0x80 * ones) // in lower case
-	return (low + 0x1F*ones) &^ (low + 0x05*ones) &^ w
-}
-
-// The levels of kindOf, by the number of bytes in the sample.
-var otherLevel, foreignLevel = levels(1, 2, 3, 4, 6, 8, 10), levels(2, 6, 11)
-
-func levels(from ...int) (of [17]uint8) {
-	for n := range of {
+// kindTable has the kinds by the number of foreign bytes and letters in the samples.
+var kindTable = func() (of [1024]uint8) {
+	level := func(n int, from ...int) (level uint8) {
 		for _, least := range from {
 			if n >= least {
-				of[n]++
+				level++
 			}
+		}
+		return level
+	}
+	for foreign := range 17 {
+		for letters := range 17 - foreign {
+			of[foreign<<5|letters] = level(foreign, 2, 6, 11)<<3 | level(16-foreign-letters, 1, 2, 3, 4, 6, 8, 10)
 		}
 	}
 	return of
-}
+}()

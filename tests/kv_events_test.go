@@ -3,7 +3,6 @@ package tests
 import (
 	"fmt"
 	"net/http"
-	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -359,56 +358,15 @@ func TestEventsOfOneEndpoint(t *testing.T) {
 	})
 }
 
-// TestEventsOfEnginesThatConnect has engines that connect to the router.
-func TestEventsOfEnginesThatConnect(t *testing.T) {
-	addr := freeAddr(t)
-	e := publishing(t, 1, engine.Config{Events: &engine.EventConfig{Dial: addr}})[0]
+// TestEventsOfAnEngineThatConnects: the router does not listen for it.
+func TestEventsOfAnEngineThatConnects(t *testing.T) {
+	e := publishing(t, 1, engine.Config{Events: &engine.EventConfig{Dial: freeAddr(t)}})[0]
 	s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-"))
 	s.askIDs(t, idsOf(1, 100), "")
 	eventually(t, 5*time.Second, "a warning", func() bool {
 		w := s.followed(t, e)
-		return len(w.Engine.Warnings) == 1 && strings.Contains(w.Engine.Warnings[0].Advice, "listen") && len(w.Events) == 0
+		return len(w.Engine.Warnings) == 1 && strings.Contains(w.Engine.Warnings[0].Advice, "with *") && len(w.Events) == 0
 	})
-	_, replay := e.EventEndpoints(0)
-	if err := s.reload(simulated([]*engine.Engine{e}, "response_headers X-KV-",
-		"worker "+e.Addr()+" {\nkv_events tcp://"+addr+" {\nlisten\nreplay "+replay+"\n}\n}")); err != nil {
-		t.Fatal(err)
-	}
-	s.awaitKnowledge(t, e, "live", "exact")
-	if _, predicted, reported := s.askIDs(t, idsOf(1, 200), ""); predicted != 96 || reported != 96 {
-		t.Errorf("%d tokens predicted and %d reported", predicted, reported)
-	}
-	if w := s.followed(t, e); len(w.Engine.Warnings) != 0 {
-		t.Errorf("%+v", w.Engine.Warnings)
-	}
-}
-
-// TestEventsOfRanksThatConnect has two ranks that connect to the router. After changes of the
-// options, the router listens at the same endpoints again.
-func TestEventsOfRanksThatConnect(t *testing.T) {
-	port := func(addr string) int { return int(netip.MustParseAddrPort(addr).Port()) }
-	addr, next := freeAddr(t), freeAddr(t)
-	for port(next) != port(addr)+1 {
-		addr, next = next, freeAddr(t)
-	}
-	e := publishing(t, 1, engine.Config{Ranks: 2, Events: &engine.EventConfig{Dial: addr}})[0]
-	_, replay := e.EventEndpoints(0)
-	listening := func(replay string) string {
-		return simulated([]*engine.Engine{e}, "response_headers X-KV-", "worker "+e.Addr()+" {\nkv_events tcp://"+addr+" {\nlisten\n"+replay+"\n}\n}")
-	}
-	s := startCaddy(t, listening(""))
-	eventually(t, 10*time.Second, "both ranks to connect", func() bool {
-		return e.Events()[0].Subscribers == 1 && e.Events()[1].Subscribers == 1
-	})
-	for i := range 3 {
-		if err := s.reload(listening([]string{"replay " + replay, ""}[i%2])); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.awaitKnowledge(t, e, "live", "exact")
-	if n := s.logged(t, "address already in use"); n != 0 {
-		t.Errorf("the router failed to listen %d times", n)
-	}
 }
 
 // TestEventsKeepSaltsAndAdaptersApart has prompts of equal tokens with different salts and

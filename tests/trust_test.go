@@ -93,12 +93,9 @@ func TestGrants(t *testing.T) {
 		{"pins", `{"decode_worker_id":3,"dp_rank":0}`, nil, func(_ *server, a answer) bool { return a.header.Get("X-KV-Reason") == "pin" }},
 		{"pins", `{}`, []string{"X-Worker-Instance-Id", "2"}, func(_ *server, a answer) bool { return a.header.Get("X-KV-Reason") == "pin" }},
 		{"pins", `{"backend_instance_id":99}`, nil, func(_ *server, a answer) bool { return a.status == 400 }},
-		{"pins", `{"backend_instance_id":-1}`, nil, func(_ *server, a answer) bool { return a.status == 400 }},
 		{"overrides", `{"allowed_worker_ids":[]}`, nil, func(_ *server, a answer) bool { return a.status == 503 }},
 		{"overrides", `{"routing_constraints":{"required_taints":["gold"]}}`, nil, func(_ *server, a answer) bool { return a.status == 503 }},
 		{"explain", `{"annotations":["query_instance_id"]}`, nil, func(_ *server, a answer) bool { return strings.Contains(string(a.body), "worker_id") }},
-		{"priorities", `{"agent_hints":{"strict_priority":-1}}`, nil, func(_ *server, a answer) bool { return a.status == 400 }},
-		{"uploads", `{"metadata_upload":{"url":" "}}`, nil, func(_ *server, a answer) bool { return a.status == 400 }},
 		{"tenants", `{}`, []string{"X-Tenant-Id", "new"}, func(_ *server, a answer) bool { return a.header.Get("X-KV-Overlap-Blocks") == "0" }},
 	} {
 		t.Run(v.grant, func(t *testing.T) {
@@ -185,6 +182,8 @@ func TestWrongNvextIsRefused(t *testing.T) {
 	for _, v := range []struct{ block, nvext, field string }{
 		{"", `{"backend_instance_id":"2"}`, "nvext.backend_instance_id"},
 		{"", `{"dp_rank":1.5}`, "nvext.dp_rank"},
+		{"", `{"backend_instance_id":-1}`, "nvext.backend_instance_id"},
+		{"", `{"metadata_upload":{"url":" "}}`, "nvext.metadata_upload.url"},
 		{"", `{"agent_hints":{"priority":"high"}}`, "nvext.agent_hints.priority"},
 		{"", `{"agent_hints":[]}`, "nvext.agent_hints"},
 		{"strict_nvext", `{"backend_instance":2}`, "nvext.backend_instance"},

@@ -14,7 +14,6 @@ type eventsView struct {
 	Rank     int    `json:"dp_rank"`
 	Endpoint string `json:"endpoint"`
 	Replay   string `json:"replay_endpoint"`
-	Listens  bool   `json:"router_listens"`
 	// State is that of the stream. Complete says that the router knows all that the rank
 	// holds. Knowledge is what requests of token ids use.
 	State     string  `json:"state"`
@@ -47,7 +46,7 @@ func viewEvents(w *pool.Worker, t time.Time) []eventsView {
 	for rank := range following {
 		f := &following[rank]
 		v := eventsView{
-			Rank: rank, Endpoint: f.Endpoint, Replay: f.Replay, Listens: f.Listen,
+			Rank: rank, Endpoint: f.Endpoint, Replay: f.Replay,
 			State: f.State.String(), Complete: f.Complete, Knowledge: f.Knowledge.String(), Connected: f.Connected, Error: known(f.Err),
 			Gaps: f.Gaps, Replays: f.Replays, Reconnects: f.Reconnects, Restarts: f.Restarts,
 			BlockSize: known(f.BlockTokens), Stored: f.Stored, Removed: f.Removed, Cleared: f.Cleared,

@@ -81,9 +81,7 @@ func FuzzAdapt(f *testing.F) {
 		if r.Body == nil {
 			return // too many members
 		}
-		if _, err := ext.Restrict(r.Grants); err != nil {
-			return
-		}
+		ext.Restrict(r.Grants)
 		if bit(6) {
 			r.Ranks = 2
 		}

@@ -44,9 +44,6 @@ const (
 type Options struct {
 	// Strict makes unknown fields an error. Default: they are ignored.
 	Strict bool
-	// Tokens stores the ids of token_data. Default: they are checked, counted and
-	// located, and need no memory.
-	Tokens bool
 	// MinTimeout and MaxTimeout bound session_control.timeout. Default: one second
 	// and MaxTTL.
 	MinTimeout, MaxTimeout time.Duration
@@ -106,8 +103,8 @@ type Ext struct { // one member for each field of the protocol
 	PrefillDPRank     Opt[uint32] // the rank of the prefill worker
 	MaxThinkingTokens Opt[uint32] // the limit of reasoning tokens
 
-	// TokenData has the prompt's token ids if Options.Tokens is set. An empty list
-	// in the body gives an empty list that is not nil.
+	// TokenData has the prompt's token ids if the caller has read them, see
+	// AppendIDs.
 	TokenData []uint32
 	// TokenCount is the number of ids in token_data.
 	TokenCount int
@@ -137,8 +134,6 @@ type Ext struct { // one member for each field of the protocol
 	// list that is not nil allows none.
 	AllowedWorkerIDs []uint64
 	Override         RouterConfigOverride
-
-	bad [grantCount]*FieldError // the first wrong value of each kind, by Grants.number
 }
 
 // AgentHints are the client's hints about its request.

@@ -1,136 +1,395 @@
 package nvext
 
 import (
-	"sync"
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
+
+// ErrMalformed says that an nvext is not valid JSON, or nests deeper than
+// rawjson.MaxDepth.
+var ErrMalformed = errors.New("nvext: malformed JSON")
 
 // Parse reads the value of an nvext member. Null, as the whole value or as a
 // field's, counts as absent. If a field occurs several times, the last one
 // counts. Integers have neither a point nor an exponent. router_config_override
 // may contain allowed_worker_ids, which then replaces the one beside it.
 //
-// The error is ErrMalformed, an [*UnknownError], or a [*FieldError] that names
-// one of the wrong fields. A wrong value of a field that needs a grant is an
-// error of Restrict instead, and only if the client has that grant.
+// The error is ErrMalformed, or its text names a wrong field, what the field
+// should be, and what it is. The text may be shown to the client.
 func Parse(raw []byte, o Options) (Ext, error) {
-	p := parsers.Get().(*parser)
-	defer func() {
-		*p = parser{} // release the body
-		parsers.Put(p)
-	}()
-	*p = parser{raw: raw, opt: o}
-	switch ok := p.nvext(); {
-	case !ok:
+	// The scan bounds the nesting: gjson recurses.
+	_, ok := rawjson.ValueAt(raw, rawjson.SkipSpace(raw, 0))
+	if !ok || !gjson.Valid(rawjson.View(raw)) {
 		return Ext{}, ErrMalformed
-	case p.err != nil:
-		return Ext{}, p.err
-	case p.unknown != nil:
-		return Ext{}, p.unknown
+	}
+	p := parser{raw: raw, opt: o}
+	v := gjson.Parse(rawjson.View(raw))
+	if v.Type == gjson.Null {
+		return Ext{}, nil
+	}
+	if w := p.object(fields, v); w != nil {
+		w.field = "nvext" + w.field
+		return Ext{}, w
 	}
 	return p.ext, nil
 }
 
-// parsers keeps parsers for reuse: the functions of the field table make a
-// parser escape to the heap.
-var parsers = sync.Pool{New: func() any { return new(parser) }}
-
-// parser reads one nvext into ext. It continues after an error and keeps the
-// first one.
+// parser reads one nvext into ext.
 type parser struct {
 	raw []byte
 	opt Options
 	ext Ext
-
-	place
-	counted bool // token_data is a list of token ids
-	err     *FieldError
-	unknown *UnknownError
 }
 
-// place is the value that a parser reads.
-type place struct {
-	section string // the name of the object that has the field; empty at the top
-	field   *field // nil for the whole nvext
-	item    int    // 1 + the index of a list's element; inMember; 0 for the field itself
-	member  string // the client's name of a member, for inMember
-	at      rawjson.Span
-}
-
-const inMember = -1
-
-// nvext reads the whole value. It returns false if that is not valid JSON.
-func (p *parser) nvext() bool {
-	c, ok := rawjson.Open(p.raw)
-	if ok {
-		return p.object("", fields, &c) && c.Alone()
+// object reads an object's fields in the table's order.
+func (p *parser) object(fields []field, v gjson.Result) *wrong {
+	if !v.IsObject() {
+		return expected("an object", v)
 	}
-	p.at, ok = rawjson.ValueAt(p.raw, c.At)
-	if !ok || !p.valid(p.at) || rawjson.SkipSpace(p.raw, p.at.End) < len(p.raw) {
-		return false
-	}
-	if !p.at.IsNull(p.raw) {
-		p.wrong(wantObject)
-	}
-	return true
-}
-
-// valid returns whether a value is valid JSON. The cursor has bounded its
-// nesting: this check recurses.
-func (p *parser) valid(s rawjson.Span) bool { return gjson.Valid(rawjson.View(s.Of(p.raw))) }
-
-// object reads the object at a cursor: it finds the last value of each field,
-// then reads the values in the table's order. It returns false if the object is
-// not valid JSON. The objects within nvext have been checked as its values.
-func (p *parser) object(section string, fields []field, c *rawjson.Cursor) bool {
-	var last [maxFields]rawjson.Span
-	for c.Next() {
-		name := c.Name()
-		n := indexOf(fields, name)
-		if n < 0 {
-			p.addUnknown(section, name)
-		}
-		v := rawjson.Span{Start: c.At}
-		if n >= 0 && fields[n].name == nameTokenData && p.tokens(c) {
-			v.End = c.At
-		} else if v = c.Value(); c.Err != nil || section == "" && !p.valid(v) {
-			return false
-		}
-		if section == "" && !p.valid(rawjson.Span{Start: c.KeyAt, End: c.KeyEnd}) {
-			return false
-		}
-		if n >= 0 {
+	var last [maxFields]gjson.Result
+	var unknown *wrong
+	v.ForEach(func(key, v gjson.Result) bool {
+		if n := indexOf(fields, key.Str); n >= 0 {
 			last[n] = v
+		} else if p.opt.Strict && unknown == nil {
+			unknown = &wrong{field: "." + shown(key.Str)}
+		}
+		return true
+	})
+	for n := range fields {
+		if w := p.read(&fields[n], last[n]); w != nil {
+			w.field = "." + fields[n].name + w.field
+			return w
 		}
 	}
-	for n := range fields {
-		p.place = place{section: section, field: &fields[n], at: last[n]}
-		p.read()
-	}
-	return c.Done
+	return unknown
 }
 
-// read reads the value of a field. The fields of a section come before the
-// section's own function.
-func (p *parser) read() {
-	f, at := p.field, p.at
+// read reads the value of a field, which is Null if the object lacks the field.
+func (p *parser) read(f *field, v gjson.Result) *wrong {
 	switch {
-	case at.End == 0 || at.IsNull(p.raw):
-		if f.required {
-			p.invalid(wantString, "nothing")
-		}
-		return
-	case f.in != nil && at.First(p.raw) != '{':
-		p.wrong(wantObject)
-		return
+	case v.Type == gjson.Null && f.required:
+		return &wrong{want: "a string", got: "nothing"}
+	case v.Type == gjson.Null:
+		return nil
 	case f.in != nil:
-		c := rawjson.Enter(p.raw, at.Start)
-		p.object(f.name, f.in, &c)
-		p.place = place{field: f, at: at}
+		if w := p.object(f.in, v); w != nil {
+			return w
+		}
 	}
-	if f.read != nil {
-		f.read(p)
+	if f.read == nil {
+		return nil
 	}
+	return f.read(p, v)
+}
+
+// wrong says which field of an nvext is wrong. Without want the field is unknown.
+type wrong struct {
+	// field is the path to the field, such as "nvext.token_data[2]".
+	field     string
+	want, got string
+}
+
+// Error returns a text that may be shown to the client.
+func (w *wrong) Error() string {
+	if w.want == "" {
+		return w.field + ": unknown field"
+	}
+	return w.field + ": expected " + w.want + ", got " + w.got
+}
+
+// expected says that a value should be something else. It shows numbers and
+// booleans, which are rarely secret and often the mistake itself.
+func expected(want string, v gjson.Result) *wrong {
+	got := "an object"
+	switch {
+	case v.Type == gjson.Null:
+		got = "null"
+	case v.Type == gjson.String:
+		got = "a string"
+	case v.IsBool():
+		got = v.Raw
+	case v.Type == gjson.Number:
+		got = shown(v.Raw)
+	case v.IsArray():
+		got = "an array"
+	}
+	return &wrong{want: want, got: strings.Clone(got)}
+}
+
+// expectedWord is expected for a text that should be one of a few words.
+func expectedWord(want string, v gjson.Result) *wrong {
+	w := expected(want, v)
+	if v.Type == gjson.String {
+		w.got = strconv.Quote(shown(v.Str))
+	}
+	return w
+}
+
+// shown returns the part of a client's name or number that an error repeats.
+func shown(s string) string {
+	const most = 32
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return strings.ToValidUTF8(s, "\ufffd")
+}
+
+// reader reads the value of a field into a parser's ext.
+type reader func(p *parser, v gjson.Result) *wrong
+
+func boolean(to func(*Ext) *Opt[bool]) reader {
+	return func(p *parser, v gjson.Result) *wrong {
+		if !v.IsBool() {
+			return expected("a boolean", v)
+		}
+		*to(&p.ext) = Some(v.Bool())
+		return nil
+	}
+}
+
+// whole reads an integer from least to most.
+func whole[T uint64 | uint32 | int32](least int64, most uint64, to func(*Ext) *Opt[T]) reader {
+	return func(p *parser, v gjson.Result) *wrong {
+		n, ok := integer(v, least, most)
+		if !ok {
+			return expected("an integer from "+strconv.FormatInt(least, 10)+" to "+strconv.FormatUint(most, 10), v)
+		}
+		*to(&p.ext) = Some(T(n))
+		return nil
+	}
+}
+
+// integer returns a number without a point or an exponent. It is not ok if the
+// value is something else, or out of range. A negative one is its complement.
+func integer(v gjson.Result, least int64, most uint64) (n uint64, ok bool) {
+	if v.Type != gjson.Number {
+		return 0, false
+	}
+	if n, err := strconv.ParseInt(v.Raw, 10, 64); err == nil && n < 0 {
+		return uint64(n), n >= least
+	}
+	n, err := strconv.ParseUint(v.Raw, 10, 64)
+	return n, err == nil && n <= most
+}
+
+func integer64(to func(*Ext) *Opt[uint64]) reader { return whole(0, math.MaxUint64, to) }
+func integer32(to func(*Ext) *Opt[uint32]) reader { return whole(0, math.MaxUint32, to) }
+
+// rank reads a data-parallel rank.
+func rank(to func(*Ext) *Opt[uint32]) reader {
+	read := integer32(to)
+	return func(p *parser, v gjson.Result) *wrong {
+		if v.Raw == strconv.Itoa(UnsetRank) {
+			return nil
+		}
+		return read(p, v)
+	}
+}
+
+// number reads a number from least on.
+func number(least float64, to func(*Ext) *Opt[float64]) reader {
+	return func(p *parser, v gjson.Result) *wrong {
+		n, err := strconv.ParseFloat(v.Raw, 64)
+		switch {
+		case v.Type == gjson.Number && err == nil && n >= least:
+			*to(&p.ext) = Some(n)
+			return nil
+		case least < 0:
+			return expected("a finite number", v)
+		}
+		return expected("a finite number that is not negative", v)
+	}
+}
+
+// text reads a text of at most MaxText.
+func text(to func(*Ext) *string) reader {
+	return func(p *parser, v gjson.Result) *wrong {
+		s, w := str(v, MaxText)
+		*to(&p.ext) = s
+		return w
+	}
+}
+
+// str reads a text of at most so many bytes.
+func str(v gjson.Result, most int) (string, *wrong) {
+	switch {
+	case v.Type != gjson.String:
+		return "", expected("a string", v)
+	case len(v.Str) > most:
+		want := "a string of at most " + strconv.Itoa(most) + " bytes"
+		return "", &wrong{want: want, got: "one of " + strconv.Itoa(len(v.Str))}
+	}
+	return strings.Clone(v.Str), nil
+}
+
+// list calls each for every element of a list of at most so many.
+func list(v gjson.Result, most int, of string, each func(v gjson.Result) *wrong) (w *wrong) {
+	want := "an array of at most " + strconv.Itoa(most) + " " + of
+	if !v.IsArray() {
+		return expected(want, v)
+	}
+	n := 0
+	v.ForEach(func(_, v gjson.Result) bool {
+		if n == most {
+			w = &wrong{want: want, got: "more"}
+		} else if w = each(v); w != nil {
+			w.field = "[" + strconv.Itoa(n) + "]"
+		}
+		n++
+		return w == nil
+	})
+	return w
+}
+
+// words reads a list of texts of at most MaxName, of which the parser keeps none.
+func words(each func(e *Ext, name string)) reader {
+	return func(p *parser, v gjson.Result) *wrong {
+		return list(v, MaxList, "strings", func(v gjson.Result) *wrong {
+			name, w := str(v, MaxName)
+			if w == nil {
+				each(&p.ext, name)
+			}
+			return w
+		})
+	}
+}
+
+// workers reads allowed_worker_ids.
+func workers(p *parser, v gjson.Result) *wrong {
+	p.ext.AllowedWorkerIDs = []uint64{}
+	return list(v, MaxWorkers, "integers", func(v gjson.Result) *wrong {
+		id, ok := integer(v, 0, math.MaxUint64)
+		if !ok {
+			return expected("an integer from 0 to 18446744073709551615", v)
+		}
+		p.ext.AllowedWorkerIDs = append(p.ext.AllowedWorkerIDs, id)
+		return nil
+	})
+}
+
+// tokenData locates and counts the ids of token_data.
+func tokenData(p *parser, v gjson.Result) *wrong {
+	_, n, end := scanTokens(p.raw, v.Index, nil)
+	if end == 0 || n > MaxTokens {
+		return expected("an array of at most 16777216 integers from 0 to 4294967295", v)
+	}
+	p.ext.TokenCount, p.ext.TokenSpan = n, rawjson.Span{Start: v.Index, End: end}
+	return nil
+}
+
+func action(p *parser, v gjson.Result) *wrong {
+	for _, a := range []Action{ActionOpen, ActionBind, ActionClose} {
+		if v.Type == gjson.String && v.Str == a.String() {
+			p.ext.SessionControl.Action = a
+			return nil
+		}
+	}
+	return expectedWord(`"open", "bind" or "close"`, v)
+}
+
+func timeout(p *parser, v gjson.Result) *wrong {
+	n, ok := integer(v, 0, math.MaxUint64)
+	if !ok {
+		return expected("an integer from 0 to 18446744073709551615", v)
+	}
+	p.ext.SessionControl.Timeout, p.ext.SessionControl.Timed = p.opt.clamp(n), true
+	return nil
+}
+
+// sessionControl completes session_control. An empty session_id means that the
+// request has no session, so there can be no action.
+func sessionControl(p *parser, _ gjson.Result) *wrong {
+	c := &p.ext.SessionControl
+	switch {
+	case c.SessionID == "" && c.Action != ActionNone:
+		return &wrong{field: ".session_id", want: "a string that is not empty", got: "an empty one"}
+	case c.SessionID == "":
+		c.Timeout = 0
+	case !c.Timed:
+		c.Timeout = p.opt.clamp(uint64(DefaultTimeout.Seconds()))
+	}
+	return nil
+}
+
+func sessionParams(p *parser, v gjson.Result) *wrong {
+	p.ext.SessionParams.Span = rawjson.Span{Start: v.Index, End: v.Index + len(v.Raw)}
+	return nil
+}
+
+func cacheType(_ *parser, v gjson.Result) *wrong {
+	if v.Type == gjson.String && v.Str == "ephemeral" {
+		return nil
+	}
+	return expectedWord(`"ephemeral"`, v)
+}
+
+// ttl reads a time to live: seconds, or a text of a number and s, m or h.
+func ttl(p *parser, v gjson.Result) *wrong {
+	digits, unit := v.Raw, uint64(1)
+	if v.Type == gjson.String {
+		digits = strings.TrimRight(v.Str, "smh")
+		switch v.Str[len(digits):] {
+		case "", "s":
+		case "m":
+			unit = 60
+		case "h":
+			unit = 3600
+		default:
+			digits = ""
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) || n == 0 {
+		return expectedWord(`a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`, v)
+	}
+	p.ext.CacheTTL = Some(time.Duration(min(n, uint64(MaxTTL/time.Second)/unit)*unit) * time.Second)
+	return nil
+}
+
+// cacheControl completes cache_control, which may lack the time to live.
+func cacheControl(p *parser, _ gjson.Result) *wrong {
+	p.ext.CacheTTL = Some(p.opt.retention(p.ext.CacheTTL.Or(DefaultTTL)))
+	return nil
+}
+
+func uploadURL(p *parser, v gjson.Result) *wrong {
+	url, w := str(v, MaxText)
+	if p.ext.MetadataUpload = strings.TrimSpace(url); w == nil && p.ext.MetadataUpload == "" {
+		return &wrong{want: "a string that is not empty", got: "an empty one"}
+	}
+	return w
+}
+
+// preferredTaints reads the object of preferred taints.
+func preferredTaints(p *parser, v gjson.Result) (w *wrong) {
+	const want = "an object of at most 64 finite numbers of 32 bits"
+	if !v.IsObject() {
+		return expected(want, v)
+	}
+	taints := &p.ext.RoutingConstraints.PreferredTaints
+	v.ForEach(func(key, v gjson.Result) bool {
+		weight, err := strconv.ParseFloat(v.Raw, 32)
+		i := slices.IndexFunc(*taints, func(t Taint) bool { return t.Name == key.Str })
+		switch {
+		case v.Type != gjson.Number || err != nil || len(key.Str) > MaxName:
+			w = expected(want, v)
+			w.field = "." + shown(key.Str)
+		case i >= 0:
+			(*taints)[i].Weight = float32(weight)
+		case len(*taints) == MaxList:
+			w = &wrong{want: want, got: "more"}
+		default:
+			*taints = append(*taints, Taint{strings.Clone(key.Str), float32(weight)})
+		}
+		return w == nil
+	})
+	return w
 }

@@ -32,7 +32,7 @@ var every = strings.ReplaceAll(`{"greed_sampling":true,"use_raw_prompt":false,
 
 func TestParseReadsEveryField(t *testing.T) {
 	raw := []byte(" " + every + "\n")
-	got, err := Parse(raw, Options{Strict: true, Tokens: true})
+	got, err := Parse(raw, Options{Strict: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestParseReadsEveryField(t *testing.T) {
 			t.Errorf("the span of %s is %s", want, raw[s.Start:s.End])
 		}
 	}
-	if ids := AppendIDs(nil, raw, got.TokenSpan); !reflect.DeepEqual(ids, got.TokenData) {
+	if ids := AppendIDs(nil, raw, got.TokenSpan); !slices.Equal(ids, []uint32{0, 1, math.MaxUint32}) {
 		t.Errorf("the ids of the span: %v", ids)
 	}
 	clear(raw) // the result must not point into it
@@ -49,7 +49,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		GreedSampling: Some(true), UseRawPrompt: Some(false), BackendInstanceID: Some[uint64](math.MaxUint64),
 		PrefillWorkerID: Some[uint64](1<<53 + 1), DecodeWorkerID: Some[uint64](0), DPRank: Some[uint32](UnsetRank - 1), PrefillDPRank: Some[uint32](0),
 		MaxThinkingTokens: Some[uint32](math.MaxUint32),
-		TokenData:         []uint32{0, 1, math.MaxUint32}, TokenCount: 3, TokenSpan: got.TokenSpan,
+		TokenCount:        3, TokenSpan: got.TokenSpan,
 		Annotations: annotationsHarmless | AnnotationQueryOnly | annotationOther | annotationOwned, ExtraFields: fieldOther<<1 - 1,
 		CacheSalt: "salt", MetadataUpload: "s3://bucket/x",
 		AgentHints: AgentHints{
@@ -80,7 +80,7 @@ func TestParseTakesNullForAbsent(t *testing.T) {
 		}
 	}
 	for _, raw := range append(nulls, "", strings.Join(nulls, " , ")) {
-		got, err := Parse([]byte("{"+raw+"}"), Options{Strict: true, Tokens: true})
+		got, err := Parse([]byte("{"+raw+"}"), Options{Strict: true})
 		got.SessionParams.Span = rawjson.Span{}
 		if err != nil || !reflect.DeepEqual(got, Ext{}) {
 			t.Errorf("%s: %+v, %v", raw, got, err)
@@ -91,37 +91,55 @@ func TestParseTakesNullForAbsent(t *testing.T) {
 	}
 }
 
-func TestParseSession(t *testing.T) {
-	for _, c := range []struct{ raw, id, err string }{
-		{`{"session_control":{"session_id":"s-1","action":"open","timeout":5}}`, "s-1", ""},
-		{`{"session_control":{"session_id":"caf\u00e9\n"}}`, "café\n", ""},
-		{`{"session_control":{"session_\u0069d":"s"}}`, "s", ""},
-		{`{"session_control":{"session_id":""}}`, "", ""},
-		{`{"session_control":null,"agent_hints":{"priority":1}}`, "", ""},
-		{`{"session_control":{"session_id":"a","session_id":"b"}}`, "b", ""},
-		{`{"session_control":5,"session_control":{"session_id":"b"}}`, "b", ""},
-		{`{"session_control":{"session_id":"a"},"session_control":null}`, "", ""},
-		{`{"token_data":[1,2,3],"session_id":"x"}`, "", ""},
-		{`{"session_params":{"id":"p"}}`, "p", ""},
-		{`{"session_params":{"id":"p"},"session_control":{"session_id":"s"}}`, "s", ""},
-		{`{"session_control":{}}`, "", "nvext.session_control.session_id: expected a string, got nothing"},
-		{`{"session_control":{"session_id":null}}`, "", "nvext.session_control.session_id: expected a string, got nothing"},
-		{`{"session_control":{"session_id":"","action":"open"}}`, "", "nvext.session_control.session_id: expected a string that is not empty, got an empty one"},
-		{`{"session_control":{"session_id":"a"},"session_control":{}}`, "", "nvext.session_control.session_id: expected a string, got nothing"},
-		{`{"session_control":"s"}`, "", "nvext.session_control: expected an object, got string"},
-		{`{"session_control":[]}`, "", "nvext.session_control: expected an object, got array"},
-		{`{"session_control":{"session_id":5}}`, "", "nvext.session_control.session_id: expected a string, got number 5"},
-		{`{"session_control":{"session_id":{}}}`, "", "nvext.session_control.session_id: expected a string, got object"},
-		{`{"session_control":{"session_id":false}}`, "", "nvext.session_control.session_id: expected a string, got boolean false"},
-		{`{"session_control":{"session_id":1` + strings.Repeat("0", 40) + `}}`, "", "nvext.session_control.session_id: expected a string, got number 1" + strings.Repeat("0", 31) + "..."},
-		{`{"session_control":{"session_id":"a","action":"refork"}}`, "", `nvext.session_control.action: expected "open", "bind" or "close", got string "refork"`},
-		{`{"session_control":{"session_id":"a","action":1}}`, "", `nvext.session_control.action: expected a string, got number 1`},
-		{`{"session_control":{"session_id":"a","timeout":1.0}}`, "", `nvext.session_control.timeout: expected an integer from 0 to 18446744073709551615, got number 1.0`},
-		{`{"session_control":{"session_id":"a","timeout":-1}}`, "", `nvext.session_control.timeout: expected an integer from 0 to 18446744073709551615, got number -1`},
+// Of repeated fields the last one counts. Bounds apply to times only.
+func TestParse(t *testing.T) {
+	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour, MaxRetention: 2 * time.Hour}
+	session := func(id string, a Action, timeout time.Duration, timed bool) Ext {
+		return Ext{SessionControl: SessionControl{id, a, timeout, timed}}
+	}
+	const usual = DefaultTimeout
+	ttl := func(d time.Duration) Ext { return Ext{CacheTTL: Some(d)} }
+	for raw, want := range map[string]Ext{
+		// the cases of dynamo-llm's own test, and times out of bounds
+		`{"session_control":{"session_id": "sub-1", "action": "open", "timeout": 60}}`:   session("sub-1", ActionOpen, time.Minute, true),
+		`{"session_control":{"session_id": "sub-1", "action": "close"}}`:                 session("sub-1", ActionClose, usual, false),
+		`{"session_control":{"session_id": "s", "action": "bind", "timeout": null}}`:     session("s", ActionBind, usual, false),
+		`{"session_control":{"session_id": "s", "action": null, "timeout": 0}}`:          session("s", ActionNone, 10*time.Second, true),
+		`{"session_control":{"session_id": "s", "timeout": 3601}}`:                       session("s", ActionNone, time.Hour, true),
+		`{"session_control":{"session_id": "s", "timeout": 18446744073709551615}}`:       session("s", ActionNone, time.Hour, true),
+		`{"session_control":{"session_\u0069d":"caf\u00e9\n"}}`:                          session("café\n", ActionNone, usual, false),
+		`{"session_control":{"session_id":""}}`:                                          {},
+		`{"session_control":{"session_id":"a"},"session_control":null}`:                  {},
+		`{"session_control":5,"session_control":{"session_id":"a","session_id":"b"}}`:    session("b", ActionNone, usual, false),
+		`{"backend_instance_id":"x","backend_instance_id":2}`:                            {BackendInstanceID: Some[uint64](2)},
+		`{"backend_instance_id":1,"b\u0061ckend_instance_id":null}`:                      {},
+		`{"agent_hints":{"osl":1},"agent_hints":{}}`:                                     {},
+		`{"token_data":["x"],"token_data":[7]}`:                                          {TokenCount: 1, TokenSpan: rawjson.Span{Start: 33, End: 36}},
+		`{"token_data":[ ]}`:                                                             {TokenSpan: rawjson.Span{Start: 14, End: 17}},
+		`{"dp_rank":4294967295,"prefill_dp_rank":4294967295}`:                            {},
+		`{"routing_constraints":{"preferred_taints":{"a":1,"b":2,"a":3}}}`:               {RoutingConstraints: RoutingConstraints{PreferredTaints: []Taint{{"a", 3}, {"b", 2}}}},
+		`{"annotations":["query_instance_id"]}`:                                          {Annotations: AnnotationQueryOnly},
+		`{"annotations":["query_instance_id:x"]}`:                                        {Annotations: AnnotationQueryOnly},
+		`{"annotations":["query_instance_ids","query_instance_id_extra:x"]}`:             {Annotations: annotationOther},
+		`{"router_config_override":{"allowed_worker_ids":[3]},"allowed_worker_ids":[1]}`: {AllowedWorkerIDs: []uint64{3}},
+		`{"allowed_worker_ids":[]}`:                                                      {AllowedWorkerIDs: []uint64{}},
+		`{"cache_control":{}}`:                                                           ttl(DefaultTTL),
+		`{"cache_control":{"type":"ephemeral","ttl":null}}`:                              ttl(DefaultTTL),
+		`{"cache_control":{"ttl":"5m"}}`:                                                 ttl(5 * time.Minute),
+		`{"cache_control":{"ttl":"1h"}}`:                                                 ttl(time.Hour),
+		`{"cache_control":{"ttl":"30s"}}`:                                                ttl(30 * time.Second),
+		`{"cache_control":{"ttl":"300"}}`:                                                ttl(5 * time.Minute),
+		`{"cache_control":{"ttl":7}}`:                                                    ttl(7 * time.Second),
+		`{"cache_control":{"ttl":18446744073709551615}}`:                                 ttl(2 * time.Hour),
+		`{"cache_control":{"ttl":"9999999999999h"}}`:                                     ttl(2 * time.Hour),
 	} {
-		ext, err := Parse([]byte(c.raw), Options{})
-		if message(err) != c.err || ext.Session() != c.id {
-			t.Errorf("%s: %q, %v; want %q, %q", c.raw, ext.Session(), err, c.id, c.err)
+		if got, err := Parse([]byte(raw), o); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v", raw, got, err)
+		}
+	}
+	for raw, want := range map[string]string{`{"session_params":{"id":"p"}}`: "p", `{"session_params":{"id":"p"},"session_control":{"session_id":"s"}}`: "s"} {
+		if ext, err := Parse([]byte(raw), o); err != nil || ext.Session() != want {
+			t.Errorf("%s: %q, %v", raw, ext.Session(), err)
 		}
 	}
 }
@@ -133,108 +151,6 @@ func message(err error) string {
 	return err.Error()
 }
 
-// The cases of dynamo-llm's own test of session_control, and timeouts that
-// overflow.
-func TestParseSessionControlAsTheReference(t *testing.T) {
-	o := Options{MinTimeout: 10 * time.Second, MaxTimeout: time.Hour}
-	for _, c := range []struct {
-		raw  string
-		want SessionControl
-	}{
-		{`{"session_id": "sub-1", "action": "open", "timeout": 60}`, SessionControl{"sub-1", ActionOpen, time.Minute, true}},
-		{`{"session_id": "sub-1", "action": "close"}`, SessionControl{"sub-1", ActionClose, 300 * time.Second, false}},
-		{`{"session_id": "sub-1", "action": "bind"}`, SessionControl{"sub-1", ActionBind, 300 * time.Second, false}},
-		{`{"session_id": "sub-1"}`, SessionControl{"sub-1", ActionNone, 300 * time.Second, false}},
-		{`{"session_id": "sub-1", "action": null, "timeout": null}`, SessionControl{"sub-1", ActionNone, 300 * time.Second, false}},
-		{`{"session_id": "s", "timeout": 0}`, SessionControl{"s", ActionNone, 10 * time.Second, true}},
-		{`{"session_id": "s", "timeout": 3601}`, SessionControl{"s", ActionNone, time.Hour, true}},
-		{`{"session_id": "s", "timeout": 9223372037}`, SessionControl{"s", ActionNone, time.Hour, true}},
-		{`{"session_id": "s", "timeout": 18446744073709551615}`, SessionControl{"s", ActionNone, time.Hour, true}},
-	} {
-		ext, err := Parse([]byte(`{"session_control":`+c.raw+`}`), o)
-		if err != nil || ext.SessionControl != c.want {
-			t.Errorf("%s: %+v, %v; want %+v", c.raw, ext.SessionControl, err, c.want)
-		}
-	}
-	for _, seconds := range []string{"0", "18446744073709551615"} {
-		ext, err := Parse([]byte(`{"session_control":{"session_id":"s","timeout":`+seconds+`}}`), Options{})
-		if d := ext.SessionControl.Timeout; err != nil || d != time.Second && d != MaxTTL {
-			t.Errorf("%s: %v, %v", seconds, d, err)
-		}
-	}
-}
-
-func TestParseRefusesWrongTypes(t *testing.T) {
-	const u64, u32, i32 = wantU64, wantU32, wantI32
-	wrong := map[string]map[string]string{ // by field, by value
-		wantBool:       {},
-		wantObject:     {`1`: "number 1", `[]`: "array", `"{}"`: "string", `true`: "boolean true"},
-		u64:            {`1.0`: "number 1.0", `1e3`: "number 1e3", `-1.0`: "number -1.0", `1E0`: "number 1E0", `"1"`: "string", `true`: "boolean true", `[1]`: "array"},
-		wantString:     {`1`: "number 1", `[]`: "array", `false`: "boolean false"},
-		anyNumber.want: {`"1"`: "string", `[1.5]`: "array", `true`: "boolean true"},
-	}
-	wrong[wantBool] = map[string]string{`1`: "number 1", `"true"`: "string", `{}`: "object"}
-	wrong[wantStrings] = map[string]string{`"a"`: "string", `{}`: "object", `1`: "number 1"}
-	wrong[wantIDs] = map[string]string{`1`: "number 1", `{}`: "object"}
-	for _, same := range []string{u32, i32, wantI64} {
-		wrong[same] = wrong[u64]
-	}
-	for _, same := range []string{notNegative.want, fraction.want} {
-		wrong[same] = wrong[anyNumber.want]
-	}
-	wrong[wantPrompt], wrong[wantWeights] = wrong[wantIDs], map[string]string{`1`: "number 1", `["a"]`: "array"}
-	wrong[wantTTL] = map[string]string{`1.0`: "number 1.0", `1e3`: "number 1e3", `true`: "boolean true", `{}`: "object"}
-	for want, fields := range map[string]string{
-		wantBool:         "greed_sampling use_raw_prompt agent_hints.speculative_prefill session_params.replace session_params.drop_previous_output router_config_override.assume_kv_reuse router_config_override.track_prefill_tokens",
-		wantObject:       "agent_hints session_control session_params cache_control routing_constraints router metadata_upload router_config_override",
-		u64:              "backend_instance_id prefill_worker_id decode_worker_id",
-		u32:              "dp_rank prefill_dp_rank max_thinking_tokens agent_hints.strict_priority agent_hints.osl",
-		i32:              "agent_hints.priority",
-		wantI64:          "session_params.offset",
-		wantString:       "cache_salt session_params.id session_params.rid cache_control.type metadata_upload.url",
-		anyNumber.want:   "request_timestamp_ms router.ttft_target router.itl_target agent_hints.latency_sensitivity",
-		notNegative.want: "router_config_override.overlap_score_credit router_config_override.prefill_load_scale router_config_override.router_temperature router_config_override.overlap_score_weight",
-		fraction.want:    "router_config_override.shared_cache_multiplier",
-		wantStrings:      "annotations extra_fields routing_constraints.required_taints",
-		wantWeights:      "routing_constraints.preferred_taints",
-		wantIDs:          "allowed_worker_ids router_config_override.allowed_worker_ids",
-		wantPrompt:       "token_data",
-		wantTTL:          "cache_control.ttl",
-	} {
-		for _, field := range strings.Fields(fields) {
-			for value, got := range wrong[want] {
-				_, err := Parse([]byte(at(field, value)), Options{})
-				var fe *FieldError
-				if message(err) != "nvext."+field+": expected "+want+", got "+got || !errors.As(err, &fe) || fe.Value {
-					t.Errorf("%s: %v", at(field, value), err)
-				}
-			}
-		}
-	}
-	for raw, want := range map[string]string{
-		`{"annotations":["a",5]}`:                                 "nvext.annotations[1]: expected a string, got number 5",
-		`{"extra_fields":[null]}`:                                 "nvext.extra_fields[0]: expected a string, got null",
-		`{"token_data":[1,2,1.5]}`:                                "nvext.token_data[2]: expected " + u32 + ", got number 1.5",
-		`{"token_data":[1,"2"]}`:                                  "nvext.token_data[1]: expected " + u32 + ", got string",
-		`{"token_data":[1,4294967296]}`:                           "nvext.token_data[1]: expected " + u32 + ", got number 4294967296",
-		`{"token_data":[-1]}`:                                     "nvext.token_data[0]: expected " + u32 + ", got number -1",
-		`{"token_data":"abc"}`:                                    "nvext.token_data: expected " + wantPrompt + ", got string",
-		`{"allowed_worker_ids":[1,2.0]}`:                          "nvext.allowed_worker_ids[1]: expected " + u64 + ", got number 2.0",
-		`{"routing_constraints":{"required_taints":["a",{}]}}`:    "nvext.routing_constraints.required_taints[1]: expected a string, got object",
-		`{"routing_constraints":{"preferred_taints":{"a":"1"}}}`:  "nvext.routing_constraints.preferred_taints.a: expected a finite number of 32 bits, got string",
-		`{"request_timestamp_ms":1e400}`:                          "nvext.request_timestamp_ms: expected a finite number, got number 1e400",
-		`{"max_thinking_tokens":4294967296}`:                      "nvext.max_thinking_tokens: expected " + u32 + ", got number 4294967296",
-		`{"cache_salt":"` + strings.Repeat("s", MaxText+1) + `"}`: "nvext.cache_salt: expected a string of at most 8192 bytes, got one of 8193",
-		`"x"`:    "nvext: expected an object, got string",
-		`[1]`:    "nvext: expected an object, got array",
-		` true `: "nvext: expected an object, got boolean true",
-	} {
-		if _, err := Parse([]byte(raw), Options{}); message(err) != want {
-			t.Errorf("%.100s: %v, want %s", raw, err, want)
-		}
-	}
-}
-
 // at returns an nvext in which a field has a value.
 func at(field, value string) string {
 	if l, n, ok := strings.Cut(field, "."); ok {
@@ -243,133 +159,100 @@ func at(field, value string) string {
 	return `{"` + field + `":` + value + `}`
 }
 
-// A wrong value of a field that needs a grant is an error with the grant, and is
-// dropped without.
-func TestWrongValuesAreErrorsWhereTrusted(t *testing.T) {
-	taints := strings.Repeat(`"t",`, MaxList) + `"t"`
-	for _, c := range []struct {
-		g                   Grants
-		field, value, wants string
-	}{
-		{Pins, "backend_instance_id", `-1`, wantU64 + ", got number -1"},
-		{Pins, "decode_worker_id", `18446744073709551616`, wantU64 + ", got number 18446744073709551616"},
-		{Pins, "prefill_worker_id", `-18446744073709551616`, wantU64 + ", got number -18446744073709551616"},
-		{Pins, "dp_rank", `4294967296`, wantU32 + ", got number 4294967296"},
-		{Pins, "prefill_dp_rank", `-1`, wantU32 + ", got number -1"},
-		{Priorities, "agent_hints.priority", `2147483648`, wantI32 + ", got number 2147483648"},
-		{Priorities, "agent_hints.strict_priority", `-1`, wantU32 + ", got number -1"},
-		{Priorities, "agent_hints.latency_sensitivity", `-1e999`, anyNumber.want + ", got number -1e999"},
-		{Priorities, "cache_control.type", `"persistent"`, `"ephemeral", got string "persistent"`},
-		{Priorities, "cache_control.ttl", `"5d"`, wantTTL + `, got string "5d"`},
-		{Priorities, "cache_control.ttl", `""`, wantTTL + `, got string ""`},
-		{Priorities, "cache_control.ttl", `0`, wantTTL + `, got number 0`},
-		{Priorities, "cache_control.ttl", `"-5m"`, wantTTL + `, got string "-5m"`},
-		{Overrides, "router_config_override.overlap_score_credit", `-0.1`, notNegative.want + ", got number -0.1"},
-		{Overrides, "router_config_override.router_temperature", `1e999`, notNegative.want + ", got number 1e999"},
-		{Overrides, "router_config_override.shared_cache_multiplier", `1.01`, fraction.want + ", got number 1.01"},
-		{Overrides, "routing_constraints.required_taints", "[" + taints + "]", wantStrings + ", got more"},
-		{Overrides, "allowed_worker_ids", "[" + strings.Repeat("1,", MaxWorkers) + "1]", wantIDs + ", got more"},
-		{Uploads, "metadata_upload.url", `" \t"`, "a string that is not empty, got an empty one"},
-		{Uploads, "metadata_upload.url", `null`, "a string, got nothing"},
-		{Explain, "annotations", "[" + taints + "]", wantStrings + ", got more"},
-		{Explain, "extra_fields", "[" + taints + "]", wantStrings + ", got more"},
+// An error names the field, what it should be, and what it is.
+func TestParseNamesWhatIsWrong(t *testing.T) {
+	const (
+		u64   = "an integer from 0 to 18446744073709551615, got "
+		u32   = "an integer from 0 to 4294967295, got "
+		i32   = "an integer from -2147483648 to 2147483647, got "
+		bools = "a boolean, got "
+		texts = "a string, got "
+		words = "an array of at most 64 strings, got "
+		ids   = "an array of at most 4096 integers, got "
+		toks  = "an array of at most 16777216 integers from 0 to 4294967295, got "
+		ttls  = `a number of seconds from 1 on, or a string such as "300", "5m" or "1h", got `
+		some  = "a finite number that is not negative, got "
+		pref  = "an object of at most 64 finite numbers of 32 bits, got "
+	)
+	many := strings.Repeat(`"t",`, MaxList) + `"t"`
+	for _, c := range []struct{ field, value, want string }{
+		{"greed_sampling", `1`, bools + "1"},
+		{"agent_hints.speculative_prefill", `"true"`, bools + "a string"},
+		{"backend_instance_id", `1.0`, u64 + "1.0"},
+		{"backend_instance_id", `-1`, u64 + "-1"},
+		{"decode_worker_id", `18446744073709551616`, u64 + "18446744073709551616"},
+		{"prefill_worker_id", `"1"`, u64 + "a string"},
+		{"dp_rank", `4294967296`, u32 + "4294967296"},
+		{"agent_hints.osl", `1e3`, u32 + "1e3"},
+		{"agent_hints.priority", `2147483648`, i32 + "2147483648"},
+		{"agent_hints.priority", `-2147483649`, i32 + "-2147483649"},
+		{"agent_hints.priority", `[1]`, i32 + "an array"},
+		{"agent_hints.latency_sensitivity", `-1e999`, "a finite number, got -1e999"},
+		{"router_config_override.router_temperature", `-0.1`, some + "-0.1"},
+		{"router_config_override.overlap_score_credit", `"1"`, some + "a string"},
+		{"cache_salt", `{}`, texts + "an object"},
+		{"cache_salt", `"` + strings.Repeat("s", MaxText+1) + `"`, "a string of at most 8192 bytes, got one of 8193"},
+		{"session_control.session_id", `1` + strings.Repeat("0", 40), texts + "1" + strings.Repeat("0", 31) + "..."},
+		{"session_control.session_id", `null`, texts + "nothing"},
+		{"session_params.id", `false`, texts + "false"},
+		{"metadata_upload.url", `null`, texts + "nothing"},
+		{"metadata_upload.url", `" \t"`, "a string that is not empty, got an empty one"},
+		{"annotations", `"a"`, words + "a string"},
+		{"annotations", "[" + many + "]", words + "more"},
+		{"routing_constraints.required_taints", `{}`, words + "an object"},
+		{"allowed_worker_ids", `{}`, ids + "an object"},
+		{"allowed_worker_ids", "[" + strings.Repeat("1,", MaxWorkers) + "1]", ids + "more"},
+		{"token_data", `"abc"`, toks + "a string"},
+		{"token_data", `[1,2,1.5]`, toks + "an array"},
+		{"token_data", `[1,"2"]`, toks + "an array"},
+		{"token_data", `[4294967296]`, toks + "an array"},
+		{"routing_constraints.preferred_taints", `["a"]`, pref + "an array"},
+		{"cache_control.type", `"persistent"`, `"ephemeral", got "persistent"`},
+		{"cache_control.ttl", `1.0`, ttls + "1.0"},
+		{"cache_control.ttl", `"5d"`, ttls + `"5d"`},
+		{"cache_control.ttl", `""`, ttls + `""`},
+		{"cache_control.ttl", `"-5m"`, ttls + `"-5m"`},
+		{"cache_control.ttl", `"5mh"`, ttls + `"5mh"`},
+		{"cache_control.ttl", `0`, ttls + "0"},
+		{"agent_hints", `[]`, "an object, got an array"},
+		{"router", `"{}"`, "an object, got a string"},
 	} {
-		raw := at(c.field, c.value)
-		ext, err := Parse([]byte(raw), Options{})
-		if err != nil {
-			t.Errorf("%.80s: %v", raw, err)
-			continue
-		}
-		again := ext
-		dropped, err := ext.Restrict(Everything &^ c.g)
-		ext.SessionParams.Span = rawjson.Span{}
-		if ext.bad = [grantCount]*FieldError{}; err != nil || dropped != c.g || !reflect.DeepEqual(ext, Ext{}) {
-			t.Errorf("%.80s untrusted: dropped %v, error %v, left %+v", raw, dropped, err, ext)
-		}
-		_, err = again.Restrict(c.g)
-		var fe *FieldError
-		if message(err) != "nvext."+c.field+": expected "+c.wants || !errors.As(err, &fe) || !fe.Value {
-			t.Errorf("%.80s trusted: %v, want %s", raw, err, c.wants)
+		if _, err := Parse([]byte(at(c.field, c.value)), Options{}); message(err) != "nvext."+c.field+": expected "+c.want {
+			t.Errorf("%.80s: %v, want %s", at(c.field, c.value), err, c.want)
 		}
 	}
-}
-
-func TestParseTTL(t *testing.T) {
-	for raw, want := range map[string]time.Duration{
-		`{}`: DefaultTTL, `{"type":"ephemeral"}`: DefaultTTL, `{"ttl":null}`: DefaultTTL,
-		`{"ttl":"5m"}`: 5 * time.Minute, `{"ttl":"1h"}`: time.Hour, `{"ttl":"30s"}`: 30 * time.Second, `{"ttl":"300"}`: 5 * time.Minute, `{"ttl":7}`: 7 * time.Second,
-		`{"ttl":18446744073709551615}`: MaxTTL, `{"ttl":"9999999999999h"}`: MaxTTL, `{"ttl":"8760h"}`: MaxTTL, `{"ttl":"8761h"}`: MaxTTL,
+	for raw, want := range map[string]string{
+		`{"annotations":["a",5]}`:                                "nvext.annotations[1]: expected a string, got 5",
+		`{"extra_fields":[null]}`:                                "nvext.extra_fields[0]: expected a string, got null",
+		`{"allowed_worker_ids":[1,2.0]}`:                         "nvext.allowed_worker_ids[1]: expected " + u64 + "2.0",
+		`{"routing_constraints":{"required_taints":["a",{}]}}`:   "nvext.routing_constraints.required_taints[1]: expected a string, got an object",
+		`{"routing_constraints":{"preferred_taints":{"a":"1"}}}`: "nvext.routing_constraints.preferred_taints.a: expected " + pref + "a string",
+		`{"session_control":{}}`:                                 "nvext.session_control.session_id: expected a string, got nothing",
+		`{"session_control":{"session_id":"","action":"open"}}`:  "nvext.session_control.session_id: expected a string that is not empty, got an empty one",
+		`{"session_control":{"session_id":"a","action":"fork"}}`: `nvext.session_control.action: expected "open", "bind" or "close", got "fork"`,
+		`{"session_control":{"session_id":"a","action":1}}`:      `nvext.session_control.action: expected "open", "bind" or "close", got 1`,
+		`{"session_control":{"session_id":"a","timeout":-1}}`:    "nvext.session_control.timeout: expected " + u64 + "-1",
+		`"x"`:    "nvext: expected an object, got a string",
+		` true `: "nvext: expected an object, got true",
 	} {
-		if ext, err := Parse([]byte(`{"cache_control":`+raw+`}`), Options{}); err != nil || ext.CacheTTL != Some(want) {
-			t.Errorf("%s: %v, %v; want %v", raw, ext.CacheTTL, err, want)
-		}
-	}
-}
-
-func TestParseOverride(t *testing.T) {
-	for raw, want := range map[string]RouterConfigOverride{
-		`{"overlap_score_weight":2}`:                           {PrefillLoadScale: Some(2.0)},
-		`{"overlap_score_weight":0}`:                           {PrefillLoadScale: Some(0.0), OverlapScoreCredit: Some(0.0)},
-		`{"overlap_score_weight":0,"overlap_score_credit":1}`:  {PrefillLoadScale: Some(0.0), OverlapScoreCredit: Some(1.0)},
-		`{"overlap_score_weight":3,"prefill_load_scale":1e-3}`: {PrefillLoadScale: Some(0.001)},
-	} {
-		if ext, err := Parse([]byte(`{"router_config_override":`+raw+`}`), Options{}); err != nil || ext.Override != want {
-			t.Errorf("%s: %+v, %v", raw, ext.Override, err)
-		}
-	}
-	ext, err := Parse([]byte(`{"router_config_override":{"allowed_worker_ids":[3]},"allowed_worker_ids":[1,2]}`), Options{})
-	if err != nil || !reflect.DeepEqual(ext.AllowedWorkerIDs, []uint64{3}) {
-		t.Errorf("%v, %v", ext.AllowedWorkerIDs, err)
-	}
-	ext, err = Parse([]byte(`{"allowed_worker_ids":[]}`), Options{})
-	if err != nil || ext.AllowedWorkerIDs == nil || len(ext.AllowedWorkerIDs) > 0 {
-		t.Errorf("%v, %v", ext.AllowedWorkerIDs, err)
-	}
-}
-
-func TestParseDuplicates(t *testing.T) {
-	for raw, want := range map[string]Ext{
-		`{"backend_instance_id":1,"backend_instance_id":2}`:                  {BackendInstanceID: Some[uint64](2)},
-		`{"backend_instance_id":1,"b\u0061ckend_instance_id":null}`:          {},
-		`{"backend_instance_id":"x","backend_instance_id":2}`:                {BackendInstanceID: Some[uint64](2)},
-		`{"agent_hints":{"osl":1},"agent_hints":{}}`:                         {},
-		`{"token_data":["x"],"token_data":[7]}`:                              {TokenData: []uint32{7}, TokenCount: 1, TokenSpan: rawjson.Span{Start: 33, End: 36}},
-		`{"token_data":[7],"token_data":null}`:                               {},
-		`{"dp_rank":4294967295,"prefill_dp_rank":4294967295}`:                {},
-		`{"routing_constraints":{"preferred_taints":{"a":1,"b":2,"a":3}}}`:   {RoutingConstraints: RoutingConstraints{PreferredTaints: []Taint{{"a", 3}, {"b", 2}}}},
-		`{"annotations":["query_instance_id"]}`:                              {Annotations: AnnotationQueryOnly},
-		`{"annotations":["query_instance_id:x"]}`:                            {Annotations: AnnotationQueryOnly},
-		`{"annotations":["query_instance_ids","query_instance_id_extra:x"]}`: {Annotations: annotationOther},
-		`{"token_data":[ ]}`:                                                 {TokenData: []uint32{}, TokenSpan: rawjson.Span{Start: 14, End: 17}},
-	} {
-		if got, err := Parse([]byte(raw), Options{Tokens: true}); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v, %v", raw, got, err)
+		if _, err := Parse([]byte(raw), Options{}); message(err) != want {
+			t.Errorf("%s: %v, want %s", raw, err, want)
 		}
 	}
 }
 
 func TestParseUnknownFields(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{"zzz":1}`:                  "nvext.zzz: unknown field",
-		`{"a":{},"session_id":1}`:    "nvext.a, nvext.session_id: unknown fields",
-		`{"agent_hints":{"prio":1}}`: "nvext.agent_hints.prio: unknown field",
-		`{"session_control":{"session_id":"s","bind":true}}`: "nvext.session_control.bind: unknown field",
-		`{"metadata_upload":{"url":"u","format":"json"}}`:    "nvext.metadata_upload.format: unknown field",
-		`{"routing_constraints":{"taints":1}}`:               "nvext.routing_constraints.taints: unknown field",
-		`{"router":{"x":1}}`:                                 "nvext.router.x: unknown field",
-		`{"cache_control":{"x":1}}`:                          "nvext.cache_control.x: unknown field",
-		`{"session_params":{"x":1}}`:                         "nvext.session_params.x: unknown field",
-		`{"router_config_override":{"x":1}}`:                 "nvext.router_config_override.x: unknown field",
-		`{"agent_context":{"session_id":"run-123"}}`:         "nvext.agent_context: unknown field",
-		`{"` + strings.Repeat("x", 99) + `":1}`:              "nvext." + strings.Repeat("x", 32) + "...: unknown field",
-		`{` + strings.Repeat(`"x":1,`, 10) + `"y":2}`:        strings.TrimSuffix(strings.Repeat("nvext.x, ", 8), ", ") + " and 3 more: unknown fields",
+		`{"zzz":1}`:                             "nvext.zzz",
+		`{"a":{},"session_id":1}`:               "nvext.a",
+		`{"agent_hints":{"prio":1}}`:            "nvext.agent_hints.prio",
+		`{"router_config_override":{"x":1}}`:    "nvext.router_config_override.x",
+		`{"` + strings.Repeat("x", 99) + `":1}`: "nvext." + strings.Repeat("x", 32) + "...",
 	} {
 		if _, err := Parse([]byte(raw), Options{}); err != nil {
 			t.Errorf("%s: %v", raw, err)
 		}
-		_, err := Parse([]byte(raw), Options{Strict: true})
-		var u *UnknownError
-		if !errors.As(err, &u) || err.Error() != want {
+		if _, err := Parse([]byte(raw), Options{Strict: true}); message(err) != want+": unknown field" {
 			t.Errorf("%s: %v, want %s", raw, err, want)
 		}
 	}
@@ -378,7 +261,7 @@ func TestParseUnknownFields(t *testing.T) {
 func TestParseRefusesMalformed(t *testing.T) {
 	for _, raw := range []string{
 		``, ` `, `{`, `{} {}`, `{},`, `{"a":1,}`, `{"a" "b"}`, `{"session_control":{"session_id" "s"}}`, `{"a":01}`, `{"a":tru}`, `{"token_data":[01]}`,
-		`{"token_data":[1,]}`, `{"token_data":[1 2]}`, `{"token_data":[1`, `{"token_data":[1,,2],"token_data":[1]}`, `{"\x":1}`, "{\"\n\":1}", `{"a":"\u12"}`, `{a:1}`, `[1`, `nul`,
+		`{"token_data":[1,]}`, `{"token_data":[1 2]}`, `{"token_data":[1`, `{"token_data":[1,,2],"token_data":[1]}`, `{"\x":1}`, "{\"\n\":1}", `{a:1}`, `[1`, `nul`,
 		`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, strings.Repeat("[", 1<<20),
 	} {
 		if _, err := Parse([]byte(raw), Options{}); !errors.Is(err, ErrMalformed) {
@@ -422,13 +305,9 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	o := Options{Tokens: true}
+	o := Options{}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		ext, err := Parse(raw, o)
-		var field *FieldError
-		if err != nil && !errors.Is(err, ErrMalformed) && !errors.As(err, &field) {
-			t.Fatalf("%+v with error %v", ext, err)
-		}
 		if errors.Is(err, ErrMalformed) == json.Valid(raw) && bytes.Count(raw, []byte("["))+bytes.Count(raw, []byte("{")) < rawjson.MaxDepth {
 			t.Fatalf("%v, but valid is %v", err, json.Valid(raw))
 		}
@@ -436,8 +315,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if _, err := Parse(raw, Options{Strict: true}); err != nil {
-			var unknown *UnknownError
-			if !errors.As(err, &unknown) {
+			if !strings.HasSuffix(err.Error(), ": unknown field") {
 				t.Fatalf("strict: %v", err)
 			}
 		}
@@ -497,12 +375,7 @@ func checkTypes(t *testing.T, raw map[string]any, ext *Ext) {
 		t.Fatalf("the session %q is %q", id, ext.SessionControl.SessionID)
 	}
 	tokens, _ := raw["token_data"].([]any)
-	if len(tokens) != len(ext.TokenData) || len(tokens) != ext.TokenCount {
-		t.Fatalf("%d tokens are %d", len(tokens), len(ext.TokenData))
-	}
-	for i, token := range tokens {
-		if strconv.FormatUint(uint64(ext.TokenData[i]), 10) != string(token.(json.Number)) {
-			t.Fatalf("the token %v is %v", token, ext.TokenData[i])
-		}
+	if len(tokens) != ext.TokenCount {
+		t.Fatalf("%d tokens are %d", len(tokens), ext.TokenCount)
 	}
 }

@@ -2,38 +2,9 @@ package nvext
 
 import (
 	"bytes"
-	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
-
-// tokens reads the value of token_data at the cursor if it is a list of token
-// ids, and moves the cursor behind it. The list may be most of a body, so one
-// pass checks, counts and keeps the ids. Any other value stays for the caller.
-func (p *parser) tokens(c *rawjson.Cursor) bool {
-	p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = nil, 0, rawjson.Span{}
-	var keep []uint32
-	if p.opt.Tokens {
-		n := bytes.IndexByte(p.raw[c.At:], ']')
-		keep = roomFor(p.raw[c.At : c.At+max(n, 0)])
-	}
-	ids, count, end := scanTokens(p.raw, c.At, keep)
-	if p.counted = end > 0; p.counted {
-		p.ext.TokenData, p.ext.TokenCount, p.ext.TokenSpan = ids, count, rawjson.Span{Start: c.At, End: end}
-		c.At = end
-	}
-	return p.counted
-}
-
-// tokenData judges a token_data that tokens has found, or could not read.
-func (p *parser) tokenData() {
-	switch {
-	case !p.counted:
-		p.list(MaxTokens, wantPrompt, func() { p.uint32() })
-	case p.ext.TokenCount > MaxTokens:
-		p.invalid(wantPrompt, strconv.Itoa(p.ext.TokenCount))
-	}
-}
 
 // roomFor returns an empty list with room for the ids of a JSON list.
 func roomFor(list []byte) []uint32 {

@@ -1,7 +1,6 @@
 package nvext
 
 import (
-	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -68,25 +67,10 @@ func (g Grants) String() string {
 	return strings.Join(names, " ")
 }
 
-// number returns the index of g's only bit.
-func (g Grants) number() int { return bits.TrailingZeros8(uint8(g)) }
-
 // Restrict removes from e what g does not grant, and returns the kinds that it
-// removed; a wrong value counts, too. The error is a [*FieldError] for a granted
-// but wrong value: the caller must then refuse the request. Restrict always
-// removes annotations that only a router may write, as Explain.
-func (e *Ext) Restrict(g Grants) (dropped Grants, err error) {
-	for n, bad := range e.bad {
-		switch kind := Grants(1) << n; {
-		case bad == nil:
-		case g&kind == 0:
-			dropped |= kind
-		case err == nil:
-			err = bad
-		}
-	}
-	e.bad = [grantCount]*FieldError{}
-	dropped |= e.said() &^ g
+// removed. It always removes annotations that only a router may write, as Explain.
+func (e *Ext) Restrict(g Grants) (dropped Grants) {
+	dropped = e.Needs() &^ g
 	if e.Annotations&annotationOwned != 0 {
 		e.Annotations &^= annotationOwned
 		dropped |= Explain
@@ -113,23 +97,12 @@ func (e *Ext) Restrict(g Grants) (dropped Grants, err error) {
 		e.Annotations &= annotationsHarmless
 		e.ExtraFields = 0
 	}
-	return dropped, err
+	return dropped
 }
 
-// Needs returns the kinds of trust that e asks for, wrong values included. If it
-// returns none, the client's identity does not matter.
-func (e *Ext) Needs() Grants {
-	needs := e.said()
-	for n, bad := range e.bad {
-		if bad != nil {
-			needs |= 1 << n
-		}
-	}
-	return needs
-}
-
-// said returns the kinds that e uses with valid values.
-func (e *Ext) said() (g Grants) {
+// Needs returns the kinds of trust that e asks for. If it returns none, the
+// client's identity does not matter.
+func (e *Ext) Needs() (g Grants) {
 	h, c := &e.AgentHints, &e.RoutingConstraints
 	for n, said := range [grantCount]bool{
 		e.BackendInstanceID.Set || e.DecodeWorkerID.Set || e.PrefillWorkerID.Set || e.DPRank.Set || e.PrefillDPRank.Set,

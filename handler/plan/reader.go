@@ -298,10 +298,7 @@ func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
 	if p.steers() || p.headers|ext.Needs() != 0 {
 		p.Grants = rd.Grants(r)
 	}
-	if p.Dropped, err = ext.Restrict(p.Grants); err != nil {
-		return err
-	}
-	p.Dropped |= p.headers &^ p.Grants
+	p.Dropped = ext.Restrict(p.Grants) | p.headers&^p.Grants
 	if ext.QueryOnly() { // its answer repeats them
 		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
 	}

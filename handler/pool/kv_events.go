@@ -21,7 +21,6 @@ type subscription struct {
 	worker  *events.Worker
 	streams []*events.Stream
 	end     context.CancelFunc // nil: nothing is followed
-	ended   chan struct{}      // closed when the last streams have ended; nil: there were none
 	gone    bool               // the pool has forgotten the worker
 	wants   atomic.Pointer[[]publisher]
 
@@ -82,13 +81,13 @@ func (p *Pool) sharesPublisher(w *Worker, from []publisher) bool {
 
 // subscribe begins the streams. The subscription's lock is held.
 func (p *Pool) subscribe(w *Worker, s *subscription) {
-	worker := events.NewWorker(p.Scheduler, p.seed, w.ID, len(s.from), s.engine)
+	worker := events.NewWorker(p.Scheduler.Caches(), p.seed, w.ID, len(s.from), s.engine)
 	logger := p.Logger().With(zap.String("upstream", w.Dial))
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {
 		sink := worker.Recorder(rank)
 		stream, err := events.New(events.Config{
-			Endpoint: from.endpoint, Replay: from.replay, Topic: from.topic, Listen: from.listen, Slots: replays,
+			Endpoint: from.endpoint, Replay: from.replay, Topic: from.topic, Slots: replays,
 		}, sink, logger)
 		if err != nil { // the settings were checked, and so was what the engine reports
 			worker.Close()
@@ -103,13 +102,7 @@ func (p *Pool) subscribe(w *Worker, s *subscription) {
 	if s.from[0].replay == "" {
 		s.unmended.Store(worker)
 	}
-	before, ended := s.ended, make(chan struct{})
-	s.ended = ended
 	p.following.Go(func() {
-		defer close(ended)
-		if before != nil {
-			<-before // they may listen at the same endpoint
-		}
 		var under sync.WaitGroup
 		for _, stream := range streams {
 			under.Go(func() { stream.Run(ctx) })
@@ -173,7 +166,6 @@ func (s *subscription) resync() {
 // Following is the state of the KV events of one of a worker's ranks.
 type Following struct {
 	Endpoint, Replay string
-	Listen           bool
 	events.Status
 	events.Applied
 }
@@ -185,7 +177,7 @@ func (w *Worker) Following() []Following {
 	defer s.mu.Unlock()
 	list := make([]Following, 0, len(s.from))
 	for rank, from := range s.from {
-		list = append(list, Following{from.endpoint, from.replay, from.listen, s.streams[rank].Status(), s.worker.Applied(rank)})
+		list = append(list, Following{from.endpoint, from.replay, s.streams[rank].Status(), s.worker.Applied(rank)})
 	}
 	return list
 }

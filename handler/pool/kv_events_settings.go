@@ -28,10 +28,6 @@ type KVEventsSettings struct {
 
 	// The beginning of the topics to subscribe to. Default: all topics.
 	Topic string `json:"topic,omitempty"`
-
-	// Whether the router listens at the endpoint, and the worker connects to it. Default:
-	// `false`.
-	Listen bool `json:"listen,omitempty"`
 }
 
 const (
@@ -45,24 +41,22 @@ func (k *KVEventsSettings) check(all bool) error {
 		return nil
 	}
 	source := cmp.Or(k.Source, sourceAuto)
-	fixed := isEndpoint(source, k.Listen)
+	fixed := isEndpoint(source)
 	switch {
 	case source != sourceAuto && source != sourceOff && !fixed && portOf(source) == 0:
 		return fmt.Errorf("kv_events: must be auto, off, a port, or an endpoint such as tcp://host:5557, got %q", k.Source)
-	case k.Replay != "" && !isEndpoint(k.Replay, false) && portOf(k.Replay) == 0:
+	case k.Replay != "" && !isEndpoint(k.Replay) && portOf(k.Replay) == 0:
 		return fmt.Errorf("kv_events replay: must be a port, or an endpoint such as tcp://host:5558, got %q", k.Replay)
-	case all && (fixed || isEndpoint(k.Replay, false)):
+	case all && (fixed || isEndpoint(k.Replay)):
 		return fmt.Errorf("kv_events: workers cannot share an endpoint, so worker %s cannot have one, got %q", AllWorkers, cmp.Or(k.Replay, source))
-	case k.Listen && !fixed:
-		return fmt.Errorf("kv_events listen: needs an endpoint to listen at, such as tcp://10.0.0.1:5557, got %q", source)
 	case source == sourceOff && (k.Replay != "" || k.Topic != ""):
 		return errors.New("kv_events: off has no replay and no topic")
 	}
 	return nil
 }
 
-// isEndpoint returns whether a text is an endpoint to connect to, or to listen at.
-func isEndpoint(s string, listen bool) bool { return zmtp.CheckEndpoint(s, listen) == nil }
+// isEndpoint returns whether a text is an endpoint to connect to.
+func isEndpoint(s string) bool { return zmtp.CheckEndpoint(s) == nil }
 
 func portOf(s string) int {
 	port, err := strconv.Atoi(s)
@@ -75,12 +69,11 @@ func portOf(s string) int {
 // publisher is one rank's source of events.
 type publisher struct {
 	endpoint, replay, topic string
-	listen                  bool
 }
 
 // Why a worker has no source of events although it publishes some.
 var (
-	errDials  = errors.New("the engine connects to its subscribers, so set kv_events to the endpoint and listen")
+	errDials  = errors.New("the engine connects to its endpoint instead of listening: write the endpoint with *")
 	errPath   = errors.New("the engine publishes at a path on its own machine")
 	errRanks  = errors.New("the engine has other data-parallel ranks than the router can address")
 	errShared = errors.New("another worker has the same endpoint, so one of the two is wrong: set kv_events of both workers")
@@ -95,7 +88,7 @@ func (w *WorkerSettings) publishers(info engine.Info, ranks int) ([]publisher, e
 		set = new(KVEventsSettings)
 	}
 	host := hostOf(w.Dial)
-	first, n := publisher{topic: set.Topic, listen: set.Listen}, ranks
+	first, n := publisher{topic: set.Topic}, ranks
 	switch source := cmp.Or(set.Source, sourceAuto); source {
 	case sourceOff:
 		return nil, nil

@@ -26,21 +26,21 @@ func TestPublishersOfAWorker(t *testing.T) {
 		why   error
 	}{
 		{"nothing", "10.0.0.1:8000", nil, engine.KVEvents{}, 1, nil, nil},
-		{"reported", "10.0.0.1:8000", nil, one, 1, []publisher{{"tcp://10.0.0.1:5557", "tcp://10.0.0.1:6557", "t", false}}, nil},
+		{"reported", "10.0.0.1:8000", nil, one, 1, []publisher{{"tcp://10.0.0.1:5557", "tcp://10.0.0.1:6557", "t"}}, nil},
 		{"reported by ranks", "[fd00::1]:8000", nil, two, 2, []publisher{
-			{"tcp://[fd00::1]:5557", "tcp://[fd00::1]:6557", "t", false}, {"tcp://[fd00::1]:5558", "tcp://[fd00::1]:6558", "t", false},
+			{"tcp://[fd00::1]:5557", "tcp://[fd00::1]:6557", "t"}, {"tcp://[fd00::1]:5558", "tcp://[fd00::1]:6558", "t"},
 		}, nil},
-		{"reported as bound", "gpu:8000", nil, bound, 1, []publisher{{"tcp://gpu:39121", "", "", false}}, nil},
+		{"reported as bound", "gpu:8000", nil, bound, 1, []publisher{{"tcp://gpu:39121", "", ""}}, nil},
 		{"of ranks that the engine chooses", "gpu:8000", nil, two, 1, nil, errRanks},
 		{"of an engine that connects", "gpu:8000", nil, dials, 1, nil, errDials},
-		{"at a path here", "127.0.0.1:8000", nil, path, 1, []publisher{{"ipc:///run/x", "tcp://127.0.0.1:6557", "t", false}}, nil},
+		{"at a path here", "127.0.0.1:8000", nil, path, 1, []publisher{{"ipc:///run/x", "tcp://127.0.0.1:6557", "t"}}, nil},
 		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errPath},
 		{"off", "gpu:8000", &KVEventsSettings{Source: "off"}, one, 1, nil, nil},
-		{"with a topic and another replay", "gpu:8000", &KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []publisher{{"tcp://gpu:5557", "tcp://gpu:7000", "a", false}}, nil},
+		{"with a topic and another replay", "gpu:8000", &KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []publisher{{"tcp://gpu:5557", "tcp://gpu:7000", "a"}}, nil},
 		{"port", "tcp/gpu:8000", &KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []publisher{
-			{"tcp://gpu:5557", "tcp://gpu:5600", "", false}, {"tcp://gpu:5558", "tcp://gpu:5601", "", false},
+			{"tcp://gpu:5557", "tcp://gpu:5600", ""}, {"tcp://gpu:5558", "tcp://gpu:5601", ""},
 		}, nil},
-		{"endpoint", "unix//run/x", &KVEventsSettings{Source: "tcp://127.0.0.1:9", Listen: true}, one, 1, []publisher{{"tcp://127.0.0.1:9", "", "", true}}, nil},
+		{"endpoint", "unix//run/x", &KVEventsSettings{Source: "tcp://127.0.0.1:9"}, one, 1, []publisher{{"tcp://127.0.0.1:9", "", ""}}, nil},
 		{"path of ranks", "127.0.0.1:8000", &KVEventsSettings{Source: "ipc:///run/x"}, one, 2, nil, errUnread},
 	} {
 		if err := c.set.check(false); err != nil {
@@ -56,15 +56,13 @@ func TestPublishersOfAWorker(t *testing.T) {
 
 func TestSettingsOfKVEventsThatAreWrong(t *testing.T) {
 	for text, set := range map[string]KVEventsSettings{
-		`"on"`:                       {Source: "on"},
-		`"70000"`:                    {Source: "70000"},
-		`"tcp://host"`:               {Source: "tcp://host"},
-		`"tcp://*:5557"`:             {Source: "tcp://*:5557"},
-		`"ipc://"`:                   {Source: "ipc://"},
-		`replay: must be a port`:     {Replay: "tcp:1"},
-		`needs an endpoint`:          {Source: "5557", Listen: true},
-		`off has no replay`:          {Source: "off", Replay: "1"},
-		`such as tcp://10.0.0.1:555`: {Listen: true},
+		`"on"`:                   {Source: "on"},
+		`"70000"`:                {Source: "70000"},
+		`"tcp://host"`:           {Source: "tcp://host"},
+		`"tcp://*:5557"`:         {Source: "tcp://*:5557"},
+		`"ipc://"`:               {Source: "ipc://"},
+		`replay: must be a port`: {Replay: "tcp:1"},
+		`off has no replay`:      {Source: "off", Replay: "1"},
 	} {
 		if err := set.check(false); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%+v: %v, want %s", set, err, text)

@@ -76,15 +76,10 @@ func (b *inbox) next(ctx context.Context, patience time.Duration) (*zmtp.Message
 	return nil, ctx.Err()
 }
 
-// abandon ends the connection for a cause that is not the connection's own.
-func (b *inbox) abandon(why error) {
-	b.end(why)
-	_ = b.c.Close()
-}
-
 // stop ends the connection, waits for its goroutine and returns what ended the connection.
 func (b *inbox) stop() error {
-	b.abandon(context.Canceled)
+	b.end(context.Canceled)
+	_ = b.c.Close()
 	b.q.close()
 	<-b.done
 	return context.Cause(b.gone)

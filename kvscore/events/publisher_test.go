@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -451,4 +452,36 @@ func newRig(t *testing.T, p *publisher, c Config) *rig {
 func (r *rig) wait(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// until polls for a condition.
+func until(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+// noLeaks checks at the test's end that goroutines have ended.
+func noLeaks(t *testing.T) {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+			}
+		}
+	})
+}
+
+// has returns whether the sink holds batches from first to last, in a state.
+func (j *journal) has(first, last int, s State, complete bool) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n := len(j.since)
+	return n == last-first+1 && (n == 0 || j.since[0].seq == uint64(first)) && j.state == s && j.complete == complete
 }

@@ -2,7 +2,6 @@ package events
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -26,20 +25,18 @@ const (
 // Config says where one publisher is: one worker's one data-parallel rank.
 type Config struct {
 	// Endpoint is where the publisher's PUB socket listens, such as tcp://10.0.0.1:5557 or
-	// ipc:///run/engine. With Listen, it is where the stream listens.
+	// ipc:///run/engine.
 	Endpoint string
 	// Replay is the endpoint of the publisher's ROUTER socket, which replays what the
 	// publisher has buffered. Default: none, and the stream cannot fill gaps.
 	Replay string
 	// Topic selects the messages whose topic begins with it. Default: all messages.
 	Topic string
-	// Listen makes the stream bind Endpoint and wait for the publisher to connect.
-	Listen bool
 
 	// Slots bounds the replays that run at once. The streams of a process share one.
 	// Default: no bound besides the stream's own one replay.
 	Slots Slots
-	// Dial opens connections. Default: [zmtp.DialNet].
+	// Dial opens connections. Default: [zmtp.Dial].
 	Dial func(ctx context.Context, endpoint string) (net.Conn, error)
 	// Rand returns a random number in [0, 1). Default: [rand.Float64].
 	Rand func() float64
@@ -90,16 +87,16 @@ type Stream struct {
 // New returns a stream that [Stream.Run] starts. It returns an error that names an endpoint
 // that cannot be one. Log lines name the endpoint, too.
 func New(c Config, sink Sink, log *zap.Logger) (*Stream, error) {
-	if err := zmtp.CheckEndpoint(c.Endpoint, c.Listen); err != nil {
+	if err := zmtp.CheckEndpoint(c.Endpoint); err != nil {
 		return nil, err
 	}
 	if c.Replay != "" {
-		if err := zmtp.CheckEndpoint(c.Replay, false); err != nil {
+		if err := zmtp.CheckEndpoint(c.Replay); err != nil {
 			return nil, fmt.Errorf("replay %w", err)
 		}
 	}
 	if c.Dial == nil {
-		c.Dial = zmtp.DialNet
+		c.Dial = zmtp.Dial
 	}
 	if c.Rand == nil {
 		c.Rand = rand.Float64
@@ -125,19 +122,13 @@ func (s *Stream) MarkComplete() { s.marked.Store(true) }
 // Run follows the publisher until ctx ends. It reconnects on its own. It leaves no goroutine
 // and no connection behind. Call it once.
 func (s *Stream) Run(ctx context.Context) {
-	source := s.dial
-	if s.cfg.Listen {
-		d := newDoor(s)
-		defer d.close()
-		source = d.next
-	}
 	s.drop("the stream begins")
 	if s.cfg.Replay == "" {
 		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, and lost events stay lost")
 	}
 	delay := backoff{s: s}
 	for ctx.Err() == nil {
-		box, err := source(ctx)
+		box, err := s.dial(ctx)
 		if err != nil && ctx.Err() != nil {
 			return
 		}
@@ -150,15 +141,10 @@ func (s *Stream) Run(ctx context.Context) {
 		s.connected()
 		s.follow(ctx, box)
 		s.lost(ctx, box.stop())
-		if errors.Is(context.Cause(box.gone), errReplaced) {
-			s.calm()
-		}
 		if time.Since(began) >= heldFor {
 			delay.reset()
 		}
-		if !s.cfg.Listen { // publishers that dial have a back-off of their own
-			s.pause(ctx, delay.next())
-		}
+		s.pause(ctx, delay.next())
 	}
 }
 
@@ -168,15 +154,6 @@ func (s *Stream) dial(ctx context.Context) (*inbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.subscribe(ctx, nc)
-	if err != nil {
-		return nil, err
-	}
-	return newInbox(c, maxQueued), nil
-}
-
-// subscribe makes a subscription of an open connection, or closes it.
-func (s *Stream) subscribe(ctx context.Context, nc net.Conn) (*zmtp.Conn, error) {
 	c, err := zmtp.New(ctx, nc, s.cfg.Endpoint, zmtp.Options{Socket: zmtp.Sub})
 	if err != nil {
 		return nil, err
@@ -185,7 +162,7 @@ func (s *Stream) subscribe(ctx context.Context, nc net.Conn) (*zmtp.Conn, error)
 		_ = c.Close()
 		return nil, err
 	}
-	return c, nil
+	return newInbox(c, maxQueued), nil
 }
 
 // follow reads one connection until it or ctx ends.
@@ -257,6 +234,3 @@ func (b *backoff) next() time.Duration {
 	b.limit = min(2*b.limit, maxReconnect)
 	return d
 }
-
-// errReplaced ends a connection when the publisher opens another one.
-var errReplaced = errors.New("a newer connection replaced this one")

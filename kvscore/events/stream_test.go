@@ -567,7 +567,6 @@ func TestConfigErrors(t *testing.T) {
 		{Endpoint: "tcp://*:5557"},
 		{Endpoint: "nonsense"},
 		{Endpoint: "tcp://host:1", Replay: "tcp://*:2"},
-		{Endpoint: "tcp://*:1", Listen: true, Replay: "x"},
 	} {
 		if _, err := New(c, &journal{}, zap.NewNop()); err == nil {
 			t.Errorf("%+v has no error", c)

@@ -39,11 +39,8 @@ class Publisher:
             self.pub.setsockopt(zmq.HEARTBEAT_IVL, self.args.heartbeat)
             self.pub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * self.args.heartbeat)
             self.pub.setsockopt(zmq.HEARTBEAT_TTL, 4 * self.args.heartbeat)
-        if self.args.connect:
-            self.pub.connect(self.args.endpoint)
-        else:
-            self.bind(self.pub, self.args.endpoint)
-            self.args.endpoint = self.pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.bind(self.pub, self.args.endpoint)
+        self.args.endpoint = self.pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.router = self.context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.bind(self.router, self.args.replay)
@@ -106,7 +103,6 @@ def main():
     parser.add_argument("--layout", choices=["old", "new"], default="new")
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--heartbeat", type=int, default=0, help="milliseconds")
-    parser.add_argument("--connect", action="store_true", help="the PUB socket dials")
     p = Publisher(parser.parse_args())
     print(p.args.endpoint, p.args.replay, zmq.zmq_version(), flush=True)
 

@@ -82,18 +82,9 @@ type Conn struct {
 	write sync.Mutex // keeps frames of two writers apart
 }
 
-// Dial connects to an endpoint and shakes hands. If ctx ends first, Dial fails at once. Later
-// the connection does not depend on ctx.
-func Dial(ctx context.Context, endpoint string, o Options) (*Conn, error) {
-	nc, err := DialNet(ctx, endpoint)
-	if err != nil {
-		return nil, err
-	}
-	return New(ctx, nc, endpoint, o)
-}
-
-// New shakes hands over an open connection, dialled or accepted. It owns nc, and closes it if
-// it returns an error. Errors name the endpoint.
+// New shakes hands over an open connection, see [Dial]. It owns nc, and closes it if it returns an
+// error. If ctx ends first, New fails at once; later the connection does not depend on ctx. Errors
+// name the endpoint.
 func New(ctx context.Context, nc net.Conn, endpoint string, o Options) (*Conn, error) {
 	c := &Conn{nc: nc, endpoint: endpoint, opts: o.withDefaults()}
 	c.r = bufio.NewReaderSize((*patient)(c), 64<<10)

@@ -1,5 +1,5 @@
 // Package zmtp is a client of the ZeroMQ Message Transport Protocol (ZMTP) for KV event
-// streams. It has SUB sockets that dial or listen, and DEALER sockets that dial.
+// streams. It has SUB and DEALER sockets that dial.
 //
 // It talks to peers of ZMTP 3.0 and 3.1 over tcp:// and ipc:// with the NULL mechanism, which
 // neither authenticates nor encrypts. It does not reconnect and queues nothing: a [Conn] is

@@ -2,13 +2,10 @@ package zmtp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -19,15 +16,14 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 // dialTimeout is the longest that a connection may take, without the handshake.
 const dialTimeout = 5 * time.Second
 
-// CheckEndpoint returns an error that says what is wrong with an endpoint, or nil. Only an
-// endpoint to listen on may have the host "*".
-func CheckEndpoint(endpoint string, listen bool) error {
-	_, _, err := split(endpoint, listen)
+// CheckEndpoint returns an error that says what is wrong with an endpoint, or nil.
+func CheckEndpoint(endpoint string) error {
+	_, _, err := split(endpoint)
 	return err
 }
 
 // split returns the network and the address of an endpoint, as package net names them.
-func split(endpoint string, listen bool) (network, address string, err error) {
+func split(endpoint string) (network, address string, err error) {
 	scheme, rest, ok := strings.Cut(endpoint, "://")
 	switch {
 	case !ok:
@@ -44,21 +40,18 @@ func split(endpoint string, listen bool) (network, address string, err error) {
 		return "", "", fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 && !listen {
+	if err != nil || n == 0 {
 		return "", "", fmt.Errorf("endpoint %q: %q is not a port", endpoint, port)
 	}
-	switch {
-	case listen && host == "*":
-		host = ""
-	case host == "" || host == "*":
+	if host == "" || host == "*" {
 		return "", "", fmt.Errorf("endpoint %q: the host is missing", endpoint)
 	}
-	return "tcp", net.JoinHostPort(host, port), nil
+	return "tcp", rest, nil
 }
 
-// DialNet connects to an endpoint, without a handshake.
-func DialNet(ctx context.Context, endpoint string) (net.Conn, error) {
-	network, address, err := split(endpoint, false)
+// Dial connects to an endpoint, without a handshake.
+func Dial(ctx context.Context, endpoint string) (net.Conn, error) {
+	network, address, err := split(endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -68,33 +61,4 @@ func DialNet(ctx context.Context, endpoint string) (net.Conn, error) {
 		return nil, fmt.Errorf("connecting to %s: %w", endpoint, err)
 	}
 	return nc, nil
-}
-
-// Listen binds an endpoint. The host "*" stands for all addresses. Accepted connections still
-// need [New].
-func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
-	network, address, err := split(endpoint, true)
-	if err != nil {
-		return nil, err
-	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := lc.Listen(ctx, network, address)
-	if network == "unix" && errors.Is(err, syscall.EADDRINUSE) && removeStale(ctx, address) {
-		l, err = lc.Listen(ctx, network, address)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", endpoint, err)
-	}
-	return l, nil
-}
-
-// removeStale removes the socket file of a process that has ended. It returns whether it did.
-func removeStale(ctx context.Context, path string) bool {
-	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", path)
-	if err == nil {
-		_ = nc.Close()
-		return false
-	}
-	return errors.Is(err, syscall.ECONNREFUSED) && os.Remove(path) == nil
 }
