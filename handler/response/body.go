@@ -97,7 +97,7 @@ type Body struct {
 	told       bool // the listener has the summary
 
 	frames *rawjson.Framer // of a stream; nil for other answers
-	added  *added // the nvext that is added; nil if none
+	added  *added          // the nvext that is added; nil if none
 	edits  []rawjson.Edit
 	tail   [4]byte // the last bytes that the client got; 0 where there are none
 	rest   []byte  // bytes that the client gets next
