@@ -59,7 +59,11 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
-	if own, ok := errors.AsType[*api.Refusal](d.narrow(r)); ok {
+	var err error
+	if d.turn, err = s.Sessions.Enter(r.Context(), p, true); err == nil {
+		err = d.narrow(r)
+	}
+	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return &DryChoice{Refused: own}
 	}
 	d.offered = s.upstreams(r)
@@ -80,7 +84,7 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 		}
 		return c
 	}
-	d.findSession(r.Context())
+	d.turn.Find(r.Context())
 	bound := d.boundPosition()
 	targets := make([]kvscore.Target, 0, len(d.scratch.Targets))
 	for _, ref := range d.scratch.Targets {
@@ -109,8 +113,9 @@ func (d *Dispatch) homeOf(chosen int) *DryHome {
 		return nil
 	}
 	sel := &d.scratch.Sel
-	h := &DryHome{Target: d.bound.Target, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
-	h.Stays = chosen == sel.Home || d.away || d.mayLeave() && h.Holds
+	home, priced := d.turn.Home()
+	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds(), Priced: priced && !d.pinned()}
+	h.Stays = chosen == sel.Home || d.turn.IsAway() || priced && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
 	}

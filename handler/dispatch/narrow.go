@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -26,8 +27,10 @@ type only struct {
 func (d *Dispatch) narrow(r *http.Request) error {
 	p := d.plan
 	d.apart = p.Isolated
-	if err := d.enterSession(r); err != nil || d.backed.id != "" {
-		return err
+	if at, held := d.turn.Held(); held {
+		if err := d.stayAt(r, at); err != nil || d.pinned() {
+			return err
+		}
 	}
 	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !d.apart && !p.Session.Opens() {
 		return nil
@@ -37,7 +40,7 @@ func (d *Dispatch) narrow(r *http.Request) error {
 		return d.shared("no engine")
 	}
 	if p.Session.Opens() && len(ups) > 0 && !d.someWorker(ups, d.permits) {
-		return d.notOpened(http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
+		return turn.NotOpened(p, http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
 	}
 	if p.Pin.Named {
 		return d.pinTo(ups)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math/bits"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -41,9 +40,7 @@ func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
 func (d *Dispatch) garbled(a *attempt) {
 	d.FallBack(fallbackUnreadable)
 	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
-	if d.bound.Target == a.lease.Target() && d.bound.Kind == affinity.RouterOnly {
-		d.unbind(false)
-	}
+	d.turn.Forget(a.lease.Target())
 }
 
 // blameKey identifies the session or prompt of an error: one client alone must not mark a

@@ -13,10 +13,7 @@ import (
 // taints and the target of the session or of its parent.
 func (d *Dispatch) score() *kvscore.Request {
 	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
-	home := d.near
-	if d.homed() {
-		home = d.bound.Target
-	}
+	home := d.turn.Warm()
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &d.plan.Score
 	}
@@ -113,10 +110,11 @@ func (d *Dispatch) policy() kvscore.Policy {
 
 // reasonOf returns why a candidate was chosen.
 func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
+	home, _ := d.turn.Home()
 	switch {
 	case d.pinned():
 		return d.only.reason
-	case bound >= 0 || d.homed() && c.Target == d.bound.Target:
+	case bound >= 0 || c.Target == home:
 		return ReasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap

@@ -128,10 +128,10 @@ func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ htt
 // which answers the client. It returns nil if the proxy must ask again later.
 func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
-	d.use.Yield() // the attempt has not bound the session
+	d.turn.NextAttempt()
 	d.takeScratch()
 	defer d.returnScratch()
-	d.offered, d.retryWanted, d.answer, d.waited, d.wait.homeless = offered, false, nil, false, false
+	d.offered, d.retryWanted, d.answer, d.wait.homeless = offered, false, nil, false
 	for {
 		t := time.Now()
 		found := d.candidates(d.offered, t)
@@ -141,7 +141,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 		}
 		if !found && len(d.scratch.Full) == 0 {
 			if d.anotherRound() {
-				d.use.Yield()
+				d.turn.Yield()
 				if !d.withoutScratch(ctx, d.pause) {
 					d.wait.left = ctx.Err()
 					return d.leave()
@@ -155,14 +155,14 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 			}
 		}
 		if found {
-			if d.findSession(ctx); d.awaitsFirst() {
+			if d.turn.Find(ctx); d.awaitsFirst() {
 				if !d.withoutScratch(ctx, d.awaitFirst) {
 					return d.leave()
 				}
 				continue
 			}
 			if home := d.fullHome(); home != nil {
-				d.use.Yield()
+				d.turn.Yield()
 				if !d.awaitHome(ctx, home) {
 					return d.leave()
 				}
@@ -175,7 +175,7 @@ func (d *Dispatch) Select(ctx context.Context, offered reverseproxy.UpstreamPool
 				continue // the worker has just filled up
 			}
 		}
-		d.use.Yield() // so that no request waits for one that is queued
+		d.turn.Yield() // so that no request waits for one that is queued
 		if !d.withoutScratch(ctx, d.await) {
 			return d.leave()
 		}
@@ -228,7 +228,7 @@ func (d *Dispatch) book(t time.Time) *reverseproxy.Upstream {
 	a.Worker.Progress.Begin(&a.Attempt)
 	d.attempts++
 	d.last = d.scratch.Upstreams[i]
-	d.use.Choose(a.Target)
+	d.turn.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
 	d.show(a)
 	d.trace.selected(d, a, t)
@@ -249,7 +249,7 @@ func (d *Dispatch) noticeChoice(t time.Time, bound, chosen int) {
 		d.Pool.Incidents.Raise(t, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
 	}
 	if bound < 0 && d.homed() && chosen != sel.Home && sel.HomeHolds() {
-		d.away = true
+		d.turn.GoAway()
 	}
 }
 

@@ -235,6 +235,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
 				d := &Dispatch{Dispatcher: dispatcher, plan: p, start: time.Now(), result: result{cached: -1}}
+				d.turn, _ = dispatcher.Sessions.Enter(t.Context(), p, false)
 				if up := d.Select(t.Context(), list); up == nil || up == noUpstream || d.attempt.Worker.Dial != up.Dial || d.attempt.lease.Target() != d.attempt.Target {
 					t.Errorf("chose %v, booked %+v", up, d.attempt)
 				}

@@ -57,7 +57,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
-	if err = d.openSession(req); err != nil {
+	if err = d.turn.Open(req, d.attempt.Worker, d.attempt.Target); err != nil {
 		return nil, false, err
 	}
 	sent := d.watched(req)
@@ -168,9 +168,9 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 		as = body.Edited{Of: whole, Size: whole.Size}
 	}
 	a, p := d.attempt, d.plan
-	ranks := a.Worker.Ranks()
+	ranks, session := a.Worker.Ranks(), d.turn.EngineSession()
 	reports := len(p.Score.Identities) > 0 && a.Worker.WantsReport(a.Target)
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && d.backed.id == "" && !reports {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && session == "" && !reports {
 		return req, as
 	}
 	var edit *api.Editor
@@ -180,7 +180,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	e := d.Pool.EngineOf(a.Worker)
 	say := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: d.backed.id, ReportCache: reports,
+		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: session, ReportCache: reports,
 	}
 	if p.API != nil {
 		say.API = p.API.Name()
