@@ -68,7 +68,7 @@ func (d *Dynamo) Choose(s *Selection) int {
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
-	return d.ties.cheapest(s)
+	return d.ties.Cheapest(s)
 }
 
 // score sets each candidate's cost.

@@ -70,7 +70,7 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
 	}
-	return p.ties.cheapest(s)
+	return p.ties.Cheapest(s)
 }
 
 // weights are the factors that all candidates of a choice share.

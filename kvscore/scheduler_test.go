@@ -155,14 +155,14 @@ func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
 			t.Errorf("after the end of what was before the restart: %+v", load)
 		}
 		again.End(true, nil)
-		for n := 0; s.Step(1000); n++ {
+		for n := 0; s.Caches().Step(1000); n++ {
 			if n > 1000 {
 				t.Fatal("the work does not end")
 			}
 		}
 		idle(t, s, ts, epoch)
-		if s.Stats().IndexBlocks != 7 || len(s.slots) > 2 {
-			t.Errorf("%d blocks are left, %d slots", s.Stats().IndexBlocks, len(s.slots))
+		if s.Stats().IndexBlocks != 7 {
+			t.Errorf("%d blocks are left", s.Stats().IndexBlocks)
 		}
 		s.Declare(ts[1], 0)
 		if load, _ := s.Load(epoch, ts[1]); load.CachedTokens != 0 || s.targets[ts[1]].slot == s.targets[ts[0]].slot {
@@ -321,7 +321,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 			case 5:
 				s.Apply(Settings{Memory: int64(1+rnd.IntN(16)) << 16, LeaseExpiry: time.Hour})
 			case 6:
-				s.Step(rnd.IntN(500))
+				s.Caches().Step(rnd.IntN(500))
 			}
 		}
 	}
@@ -338,7 +338,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 	idle(t, s, ts, at)
 	for _, b := range s.targets {
 		q := &b.awaiting
-		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 || len(b.before) != 0 ||
+		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 ||
 			q.n != 0 || q.first != nil || q.last != nil || q.work != (work{}) || b.timing != nil {
 			t.Errorf("the load of %s is not zero: %+v", b.target, b)
 		}

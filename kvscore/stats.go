@@ -35,14 +35,15 @@ type Stats struct {
 func (s *Scheduler) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	size := s.caches.Size()
 	return Stats{
 		Leases: s.live, Expired: s.expired,
 		Untracked: s.untracked, PolicyFaults: s.policyFaults,
 		PrefillRate: s.rate(),
 		Latency:     s.latency.latency(), Timings: s.latency.samples,
 		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
-		IndexBytes: s.index.Bytes(), IndexBlocks: s.index.Blocks(),
-		ExactBytes: s.exact.Bytes() + s.flights.index.Bytes(), ExactBlocks: s.exact.Distinct(),
+		IndexBytes: size.SentBytes, IndexBlocks: size.SentBlocks,
+		ExactBytes: size.ExactBytes, ExactBlocks: size.ExactBlocks,
 	}
 }
 
@@ -95,9 +96,9 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		ReportedTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: ld.requests, PrefillTokens: ld.prefill,
-		PromptBlocks: s.promptBlocks(ld),
+		PromptBlocks: ld.promptBlocks(s.settings.BlockSize),
 		OutputBlocks: ld.output,
-		CachedTokens: s.index.Used(ld.slot), Knowledge: s.knowledgeOf(ld),
+		CachedTokens: ld.slot.Used(), Knowledge: ld.slot.Knowledge(),
 		CapacityTokens: ld.capacity,
 		PrefillRate:    s.rateOf(now, ld),
 	}

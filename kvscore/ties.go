@@ -96,9 +96,9 @@ func (s *Selection) first(tied []int) int {
 	return best
 }
 
-// cheapest returns a candidate with the lowest cost. Candidates with equal costs share
-// evenly.
-func (t *Ties) cheapest(s *Selection) int {
+// Cheapest returns the position of a candidate with the lowest Cost. Candidates with equal
+// costs share evenly. A policy that has set all costs ends with it.
+func (t *Ties) Cheapest(s *Selection) int {
 	best, lowest := s.tied[:0], 0.0
 	for i := range s.Candidates {
 		switch cost := s.Candidates[i].Cost; {

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -97,51 +96,4 @@ func TestPreferencesSteer(t *testing.T) {
 	if n := s.logged(t, "no effect under this policy"); n != 1 {
 		t.Errorf("%d log lines say that it is without effect", n)
 	}
-}
-
-// TestPrioritiesOrderTheQueue has requests wait whose priorities come from
-// nvext and from headers, and one whose client is not trusted with any.
-func TestPrioritiesOrderTheQueue(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines, "max_running 1"), trust("priorities"), "queue {\nmax_waiting 7\n}"))
-	g := hold(engines[0])
-	all := []asked{s.startChat(t, "first")}
-	eventually(t, 5*time.Second, "the first is served", func() bool { return g.running.Load() == 1 })
-	for i, v := range []struct {
-		nvext  string
-		header []string
-	}{
-		{`{}`, trusted},
-		{`{"agent_hints":{"priority":60}}`, trusted},
-		{`{"agent_hints":{"latency_sensitivity":30}}`, trusted},
-		{`{"agent_hints":{"priority":-5}}`, trusted}, // there is no time below zero
-		{`{"agent_hints":{"strict_priority":1}}`, trusted},
-		{`{"agent_hints":{"strict_priority":1}}`, append([]string{"X-Dynamo-Request-Strict-Priority", "2"}, trusted...)},
-		{`{"agent_hints":{"strict_priority":9,"priority":99}}`, nil},
-	} {
-		all = append(all, s.start(t, "/v1/chat/completions", string(wishing(fmt.Sprintf("request %d", i), v.nvext).body()), v.header...))
-		s.wantWaiting(t, i+1)
-	}
-	// The queue is full: one with a priority takes the place of the last.
-	late := s.start(t, "/v1/chat/completions", string(wishing("request 7", `{"agent_hints":{"priority":120}}`).body()), trusted...)
-	if a := all[7].wait(t); a.status != http.StatusTooManyRequests {
-		t.Errorf("the last one got %d", a.status)
-	}
-	for range 8 {
-		g.pass(t, http.StatusOK)
-	}
-	for _, q := range append(all[:7], late) {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("status %d, body %.200q", a.status, a.body)
-		}
-	}
-	var order []string
-	for _, r := range engines[0].Journal()[1:] {
-		_, rest, _ := strings.Cut(string(r.Body), "request ")
-		order = append(order, rest[:1])
-	}
-	if got := strings.Join(order, " "); got != "5 4 7 1 2 0 3" {
-		t.Errorf("served in the order %s, want 5 4 7 1 2 0 3", got)
-	}
-	s.slotsFree(t)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,6 +236,127 @@ func TestRefusedConnectionsAreFree(t *testing.T) {
 	}
 	eventually(t, 10*time.Second, "a refusal reaches a client", func() bool {
 		return s.chat(t.Context(), ask("hi").streamed()).status == http.StatusServiceUnavailable
+	})
+	s.booksAtZero(t)
+}
+
+// cpuTime returns the processor time that this process has taken.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestPoisonReachesTwoEnginesAtMost sends a request that ends each engine that
+// it reaches, on new connections and on those that were kept alive.
+func TestPoisonReachesTwoEnginesAtMost(t *testing.T) {
+	for _, warm := range []bool{false, true} {
+		t.Run(fmt.Sprint("warm=", warm), func(t *testing.T) {
+			engines := startEngines(t, 6, canned.Pace{})
+			s := startCaddy(t, route(engines, "policy round_robin"))
+			if warm {
+				for i := range 24 {
+					s.mustChat(t, ask(fmt.Sprint("hi ", i)))
+				}
+			}
+			var died atomic.Int64
+			for _, e := range engines {
+				e.SetHandler(func(_ http.ResponseWriter, r *http.Request) {
+					if r.Method != http.MethodPost {
+						return
+					}
+					died.Add(1)
+					go e.Kill()
+					<-r.Context().Done()
+				})
+			}
+			a := s.chat(t.Context(), ask("poison").streamed())
+			if a.status != http.StatusBadGateway || !strings.Contains(string(a.body), "worker_failed") {
+				t.Errorf("status %d, body %q; want 502 and worker_failed", a.status, a.body)
+			}
+			if n := died.Load(); n != 2 {
+				t.Errorf("%d engines died of one request, want 2", n)
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// goroutines ends the engines and their connections. It fails the test if many more
+// goroutines are left than before the first request.
+func goroutines(t *testing.T, s *server, engines []*canned.Engine, before int) {
+	t.Helper()
+	for _, e := range engines {
+		e.Kill()
+	}
+	eventually(t, 10*time.Second, "goroutines as before", func() bool {
+		s.client.CloseIdleConnections()
+		return runtime.NumGoroutine() <= before+20
+	})
+}
+
+// TestRetryMatchComesToAnEnd has the operator's retry_match match what the engines do. The
+// last answer reaches the client, each engine is asked once at most, and gets the body.
+func TestRetryMatchComesToAnEnd(t *testing.T) {
+	mine := canned.Fault{Kind: canned.Status, Status: http.StatusInternalServerError, Body: `{"error":"mine"}`}
+	for _, v := range []struct {
+		name, match string
+		fault       canned.Fault
+		status      int
+	}{
+		{"Status", `expression "{rp.status_code} == 500"`, mine, 500},
+		{"Broken", "method POST", canned.Fault{Kind: canned.CloseAfterRead}, 502},
+		{"Dead", "method POST", canned.Fault{}, 503},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, site("kv_router", engines, "lb_retry_match {\n"+v.match+"\n}"))
+			for _, e := range engines {
+				if e.SetFault(v.fault); v.name == "Dead" {
+					e.Kill()
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			a := s.chat(ctx, ask("anybody?"))
+			if a.status != v.status || v.fault.Body != "" && string(a.body) != v.fault.Body {
+				t.Errorf("status %d, error %v, body %q; want %d", a.status, a.err, a.body, v.status)
+			}
+			if n := engines[0].Requests() + engines[1].Requests(); n > 2 {
+				t.Errorf("%d attempts, want one on each", n)
+			}
+			if v.name == "Status" { // only the operator wants this to be tried elsewhere
+				engines[1].SetFault(canned.Fault{})
+				for i := range 4 {
+					if a := s.mustChat(t, ask(fmt.Sprint("again ", i))); a.engine() != "e2" {
+						t.Errorf("answered by %q", a.engine())
+					}
+				}
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestClientThatLeavesEndsTheRounds has clients leave while the only engine is away, and
+// the operator lets requests be tried for longer, without a pause.
+func TestClientThatLeavesEndsTheRounds(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 30s", "lb_try_interval 1ns"))
+	engines[0].Kill()
+	ctx, leave := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer leave()
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() { s.chat(ctx, ask("anybody?")) })
+	}
+	clients.Wait()
+	eventually(t, 5*time.Second, "nobody turns in a loop", func() bool {
+		before := cpuTime()
+		time.Sleep(300 * time.Millisecond)
+		return cpuTime()-before < 120*time.Millisecond
 	})
 	s.booksAtZero(t)
 }

@@ -166,23 +166,6 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestQueryOfFullWorkers queries while all workers are full. The answer names the worker
-// that the request would wait for.
-func TestQueryOfFullWorkers(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines, "max_running 1"), "trust explain"))
-	g := hold(engines[0])
-	first := s.startChat(t, "first")
-	eventually(t, 5e9, "it is there", func() bool { return g.running.Load() == 1 })
-	q := queried(t, s.mustChat(t, wishing("hello", `{"annotations":["query_instance_id"]}`)), false)
-	if q.NVExt.WorkerID["decode_worker_id"] != 1 {
-		t.Errorf("told %v", q.NVExt.WorkerID)
-	}
-	g.pass(t, 200)
-	first.wait(t)
-	s.slotsFree(t)
-}
-
 // TestQueryIsRefusedAsItsRequest has queries of requests that the router refuses.
 func TestQueryIsRefusedAsItsRequest(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TestGivenTokensAreThePrompt gives requests of all forms the same token ids: they
@@ -76,7 +76,7 @@ func TestChains(t *testing.T) {
 		tokens = append(tokens, uint32(n))
 	}
 	for i, size := range o.Sizes {
-		key := kvscore.NewTokenHash(o.Seed)
+		key := cache.NewTokenHash(o.Seed)
 		want := key.AppendBlocks(nil, tokens, size)
 		for _, r := range []*Request{r, given} {
 			if c := r.Chains[i]; c.BlockSize != size || !slices.Equal(c.Blocks, want) {

@@ -1,13 +1,6 @@
 package pool
 
-import (
-	"context"
-
-	"github.com/caddy-kvrouter/kvrouter/affinity"
-)
-
-// Caller makes the router's own requests to a worker, for one configuration.
-type Caller func(ctx context.Context, dial, path string, body []byte) (status int, answer []byte, err error)
+import "github.com/caddy-kvrouter/kvrouter/affinity"
 
 // Holder is what a pool has for the sessions that engines hold. It lives as long as the pool.
 type Holder interface {

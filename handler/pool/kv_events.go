@@ -28,8 +28,8 @@ type subscription struct {
 	reported atomic.Int64                  // when a request last had the engine announce a prefix
 }
 
-// replays bounds the replays of all streams of the process.
-var replays = events.NewSlots(events.MaxReplays)
+// replays bounds the replays of all streams of the process, each of which takes memory.
+var replays = make(chan struct{}, 8)
 
 // Follow begins, changes or ends the subscription to a worker's KV events, as its settings and
 // what its engine reports demand.
@@ -81,7 +81,7 @@ func (p *Pool) sharesPublisher(w *Worker, from []publisher) bool {
 
 // subscribe begins the streams. The subscription's lock is held.
 func (p *Pool) subscribe(w *Worker, s *subscription) {
-	worker := events.NewWorker(p.Scheduler, p.seed, w.ID, len(s.from), s.engine)
+	worker := events.NewWorker(p.Scheduler.Caches(), p.seed, w.ID, len(s.from), s.engine)
 	logger := p.Logger().With(zap.String("upstream", w.Dial))
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {

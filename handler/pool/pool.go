@@ -41,6 +41,7 @@ type Pool struct {
 	members
 	prompts
 	configs
+	joined joined
 	conversations
 
 	Sessions   *affinity.Sessions
@@ -188,7 +189,7 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.unnamed.configure(s.Worker(dialOthers))
 	p.Scheduler.Apply(s.schedulerSettings())
 	go func() { // in steps: requests go on in between
-		for p.Scheduler.Step(2048) {
+		for p.Scheduler.Caches().Step(2048) {
 			runtime.Gosched()
 		}
 	}()
@@ -226,6 +227,7 @@ func (p *Pool) maintain() {
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
 			p.forget(t)
+			p.pruneMembers(t)
 			for _, w := range p.All() {
 				p.trustEventsAgain(t, w)
 			}

@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
@@ -194,13 +194,13 @@ func (r *restorer) response(rec *snapshot.Record) {
 	}
 }
 
-func (r *restorer) chain(ctx context.Context, of snapshot.Target, c *index.Held) {
+func (r *restorer) chain(ctx context.Context, of snapshot.Target, c *cache.Chain) {
 	t, ok := r.target(of)
 	if !ok || !r.workers[of.Worker].hasCache {
 		return
 	}
 	r.awaitProbes(ctx)
-	r.CachedTokens += r.pool.Scheduler.RestoreCache(t, c)
+	r.CachedTokens += r.pool.Scheduler.Caches().Restore(t, c)
 }
 
 // awaitProbes waits once for the first probes of the workers, for a while.

@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
@@ -143,10 +144,10 @@ func (p *Pool) writeLearned(w *snapshot.Writer, n numbers, now time.Time) {
 
 // writeCaches writes the cache models, the most recently used chains first.
 func (p *Pool) writeCaches(w *snapshot.Writer, n numbers) {
-	var walk kvscore.CacheWalk
+	var walk cache.Walk
 	most, late := w.Bytes()+maxCaches, false
 	for more := true; more && w.Err() == nil; {
-		more = p.Scheduler.ReadCaches(&walk)
+		more = p.Scheduler.Caches().Read(&walk)
 		for i := range walk.Chains {
 			if t, known := n.of(walk.Targets[i]); known {
 				w.Chain(&walk.Chains[i], t)

@@ -26,11 +26,10 @@ type Worker struct {
 	taints atomic.Pointer[[]string] // configured
 
 	Engine   engineState
-	Caller   atomic.Pointer[Caller] // of the configuration that last probed it; nil before
 	Progress progress
 	events   subscription
 	loads    loadReports
-	cache
+	checks
 	probes
 }
 
@@ -40,8 +39,8 @@ type models struct {
 	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 }
 
-// cache compares what a worker's cache model predicts with what the engine reports.
-type cache struct {
+// checks compare what a worker's cache model predicts with what the engine reports.
+type checks struct {
 	cacheCheck  cacheCheck
 	eventsCheck eventsCheck
 	Hits        hitSums
@@ -49,14 +48,13 @@ type cache struct {
 
 // probes is what discovery has asked a worker.
 type probes struct {
-	Prober     atomic.Uint64                  // the prober that last had the worker from a dynamic source
-	ProbedFor  atomic.Pointer[SharedSettings] // the configuration that last made a first probe
-	ProbedAt   atomic.Int64                   // the last probe, Unix nanoseconds
-	Probing    atomic.Bool                    // a probe is under way
-	Asked      atomic.Int64                   // when it was last asked which models it serves, Unix nanoseconds
-	Refusals   atomic.Int32                   // how often in a row it refused that, for want of a key
-	Probed     chan struct{}                  // closed after the first probe
-	probedOnce sync.Once                      // closes Probed
+	Prober     atomic.Uint64 // the prober that last had the worker from a dynamic source
+	ProbedAt   atomic.Int64  // the last probe, Unix nanoseconds
+	Probing    atomic.Bool   // a probe is under way
+	Asked      atomic.Int64  // when it was last asked which models it serves, Unix nanoseconds
+	Refusals   atomic.Int32  // how often in a row it refused that, for want of a key
+	Probed     chan struct{} // closed after the first probe
+	probedOnce sync.Once     // closes Probed
 }
 
 func newWorker(set WorkerSettings) *Worker {

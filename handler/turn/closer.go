@@ -2,14 +2,12 @@ package turn
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
@@ -146,7 +144,9 @@ func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
 		if now := w.Engine.Info().Life; now != life && life != "" || call.Path == "" {
 			return "gone" // the engine has restarted, or is another one
 		}
-		status, err := c.call(w, call)
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		status, _, err := c.pool.Call(ctx, w, call.Path, call.Body)
+		cancel()
 		if err == nil && e.Closed(status) {
 			return "closed"
 		}
@@ -172,19 +172,6 @@ func (c *closer) sleep(d time.Duration) bool {
 	case <-c.pool.Done():
 		return false
 	}
-}
-
-var errNoCaller = errors.New("no configuration has asked the worker yet")
-
-func (c *closer) call(w *pool.Worker, call engine.SessionCall) (status int, err error) {
-	caller := w.Caller.Load()
-	if caller == nil {
-		return 0, errNoCaller
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	status, _, err = (*caller)(ctx, w.Dial, call.Path, call.Body)
-	return status, err
 }
 
 // await waits until no session of an id is left to be closed on a worker. A client that opens it

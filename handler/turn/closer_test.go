@@ -20,7 +20,9 @@ type closingEngine struct {
 	next   chan int // the status of the next answer
 }
 
-func (c *closingEngine) call(ctx context.Context, _, _ string, body []byte) (int, []byte, error) {
+func (c *closingEngine) Reaches(*pool.Worker) bool { return true }
+
+func (c *closingEngine) Call(ctx context.Context, _ *pool.Worker, _ string, body []byte) (int, []byte, error) {
 	select {
 	case status := <-c.next:
 		c.mu.Lock()
@@ -49,8 +51,7 @@ func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
 	}
 	w, e := p.Worker("127.0.0.1:1"), &closingEngine{next: make(chan int)}
 	p.Learn(w, engine.Info{Type: engine.SGLang})
-	caller := pool.Caller(e.call)
-	w.Caller.Store(&caller)
+	p.Join(e)
 	return p, w, e
 }
 

@@ -5,20 +5,20 @@
 // accepted layouts. Nothing here decides where a request goes.
 package events
 
-import "github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+import "github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 // Tier is where an engine keeps a block.
-type Tier = exact.Tier
+type Tier = cache.Tier
 
 // The tiers, from the fastest to the slowest. They are the memory of the accelerator, that of
 // the engine's machine, storage of this engine alone, and storage that other workers read, too.
 // Tiers is their number.
 const (
-	Device = exact.Device
-	Host   = exact.Host
-	Disk   = exact.Disk
-	Shared = exact.Shared
-	Tiers  = exact.Tiers
+	Device = cache.Device
+	Host   = cache.Host
+	Disk   = cache.Disk
+	Shared = cache.Shared
+	Tiers  = cache.Tiers
 )
 
 // Kind is what happened to an event's blocks.
