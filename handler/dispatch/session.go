@@ -17,7 +17,8 @@ import (
 // session again may go elsewhere if that worker cannot be used, and a last one if the client
 // says so.
 func (d *Dispatch) stayAt(r *http.Request, at kvscore.Target) error {
-	p, w := d.plan, d.named(d.upstreams(r), at.Worker)
+	d.lookUp(r)
+	p, w := d.plan, d.offers.Worker(at.Worker)
 	switch {
 	case p.Session.Opens() && (w == nil || !w.TakesRequests(d.start)):
 		d.turn.Leave()
@@ -40,10 +41,10 @@ func (d *Dispatch) stayAt(r *http.Request, at kvscore.Target) error {
 		d.turn.Leave()
 		return nil
 	}
-	if !d.keepsApart(w) {
+	if want := d.wants(); !d.Pool.Isolates(&want, w) {
 		return d.shared("not the engine with the session")
 	}
-	d.only = only{w, nvext.Some(at.Rank), ReasonSession}
+	d.fixed = fixed{w, nvext.Some(at.Rank), ReasonSession}
 	d.turn.Stay()
 	return nil
 }
@@ -54,38 +55,24 @@ func (d *Dispatch) homed() bool {
 	return home != kvscore.Target{}
 }
 
-// awaitsFirst returns whether the request waits for a concurrent first request of its session.
-// It does not if it is pinned, or already holds a place on a worker.
-func (d *Dispatch) awaitsFirst() bool {
-	return d.turn.Pending() && !d.pinned() && d.wait.granted == nil
-}
-
-// awaitFirst waits for a concurrent first request of the session. It returns false if the
-// client left meanwhile.
-func (d *Dispatch) awaitFirst(ctx context.Context) bool {
-	d.turn.Await(ctx)
-	d.wait.left = ctx.Err()
-	return d.wait.left == nil
-}
-
 // fullHome returns the session's worker if that is full and the operator wants the turn to wait
 // for it; nil otherwise.
-func (d *Dispatch) fullHome() *pool.Worker {
+func (d *Dispatch) fullHome(c *pool.Candidates) *pool.Worker {
 	home, _ := d.turn.Home()
-	if !d.Sessions.Hard || d.pinned() || d.wait.homeless {
+	if !d.Sessions.Hard || d.pinned() {
 		return nil
 	}
-	return d.full(home)
+	return fullOf(c, home)
 }
 
-// full returns the worker of a target if that is left out only because it is full; nil
+// fullOf returns the worker of a target if that is left out only because it is full; nil
 // otherwise.
-func (d *Dispatch) full(t kvscore.Target) *pool.Worker {
-	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
+func fullOf(c *pool.Candidates, t kvscore.Target) *pool.Worker {
+	i := slices.IndexFunc(c.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
 	if i < 0 {
 		return nil
 	}
-	return d.scratch.Full[i]
+	return c.Full[i]
 }
 
 // excluded returns whether the client's constraints, which hold for this request only, exclude a
@@ -94,19 +81,19 @@ func (d *Dispatch) excluded(t kvscore.Target) bool {
 	if !d.plan.Constrained() {
 		return false
 	}
-	w := d.named(d.offered, t.Worker)
-	return w != nil && !d.permits(w)
+	w, want := d.offers.Worker(t.Worker), d.wants()
+	return w != nil && d.Pool.Meets(&want, w) != pool.Fits
 }
 
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
-func (d *Dispatch) boundPosition() int {
+func (d *Dispatch) boundPosition(c *pool.Candidates) int {
 	home, priced := d.turn.Home()
 	if d.pinned() {
-		if len(d.scratch.Targets) != 1 {
+		if len(c.Targets) != 1 {
 			return -1 // the policy chooses among the ranks
 		}
-		if d.homed() && home != d.scratch.Targets[0].Target {
+		if d.homed() && home != c.Targets[0].Target {
 			d.turn.GoAway()
 		}
 		return 0
@@ -114,7 +101,7 @@ func (d *Dispatch) boundPosition() int {
 	if !d.homed() {
 		return -1
 	}
-	if d.full(home) != nil || d.excluded(home) { // for this request only
+	if fullOf(c, home) != nil || d.excluded(home) { // for this request only
 		d.turn.GoAway()
 	}
 	if priced {
@@ -124,7 +111,7 @@ func (d *Dispatch) boundPosition() int {
 		d.turn.GoAway()
 		return -1
 	}
-	return slices.IndexFunc(d.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
+	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
 }
 
 // commit binds the session to the target of a good answer. It counts what became of the session,
@@ -135,7 +122,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	good := resp.StatusCode < 300
 	state := d.turn.Commit(ctx, a.Target, good)
 	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
-		d.only = only{a.Worker, nvext.Some(a.Target.Rank), ReasonSession}
+		d.fixed = fixed{a.Worker, nvext.Some(a.Target.Rank), ReasonSession}
 	}
 	if state == turn.None {
 		return
@@ -160,7 +147,7 @@ const (
 
 // whyMoved returns why the session moved from its home.
 func (d *Dispatch) whyMoved(home kvscore.Target) string {
-	w := d.named(d.offered, home.Worker)
+	w := d.offers.Worker(home.Worker)
 	switch {
 	case w == nil:
 		return movedGone

@@ -152,9 +152,11 @@ func (t *Turn) binds() bool {
 func (t *Turn) Pending() bool { return t.pending && !t.waited }
 
 // Await waits for a concurrent first request of the session. Find then tells what it has found.
-func (t *Turn) Await(ctx context.Context) {
+// The error is the context's.
+func (t *Turn) Await(ctx context.Context) error {
 	t.waited = true
 	_, _, _ = t.use.Find(ctx, affinity.Patience)
+	return ctx.Err()
 }
 
 // NextAttempt says that the last attempt has not bound the session.
