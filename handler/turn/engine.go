@@ -83,14 +83,8 @@ func (t *Turn) haveAlone(ctx context.Context) error {
 // go there.
 func (t *Turn) Held() (at kvscore.Target, held bool) { return t.bound.Target, t.held != "" }
 
-// EngineSession returns the engine's id of the session, empty if no engine holds it. A nil Turn
-// has none.
-func (t *Turn) EngineSession() string {
-	if t == nil {
-		return ""
-	}
-	return t.held
-}
+// EngineSession returns the engine's id of the session, empty if no engine holds it.
+func (t *Turn) EngineSession() string { return t.held }
 
 // Stay says that the turn goes to the engine that holds the session. A final turn unbinds the
 // session at once, and the engine closes it after the turn.
