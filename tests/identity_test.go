@@ -3,7 +3,6 @@ package tests
 import (
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -85,50 +84,6 @@ func TestKeysOfOperatorsAreSessions(t *testing.T) {
 	if n := s.pool(t).Sessions; n != 3 {
 		t.Errorf("%d sessions, want 3", n)
 	}
-}
-
-// TestConversationsByResponse goes on from response to response without any other key.
-func TestConversationsByResponse(t *testing.T) {
-	engines := startEngines(t, 3, canned.Pace{})
-	s := startCaddy(t, showSession+route(engines, "policy round_robin", "response_headers X-KV-"))
-	asked := 0
-	next := func(previous string, header ...string) (a answer, id string) {
-		t.Helper()
-		asked++ // the id of a response depends on its prompt
-		body := fmt.Sprintf(`{"model":"m","input":"hello %d"`, asked)
-		if previous != "" {
-			body += `,"previous_response_id":"` + previous + `"`
-		}
-		a = s.post(t.Context(), "/v1/responses", []byte(body+"}"), header...)
-		_, rest, _ := strings.Cut(string(a.body), `"resp_`)
-		id, _, ok := strings.Cut(rest, `"`)
-		if a.status != 200 || !ok {
-			t.Fatalf("status %d, body %.300q", a.status, a.body)
-		}
-		return a, "resp_" + id
-	}
-	for range 3 {
-		first, id := next("")
-		if first.session() != "" {
-			t.Errorf("the first turn has the session %s", first.session())
-		}
-		session := ""
-		for turn := range 4 {
-			var a answer
-			if a, id = next(id); a.engine() != first.engine() || turn > 0 && a.session() != session || a.session() == "" {
-				t.Errorf("turn %d: on %s with the session %q, want %s, %q", turn+2, a.engine(), a.session(), first.engine(), session)
-			}
-			session = a.session()
-		}
-	}
-	if n := s.pool(t).Sessions; n != 3 {
-		t.Errorf("%d sessions of 3 conversations", n)
-	}
-	keyed, id := next("", "X-Session-Id", "k")
-	if a, _ := next(id); a.session() != keyed.session() || keyed.session() == "" {
-		t.Errorf("a session with a key goes on as %s, want %s", a.session(), keyed.session())
-	}
-	s.booksAtZero(t)
 }
 
 // TestSubAgentsStartNearTheirParent has two engines that hold a common prefix, and a parent

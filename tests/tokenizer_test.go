@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/tidwall/gjson"
 )
@@ -299,28 +298,5 @@ func TestQueryOfAKnownPromptAsksNobody(t *testing.T) {
 	}
 	if got := ownPosts(e); len(got) > 0 {
 		t.Errorf("the engine was asked %d questions", len(got))
-	}
-}
-
-// TestPinsOfBothPhases names a worker for both phases, as the router's answers do, and
-// different workers.
-func TestPinsOfBothPhases(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "trust pins", "response_headers X-KV-"))
-	for _, v := range []struct{ nvext, refused string }{
-		{`"decode_worker_id":2,"prefill_worker_id":2,"dp_rank":0,"prefill_dp_rank":0`, ""},
-		{`"decode_worker_id":2,"prefill_worker_id":2`, ""},
-		{`"backend_instance_id":2,"prefill_worker_id":2`, ""},
-		{`"decode_worker_id":2,"prefill_worker_id":1`, "nvext.prefill_worker_id: worker 1"},
-		{`"prefill_worker_id":2`, "nvext.prefill_worker_id: worker 2"},
-		{`"decode_worker_id":2,"prefill_worker_id":2,"dp_rank":0,"prefill_dp_rank":1`, "nvext.prefill_worker_id"},
-		{`"decode_worker_id":2,"dp_rank":0,"prefill_dp_rank":0`, "nvext.prefill_dp_rank: rank 0"},
-	} {
-		a := s.chat(t.Context(), wishing("hi", "{"+v.nvext+"}"))
-		if v.refused != "" {
-			wantError(t, v.nvext, a, 400, "invalid_pin", v.refused)
-		} else if !a.ok() || a.header.Get("X-KV-Worker") != "2" {
-			t.Errorf("%s: status %d, worker %s", v.nvext, a.status, a.header.Get("X-KV-Worker"))
-		}
 	}
 }
