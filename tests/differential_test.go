@@ -92,7 +92,6 @@ var framings = []framing{
 	{"Short", 1, false},
 	{"Length", 5000, false},
 	{"Chunked", 5000, true},
-	{"Empty", 0, false},
 	{"EmptyChunked", 0, true},
 	{"Long", 200_000, false},
 	{"LongChunked", 200_000, true},

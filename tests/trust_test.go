@@ -221,31 +221,6 @@ func TestMalformedHeadersLeaveTheBody(t *testing.T) {
 	}
 }
 
-// TestWrongNvextIsRefused sends nvext that is a 400 for every client.
-func TestWrongNvextIsRefused(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	for _, v := range []struct{ block, nvext, field string }{
-		{"", `{"backend_instance_id":"2"}`, "nvext.backend_instance_id"},
-		{"", `{"dp_rank":1.5}`, "nvext.dp_rank"},
-		{"", `{"backend_instance_id":-1}`, "nvext.backend_instance_id"},
-		{"", `{"metadata_upload":{"url":" "}}`, "nvext.metadata_upload.url"},
-		{"", `{"agent_hints":{"priority":"high"}}`, "nvext.agent_hints.priority"},
-		{"", `{"agent_hints":[]}`, "nvext.agent_hints"},
-		{"strict_nvext", `{"backend_instance":2}`, "nvext.backend_instance"},
-		{"strict_nvext", `{"agent_hints":{"mood":1}}`, "nvext.agent_hints.mood"},
-		{"trust explain", `{"extra_fields":["completion_token_ids"]}`, "exactly one"},
-	} {
-		s := startCaddy(t, route(engines, v.block))
-		c := []byte(`{"model":"m","n":2,"messages":[],"nvext":` + v.nvext + `}`)
-		wantError(t, v.nvext, s.post(t.Context(), "/v1/chat/completions", c), 400, "invalid_nvext", v.field)
-	}
-	if n := engines[0].Requests(); n != 0 {
-		t.Errorf("the engine was sent %d requests", n)
-	}
-	s := startCaddy(t, route(engines))
-	s.mustChat(t, wishing("hi", `{"unknown":1,"agent_hints":{"mood":1}}`))
-}
-
 // TestSpoofedHeadersDoNotPass sends routing headers on requests whose body the router does
 // not read, and on requests that are not inference requests.
 func TestSpoofedHeadersDoNotPass(t *testing.T) {
