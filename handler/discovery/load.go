@@ -14,7 +14,7 @@ const loadTimeout = time.Second
 
 // askLoads asks the engines for their load where the operator wants that and it is due.
 func (p *Prober) askLoads(ctx context.Context) {
-	for _, w := range p.own() {
+	for _, w := range p.workers() {
 		if q, due := p.pool.ClaimLoad(time.Now(), w); due {
 			go p.askLoad(ctx, w, q)
 		}

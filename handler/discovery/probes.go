@@ -35,6 +35,7 @@ const (
 type Prober struct {
 	pool   *pool.Pool
 	proxy  *reverseproxy.Handler // whose upstreams it probes
+	static map[string]bool       // the dial addresses of these, if they are not dynamic
 	client *upstream.Client
 	config *pool.SharedSettings // identifies the configuration
 	logger *zap.Logger
@@ -44,7 +45,6 @@ type Prober struct {
 	// the engines hold. It is set before Start.
 	AwaitEvents time.Duration
 
-	caller pool.Caller
 	id     uint64 // unique in the pool
 	start  sync.Once
 	wanted chan struct{} // a worker is to be probed at once
@@ -53,11 +53,12 @@ type Prober struct {
 
 // New returns the prober of a configuration, which ends with ctx.
 func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
+	static := make(map[string]bool)
+	for _, up := range proxy.Upstreams {
+		static[up.Dial] = true
+	}
 	return &Prober{
-		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
-		caller: func(ctx context.Context, dial, path string, body []byte) (int, []byte, error) {
-			return client.Fetch(ctx, dial, http.MethodPost, path, body, nil, engine.MaxBody)
-		},
+		pool: p, proxy: proxy, static: static, client: client, config: config, logger: logger, ctx: ctx,
 		id: p.Probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
@@ -72,11 +73,12 @@ func (p *Prober) run() {
 		close(p.first)
 		return
 	}
+	context.AfterFunc(ctx, p.pool.Join(p))
 	go func() {
 		// After a reload the pool knows its workers, and requests need not wait.
 		admit := sync.OnceFunc(func() { close(p.first) })
 		began := time.Now()
-		waits := slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() })
+		waits := slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() })
 		if !waits {
 			admit()
 		}
@@ -95,7 +97,7 @@ func (p *Prober) run() {
 				return
 			case t := <-ticker.C:
 				p.askLoads(ctx)
-				for _, w := range p.own() {
+				for _, w := range p.workers() {
 					p.pool.ReviewEngine(t, w)
 				}
 			case <-p.wanted:
@@ -110,8 +112,8 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	over := make(chan struct{})
 	go func() {
 		var under sync.WaitGroup
-		for _, w := range p.own() {
-			if w.ProbedFor.Swap(p.config) == p.config {
+		for _, w := range p.workers() {
+			if !p.config.FirstToProbe(w.Dial) {
 				under.Go(func() { <-w.Probed }) // another handler of the pool probes it
 				continue
 			}
@@ -140,10 +142,10 @@ func (p *Prober) firstProbes(ctx context.Context) {
 
 // awaitEvents waits until the router knows what the engines' KV events have told so far.
 func (p *Prober) awaitEvents(ctx context.Context, deadline time.Time) {
-	ready := pool.EventsReady(p.own())
+	ready := pool.EventsReady(p.workers())
 	for !ready && time.Now().Before(deadline) && ctx.Err() == nil {
 		time.Sleep(eventsTick)
-		ready = pool.EventsReady(p.own())
+		ready = pool.EventsReady(p.workers())
 	}
 	if !ready && p.AwaitEvents > 0 {
 		p.logger.Warn("requests no longer wait for the engines' KV events: index await_events is over")
@@ -159,28 +161,30 @@ func (p *Prober) Await(ctx context.Context) {
 	}
 }
 
-// own returns the workers that this handler probes: its upstreams, or those that its
-// dynamic source returned lately. Other workers of the pool may be reached in another
-// way, or have an address that a client chose.
-func (p *Prober) own() []*pool.Worker {
-	if p.proxy.DynamicUpstreams != nil {
-		return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool {
-			return w.Prober.Load() != p.id || p.pool.LastRequest.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
-		})
+// Reaches returns whether a worker is one that this handler probes: one of its upstreams, or
+// of those that its dynamic source returned lately. Other workers of the pool may be reached
+// in another way, or have an address that a client chose.
+func (p *Prober) Reaches(w *pool.Worker) bool {
+	if p.proxy.DynamicUpstreams == nil {
+		return p.static[w.Dial]
 	}
-	list := make([]*pool.Worker, 0, len(p.proxy.Upstreams))
-	for _, up := range p.proxy.Upstreams {
-		if w := p.pool.Known(up.Dial); w != nil {
-			list = append(list, w)
-		}
-	}
-	return list
+	return w.Prober.Load() == p.id && p.pool.LastRequest.Load()-w.Seen.Load() <= int64(pool.WorkerGrace/time.Second)
+}
+
+// Call implements pool.Member.
+func (p *Prober) Call(ctx context.Context, w *pool.Worker, path string, body []byte) (status int, answer []byte, err error) {
+	return p.client.Fetch(ctx, w.Dial, http.MethodPost, path, body, nil, engine.MaxBody)
+}
+
+// workers returns the workers that this handler probes.
+func (p *Prober) workers() []*pool.Worker {
+	return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool { return !p.Reaches(w) })
 }
 
 // TakesTokenData returns whether the engines of all workers accept the ids of
 // nvext.token_data in an API. If one does not, the body's prompt counts for all.
 func (p *Prober) TakesTokenData(api string) bool {
-	workers := p.own()
+	workers := p.workers()
 	if len(workers) == 0 {
 		return new(engine.Engine).TakesTokenData(api)
 	}
@@ -190,9 +194,9 @@ func (p *Prober) TakesTokenData(api string) bool {
 	})
 }
 
-// Met records that a dynamic source gave a worker to this handler. A new worker is
+// Discovered records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (p *Prober) Met(w *pool.Worker) {
+func (p *Prober) Discovered(w *pool.Worker) {
 	if p.proxy.DynamicUpstreams == nil || w.Prober.Load() == p.id {
 		return
 	}
@@ -222,7 +226,7 @@ func (p *Prober) soon() {
 
 // probeDue starts a probe of each worker that is due.
 func (p *Prober) probeDue(ctx context.Context) {
-	for _, w := range p.own() {
+	for _, w := range p.workers() {
 		t, last := time.Now().UnixNano(), w.ProbedAt.Load()
 		if w.Probing.Load() || t-last < int64(pauseOf(w)) || !w.ProbedAt.CompareAndSwap(last, t) {
 			continue // another handler of the pool probes it, or has just done so
@@ -244,7 +248,6 @@ func (p *Prober) probeDue(ctx context.Context) {
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
 	defer p.pool.Follow(w)
-	w.Caller.Store(&p.caller)
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {

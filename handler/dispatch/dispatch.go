@@ -256,8 +256,8 @@ type Dispatcher struct {
 
 // asker asks workers what they serve.
 type asker interface {
-	// Met records that a dynamic source returned a worker.
-	Met(*pool.Worker)
+	// Discovered records that a dynamic source returned a worker.
+	Discovered(*pool.Worker)
 	// AskAgain soon asks a worker again which models it serves.
 	AskAgain(*pool.Worker)
 }

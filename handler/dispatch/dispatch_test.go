@@ -84,8 +84,8 @@ func testDispatcher(h *harness) *Dispatcher {
 // noProbes asks no worker anything.
 type noProbes struct{}
 
-func (noProbes) Met(*pool.Worker)      {}
-func (noProbes) AskAgain(*pool.Worker) {}
+func (noProbes) Discovered(*pool.Worker) {}
+func (noProbes) AskAgain(*pool.Worker)   {}
 
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}

@@ -70,7 +70,7 @@ func (d *Dispatch) markSeen(tab *pool.Table, second int64) {
 			w.Seen.Store(second)
 		}
 		if dynamic {
-			d.Probes.Met(w)
+			d.Probes.Discovered(w)
 		}
 	}
 }

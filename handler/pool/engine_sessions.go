@@ -2,7 +2,6 @@ package pool
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"slices"
 	"sync"
@@ -23,9 +22,6 @@ const (
 	// lastCloses is how long the pool waits for engines to close sessions when it ends.
 	lastCloses = 5 * time.Second
 )
-
-// Caller makes the router's own requests to a worker, for one configuration.
-type Caller func(ctx context.Context, dial, path string, body []byte) (status int, answer []byte, err error)
 
 // engineSessions closes the sessions that engines hold for the router. The code that ends an engine-backed binding calls CloseSession, or abandons the session.
 // A failed opening and a restore call CloseSession without a binding.
@@ -159,16 +155,10 @@ func (p *Pool) hasEnded() bool {
 	}
 }
 
-var errNoCaller = errors.New("no configuration has asked the worker yet")
-
 func (p *Pool) call(w *Worker, call engine.SessionCall) (status int, err error) {
-	caller := w.Caller.Load()
-	if caller == nil {
-		return 0, errNoCaller
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	status, _, err = (*caller)(ctx, w.Dial, call.Path, call.Body)
+	status, _, err = p.Call(ctx, w, call.Path, call.Body)
 	return status, err
 }
 

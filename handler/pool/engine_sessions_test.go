@@ -21,7 +21,9 @@ type closer struct {
 	next   chan int // the status of the next answer
 }
 
-func (c *closer) call(ctx context.Context, _, _ string, body []byte) (int, []byte, error) {
+func (c *closer) Reaches(*Worker) bool { return true }
+
+func (c *closer) Call(ctx context.Context, _ *Worker, _ string, body []byte) (int, []byte, error) {
 	select {
 	case status := <-c.next:
 		c.mu.Lock()
@@ -50,8 +52,7 @@ func closingPool(t *testing.T) (*Pool, *Worker, *closer) {
 	}
 	w, c := p.Worker("127.0.0.1:1"), &closer{next: make(chan int)}
 	w.Engine.info.Store(&engine.Info{Type: engine.SGLang})
-	caller := Caller(c.call)
-	w.Caller.Store(&caller)
+	p.Join(c)
 	return p, w, c
 }
 

@@ -41,6 +41,7 @@ type Pool struct {
 	members
 	prompts
 	configs
+	joined joined
 	conversations
 
 	Sessions *affinity.Sessions
@@ -226,6 +227,7 @@ func (p *Pool) maintain() {
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
 			p.forget(t)
+			p.pruneMembers(t)
 			for _, w := range p.All() {
 				p.trustEventsAgain(t, w)
 			}

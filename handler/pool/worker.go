@@ -26,7 +26,6 @@ type Worker struct {
 	taints atomic.Pointer[[]string] // configured
 
 	Engine   engineState
-	Caller   atomic.Pointer[Caller] // of the configuration that last probed it; nil before
 	Progress progress
 	events   subscription
 	loads    loadReports
@@ -49,14 +48,13 @@ type checks struct {
 
 // probes is what discovery has asked a worker.
 type probes struct {
-	Prober     atomic.Uint64                  // the prober that last had the worker from a dynamic source
-	ProbedFor  atomic.Pointer[SharedSettings] // the configuration that last made a first probe
-	ProbedAt   atomic.Int64                   // the last probe, Unix nanoseconds
-	Probing    atomic.Bool                    // a probe is under way
-	Asked      atomic.Int64                   // when it was last asked which models it serves, Unix nanoseconds
-	Refusals   atomic.Int32                   // how often in a row it refused that, for want of a key
-	Probed     chan struct{}                  // closed after the first probe
-	probedOnce sync.Once                      // closes Probed
+	Prober     atomic.Uint64 // the prober that last had the worker from a dynamic source
+	ProbedAt   atomic.Int64  // the last probe, Unix nanoseconds
+	Probing    atomic.Bool   // a probe is under way
+	Asked      atomic.Int64  // when it was last asked which models it serves, Unix nanoseconds
+	Refusals   atomic.Int32  // how often in a row it refused that, for want of a key
+	Probed     chan struct{} // closed after the first probe
+	probedOnce sync.Once     // closes Probed
 }
 
 func newWorker(set WorkerSettings) *Worker {
