@@ -200,40 +200,24 @@ func TestShadowIsAskedForChoicesOnly(t *testing.T) {
 // TestCrowdLeavesHome has 40 concurrent requests with one session key and a policy without a
 // price. The first few go home, and the others where the policy sends them.
 func TestCrowdLeavesHome(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, route(engines, "policy least_load", "response_headers X-KV-"))
-	home := s.mustChat(t, ask("turn 1"), "X-Session-Id", "shared").engine()
-	gates := make([]*gate, len(engines))
-	for i, e := range engines {
-		gates[i] = hold(e)
-	}
 	const n = 40
-	waiting := make([]asked, n)
-	for i := range n {
-		waiting[i] = s.startChat(t, fmt.Sprint("question ", i), "X-Session-Id", "shared")
+	h := startGated(t, 4, "policy least_load", maxRunning(n))
+	for _, e := range h.engines {
+		e.SetHandler(nil)
 	}
-	most := 0.0
-	eventually(t, 10*time.Second, "all to be under way", func() bool {
-		m, sum := s.scrape(t), 0.0
-		most = 0
-		for _, e := range engines {
-			v := m.value(workerRequests, `worker="`+e.Addr()+`"`)
-			most, sum = max(most, v), sum+v
-		}
-		return sum == n
-	})
-	if most > 1.5*n/4 {
-		t.Errorf("%v of %d requests are on one engine", most, n)
+	home := h.mustChat(t, ask("turn 1"), "X-Session-Id", "shared").engine()
+	for i, e := range h.engines {
+		h.gates[i] = hold(e)
 	}
-	for _, g := range gates {
-		g.opened(t)
-	}
-	for _, q := range waiting {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("status %d, error %v", a.status, a.err)
+	all := h.startChats(t, n, "X-Session-Id", "shared")
+	h.awaitRunning(t, n)
+	for _, g := range h.gates {
+		if most := g.most.Load(); most > 1.5*n/4 {
+			t.Errorf("%v of %d requests are on one engine", most, n)
 		}
 	}
-	if a := s.mustChat(t, ask("turn 2"), "X-Session-Id", "shared"); a.engine() != home {
+	h.finish(t, all...)
+	if a := h.mustChat(t, ask("turn 2"), "X-Session-Id", "shared"); a.engine() != home {
 		t.Errorf("the next turn is on %s, want %s", a.engine(), home)
 	}
 }

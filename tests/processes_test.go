@@ -30,7 +30,6 @@ var waiting = []string{
 	"TestWorkerThatWantsAKeyIsNoIncident",
 	"TestStreamsSurviveReload",
 	"TestRefusedConnectionLosesTheCache",
-	"TestScaleByDNS",
 	"TestIllegibleEngineIsNoBlackHole",
 	"TestDeadWorkerIsNotAvailable",
 	"TestRequestsGoToEnginesWithTheirModel",

@@ -182,18 +182,6 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 			`{"model":"m","messages":[{"role":"user","content":"q"} ` + more + `,"tools":[{"type":"function","function":{"name":"f"}}],"temperature":0.5,"max_tokens":1,"stream":false}`,
 		},
 		{
-			"ReasoningInTheText", "/v1/chat/completions",
-			`{"messages":[{"role":"user","content":"q"}],"stream":true,"nvext":` + wantsPrefill + `}`,
-			streamOf(`{"content":"<think>let me see</think>\n\nthe \"answer\""}`),
-			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
-		},
-		{
-			"Plain", "/v1/chat/completions",
-			`{"messages":[{"role":"user","content":"q"}],"nvext":` + wantsPrefill + `}`,
-			`{"choices":[{"index":0,"message":{"role":"assistant","content":"the \"answer\"","reasoning":"hm"},"finish_reason":"stop"}]}`,
-			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
-		},
-		{
 			"Messages", "/v1/messages",
 			`{"system":"be brief","messages":[{"role":"user","content":"q"}],"max_tokens":50,"thinking":{"type":"enabled","budget_tokens":9},"nvext":` + wantsPrefill + `}`,
 			`{"type":"message","role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"the \"answer\""}],"stop_reason":"end_turn","usage":{}}`,
