@@ -156,7 +156,7 @@ func (h *Handler) newReader() *plan.Reader {
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
-		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
+		Waiting: func() uint64 { return uint64(p.Waiting()) },
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
@@ -33,8 +32,8 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	}
 	d.label(resp.Header, a)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		a.lease.Prefilled(time.Now())
-		a.lease.Hold() // a tunnel may be silent for as long as it is open
+		a.Prefilled(time.Now())
+		a.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
 	had := d.bound.Target
@@ -46,7 +45,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	}
 	d.use.Yield() // if commit has not bound the session, others need not wait for it
 	d.noticeSession(resp.Header, had)
-	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers.Workers())) {
 		d.FallBack(fallbackUnmerged)
 	}
 	d.observe(req, resp)
@@ -96,8 +95,8 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 	if to := d.Pool.EngineOf(a.Worker); to.ReadsNVExt() {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
-	if n := a.prompt.tokens; n > 0 {
-		e.HitRate = float64(a.terms.OverlapTokens) / float64(n)
+	if n := a.Tokens; n > 0 {
+		e.HitRate = float64(a.Terms.OverlapTokens) / float64(n)
 	}
 	return e
 }
@@ -116,9 +115,9 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	case o.Read:
 		o.header = t // the answer was complete then
 	case good && !o.Stream:
-		a.prefilled(t)
+		a.FirstToken(t)
 	default:
-		a.lease.Prefilled(t)
+		a.Prefilled(t)
 	}
 	if noBody {
 		resp.Body = http.NoBody
@@ -126,19 +125,10 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	}
 }
 
-// prefilled records a first token. The prefills of a hung worker are not measured.
-func (a *attempt) prefilled(t time.Time) {
-	if a.Worker.Progress.IsHung() {
-		a.lease.Prefilled(t)
-	} else {
-		a.lease.FirstToken(t)
-	}
-}
-
 func (o *delivery) Waits() {
 	a := o.attempt
 	o.waits = true
-	a.Waiting.Store(true)
+	a.Seat.Waits(true)
 	if a.watch != nil && !o.alive.IsZero() {
 		a.watch.await(true)
 	}
@@ -149,27 +139,27 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	a := o.attempt
 	if o.waits {
 		o.waits = false
-		a.Waiting.Store(false)
+		a.Seat.Waits(false)
 		if a.watch != nil {
 			a.watch.await(false)
 		}
 	}
 	if n > 0 && t.Sub(o.alive) > time.Second {
 		o.alive = t
-		a.lease.Alive(t)
+		a.Alive(t)
 	}
-	if n > 0 && a.Kind != pool.KindOther && o.Status < 300 {
-		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
+	if n > 0 && o.Status < 300 {
+		a.Progress(t)
 	}
 	if tokens == o.tokens {
 		return
 	}
 	o.tokens = tokens
-	a.lease.Output(t, int64(tokens))
+	a.Output(t, int64(tokens))
 }
 
 func (o *delivery) FirstToken(t time.Time) {
-	o.attempt.prefilled(t)
+	o.attempt.FirstToken(t)
 	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.d.good(o.attempt))
 }
@@ -182,7 +172,7 @@ func (o *delivery) ResponseID(id string) {
 	if session == (affinity.Identity{}) {
 		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
 	}
-	o.d.Pool.Responses.Keep(id, o.attempt.lease.Target(), session)
+	o.d.Pool.Responses.Keep(id, o.attempt.Target, session)
 }
 
 func (o *delivery) Ended(s response.Summary) {
@@ -207,7 +197,7 @@ func (o *delivery) Ended(s response.Summary) {
 			if completion > 1 {
 				completion = -1 // most of its time went to these tokens, not to the prefill
 			}
-			a.lease.Answered(o.header, completion)
+			a.Answered(o.header, completion)
 		}
 		o.d.Pool.Report(a.Worker, o.d.good(a))
 	}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -109,18 +108,15 @@ func BenchmarkObserve(b *testing.B) {
 		[]byte(`data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n"),
 		[]byte(`data: {"id":"c","choices":[],"usage":{"prompt_tokens":4000,"completion_tokens":100}}`+"\n\n"),
 		[]byte("data: [DONE]\n\n"))
-	w := h.pool.Worker("127.0.0.1:1")
 	repl := caddy.NewReplacer()
 	buf := make([]byte, 32<<10)
 	b.ReportAllocs()
 	for b.Loop() {
 		d := newTestDispatch(h, p)
 		d.repl, d.returned = repl, true
-		d.takeScratch()
-		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
-		d.attempt = &attempt{Attempt: pool.Attempt{Worker: w, Begun: d.start}, lease: lease, terms: d.scratch.Sel.Candidates[0]}
-		d.attempt.Kind = d.kind()
-		w.Progress.Begin(&d.attempt.Attempt)
+		if d.Select(b.Context(), h.ReverseProxy.Upstreams) == nil {
+			b.Fatal("no worker")
+		}
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
 		d.observe(r, resp)
 		for err = nil; err == nil; {
@@ -149,18 +145,18 @@ func BenchmarkWatch(b *testing.B) {
 			defer leave()
 			r = r.WithContext(client)
 			d := newTestDispatch(h, p)
-			d.takeScratch()
+			var ups reverseproxy.UpstreamPool
 			for i := range workers {
-				d.offered = append(d.offered, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
+				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
 			}
-			w := h.pool.Worker(d.offered[0].Dial)
-			_, lease := h.pool.Scheduler.Select(d.start, &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
-			defer lease.End(false, nil)
+			if d.Select(b.Context(), ups) == nil {
+				b.Fatal("no worker")
+			}
+			defer d.End()
+			a := d.attempt
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{Attempt: pool.Attempt{Worker: w, Begun: d.start}, lease: lease}
-				a.Kind, d.attempt = d.kind(), a
-				a.Worker.Progress.Begin(&a.Attempt)
+				a.watch = nil
 				d.watched(r)
 				if err := d.arrived(new(http.Response), nil); err != nil {
 					b.Fatal(err)
@@ -170,7 +166,6 @@ func BenchmarkWatch(b *testing.B) {
 				} else if movable {
 					a.watch.cancel(nil) // as the end of the request does
 				}
-				a.Worker.Progress.End(&a.Attempt)
 			}
 		})
 	}

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -40,31 +39,26 @@ type Dispatch struct {
 	start time.Time
 	ready time.Time // when its body was read
 	repl  *caddy.Replacer
-	only  only // the one worker that may serve it, if there is one
-	apart bool // only engines that isolate its cache may serve it
+	fixed fixed // the one worker that may serve it, if there is one
 	tries
 	binding
 	backed engineSession
 	wait   waiting // its state in the queue
 	outgoing
 	result
-	trace    *dispatchTrace
-	dry      bool        // the dispatch explains the choice, and changes nothing
-	dryTable *pool.Table // of the upstreams of a dry dispatch
+	trace *dispatchTrace
+	dry   bool // the dispatch explains the choice, and changes nothing
 }
 
 // tries is the choice of workers so far.
 type tries struct {
-	scratch     *pool.Scratch // nil outside Select and Explain
-	offered     reverseproxy.UpstreamPool
-	model       string // the worker must be known to serve it; empty if any worker may be chosen
+	offers      pool.Offers // the proxy's latest
 	attempt     *attempt
 	attempts    int
-	suspects    int                    // failed attempts that may have reached an engine
-	tried       []*pool.Worker         // in this round over the workers
-	usual       [4]*pool.Worker        // the memory of tried, unless that outgrows it
-	last        *reverseproxy.Upstream // of the last attempt
-	failure     error                  // of the last attempt
+	suspects    int             // failed attempts that may have reached an engine
+	tried       []*pool.Worker  // in this round over the workers
+	triedBuf    [4]*pool.Worker // backs tried for the first four workers
+	failure     error           // of the last attempt
 	held        heldAnswer
 	exhausted   bool // no attempt follows: RoundTrip answers the client
 	retryWanted bool // the proxy must make another attempt
@@ -99,15 +93,8 @@ type result struct {
 
 // attempt is one try on one worker.
 type attempt struct {
-	pool.Attempt
-	lease  *kvscore.Lease
-	terms  kvscore.Candidate
+	pool.Seat
 	reason string
-	prompt promptLength
-	mark   uint64 // result of Health.Admit, for Health.Leave
-	slot   bool   // it holds a slot of the worker
-	bound  bool   // the pin or the session decided, so there is no cost
-	ended  bool
 	watch  *watch    // may end it early; nil if nothing may
 	answer *delivery // nil until its answer is read
 }
@@ -142,7 +129,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	d.CountDropped(p)
 	d.noticeIneffective()
 	s.Pool.Spending.Request(d.ready)
-	d.tried = d.usual[:0]
+	d.tried = d.triedBuf[:0]
 	p.Body = nil
 	d.repl.Map(d.placeholder)
 	if p.Fallback != "" {
@@ -206,20 +193,14 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 // prompt.
 func (d *Dispatch) endAttempt(computed bool) {
 	a := d.attempt
-	if a == nil || a.ended {
+	if a == nil || a.Left() {
 		return
 	}
-	a.ended = true
 	var answer []uint64
 	if computed && d.answer != nil {
 		answer = d.answer.Blocks
 	}
-	a.lease.End(computed, answer) // first: what it books must not outlive a panic below
-	if a.slot {
-		d.Pool.FreeSlot(a.Worker)
-	}
-	a.Worker.Health.Leave(a.mark)
-	a.Worker.Progress.End(&a.Attempt)
+	a.Leave(computed, answer)
 	d.rollBack()
 }
 
@@ -248,10 +229,10 @@ type Dispatcher struct {
 	Context     context.Context // ends with the configuration
 	Client      *upstream.Client
 
-	lastTable atomic.Pointer[pool.Table] // of the upstreams last offered
-	Metrics   *Metrics
-	Figures   *Figures
-	Logger    *zap.Logger
+	tables  pool.Tables
+	Metrics *Metrics
+	Figures *Figures
+	Logger  *zap.Logger
 }
 
 // asker asks workers what they serve.
@@ -277,7 +258,6 @@ func (d *Dispatch) End() *Report {
 	defer d.dropBody()
 	defer d.plan.Once.Done()
 	defer d.leaveSession()
-	d.giveBackGranted()
 	if d.wait.waited > 0 {
 		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
 	}
@@ -303,10 +283,10 @@ func (d *Dispatch) endLast() {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)
-	if n := d.attempt.prompt.tokens; d.plan.Request != nil && n > 0 {
-		d.Figures.predictedHits.Observe(float64(d.attempt.terms.OverlapTokens) / float64(n))
+	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
+		d.Figures.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
+			o.attempt.Worker.Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
 		}
 	}
 }
@@ -320,12 +300,6 @@ func (d *Dispatch) kind() pool.AttemptKind {
 		return pool.KindStream
 	}
 	return pool.KindPlain
-}
-
-// promptLength is the estimated length of a prompt when an attempt was booked.
-type promptLength struct {
-	tokens int64 // 0 is unknown
-	known  kvscore.Known
 }
 
 // Fallbacks that are found after the plan was made.

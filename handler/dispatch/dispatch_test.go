@@ -18,7 +18,7 @@ import (
 // request behind it. All tests that need such a dispatch use this constructor.
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 	d := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
-	d.ready, d.tried = d.start, d.usual[:0]
+	d.ready, d.tried = d.start, d.triedBuf[:0]
 	return d
 }
 
@@ -26,7 +26,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
-	d.Body, d.attempt = p.Body, &attempt{Attempt: pool.Attempt{Worker: w, Target: w.Target(0)}}
+	d.Body, d.attempt = p.Body, &attempt{Seat: pool.Seat{Worker: w, Target: w.Target(0)}}
 	return d
 }
 

@@ -100,7 +100,8 @@ func (d *Dispatch) haveAlone(ctx context.Context) error {
 // stayAt makes the target that holds the session the only one. The client's last turn unbinds
 // the session at once.
 func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
-	p, w := d.plan, d.named(d.upstreams(r), b.Target.Worker)
+	d.lookUp(r)
+	p, w := d.plan, d.offers.Worker(b.Target.Worker)
 	d.bound, d.pending = *b, false
 	if w == nil && d.Pool.IsNowUpstream(b.Target.Worker) {
 		return &api.Refusal{
@@ -122,10 +123,10 @@ func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
 		d.leaveEngine(b) // the turn goes where the client says, and the close where the session is
 		return nil
 	}
-	if !d.keepsApart(w) {
+	if want := d.wants(); !d.Pool.Isolates(&want, w) {
 		return d.shared("not the engine with the session")
 	}
-	d.only = only{w, nvext.Some(b.Target.Rank), ReasonSession}
+	d.fixed = fixed{w, nvext.Some(b.Target.Rank), ReasonSession}
 	d.backed.id = b.EngineSession
 	if p.Session.Final {
 		d.leaveEngine(b)
@@ -263,7 +264,7 @@ func (d *Dispatch) rollBack() {
 func (d *Dispatch) keepSession() {
 	if d.backed.opened != 0 {
 		d.backed.opened = 0
-		d.only = only{d.attempt.Worker, nvext.Some(d.attempt.Target.Rank), ReasonSession}
+		d.fixed = fixed{d.attempt.Worker, nvext.Some(d.attempt.Target.Rank), ReasonSession}
 	}
 }
 

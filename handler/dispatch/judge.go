@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -136,12 +135,10 @@ func (d *Dispatch) otherMayServe(resp *http.Response) bool {
 		return false
 	}
 	_, told := a.Worker.Serves(d.plan.Model)
-	for i, row := range d.table(d.offered).Rows {
-		w := row.Worker
-		if w == a.Worker || !pool.Available(d.offered[i]) || slices.Contains(d.tried, w) || !d.permits(w) {
-			continue
-		}
-		if yes, known := w.Serves(d.plan.Model); yes || !known && (told || !w.WasProbed()) {
+	want := d.wants()
+	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+		w := d.offers.Table.Rows[i].Worker
+		if yes, known := w.Serves(d.plan.Model); (v.Possible() || v == pool.OtherModels) && (yes || !known && (told || !w.WasProbed())) {
 			return true
 		}
 	}
@@ -211,6 +208,17 @@ func (d *Dispatch) anotherRound() bool {
 // anotherTry returns whether a further attempt may find a worker within the operator's limits.
 func (d *Dispatch) anotherTry(suspects int) bool {
 	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
+}
+
+// otherLeft returns whether a worker may be available that was not tried.
+func (d *Dispatch) otherLeft() bool {
+	want := d.wants()
+	for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+		if v.Possible() {
+			return true
+		}
+	}
+	return false
 }
 
 // lastSuspect returns whether no attempt may follow if the present one breaks.

@@ -98,7 +98,8 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	w := h.pool.Worker("a:1")
-	d.attempt = &attempt{Attempt: pool.Attempt{Worker: w}, ended: true}
+	d.attempt = &attempt{Seat: pool.Seat{Worker: w}}
+	d.attempt.Leave(false, nil)
 	for _, v := range []struct {
 		err  error
 		want pool.OutcomeKind

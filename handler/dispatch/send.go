@@ -157,7 +157,7 @@ func (d *Dispatch) takeBody() *body.Replay {
 // not count what it cuts out of the body.
 func (s *Dispatcher) Prepared(req *http.Request, p *plan.Plan, whole *body.Replay, w *pool.Worker, t kvscore.Target) *http.Request {
 	d := &Dispatch{Dispatcher: s, plan: p, outgoing: outgoing{Body: whole, cut: nvext.Everything}}
-	d.attempt = &attempt{Attempt: pool.Attempt{Worker: w, Target: t}}
+	d.attempt = &attempt{Seat: pool.Seat{Worker: w, Target: t}}
 	return d.request(req, new(atomic.Int32))
 }
 

@@ -86,18 +86,17 @@ func (d *Dispatch) homed() bool {
 }
 
 // awaitsFirst returns whether the request waits for a concurrent first request of its session,
-// which it does once an attempt. It does not if it is pinned, or already holds a place on a worker.
+// which it does once an attempt. It does not if it is pinned.
 func (d *Dispatch) awaitsFirst() bool {
-	return d.pending && !d.waited && !d.pinned() && d.wait.granted == nil
+	return d.pending && !d.waited && !d.pinned()
 }
 
-// awaitFirst waits for a concurrent first request of the session. It returns false if the
+// awaitFirst waits for a concurrent first request of the session. It returns an error if the
 // client left meanwhile.
-func (d *Dispatch) awaitFirst(ctx context.Context) bool {
+func (d *Dispatch) awaitFirst(ctx context.Context) error {
 	d.waited = true
 	_, _, _ = d.use.Find(ctx, affinity.Patience) // findSession reads all, and any error
-	d.wait.left = ctx.Err()
-	return d.wait.left == nil
+	return ctx.Err()
 }
 
 // crowd is the most requests of a session that run at once and count as one conversation.
@@ -115,27 +114,27 @@ func (d *Dispatch) excluded(t kvscore.Target) bool {
 	if !d.plan.Constrained() {
 		return false
 	}
-	w := d.named(d.offered, t.Worker)
-	return w != nil && !d.permits(w)
+	w, want := d.offers.Worker(t.Worker), d.wants()
+	return w != nil && d.Pool.Meets(&want, w) != pool.Fits
 }
 
 // fullHome returns the session's worker if that is full and the operator wants the turn to wait
 // for it; nil otherwise.
-func (d *Dispatch) fullHome() *pool.Worker {
-	if !d.Hard || !d.homed() || d.pinned() || d.wait.homeless {
+func (d *Dispatch) fullHome(c *pool.Candidates) *pool.Worker {
+	if !d.Hard || !d.homed() || d.pinned() {
 		return nil
 	}
-	return d.full(d.bound.Target)
+	return fullOf(c, d.bound.Target)
 }
 
-// full returns the worker of a target if that is left out only because it is full; nil
+// fullOf returns the worker of a target if that is left out only because it is full; nil
 // otherwise.
-func (d *Dispatch) full(t kvscore.Target) *pool.Worker {
-	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
+func fullOf(c *pool.Candidates, t kvscore.Target) *pool.Worker {
+	i := slices.IndexFunc(c.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
 	if i < 0 {
 		return nil
 	}
-	return d.scratch.Full[i]
+	return c.Full[i]
 }
 
 // mayLeave returns whether the policy may leave the session's worker. It may not if the
@@ -161,7 +160,7 @@ func (d *Dispatch) commit(ctx context.Context) {
 	if !d.use.Begun(d.plan.Session.Key) || d.away || d.bound.Kind == affinity.EngineBacked {
 		return // a session that is bound elsewhere stays there for its next turn, and one in an engine always
 	}
-	target, idle := d.attempt.lease.Target(), d.plan.Session.TTL
+	target, idle := d.attempt.Target, d.plan.Session.TTL
 	if d.bound.Version != 0 && d.bound.Target == target && (idle == 0 || idle == d.bound.TTL) {
 		return
 	}
@@ -201,21 +200,21 @@ func (d *Dispatch) unbind(lost bool) {
 
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
-func (d *Dispatch) boundPosition() int {
+func (d *Dispatch) boundPosition(c *pool.Candidates) int {
 	target := d.bound.Target
 	if d.pinned() {
-		if len(d.scratch.Targets) != 1 {
+		if len(c.Targets) != 1 {
 			return -1 // the policy chooses among the ranks
 		}
 		// a session that is bound to another target stays bound there
-		d.away = d.homed() && target != d.scratch.Targets[0].Target
+		d.away = d.homed() && target != c.Targets[0].Target
 		return 0
 	}
 	if !d.homed() {
 		return -1
 	}
 	// A worker that is left out because it is full, or for this request only, keeps the session.
-	d.away = d.full(target) != nil || d.excluded(target)
+	d.away = fullOf(c, target) != nil || d.excluded(target)
 	if d.mayLeave() {
 		return -1
 	}
@@ -223,5 +222,5 @@ func (d *Dispatch) boundPosition() int {
 		d.away = true
 		return -1
 	}
-	return slices.IndexFunc(d.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
+	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
 }

@@ -68,7 +68,7 @@ const (
 
 // whyMoved returns why the session moved from its home.
 func (d *Dispatch) whyMoved(home kvscore.Target) string {
-	w := d.named(d.offered, home.Worker)
+	w := d.offers.Worker(home.Worker)
 	switch {
 	case w == nil:
 		return movedGone

@@ -17,11 +17,9 @@ func tracedDispatch(tb testing.TB, ctx context.Context) (*Dispatch, *http.Reques
 	h := testHandler(tb, "127.0.0.1:1")
 	p := &plan.Plan{Model: "m", Wishes: plan.Wishes{Ext: &plan.NoExt}}
 	d := newTestDispatch(h, p)
-	d.takeScratch()
-	if !d.candidates(h.ReverseProxy.Upstreams, d.start) {
-		tb.Fatal("no candidate")
+	if d.Select(ctx, h.ReverseProxy.Upstreams) == nil {
+		tb.Fatal("no worker")
 	}
-	d.book(d.start)
 	req := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/chat/completions", http.NoBody)
 	req.Header.Set("Traceparent", "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01")
 	return d, req
@@ -30,7 +28,7 @@ func tracedDispatch(tb testing.TB, ctx context.Context) (*Dispatch, *http.Reques
 // walk does for a request all that tracing does.
 func (d *Dispatch) walk(req *http.Request) {
 	d.startTrace(req.Context())
-	d.trace.selected(d, d.attempt, d.start)
+	d.trace.selected(d, d.attempt)
 	d.sent = d.trace.carry(d.request(req, new(atomic.Int32)))
 	d.trace.retried(d.attempt, "broken")
 	d.trace.end(&Report{Outcome: outcomeOK})

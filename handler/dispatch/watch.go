@@ -64,7 +64,7 @@ type watch struct {
 // worker may take over, the request has a watch.
 func (d *Dispatch) watched(req *http.Request) *http.Request {
 	a := d.attempt
-	probes := a.Worker.Progress.IsHung() // the request shows whether the worker still hangs
+	probes := a.Worker.IsHung() // the request shows whether the worker still hangs
 	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes {
 		return req
 	}
@@ -80,7 +80,7 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	w.ctx, w.cancel = context.WithCancelCause(req.Context())
 	a.watch = w
 	if movable {
-		a.Worker.Progress.Allow(&a.Attempt, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
+		a.MayMove(&pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers})
 	}
 	if limit > 0 {
 		w.first = time.AfterFunc(limit, func() { w.cancel(errFirstToken) })
@@ -94,7 +94,7 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 // movable returns whether another worker may take over the attempt. It asks before the attempt
 // ends, and cannot know whether another worker will be free then.
 func (d *Dispatch) movable() bool {
-	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offered) > 1 && !d.lastSuspect() &&
+	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offers.Ups) > 1 && !d.lastSuspect() &&
 		(!d.Limits.Set() || d.anotherRound())
 }
 
@@ -104,7 +104,7 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 	a := d.attempt
 	w := a.watch
 	if w == nil {
-		a.Waiting.Store(false)
+		a.Waits(false)
 		return err
 	}
 	if err == nil && a.Kind == pool.KindStream && (w.first != nil || d.movable()) &&
@@ -113,7 +113,7 @@ func (d *Dispatch) arrived(resp *http.Response, err error) error {
 		err = a.answer.body.AwaitToken(w.held)
 	}
 	var ended *endedError
-	if a.Worker.Progress.Arrived(&a.Attempt) {
+	if a.Arrived() {
 		ended = errHangs
 	}
 	if w.first != nil && !w.first.Stop() {

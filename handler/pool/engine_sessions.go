@@ -243,7 +243,7 @@ func (p *Pool) eachHeld(f func(key affinity.Key, b affinity.Binding)) {
 
 // loseSessions ends the bindings of the sessions that a worker's engine held. Their next turns
 // are told. abandon: nobody closes them, because the process has ended or the worker's id
-// changes. A caller that holds p.Mu must abandon. Otherwise the engine is asked to close them,
+// changes. A caller that holds p.mu must abandon. Otherwise the engine is asked to close them,
 // for its process may live.
 func (p *Pool) loseSessions(w *Worker, abandon bool) {
 	p.eachHeld(func(key affinity.Key, b affinity.Binding) {

@@ -129,16 +129,16 @@ func (r *restorer) read(ctx context.Context, part *snapshot.Part) {
 // worker returns the worker at an address, if it is still an upstream.
 func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
 	p, s := r.pool, r.settings
-	if !s.Upstreams[saved.Dial] && !s.Others || !speakable(saved.Dial) {
+	if !s.Upstreams[saved.Dial] && !s.Others || !validDial(saved.Dial) {
 		return restoredWorker{}
 	}
 	isNew := p.Known(saved.Dial) == nil
 	w := p.Worker(saved.Dial)
-	if w == p.unnamed {
+	if w == p.overflow {
 		return restoredWorker{}
 	}
 	if isNew && !s.Upstreams[saved.Dial] {
-		w.Seen.Store(saved.Seen.Unix()) // no source has named it in this run
+		w.seen.Store(saved.Seen.Unix()) // no source has named it in this run
 	}
 	same := w.Engine.recall(saved.Life)
 	one := restoredWorker{w, same, same && r.caches}
