@@ -30,7 +30,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if d.foresee(resp); !d.KeepBody && d.next == nil {
 		d.dropBody()
 	}
-	d.label(resp.Header, a)
+	a.label(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.Prefilled(time.Now())
 		a.Hold() // a tunnel may be silent for as long as it is open
@@ -48,12 +48,13 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers.Workers())) {
 		d.FallBack(fallbackUnmerged)
 	}
-	d.observe(req, resp)
+	a.observe(req, resp)
 	return resp
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
-func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
+func (a *attempt) deliveryOf(resp *http.Response) *delivery {
+	d := a.d
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
@@ -69,7 +70,7 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 		if a.watch != nil {
 			opts.Ctx = a.watch.ctx
 		}
-		opts.Extras = d.extras(a, opts.Request != nil)
+		opts.Extras = a.extras(opts.Request != nil)
 	}
 	o.body = response.NewBody(resp, opts)
 	o.Summary = o.body.Sum
@@ -79,7 +80,8 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 
 // extras returns the nvext that the answer carries; nil if none. It counts what the answer
 // cannot carry.
-func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
+func (a *attempt) extras(readable bool) *response.Extras {
+	d := a.d
 	x := d.plan.Answer
 	if x == nil {
 		return nil
@@ -102,11 +104,11 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 }
 
 // observe delivers an attempt's answer, and records what its header shows.
-func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
-	a, noBody := d.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
+func (a *attempt) observe(req *http.Request, resp *http.Response) {
+	d, noBody := a.d, req.Method == http.MethodHead || resp.Body == http.NoBody
 	o := a.answer
 	if o == nil {
-		o = d.deliveryOf(a, resp)
+		o = a.deliveryOf(resp)
 	}
 	d.answer = o
 	t := time.Now()
@@ -161,7 +163,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.FirstToken(t)
 	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.Pool.Report(o.attempt.Worker, o.d.good(o.attempt))
+	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }
 
 func (o *delivery) ResponseID(id string) {
@@ -185,12 +187,12 @@ func (o *delivery) Ended(s response.Summary) {
 	}
 	switch a := o.attempt; {
 	case s.Garbled:
-		o.d.garbled(a)
+		a.garbled()
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
 		o.d.doubtSession()
-		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error in an answer with status 2xx", false))
+		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
 	default:
 		if !s.Stream {
 			completion := s.Completion
@@ -199,7 +201,7 @@ func (o *delivery) Ended(s response.Summary) {
 			}
 			a.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, o.d.good(a))
+		o.d.Pool.Report(a.Worker, a.good())
 	}
 	o.learn()
 }

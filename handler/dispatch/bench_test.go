@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,7 +117,7 @@ func BenchmarkObserve(b *testing.B) {
 			b.Fatal("no worker")
 		}
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
-		d.observe(r, resp)
+		d.attempt.observe(r, resp)
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}
@@ -157,8 +156,8 @@ func BenchmarkWatch(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				a.watch = nil
-				d.watched(r)
-				if err := d.arrived(new(http.Response), nil); err != nil {
+				a.watched(r)
+				if err := a.arrived(new(http.Response), nil); err != nil {
 					b.Fatal(err)
 				}
 				if movable := a.watch != nil; movable != (workers > 1) {
@@ -223,7 +222,8 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 	}
 	w := h.pool.Worker("127.0.0.1:1")
 	d := newTestAttempt(h, p, w)
-	out := d.request(r, new(atomic.Int32))
+	e := EngineRequest{Pool: h.pool, Plan: p, Body: d.Body, Worker: w, Target: w.Target(0)}
+	out := e.Build(r)
 	out.Body.Close()
 	d.Body.Done()
 	return out

@@ -23,12 +23,12 @@ func TestOnlyStreamsThatCanMoveAreWatched(t *testing.T) {
 		d.plan.Request.Stream = v.stream
 		d.Select(context.Background(), h.ReverseProxy.Upstreams)
 		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
-		out := d.watched(r)
+		out := d.attempt.watched(r)
 		g := d.attempt.watch
 		if (g != nil) != v.watched || (out != r) != v.watched {
 			t.Errorf("%+v: watched %v", v, g != nil)
 		}
-		if err := d.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
+		if err := d.attempt.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
 			t.Error(err)
 		}
 		d.End()

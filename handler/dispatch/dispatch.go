@@ -94,6 +94,7 @@ type result struct {
 // attempt is one try on one worker.
 type attempt struct {
 	pool.Seat
+	d      *Dispatch
 	reason string
 	watch  *watch    // may end it early; nil if nothing may
 	answer *delivery // nil until its answer is read

@@ -17,8 +17,8 @@ func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
 }
 
 // good returns the outcome of an attempt with a good answer.
-func (d *Dispatch) good(a *attempt) pool.Outcome {
-	if !d.plan.ShowsHealth {
+func (a *attempt) good() pool.Outcome {
+	if !a.d.plan.ShowsHealth {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	return a.shows(pool.OutcomeGood, "")
@@ -26,7 +26,8 @@ func (d *Dispatch) good(a *attempt) pool.Outcome {
 
 // errored returns the outcome of an attempt whose answer is an error, which may be the
 // worker's fault. own: the error is probably not the client's fault.
-func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
+func (a *attempt) errored(why string, own bool) pool.Outcome {
+	d := a.d
 	if !d.plan.ShowsHealth {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
@@ -38,9 +39,10 @@ func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
 // garbled records an answer that does not match its content type. The session leaves the
 // worker. One such answer may have other causes; a worker that gives only such answers is
 // failing.
-func (d *Dispatch) garbled(a *attempt) {
+func (a *attempt) garbled() {
+	d := a.d
 	d.FallBack(fallbackUnreadable)
-	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
+	d.Pool.Report(a.Worker, a.errored("the answer does not match its content type", true))
 	if d.bound.Target == a.Target && d.bound.Kind == affinity.RouterOnly {
 		d.unbind(false)
 	}

@@ -126,8 +126,8 @@ func (d *Dispatch) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 }
 
 // costsTime returns whether the attempt's cost is in milliseconds, and has terms.
-func (d *Dispatch) costsTime(a *attempt) bool {
-	return !a.Unpriced && kvscore.CostUnit(d.policy()) == kvscore.UnitMilliseconds
+func (a *attempt) costsTime() bool {
+	return !a.Unpriced && kvscore.CostUnit(a.d.policy()) == kvscore.UnitMilliseconds
 }
 
 // noticeIneffective records granted wishes that the policy ignores.

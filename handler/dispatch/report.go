@@ -146,8 +146,8 @@ func (d *Dispatch) outcome() string {
 }
 
 // label adds the response headers that say how the request was routed.
-func (d *Dispatch) label(h http.Header, a *attempt) {
-	prefix := d.Labels
+func (a *attempt) label(h http.Header) {
+	prefix := a.d.Labels
 	if prefix == "" {
 		return
 	}
@@ -196,16 +196,16 @@ func (d *Dispatch) reported() *attempt {
 	return d.attempt
 }
 
-// logChoice logs the choice.
-func (d *Dispatch) logChoice(a *attempt) {
-	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
+// log logs the choice.
+func (a *attempt) log() {
+	if c := a.d.Logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = fmt.Sprintf("[ROUTING] Best: worker_%d dp_rank=%d with %d/%d blocks overlap",
 			a.Target.Worker, a.Target.Rank, int64(a.Terms.OverlapBlocks), int64(a.Terms.RequestBlocks))
 		fields := []zap.Field{
 			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.Tokens),
 			zap.Float64("predicted_ttft_ms", a.Terms.TTFT()), zap.Float64("cost", a.Terms.Cost),
 		}
-		if d.costsTime(a) {
+		if a.costsTime() {
 			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.Terms.Terms)))
 		}
 		c.Write(fields...)

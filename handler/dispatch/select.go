@@ -59,7 +59,7 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
-	want, a := d.wants(), new(attempt)
+	want, a := d.wants(), &attempt{d: d}
 	waited, err := d.Pool.Seat(ctx, &want, d.offers, d, &a.Seat)
 	d.wait.waited += waited
 	if err != nil {
@@ -70,8 +70,8 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	d.attempts++
 	d.use.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
-	d.logChoice(a)
-	d.trace.selected(d, a)
+	a.log()
+	d.trace.selected(a)
 	return nil
 }
 

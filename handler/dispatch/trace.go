@@ -60,13 +60,13 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 }
 
 // selected records an attempt's choice with the chosen candidate's terms.
-func (t *dispatchTrace) selected(d *Dispatch, a *attempt) {
+func (t *dispatchTrace) selected(a *attempt) {
 	if t == nil {
 		return
 	}
 	c := &a.Terms
 	attrs := []attribute.KeyValue{
-		attribute.Int("kv_router.attempt", d.attempts),
+		attribute.Int("kv_router.attempt", a.d.attempts),
 		attribute.Int("kv_router.candidates", a.Among),
 		// ids have 64 bits, and numbers here 63
 		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
@@ -88,7 +88,7 @@ func (t *dispatchTrace) selected(d *Dispatch, a *attempt) {
 	if !a.Unpriced { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
 	}
-	if d.costsTime(a) {
+	if a.costsTime() {
 		attrs = append(attrs,
 			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
 			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),

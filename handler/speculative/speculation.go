@@ -146,7 +146,6 @@ func (s *speculation) next() *plan.Plan {
 	if err != nil {
 		return nil
 	}
-	// Computes is not set, so that unsupported fields are not counted.
 	p := &plan.Plan{API: of.API, Request: req, Model: of.Model}
 	p.Ext, p.Grants, p.EditsBody, p.Score = ownExt(of.Ext), of.Grants, true, of.Score
 	p.Score.Blocks, p.Score.Past, p.Score.Tokens, p.Score.Streamed = s.blocks, s.past, of.Score.Tokens+s.behind, false
@@ -165,7 +164,8 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(ctx context.Context, p *plan.Plan) error {
-	req := s.r.Prepared(ownRequest(ctx, s.sent), p, s.body, s.turn.Worker, s.turn.Target)
+	e := dispatch.EngineRequest{Pool: s.r.Pool, Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
+	req := e.Build(ownRequest(ctx, s.sent))
 	delete(req.Header, "Idempotency-Key")
 	resp, err := s.r.Client.Forward(req, s.turn.Worker.Dial)
 	if err != nil {
