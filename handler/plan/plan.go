@@ -70,7 +70,7 @@ type Content struct {
 
 // Handling is how the router must treat the request.
 type Handling struct {
-	Computes   bool // it takes a slot of its worker
+	TakesSlot  bool // it counts against max_running
 	Repeatable bool // it may be sent again after an attempt that reached a worker
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed

@@ -171,7 +171,7 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	// A body that is streamed through takes no slot: its client decides how long that
 	// takes, and the engine computes nothing meanwhile.
-	p.Computes = p.API != nil && p.prefills && p.Once == nil
+	p.TakesSlot = p.API != nil && p.prefills && p.Once == nil
 	p.ShowsHealth = p.prefills || p.API == nil && r.Method == http.MethodPost
 	var raw []byte
 	req := p.Parsed()
