@@ -267,7 +267,10 @@ func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 		}
 	}
 	if rd.Direct && !p.Pin.Named && (p.API != nil || p.prefills) {
-		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
+		return &api.Refusal{
+			API: OrUnplanned(p.API), Status: http.StatusBadRequest,
+			Code: api.CodePin, Param: "nvext", Err: errDirect,
+		}
 	}
 	return nil
 }
