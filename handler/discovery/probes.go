@@ -168,7 +168,7 @@ func (p *Prober) Reaches(w *pool.Worker) bool {
 	if p.proxy.DynamicUpstreams == nil {
 		return p.static[w.Dial]
 	}
-	return w.Prober.Load() == p.id && p.pool.LastRequest.Load()-w.Seen.Load() <= int64(pool.WorkerGrace/time.Second)
+	return w.Prober.Load() == p.id && p.pool.WasOffered(w, pool.WorkerGrace)
 }
 
 // Call implements pool.Member.

@@ -159,7 +159,7 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 	if !p.setInfo(w, &info) {
 		return
 	}
-	p.Queue.reviewAll() // the worker's limit may have changed
+	p.queue.reviewAll() // the worker's limit may have changed
 	if logged(info) != logged(before) {
 		p.Logger().Info("worker reports its engine", zap.String("upstream", w.Dial), zap.Object("engine", infoFields(info)))
 	}
@@ -168,15 +168,14 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 		p.Incidents.Raise(t, incidentShared, p.Logger)
 	case changed, before.Type != "" && info.Type != before.Type:
 		p.clear(w, clearedRestarted)
-		p.loseSessions(w, true)
 	}
 }
 
 // setInfo stores an engine's info. It returns false if the pool has replaced the worker.
 func (p *Pool) setInfo(w *Worker, info *engine.Info) bool {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	if p.Workers[w.Dial] != w {
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
+	if p.workers[w.Dial] != w {
 		return false
 	}
 	w.Engine.info.Store(info)
@@ -190,7 +189,7 @@ func (p *Pool) setInfo(w *Worker, info *engine.Info) bool {
 
 // isIdle returns whether the pool is idle.
 func (p *Pool) isIdle(t time.Time) bool {
-	return t.Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
+	return t.Unix()-max(p.lastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
 }
 
 // ModelsInterval returns the least time between two questions to a worker about its models.
@@ -288,8 +287,8 @@ func (p *Pool) adoptBlockSize(s *Settings) {
 
 // KnowsBlockSize returns whether the engines have reported one block size.
 func (p *Pool) KnowsBlockSize() bool {
-	p.Mu.RLock()
-	defer p.Mu.RUnlock()
+	p.members.mu.RLock()
+	defer p.members.mu.RUnlock()
 	return p.blockSize > 0
 }
 
@@ -302,11 +301,11 @@ const maxAdopted = 256
 // AgreeOnBlocks takes the block size from the engines, if none is configured and all of
 // them agree. After a change the index does not find earlier prompts of token ids.
 func (p *Pool) AgreeOnBlocks() {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
 	old := p.Settings.Load()
 	size := 0
-	for _, w := range p.Workers {
+	for _, w := range p.workers {
 		n := w.blockSize()
 		if n == 0 || n > maxAdopted || !p.IsUpstream(old, w) {
 			continue

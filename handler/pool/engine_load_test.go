@@ -23,7 +23,7 @@ func loadPool(t *testing.T, info engine.Info, on bool) (*Pool, *Worker, time.Tim
 	t.Helper()
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", EngineLoad: &on}))
 	w, now := p.tell("a:1", info), time.Now()
-	p.LastRequest.Store(now.Unix())
+	p.lastRequest.Store(now.Unix())
 	return p, w, now
 }
 
@@ -70,7 +70,7 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 	} {
 		p, w, now := loadPool(t, v.info, v.on)
 		if v.idle {
-			p.LastRequest.Store(0)
+			p.lastRequest.Store(0)
 		}
 		if _, ok := p.ClaimLoad(now, w); ok {
 			t.Errorf("%s, and the engine is asked", name)
@@ -140,7 +140,7 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 	}{{10, 0, false}, {20, 1, false}, {40, 5, false}, {12, 0, true}, {1, 1, false}, {12, 0, true}} {
 		for i := range phase.seconds {
 			now = now.Add(time.Second)
-			p.LastRequest.Store(now.Unix())
+			p.lastRequest.Store(now.Unix())
 			p.ClaimLoad(now, w)
 			if phase.every > 0 && i%phase.every == 0 {
 				p.ReportLoad(now, w, reported(0), 0)

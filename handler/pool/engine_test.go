@@ -252,14 +252,14 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 			t.Errorf("%s: for %v, want %v", what, got, d)
 		}
 	}
-	p.LastRequest.Store(time.Now().Unix())
+	p.lastRequest.Store(time.Now().Unix())
 	want("in use", 0)
 	w.Refusals.Store(1)
 	want("refused once", 2*ProbeEvery)
 	w.Refusals.Store(1 << 30)
 	want("refused often", askedLess)
 	w.Refusals.Store(0)
-	p.LastRequest.Store(time.Now().Add(-idleAfter - time.Minute).Unix())
+	p.lastRequest.Store(time.Now().Add(-idleAfter - time.Minute).Unix())
 	want("idle", askedLess)
 	p.ServingSince.Store(time.Now().Unix())
 	want("just begun", 0)
@@ -317,14 +317,14 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		}
 		p.RecordOwnRequest(t.Context(), w, status, err)
 	}
-	w.Progress.LastOutput.Store(Ticks(time.Now()))
+	w.progress.lastOutput.Store(ticks(time.Now()))
 	for range 3 {
 		ask(io.EOF)
 	}
 	if !w.Health.Available(time.Now()) {
 		t.Error("a busy worker is marked down")
 	}
-	w.Progress.LastOutput.Store(0)
+	w.progress.lastOutput.Store(0)
 	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
 		ask(err)
 		if !w.Health.Available(time.Now()) {

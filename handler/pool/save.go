@@ -122,7 +122,7 @@ func (p *Pool) writeWorkers(w *snapshot.Writer) numbers {
 		}
 		n[one.ID] = len(n)
 		w.Worker(&snapshot.Worker{
-			Dial: one.Dial, Life: life, Seen: time.Unix(one.Seen.Load(), 0), Confirmed: one.cacheCheck.confirmations(),
+			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.cacheCheck.confirmations(),
 		})
 	}
 	return n
