@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,7 +28,7 @@ import (
 // room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
-	the, err := pool.New("test", new(pool.Settings).WithDefaults())
+	the, err := pool.New("test", new(pool.Settings).WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package dispatch
 
 import (
 	"context"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"maps"
 	"net/http"
 	"strconv"
@@ -306,7 +307,7 @@ func (d *Dispatch) endLast() {
 	if n := d.attempt.prompt.tokens; d.plan.Request != nil && n > 0 {
 		d.Figures.predictedHits.Observe(float64(d.attempt.terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
+			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
 		}
 	}
 }

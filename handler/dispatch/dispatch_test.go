@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"net/http"
 	"testing"
 	"time"
@@ -95,7 +96,7 @@ func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
 	t.Helper()
-	p, err := pool.New("test", s.WithDefaults())
+	p, err := pool.New("test", s.WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

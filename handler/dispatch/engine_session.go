@@ -112,7 +112,7 @@ func (d *Dispatch) stayAt(r *http.Request, b *affinity.Binding) error {
 		d.unbind(true)
 		return d.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", b.Target.Worker))
 	}
-	if e := d.Pool.EngineOf(w); !e.HoldsSessions(p.Name) {
+	if e := w.Engine(); !e.HoldsSessions(p.Name) {
 		return d.notOpened(http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
 	}
 	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != b.Target.Rank {
@@ -196,7 +196,7 @@ func (d *Dispatch) openSession(req *http.Request) error {
 // askToOpen asks the attempt's engine to open a session, and waits for its answer.
 func (d *Dispatch) askToOpen(req *http.Request, id string, ttl time.Duration) error {
 	w := d.attempt.Worker
-	e := d.Pool.EngineOf(w)
+	e := w.Engine()
 	call, ok := e.OpenSession(id, ttl+engineGrace)
 	if !ok {
 		return d.notOpened(http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds no sessions", w.ID))
@@ -271,7 +271,7 @@ func (d *Dispatch) keepSession() {
 // turn of a session.
 func (d *Dispatch) doubtSession() {
 	if w := d.attempt.Worker; d.backed.id != "" {
-		w.Engine.AskAgain()
+		w.AskAgain()
 		d.Probes.AskAgain(w)
 	}
 }

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"errors"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"io"
 	"maps"
 	"net/http"
@@ -169,7 +170,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	}
 	a, p := d.attempt, d.plan
 	ranks := a.Worker.Ranks()
-	reports := len(p.Score.Identities) > 0 && a.Worker.WantsReport(a.Target)
+	reports := len(p.Score.Identities) > 0 && discovery.Of(a.Worker).WantsReport(a.Target)
 	if ranks < 2 && !p.EditsBody && !p.AsksUsage && d.backed.id == "" && !reports {
 		return req, as
 	}
@@ -177,7 +178,7 @@ func (d *Dispatch) adapted(req *http.Request, whole *body.Replay) (*http.Request
 	if read := p.Parsed(); read != nil && whole != nil {
 		edit = read.Editor(whole.Data)
 	}
-	e := d.Pool.EngineOf(a.Worker)
+	e := a.Worker.Engine()
 	say := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
 		Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: d.backed.id, ReportCache: reports,

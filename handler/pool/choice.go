@@ -92,8 +92,7 @@ func (p *Pool) Isolates(want *Wants, w *Worker) bool {
 	if !want.Isolated {
 		return true
 	}
-	e := p.EngineOf(w)
-	return e.IsolatesCaches(want.API)
+	return w.Engine().IsolatesCaches(want.API)
 }
 
 // holdsSessions returns whether the worker's engine can hold a session, if the request needs
@@ -102,8 +101,7 @@ func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
 	if !want.Session {
 		return true
 	}
-	e := p.EngineOf(w)
-	return e.HoldsSessions(want.API)
+	return w.Engine().HoldsSessions(want.API)
 }
 
 // needsMore returns whether the request needs more of its worker than the model.

@@ -107,14 +107,14 @@ func (s *engineSessions) leave(w *Worker) {
 // closeSession asks an engine to close a session, up to closeTries times. It returns what
 // became of it, as the metric says.
 func (p *Pool) closeSession(w *Worker, id string) (outcome string) {
-	life, refused := w.Engine.Info().Life, false
+	life, refused := w.Engine().Info.Life, false
 	for try := range closeTries {
 		if try > 0 && !p.sleep(time.Second<<(try-1)) {
 			break
 		}
-		e := p.EngineOf(w)
+		e := w.Engine()
 		call := e.CloseSession(id)
-		if now := w.Engine.Info().Life; now != life && life != "" || call.Path == "" {
+		if now := w.Engine().Info.Life; now != life && life != "" || call.Path == "" {
 			return "gone" // the engine has restarted, or is another one
 		}
 		status, err := p.call(w, call)

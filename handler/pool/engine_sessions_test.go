@@ -46,12 +46,12 @@ func (c *closer) said() string {
 // closingPool returns a pool with a worker that closes sessions.
 func closingPool(t *testing.T) (*Pool, *Worker, *closer) {
 	t.Helper()
-	p, err := New(t.Name(), new(Settings).WithDefaults())
+	p, err := New(t.Name(), new(Settings).WithDefaults(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w, c := p.Worker("127.0.0.1:1"), &closer{next: make(chan int)}
-	w.Engine.info.Store(&engine.Info{Type: engine.SGLang})
+	p.SetInfo(w, engine.Info{Type: engine.SGLang})
 	p.Join(c)
 	return p, w, c
 }

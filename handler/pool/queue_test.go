@@ -22,7 +22,7 @@ func queueRoom(limits ...int) (*queue, []*Worker) {
 	p.Queue.pool = p
 	workers := make([]*Worker, len(limits))
 	for i, n := range limits {
-		workers[i] = newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
+		workers[i] = p.newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
 		p.Workers[workers[i].Dial] = workers[i]
 	}
 	return &p.Queue, workers

@@ -140,10 +140,10 @@ func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
 	if isNew && !s.Upstreams[saved.Dial] {
 		w.Seen.Store(saved.Seen.Unix()) // no source has named it in this run
 	}
-	same := w.Engine.recall(saved.Life)
+	same := p.recallLife(w, saved.Life)
 	one := restoredWorker{w, same, same && r.caches}
 	if one.hasCache {
-		w.cacheCheck.recall(saved.Confirmed)
+		w.watch.Recall(saved.Confirmed)
 	}
 	return one
 }
@@ -229,7 +229,7 @@ func (r *restorer) awaitProbes(ctx context.Context) {
 			continue
 		}
 		select {
-		case <-w.Probed:
+		case <-w.probed:
 		case <-timeout:
 			return
 		case <-ctx.Done():

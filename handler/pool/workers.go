@@ -60,7 +60,7 @@ func (p *Pool) peek(dial string) *Worker {
 	if w := p.Known(dial); w != nil {
 		return w
 	}
-	return newWorker(p.Settings.Load().Worker(dial))
+	return p.newWorker(p.Settings.Load().Worker(dial))
 }
 
 // All returns the workers, in no order.
@@ -102,7 +102,7 @@ func (p *Pool) declare(dial string) *Worker {
 		return w
 	}
 	set := p.Settings.Load().Worker(dial)
-	w := newWorker(set)
+	w := p.newWorker(set)
 	p.Workers[dial] = w
 	p.declareRanks(w, set)
 	p.Layout.Add(1)
@@ -119,7 +119,7 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.Workers, dial)
-		w.unfollow()
+		w.watch.Close()
 		p.loseSessions(w, true) // a turn must not go to another worker that gets the id
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
@@ -128,8 +128,8 @@ func (p *Pool) renumber(s *Settings) {
 	}
 	for _, w := range old {
 		fresh := p.declare(w.Dial)
-		fresh.Slots = w.Slots                         // the address still runs its requests
-		fresh.Engine.info.Store(w.Engine.info.Load()) // and its engine
+		fresh.Slots = w.Slots                             // the address still runs its requests
+		fresh.describe(s.Worker(w.Dial), w.Engine().Info) // and its engine
 		if w.Drain.Load()&DrainAsked != 0 {
 			fresh.Drain.Or(DrainAsked) // the operator drained the address
 		}
@@ -141,7 +141,7 @@ func (p *Pool) renumber(s *Settings) {
 func (p *Pool) nameless() *Worker {
 	set := p.Settings.Load().Worker(dialOthers)
 	set.DPSize, set.MaxRunning = 1, 0
-	w := newWorker(set)
+	w := p.newWorker(set)
 	p.Scheduler.Retire(w.Target(0))
 	return w
 }
@@ -206,7 +206,7 @@ func (p *Pool) Drop(w *Worker) bool {
 	}
 	p.retireRanks(w, 0, w.Ranks())
 	delete(p.Workers, w.Dial)
-	w.unfollow()
+	w.watch.Close()
 	p.forgetCounts(w)
 	return true
 }
