@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -295,19 +294,6 @@ func withoutWorker(body []byte) []byte {
 	return regexp.MustCompile(`,"nvext":\{"worker_id":\{[^{}]*\}\}`).ReplaceAll(body, nil)
 }
 
-// TestWhoIsNotTrustedIsToldNothing requests topology without the grant.
-func TestWhoIsNotTrustedIsToldNothing(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	for _, stream := range []bool{true, false} {
-		plain := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", stream))
-		a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", stream, "worker_id", "timing"))
-		if !a.ok() || !bytes.Equal(a.body, plain.body) {
-			t.Errorf("stream %v: %q, want %q", stream, a.body, plain.body)
-		}
-	}
-}
-
 // TestAnswersThatCarryNothing has answers into which the router cannot put nvext. They
 // pass byte for byte, and the router counts each omission.
 func TestAnswersThatCarryNothing(t *testing.T) {
@@ -347,28 +333,6 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 			s.booksAtZero(t)
 			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{`pool="omitted-` + c.name + `"`, `reason="nvext_omitted"`}, c.counted}})
 		})
-	}
-}
-
-// TestLengthGoesWhereItChanges has engines that send a Content-Length.
-func TestLengthGoesWhereItChanges(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	for _, c := range []struct{ kind, body string }{
-		{"application/json", `{"choices":[]}`},
-		{"text/event-stream", oneChunk + "data: [DONE]\n\n"},
-	} {
-		engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", c.kind)
-			w.Header().Set("Content-Length", strconv.Itoa(len(c.body)))
-			io.WriteString(w, c.body)
-		})
-		for _, fields := range [][]string{{"worker_id"}, nil} {
-			a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", c.kind == "text/event-stream", fields...))
-			if length := a.header.Get("Content-Length"); a.err != nil || (length != "") != (fields == nil) || bytes.Contains(a.body, []byte("worker_id")) == (fields == nil) {
-				t.Errorf("%s, %v: length %q, error %v, body %s", c.kind, fields, length, a.err, a.body)
-			}
-		}
 	}
 }
 
@@ -429,37 +393,6 @@ func TestChunksAreNotHeldBack(t *testing.T) {
 		}
 		seen <- struct{}{}
 	}
-}
-
-// TestSeveralChoicesCarryTheIDsOnce has a stream in which two choices end.
-func TestSeveralChoicesCarryTheIDsOnce(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for i := range 2 {
-			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":%d,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\n", i)
-		}
-		io.WriteString(w, "data: [DONE]\n\n")
-	})
-	a := s.post(t.Context(), "/v1/completions", asksFor("/v1/completions", true, "timing", "token_ids"))
-	if n, m := strings.Count(string(a.body), `"token_ids"`), strings.Count(string(a.body), `"timing"`); !a.ok() || n != 1 || m != 2 {
-		t.Errorf("token ids %d times, timing %d times: %s", n, m, a.body)
-	}
-}
-
-// TestPlainAnswersMissNoAnnotations requests annotation events in plain answers, which
-// have none.
-func TestPlainAnswersMissNoAnnotations(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	before := s.scrape(t)
-	a := s.post(t.Context(), "/v1/messages", []byte(`{"messages":[{"role":"user","content":"q"}],"max_tokens":9,"nvext":{"annotations":["request_id"]}}`))
-	if !a.ok() {
-		t.Errorf("status %d, error %v", a.status, a.err)
-	}
-	s.booksAtZero(t)
-	s.wantFigures(t, before, []figure{{fallbacksTotal, nil, 0}})
 }
 
 // TestDynamoIsLeftToItself has a Dynamo, which gets the nvext and serves it. The router

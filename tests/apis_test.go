@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -212,68 +211,6 @@ func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
 
 // pixel is a PNG of one pixel, in base64.
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-
-// TestToolsAndImagesAreTheSameInEachAPI has a conversation with an image and a tool call.
-// Each turn uses another API. If the router read one part differently in one API, the
-// overlap would end before it.
-func TestToolsAndImagesAreTheSameInEachAPI(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 5))
-	system, question, result := prose(rng, 1000, 1000), prose(rng, 2000, 2000), prose(rng, 2000, 2000)
-	parameters := map[string]any{"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}}
-	function := map[string]any{"name": "get_weather", "description": "The weather of a city.", "parameters": parameters}
-	const arguments = `{"city": "Reykjavík"}`
-	type doc = map[string]any
-	type list = []any
-	image := "data:image/png;base64," + pixel
-	through := map[string]doc{
-		"Chat": {"model": "canned", "tools": list{doc{"type": "function", "function": function}}, "messages": list{
-			doc{"role": "system", "content": system},
-			doc{"role": "user", "content": list{doc{"type": "text", "text": question}, doc{"type": "image_url", "image_url": doc{"url": image}}}},
-			doc{"role": "assistant", "content": nil, "tool_calls": list{doc{"id": "call_1", "type": "function", "function": doc{"name": "get_weather", "arguments": arguments}}}},
-			doc{"role": "tool", "tool_call_id": "call_1", "content": result},
-		}},
-		"Messages": {
-			"model": "canned", "max_tokens": 1000, "system": system,
-			"tools": list{doc{"name": "get_weather", "description": "The weather of a city.", "input_schema": parameters}},
-			"messages": list{
-				doc{"role": "user", "content": list{
-					doc{"type": "text", "text": question},
-					doc{"type": "image", "source": doc{"type": "base64", "media_type": "image/png", "data": pixel}},
-				}},
-				doc{"role": "assistant", "content": list{doc{"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": json.RawMessage(arguments)}}},
-				doc{"role": "user", "content": list{doc{"type": "tool_result", "tool_use_id": "toolu_1", "content": result}}},
-			},
-		},
-		"Responses": {
-			"model": "canned", "instructions": system, "store": false,
-			"tools": list{doc{"type": "function", "name": "get_weather", "description": "The weather of a city.", "parameters": parameters}},
-			"input": list{
-				doc{"role": "user", "content": list{doc{"type": "input_text", "text": question}, doc{"type": "input_image", "image_url": image}}},
-				doc{"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": arguments},
-				doc{"type": "function_call_output", "call_id": "call_1", "output": result},
-			},
-		},
-	}
-	const least = (1000 + 2000 + 2000) / 64 // blocks
-	for first, asked := range through {
-		for then, again := range through {
-			t.Run(first+"Then"+then, func(t *testing.T) {
-				engines := startEngines(t, 3, canned.Pace{})
-				s := startCaddy(t, route(engines, "response_headers X-KV-"))
-				one := s.post(t.Context(), dialectOf(first).path, mustJSON(asked))
-				two := s.post(t.Context(), dialectOf(then).path, mustJSON(again))
-				if one.status != 200 || two.status != 200 {
-					t.Fatalf("status %d and %d: %s %s", one.status, two.status, one.body, two.body)
-				}
-				overlap, err := strconv.Atoi(two.header.Get("X-KV-Overlap-Blocks"))
-				if overlap < least || err != nil || one.engine() != two.engine() {
-					t.Errorf("%d blocks overlap, want at least %d; engines %s and %s", overlap, least, one.engine(), two.engine())
-				}
-				s.booksAtZero(t)
-			})
-		}
-	}
-}
 
 // atHome checks that at least 95 % of later turns were at home, and that no engine had
 // more than 2.4 times the mean. TestConversationsReturnToTheirEngine checks the spread

@@ -14,26 +14,6 @@ import (
 	"github.com/openai/openai-go/responses"
 )
 
-func TestOpenAIClientShowsImages(t *testing.T) {
-	client, s := openAI(t)
-	params := openai.ChatCompletionNewParams{
-		Model: "canned",
-		Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{
-			openai.TextContentPart("What is this?"),
-			openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:image/png;base64," + pixel, Detail: "low"}),
-			openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "http://127.0.0.1/a.png"}),
-		})},
-	}
-	c, err := client.Chat.Completions.New(t.Context(), params)
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkChat(t, c)
-	streamed := stream(t, client, params)
-	checkChat(t, &streamed)
-	s.booksAtZero(t)
-}
-
 // respond asks for a response, streamed or not.
 func respond(t *testing.T, client openai.Client, params responses.ResponseNewParams, streamed bool) responses.Response {
 	t.Helper()

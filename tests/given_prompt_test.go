@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -127,68 +126,6 @@ func TestSecondStageFindsTheFirst(t *testing.T) {
 					t.Errorf("turn %d: %s answers, not %s, with %d tokens cached; %s were predicted", turn, a.engine(), home, held, said)
 				}
 			}
-			s.booksAtZero(t)
-		})
-	}
-}
-
-// TestTokenDataTeachesNothingFalse has requests whose text and ids differ. The router's
-// estimate of other prompts' tokens does not change. The cache models hold no prompt that
-// was not computed.
-func TestTokenDataTeachesNothingFalse(t *testing.T) {
-	for _, types := range [][2]string{{"vllm", "vllm"}, {"sglang", "sglang"}, {"vllm", "sglang"}, {"auto", "auto"}} {
-		for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
-			t.Run(types[0]+types[1]+path, func(t *testing.T) {
-				pool := strings.ReplaceAll(types[0]+types[1]+path, "/", "") // with a ratio of its own
-				engines := startEngines(t, 2, canned.Pace{})
-				s := startCaddy(t, route(engines, numbered(engines, "engine "+types[0], "engine "+types[1]), "pool "+pool))
-				text := strings.Repeat("a prompt that many clients begin with ", 60)
-				body := func(nvext string) string {
-					return fmt.Sprintf(`{"model":"m","prompt":%q,"messages":[{"role":"user","content":%q}]%s}`, text, text, nvext)
-				}
-				query := func() adminExplained {
-					var x adminExplained
-					s.api(t, "POST", "/pools/"+pool+"/explain?path="+path, []byte(body("")), &x)
-					return x
-				}
-				s.post(t.Context(), path, []byte(`{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}]}`))
-				before := query()
-				// The usage that these engines report is a quarter of the body's length.
-				for range 10 {
-					if a := s.post(t.Context(), path, []byte(body(`,"nvext":{"token_data":`+idsFrom(1, 5000)+`}`))); !a.ok() {
-						t.Fatalf("status %d: %s", a.status, a.body)
-					}
-				}
-				s.booksAtZero(t)
-				after := query()
-				takes := path == "/v1/completions" || types[0] == "sglang" && types[1] == "sglang"
-				for _, c := range after.Candidates {
-					if c.Overlap > 0 && takes {
-						t.Errorf("worker %d is thought to hold %v blocks of a prompt that it did not compute", c.Worker, c.Overlap)
-					}
-				}
-				if takes && after.Plan.Tokens != before.Plan.Tokens {
-					t.Errorf("a prompt was taken for %d tokens, and is for %d", before.Plan.Tokens, after.Plan.Tokens)
-				}
-			})
-		}
-	}
-}
-
-// TestTokenDataIsBooked has ids beside a short prompt. The lease counts the prompt that
-// the engine computes.
-func TestTokenDataIsBooked(t *testing.T) {
-	for _, kind := range []string{"sglang", "vllm"} {
-		t.Run(kind, func(t *testing.T) {
-			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines, "engine "+kind))
-			g := hold(engines[0])
-			go s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"nvext":{"token_data":`+idsFrom(1, 100_000)+`}}`))
-			eventually(t, 5*time.Second, "it is there", func() bool { return g.running.Load() == 1 })
-			if n := s.scrape(t).value(workerPrefill); kind == "sglang" && n != 100_000 || kind == "vllm" && n > 100 {
-				t.Errorf("%v tokens are booked", n)
-			}
-			g.pass(t, 200)
 			s.booksAtZero(t)
 		})
 	}

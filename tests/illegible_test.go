@@ -93,33 +93,6 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 	}
 }
 
-// TestAnswerShorterThanItsLengthIsBroken has an engine that announces more than
-// it sends.
-func TestAnswerShorterThanItsLengthIsBroken(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, "pool short"))
-	before := s.scrape(t)
-	for _, e := range engines {
-		e.SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set("Content-Length", strconv.Itoa(len(wholeJSON)))
-			io.WriteString(w, wholeJSON[:60])
-		})
-	}
-	a := s.chat(t.Context(), ask("hi"))
-	if a.status != http.StatusOK || a.err == nil || string(a.body) != wholeJSON[:60] {
-		t.Errorf("status %d, error %v, body %q; want what there is, and an unexpected end", a.status, a.err, a.body)
-	}
-	s.booksAtZero(t)
-	s.wantFigures(t, before, []figure{
-		{requestsTotal, []string{`pool="short"`, `outcome="broken"`}, 1},
-		{requestsTotal, []string{`pool="short"`}, 1},
-	})
-	if n := s.logged(t, markedDown); n != 1 {
-		t.Errorf("%d workers were marked down, want 1", n)
-	}
-}
-
 // TestIllegibleEngineIsNoBlackHole has one of four engines answer such things
 // at once, so that it looks like the least busy one, to 32 clients.
 func TestIllegibleEngineIsNoBlackHole(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -75,34 +74,4 @@ func TestEveryMethodIsHeldToTheSame(t *testing.T) {
 	if a := s.sendBy(t, "GET", "/v1/chat/completions", ""); a.engine() != "e1" {
 		t.Errorf("a GET without a body: status %d", a.status)
 	}
-}
-
-// TestPutTakesASlot has a worker that runs one request at a time.
-func TestPutTakesASlot(t *testing.T) {
-	e := startEngines(t, 1, canned.Pace{})[0]
-	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "max_running 1"), "queue {\nmax_waiting 1\nmax_wait 100ms\n}"))
-	entered, release := make(chan struct{}, 2), make(chan struct{})
-	e.SetHandler(func(http.ResponseWriter, *http.Request) {
-		entered <- struct{}{}
-		select {
-		case <-release:
-		case <-time.After(5 * time.Second):
-		}
-	})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, s.url+"/generate", strings.NewReader(`{"text":"x"}`))
-		if err == nil {
-			s.do(req)
-		}
-	}()
-	<-entered
-	if a := s.sendBy(t, "PUT", "/generate", `{"text":"y"}`); a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), "queue_timeout") {
-		t.Errorf("beside another one: status %d, %.200s", a.status, a.body)
-	}
-	close(release)
-	<-done
-	e.SetHandler(nil)
-	s.booksAtZero(t)
 }

@@ -174,37 +174,3 @@ func TestNvextIsCutOut(t *testing.T) {
 	}
 	s.booksAtZero(t)
 }
-
-// TestMalformedNvextIsRefused has malformed nvext. The router refuses it, and no engine
-// gets the request.
-func TestMalformedNvextIsRefused(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	for _, v := range []struct{ ext, field string }{
-		{`"x"`, "nvext"},
-		{`7`, "nvext"},
-		{`[]`, "nvext"},
-		{`true`, "nvext"},
-		{`{"session_control":"x"}`, "nvext.session_control"},
-		{`{"session_control":{"session_id":5}}`, "nvext.session_control.session_id"},
-	} {
-		a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],"nvext":`+v.ext+`}`))
-		var doc struct {
-			Error struct{ Message, Type, Param, Code string } `json:"error"`
-		}
-		if err := json.Unmarshal(a.body, &doc); err != nil || a.status != http.StatusBadRequest {
-			t.Errorf("nvext %s: status %d, error %v, body %q; want 400 and an error object", v.ext, a.status, err, a.body)
-		}
-		if field, _, _ := strings.Cut(doc.Error.Message, ":"); field != v.field {
-			t.Errorf("nvext %s: the message %q does not begin with the field %s", v.ext, doc.Error.Message, v.field)
-		}
-		if doc.Error.Type != "invalid_request_error" || doc.Error.Param != "nvext" || doc.Error.Code != "invalid_nvext" {
-			t.Errorf("nvext %s: the error is %+v", v.ext, doc.Error)
-		}
-	}
-	if n := engines[0].Requests() + engines[1].Requests(); n != 0 {
-		t.Errorf("the engines were sent %d requests", n)
-	}
-	s.mustChat(t, ask("and without?"))
-	s.booksAtZero(t)
-}

@@ -139,7 +139,7 @@ func TestSaltsAreEnforced(t *testing.T) {
 	s = startCaddy(t, block("engine vllm", "engine vllm"))
 	for _, odd := range []string{`["s"]`, "7", `{"a":1}`, "true"} {
 		body := []byte(`{"model":"m","messages":[],"cache_salt":` + odd + `}`)
-		wantError(t, odd, s.post(t.Context(), "/v1/chat/completions", body), 400, code, "cache_salt: must be a string, got "+odd)
+		wantError(t, odd, s.post(t.Context(), "/v1/chat/completions", body), 400, code, "cache_salt: must be a string")
 		if a := s.post(t.Context(), "/v1/chat/completions", body, tenant...); a.engine() != "e2" {
 			t.Errorf("a tenant's that writes %s: status %d, %.200s", odd, a.status, a.body)
 		}

@@ -167,18 +167,3 @@ func TestRequestsThatSkipTheCacheProveNothing(t *testing.T) {
 		t.Errorf("predicted with and without: %d, %d", x.Candidates[0].Tokens, y.Candidates[0].Tokens)
 	}
 }
-
-// TestPredictionErrorIsShown has an engine that reports 400 tokens less than the router
-// predicts.
-func TestPredictionErrorIsShown(t *testing.T) {
-	f, s := countlessSGLang(t, func(string) string { return fmt.Sprintf(withCached, 1600) })
-	before := s.scrape(t)
-	for range 20 {
-		s.mustChat(t, simChat(someWords(1200)))
-	}
-	worker := `worker="` + f.addr() + `"`
-	const sum = "caddy_kv_router_prediction_error_tokens_sum"
-	if mean := (s.scrape(t).value(sum, worker) - before.value(sum, worker)) / 20; mean < 380 || mean > 500 {
-		t.Errorf("metrics: off by %v tokens in the mean", mean)
-	}
-}

@@ -1,14 +1,11 @@
 package tests
 
 import (
-	"bufio"
 	"compress/gzip"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 )
 
 // packs is an engine that compresses all answers, whatever it is asked. Between
@@ -78,39 +75,6 @@ func TestAnswersAreUnpacked(t *testing.T) {
 	s.wantFigures(t, before, []figure{
 		{fallbacksTotal, nil, 0},
 		{inputTokens + "_sum", []string{`pool="served"`}, 3 * 9},
-	})
-	s.booksAtZero(t)
-}
-
-// TestUnpackedStreamsAreNotHeldBack wants each event of such a stream before the
-// engine sends the next one.
-func TestUnpackedStreamsAreNotHeldBack(t *testing.T) {
-	next := make(chan struct{})
-	s := startCaddy(t, "kv_router "+serveRaw(t, packs(next))+" {\npool unpacked\ntimeouts {\nfirst_token 10s\n}\n}")
-	before := s.scrape(t)
-	conn := s.connect(t)
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	body := ask("hi").streamed().body()
-	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.addr, len(body), body)
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	lines := bufio.NewScanner(resp.Body)
-	for range 4 {
-		for lines.Scan() && lines.Text() == "" {
-		}
-		if !strings.HasPrefix(lines.Text(), "data: ") {
-			t.Fatalf("got %q, %v", lines.Text(), lines.Err())
-		}
-		next <- struct{}{}
-	}
-	for lines.Scan() {
-	}
-	s.wantFigures(t, before, []figure{
-		{fallbacksTotal, nil, 0},
-		{inputTokens + "_sum", []string{`pool="unpacked"`}, 9},
 	})
 	s.booksAtZero(t)
 }

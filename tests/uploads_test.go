@@ -47,27 +47,3 @@ func TestUploadsAreCounted(t *testing.T) {
 	}
 	eventually(t, 5*time.Second, "all to be let go of", func() bool { return s.bodyBytes(t) == 0 })
 }
-
-// TestRefusedBodiesAreLetGo has requests that are refused after their bodies were
-// read.
-func TestRefusedBodiesAreLetGo(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, "trust pins explain", "worker * {\nmodels canned\n}"))
-	for name, c := range map[string]chat{
-		"malformed nvext": wishing("x", `{"dp_rank":"x"}`),
-		"no such worker":  wishing("x", `{"backend_instance_id":7}`),
-		"query":           wishing("x", `{"annotations":["query_instance_id"]}`),
-		"no such model":   {Model: "other", Messages: []message{{"user", "x"}}},
-	} {
-		if a := s.chat(t.Context(), c); a.err != nil || name != "query" && a.status/100 != 4 {
-			t.Errorf("%s: status %d, error %v", name, a.status, a.err)
-		}
-		if n := s.bodyBytes(t); n != 0 {
-			t.Errorf("%s: %d bytes stay on the books", name, n)
-		}
-	}
-	a := s.post(t.Context(), "/invocations", []byte(`{"prompt":"x","nvext":{"annotations":["query_instance_id"]}}`), "Content-Type", "application/json")
-	if a.status != 400 || !strings.Contains(string(a.body), "query_instance_id") {
-		t.Errorf("a query at a path that is not read: status %d, %.300s", a.status, a.body)
-	}
-}

@@ -15,12 +15,12 @@ func tokenBlocks(size int, ids ...uint32) []uint64 {
 func TestCompletionsPrompts(t *testing.T) {
 	text := "a text that is longer than two blocks\n"
 	for _, c := range []struct {
-		prompt string
-		kind   Kind
-		blocks []uint64
-		bytes  int64
-		tokens int64
-		steady bool
+		prompt      string
+		kind        Kind
+		blocks      []uint64
+		bytes       int64
+		tokens      int64
+		predictable bool
 	}{
 		{`"a text that is longer than two blocks\n"`, Text, blocksOf(spelled(text)), 39, 0, true},
 		{`[ "a text that is longer than two blocks\u000a" ]`, Text, blocksOf(spelled(text)), 39, 0, true},
@@ -40,7 +40,7 @@ func TestCompletionsPrompts(t *testing.T) {
 		{`7`, None, nil, 0, 0, false},
 	} {
 		r := mustParse(t, completions{}, `{"prompt":`+c.prompt+`}`)
-		if r.Kind != c.kind || !slices.Equal(r.Blocks, c.blocks) || r.Bytes != c.bytes || r.Tokens != c.tokens || r.steady != c.steady {
+		if r.Kind != c.kind || !slices.Equal(r.Blocks, c.blocks) || r.Bytes != c.bytes || r.Tokens != c.tokens || r.predictable != c.predictable {
 			t.Errorf("%s: %+v", c.prompt, r)
 		}
 	}

@@ -171,7 +171,7 @@ func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
 	a.ids.grow(b, ids, tokens, !a.stream || ends)
 	switch {
 	case !ok: // vLLM's list of texts, each with its prompt
-		a.steady = false
+		a.predictable = false
 		a.bearing = a.bearing || txt.HasContent(b) || ids.HasContent(b)
 	case a.req.Answers() > 1: // mixed
 		a.bearing = a.bearing || len(raw) > 0
@@ -182,12 +182,12 @@ func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
 	}
 	a.finishReason(b, m.finish)
 	a.done = a.done || txt.First(b) == '[' && !a.stream
-	if a.steady && g.n == 0 {
+	if a.predictable && g.n == 0 {
 		g.n = copy(g.head[:], raw)
 	}
-	a.steady = a.steady && len(raw) >= g.size && bytes.HasPrefix(raw, g.head[:g.n])
+	a.predictable = a.predictable && len(raw) >= g.size && bytes.HasPrefix(raw, g.head[:g.n])
 	g.tokens, g.size = tokens, len(raw)
-	if a.steady && ends {
+	if a.predictable && ends {
 		a.hash.addString(raw)
 		a.bound()
 	}

@@ -46,9 +46,13 @@ func blocksOf(text []byte) (out []uint64) {
 			out[i] ^= binary.LittleEndian.Uint64(sum[:]) &^ cache.KindMask
 		}
 	}(text)
+	kind := uint8(0)
 	for len(text) >= testOptions.TextBlock {
 		block := text[:testOptions.TextBlock]
-		out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), block))
+		if n := len(out); n < 64 || n%4 == 0 {
+			kind = kvscore.TextKind(block)
+		}
+		out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), kind))
 		text = text[testOptions.TextBlock:]
 	}
 	return out

@@ -253,7 +253,7 @@ func (a *Answer) blockStart(b []byte, v rawjson.Span) {
 			a.addArguments(b, t.call.args)
 		}
 	case "thinking", "redacted_thinking":
-		a.steady = false
+		a.predictable = false
 		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
 	default: // clients send the server's own tools back in another form
 		a.unpredictable()
@@ -271,10 +271,10 @@ func (a *Answer) blockDelta(b []byte, v rawjson.Span) {
 			return
 		}
 		a.bearing, a.kept.lost = true, true
-		a.steady = a.steady && a.calls.open
+		a.predictable = a.predictable && a.calls.open
 		a.addArguments(b, t.partial)
 	case "thinking_delta":
-		a.steady = false
+		a.predictable = false
 		a.bearing = t.thinking.HasContent(b)
 	}
 }

@@ -81,9 +81,8 @@ type Request struct {
 	// Model, LoRA (SGLang's lora_path) and Salt (cache_salt) are empty if the
 	// body lacks them, or if they are no strings. Root covers them in any form.
 	Model, LoRA, Salt string
-	// OddSalt is a salt that is neither a string nor null: its first 64 bytes.
-	// It is empty if there is no such salt.
-	OddSalt string
+	// OddSalt is whether the salt is neither a string nor null.
+	OddSalt bool
 	// Stream is whether the client asked for a stream of events.
 	Stream bool
 	// Choices is how many answers to one prompt are computed: the larger of n
@@ -170,12 +169,14 @@ type Request struct {
 	ids     rawjson.Span // the prompt's token ids, if Kind is Tokens and it is one prompt
 	block   int          // the block size in Root
 	seed    uint64       // of Root
-	variant uint64       // of what changes the whole prompt, or selects a part of the cache
-	written uint64       // of what changes how text becomes the prompt's tokens
-	blended bool         // the engine computes more than the prompt's tokens, or may do so
-	steady  bool         // prompt and answer together begin the next turn's prompt
-	rest    hasher       // continues the prompt's text
-	tail    []byte       // the prompt's ids behind the last of Blocks, as they are hashed
+	// cacheVariant hashes members that change the whole prompt, or select a part of the
+	// cache. templateVariant hashes members that change how text becomes tokens.
+	cacheVariant, templateVariant uint64
+
+	mixed       bool   // the ids are not the whole prompt: media or text stand beside them
+	predictable bool   // prompt and answer together begin the next turn's prompt
+	rest        hasher // continues the prompt's text
+	tail        []byte // the prompt's ids behind the last of Blocks, as they are hashed
 
 	memberCount int // of the body
 	members     [keptMembers][3]uint32
@@ -235,8 +236,8 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	}
 	// Media take places among the ids; embeddings and other ids precede them.
 	mixed := p.opaque || r.Media > 0 || p.beside(nil) > 0
-	r.blended = mixed || p.ids.HasContent(body)
-	if mixed || r.variant != 0 || r.Kind != Tokens {
+	r.mixed = mixed || p.ids.HasContent(body)
+	if mixed || r.cacheVariant != 0 || r.Kind != Tokens {
 		r.Chains = nil
 	}
 	if r.Kind == Text {
@@ -245,7 +246,7 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	}
 	generates := a.Work() == Generate
 	r.Stream = r.Stream && generates
-	r.steady = r.Kind == Text && generates && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
+	r.predictable = r.Kind == Text && generates && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
 	r.block, r.seed = p.opt.TextBlock, p.opt.Seed
 	if r.Kind == Tokens {
 		r.block = p.opt.BlockSize

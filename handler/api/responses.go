@@ -147,7 +147,7 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 	default:
 		if bytes.HasSuffix(name, []byte(".delta")) {
 			a.bearing = delta.HasContent(b)
-			a.steady = a.steady && !bytes.HasPrefix(name, []byte("response.reasoning"))
+			a.predictable = a.predictable && !bytes.HasPrefix(name, []byte("response.reasoning"))
 		}
 	}
 	return true
@@ -171,13 +171,13 @@ func (a *Answer) response(b []byte, v rawjson.Span) {
 		return
 	}
 	if output.First(b) != '[' || !output.HasContent(b) {
-		a.steady = false // the engine did not repeat it
+		a.predictable = false // the engine did not repeat it
 		return
 	}
 	if !a.first {
 		a.bearing = true
 	}
-	if a.steady {
+	if a.predictable {
 		a.items(b, output)
 	}
 }
@@ -197,7 +197,7 @@ func (a *Answer) items(b []byte, output rawjson.Span) {
 	t := conversation{h: &a.hash, b: b}
 	for v := range output.Elements(b) {
 		if v.First(b) != '{' || !a.comesBack(b, v) || !t.item(v) {
-			a.steady = false
+			a.predictable = false
 			return
 		}
 		a.bound()

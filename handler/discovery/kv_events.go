@@ -29,8 +29,8 @@ type subscription struct {
 	reported atomic.Int64                  // when a request last had the engine announce a prefix
 }
 
-// replays bounds the replays of all streams of the process.
-var replays = events.NewSlots(events.MaxReplays)
+// replays bounds the replays of all streams of the process, each of which takes memory.
+var replays = make(chan struct{}, 8)
 
 // follow begins, changes or ends the subscription to a worker's KV events, as its settings and
 // what its engine reports demand.

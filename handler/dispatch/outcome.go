@@ -51,6 +51,7 @@ func (d *Dispatch) garbled(a *attempt) {
 // worker down. Requests without an API share one key. Each request without a known prompt has
 // its own.
 func (d *Dispatch) blameKey() uint64 {
+	const blamedBlocks = 64 // of a long prompt, about
 	switch {
 	case d.plan.API == nil:
 		return 0
@@ -59,9 +60,9 @@ func (d *Dispatch) blameKey() uint64 {
 	case len(d.plan.Score.Blocks) == 0:
 		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
 	}
-	key := d.plan.Score.Root
-	for _, b := range d.plan.Score.Blocks {
-		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
+	key, blocks := d.plan.Score.Root, d.plan.Score.Blocks
+	for i := len(blocks) - 1; i >= 0; i -= 1 + len(blocks)/blamedBlocks { // from the last, where prompts differ
+		key = (bits.RotateLeft64(key, 5) ^ blocks[i]) * 0x9e3779b97f4a7c15
 	}
 	return key
 }

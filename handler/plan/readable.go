@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -28,9 +29,10 @@ func (rd *Reader) mustRead(p *Plan) error {
 // salt replaces it. No known engine uses such a salt.
 func (rd *Reader) saltIsText(p *Plan) error {
 	req := p.Parsed()
-	if !rd.EnforcesSalt || req == nil || req.OddSalt == "" || p.Ext.Salt("") != "" || !p.prefills {
+	if !rd.EnforcesSalt || req == nil || !req.OddSalt || p.Ext.Salt("") != "" || !p.prefills {
 		return nil
 	}
-	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
-		"cache_salt: must be a string, got %s", req.OddSalt)}
+	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: errOddSalt}
 }
+
+var errOddSalt = errors.New("cache_salt: must be a string")

@@ -143,7 +143,7 @@ func (f *Feed) Close() {
 	f.closed = true
 	f.info.Store(&FeedInfo{})
 	c.feeds.count()
-	c.dropAll(f)
+	c.unconfirmed.index.Clear(f.number)
 	c.exact.Clear(f.number)
 	c.feeds.numbers[f.number] = nil
 	if c.feeds.of[f.target] == f {
@@ -191,7 +191,7 @@ func (f *Feed) reset(empty bool) {
 	c.exact.Clear(f.number)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.dropAll(f)
+	c.unconfirmed.index.Clear(f.number)
 	if empty && f.slot != nil {
 		f.slot.lose()
 	}

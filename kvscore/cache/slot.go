@@ -9,24 +9,27 @@ import (
 type Slot struct {
 	caches *Caches
 	target Target
+	number int                  // in the approximate index
 	feed   atomic.Pointer[Feed] // nil without events
-
-	number   atomic.Int32 // in the approximate index
-	before   []int        // numbers from before the cache was lost that requests still use
-	capacity int64        // tokens
-	page     int64        // tokens in the smallest block that the engine reuses; 0 is unknown
-	losses   uint64
+	page   int64                // tokens in the smallest block that the engine reuses; 0 is unknown
+	losses uint64
 }
 
 // Open returns the slot of a target that has none, with the capacity of its KV cache in tokens.
 func (c *Caches) Open(t Target, capacity int64) *Slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := &Slot{caches: c, target: t, capacity: capacity}
+	number := slices.Index(c.slots, nil)
+	if number < 0 {
+		number = len(c.slots)
+		c.slots = append(c.slots, nil)
+	}
+	s := &Slot{caches: c, target: t, number: number}
+	c.slots[number] = s
 	if f := c.feeds.of[t]; f != nil {
 		f.attach(s)
 	}
-	s.begin()
+	c.sent.SetCapacity(number, capacity)
 	return s
 }
 
@@ -40,24 +43,13 @@ func (c *Caches) slotOf(t Target) *Slot {
 	return nil
 }
 
-// freeSlot returns a free number that holds nothing of an earlier target.
-func (c *Caches) freeSlot() int {
-	for i, s := range c.slots {
-		if s == nil && c.sent.Idle(i) {
-			return i
-		}
-	}
-	c.slots = append(c.slots, nil)
-	return len(c.slots) - 1
-}
-
 // Close forgets the slot, which no ticket may use. The target's feed stays.
 func (s *Slot) Close() {
 	c := s.caches
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sent.Clear(s.at())
-	c.slots[s.at()] = nil
+	c.sent.Clear(s.number)
+	c.slots[s.number] = nil
 	if f := s.feed.Load(); f != nil {
 		f.slot = nil
 	}
@@ -67,19 +59,7 @@ func (s *Slot) Close() {
 func (s *Slot) Resize(capacity int64) {
 	s.caches.mu.Lock()
 	defer s.caches.mu.Unlock()
-	s.capacity = capacity
-	s.caches.sent.SetCapacity(s.at(), capacity)
-}
-
-func (s *Slot) at() int { return int(s.number.Load()) }
-
-// begin gives the slot a number that holds nothing.
-func (s *Slot) begin() {
-	c := s.caches
-	number := c.freeSlot()
-	s.number.Store(int32(number)) //nolint:gosec // there are few
-	c.slots[number] = s
-	c.sent.SetCapacity(number, s.capacity)
+	s.caches.sent.SetCapacity(s.number, capacity)
 }
 
 // SetPage sets the tokens in the smallest block that the engine reuses. 0 is unknown and stands
@@ -103,44 +83,15 @@ func (s *Slot) Lose() {
 }
 
 func (s *Slot) lose() {
-	c := s.caches
 	s.losses++
-	number := s.at()
-	c.sent.Clear(number)
-	if c.sent.Idle(number) {
-		return
-	}
-	// Emptying a large cache model takes a while, and requests in flight use theirs. The
-	// target continues with an empty one.
-	if c.sent.InUse(number) > 0 {
-		s.before = append(s.before, number)
-	}
-	c.slots[number] = nil
-	s.begin()
+	s.caches.sent.Clear(s.number)
 }
 
 // Used returns how many tokens the target holds, as far as the router's requests tell.
-func (s *Slot) Used() int64 {
-	s.caches.mu.RLock()
-	defer s.caches.mu.RUnlock()
-	return s.caches.sent.Used(s.at())
-}
+func (s *Slot) Used() int64 { return s.caches.sent.Used(s.number) }
 
 // InUse returns the tokens that active requests use on the target. Shared ones count once.
-func (s *Slot) InUse() int64 {
-	s.caches.mu.RLock()
-	defer s.caches.mu.RUnlock()
-	tokens := s.caches.sent.InUse(s.at())
-	for _, number := range s.before {
-		tokens += s.caches.sent.InUse(number)
-	}
-	return tokens
-}
-
-// settle forgets the numbers from before that nothing uses any more.
-func (s *Slot) settle() {
-	s.before = slices.DeleteFunc(s.before, func(number int) bool { return s.caches.sent.InUse(number) == 0 })
-}
+func (s *Slot) InUse() int64 { return s.caches.sent.InUse(s.number) }
 
 // Knowledge returns where the cache model for prompts of token ids comes from.
 func (s *Slot) Knowledge() Knowledge {

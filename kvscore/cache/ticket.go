@@ -32,7 +32,7 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.Held,
 		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens,
 	}
-	t.ref, t.tracked = c.sent.AcquireMatched(s.at(), &t.chain, v.sent.Blocks)
+	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)
 	t.chain.Blocks = nil // the request's own
 	c.add(t, v)
 }
@@ -82,7 +82,6 @@ func (t *Ticket) End(kept bool, answer []uint64, n Counts) {
 	if kept && len(answer) > 0 {
 		c.touch(t, answer, &n)
 	}
-	s.settle()
 }
 
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
@@ -136,6 +135,6 @@ func (c *Caches) touch(t *Ticket, answer []uint64, n *Counts) {
 		more := t.chain.Weights.Sum(answer[min(t.blocks, len(answer)):]) / 1000
 		tokens = Believable(n.Answer, t.estimate+more)
 	}
-	c.sent.Touch(t.slot.at(), &t.chain, tokens)
+	c.sent.Touch(t.slot.number, &t.chain, tokens)
 	t.chain.Blocks = nil
 }

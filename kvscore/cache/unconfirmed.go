@@ -10,9 +10,9 @@ import (
 // until the engines' events arrive.
 type unconfirmed struct {
 	index       *approx.Index // its slots are the feeds' numbers
-	all         map[*Ticket]struct{}
-	first, last *Ticket   // the computed ones, in the order of their ends
-	now         time.Time // the latest that was told
+	n           int           // tickets in the index
+	first, last *Ticket       // the computed ones, in the order of their ends
+	now         time.Time     // the latest that was told
 }
 
 // waiting is a ticket's part in the unconfirmed prompts.
@@ -60,9 +60,9 @@ func (c *Caches) hold(t *Ticket) {
 	}
 	u.index.SetCapacity(w.feed.number, 0)
 	chain := id.chain()
-	w.ref, _ = u.index.AcquireMatched(w.feed.number, &chain, -1)
+	w.ref, _ = u.index.Acquire(w.feed.number, &chain, -1)
 	if w.ref != (approx.Ref{}) {
-		u.all[t] = struct{}{}
+		u.n++
 	}
 }
 
@@ -89,16 +89,7 @@ func (c *Caches) drop(t *Ticket) {
 	if w.ref != (approx.Ref{}) {
 		c.unconfirmed.index.Release(w.ref, false)
 		w.ref = approx.Ref{}
-		delete(c.unconfirmed.all, t)
-	}
-}
-
-// dropAll drops the prompts on a target that has lost its cache.
-func (c *Caches) dropAll(f *Feed) {
-	for t := range c.unconfirmed.all {
-		if t.waits.feed == f {
-			c.drop(t)
-		}
+		c.unconfirmed.n--
 	}
 }
 

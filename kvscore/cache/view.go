@@ -104,7 +104,7 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	defer c.mu.RUnlock()
 	c.sent.Match(&chain, &v.sent)
 	for i := range v.looks {
-		if l := &v.looks[i]; len(c.unconfirmed.all) > 0 {
+		if l := &v.looks[i]; c.unconfirmed.n > 0 {
 			chain := l.id.chain()
 			c.unconfirmed.index.Match(&chain, &l.unconfirmed)
 			l.any = true
@@ -197,7 +197,7 @@ func (v *View) Of(s *Slot) (o Overlap) {
 
 // sentTo sets the overlap with the router's own requests.
 func (v *View) sentTo(s *Slot, o *Overlap) {
-	m, number := &v.sent, s.at()
+	m, number := &v.sent, s.number
 	if number >= len(m.Held) || m.Held[number] == 0 {
 		return
 	}

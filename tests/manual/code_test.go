@@ -337,18 +337,3 @@ func mustCode(t *testing.T) *code {
 	}
 	return c
 }
-
-func codeOptions(t *testing.T) []string {
-	t.Helper()
-	return mustCode(t).options()
-}
-
-// firstWords returns the options of kv_router itself.
-func firstWords(options []string) map[string]bool {
-	first := make(map[string]bool)
-	for _, o := range options {
-		word, _, _ := strings.Cut(o, " ")
-		first[word] = true
-	}
-	return first
-}

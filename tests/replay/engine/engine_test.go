@@ -129,60 +129,6 @@ func (e *Engine) mustWait(t *testing.T) {
 	}
 }
 
-// TestWorkIsConserved counts the tokens of all steps: each prompt token that was not
-// cached, and each token of an answer but the first, exactly once. First tokens come
-// in the order of arrival.
-func TestWorkIsConserved(t *testing.T) {
-	for _, m := range models {
-		tr := newTree(11)
-		e := New(&m, NewCache(400), nil, 64)
-		var jobs []*Job
-		for i := range 400 {
-			j := tr.job(i, 64)
-			jobs = append(jobs, j)
-			e.Add(j)
-		}
-		tokens, firsts, over, seen := 0, 0, 0, map[*Job]int{}
-		for {
-			context := e.context
-			took, ok := e.Begin()
-			if !ok {
-				break
-			}
-			// Without attention and context, a step's time tells its tokens.
-			attention := 0.0
-			for _, j := range jobs {
-				was := max(seen[j], j.Cached)
-				if n := float64(j.computed - was); j.computed > 0 && n > 0 {
-					attention += n * (float64(was) + n/2)
-					seen[j] = j.computed
-				}
-			}
-			ms := float64(took)/float64(time.Millisecond) - m.Step - m.Attention*attention - m.Context*float64(context)
-			n := int(math.Round(ms / m.Token))
-			if n < 1 || n > m.Budget {
-				t.Fatalf("%s: a step of %d tokens", m.Name, n)
-			}
-			tokens += n
-			first, done := e.End()
-			for _, j := range first {
-				if j != jobs[firsts] {
-					t.Fatalf("%s: the first token of job %d came before that of job %d", m.Name, j.Number, firsts)
-				}
-				firsts++
-			}
-			over += len(done)
-		}
-		want := 0
-		for _, j := range jobs {
-			want += j.In - j.Cached + j.Out - 1
-		}
-		if tokens != want || over != len(jobs) || e.context != 0 {
-			t.Errorf("%s: %d tokens in all steps, want %d; %d jobs over, %d tokens of context left", m.Name, tokens, want, over, e.context)
-		}
-	}
-}
-
 func TestBlocksAreConservedAndPrefixesClosed(t *testing.T) {
 	const block = 16
 	for seed := range uint64(20) {
@@ -306,40 +252,5 @@ func TestTheLastPromptBlockIsComputed(t *testing.T) {
 		if _, over := e.End(); len(over) != 1 || j.Cached != c.cached {
 			t.Errorf("%d prompt tokens: %d cached, want %d", c.in, j.Cached, c.cached)
 		}
-	}
-}
-
-func TestAStepStaysWithinItsBudget(t *testing.T) {
-	tr := newTree(7)
-	e := New(Default(), NewCache(4000), nil, 512)
-	for i := range 300 {
-		e.Add(tr.job(i, 512))
-	}
-	decodes := 0
-	for {
-		before := make(map[*Job]int)
-		jobs := append(append([]*Job{}, e.queue[e.head:]...), e.prefill)
-		for _, j := range jobs {
-			if j != nil {
-				before[j] = j.computed
-			}
-		}
-		if _, ok := e.Begin(); !ok {
-			break
-		}
-		tokens := len(e.decoding)
-		for j, was := range before {
-			if now := j.computed; now > was {
-				tokens += now - max(was, j.Cached)
-			}
-		}
-		if tokens > Default().Budget {
-			t.Fatalf("a step has %d tokens", tokens)
-		}
-		decodes = max(decodes, len(e.decoding))
-		e.End()
-	}
-	if decodes < 20 || e.Waiting() != 0 {
-		t.Errorf("%d decode at once, %d still wait", decodes, e.Waiting())
 	}
 }

@@ -88,24 +88,3 @@ func TestReuseIsWhatTheCaseIsAbout(t *testing.T) {
 		}
 	}
 }
-
-func TestSystemPromptsFitOrDoNot(t *testing.T) {
-	for name, fits := range map[string]bool{"system_fits": true, "system_thrashes": false} {
-		tr, _ := Make(name, 1)
-		counts := map[uint64]int{}
-		for i := range tr.Requests {
-			for _, h := range tr.Requests[i].Blocks {
-				counts[h]++
-			}
-		}
-		shared := 0
-		for _, n := range counts {
-			if n > 10 {
-				shared += block
-			}
-		}
-		if fits && shared > 100_000 || !fits && (shared < 300_000 || shared > 1_000_000) {
-			t.Errorf("%s: the system prompts have %d tokens", name, shared)
-		}
-	}
-}

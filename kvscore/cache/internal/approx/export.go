@@ -1,9 +1,6 @@
 package approx
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // MaxHeld is the greatest length of a chain that [Walk] reads, in blocks. It reads only the
 // beginning of a longer one.
@@ -38,7 +35,7 @@ type Walk struct {
 	from   uint64 // the touched values that it reads are above from
 	until  uint64 // and at most until
 	slots  []passed
-	path   []uint32 // scratch
+	path   []*run // scratch
 }
 
 // passed says how far a walk is in a slot's order.
@@ -51,7 +48,7 @@ type passed struct {
 
 type passedHold struct {
 	touched uint64
-	id      uint32
+	hold    *hold
 }
 
 // Batch is what one step of a [Walk] reads. Reuse it: its slices are kept.
@@ -111,7 +108,7 @@ func (w *Walk) pass(from uint64, x *Index) {
 	w.from, w.until = from, x.clock
 	w.slots = make([]passed, len(x.slots))
 	for i := range w.slots {
-		w.slots[i] = passed{at: w.until, done: !x.slots[i].declared}
+		w.slots[i] = passed{at: w.until, done: x.slots[i] == nil}
 	}
 }
 
@@ -130,73 +127,60 @@ func (w *Walk) next() int {
 // read reads a few holds of a slot. It returns false if the batch is full.
 func (w *Walk) read(x *Index, slot int, b *Batch, left *int) bool {
 	p := &w.slots[slot]
-	id := p.resume(x, slot)
+	h := p.resume(x.slots[slot])
 	for range slotVisits {
-		if id == 0 {
-			p.done = true
-			return true
-		}
-		h := x.holds.at(id)
 		*left--
-		if h.touched <= w.from {
+		if h == nil || h.touched <= w.from {
 			p.done = true
 			return true
 		}
 		if h.touched <= p.at {
-			if h.confirmed && !w.continues(x, h) && !w.copy(x, slot, h, b, left) {
+			if h.confirmed && !h.lost && !w.continues(h) && !w.copy(slot, h, b, left) {
 				return false
 			}
 			p.at = h.touched
-			p.last[p.n%len(p.last)] = passedHold{h.touched, id}
+			p.last[p.n%len(p.last)] = passedHold{h.touched, h}
 			p.n++
 		}
-		id = h.older
+		h = h.older
 	}
 	return true
 }
 
-// resume returns the next hold of the slot, 0 at the end. If all of the last ones have moved,
+// resume returns the next hold of the slot, nil at the end. If all of the last ones have moved,
 // the walk begins again and skips what it has read.
-func (p *passed) resume(x *Index, slot int) uint32 {
-	s := &x.slots[slot]
-	if s.cleared {
-		return 0
-	}
+func (p *passed) resume(s *slot) *hold {
 	for k := 1; k <= min(p.n, len(p.last)); k++ {
 		last := p.last[(p.n-k)%len(p.last)]
-		if n := last.id / page; int(n) >= len(x.holds.pages) || x.holds.pages[n] == nil {
-			continue
-		}
-		if h := x.holds.at(last.id); h.live() && h.touched == last.touched && int(h.slot) == slot && !h.parked {
+		if h := last.hold; h.run != nil && h.touched == last.touched {
 			return h.older
 		}
 	}
-	return s.lru.front
+	return s.front
 }
 
 // continues reports whether the hold's next run follows it in the order. Then that run's chain
 // shows the hold, too.
-func (w *Walk) continues(x *Index, h *hold) bool {
-	if h.older == 0 || int(h.n) < len(x.runs.at(h.run).hashes) {
+func (w *Walk) continues(h *hold) bool {
+	if h.older == nil || int(h.n) < len(h.run.hashes) {
 		return false
 	}
-	next := x.holds.at(h.older)
-	return next.touched > w.from && x.runs.at(next.run).parent == h.run
+	return h.older.touched > w.from && h.older.run.up == h.run
 }
 
 // copy copies a chain into the batch. It returns false if there is no room.
-func (w *Walk) copy(x *Index, slot int, h *hold, b *Batch, left *int) bool {
-	length := min(int(x.runs.at(h.run).start+h.n), MaxHeld)
+func (w *Walk) copy(slot int, h *hold, b *Batch, left *int) bool {
+	length := min(int(h.run.start+h.n), MaxHeld)
 	if len(b.blocks)+length > cap(b.blocks) {
 		return false
 	}
 	w.path = w.path[:0]
-	for id := h.run; id != 0; id = x.runs.at(id).parent {
-		w.path = append(w.path, id)
+	for r := h.run; r != nil; r = r.up {
+		w.path = append(w.path, r)
 		*left--
 	}
 	for i := len(w.path) - 1; i >= max(0, len(w.path)-maxRuns) && length > 0; i-- {
-		r := x.runs.at(w.path[i])
+		r := w.path[i]
 		n := len(r.hashes)
 		if i == 0 {
 			n = int(h.n)
@@ -209,8 +193,9 @@ func (w *Walk) copy(x *Index, slot int, h *hold, b *Batch, left *int) bool {
 		b.parts = append(b.parts, part)
 		length -= part.Blocks
 	}
-	b.Chains = append(b.Chains, Held{Slot: slot, Root: x.runs.at(h.run).root})
+	b.Chains = append(b.Chains, Held{Slot: slot, Root: h.run.root})
 	b.ends = append(b.ends, [2]int{len(b.blocks), len(b.parts)})
+	clear(w.path)
 	return true
 }
 
@@ -225,107 +210,93 @@ func (b *Batch) finish() {
 
 // Restore records that the slot's engine has had the chain since before all that the slot
 // holds. It evicts nothing for it, and keeps the beginning of a chain for which there is no
-// room. It ignores Held.Slot. It returns false if the slot takes no more: it is full, was
-// not declared or is being cleared, or the memory is full.
+// room. It ignores Held.Slot. It returns false if the slot takes no more: it is full or was
+// not declared, or the memory is full.
 func (x *Index) Restore(slot int, c *Held) bool {
-	s := x.open(slot)
-	if s == nil || s.capacity > 0 && s.used >= s.capacity || x.Bytes() > x.memory-x.memory/64 {
+	s := x.slot(slot)
+	if s == nil || s.capacity > 0 && s.used.Load() >= s.capacity || x.bytes > x.memory-x.memory/64 {
 		return false
 	}
-	x.left = 0 // it evicts nothing
-	deepest, pos := x.follow(s, uint16(slot), c)
-	if pos >= 0 {
-		deepest = x.extend(s, uint16(slot), c, deepest, pos)
+	var up *run
+	pos, end := 0, 0
+	for i := 0; i < len(c.Parts) && pos >= end; i++ {
+		part := &c.Parts[i]
+		end += part.Blocks
+		for depth := 0; pos < end && depth < maxRuns; depth++ {
+			r := x.child(up, c.Root, c.Blocks[pos])
+			if r == nil {
+				if r = x.growOld(s, up, c, pos, end, part); r == nil {
+					return true
+				}
+			} else if r = x.followOld(s, uint16(slot), r, c.Blocks[pos:]); r == nil {
+				return true
+			}
+			if h := r.hold(uint16(slot)); h == nil {
+				x.age(s, x.add(s, uint16(slot), r))
+			} else if !h.confirmed { // a request in flight uses it
+				h.confirmed = true
+			}
+			up, pos = r, pos+len(r.hashes)
+		}
 	}
-	x.age(s, uint16(slot), deepest)
-	x.settle(s)
 	return true
 }
 
-// follow pins the part of the chain that the index knows. It returns the deepest run, and
-// where the unknown part begins; -1 if there is no room for it.
-func (x *Index) follow(s *slot, slot uint16, c *Held) (parent uint32, pos int) {
+// followOld returns a run that is the beginning of the blocks, and that the slot holds or has
+// room for; nil if there is none.
+func (x *Index) followOld(s *slot, slot uint16, r *run, blocks []uint64) *run {
 	var alike Weights
-	for depth := 0; pos < len(c.Blocks); depth++ {
-		id := x.child(parent, x.seedOf(parent), c.Root, c.Blocks[pos])
-		if id == 0 {
-			return parent, pos
-		}
-		r := x.runs.at(id)
-		want := x.affordable(s, id, slot, Common(r.hashes, c.Blocks[pos:]))
-		if want == 0 || depth >= maxRuns {
-			return parent, -1
-		}
-		if ok, _ := x.room(x.pinDemand(id, slot, want)); !ok {
-			return parent, -1
-		}
-		if want < len(r.hashes) {
-			id = x.split(id, want, &alike)
-		}
-		x.pin(s, id, slot)
-		parent, pos = id, pos+want
+	n := Common(r.hashes, blocks)
+	if h := r.hold(slot); h != nil && h.lost {
+		return nil
+	} else if h != nil {
+		n = min(n, int(h.n))
+	} else {
+		n = s.fits(n, r.weight)
 	}
-	return parent, -1
+	if n == 0 || x.bytes+runBytes+int64(len(r.holds)+1)*holdBytes > x.limit {
+		return nil
+	}
+	if n < len(r.hashes) {
+		return x.split(r, n, &alike)
+	}
+	return r
 }
 
-// extend adds the rest of the chain from pos on below parent, and returns the deepest run.
-func (x *Index) extend(s *slot, slot uint16, c *Held, parent uint32, pos int) uint32 {
-	end := 0
-	for i := range c.Parts {
-		part := &c.Parts[i]
-		if end += part.Blocks; end <= pos {
-			continue
-		}
-		id := x.grow(s, slot, parent, c.Root, c.Blocks[pos:end], pos, clampWeight(int64(part.Weight)))
-		if id == 0 {
-			return parent
-		}
-		r := x.runs.at(id)
-		parent, pos = id, pos+len(r.hashes)
-		if pos < end {
-			return parent
-		}
+// growOld adds a run with the chain's blocks from a position up to the end of a part, as far as
+// the slot and the memory have room.
+func (x *Index) growOld(s *slot, up *run, c *Held, pos, end int, part *Part) *run {
+	weight := clampWeight(int64(part.Weight))
+	n := s.fits(end-pos, weight)
+	if n == 0 || x.bytes+runBytes+holdBytes+hashBytes(n) > x.limit {
+		return nil
+	}
+	r := x.grow(s, up, c.Root, c.Blocks[pos:pos+n], pos, weight)
+	if r != nil && pos+n == end {
 		r.arrivals, r.count, r.past, r.weighed = part.Arrivals, max(part.Count, 0), part.Past, part.Weighed
 	}
-	return parent
+	return r
 }
 
-// age unpins the runs from the deepest up. New holds become the oldest of the slot, with the
-// head more recent than the tail.
-func (x *Index) age(s *slot, slot uint16, deepest uint32) {
-	var added []uint32
-	for id := deepest; id != 0; id = x.runs.at(id).parent {
-		r := x.runs.at(id)
-		hid, h := x.holdOf(r, slot)
-		if h.refs--; h.refs == 0 {
-			s.inUse -= int64(h.n) * int64(r.weight)
-		}
-		if !h.confirmed {
-			added = append(added, hid)
-		}
+// fits returns how many of the blocks of a weight the slot has room for without eviction.
+func (s *slot) fits(blocks int, weight int32) int {
+	if s.capacity == 0 || weight == 0 {
+		return blocks
 	}
-	for _, id := range slices.Backward(added) {
-		h := x.holds.at(id)
-		x.oldest--
-		h.touched, h.confirmed = x.oldest, true
-		if h.refs > 0 {
-			continue // a request in flight uses it
-		}
-		x.unlink(id, h)
-		h.parked = false
-		x.pushBack(&s.lru, id)
-	}
+	return int(min(int64(blocks), max(0, s.capacity-s.used.Load())/int64(weight)))
 }
 
-func (x *Index) pushBack(l *list, id uint32) {
-	h := x.holds.at(id)
-	h.newer, h.older = l.back, 0
-	if l.back != 0 {
-		x.holds.at(l.back).older = id
+// age makes a new hold the oldest of the slot.
+func (x *Index) age(s *slot, h *hold) {
+	x.oldest--
+	h.touched, h.confirmed = x.oldest, true
+	h.newer, h.older = s.back, nil
+	if s.back != nil {
+		s.back.older = h
 	} else {
-		l.front = id
+		s.front = h
 	}
-	l.back = id
+	s.back = h
 }
 
 // Valid reports whether Restore can use the chain: the parts add up to the blocks.

@@ -104,8 +104,6 @@ func TestWalkSurvivesChanges(t *testing.T) {
 			i := uint64(rnd.IntN(300)) * 10
 			x.Touch(int(i%3), &Chain{Root: i, Blocks: seq(i*100, 5+i%20+uint64(rnd.IntN(3))), Weights: Same(1000)}, 0)
 		}
-		x.left = 2000
-		x.drain()
 		x.check(t)
 	}
 	missed := 0

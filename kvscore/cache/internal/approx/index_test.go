@@ -26,7 +26,7 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 	x.SetCapacity(-1, 5)
 	x.SetCapacity(maxSlots, 5)
 	for _, slot := range []int{-1, 2, 70_000} {
-		if ref, n := x.Acquire(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); ref != (Ref{}) || n != 0 {
+		if ref, n := x.acquireAll(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); ref != (Ref{}) || n != 0 {
 			t.Errorf("slot %d: acquired %d", slot, n)
 		}
 		x.Touch(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)
@@ -35,7 +35,7 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 			t.Errorf("slot %d has something", slot)
 		}
 	}
-	ref, n := x.Acquire(0, &Chain{Root: 1, Blocks: nil, Weights: Same(1000)})
+	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: nil, Weights: Same(1000)})
 	x.Release(ref, true)
 	if n != 0 || x.Blocks() != 0 {
 		t.Errorf("acquired %d blocks of an empty chain, %d known", n, x.Blocks())
@@ -46,7 +46,7 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 		t.Errorf("match of an empty chain: %+v", m)
 	}
 	x.SetCapacity(5, 0) // 2, 3 and 4 are still unknown
-	if _, n := x.Acquire(3, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); n != 0 {
+	if _, n := x.acquireAll(3, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); n != 0 {
 		t.Errorf("acquired %d blocks on a slot between declared ones", n)
 	}
 }
@@ -68,7 +68,7 @@ func TestArrivalsTellStemFromHistory(t *testing.T) {
 	var m Match
 	send := func(b []uint64) int {
 		x.Match(&Chain{Root: 1, Blocks: b}, &m)
-		ref, _ := x.Acquire(int(b[len(b)-1]%2), &Chain{Root: 1, Blocks: b, Weights: Same(1000)})
+		ref, _ := x.acquireAll(int(b[len(b)-1]%2), &Chain{Root: 1, Blocks: b, Weights: Same(1000)})
 		x.Release(ref, true)
 		return m.Arrivals
 	}
@@ -99,7 +99,7 @@ func TestFailedRequestIsForgotten(t *testing.T) {
 	x.SetCapacity(0, 20)
 	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)   // old
 	x.Touch(0, &Chain{Root: 1, Blocks: seq(101, 4), Weights: Same(1000)}, 0) // newer
-	ref, n := x.Acquire(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
+	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
 	if n != 10 || x.Used(0) != 14 || x.InUse(0) != 10 {
 		t.Fatalf("acquired %d, used %d, in use %d", n, x.Used(0), x.InUse(0))
 	}
@@ -107,40 +107,32 @@ func TestFailedRequestIsForgotten(t *testing.T) {
 	if x.Used(0) != 8 || x.InUse(0) != 0 {
 		t.Fatalf("used %d, in use %d after the failure", x.Used(0), x.InUse(0))
 	}
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(201, 16), Weights: Same(1000)}, 0) // 4 must go, and the failure refreshed nothing
-	var m Match
-	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); m.Blocks != 0 {
-		t.Errorf("%d blocks of the old chain are left", m.Blocks)
-	}
-	if x.Match(&Chain{Root: 1, Blocks: seq(101, 4)}, &m); m.Blocks != 4 {
-		t.Errorf("%d blocks of the newer chain are left", m.Blocks)
-	}
 	x.check(t)
 }
 
 func TestReleaseAfterClearConfirmsNothing(t *testing.T) {
-	x := declared(2)
+	x := declared(1)
 	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 5), Weights: Same(1000)}, 0)
 	x.Touch(0, &Chain{Root: 1, Blocks: seq(101, 5), Weights: Same(1000)}, 0)
-	ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
+	ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
 	x.Clear(0)
-	if x.Idle(0) || x.Used(0) != 10 || x.InUse(0) != 10 {
-		t.Errorf("after Clear: idle %v, used %d, in use %d", x.Idle(0), x.Used(0), x.InUse(0))
+	x.check(t)
+	var m Match
+	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); x.Used(0) != 0 || x.InUse(0) != 10 || m.Held[0] != 0 {
+		t.Errorf("after Clear: used %d, in use %d, held %d", x.Used(0), x.InUse(0), m.Held[0])
 	}
-	if _, n := x.Acquire(0, &Chain{Root: 1, Blocks: seq(1, 6), Weights: Same(1000)}); n != 0 {
-		t.Errorf("a slot that is being cleared took %d blocks", n)
+	again, n := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 6), Weights: Same(1000)}) // the engine as it is now
+	x.check(t)
+	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); n != 6 || x.Used(0) != 6 || x.InUse(0) != 10 || m.Held[0] != 6 {
+		t.Errorf("again: %d blocks, used %d, in use %d, held %d", n, x.Used(0), x.InUse(0), m.Held[0])
 	}
-	again, _ := x.Acquire(1, &Chain{Root: 1, Blocks: seq(1, 6), Weights: Same(1000)}) // the engine as it is now
 	x.Release(ref, true)
-	if !x.Idle(0) || x.Used(0) != 0 || x.Used(1) != 6 || x.Blocks() != 6 {
-		t.Errorf("idle %v, used %d and %d, %d blocks while the new request runs", x.Idle(0), x.Used(0), x.Used(1), x.Blocks())
+	if x.Used(0) != 6 || x.InUse(0) != 6 || x.Blocks() != 6 {
+		t.Errorf("used %d, in use %d, %d blocks while the new request runs", x.Used(0), x.InUse(0), x.Blocks())
 	}
 	x.Release(again, false)
-	if x.Blocks() != 0 {
-		t.Errorf("%d blocks left", x.Blocks())
-	}
-	if _, n := x.Acquire(0, &Chain{Root: 1, Blocks: seq(1, 6), Weights: Same(1000)}); n != 6 {
-		t.Errorf("a slot that was cleared takes %d blocks of 6", n)
+	if x.Blocks() != 0 || x.Used(0) != 0 {
+		t.Errorf("%d blocks left, used %d", x.Blocks(), x.Used(0))
 	}
 	x.check(t)
 }
@@ -149,7 +141,7 @@ func TestVeryLongChain(t *testing.T) {
 	x := declared(2)
 	long := seq(1, 100_000)
 	x.Touch(0, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0)
-	ref, n := x.Acquire(1, &Chain{Root: 1, Blocks: long[:70_000], Weights: Same(16_000)})
+	ref, n := x.acquireAll(1, &Chain{Root: 1, Blocks: long[:70_000], Weights: Same(16_000)})
 	var m Match
 	x.Match(&Chain{Root: 1, Blocks: long}, &m)
 	if n != 70_000 || m.Held[0] != 100_000 || m.Held[1] != 70_000 || m.InUse[1] != 70_000 || m.Holders != 1 {
@@ -206,15 +198,30 @@ func TestNoAllocationPerBlock(t *testing.T) {
 		t.Errorf("Match allocates %v times", n)
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		ref, _ := x.Acquire(3, &Chain{Root: 1, Blocks: chain[:800], Weights: Same(16_000)})
+		ref, _ := x.Acquire(3, &Chain{Root: 1, Blocks: chain[:800], Weights: Same(16_000)}, -1)
 		x.Release(ref, true)
 	}); n != 0 {
 		t.Errorf("Acquire and Release of what is held allocate %v times", n)
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		ref, _ := x.Acquire(3, &Chain{Root: 2, Blocks: chain, Weights: Same(16_000)})
+		ref, _ := x.Acquire(3, &Chain{Root: 2, Blocks: chain, Weights: Same(16_000)}, -1)
 		x.Release(ref, false)
-	}); n > 1 {
+	}); n > 6 {
 		t.Errorf("Acquire of a new chain allocates %v times", n)
 	}
+}
+
+func TestVeryDeepChain(t *testing.T) {
+	x := declared(1)
+	const long = maxRuns + 500
+	chain := seq(1, long)
+	for i := 1; i < long; i++ { // each is a run longer than the one before
+		x.Touch(0, &Chain{Root: 1, Blocks: chain[:i], Weights: Same(16_000)}, 0)
+	}
+	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
+	if n != maxRuns {
+		t.Errorf("%d blocks are tracked, want %d", n, maxRuns)
+	}
+	x.Release(ref, true)
+	x.check(t)
 }

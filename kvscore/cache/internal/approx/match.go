@@ -1,5 +1,7 @@
 package approx
 
+import "math/bits"
+
 // Match is the answer of [Index.Match]. Reuse it: its slices are kept.
 type Match struct {
 	// Held is, by slot, how many leading blocks of the chain the slot holds:
@@ -42,6 +44,8 @@ type Match struct {
 	// that hold all of it.
 	SharedTokens                  int64
 	SharedArrivals, SharedHolders int
+
+	live []pair // slots that hold, and use, all so far
 }
 
 // minShared is the least number of chains that continue from a shared prefix. Fewer may be
@@ -49,16 +53,21 @@ type Match struct {
 const minShared = 8
 
 func (m *Match) reset(slots int) {
-	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots {
+	words := (slots + 63) / 64
+	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots || cap(m.live) < words {
 		m.Held, m.InUse, m.Tokens = make([]int32, slots), make([]int32, slots), make([]int64, slots)
+		m.live = make([]pair, words)
 	}
-	m.Held, m.InUse, m.Tokens = m.Held[:slots], m.InUse[:slots], m.Tokens[:slots]
+	m.Held, m.InUse, m.Tokens, m.live = m.Held[:slots], m.InUse[:slots], m.Tokens[:slots], m.live[:words]
 	clear(m.Held)
 	clear(m.InUse)
 	clear(m.Tokens)
 	m.Known, m.KnownTokens, m.Counted, m.AtEnd = 0, 0, false, false
 	m.Blocks, m.Arrivals, m.Holders = 0, 0, 0
 	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
+	for w := range m.live {
+		m.live[w] = pair{^uint64(0), ^uint64(0)}
+	}
 }
 
 // Match finds how much of a chain each slot has, in one walk of the trie. The slices in m
@@ -66,42 +75,94 @@ func (m *Match) reset(slots int) {
 // index, and allocates only to enlarge m's slices.
 func (x *Index) Match(c *Chain, m *Match) {
 	m.reset(len(x.slots))
-	parent, seed, blocks := uint32(0), uint16(0), c.Blocks
+	blocks := c.Blocks
 	before := int64(0) // milli-tokens above the run
+	var up *run
 	for m.Blocks < len(blocks) {
-		id := x.child(parent, seed, c.Root, blocks[m.Blocks])
-		if id == 0 {
-			return
+		r := x.child(up, c.Root, blocks[m.Blocks])
+		if r == nil {
+			break
 		}
-		r := x.runs.at(id)
 		n := Common(r.hashes, blocks[m.Blocks:])
+		at, tokens := m.Blocks, m.KnownTokens
 		end := m.reach(r, n, before, c)
-		m.Holders = 0
-		for i := r.holds; i != 0; {
-			h := x.holds.at(i)
-			depth := int32(m.Blocks) + min(int32(n), h.n)
-			m.Held[h.slot] = depth
-			if int(h.n) >= n {
-				m.Holders++
-				m.Tokens[h.slot] = m.KnownTokens
-			} else {
-				m.Tokens[h.slot] = before + int64(h.n)*int64(r.weight)
-			}
-			if h.refs > 0 {
-				m.InUse[h.slot] = depth
-			}
-			i = h.next
-		}
+		m.Holders = m.narrow(r, n, at, tokens, before)
 		m.Blocks += n
 		if n < len(r.hashes) {
 			m.Arrivals, m.AtEnd = 0, false
-			return
+			break
 		}
 		m.Arrivals, m.AtEnd = int(r.arrivals), true
 		if m.Arrivals >= minShared {
 			m.SharedTokens, m.SharedArrivals, m.SharedHolders = end, m.Arrivals, m.Holders
 		}
-		parent, seed, before = id, r.seed, end
+		up, before = r, end
+	}
+	m.finish()
+}
+
+// narrow writes what slots hold that do not hold all of a run's first n blocks, and returns how
+// many do. The run begins at a block; tokens are those of all holders up to there, and before
+// those without a count's part of a block.
+func (m *Match) narrow(r *run, n, at int, tokens, before int64) (holders int) {
+	for w := range m.live {
+		live, now := &m.live[w], r.marks.at(w)
+		if gone := live.held &^ now.held; gone != 0 {
+			live.held &= now.held
+			m.drop(w, gone, at, tokens)
+		}
+		if gone := live.used &^ now.used; gone != 0 {
+			live.used &= now.used
+			m.release(w, gone, at)
+		}
+		holders += bits.OnesCount64(live.held)
+	}
+	if r.partial == 0 {
+		return holders
+	}
+	for _, h := range r.holds {
+		w, bit := int(h.slot/64), uint64(1)<<(h.slot%64)
+		live := &m.live[w]
+		if int(h.n) >= n && !h.lost || live.held&bit == 0 {
+			continue
+		}
+		live.held &^= bit
+		holders--
+		if h.lost {
+			m.drop(w, bit, at, tokens)
+			m.release(w, live.used&bit, at)
+			live.used &^= bit
+		} else {
+			m.drop(w, bit, at+int(h.n), before+int64(h.n)*int64(r.weight))
+		}
+	}
+	return holders
+}
+
+// drop writes what slots hold whose match has ended.
+func (m *Match) drop(word int, gone uint64, at int, tokens int64) {
+	for ; gone != 0 && at > 0; gone &= gone - 1 {
+		i := word*64 + bits.TrailingZeros64(gone)
+		if i >= len(m.Held) {
+			return
+		}
+		m.Held[i], m.Tokens[i] = int32(at), tokens
+	}
+}
+
+func (m *Match) release(word int, gone uint64, at int) {
+	for ; gone != 0 && at > 0; gone &= gone - 1 {
+		if i := word*64 + bits.TrailingZeros64(gone); i < len(m.InUse) {
+			m.InUse[i] = int32(at)
+		}
+	}
+}
+
+// finish writes what the remaining slots hold: all of the match.
+func (m *Match) finish() {
+	for w := range m.live {
+		m.drop(w, m.live[w].held, m.Blocks, m.KnownTokens)
+		m.release(w, m.live[w].used, m.Blocks)
 	}
 }
 
@@ -115,31 +176,13 @@ func (m *Match) reach(r *run, n int, before int64, c *Chain) (end int64) {
 		end = r.end(before)
 	}
 	m.Known, m.KnownTokens, m.Counted = float64(m.Blocks+n), end, false
-	if past := r.pastBlocks(); n == len(r.hashes) && r.count > 0 && m.Known+past <= c.length() {
-		m.Known += past
-		m.KnownTokens, m.Counted = int64(r.count)*1000, true
+	if n == len(r.hashes) && r.count > 0 {
+		if past := r.pastBlocks(); m.Known+past <= c.length() {
+			m.Known += past
+			m.KnownTokens, m.Counted = int64(r.count)*1000, true
+		}
 	}
 	return end
-}
-
-// matched returns how many leading blocks of the chain the trie has.
-func (x *Index) matched(root uint64, blocks []uint64) int {
-	parent, seed, pos := uint32(0), uint16(0), 0
-	for pos < len(blocks) {
-		id := x.child(parent, seed, root, blocks[pos])
-		if id == 0 {
-			break
-		}
-		x.spend(1)
-		r := x.runs.at(id)
-		n := Common(r.hashes, blocks[pos:])
-		pos += n
-		if n < len(r.hashes) {
-			break
-		}
-		parent, seed = id, r.seed
-	}
-	return pos
 }
 
 // Common returns the length of the common prefix.

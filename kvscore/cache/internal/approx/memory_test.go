@@ -52,7 +52,7 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 		for i, blocks := 0, 0; blocks < 4_000_000 && i < 100_000; i++ {
 			b := conversation(rnd, 50, 1_000_000, long)
 			blocks += len(b)
-			ref, n := x.Acquire(rnd.IntN(8), &Chain{Root: 1, Blocks: b, Weights: Same(16_000)})
+			ref, n := x.acquireAll(rnd.IntN(8), &Chain{Root: 1, Blocks: b, Weights: Same(16_000)})
 			if n < len(b) {
 				t.Fatalf("long %d: %d of %d blocks although little is in use", long, n, len(b))
 			}
@@ -125,7 +125,7 @@ func TestMemoryBoundChangesAtRandom(t *testing.T) {
 			switch op := rnd.IntN(100); {
 			case op < 45:
 				before := x.Bytes()
-				ref, n := x.Acquire(slot, &Chain{Root: 1, Blocks: b, Weights: Same(int64(rnd.IntN(3)) * 8000)})
+				ref, n := x.acquireAll(slot, &Chain{Root: 1, Blocks: b, Weights: Same(int64(rnd.IntN(3)) * 8000)})
 				pins = append(pins, pin{ref, slot, b[:n]})
 				if x.Bytes() > max(bound, before) { // before, for the bound may have been lowered
 					t.Fatalf("%d bytes of %d after %d", x.Bytes(), bound, before)
@@ -142,6 +142,11 @@ func TestMemoryBoundChangesAtRandom(t *testing.T) {
 				x.SetMemory(bound)
 			case op < 97:
 				x.Clear(slot)
+				for i := range pins {
+					if pins[i].slot == slot {
+						pins[i].b = nil // lost
+					}
+				}
 			case op < 98:
 				catchUp(t, x)
 			}
@@ -172,7 +177,7 @@ func TestEverythingInUse(t *testing.T) {
 	var refs []Ref
 	rnd := rand.New(rand.NewPCG(5, 5))
 	for range 5000 {
-		ref, _ := x.Acquire(0, &Chain{Root: 1, Blocks: conversation(rnd, 1, 1_000_000, 50), Weights: Same(16_000)})
+		ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: conversation(rnd, 1, 1_000_000, 50), Weights: Same(16_000)})
 		refs = append(refs, ref)
 	}
 	if x.check(t); x.Bytes() > 256<<10 {

@@ -98,19 +98,13 @@ func (r *run) end(before int64) int64 {
 // must have been acquired. If the blocks have kinds and there are no media, the weights
 // change so that they add up to the count.
 func (x *Index) RecordCount(ref Ref, c *Chain, tokens int64) {
-	x.begin()
-	x.recordCount(ref, c, tokens)
-	x.settle(nil)
-}
-
-func (x *Index) recordCount(ref Ref, c *Chain, tokens int64) {
-	if ref.run == 0 || tokens <= 0 || tokens > math.MaxInt32 {
+	if ref.run == nil || tokens <= 0 || tokens > math.MaxInt32 {
 		return
 	}
 	if c.Weights.Kinds != nil && !c.Media {
-		x.fit(ref.run, x.uncounted(ref.run, float64(c.Past)), float64(tokens)*1000)
+		x.fit(ref.run, ref.run.uncounted(float64(c.Past)), float64(tokens)*1000)
 	}
-	r := x.runs.at(ref.run)
+	r := ref.run
 	r.count, r.past = int32(tokens), uint16(min(max(c.Past, 0)*(1<<16), math.MaxUint16))
 }
 
@@ -122,50 +116,45 @@ const leastCached = 0.75
 // number of leading blocks that the cache model expected there. If prompts fork, this is
 // the only count of their common part.
 func (x *Index) RecordCached(ref Ref, blocks int, tokens float64) {
-	for id := ref.run; id != 0; {
-		r := x.runs.at(id)
+	for r := ref.run; r != nil; r = r.up {
 		switch end := int(r.start) + len(r.hashes); {
 		case end < blocks:
 			return
 		case end == blocks && r.count == 0:
-			x.begin()
-			if u := x.uncounted(id, 0); tokens*1000 >= leastCached*(u.before+u.all) {
-				x.fit(id, u, tokens*1000)
+			if u := r.uncounted(0); tokens*1000 >= leastCached*(u.before+u.all) {
+				x.fit(r, u, tokens*1000)
 			}
-			x.settle(nil)
 			return
 		}
-		id = r.parent
 	}
 }
 
 // stretch is a part of a chain: the runs after the last prompt that an engine counted, up to
 // the end of another prompt.
 type stretch struct {
-	top    uint32  // the first run
+	top    *run    // the first
 	before float64 // milli-tokens up to there
 	all    float64 // milli-tokens of the stretch
 	open   float64 // of these, in runs that are not weighed
 }
 
-// uncounted returns the stretch that ends past blocks after a run.
-func (x *Index) uncounted(id uint32, past float64) (u stretch) {
-	for u.top = id; ; past = 0 {
-		r := x.runs.at(u.top)
+// uncounted returns the stretch that ends past blocks after the run.
+func (r *run) uncounted(past float64) (u stretch) {
+	for u.top = r; ; past = 0 {
+		r := u.top
 		tokens := (float64(len(r.hashes)) + past) * float64(r.weight)
 		u.all += tokens
 		if !r.weighed {
 			u.open += tokens
 		}
-		x.spend(1)
-		if r.parent == 0 {
+		if r.up == nil {
 			return u
 		}
-		if up := x.runs.at(r.parent); up.count > 0 {
+		if up := r.up; up.count > 0 {
 			u.before = float64(up.count)*1000 - up.pastBlocks()*float64(r.weight)
 			return u
 		}
-		u.top = r.parent
+		u.top = r.up
 	}
 }
 
@@ -175,7 +164,7 @@ const maxScale = 8
 // fit changes the weights of the stretch that ends with a run, so that the chain has the
 // given milli-tokens there. It scales the runs that are not weighed. If there are none, or
 // if the factor exceeds maxScale, it scales all runs.
-func (x *Index) fit(id uint32, u stretch, tokens float64) {
+func (x *Index) fit(r *run, u stretch, tokens float64) {
 	all := false
 	f := (tokens - u.before - (u.all - u.open)) / u.open
 	if !(f > 1./maxScale && f < maxScale) {
@@ -184,33 +173,33 @@ func (x *Index) fit(id uint32, u stretch, tokens float64) {
 	if !(f > 0 && f < math.MaxInt32) {
 		return // nothing to scale, or contradictory counts
 	}
-	for ; ; id = x.runs.at(id).parent {
-		if r := x.runs.at(id); all || !r.weighed {
-			x.reweigh(id, clampWeight(int64(math.Round(float64(r.weight)*f))))
+	for ; ; r = r.up {
+		if all || !r.weighed {
+			x.reweigh(r, clampWeight(int64(math.Round(float64(r.weight)*f))))
 			r.weighed = true
 		}
-		if id == u.top {
+		if r == u.top {
 			return
 		}
 	}
 }
 
 // reweigh sets the milli-tokens of each block of a run, on all slots.
-func (x *Index) reweigh(id uint32, weight int32) {
-	r := x.runs.at(id)
+func (x *Index) reweigh(r *run, weight int32) {
 	more := int64(weight) - int64(r.weight)
 	if more == 0 {
 		return
 	}
 	r.weight = weight
-	for i := r.holds; i != 0; {
-		h := x.holds.at(i)
-		s := &x.slots[h.slot]
-		s.used += int64(h.n) * more
-		if h.refs > 0 {
-			s.inUse += int64(h.n) * more
+	for _, h := range r.holds {
+		s := x.slots[h.slot]
+		if h.lost {
+			s.lost += int64(h.n) * more
+		} else {
+			s.used.Add(int64(h.n) * more)
 		}
-		x.spend(1)
-		i = h.next
+		if h.refs > 0 {
+			s.inUse.Add(int64(h.n) * more)
+		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 // send records a prompt that a slot has computed, of which the engine counted the
 // tokens.
 func send(x *Index, slot int, c *Chain, tokens int64) {
-	ref, n := x.Acquire(slot, c)
+	ref, n := x.acquireAll(slot, c)
 	if n == len(c.Blocks) {
 		x.RecordCount(ref, c, tokens)
 	}
@@ -123,7 +123,7 @@ func TestCachedTokensCountWherePromptsFork(t *testing.T) {
 		t.Errorf("%d tokens in 100 blocks of 150 with 3000", got)
 	}
 	cached := func(tail uint64, cached float64, tokens int64) {
-		ref, _ := x.Acquire(0, fork(tail))
+		ref, _ := x.acquireAll(0, fork(tail))
 		x.RecordCached(ref, 100, cached)
 		x.RecordCount(ref, fork(tail), tokens)
 		x.Release(ref, true)
@@ -176,7 +176,7 @@ func TestRecordCountKeepsSums(t *testing.T) {
 		case 1:
 			x.Touch(slot, &c, int64(rnd.IntN(1000)))
 		case 2, 3, 4:
-			if ref, _ := x.Acquire(slot, &c); ref != (Ref{}) {
+			if ref, _ := x.acquireAll(slot, &c); ref != (Ref{}) {
 				refs = append(refs, ref)
 			}
 		default:
