@@ -391,33 +391,6 @@ func inferencesOnly(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// TestCompressedAnswerPasses has an engine that compresses unasked, with another coding
-// than gzip. The bytes pass, and the router counts that it cannot read them.
-func TestCompressedAnswerPasses(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, "pool packed"))
-	before := s.scrape(t)
-	const body = "what no reader knows"
-	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
-		if got := r.Header.Get("Accept-Encoding"); got != "identity" {
-			t.Errorf("Accept-Encoding %q, want identity", got)
-		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.Header().Set("Content-Encoding", "br")
-		io.WriteString(w, body)
-	})
-	a := s.chat(t.Context(), ask("x").streamed())
-	if a.status != http.StatusOK || a.err != nil || string(a.body) != body || a.header.Get("Content-Encoding") != "br" {
-		t.Errorf("status %d, error %v, coding %q, body %q", a.status, a.err, a.header.Get("Content-Encoding"), a.body)
-	}
-	s.wantFigures(t, before, []figure{
-		{fallbacksTotal, []string{`pool="packed"`, `reason="answer_unreadable"`}, 1},
-		{fallbacksTotal, []string{`pool="packed"`}, 1},
-		{requestsTotal, []string{`pool="packed"`, `outcome="ok"`}, 1},
-	})
-	s.booksAtZero(t)
-}
-
 // TestFirstTokenIsAwaited has one of four engines send no first token: it hangs after a
 // role or comments, with a deadline, or breaks the stream. The others serve all requests.
 func TestFirstTokenIsAwaited(t *testing.T) {

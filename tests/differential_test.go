@@ -92,7 +92,6 @@ var framings = []framing{
 	{"Short", 1, false},
 	{"Length", 5000, false},
 	{"Chunked", 5000, true},
-	{"Empty", 0, false},
 	{"EmptyChunked", 0, true},
 	{"Long", 200_000, false},
 	{"LongChunked", 200_000, true},
@@ -210,8 +209,6 @@ func (f front) send(t *testing.T, seen *arrivals, id, url string, d destination,
 	if fr.chunked {
 		req.ContentLength = -1
 		req.Body = io.NopCloser(strings.NewReader(text))
-		// HTTP/2 connections may end between requests
-		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(text)), nil }
 	}
 	req.Header.Set("Content-Type", d.kind)
 	req.Header.Set("X-Case", id)
@@ -228,32 +225,30 @@ func (f front) send(t *testing.T, seen *arrivals, id, url string, d destination,
 	return result{resp.StatusCode, string(got), fmt.Sprint(err), seen.of(id)}
 }
 
-// compare sends each request to both of each pair that it applies to. Upstreams and
+// compareAll sends each request to both of each pair that it applies to. Upstreams and
 // clients must see the same.
-func compare(t *testing.T, seen *arrivals, fronts []front, pairs []pair, header ...string) {
+func (s *server) compareAll(t *testing.T, seen *arrivals, pairs []pair, header ...string) {
 	for _, p := range pairs {
-		for _, f := range fronts {
-			t.Run(p.name+"/"+f.name, func(t *testing.T) {
-				for _, d := range destinations {
-					for _, fr := range framings {
-						if p.applies != nil && !p.applies(d, fr) {
-							continue
+		t.Run(p.name, func(t *testing.T) {
+			for _, d := range destinations {
+				for _, fr := range framings {
+					if p.applies != nil && !p.applies(d, fr) {
+						continue
+					}
+					for _, backup := range directives {
+						var got [2]result
+						for i, directive := range directives {
+							id := strings.Join([]string{p.name, d.name, fr.name, backup, directive}, "/")
+							url := s.url + "/" + directive + "/" + p.name + d.path
+							got[i] = front{"h1", s.url, s.client}.send(t, seen, id, url, d, fr, append(header, "X-Backup", backup)...)
 						}
-						for _, backup := range directives {
-							var got [2]result
-							for i, directive := range directives {
-								id := strings.Join([]string{p.name, f.name, d.name, fr.name, backup, directive}, "/")
-								url := f.url + "/" + directive + "/" + p.name + d.path
-								got[i] = f.send(t, seen, id, url, d, fr, append(header, "X-Backup", backup)...)
-							}
-							if plain, ours := got[0], got[1]; !reflect.DeepEqual(ours, plain) {
-								t.Errorf("%s, %s, backup behind %s:\ngot  %.900s\nwant %.900s", d.name, fr.name, backup, fmt.Sprintf("%+v", ours), fmt.Sprintf("%+v", plain))
-							}
+						if plain, ours := got[0], got[1]; !reflect.DeepEqual(ours, plain) {
+							t.Errorf("%s, %s, backup behind %s:\ngot  %.900s\nwant %.900s", d.name, fr.name, backup, fmt.Sprintf("%+v", ours), fmt.Sprintf("%+v", plain))
 						}
 					}
 				}
-			})
-		}
+			}
+		})
 	}
 }
 
@@ -298,7 +293,7 @@ func TestErrorRoutesGetTheRequest(t *testing.T) {
 		refusing("queue_timeout", full, planned, limits+"queue {\nmax_wait 10ms\n}"),
 		refusing("no_first_token", silent("silent"), planned, "timeouts {\nfirst_token 30ms\n}"),
 	}
-	s, fronts := startFronts(t, places(pairs, backup))
+	s := startCaddy(t, places(pairs, backup))
 	var held []asked
 	for _, path := range []string{"/kv_router/queue_full", "/kv_router/queue_full", "/kv_router/queue_timeout"} {
 		held = append(held, s.start(t, path+"/v1/chat/completions", string(ask("wait").body())))
@@ -309,7 +304,7 @@ func TestErrorRoutesGetTheRequest(t *testing.T) {
 		b := s.post(t.Context(), "/reverse_proxy/ill/v1/chat/completions", ask("hi").body())
 		return a.status == http.StatusOK && b.status == http.StatusOK
 	})
-	compare(t, seen, fronts, pairs, "X-Tenant-Id", "mine")
+	s.compareAll(t, seen, pairs, "X-Tenant-Id", "mine")
 	close(goOn)
 	for _, q := range held {
 		q.wait(t)

@@ -18,7 +18,7 @@ var layers = [][]string{
 	{"handler"},
 	{"handler/admin", "handler/speculative"},
 	{"handler/dispatch"},
-	{"handler/discovery"},
+	{"handler/turn", "handler/discovery"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
 	{"handler/engine"},
 	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot"},

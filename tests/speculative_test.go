@@ -182,18 +182,6 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 			`{"model":"m","messages":[{"role":"user","content":"q"} ` + more + `,"tools":[{"type":"function","function":{"name":"f"}}],"temperature":0.5,"max_tokens":1,"stream":false}`,
 		},
 		{
-			"ReasoningInTheText", "/v1/chat/completions",
-			`{"messages":[{"role":"user","content":"q"}],"stream":true,"nvext":` + wantsPrefill + `}`,
-			streamOf(`{"content":"<think>let me see</think>\n\nthe \"answer\""}`),
-			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
-		},
-		{
-			"Plain", "/v1/chat/completions",
-			`{"messages":[{"role":"user","content":"q"}],"nvext":` + wantsPrefill + `}`,
-			`{"choices":[{"index":0,"message":{"role":"assistant","content":"the \"answer\"","reasoning":"hm"},"finish_reason":"stop"}]}`,
-			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
-		},
-		{
 			"Messages", "/v1/messages",
 			`{"system":"be brief","messages":[{"role":"user","content":"q"}],"max_tokens":50,"thinking":{"type":"enabled","budget_tokens":9},"nvext":` + wantsPrefill + `}`,
 			`{"type":"message","role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"the \"answer\""}],"stop_reason":"end_turn","usage":{}}`,
@@ -437,81 +425,5 @@ func pause(ctx context.Context) bool {
 		return false
 	case <-time.After(time.Millisecond):
 		return true
-	}
-}
-
-// TestManyTurnsLeaveNothingBehind runs conversations in which every turn asks for a
-// speculative prefill. Meanwhile an engine dies, and a reload happens.
-func TestManyTurnsLeaveNothingBehind(t *testing.T) {
-	var engines []*engine.Engine
-	for i := range 3 {
-		e, err := engine.Start(engine.Config{Name: fmt.Sprintf("e%d", i+1), Speed: 100, AnswerTokens: 60, ReasoningTokens: 30})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(e.Close)
-		engines = append(engines, e)
-	}
-	site := simulated(engines, speculates, maxRunning(6))
-	s := startCaddy(t, site)
-	before := s.scrape(t)
-	const conversations, turns = 24, 6
-	var clients sync.WaitGroup
-	for i := range conversations {
-		clients.Go(func() {
-			c := simChat(fmt.Sprintf("conversation %d: %s", i, strings.Repeat("some words ", 60))).streamed()
-			c.Nvext = json.RawMessage(wantsPrefill)
-			for turn := range turns {
-				var header []string
-				if i%2 == 0 {
-					header = []string{"X-Session-Id", fmt.Sprint(i)}
-				}
-				a := s.chat(t.Context(), c, header...)
-				for try := 0; !a.ok() && try < 20; try++ { // its engine died under it
-					a = s.chat(t.Context(), c, header...)
-				}
-				if !a.ok() {
-					t.Errorf("turn %d: status %d, error %v, body %.200q", turn, a.status, a.err, a.body)
-					return
-				}
-				if i%3 == 0 { // the others hardly wait
-					time.Sleep(20 * time.Millisecond)
-				}
-				c.Messages = append(c.Messages, message{"assistant", a.text}, message{"user", "and then?"})
-			}
-		})
-	}
-	served := func(n float64) func() bool {
-		return func() bool {
-			m := s.scrape(t)
-			return m != nil && m.value(requestsTotal)-before.value(requestsTotal) >= n
-		}
-	}
-	eventually(t, 30*time.Second, "the first turns", served(conversations))
-	engines[1].Kill()
-	eventually(t, 30*time.Second, "some more", served(2*conversations))
-	if err := engines[1].Restart(); err != nil {
-		t.Error(err)
-	}
-	if err := s.load(site + "\nheader X-New 1"); err != nil {
-		t.Error(err)
-	}
-	clients.Wait()
-	eventually(t, 10*time.Second, "all to end", func() bool {
-		m := s.scrape(t)
-		return m != nil && m.value(leases) == 0 && s.bodyBytes(t) == 0
-	})
-	s.booksAtZero(t)
-	s.slotsFree(t)
-	after := s.scrape(t)
-	outcomes := make(map[string]float64)
-	for _, o := range []string{"ok", "failed", "timeout", "stopped", "busy", "limit", "memory", "unfit", "off"} {
-		if n := after.value(speculativeTotal, `outcome="`+o+`"`) - before.value(speculativeTotal, `outcome="`+o+`"`); n > 0 {
-			outcomes[o] = n
-		}
-	}
-	t.Logf("%v of %v requests", outcomes, after.value(requestsTotal)-before.value(requestsTotal))
-	if outcomes["ok"] == 0 {
-		t.Error("no prefix was computed")
 	}
 }

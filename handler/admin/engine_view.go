@@ -1,11 +1,11 @@
 package admin
 
 import (
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )

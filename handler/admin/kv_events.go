@@ -1,10 +1,10 @@
 package admin
 
 import (
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"github.com/prometheus/client_golang/prometheus"

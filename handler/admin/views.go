@@ -2,12 +2,12 @@ package admin
 
 import (
 	"cmp"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -92,7 +92,7 @@ type incidentView struct {
 func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
-		Name: p.Name, Leases: s.Leases, Waiting: int(p.Queue.Length.Load()), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
+		Name: p.Name, Leases: s.Leases, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
 		IndexBytes: s.IndexBytes, ExactBytes: s.ExactBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
 		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, time.Duration(set.TTL).Seconds(), set.MaxSessions, set.MaxWaiting, time.Duration(set.MaxWait).Seconds()},
 		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
@@ -255,7 +255,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
 		Drained: drain != 0 && load.Requests == 0,
 		Health: healthView{
-			Available: isAvailable(w, &health, proxy), Hung: w.Progress.IsHung(),
+			Available: isAvailable(w, &health, proxy), Hung: w.IsHung(),
 			LetBack: known(max(0, health.Window)), Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
 		},
 		Load:    viewWorkerLoad(w, load, set),
@@ -286,8 +286,8 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 }
 
 func viewWorkerLoad(w *pool.Worker, load *kvscore.Load, set pool.WorkerSettings) loadView {
-	limit := max(0, w.Slots.Limit.Load())
-	return loadView{viewLoad(load), w.Slots.Running.Load(), known(limit), limitSource(set, limit)}
+	running, limit := w.Running()
+	return loadView{viewLoad(load), running, known(limit), limitSource(set, limit)}
 }
 
 // isAvailable returns whether a worker gets new requests as others do. A worker that
@@ -295,7 +295,7 @@ func viewWorkerLoad(w *pool.Worker, load *kvscore.Load, set pool.WorkerSettings)
 // was tried yet.
 func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
 	state, said := proxy[w.Dial]
-	yes := (state.healthy || !said) && !w.Draining() && !w.Progress.IsHung() && s.Well && !s.Away
+	yes := (state.healthy || !said) && !w.Draining() && !w.IsHung() && s.Well && !s.Away
 	if yes && s.Reach == pool.ReachUnknown {
 		return nil
 	}

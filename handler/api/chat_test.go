@@ -125,21 +125,6 @@ func TestDifferentPromptsDiffer(t *testing.T) {
 	}
 }
 
-func TestToolsStandFirst(t *testing.T) {
-	msgs := `"messages":[{"role":"user","content":"hello there, you"}]`
-	plain := mustParse(t, chat{}, `{`+msgs+`}`)
-	for _, none := range []string{`"tools":null`, `"tools":[]`, `"tools":[ ]`, `"functions":{}`} {
-		if r := mustParse(t, chat{}, `{`+msgs+`,`+none+`}`); !slices.Equal(r.Blocks, plain.Blocks) {
-			t.Errorf("%s counts", none)
-		}
-	}
-	a := mustParse(t, chat{}, `{`+msgs+`,"tools":[{"name": "a  b"}]}`)
-	b := mustParse(t, chat{}, `{"tools":[ { "name":"a  b" } ],`+msgs+`}`)
-	if !slices.Equal(a.Blocks, b.Blocks) || slices.Equal(a.Blocks, plain.Blocks) {
-		t.Errorf("tools: %x %x %x", a.Blocks, b.Blocks, plain.Blocks)
-	}
-}
-
 func TestRequestFields(t *testing.T) {
 	r := mustParse(t, chat{}, `{"model":"a\/b","lora_path":"l","cache_salt":"s","stream":true,"n":2,"max_tokens":5,"max_completion_tokens":7,"messages":[]}`)
 	if r.Model != "a/b" || r.LoRA != "l" || r.Salt != "s" || !r.Stream || r.Choices != 2 || r.MaxTokens != 7 || r.Kind != None {

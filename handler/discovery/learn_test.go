@@ -221,14 +221,14 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 			t.Errorf("%s: for %v, want %v", what, got, d)
 		}
 	}
-	p.LastRequest.Store(time.Now().Unix())
+	p.See(pool.Offers{Table: new(pool.Table)}, time.Now(), false)
 	want("in use", 0)
 	Of(w).probing.refusals.Store(1)
 	want("refused once", 2*probeEvery)
 	Of(w).probing.refusals.Store(1 << 30)
 	want("refused often", askedLess)
 	Of(w).probing.refusals.Store(0)
-	p.LastRequest.Store(time.Now().Add(-time.Hour).Unix())
+	p.See(pool.Offers{Table: new(pool.Table)}, time.Now().Add(-time.Hour), false)
 	want("idle", askedLess)
 	p.ServingSince.Store(time.Now().Unix())
 	want("just begun", 0)

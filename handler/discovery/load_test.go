@@ -24,7 +24,7 @@ func loadPool(t *testing.T, info engine.Info, on bool) (*pool.Pool, *Watch, time
 	t.Helper()
 	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", EngineLoad: &on}))
 	x, now := Of(tell(p, "a:1", info)), time.Now()
-	p.LastRequest.Store(now.Unix())
+	p.See(pool.Offers{Table: new(pool.Table)}, now, false)
 	return p, x, now
 }
 
@@ -71,7 +71,7 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 	} {
 		p, x, now := loadPool(t, v.info, v.on)
 		if v.idle {
-			p.LastRequest.Store(0)
+			p.See(pool.Offers{Table: new(pool.Table)}, time.Unix(1, 0), false)
 		}
 		if x.claimLoad(now) {
 			t.Errorf("%s, and the engine is asked", name)
@@ -141,7 +141,7 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 	}{{10, 0, false}, {20, 1, false}, {40, 5, false}, {12, 0, true}, {1, 1, false}, {12, 0, true}} {
 		for i := range phase.seconds {
 			now = now.Add(time.Second)
-			p.LastRequest.Store(now.Unix())
+			p.See(pool.Offers{Table: new(pool.Table)}, now, false)
 			x.claimLoad(now)
 			if phase.every > 0 && i%phase.every == 0 {
 				x.reportLoad(now, reported(0), 0)

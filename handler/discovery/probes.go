@@ -171,7 +171,7 @@ func (p *Prober) Reaches(w *pool.Worker) bool {
 	if p.proxy.DynamicUpstreams == nil {
 		return p.static[w.Dial]
 	}
-	return Of(w).probing.source.Load() == p.id && p.pool.SeenLately(w)
+	return Of(w).probing.source.Load() == p.id && p.pool.WasOffered(w, pool.WorkerGrace)
 }
 
 // Call implements pool.Member.

@@ -2,13 +2,14 @@ package dispatch
 
 import (
 	"errors"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -53,7 +54,7 @@ type Figures struct {
 	// of answers that tell what was cached, in tokens
 	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
 	queueWait                                           prometheus.Observer
-	turns                                               map[string]prometheus.Counter // by the session's state
+	turns                                               map[turn.State]prometheus.Counter
 }
 
 // Of returns the figures of a pool.
@@ -71,9 +72,9 @@ func (m *Metrics) Of(pool string) *Figures {
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	f.turns = make(map[string]prometheus.Counter)
-	for _, state := range sessionStates {
-		f.turns[state] = m.turns.WithLabelValues(pool, state)
+	f.turns = make(map[turn.State]prometheus.Counter)
+	for _, state := range turn.States {
+		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
 	}
 	for _, reason := range []string{movedGone, movedFailed, movedUnavailable, movedCost} {
 		m.moves.WithLabelValues(pool, reason)

@@ -43,9 +43,9 @@ type Report struct {
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
 	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
-	if a := d.shown(); a != nil {
+	if a := d.reported(); a != nil {
 		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
-		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
+		r.Overlap, r.Predicted, r.PromptTokens = a.Terms.OverlapBlocks, a.Terms.OverlapTokens, a.Tokens
 	}
 	r.Err = d.failure
 	if r.Err == nil {
@@ -146,16 +146,16 @@ func (d *Dispatch) outcome() string {
 }
 
 // label adds the response headers that say how the request was routed.
-func (d *Dispatch) label(h http.Header, a *attempt) {
-	prefix := d.Labels
+func (a *attempt) label(h http.Header) {
+	prefix := a.d.Labels
 	if prefix == "" {
 		return
 	}
 	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
 	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
 	h.Set(prefix+"Reason", a.reason)
-	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
-	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))
+	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.Terms.OverlapBlocks), 10))
+	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.Terms.OverlapTokens, 10))
 }
 
 // placeholder returns the value of one of our placeholders.
@@ -164,7 +164,7 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	if !ours {
 		return nil, false
 	}
-	a := d.shown()
+	a := d.reported()
 	switch {
 	case name == "session":
 		return d.plan.Session.Key.String(), !d.plan.Session.Key.IsZero()
@@ -179,34 +179,34 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	case "dp_rank":
 		return a.Target.Rank, true
 	case "overlap_blocks":
-		return int64(a.terms.OverlapBlocks), true
+		return int64(a.Terms.OverlapBlocks), true
 	case "predicted_cached_tokens":
-		return a.terms.OverlapTokens, true
+		return a.Terms.OverlapTokens, true
 	case "reason":
 		return a.reason, true
 	}
 	return nil, false
 }
 
-// shown returns the attempt that answers the client, else the latest; nil if there was none.
-func (d *Dispatch) shown() *attempt {
+// reported returns the attempt that answers the client, else the latest; nil if there was none.
+func (d *Dispatch) reported() *attempt {
 	if d.answer != nil {
 		return d.answer.attempt
 	}
 	return d.attempt
 }
 
-// show logs the choice.
-func (d *Dispatch) show(a *attempt) {
-	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
+// log logs the choice.
+func (a *attempt) log() {
+	if c := a.d.Logger.Check(zap.DebugLevel, ""); c != nil {
 		c.Message = fmt.Sprintf("[ROUTING] Best: worker_%d dp_rank=%d with %d/%d blocks overlap",
-			a.Target.Worker, a.Target.Rank, int64(a.terms.OverlapBlocks), int64(a.terms.RequestBlocks))
+			a.Target.Worker, a.Target.Rank, int64(a.Terms.OverlapBlocks), int64(a.Terms.RequestBlocks))
 		fields := []zap.Field{
-			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
-			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
+			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.Tokens),
+			zap.Float64("predicted_ttft_ms", a.Terms.TTFT()), zap.Float64("cost", a.Terms.Cost),
 		}
-		if d.costsTime(a) {
-			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.terms.Terms)))
+		if a.costsTime() {
+			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.Terms.Terms)))
 		}
 		c.Write(fields...)
 	}

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel/attribute"
@@ -60,22 +59,21 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	return t.ctx
 }
 
-// selected records an attempt's choice, which began at the given time, with the chosen
-// candidate's terms.
-func (t *dispatchTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
+// selected records an attempt's choice with the chosen candidate's terms.
+func (t *dispatchTrace) selected(a *attempt) {
 	if t == nil {
 		return
 	}
-	c := &a.terms
+	c := &a.Terms
 	attrs := []attribute.KeyValue{
-		attribute.Int("kv_router.attempt", d.attempts),
-		attribute.Int("kv_router.candidates", len(d.scratch.Sel.Candidates)),
+		attribute.Int("kv_router.attempt", a.d.attempts),
+		attribute.Int("kv_router.candidates", a.Among),
 		// ids have 64 bits, and numbers here 63
 		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
 		attribute.String("kv_router.upstream", a.Worker.Dial),
 		attribute.Int64("kv_router.dp_rank", int64(c.Target.Rank)),
 		attribute.String("kv_router.reason", a.reason),
-		attribute.Int64("kv_router.prompt_tokens", a.prompt.tokens),
+		attribute.Int64("kv_router.prompt_tokens", a.Tokens),
 		attribute.Int64("kv_router.predicted_cached_tokens", c.OverlapTokens),
 		attribute.Float64("kv_router.overlap_blocks", c.OverlapBlocks),
 		attribute.Float64("kv_router.request_blocks", c.RequestBlocks),
@@ -87,16 +85,16 @@ func (t *dispatchTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
 		attribute.Int("kv_router.active_requests", c.Requests),
 		attribute.Float64("kv_router.predicted_time_to_first_token_seconds", c.TTFT()/1e3),
 	}
-	if !a.bound { // else no policy was asked for a cost
+	if !a.Unpriced { // else no policy was asked for a cost
 		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
 	}
-	if d.costsTime(a) {
+	if a.costsTime() {
 		attrs = append(attrs,
 			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
 			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),
 			attribute.Float64("kv_router.cost_turns_ms", c.Terms.Turns), attribute.Float64("kv_router.cost_leave_ms", c.Terms.Leave))
 	}
-	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(begun), trace.WithAttributes(attrs...))
+	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(a.Begun), trace.WithAttributes(attrs...))
 	span.End()
 }
 

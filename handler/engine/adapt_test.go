@@ -60,7 +60,7 @@ func adapted(t testing.TB, kind, path, body string, set func(*asked)) outcome {
 		set(&r)
 	}
 	got := r.Adapt(&r.Request)
-	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Lacks.Names)}
+	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Unsupported.Names)}
 	o.body = string(spliced(t, []byte(body), r.Body.Edits()))
 	return o
 }
@@ -245,7 +245,7 @@ func TestBodyThatWasNotRead(t *testing.T) {
 		ext := nvext.Ext{Tenant: "t"}
 		e := Engine{Type: kind}
 		got := e.Adapt(&Request{API: "chat", Ext: &ext, Rank: 1, Ranks: 2})
-		if lacks := slices.Collect(got.Lacks.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
+		if lacks := slices.Collect(got.Unsupported.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
 			t.Errorf("%s lacks %v", kind, lacks)
 		}
 		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != e.TakesRankIn("chat") {

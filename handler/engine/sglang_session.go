@@ -35,7 +35,7 @@ func (f *fit) sglangSessions() {
 		f.Body.Set(nameSession, text)
 	} else if !isNull(raw) {
 		f.Body.Cut(nameSession)
-		f.Lacks |= SessionParams
+		f.Unsupported |= SessionParams
 	}
 	if !held && (f.said&SessionParams == 0 || !f.onSessions()) { // else nvext's replace them
 		f.scopeParams()
@@ -62,7 +62,7 @@ func (f *fit) withID(at rawjson.Span, id []byte) []byte {
 	raw := f.Body.Text(at)
 	ids, ok := f.Body.InnerAt(at, nameID)
 	if !ok || len(raw) > maxParams {
-		f.Lacks |= SessionParams
+		f.Unsupported |= SessionParams
 		return onlyID(id)
 	}
 	var edits []rawjson.Edit
@@ -102,7 +102,7 @@ func (f *fit) scopeParams() {
 	edits, ok := f.scopeAll(f.Body.Inner(nameParams, nameID))
 	if !ok {
 		f.Body.Cut(nameParams)
-		f.Lacks |= SessionParams
+		f.Unsupported |= SessionParams
 		return
 	}
 	for _, e := range edits {

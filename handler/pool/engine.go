@@ -70,14 +70,14 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 	if !p.setInfo(w, info) {
 		return false
 	}
-	p.Queue.reviewAll() // the worker's limit may have changed
+	p.queue.reviewAll() // the worker's limit may have changed
 	return true
 }
 
 func (p *Pool) setInfo(w *Worker, info engine.Info) bool {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	if p.Workers[w.Dial] != w {
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
+	if p.workers[w.Dial] != w {
 		return false
 	}
 	set := p.Settings.Load().Worker(w.Dial)
@@ -92,8 +92,8 @@ func (p *Pool) setInfo(w *Worker, info engine.Info) bool {
 // recallLife records the start that a worker's engine reported to an earlier run. It returns
 // false if the engine has reported another one since.
 func (p *Pool) recallLife(w *Worker, life string) bool {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
 	info := w.Engine().Info
 	if info.Life == "" {
 		info.Life = life
@@ -102,11 +102,8 @@ func (p *Pool) recallLife(w *Worker, life string) bool {
 	return life == "" || info.Life == life
 }
 
-// Restarted clears what the pool knows of a worker whose engine has restarted or is another one.
-func (p *Pool) Restarted(w *Worker) {
-	p.clear(w, clearedRestarted)
-	p.loseSessions(w, true)
-}
+// Restarted clears a worker's cache model, because its engine has restarted or is another one.
+func (p *Pool) Restarted(w *Worker) { p.clear(w, clearedRestarted) }
 
 // CacheIsWrong clears a worker's cache model, because the engine reports far fewer cached
 // tokens than predicted. Discovery asks the engine soon whether it is another one.
@@ -117,12 +114,7 @@ func (p *Pool) CacheIsWrong(w *Worker) {
 
 // IsIdle returns whether the pool had no requests for long.
 func (p *Pool) IsIdle(t time.Time) bool {
-	return t.Unix()-max(p.LastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
-}
-
-// SeenLately returns whether a request saw the worker as an upstream within WorkerGrace.
-func (p *Pool) SeenLately(w *Worker) bool {
-	return p.LastRequest.Load()-w.Seen.Load() <= int64(WorkerGrace/time.Second)
+	return t.Unix()-max(p.lastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The caller holds
@@ -135,16 +127,16 @@ func (p *Pool) adoptBlockSize(s *Settings) {
 
 // KnowsBlockSize returns whether the engines have reported one block size.
 func (p *Pool) KnowsBlockSize() bool {
-	p.Mu.RLock()
-	defer p.Mu.RUnlock()
+	p.members.mu.RLock()
+	defer p.members.mu.RUnlock()
 	return p.blockSize > 0
 }
 
 // AdoptBlockSize takes a block size from the engines, if none is configured. After a change
 // the index does not find earlier prompts of token ids.
 func (p *Pool) AdoptBlockSize(size int) {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
 	old := p.Settings.Load()
 	if !old.BlockSizeUnset {
 		return

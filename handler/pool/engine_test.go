@@ -88,14 +88,14 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		}
 		p.RecordOwnRequest(t.Context(), w, status, err)
 	}
-	w.Progress.LastOutput.Store(Ticks(time.Now()))
+	w.progress.lastOutput.Store(ticks(time.Now()))
 	for range 3 {
 		ask(io.EOF)
 	}
 	if !w.Health.Available(time.Now()) {
 		t.Error("a busy worker is marked down")
 	}
-	w.Progress.LastOutput.Store(0)
+	w.progress.lastOutput.Store(0)
 	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
 		ask(err)
 		if !w.Health.Available(time.Now()) {

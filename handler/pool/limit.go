@@ -65,5 +65,5 @@ func (w *Worker) limitSlots(set WorkerSettings) {
 		}
 		limit = int64(info.MaxRunning) * int64(ranks)
 	}
-	w.Slots.Limit.Store(limit)
+	w.slots.limit.Store(limit)
 }

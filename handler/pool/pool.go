@@ -44,33 +44,33 @@ type Pool struct {
 	joined joined
 	conversations
 
-	Sessions *affinity.Sessions
-	engineSessions
-	lostSessions
-	Queue      queue
+	Sessions   *affinity.Sessions
+	holderMu   sync.Mutex
+	holder     Holder // nil until the first call of Holder
+	queue      queue
 	Spending   spending
 	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
 	snapshots  snapshots
 
-	scratches sync.Pool // of *Scratch
-	newWatch  func(*Pool, *Worker) Watch
-	stop      chan struct{}
-	life      context.Context
-	endLife   context.CancelFunc
-	tasks     sync.WaitGroup // see Go
+	choices  sync.Pool // of *Candidates
+	newWatch func(*Pool, *Worker) Watch
+	stop     chan struct{}
+	life     context.Context
+	endLife  context.CancelFunc
+	tasks    sync.WaitGroup // see Go
 }
 
 // members are the workers of a pool.
 type members struct {
-	LastRequest atomic.Int64  // Unix seconds; Worker.Seen is compared with it
-	Layout      atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
+	lastRequest atomic.Int64  // Unix seconds; Worker.Seen is compared with it
+	layout      atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
-	Mu        sync.RWMutex
-	Workers   map[string]*Worker // by dial address
+	mu        sync.RWMutex
+	workers   map[string]*Worker // by dial address
 	swept     time.Time          // when idle workers were last dropped for want of room
-	unnamed   *Worker            // stands for the workers above maxOthers
+	overflow  *Worker            // stands for the workers above maxOthers
 	blockSize int                // of the engines, in tokens; 0 if they do not agree
 }
 
@@ -103,7 +103,7 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	p := &Pool{
 		Name:          name,
 		Scheduler:     kvscore.NewScheduler(s.schedulerSettings()),
-		members:       members{Workers: make(map[string]*Worker)},
+		members:       members{workers: make(map[string]*Worker)},
 		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
 		conversations: conversations{Secret: affinity.NewSecret()},
 		newWatch:      watch,
@@ -112,7 +112,7 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
 		MaxSessions: s.MaxSessions,
-		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { p.bindingEnded(key, b.Want) },
+		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.sessionEnded(key, &b.Want, why) },
 	})
 	if err != nil {
 		return nil, err
@@ -121,8 +121,8 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	p.key(p.seed)
 	p.snapshots.wake, p.snapshots.ended = make(chan struct{}, 1), make(chan struct{})
 	p.Settings.Store(s)
-	p.Queue.pool = p
-	p.unnamed = p.nameless()
+	p.queue.pool = p
+	p.overflow = p.newOverflow()
 	retriesDenied.WithLabelValues(name) // so that its 0 is visible
 	p.declareAll(s)
 	go p.maintain()
@@ -141,8 +141,8 @@ func (p *Pool) key(seed uint64) {
 // Destruct writes the last snapshot or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
-	if !p.hasSnapshot() {
-		p.closeAll()
+	if h := p.Holder(nil); h != nil && !p.hasSnapshot() {
+		h.CloseAll()
 	}
 	close(p.stop)
 	p.endLife()
@@ -179,17 +179,17 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer p.Queue.reviewAll() // after the unlock
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
+	defer p.queue.reviewAll() // after the unlock
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
 	p.adoptBlockSize(s)
 	old := p.Settings.Swap(s)
 	for dial := range old.Upstreams {
-		if w := p.Workers[dial]; w != nil && !s.Upstreams[dial] {
-			w.Seen.Store(time.Now().Unix()) // it was an upstream until now
+		if w := p.workers[dial]; w != nil && !s.Upstreams[dial] {
+			w.seen.Store(time.Now().Unix()) // it was an upstream until now
 		}
 	}
-	p.unnamed.configure(s.Worker(dialOthers))
+	p.overflow.configure(s.Worker(dialOverflow))
 	p.Scheduler.Apply(s.schedulerSettings())
 	go func() { // in steps: requests go on in between
 		for p.Scheduler.Caches().Step(2048) {
@@ -198,7 +198,7 @@ func (p *Pool) Apply(s *Settings) bool {
 	}()
 	p.Sessions.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
-	for dial, w := range p.Workers {
+	for dial, w := range p.workers {
 		set := s.Worker(dial)
 		w.describe(set, w.Engine().Info)
 		p.declareRanks(w, set)

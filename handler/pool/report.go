@@ -49,7 +49,7 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 		p.answered(w)
 	case OutcomeGood:
 		p.answered(w)
-		if !w.Progress.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
+		if !w.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
 			p.logWell(w)
 		}
 	case OutcomeRefused:
@@ -134,7 +134,6 @@ func (p *Pool) away(w *Worker, r reach, why string) {
 	previous, wasWell := w.Health.recordAway(time.Now(), r)
 	if r == refusing && previous != refusing {
 		p.clear(w, clearedRefused)
-		p.loseSessions(w, false)
 	}
 	if wasWell {
 		p.logMark(w, why)
@@ -184,7 +183,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 // unanswered records that a worker left a request of the router's own unanswered. A
 // worker that sends tokens may be too busy to answer.
 func (p *Pool) unanswered(w *Worker, err error) {
-	if last := w.Progress.LastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
+	if last := w.progress.lastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
 		return
 	}
 	if w.Health.unanswered.Add(1) >= fewUnanswered || w.Health.Reach().Away() {

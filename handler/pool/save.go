@@ -122,7 +122,7 @@ func (p *Pool) writeWorkers(w *snapshot.Writer) numbers {
 		}
 		n[one.ID] = len(n)
 		w.Worker(&snapshot.Worker{
-			Dial: one.Dial, Life: life, Seen: time.Unix(one.Seen.Load(), 0), Confirmed: one.watch.Confirmed(),
+			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.watch.Confirmed(),
 		})
 	}
 	return n

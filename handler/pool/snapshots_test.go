@@ -175,11 +175,11 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 	old := keeping(t, store, dynamic())
 	awaitRestored(t, old)
 	use(t, old, "a", one, 20)
-	old.Worker(one).Seen.Store(time.Now().Unix() - 100)
+	old.Worker(one).seen.Store(time.Now().Unix() - 100)
 	old.Destruct()
 	p := keeping(t, store, dynamic())
 	defer p.Destruct()
-	p.LastRequest.Store(time.Now().Unix())
+	p.lastRequest.Store(time.Now().Unix())
 	if got := awaitRestored(t, p).Restored; got.Sessions != 1 || got.CachedTokens != 320 {
 		t.Errorf("restored %+v", got)
 	}

@@ -15,9 +15,9 @@ import (
 // Worker is one engine process behind one dial address.
 type Worker struct {
 	// each choice reads these of all workers
-	Seen atomic.Int64 // last time that it was an upstream, Unix seconds
+	seen atomic.Int64 // last time that it was an upstream, Unix seconds
 	models
-	Slots  *slots
+	slots  *slots
 	Drain  atomic.Uint32 // reasons, see DrainConfigured
 	Health Health
 
@@ -28,7 +28,7 @@ type Worker struct {
 
 	engine     atomic.Pointer[engine.Engine]
 	watch      Watch
-	Progress   progress
+	progress   progress
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
 }
@@ -41,11 +41,11 @@ type models struct {
 
 // newWorker returns a worker of the pool, which need not know it.
 func (p *Pool) newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), watch: noWatch{}, probed: make(chan struct{})}
+	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), watch: noWatch{}, probed: make(chan struct{})}
 	w.describe(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.limitSlots(set)
-	w.Seen.Store(time.Now().Unix())
+	w.seen.Store(time.Now().Unix())
 	w.configure(set)
 	if p.newWatch != nil {
 		w.watch = p.newWatch(p, w)
@@ -134,7 +134,7 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
 	if size != before {
-		p.Layout.Add(1)
+		p.layout.Add(1)
 	}
 }
 
@@ -163,11 +163,15 @@ func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 	return sum
 }
 
+// Running returns how many inference requests the worker runs, and how many it may; 0 is no
+// limit.
+func (w *Worker) Running() (n, limit int64) { return w.slots.running.Load(), w.slots.limit.Load() }
+
 // slots count and bound the inference attempts at one dial address. They stay when its
 // worker gets another id.
 type slots struct {
-	Running atomic.Int64
-	Limit   atomic.Int64 // 0 = none
+	running atomic.Int64
+	limit   atomic.Int64 // 0 = none
 }
 
 // full returns whether no slot is free.
@@ -175,31 +179,22 @@ func (s *slots) full() bool { return s.room() <= 0 }
 
 // room returns how many slots are free.
 func (s *slots) room() int64 {
-	limit := s.Limit.Load()
+	limit := s.limit.Load()
 	if limit == 0 {
 		return math.MaxInt64
 	}
-	return limit - s.Running.Load()
+	return limit - s.running.Load()
 }
 
-// Take takes a slot. It returns false if none is free.
-func (s *slots) Take() bool {
+// take takes a slot. It returns false if none is free.
+func (s *slots) take() bool {
 	for {
-		n := s.Running.Load()
-		if limit := s.Limit.Load(); limit > 0 && n >= limit {
+		n := s.running.Load()
+		if limit := s.limit.Load(); limit > 0 && n >= limit {
 			return false
 		}
-		if s.Running.CompareAndSwap(n, n+1) {
+		if s.running.CompareAndSwap(n, n+1) {
 			return true
 		}
 	}
-}
-
-// TakesRequests returns whether the worker is neither marked down, hung nor draining.
-func (w *Worker) TakesRequests(t time.Time) bool { return Resort{}.allows(w, t) }
-
-// FreeSlot frees a slot of the worker for the queue.
-func (p *Pool) FreeSlot(w *Worker) {
-	w.Slots.Running.Add(-1)
-	p.Queue.freed(w)
 }
