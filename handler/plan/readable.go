@@ -35,4 +35,7 @@ func (rd *Reader) saltIsText(p *Plan) error {
 	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: errOddSalt}
 }
 
-var errOddSalt = errors.New("cache_salt: must be a string")
+var (
+	errOddSalt     = errors.New("cache_salt: must be a string")
+	errSessionList = errors.New("session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")
+)
