@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -133,12 +134,15 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
-		// Only a policy whose costs are times knows the price of leaving a session's worker.
-		Hard: h.sessionMode() == affinityHard, RefuseBusy: h.Affinity != nil && h.Affinity.Busy == busyRefuse,
-		Soft:   h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		Sessions: turn.NewSessions(&turn.Sessions{
+			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
+			// Only a policy whose costs are times knows the price of leaving a session's home.
+			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		}),
 		Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, Figures: h.figures, Logger: h.logger, Context: h.ctx,
 	}
+	d.Sessions.Failed = d.Unbound
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts
 	}

@@ -18,6 +18,7 @@ var layers = [][]string{
 	{"handler"},
 	{"handler/admin", "handler/speculative", "handler/discovery"},
 	{"handler/dispatch"},
+	{"handler/turn"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
 	{"handler/engine"},
 	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot"},

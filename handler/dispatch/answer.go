@@ -36,15 +36,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		a.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
-	had := d.bound.Target
-	if resp.StatusCode < 300 {
-		d.keepSession()
-		d.commit(req.Context())
-	} else if resp.StatusCode == http.StatusBadRequest {
-		d.doubtSession()
-	}
-	d.use.Yield() // if commit has not bound the session, others need not wait for it
-	d.noticeSession(resp.Header, had)
+	d.commit(req.Context(), resp)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers.Workers())) {
 		d.FallBack(fallbackUnmerged)
 	}
@@ -191,7 +183,6 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
-		o.d.doubtSession()
 		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
 	default:
 		if !s.Stream {

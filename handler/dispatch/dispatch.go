@@ -10,11 +10,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -41,9 +41,8 @@ type Dispatch struct {
 	repl  *caddy.Replacer
 	fixed fixed // the one worker that may serve it, if there is one
 	tries
-	binding
-	backed engineSession
-	wait   waiting // its state in the queue
+	turn *turn.Turn // its part in its session
+	wait waiting    // its state in the queue
 	outgoing
 	result
 	trace *dispatchTrace
@@ -62,16 +61,6 @@ type tries struct {
 	held        heldAnswer
 	exhausted   bool // no attempt follows: RoundTrip answers the client
 	retryWanted bool // the proxy must make another attempt
-}
-
-// binding is the session's binding as the request last saw it.
-type binding struct {
-	use     affinity.Use     // the request's part in the session; none if it must not bind it
-	bound   affinity.Binding // zero if there is none
-	pending bool             // a concurrent first request has not bound the session yet
-	waited  bool             // this attempt has waited for that
-	away    bool             // this turn goes to another worker, and the session stays bound where it is
-	near    kvscore.Target   // of the parent of an unbound session; the zero Target if none
 }
 
 // outgoing is what workers are sent.
@@ -118,13 +107,17 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	}
 	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
 	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	var err error
+	if d.turn, err = s.Sessions.Enter(r.Context(), p, false); err != nil {
+		return nil, err
+	}
 	begun := false
 	defer func() {
 		if !begun {
-			d.leaveSession()
+			d.turn.End(false)
 		}
 	}()
-	if err := d.narrow(r); err != nil {
+	if err = d.narrow(r); err != nil {
 		return nil, err
 	}
 	d.CountDropped(p)
@@ -165,6 +158,9 @@ func (s *Dispatcher) FallBack(reason string) {
 	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
 }
 
+// Unbound records that the store could not find or bind a session.
+func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
+
 // Request returns the request as the proxy gets it.
 func (d *Dispatch) Request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
@@ -202,7 +198,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 		answer = d.answer.Blocks
 	}
 	a.Leave(computed, answer)
-	d.rollBack()
+	d.turn.RollBack()
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It is made
@@ -213,15 +209,13 @@ type Dispatcher struct {
 	Proxy     *reverseproxy.Handler // makes the attempts
 	Transport *upstream.Transport
 
-	Policy     kvscore.Policy
-	Hard       bool    // a turn waits for its session's worker if that is full
-	Soft       bool    // leaving a session's worker has a price
-	Shadow     *shadow // nil if none is configured
-	Timeouts   Timeouts
-	Limits     Limits
-	KeepBody   bool   // other handlers may read the body after the answer's header
-	RefuseBusy bool   // a concurrent turn of an engine-backed session is refused, not kept waiting
-	Labels     string // prefix of the response headers that say how a request was routed
+	Policy   kvscore.Policy
+	Sessions *turn.Sessions
+	Shadow   *shadow // nil if none is configured
+	Timeouts Timeouts
+	Limits   Limits
+	KeepBody bool   // other handlers may read the body after the answer's header
+	Labels   string // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
@@ -258,7 +252,7 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 func (d *Dispatch) End() *Report {
 	defer d.dropBody()
 	defer d.plan.Once.Done()
-	defer d.leaveSession()
+	defer func() { d.turn.End(d.answer.computed()) }()
 	if d.wait.waited > 0 {
 		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
 	}
@@ -278,7 +272,6 @@ func (d *Dispatch) endLast() {
 		_ = o.body.Close() // if the proxy has not
 	}
 	d.endAttempt(o.computed())
-	d.endTurn(o.computed())
 	outcome := d.outcome()
 	if outcome == outcomeBroken {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"context"
 	"net/http"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -19,6 +21,9 @@ import (
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 	d := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
 	d.ready, d.tried = d.start, d.triedBuf[:0]
+	if p != nil {
+		d.turn, _ = d.Sessions.Enter(context.Background(), p, false)
+	}
 	return d
 }
 
@@ -54,7 +59,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
-		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(),
+		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },

@@ -58,7 +58,11 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 		return &DryChoice{Refused: own}
 	}
 	d.offers = s.Pool.Peek(s.upstreams(r), d.repl)
-	if own, ok := errors.AsType[*api.Refusal](d.narrow(r)); ok {
+	var err error
+	if d.turn, err = s.Sessions.Enter(r.Context(), p, true); err == nil {
+		err = d.narrow(r)
+	}
+	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return &DryChoice{Refused: own}
 	}
 	want := d.wants()
@@ -81,7 +85,7 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 		}
 		return c
 	}
-	d.findSession(r.Context())
+	d.turn.Find(r.Context())
 	choice := d.choice(among)
 	targets := make([]kvscore.Target, 0, len(among.Targets))
 	for _, ref := range among.Targets {
@@ -110,8 +114,9 @@ func (d *Dispatch) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
 	if !d.homed() {
 		return nil
 	}
-	h := &DryHome{Target: d.bound.Target, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
-	h.Stays = chosen == sel.Home || d.away || d.mayLeave() && h.Holds
+	home, priced := d.turn.Home()
+	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds(), Priced: priced && !d.pinned()}
+	h.Stays = chosen == sel.Home || d.turn.IsAway() || priced && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
 	}

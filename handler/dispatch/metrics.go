@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -52,7 +53,7 @@ type Figures struct {
 	// of answers that tell what was cached, in tokens
 	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
 	queueWait                                           prometheus.Observer
-	turns                                               map[string]prometheus.Counter // by the session's state
+	turns                                               map[turn.State]prometheus.Counter
 }
 
 // Of returns the figures of a pool.
@@ -70,9 +71,9 @@ func (m *Metrics) Of(pool string) *Figures {
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	f.turns = make(map[string]prometheus.Counter)
-	for _, state := range sessionStates {
-		f.turns[state] = m.turns.WithLabelValues(pool, state)
+	f.turns = make(map[turn.State]prometheus.Counter)
+	for _, state := range turn.States {
+		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
 	}
 	for _, reason := range []string{movedGone, movedFailed, movedUnavailable, movedCost} {
 		m.moves.WithLabelValues(pool, reason)

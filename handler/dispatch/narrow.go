@@ -9,6 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -24,8 +25,10 @@ type fixed struct {
 // *api.Refusal if none can be chosen.
 func (d *Dispatch) narrow(r *http.Request) error {
 	p := d.plan
-	if err := d.enterSession(r); err != nil || d.backed.id != "" {
-		return err
+	if at, held := d.turn.Held(); held {
+		if err := d.stayAt(r, at); err != nil || d.pinned() {
+			return err
+		}
 	}
 	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !p.Isolated && !p.Session.Opens() {
 		return nil
@@ -37,7 +40,7 @@ func (d *Dispatch) narrow(r *http.Request) error {
 	case met == pool.SharesCache:
 		return d.shared("no engine")
 	case p.Session.Opens() && met != pool.Fits:
-		return d.notOpened(http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
+		return turn.NotOpened(p, http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
 	case p.Pin.Named:
 		return d.pinTo(&want)
 	case met == pool.NoRank:

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math/bits"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -43,9 +42,7 @@ func (a *attempt) garbled() {
 	d := a.d
 	d.FallBack(fallbackUnreadable)
 	d.Pool.Report(a.Worker, a.errored("the answer does not match its content type", true))
-	if d.bound.Target == a.Target && d.bound.Kind == affinity.RouterOnly {
-		d.unbind(false)
-	}
+	d.turn.Forget(a.Target)
 }
 
 // blameKey identifies the session or prompt of an error: one client alone must not mark a

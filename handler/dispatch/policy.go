@@ -14,10 +14,7 @@ import (
 // taints and the target of the session or of its parent.
 func (d *Dispatch) score(c *pool.Candidates) *kvscore.Request {
 	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
-	home := d.near
-	if d.homed() {
-		home = d.bound.Target
-	}
+	home := d.turn.Warm()
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
 		return &d.plan.Score
 	}
@@ -114,10 +111,11 @@ func (d *Dispatch) policy() kvscore.Policy {
 
 // reasonOf returns why a candidate was chosen.
 func (d *Dispatch) reasonOf(unpriced bool, c *kvscore.Candidate) string {
+	home, _ := d.turn.Home()
 	switch {
 	case d.pinned():
 		return d.fixed.reason
-	case unpriced || d.homed() && c.Target == d.bound.Target:
+	case unpriced || c.Target == home:
 		return ReasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap

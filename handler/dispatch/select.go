@@ -26,8 +26,8 @@ func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ htt
 // RoundTrip, which answers the client. It returns nil if the proxy must ask again later.
 func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
-	d.use.Yield() // the attempt has not bound the session
-	d.retryWanted, d.answer, d.waited = false, nil, false
+	d.turn.NextAttempt()
+	d.retryWanted, d.answer = false, nil
 	d.see(ups)
 	err := d.seat(ctx)
 	if errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && d.pause(ctx) {
@@ -68,7 +68,7 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	d.attempt = a // at once: End ends it if anything below panics
 	a.reason = d.reasonOf(a.Unpriced, &a.Terms)
 	d.attempts++
-	d.use.Choose(a.Target)
+	d.turn.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
 	a.log()
 	d.trace.selected(a)
@@ -104,8 +104,8 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	case c.Tier == pool.MarkedDown && len(d.tried) == 0:
 		d.Pool.Incidents.Raise(c.At, "all workers are marked down, and the router uses them anyway", d.Pool.Logger)
 	}
-	if d.findSession(ctx); d.awaitsFirst() && !c.Granted {
-		return pool.Choice{Wait: d.awaitFirst}
+	if d.turn.Find(ctx); d.turn.Pending() && !d.pinned() && !c.Granted {
+		return pool.Choice{Wait: d.turn.Await}
 	}
 	return d.choice(c)
 }
@@ -117,7 +117,7 @@ func (d *Dispatch) choice(c *pool.Candidates) pool.Choice {
 }
 
 // Waits implements pool.Chooser: no request waits for one that is queued.
-func (d *Dispatch) Waits() { d.use.Yield() }
+func (d *Dispatch) Waits() { d.turn.Yield() }
 
 // Chosen implements pool.Chooser. It logs what degraded the choice. The session stays bound if
 // its worker holds the prompt but the policy chose another worker.
@@ -133,7 +133,7 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 		return
 	}
 	if d.homed() && i != sel.Home && sel.HomeHolds() {
-		d.away = true
+		d.turn.GoAway()
 	}
 	if d.Shadow != nil && d.plan.Request != nil {
 		d.Shadow.compare(d, c, i)

@@ -51,7 +51,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err error) {
 	d := a.d
-	if err = d.openSession(req); err != nil {
+	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
 	sent := a.watched(req)
@@ -72,7 +72,7 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 // kept connection turned out closed.
 func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	d := a.d
-	r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target, Session: d.backed.id, shared: d.sent != nil}
+	r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target, Session: d.turn.EngineSession(), shared: d.sent != nil}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)
 	d.noticeCut(r.cut)

@@ -55,7 +55,7 @@ func (d *Dispatch) turnAway(err error) {
 
 // pause waits for lb_try_interval. It returns false if the client left meanwhile.
 func (d *Dispatch) pause(ctx context.Context) bool {
-	d.use.Yield()
+	d.turn.Yield()
 	timer := time.NewTimer(max(d.Limits.Interval, 10*time.Millisecond))
 	defer timer.Stop()
 	select {

@@ -168,7 +168,6 @@ func (p *Pool) Learn(w *Worker, info engine.Info) {
 		p.Incidents.Raise(t, incidentShared, p.Logger)
 	case changed, before.Type != "" && info.Type != before.Type:
 		p.clear(w, clearedRestarted)
-		p.loseSessions(w, true)
 	}
 }
 

@@ -32,16 +32,8 @@ func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
 }
 
-// CountOpened counts a session that an engine opened, or failed to open.
-func (p *Pool) CountOpened(opened bool) {
-	outcome := "opened"
-	if !opened {
-		outcome = "failed"
-	}
-	p.countSession("open", outcome)
-}
-
-func (p *Pool) countSession(action, outcome string) {
+// CountSession counts a session that an engine was asked to open or close.
+func (p *Pool) CountSession(action, outcome string) {
 	engineSessionCalls.WithLabelValues(p.Name, action, outcome).Inc()
 }
 

@@ -44,9 +44,9 @@ type Pool struct {
 	joined joined
 	conversations
 
-	Sessions *affinity.Sessions
-	engineSessions
-	lostSessions
+	Sessions   *affinity.Sessions
+	holderMu   sync.Mutex
+	holder     Holder // nil until the first call of Holder
 	queue      queue
 	Spending   spending
 	Background background
@@ -110,7 +110,7 @@ func New(name string, s *Settings) (*Pool, error) {
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
 		MaxSessions: s.MaxSessions,
-		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { p.bindingEnded(key, b.Want) },
+		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.sessionEnded(key, &b.Want, why) },
 	})
 	if err != nil {
 		return nil, err
@@ -139,8 +139,8 @@ func (p *Pool) key(seed uint64) {
 // Destruct writes the last snapshot or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
-	if !p.hasSnapshot() {
-		p.closeAll()
+	if h := p.Holder(nil); h != nil && !p.hasSnapshot() {
+		h.CloseAll()
 	}
 	close(p.stop)
 	p.endLife()

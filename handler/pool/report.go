@@ -139,7 +139,6 @@ func (p *Pool) away(w *Worker, r reach, why string) {
 	previous, wasWell := w.Health.recordAway(time.Now(), r)
 	if r == refusing && previous != refusing {
 		p.clear(w, clearedRefused)
-		p.loseSessions(w, false)
 	}
 	if wasWell {
 		p.logMark(w, why)

@@ -71,8 +71,7 @@ type restorer struct {
 // restoredWorker is a worker of the snapshot. The zero value is one that is no upstream.
 type restoredWorker struct {
 	*Worker
-	same     bool // its engine has not restarted, as far as is known
-	hasCache bool // and may have its cache still
+	hasCache bool // its engine has not restarted, as far as is known, and may have its cache still
 }
 
 // readAll reads all parts. Without the first one, the others name unknown workers.
@@ -140,8 +139,7 @@ func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
 	if isNew && !s.Upstreams[saved.Dial] {
 		w.seen.Store(saved.Seen.Unix()) // no source has named it in this run
 	}
-	same := w.Engine.recall(saved.Life)
-	one := restoredWorker{w, same, same && r.caches}
+	one := restoredWorker{w, w.Engine.recall(saved.Life) && r.caches}
 	if one.hasCache {
 		w.cacheCheck.recall(saved.Confirmed)
 	}
@@ -170,34 +168,23 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	t, ok := r.target(rec.Target)
 	b := &rec.Binding
 	if !ok {
-		if b.Kind == affinity.EngineBacked {
-			r.pool.lose(b.Key)
-		}
 		return
 	}
 	b.Target = t
 	b.Idle += r.down
-	expired, held := b.Idle >= b.TTL, b.Kind == affinity.EngineBacked
-	if expired {
+	held := b.Kind == affinity.EngineBacked
+	if b.Idle >= b.TTL {
 		r.Expired++
-	}
-	if held && !r.workers[rec.Target.Worker].same {
-		r.pool.lose(b.Key)
-		return
-	}
-	if expired {
 		if held {
 			r.awaitProbes(ctx) // they show which engine it is
-			r.pool.lose(b.Key)
-			r.pool.CloseSession(b.Want)
+			r.pool.sessionEnded(b.Key, &b.Want, affinity.Expired)
 		}
 		return
 	}
-	done, _ := r.pool.Sessions.Restore(ctx, b)
-	if done {
+	if done, _ := r.pool.Sessions.Restore(ctx, b); done {
 		r.Sessions++
 	} else if held {
-		r.pool.bindingEnded(b.Key, b.Want)
+		r.pool.sessionEnded(b.Key, &b.Want, affinity.Replaced)
 	}
 }
 

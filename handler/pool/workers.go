@@ -120,7 +120,6 @@ func (p *Pool) renumber(s *Settings) {
 		old = append(old, w)
 		delete(p.workers, dial)
 		w.unfollow()
-		p.loseSessions(w, true) // a turn must not go to another worker that gets the id
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))
