@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -40,26 +38,4 @@ func (s *server) receivedBy(t *testing.T, e *engine.Engine, path, body string, h
 	}
 	t.Fatalf("the engine was not asked: status %d, error %v, body %.300q", a.status, a.err, a.body)
 	return engine.Record{}
-}
-
-// golden compares the result of make with a file, or writes the file with -update.
-func golden(t *testing.T, file string, make func() []byte) {
-	t.Helper()
-	got := make()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, got, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
-	}
 }
