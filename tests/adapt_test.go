@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write what is wanted into caddyfile_adapt")
+var update = flag.Bool("update", false, "write what is wanted into caddyfile_adapt and testdata")
 
 // TestCaddyfileAdapts adapts each Caddyfile in caddyfile_adapt. It compares the
 // outcome with the text below its line of dashes: the JSON, or a part of the

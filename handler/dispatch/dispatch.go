@@ -288,7 +288,7 @@ func (d *Dispatch) endLast() {
 // kind returns the kind of an attempt of the request.
 func (d *Dispatch) kind() pool.AttemptKind {
 	switch {
-	case !d.plan.Computes:
+	case !d.plan.TakesSlot:
 		return pool.KindOther
 	case d.plan.Request != nil && d.plan.Request.Stream:
 		return pool.KindStream
