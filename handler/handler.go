@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -63,7 +64,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) openPool(caddy.Context) error {
-	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return pool.New(h.Pool, h.settings.WithDefaults()) })
+	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) {
+		return pool.New(h.Pool, h.settings.WithDefaults(), discovery.NewWatch)
+	})
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
@@ -133,12 +136,15 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
-		// Only a policy whose costs are times knows the price of leaving a session's worker.
-		Hard: h.sessionMode() == affinityHard, RefuseBusy: h.Affinity != nil && h.Affinity.Busy == busyRefuse,
-		Soft:   h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		Sessions: turn.NewSessions(&turn.Sessions{
+			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
+			// Only a policy whose costs are times knows the price of leaving a session's home.
+			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		}),
 		Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, Figures: h.figures, Logger: h.logger, Context: h.ctx,
 	}
+	d.Sessions.Failed = d.Unbound
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts
 	}
@@ -156,7 +162,7 @@ func (h *Handler) newReader() *plan.Reader {
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
-		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
+		Waiting: func() uint64 { return uint64(p.Waiting()) },
 	}
 }
 
@@ -204,7 +210,7 @@ func (h *Handler) isLive() bool {
 // adopt has the pool use this handler's settings, once, if the configuration serves.
 func (h *Handler) adopt() {
 	if !h.adopted.Load() && h.isLive() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.Apply(h.config.Get()) {
+		if discovery.Apply(h.pool, h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.persist()

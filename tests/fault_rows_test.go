@@ -186,7 +186,7 @@ func dynamicA(r *faultRun) string {
 	r.engines, r.dns = engines, startDNS(r.t)
 	name := fmt.Sprintf("table%d.engines.test", port) // Caddy's cache is the process's
 	r.dns.setA(name, loopbacks(4)...)
-	return "kv_router {\nreverse_proxy {\n" + dynamicSource("a", r.dns, name, port) + "\n}\n}"
+	return "kv_router {\nreverse_proxy {\n" + dynamicSource(r.dns, name, port) + "\n}\n}"
 }
 
 // slowOnes has four of the clients read slowly an answer that exceeds the buffers before

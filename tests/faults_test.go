@@ -88,9 +88,7 @@ var faultPace = canned.Pace{Words: 20, FirstToken: 20 * time.Millisecond, PerWor
 // settings. Faults occur in the middle. The test logs the table of counts in
 // docs/reliability.md.
 func TestFaultTable(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute")
-	}
+	takesSeconds(t)
 	lines := []string{
 		"| fault | sent | served | retried | failed | broken | left | attempts there | marked down after | longest wait | back after |",
 		"|---|---|---|---|---|---|---|---|---|---|---|",

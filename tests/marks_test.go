@@ -48,6 +48,9 @@ func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 			t.Fatalf("the worker was asked %d times in 15 s: it gets no requests again", engines[0].Requests())
 		}
 		s.mustChat(t, ask("again"))
+		if v, known := s.available(t, engines[0].Addr()); engines[0].Requests() == 1 && known && v != 0 {
+			t.Error("a worker that is marked down is available")
+		}
 	}
 	// What the engine was sent when the mark was over was begun only then.
 	j := engines[0].Journal()
@@ -174,52 +177,41 @@ func (s *server) passiveFails(t *testing.T) map[string]int {
 // router's prediction must be, too. Its end has broken a stream and so marked the worker
 // down before the first connection is refused.
 func TestEngineThatWasGoneHoldsNothing(t *testing.T) {
-	for _, busy := range []bool{false, true} {
-		t.Run(map[bool]string{false: "Idle", true: "InMidStream"}[busy], func(t *testing.T) {
-			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines, "response_headers X-KV-"))
-			c := ask(strings.Repeat("some words ", 300))
-			predicted := func() string { return s.mustChat(t, c).header.Get("X-KV-Predicted-Cached-Tokens") }
-			if n := predicted(); n != "0" {
-				t.Errorf("%s tokens are said to be cached before the first request", n)
-			}
-			s.booksAtZero(t)
-			if n := predicted(); n == "0" {
-				t.Error("nothing is said to be cached after it")
-			}
-			s.booksAtZero(t)
-			var stream sync.WaitGroup
-			if busy {
-				engines[0].SetPace(canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond})
-				begun := make(chan struct{})
-				stream.Go(func() { s.readEvents(t.Context(), ask("long").streamed(), 2, begun) })
-				select {
-				case <-begun:
-				case <-time.After(5 * time.Second):
-					t.Fatal("the stream does not come")
-				}
-				engines[0].SetPace(canned.Pace{})
-			}
-			engines[0].Kill()
-			stream.Wait()
-			s.booksAtZero(t)
-			for range 2 {
-				if a := s.chat(t.Context(), ask("gone?")); a.status != http.StatusServiceUnavailable {
-					t.Errorf("status %d, error %v; want 503", a.status, a.err)
-				}
-			}
-			if err := engines[0].Restart(); err != nil {
-				t.Fatal(err)
-			}
-			if n := predicted(); n != "0" {
-				t.Errorf("%s tokens are said to be cached by an engine that was gone", n)
-			}
-			s.booksAtZero(t)
-			if n := predicted(); n == "0" {
-				t.Error("nothing is said to be cached after another request")
-			}
-		})
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "response_headers X-KV-"))
+	c := ask(strings.Repeat("some words ", 300))
+	predicted := func(when string, some bool) {
+		t.Helper()
+		if n := s.mustChat(t, c).header.Get("X-KV-Predicted-Cached-Tokens"); (n != "0") != some {
+			t.Errorf("%s: %s tokens are said to be cached", when, n)
+		}
+		s.booksAtZero(t)
 	}
+	predicted("at first", false)
+	predicted("then", true)
+	engines[0].SetPace(canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond})
+	begun := make(chan struct{})
+	var stream sync.WaitGroup
+	stream.Go(func() { s.readEvents(t.Context(), ask("long").streamed(), 2, begun) })
+	select {
+	case <-begun:
+	case <-time.After(5 * time.Second):
+		t.Fatal("the stream does not come")
+	}
+	engines[0].SetPace(canned.Pace{})
+	engines[0].Kill()
+	stream.Wait()
+	s.booksAtZero(t)
+	for range 2 {
+		if a := s.chat(t.Context(), ask("gone?")); a.status != http.StatusServiceUnavailable {
+			t.Errorf("status %d, error %v; want 503", a.status, a.err)
+		}
+	}
+	if err := engines[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	predicted("after its restart", false)
+	predicted("after another request", true)
 }
 
 // TestOtherAnswersDoNotHideADeadEngine has an engine whose core is dead. It answers

@@ -420,26 +420,3 @@ func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
 		t.Errorf("%d warnings, want 2", n)
 	}
 }
-
-// TestMaxRunningAutoBoundsTheEngine has more requests than the engine runs at a time. They
-// wait in the queue, not in the engine.
-func TestMaxRunningAutoBoundsTheEngine(t *testing.T) {
-	g := &gate{name: "e", let: make(chan int)}
-	tells := fakeSGLang(`"version":"0.5.19","page_size":16,"dp_size":1,"max_running_requests":2`)
-	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method != http.MethodPost {
-			return tells(w, r)
-		}
-		g.serve(w, r)
-		return true
-	})
-	s := startCaddy(t, "kv_router "+f.addr()+" {\nworker * {\nmax_running auto\n}\n}")
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.limited(t, f.addr()).Load.Max != nil })
-	under := s.startChats(t, 5)
-	s.wantWaiting(t, 3)
-	if n := g.running.Load(); n != 2 {
-		t.Errorf("%d requests run, want 2", n)
-	}
-	g.opened(t)
-	s.wantServed(t, "", under...)
-}

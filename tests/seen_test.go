@@ -109,12 +109,12 @@ func TestSessionStaysWithItsWorker(t *testing.T) {
 	}
 }
 
-// TestRoutingIsLogged checks the debug line that Dynamo's users know.
+// TestRoutingIsLogged checks the debug line of a choice.
 func TestRoutingIsLogged(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines), "debug")
 	s.mustChat(t, ask("anybody?"))
-	line := regexp.MustCompile(`\[ROUTING\] Best: worker_\d+ dp_rank=0 with \d+/\d+ blocks overlap`)
+	line := regexp.MustCompile(`"msg":"worker chosen",.*"worker":\d+,.*"dp_rank":0,.*"overlap_blocks":\d+,.*"request_blocks":\d+`)
 	eventually(t, 2*time.Second, "the debug line", func() bool {
 		data, err := os.ReadFile(s.log)
 		return err == nil && line.Match(data)

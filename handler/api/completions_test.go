@@ -74,36 +74,3 @@ func TestTokenBlocksAreKeyed(t *testing.T) {
 		}
 	}
 }
-
-func TestTokenBlockSizes(t *testing.T) {
-	body := []byte(`{"prompt":[0`)
-	ids := []uint32{0}
-	for i := range uint32(9999) {
-		body = append(body, `,7`...)
-		body = append(body, byte('0'+i%10))
-		ids = append(ids, 70+i%10)
-	}
-	body = append(body, `]}`...)
-	for _, size := range []int{1, 16, 256, 257, 4096} {
-		r, err := Parse(completions{}, body, Options{BlockSize: size, Seed: testSeed})
-		if err != nil || !slices.Equal(r.Blocks, tokenBlocks(size, ids...)) || r.Tokens != 10000 {
-			t.Errorf("size %d: %d blocks, %d tokens, %v", size, len(r.Blocks), r.Tokens, err)
-		}
-	}
-}
-
-func TestCompletionContinuesPrompt(t *testing.T) {
-	r := mustParse(t, completions{}, `{"prompt":"once upon a time th"}`)
-	a := observe(r, true)
-	a.Write([]byte("data: {\"choices\":[{\"index\":0,\"text\":\"ere was\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" a \\\"king\\\"\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"))
-	a.Finish()
-	if want := blocksOf(spelled(`once upon a time there was a "king"`)); !slices.Equal(a.Prediction(), want) {
-		t.Errorf("%x, want %x", a.Prediction(), want)
-	}
-	a = observe(mustParse(t, completions{}, `{"prompt":"once upon a time th","echo":true}`), false)
-	a.Write([]byte(`{"choices":[{"index":0,"text":"once","finish_reason":"length"}]}`))
-	a.Finish()
-	if a.Prediction() != nil || !a.Done() || !a.FirstToken() {
-		t.Errorf("echo: %+v", a)
-	}
-}

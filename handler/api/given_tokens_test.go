@@ -128,48 +128,6 @@ func TestGivenTokensThatAreNotAll(t *testing.T) {
 	}
 }
 
-// TestHowTextIsWrittenIsNothingToTokens has members that change how text becomes
-// tokens, and such that also change what is computed of tokens.
-func TestHowTextIsWrittenIsNothingToTokens(t *testing.T) {
-	root := func(prompt, member string) uint64 {
-		return mustParse(t, completions{}, `{"model":"m","prompt":`+prompt+member+`}`).Root
-	}
-	for member, same := range map[string]bool{
-		`"reasoning_effort":"low"`: true, `"add_special_tokens":false`: true, `"chat_template_kwargs":{"a":1}`: true,
-		`"lora":"x"`: false, `"extra_key":"x"`: false, `"truncate_prompt_tokens":5`: false, `"suffix":"x"`: false,
-	} {
-		if (root("[1,2]", ","+member) == root("[1,2]", "")) != same {
-			t.Errorf("%s: the root of token ids is the same: %v", member, !same)
-		}
-		if root(`"x"`, ","+member) == root(`"x"`, "") {
-			t.Errorf("%s: the root of text is the same", member)
-		}
-	}
-}
-
-// BenchmarkGive hashes the ids of a long prompt.
-func BenchmarkGive(b *testing.B) {
-	var ids strings.Builder
-	ids.WriteString("[1")
-	for i := range 32767 {
-		ids.WriteString("," + strconv.Itoa(i*3))
-	}
-	ids.WriteString("]")
-	raw := []byte(ids.String())
-	o := Options{BlockSize: 16, Seed: testSeed}
-	r, err := Parse(completions{}, []byte(`{"prompt":"x"}`), o)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.SetBytes(int64(len(raw)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if !r.Give(raw, o) {
-			b.Fatal("no ids")
-		}
-	}
-}
-
 // FuzzGive gives requests lists of anything: what is taken is what it is as a
 // prompt of its own.
 func FuzzGive(f *testing.F) {

@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"strconv"
+	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -101,8 +102,8 @@ type Request struct {
 	// Anthropic's Messages.
 	CacheKey, SessionID, UserSession string
 	// SessionHeld is whether session_params names a session, whose state the
-	// engine keeps.
-	SessionHeld bool
+	// engine keeps. SessionList is whether it is a list, for several prompts.
+	SessionHeld, SessionList bool
 	// MaxTokens is the limit of the answer's tokens; 0 is unknown.
 	MaxTokens int64
 
@@ -200,6 +201,9 @@ type parse struct {
 	hash                                       hasher
 }
 
+// parses keeps the memory of parses for reuse: the methods of an API make it escape.
+var parses = sync.Pool{New: func() any { return new(parse) }}
+
 // ErrMembers means that a body has more than 4096 members.
 var ErrMembers = errors.New("too many members")
 
@@ -223,7 +227,12 @@ func (e *ScanError) Unwrap() error { return e.err }
 // members.
 func Parse(a API, body []byte, o Options) (*Request, error) {
 	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
-	p := &parse{req: r, opt: o.withDefaults(), body: body}
+	p := parses.Get().(*parse)
+	defer func() {
+		*p = parse{} // release the body
+		parses.Put(p)
+	}()
+	*p = parse{req: r, opt: o.withDefaults(), body: body}
 	if err := p.scan(); err != nil {
 		return nil, err
 	}

@@ -1,13 +1,16 @@
 package dispatch
 
 import (
+	"context"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -18,7 +21,10 @@ import (
 // request behind it. All tests that need such a dispatch use this constructor.
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 	d := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
-	d.ready, d.tried = d.start, d.usual[:0]
+	d.ready, d.tried = d.start, d.triedBuf[:0]
+	if p != nil {
+		d.turn, _ = d.Sessions.Enter(context.Background(), p, false)
+	}
 	return d
 }
 
@@ -26,7 +32,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
-	d.Body, d.attempt = p.Body, &attempt{Attempt: pool.Attempt{Worker: w, Target: w.Target(0)}}
+	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Worker: w, Target: w.Target(0)}}
 	return d
 }
 
@@ -54,7 +60,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
-		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(),
+		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
@@ -95,7 +101,7 @@ func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
 	t.Helper()
-	p, err := pool.New("test", s.WithDefaults())
+	p, err := pool.New("test", s.WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (d *Dispatch) foresee(resp *http.Response) {
 	if d.next != nil { // of an answer that the operator's retry_match retried
 		d.next(nil, nil, nil)
 	}
-	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last, Held: d.backed.id != ""}
+	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream, Held: d.turn.EngineSession() != ""}
 	if d.Body != nil {
 		t.Size = d.Body.Size
 	}

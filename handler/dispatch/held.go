@@ -34,8 +34,8 @@ func (d *Dispatch) takeHeld() *http.Response {
 		return nil
 	}
 	d.held = heldAnswer{}
-	d.label(h.resp.Header, h.attempt)
-	d.answer = d.deliveryOf(h.attempt, h.resp)
+	h.attempt.label(h.resp.Header)
+	d.answer = h.attempt.deliveryOf(h.resp)
 	return h.resp
 }
 

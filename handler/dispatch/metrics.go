@@ -5,9 +5,11 @@ import (
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -52,7 +54,7 @@ type Figures struct {
 	// of answers that tell what was cached, in tokens
 	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
 	queueWait                                           prometheus.Observer
-	turns                                               map[string]prometheus.Counter // by the session's state
+	turns                                               map[turn.State]prometheus.Counter
 }
 
 // Of returns the figures of a pool.
@@ -70,9 +72,9 @@ func (m *Metrics) Of(pool string) *Figures {
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	f.turns = make(map[string]prometheus.Counter)
-	for _, state := range sessionStates {
-		f.turns[state] = m.turns.WithLabelValues(pool, state)
+	f.turns = make(map[turn.State]prometheus.Counter)
+	for _, state := range turn.States {
+		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
 	}
 	for _, reason := range []string{movedGone, movedFailed, movedUnavailable, movedCost} {
 		m.moves.WithLabelValues(pool, reason)
@@ -124,7 +126,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
-	for _, c := range append(append(pool.Collectors(), others...), []prometheus.Collector{
+	for _, c := range append(append(append(pool.Collectors(), discovery.Collectors()...), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
 		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves, m.Speculative,
 	}...) {

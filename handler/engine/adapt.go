@@ -87,9 +87,9 @@ type Adapted struct {
 	// Headers are to be set. The caller removes the client's headers that name a
 	// worker or a rank.
 	Headers []Header
-	// Lacks are the fields of nvext that this engine cannot use in this API. Adapt
+	// Unsupported are the fields of nvext that this engine cannot use in this API. Adapt
 	// has dropped them.
-	Lacks Fields
+	Unsupported Fields
 	// Dropped are the grants that the client lacks for members of the engine's own.
 	// Adapt has removed those members.
 	Dropped nvext.Grants
@@ -163,7 +163,7 @@ func (e *Engine) Adapt(r *Request) Adapted {
 		f.fields()
 		f.guard()
 	}
-	f.Lacks |= f.said
+	f.Unsupported |= f.said
 	return f.Adapted
 }
 

@@ -138,7 +138,7 @@ func compare(t *testing.T, o *oracle, r *asked, body []byte) {
 	}
 	slices.Sort(o.lacks)
 	o.lacks = slices.Compact(o.lacks) // one of nvext's and one of the body's own
-	if lacks := slices.Collect(got.Lacks.Names); !same(lacks, o.lacks) {
+	if lacks := slices.Collect(got.Unsupported.Names); !same(lacks, o.lacks) {
 		t.Fatalf("%s, %s: %s lacks %v, want %v", o.kind, o.api, body, lacks, o.lacks)
 	}
 	if dropped := slices.Collect(got.Dropped.Names); !same(dropped, o.dropped) {

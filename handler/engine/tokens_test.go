@@ -31,8 +31,8 @@ func TestTokenDataIsGivenWhereItIsTaken(t *testing.T) {
 				out := r.Body.Apply()
 				has := bytes.Contains(out, []byte("4242"))
 				want := give && e.TakesTokenData(r.API) || kind == Dynamo
-				if has != want || kind != Dynamo && (got.Lacks&TokenData == 0) != has {
-					t.Errorf("%q: %s, the ids planned %v: the engine gets %s, and lacks %b", kind, path, give, out, got.Lacks)
+				if has != want || kind != Dynamo && (got.Unsupported&TokenData == 0) != has {
+					t.Errorf("%q: %s, the ids planned %v: the engine gets %s, and lacks %b", kind, path, give, out, got.Unsupported)
 				}
 				if has && kind != Dynamo {
 					taken++

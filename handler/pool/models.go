@@ -40,6 +40,12 @@ func (w *Worker) Serves(model string) (yes, known bool) {
 	return false, false
 }
 
+// KnownToServe returns whether a worker is known to serve a model.
+func (w *Worker) KnownToServe(model string) bool {
+	yes, _ := w.Serves(model)
+	return yes
+}
+
 // has returns whether a model is in the list. Searching a short list is faster than a map.
 func (l *ModelList) has(model string) bool {
 	if len(l.Entries) == 0 || len(l.Entries) > 4 {
@@ -109,10 +115,10 @@ func (p *Pool) Adapter(model string) (name string, known bool) {
 		return "", true
 	}
 	known = true
-	p.Mu.RLock()
-	defer p.Mu.RUnlock()
+	p.members.mu.RLock()
+	defer p.members.mu.RUnlock()
 	base, adapter, isPair := strings.Cut(model, ":")
-	for _, w := range p.Workers {
+	for _, w := range p.workers {
 		list := w.Models.Load()
 		if list == nil {
 			continue

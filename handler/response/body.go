@@ -96,8 +96,8 @@ type Body struct {
 	named      bool // the listener has the response's id
 	told       bool // the listener has the summary
 
-	frames rawjson.Framer
-	added  *added // the nvext that is added; nil if none
+	frames *rawjson.Framer // of a stream; nil for other answers
+	added  *added          // the nvext that is added; nil if none
 	edits  []rawjson.Edit
 	tail   [4]byte // the last bytes that the client got; 0 where there are none
 	rest   []byte  // bytes that the client gets next
@@ -126,7 +126,9 @@ func NewBody(resp *http.Response, o Options) *Body {
 		resp.Header.Del("Content-Length")
 		resp.ContentLength = -1
 	}
-	b.frames.Edits = b.CutUsage || b.added != nil && b.added.stream != nil
+	if o.Stream {
+		b.frames = &rawjson.Framer{Edits: b.CutUsage || b.added != nil && b.added.stream != nil}
+	}
 	b.extensible = o.Stream && resp.ContentLength < 0
 	return b
 }
