@@ -19,7 +19,7 @@ const maxWritten, maxParams = 1 << 10, 128 << 10
 
 // sglangSessions scopes the sessions in the client's own members. It removes members
 // that it cannot scope: they could name another tenant's session.
-func (f *fit) sglangSessions() {
+func (f *adapter) sglangSessions() {
 	held := f.Session != "" && f.onSessions()
 	if held {
 		f.turn()
@@ -37,14 +37,14 @@ func (f *fit) sglangSessions() {
 		f.Body.Cut(nameSession)
 		f.Unsupported |= SessionParams
 	}
-	if !held && (f.said&SessionParams == 0 || !f.onSessions()) { // else nvext's replace them
+	if !held && (f.requested&SessionParams == 0 || !f.onSessions()) { // else nvext's replace them
 		f.scopeParams()
 	}
 }
 
 // turn names the session that the request continues in session_params: in those of
 // nvext, else in the client's own. Their other members stay.
-func (f *fit) turn() {
+func (f *adapter) turn() {
 	id := quoted(f.Session)
 	if at, ok := f.Body.NVExt(); ok && f.takes(SessionParams, true) {
 		f.Body.Set(nameParams, f.withID(at.Within(f.Ext.SessionParams.Span), id))
@@ -58,7 +58,7 @@ func (f *fit) turn() {
 func onlyID(id []byte) []byte { return slices.Concat([]byte(`{"id":`), id, []byte{'}'}) }
 
 // withID returns the object at a place of the body with another id.
-func (f *fit) withID(at rawjson.Span, id []byte) []byte {
+func (f *adapter) withID(at rawjson.Span, id []byte) []byte {
 	raw := f.Body.Text(at)
 	ids, ok := f.Body.InnerAt(at, nameID)
 	if !ok || len(raw) > maxParams {
@@ -78,11 +78,11 @@ func (f *fit) withID(at rawjson.Span, id []byte) []byte {
 }
 
 // onSessions returns whether SGLang gets nvext's session_params in this API.
-func (f *fit) onSessions() bool { return f.on(api.NameChat, api.NameCompletions, api.NameGenerate) }
+func (f *adapter) onSessions() bool { return f.on(api.NameChat, api.NameCompletions, api.NameGenerate) }
 
 // scoped returns a session's id with its scope, both as JSON. It is not ok for an id
 // that is no text. An empty id is an ordinary name in SGLang.
-func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
+func (f *adapter) scoped(raw []byte) (text []byte, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return nil, false
 	}
@@ -98,7 +98,7 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 
 // scopeParams scopes the body's session_params: one object, or a list with one for
 // each prompt. Their rid stays: SGLang looks it up within the session only.
-func (f *fit) scopeParams() {
+func (f *adapter) scopeParams() {
 	edits, ok := f.scopeAll(f.Body.Inner(nameParams, nameID))
 	if !ok {
 		f.Body.Cut(nameParams)
@@ -112,7 +112,7 @@ func (f *fit) scopeParams() {
 
 // scopeAll returns the edits that scope the ids at these places of the body. It is
 // not ok if an id is no text, or the places were not found.
-func (f *fit) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok bool) {
+func (f *adapter) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok bool) {
 	if !found {
 		return nil, false
 	}
@@ -131,9 +131,9 @@ func (f *fit) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok 
 }
 
 // sessionParams gives SGLang the session of nvext.
-func (f *fit) sessionParams() {
+func (f *adapter) sessionParams() {
 	at, ok := f.Body.NVExt()
-	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
+	if f.requested&SessionParams == 0 || !ok || !f.onSessions() {
 		return
 	}
 	at = at.Within(f.Ext.SessionParams.Span)
