@@ -26,8 +26,8 @@ type delivery struct {
 // deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
-	d.dropHeld()
-	if d.foresee(resp); !d.KeepBody && d.next == nil {
+	d.held.drop()
+	if d.prepareFollowUp(resp); !d.KeepBody && d.followUp == nil {
 		d.dropBody()
 	}
 	a.label(resp.Header)
