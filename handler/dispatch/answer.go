@@ -154,7 +154,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.FirstToken(t)
-	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }
 

@@ -214,13 +214,12 @@ type Dispatcher struct {
 	FollowUps followUps
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
-	Context     context.Context // ends with the configuration
 	Client      *upstream.Client
 
-	tables  pool.Tables
-	Metrics *Metrics
-	Figures *Figures
-	Logger  *zap.Logger
+	tables      pool.Tables
+	Metrics     *Metrics
+	PoolMetrics *PoolMetrics
+	Logger      *zap.Logger
 }
 
 // asker asks workers what they serve.
@@ -247,7 +246,7 @@ func (d *Dispatch) End() *Report {
 	defer d.plan.Once.Done()
 	defer func() { d.turn.End(d.answer.computed()) }()
 	if d.wait.waited > 0 {
-		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
+		d.PoolMetrics.queueWait.Observe(d.wait.waited.Seconds())
 	}
 	if d.attempt != nil {
 		d.endLast()
@@ -271,7 +270,7 @@ func (d *Dispatch) endLast() {
 	}
 	d.follow(outcome)
 	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
-		d.Figures.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
+		d.PoolMetrics.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
 		if o.computed() {
 			o.attempt.Worker.Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
 		}

@@ -127,7 +127,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	if state == turn.None {
 		return
 	}
-	d.Figures.turns[state].Inc()
+	d.PoolMetrics.turns[state].Inc()
 	if state == turn.Moved {
 		d.Metrics.moves.WithLabelValues(d.Pool.Name, d.whyMoved(home)).Inc()
 	}
