@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -109,9 +110,6 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	}()
 	if err = d.narrow(r); err != nil {
 		return nil, err
-	}
-	if d.fixed.reason == ReasonResponse {
-		s.Pool.Responses.Find(p.Response, true)
 	}
 	d.CountDropped(p)
 	d.noticeIneffective()
@@ -272,7 +270,7 @@ func (d *Dispatch) endLast() {
 	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
 		d.PoolMetrics.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
+			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
 		}
 	}
 }

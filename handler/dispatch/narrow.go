@@ -107,7 +107,7 @@ func (rt *route) shared(format string, args ...any) error {
 // that is still an upstream. If the worker lost the rank, any of its ranks may serve the
 // request.
 func (rt *route) returnTo() bool {
-	t, ok := rt.Pool.Responses.Find(rt.plan.Response, false)
+	t, ok := rt.turn.ResponseAt()
 	if !ok {
 		return false
 	}

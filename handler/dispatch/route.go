@@ -41,7 +41,7 @@ func (s *Dispatcher) routeOf(r *http.Request, p *plan.Plan) route {
 // kind returns the kind of an attempt of the request.
 func (rt *route) kind() pool.AttemptKind {
 	switch {
-	case !rt.plan.Computes:
+	case !rt.plan.TakesSlot:
 		return pool.KindOther
 	case rt.plan.Request != nil && rt.plan.Request.Stream:
 		return pool.KindStream

@@ -58,7 +58,7 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	if !p.Ext.AgentHints.SpeculativePrefill.Value {
 		return nil
 	}
-	if e := r.pool.EngineOf(t.Worker); e.ReadsNVExt() {
+	if e := t.Worker.Engine(); e.ReadsNVExt() {
 		return nil
 	}
 	switch {

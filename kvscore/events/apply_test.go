@@ -165,3 +165,18 @@ func TestOtherBlockSizes(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// TestOneNameForTwoBlocks has events that contradict themselves. The index keeps what came first.
+func TestOneNameForTwoBlocks(t *testing.T) {
+	a := newApplied(t, namesAll)
+	prompt := slices.Concat(ids(10), ids(20), ids(30))
+	a.told(Event{Kind: Stored, Hashes: []uint64{1, 2, 1}, Tokens: prompt, BlockSize: 4})
+	a.wants("a name twice", 0, 8, cache.Partial, "", prompt)
+	a.told(Event{Kind: Stored, Hashes: []uint64{2}, Parent: 2, HasParent: true, Tokens: ids(30), BlockSize: 4})
+	a.wants("the parent's name", 0, 8, cache.Partial, "", prompt)
+	if got := a.w.Applied(0); got.Contradictions != 2 || got.Stored != 2 {
+		t.Errorf("%+v", got)
+	}
+	a.told(Event{Kind: Removed, Hashes: []uint64{1, 2}})
+	a.wants("removed", 0, 0, cache.Approximate, "", prompt) // the deeper overlap counts
+}

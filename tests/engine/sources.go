@@ -48,14 +48,13 @@ func (e *Engine) EventEndpoints(rank int) (pub, replay string) {
 // eventSources answers as a vLLM since 0.32 does.
 func (x *exchange) eventSources() {
 	c := x.engine.cfg.Events
-	if c == nil || c.Sources == NoSources {
+	if c == nil {
 		x.fail404()
 		return
 	}
-	var list []source
 	byRank := make(map[string]source)
 	for i := range x.engine.cfg.Ranks {
-		s := source{Enabled: true, Publisher: "zmq", Buffer: c.Buffer, HighWater: c.HighWater, Queue: 100000, Topic: c.Topic, Rank: i}
+		s := source{Enabled: true, Publisher: "zmq", Buffer: c.Buffer, HighWater: highWater, Queue: 100000, Topic: c.Topic, Rank: i}
 		var replay string
 		if s.Endpoint, replay = x.engine.EventEndpoints(i); replay != "" {
 			s.Replay = &replay
@@ -63,17 +62,9 @@ func (x *exchange) eventSources() {
 		if c.Dial == "" { // vLLM listens only at such addresses
 			s.Endpoint = "tcp://*" + s.Endpoint[strings.LastIndexByte(s.Endpoint, ':'):]
 		}
-		list = append(list, s)
 		byRank[strconv.Itoa(i)] = s
 	}
-	switch c.Sources {
-	case SourcesList:
-		x.value(list)
-	case SourcesWrapped:
-		x.value(map[string]any{"sources": list})
-	case SourcesByRank, NoSources:
-		x.value(byRank)
-	}
+	x.value(byRank)
 }
 
 // describeEvents returns what an SGLang tells of its publishers; nil without.

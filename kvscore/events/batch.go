@@ -6,6 +6,7 @@ import "errors"
 // bounds everything else.
 const (
 	maxEvents = 1 << 16 // in a batch
+	maxExtra  = 1 << 16 // extra keys in a batch
 	maxBlocks = 1 << 20 // in an event
 	maxTokens = 1 << 22 // in an event
 	maxText   = 4096    // bytes of a name or a salt
@@ -31,17 +32,14 @@ var ErrNotBatch = errors.New("the payload is not a batch of KV events")
 // of its events may be an array or a map. The decoder ignores elements and keys that it does
 // not know.
 //
-// Some engines keep several groups of attention layers and publish the blocks of each group
-// under equal names. The decoder delivers only the first group that an event marks as full
-// attention, and group 0 as long as no event marks one. The decoder remembers that group,
-// because a removal has only the group's number. Call [Decoder.Reset] when the engine restarts.
+// The steps are a file each: the batch (this one), an event as it is on the wire (wire.go), what
+// it means (meaning.go). A [Recorder] then puts it into the caches (apply.go).
 type Decoder struct {
 	batch  Batch
 	hashes []uint64
 	tokens []uint32
 	extra  []ExtraKey
 	text   []byte // names that the payload does not contain
-	unique unique
 	group  mainGroup
 }
 
@@ -53,7 +51,8 @@ func (d *Decoder) Reset() { d.group = mainGroup{} }
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.clear()
 	r := reader{b: payload}
-	if !d.readBatch(&r) || r.i != len(payload) {
+	d.readBatch(&r)
+	if r.bad || r.i != len(payload) {
 		return nil, ErrNotBatch
 	}
 	return &d.batch, nil
@@ -79,116 +78,80 @@ func kept[T any](buffer []T, keep int) []T {
 }
 
 // readBatch reads [time, events, rank], where the rank may be missing, or a map of these.
-func (d *Decoder) readBatch(r *reader) (ok bool) {
+func (d *Decoder) readBatch(r *reader) {
 	if isMap(r.lead()) {
-		return d.readNamedBatch(r)
+		d.readNamedBatch(r)
+		return
 	}
-	n, ok := r.array()
-	if !ok || n < 2 {
-		return false
+	n := r.array()
+	if n < 2 {
+		r.fail()
+		return
 	}
-	if d.batch.Time, ok = r.seconds(); !ok || !d.readEvents(r) {
-		return false
+	d.batch.Time = r.seconds()
+	d.readEvents(r)
+	if n > 2 {
+		d.readRank(r)
 	}
-	if n > 2 && !d.readRank(r) {
-		return false
-	}
-	return r.skipAll(n - 3)
+	r.skipAll(n - 3)
 }
 
-func (d *Decoder) readNamedBatch(r *reader) bool {
-	n, ok := r.mapping()
-	if !ok {
-		return false
-	}
-	found := false
-	for range n {
-		key, ok := r.key()
-		if !ok {
-			return false
-		}
-		switch string(key) {
+func (d *Decoder) readNamedBatch(r *reader) {
+	lists := 0
+	for n := r.mapping(); n > 0 && !r.bad; n-- {
+		switch string(r.key()) {
 		case "ts":
-			d.batch.Time, ok = r.seconds()
+			d.batch.Time = r.seconds()
 		case "events":
-			ok = !found && d.readEvents(r)
-			found = true
+			lists++
+			d.readEvents(r)
 		case "data_parallel_rank", "dp_rank", "attn_dp_rank":
-			ok = d.readRank(r)
+			d.readRank(r)
 		default:
-			ok = r.skip()
-		}
-		if !ok {
-			return false
+			r.skip()
 		}
 	}
-	return found
-}
-
-// key reads a map's key; nil if it is not a string.
-func (r *reader) key() ([]byte, bool) {
-	switch c := r.lead(); {
-	case c >= fixStr && c < null:
-		r.i++
-		return r.bytes(uint64(c & 31))
-	case isText(c):
-		return r.text()
+	if lists != 1 {
+		r.fail()
 	}
-	return nil, r.skip()
-}
-
-// skipAll skips n values, none if n is negative.
-func (r *reader) skipAll(n int) bool {
-	for ; n > 0; n-- {
-		if !r.skip() {
-			return false
-		}
-	}
-	return true
 }
 
 // readRank reads a rank. What is not a rank counts as missing.
-func (d *Decoder) readRank(r *reader) bool {
+func (d *Decoder) readRank(r *reader) {
 	if !isInteger(r.lead()) {
-		return r.skip()
+		r.skip()
+		return
 	}
-	v, minus, ok := r.integer()
-	if !minus && v < 1<<31 {
+	if v, minus := r.integer(); !minus && v < 1<<31 {
 		d.batch.Rank = int(v)
 	}
-	return ok
 }
 
-func (d *Decoder) readEvents(r *reader) bool {
-	n, ok := r.array()
-	if !ok {
-		return false
-	}
-	for range min(n, maxEvents) {
-		if !d.readEvent(r) {
-			return false
-		}
+func (d *Decoder) readEvents(r *reader) {
+	n := r.array()
+	for i := 0; i < min(n, maxEvents) && !r.bad; i++ {
+		d.readEvent(r)
 	}
 	if n > maxEvents {
 		d.batch.Skipped[TooLarge] += n - maxEvents
 	}
-	return r.skipAll(n - maxEvents)
+	r.skipAll(n - maxEvents)
 }
 
-// readEvent reads an event and adds it to the batch. It returns false only if the end of the
-// event cannot be found.
-func (d *Decoder) readEvent(r *reader) bool {
+// readEvent reads an event and adds it to the batch, or leaves it out.
+func (d *Decoder) readEvent(r *reader) {
 	start := r.i
 	hashes, tokens, extra, text := len(d.hashes), len(d.tokens), len(d.extra), len(d.text)
 	w := wire{group: -1}
-	if d.parse(r, &w) {
+	d.readWire(r, &w)
+	if !r.bad && d.interpret(r.b, &w) {
 		if e := &w.event; e.Kind == Cleared || len(e.Hashes) > 0 {
 			d.batch.Events = append(d.batch.Events, *e)
 		}
-		return true
+		return
 	}
 	d.hashes, d.tokens, d.extra, d.text = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra], d.text[:text]
 	d.batch.Skipped[w.why]++
-	r.i = start
-	return r.skip()
+	r.bad, r.i = false, start
+	r.skip() // fails if the event has no end
 }
