@@ -97,33 +97,6 @@ func TestSubAgentsStartNearTheirParent(t *testing.T) {
 	h.booksAtZero(t)
 }
 
-// dropped with a warning, and kept without one.
-func TestHeadersThatCaddyDrops(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	const message = "Caddy drops a session header because of its name"
-	for _, v := range []struct {
-		name, header, options string
-		kept                  bool
-	}{
-		{"Underscore", "session_id", "", false},
-		{"Listed", "session_id", "expected_underscore_headers session_id", true},
-		{"DotListed", "session.id", "expected_dot_headers session.id", true},
-		{"Hyphen", "session-id", "", true},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			var globals []string
-			if v.options != "" {
-				globals = []string{"servers {\n" + v.options + "\n}"}
-			}
-			s := startCaddy(t, showSession+route(engines, "affinity {\nkey header:"+v.header+"\n}"), globals...)
-			warned := len(s.entries(t, message))
-			if known := s.mustChat(t, ask("hello"), v.header, "s").session() != ""; known != v.kept || (warned == 0) != v.kept {
-				t.Errorf("the session is known: %v, %d warnings; want %v", known, warned, v.kept)
-			}
-		})
-	}
-}
-
 // TestConstraintsLimitTheWorkers has allowed workers and required taints.
 func TestConstraintsLimitTheWorkers(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})

@@ -108,13 +108,11 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 func (p *Pool) Isolates(want *Wants, w *Worker) bool { return !want.Isolated || p.isolates(want, w) }
 
 func (p *Pool) isolates(want *Wants, w *Worker) bool {
-	e := p.EngineOf(w)
-	return e.IsolatesCaches(want.API)
+	return w.Engine().IsolatesCaches(want.API)
 }
 
 func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
-	e := p.EngineOf(w)
-	return e.HoldsSessions(want.API)
+	return w.Engine().HoldsSessions(want.API)
 }
 
 // judgment is what Judge needs for each offer of a list.
@@ -131,7 +129,8 @@ func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
 	if want.Only == nil {
 		j.model = o.served(want.Model)
 	}
-	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
+	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank ||
+		want.Workers != nil || len(want.Taints) > 0
 	return j
 }
 

@@ -102,11 +102,11 @@ func (p *Pool) write(w *snapshot.Writer, now time.Time) {
 	if !whole {
 		w.Fail(affinity.ErrClosed)
 	}
-	p.Responses.dump(func(hash uint64, kept keptResponse) {
+	for _, kept := range p.Responses.dump() {
 		if t, known := n.of(kept.target); known {
-			w.Response(&snapshot.Response{Hash: hash, Session: kept.session}, t)
+			w.Response(&snapshot.Response{Hash: kept.hash, Session: kept.session}, t)
 		}
-	})
+	}
 	p.writeCaches(w, n)
 }
 
@@ -116,13 +116,13 @@ func (p *Pool) writeWorkers(w *snapshot.Writer) numbers {
 		if !snapshot.Fits(one.Dial) {
 			continue
 		}
-		life := one.Engine.life()
+		life := one.Engine().Info.Life
 		if !snapshot.Fits(life) {
 			life = ""
 		}
 		n[one.ID] = len(n)
 		w.Worker(&snapshot.Worker{
-			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.cacheCheck.confirmations(),
+			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.watch.Confirmed(),
 		})
 	}
 	return n

@@ -23,6 +23,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler"
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -184,7 +185,7 @@ func TestOptionsAreDocumented(t *testing.T) {
 // "metric". Their column "labels" omits the label pool, which all metrics have.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	dispatch.Register(registry, zap.NewNop(), admin.Collector{})
+	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total)
 	descs := make(chan *prometheus.Desc, 1000)
 	registry.Describe(descs)
 	close(descs)
@@ -278,10 +279,10 @@ func checkMessages(t *testing.T, p *page, column string, messages []string) {
 // table of their own.
 func TestLogLinesAreDocumented(t *testing.T) {
 	lines, conditions := mustCode(t).messages()
+	conditions = append(conditions, mustCode(t).constants("handler/discovery", regexp.MustCompile("^warn[A-Z]"))...)
 	if len(lines) < 8 || len(conditions) < 10 {
 		t.Errorf("found %d log lines and %d conditions only", len(lines), len(conditions))
 	}
-	conditions = append(conditions, mustCode(t).constants("handler/pool", regexp.MustCompile("^warn[A-Z]"))...)
 	conditions = slices.DeleteFunc(conditions, func(s string) bool { return strings.HasPrefix(s, "fallback ") })
 	p := mustPage(t, "docs/troubleshooting.md")
 	checkMessages(t, p, "log line", lines)
