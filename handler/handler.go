@@ -64,7 +64,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) openPool(caddy.Context) error {
-	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return pool.New(h.Pool, h.settings.WithDefaults()) })
+	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) {
+		return pool.New(h.Pool, h.settings.WithDefaults(), discovery.NewWatch)
+	})
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
@@ -208,7 +210,7 @@ func (h *Handler) isLive() bool {
 // adopt has the pool use this handler's settings, once, if the configuration serves.
 func (h *Handler) adopt() {
 	if !h.adopted.Load() && h.isLive() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.Apply(h.config.Get()) {
+		if discovery.Apply(h.pool, h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.persist()

@@ -336,26 +336,6 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 	}
 }
 
-// TestBrokenAnswersCarryWhatCame breaks a stream inside an event, and a plain answer in
-// its middle.
-func TestBrokenAnswersCarryWhatCame(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	engines[0].SetHandler(cut(nil, oneChunk+`data: {"choices":[{"in`))
-	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
-	whole, rest, _ := strings.Cut(string(a.body), "\n\n")
-	if a.err == nil || !strings.Contains(whole, `"worker_id"`) || !strings.HasPrefix(rest, `data: {"choices":[{"in`) || strings.Count(rest, brokenEvent) != 1 {
-		t.Errorf("error %v, body %q", a.err, a.body)
-	}
-	engines[0].SetHandler(nil)
-	engines[0].SetFault(canned.Fault{Kind: canned.DieMidStream})
-	a = s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", false, "worker_id"))
-	if a.err == nil || len(a.body) == 0 || bytes.Contains(a.body, []byte("worker_id")) {
-		t.Errorf("error %v, body %q", a.err, a.body)
-	}
-	s.booksAtZero(t)
-}
-
 // TestChunksAreNotHeldBack has an engine that sends a chunk only after the client has
 // received the one before.
 func TestChunksAreNotHeldBack(t *testing.T) {

@@ -91,33 +91,6 @@ func TestOpenAIClientAsksForResponses(t *testing.T) {
 	}
 }
 
-func TestOpenAIClientEmbeds(t *testing.T) {
-	client, s := openAI(t)
-	for _, v := range []struct {
-		input openai.EmbeddingNewParamsInputUnion
-		n     int
-	}{
-		{openai.EmbeddingNewParamsInputUnion{OfString: openai.String("by the sea")}, 1},
-		{openai.EmbeddingNewParamsInputUnion{OfArrayOfStrings: []string{"by the sea", "in the hills"}}, 2},
-		{openai.EmbeddingNewParamsInputUnion{OfArrayOfTokens: []int64{1, 2, 3}}, 1},
-		{openai.EmbeddingNewParamsInputUnion{OfArrayOfTokenArrays: [][]int64{{1, 2}, {3}, {4}}}, 3},
-	} {
-		e, err := client.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "canned", Input: v.input, Dimensions: openai.Int(12)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(e.Data) != v.n || e.Usage.PromptTokens == 0 {
-			t.Fatalf("%s", e.RawJSON())
-		}
-		for i, d := range e.Data {
-			if len(d.Embedding) != 12 || d.Index != int64(i) {
-				t.Errorf("element %d: %+v", i, d)
-			}
-		}
-	}
-	s.booksAtZero(t)
-}
-
 // Requests that an error of the router's own is the answer to.
 var (
 	askWay = openai.ChatCompletionNewParams{Model: "canned", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Which way?")}}

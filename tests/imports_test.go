@@ -16,9 +16,9 @@ const modulePath = "github.com/caddy-kvrouter/kvrouter/"
 // packages of lower layers only, and what sideways lists.
 var layers = [][]string{
 	{"handler"},
-	{"handler/admin", "handler/speculative", "handler/discovery"},
+	{"handler/admin", "handler/speculative"},
 	{"handler/dispatch"},
-	{"handler/turn"},
+	{"handler/turn", "handler/discovery"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
 	{"handler/engine"},
 	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot"},

@@ -2,12 +2,10 @@ package tests
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,13 +28,6 @@ func site(directive string, engines []*canned.Engine, proxy ...string) string {
 var refusal = canned.Fault{
 	Kind: canned.Status, Status: http.StatusServiceUnavailable,
 	Header: http.Header{"Retry-After": {"7"}}, Body: `{"error":{"message":"full"}}`,
-}
-
-// refuse sends that answer.
-func refuse(w http.ResponseWriter) {
-	w.Header()["Retry-After"] = refusal.Header["Retry-After"]
-	w.WriteHeader(refusal.Status)
-	io.WriteString(w, refusal.Body)
 }
 
 // TestTryDurationOutlastsARestart has the only engine down for a second. lb_try_duration
@@ -104,59 +95,6 @@ func TestRetriesAreLimited(t *testing.T) {
 				s.booksAtZero(t)
 			})
 		}
-	}
-}
-
-// TestRefusalIsGivenOutWhenTimeIsOver has requests whose retries end by the operator's
-// limits. The client gets an engine's whole answer.
-func TestRefusalIsGivenOutWhenTimeIsOver(t *testing.T) {
-	for _, v := range []struct {
-		name    string
-		engines int
-		answer  func(w http.ResponseWriter, r *http.Request, nth int64)
-	}{
-		{"FirstAnswerIsTooLate", 2, func(w http.ResponseWriter, r *http.Request, _ int64) {
-			outlast(r, 500*time.Millisecond)
-			refuse(w)
-		}},
-		{"SecondAnswerIsTooLate", 2, func(w http.ResponseWriter, r *http.Request, nth int64) {
-			if nth > 1 {
-				outlast(r, 500*time.Millisecond)
-			}
-			refuse(w)
-		}},
-		{"ThenConnectionsBreak", 1, func(w http.ResponseWriter, r *http.Request, nth int64) {
-			if nth == 1 {
-				refuse(w)
-				return
-			}
-			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
-				conn.Close()
-			}
-		}},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, v.engines, canned.Pace{})
-			var nth atomic.Int64
-			for _, e := range engines {
-				e.SetHandler(func(w http.ResponseWriter, r *http.Request) { v.answer(w, r, nth.Add(1)) })
-			}
-			s := startCaddy(t, site("kv_router", engines, "lb_try_duration 400ms", "lb_try_interval 50ms"))
-			a := s.chat(t.Context(), ask("hi"))
-			wantAnswer(t, a, refusal)
-			if a.header.Get("X-KV-Worker") == "" {
-				t.Error("the answer does not say which worker gave it")
-			}
-			s.booksAtZero(t)
-		})
-	}
-}
-
-// outlast waits for a time or until the client leaves.
-func outlast(r *http.Request, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-r.Context().Done():
 	}
 }
 

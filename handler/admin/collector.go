@@ -155,7 +155,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 		to.gauge(descAvailable, asNumber(*yes))
 	}
 	e := viewEngine(p, w)
-	to.gauge(descEngine, 1, p.EngineOf(w).Type, w.Engine.Info().Version, e.Source)
+	to.gauge(descEngine, 1, w.Engine().Type, w.Engine().Info.Version, e.Source)
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}

@@ -140,7 +140,7 @@ func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (id
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
-	e := x.Pool.EngineOf(w)
+	e := w.Engine()
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, r.Header["Authorization"], most)
 		if c := x.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -247,6 +248,7 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 }
 
 func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState, set pool.WorkerSettings) workerView {
+	hits := &discovery.Of(w).Hits
 	drain, health := w.Drain.Load(), w.Health.State(t)
 	v := workerView{
 		ID: w.ID, Dial: w.Dial, Taints: w.Tainted(),
@@ -259,8 +261,8 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		Load:    viewWorkerLoad(w, load, set),
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
-			Estimated: w.Hits.Estimated.Load(), Predicted: w.Hits.Foreseen.Load(),
-			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(),
+			Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(),
+			Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
 		},
 	}
 	if state, said := proxy[w.Dial]; said {

@@ -42,7 +42,8 @@ func (a *Answer) outcome() outcome {
 func (a *Answer) again(data []byte) bool {
 	r := &a.repeat
 	end := len(data) - (len(r.around) - r.at)
-	if len(r.around) == 0 || end <= r.at || !bytes.Equal(data[:r.at], r.around[:r.at]) || !bytes.Equal(data[end:], r.around[r.at:]) {
+	if len(r.around) == 0 || end <= r.at ||
+		!bytes.Equal(data[:r.at], r.around[:r.at]) || !bytes.Equal(data[end:], r.around[r.at:]) {
 		return false
 	}
 	raw := data[r.at:end]
@@ -63,7 +64,8 @@ func (a *Answer) again(data []byte) bool {
 func (a *Answer) remember(data []byte, before outcome) {
 	r := &a.repeat
 	r.around = r.around[:0]
-	if !a.stream || r.off || !r.chunk || r.texts != 1 || len(r.text) == 0 || len(data) > maxRepeat || before != a.outcome() {
+	textOnly := r.chunk && r.texts == 1 && len(r.text) > 0 && before == a.outcome()
+	if !a.stream || r.off || !textOnly || len(data) > maxRepeat {
 		return
 	}
 	var buf [64]byte

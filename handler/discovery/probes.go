@@ -1,10 +1,11 @@
-// Package discovery asks workers what they are and what they serve, and reports it to the
-// pool.
+// Package discovery asks workers what they are, what they serve, hold and bear. It judges
+// whether that is true, and reports it to the pool. It chooses no worker.
 package discovery
 
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync"
@@ -45,7 +46,7 @@ type Prober struct {
 	// the engines hold. It is set before Start.
 	AwaitEvents time.Duration
 
-	id     uint64 // unique in the pool
+	id     uint64 // random; a dynamic source's workers have it
 	start  sync.Once
 	wanted chan struct{} // a worker is to be probed at once
 	first  chan struct{} // closed after the first probes, or after firstWait
@@ -59,7 +60,7 @@ func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client 
 	}
 	return &Prober{
 		pool: p, proxy: proxy, static: static, client: client, config: config, logger: logger, ctx: ctx,
-		id: p.Probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
+		id: rand.Uint64(), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
 
@@ -96,9 +97,10 @@ func (p *Prober) run() {
 			case <-ctx.Done():
 				return
 			case t := <-ticker.C:
-				p.askLoads(ctx)
+				p.askLoads(ctx, t)
 				for _, w := range p.workers() {
-					p.pool.ReviewEngine(t, w)
+					Of(w).trustEventsAgain(t)
+					Of(w).review(t)
 				}
 			case <-p.wanted:
 			}
@@ -114,20 +116,21 @@ func (p *Prober) firstProbes(ctx context.Context) {
 		var under sync.WaitGroup
 		for _, w := range p.workers() {
 			if !p.config.FirstToProbe(w.Dial) {
-				under.Go(func() { <-w.Probed }) // another handler of the pool probes it
+				under.Go(func() { <-w.Probed() }) // another handler of the pool probes it
 				continue
 			}
-			w.ProbedAt.Store(time.Now().UnixNano())
-			began := w.Probing.CompareAndSwap(false, true)
+			q := &Of(w).probing
+			q.at.Store(time.Now().UnixNano())
+			began := q.underWay.CompareAndSwap(false, true)
 			under.Go(func() {
 				p.probe(ctx, w, true)
 				if began {
-					w.Probing.Store(false)
+					q.underWay.Store(false)
 				}
 			})
 		}
 		under.Wait()
-		p.pool.AgreeOnBlocks()
+		agreeOnBlocks(p.pool)
 		close(over)
 	}()
 	timer := time.NewTimer(firstWait)
@@ -135,17 +138,17 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	select {
 	case <-over:
 	case <-timer.C:
-		p.pool.AgreeOnBlocks() // among those that answered in time
+		agreeOnBlocks(p.pool) // among those that answered in time
 	case <-ctx.Done():
 	}
 }
 
 // awaitEvents waits until the router knows what the engines' KV events have told so far.
 func (p *Prober) awaitEvents(ctx context.Context, deadline time.Time) {
-	ready := pool.EventsReady(p.workers())
+	ready := eventsReady(p.workers())
 	for !ready && time.Now().Before(deadline) && ctx.Err() == nil {
 		time.Sleep(eventsTick)
-		ready = pool.EventsReady(p.workers())
+		ready = eventsReady(p.workers())
 	}
 	if !ready && p.AwaitEvents > 0 {
 		p.logger.Warn("requests no longer wait for the engines' KV events: index await_events is over")
@@ -168,7 +171,7 @@ func (p *Prober) Reaches(w *pool.Worker) bool {
 	if p.proxy.DynamicUpstreams == nil {
 		return p.static[w.Dial]
 	}
-	return w.Prober.Load() == p.id && p.pool.WasOffered(w, pool.WorkerGrace)
+	return Of(w).probing.source.Load() == p.id && p.pool.WasOffered(w, pool.WorkerGrace)
 }
 
 // Call implements pool.Member.
@@ -189,18 +192,16 @@ func (p *Prober) TakesTokenData(api string) bool {
 		return new(engine.Engine).TakesTokenData(api)
 	}
 	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool {
-		e := p.pool.EngineOf(w)
-		return !e.TakesTokenData(api)
+		return !w.Engine().TakesTokenData(api)
 	})
 }
 
 // Discovered records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
 func (p *Prober) Discovered(w *pool.Worker) {
-	if p.proxy.DynamicUpstreams == nil || w.Prober.Load() == p.id {
+	if p.proxy.DynamicUpstreams == nil || Of(w).probing.source.Swap(p.id) == p.id {
 		return
 	}
-	w.Prober.Store(p.id)
 	if !w.WasProbed() {
 		p.soon()
 	}
@@ -208,11 +209,12 @@ func (p *Prober) Discovered(w *pool.Worker) {
 
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
 func (p *Prober) AskAgain(w *pool.Worker) {
-	if time.Now().UnixNano()-w.Asked.Load() < int64(soonest) {
+	q := &Of(w).probing
+	if time.Now().UnixNano()-q.listed.Load() < int64(soonest) {
 		return
 	}
-	w.Asked.Store(0)
-	w.ProbedAt.Store(0)
+	q.listed.Store(0)
+	q.at.Store(0)
 	p.soon()
 }
 
@@ -227,17 +229,18 @@ func (p *Prober) soon() {
 // probeDue starts a probe of each worker that is due.
 func (p *Prober) probeDue(ctx context.Context) {
 	for _, w := range p.workers() {
-		t, last := time.Now().UnixNano(), w.ProbedAt.Load()
-		if w.Probing.Load() || t-last < int64(pauseOf(w)) || !w.ProbedAt.CompareAndSwap(last, t) {
+		q, now := &Of(w).probing, time.Now()
+		t, last := now.UnixNano(), q.at.Load()
+		if q.underWay.Load() || t-last < int64(pauseOf(w)) || !q.at.CompareAndSwap(last, t) {
 			continue // another handler of the pool probes it, or has just done so
 		}
-		w.Probing.Store(true)
-		ask := t-w.Asked.Load() >= int64(p.pool.ModelsInterval(w))
+		q.underWay.Store(true)
+		ask := t-q.listed.Load() >= int64(Of(w).modelsInterval(now))
 		go func() {
 			detected := p.probe(ctx, w, ask)
-			w.Probing.Store(false)
+			q.underWay.Store(false)
 			if detected {
-				p.pool.AgreeOnBlocks()
+				agreeOnBlocks(p.pool)
 			}
 		}()
 	}
@@ -247,11 +250,12 @@ func (p *Prober) probeDue(ctx context.Context) {
 // serves and, if that is due, what it is. It returns whether it asked the latter.
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
-	defer p.pool.Follow(w)
+	defer Of(w).follow()
+	eventResyncs.WithLabelValues(p.pool.Name, w.Dial) // so that its 0 is visible
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
-		w.Asked.Store(time.Now().UnixNano())
+		Of(w).probing.listed.Store(time.Now().UnixNano())
 		if w.Configured.Load() == nil ||
 			// the operator lists its models: it is asked only to end an absence
 			w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {

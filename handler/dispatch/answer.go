@@ -86,7 +86,7 @@ func (a *attempt) extras(readable bool) *response.Extras {
 		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
 		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
 	}
-	if to := d.Pool.EngineOf(a.Worker); to.ReadsNVExt() {
+	if to := a.Worker.Engine(); to.ReadsNVExt() {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
 	if n := a.Tokens; n > 0 {

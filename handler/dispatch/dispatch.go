@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -280,7 +281,7 @@ func (d *Dispatch) endLast() {
 	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
 		d.Figures.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
+			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
 		}
 	}
 }
@@ -288,7 +289,7 @@ func (d *Dispatch) endLast() {
 // kind returns the kind of an attempt of the request.
 func (d *Dispatch) kind() pool.AttemptKind {
 	switch {
-	case !d.plan.Computes:
+	case !d.plan.TakesSlot:
 		return pool.KindOther
 	case d.plan.Request != nil && d.plan.Request.Stream:
 		return pool.KindStream

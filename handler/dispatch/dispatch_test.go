@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -100,7 +101,7 @@ func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
 	t.Helper()
-	p, err := pool.New("test", s.WithDefaults())
+	p, err := pool.New("test", s.WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -68,13 +69,13 @@ func (d *Dispatch) blameKey() uint64 {
 // learn records what the engine has counted in a prompt and its answer.
 func (o *delivery) learn() {
 	m := o.d.Figures
-	cached := o.attempt.Worker.CachedTokens(pool.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
+	cached := discovery.Of(o.attempt.Worker).CachedTokens(discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
 		o.count(cached)
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
-			o.attempt.Worker.Hits.Reported(cached, o.Prompt)
+			discovery.Of(o.attempt.Worker).Hits.Reported(cached, o.Prompt)
 		}
 	}
 	if o.Completion >= 0 {
@@ -134,9 +135,9 @@ func (o *delivery) verify(cached int64) {
 	if a.Tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
 		return
 	}
-	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.Terms.OverlapTokens, Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge}
+	predicted := &discovery.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.Terms.OverlapTokens, Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge}
 	if d.plan.API.Work() == api.Generate {
-		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
+		discovery.Of(a.Worker).CountedCache(predicted, cached >= 0)
 	}
 	if cached < 0 || !o.knowsRank() {
 		return
@@ -145,7 +146,7 @@ func (o *delivery) verify(cached int64) {
 	m.comparedPrompt.Add(float64(o.Prompt))
 	m.comparedPredicted.Add(float64(a.Terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
-	d.Pool.Verify(a.Worker, predicted, cached)
+	discovery.Of(a.Worker).Verify(predicted, cached)
 }
 
 // knowsRank returns whether the attempt's target has computed the request. It is false if the
@@ -155,6 +156,6 @@ func (o *delivery) knowsRank() bool {
 	if w.Ranks() < 2 {
 		return true
 	}
-	e := o.d.Pool.EngineOf(w)
+	e := w.Engine()
 	return e.TakesRankIn(o.d.plan.API.Name())
 }

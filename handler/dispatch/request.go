@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -82,7 +83,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	reports := len(p.Score.Identities) > 0 && e.Worker.WantsReport(e.Target)
+	reports := len(p.Score.Identities) > 0 && discovery.Of(e.Worker).WantsReport(e.Target)
 	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && !reports {
 		return req, as
 	}
@@ -90,7 +91,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 	if read := p.Parsed(); read != nil && e.Body != nil {
 		edit = read.Editor(e.Body.Data)
 	}
-	to := e.Pool.EngineOf(e.Worker)
+	to := e.Worker.Engine()
 	ask := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
 		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, ReportCache: reports,

@@ -110,7 +110,7 @@ func (d *Dispatch) takeBody() *body.Replay {
 // noticeUnsupported records the client's nvext fields that the engine does not support.
 func (a *attempt) noticeUnsupported(r *EngineRequest) {
 	d := a.d
-	if r.unsupported == 0 || !d.plan.Computes {
+	if r.unsupported == 0 || !d.plan.TakesSlot {
 		return
 	}
 	for name := range r.unsupported.Names {

@@ -31,7 +31,7 @@ func (d *Dispatch) stayAt(r *http.Request, at kvscore.Target) error {
 	case w == nil:
 		return d.turn.Gone()
 	}
-	if e := d.Pool.EngineOf(w); !e.HoldsSessions(p.Name) {
+	if e := w.Engine(); !e.HoldsSessions(p.Name) {
 		return turn.NotOpened(p, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
 	}
 	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != at.Rank {

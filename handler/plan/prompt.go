@@ -15,7 +15,8 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream, req.SkipsCache
 	score.Identities = nil
-	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = cache.Weights{}, 0, 0, 0 // withTokens identifies again
+	// WithTokens identifies again.
+	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = cache.Weights{}, 0, 0, 0
 	if req.API.Work() == api.Count {
 		score.Tokens = 0 // nothing is computed: any worker can do it
 		return

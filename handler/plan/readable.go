@@ -22,7 +22,8 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router cannot read the body (%s), and must, because the request has a tenant or enforce_cache_salt is on", p.unread)}
+		"the router cannot read the body (%s), and must, "+
+			"because the request has a tenant or enforce_cache_salt is on", p.unread)}
 }
 
 // saltIsText refuses a salt that is not a string if enforce_cache_salt is on and no tenant's
@@ -32,7 +33,10 @@ func (rd *Reader) saltIsText(p *Plan) error {
 	if !rd.EnforcesSalt || req == nil || !req.OddSalt || p.Ext.Salt("") != "" || !p.prefills {
 		return nil
 	}
-	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: errOddSalt}
+	return &api.Refusal{
+		API: OrUnplanned(p.API), Status: http.StatusBadRequest,
+		Code: api.CodeShared, Param: "cache_salt", Err: errOddSalt,
+	}
 }
 
 var errOddSalt = errors.New("cache_salt: must be a string")

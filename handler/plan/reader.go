@@ -171,7 +171,7 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	// A body that is streamed through takes no slot: its client decides how long that
 	// takes, and the engine computes nothing meanwhile.
-	p.Computes = p.API != nil && p.prefills && p.Once == nil
+	p.TakesSlot = p.API != nil && p.prefills && p.Once == nil
 	p.ShowsHealth = p.prefills || p.API == nil && r.Method == http.MethodPost
 	var raw []byte
 	req := p.Parsed()
@@ -267,7 +267,10 @@ func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 		}
 	}
 	if rd.Direct && !p.Pin.Named && (p.API != nil || p.prefills) {
-		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
+		return &api.Refusal{
+			API: OrUnplanned(p.API), Status: http.StatusBadRequest,
+			Code: api.CodePin, Param: "nvext", Err: errDirect,
+		}
 	}
 	return nil
 }

@@ -108,13 +108,11 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 func (p *Pool) Isolates(want *Wants, w *Worker) bool { return !want.Isolated || p.isolates(want, w) }
 
 func (p *Pool) isolates(want *Wants, w *Worker) bool {
-	e := p.EngineOf(w)
-	return e.IsolatesCaches(want.API)
+	return w.Engine().IsolatesCaches(want.API)
 }
 
 func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
-	e := p.EngineOf(w)
-	return e.HoldsSessions(want.API)
+	return w.Engine().HoldsSessions(want.API)
 }
 
 // judgment is what Judge needs for each offer of a list.

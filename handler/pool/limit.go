@@ -59,7 +59,7 @@ func (l *RequestLimit) UnmarshalJSON(b []byte) error {
 func (w *Worker) limitSlots(set WorkerSettings) {
 	limit := int64(set.MaxRunning)
 	if set.MaxRunning == LimitAuto {
-		info, ranks := w.Engine.Info(), w.Ranks()
+		info, ranks := &w.Engine().Info, w.Ranks()
 		if ranks == 1 { // the engine may have ranks that the router does not choose
 			ranks = max(1, info.DPSize)
 		}

@@ -20,7 +20,6 @@ func TestAutoLimitIsTheEngines(t *testing.T) {
 	}{
 		{engine.Info{}, 0},
 		{engine.Info{Type: engine.SGLang, MaxRunning: 4, DPSize: 2}, 8},
-		{engine.Info{}, 8}, // it did not answer
 		{engine.Info{Type: engine.SGLang, MaxRunning: 5, DPSize: 1}, 5},
 		{engine.Info{Type: engine.Dynamo, MaxRunning: 3, DPSize: 4}, 12}, // its ranks are no targets
 		{engine.Info{Type: engine.LlamaCpp, MaxRunning: 3}, 3},

@@ -54,11 +54,12 @@ type Pool struct {
 	Incidents  Incidents
 	snapshots  snapshots
 
-	choices   sync.Pool // of *Candidates
-	stop      chan struct{}
-	following sync.WaitGroup // of KV events
-	life      context.Context
-	endLife   context.CancelFunc
+	choices  sync.Pool // of *Candidates
+	newWatch func(*Pool, *Worker) Watch
+	stop     chan struct{}
+	life     context.Context
+	endLife  context.CancelFunc
+	tasks    sync.WaitGroup // see Go
 }
 
 // members are the workers of a pool.
@@ -89,22 +90,23 @@ type conversations struct {
 
 // configs are the configurations that use a pool.
 type configs struct {
-	ServingSince atomic.Int64  // when the last one began to serve, Unix seconds
-	Probers      atomic.Uint64 // how many there were; numbers the next one
+	ServingSince atomic.Int64 // when the last one began to serve, Unix seconds
 
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the one last provisioned
 	agreed  *SharedSettings      // of its handlers
 }
 
-// New makes a pool and begins its upkeep.
-func New(name string, s *Settings) (*Pool, error) {
+// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker; nil:
+// nothing.
+func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, error) {
 	p := &Pool{
 		Name:          name,
 		Scheduler:     kvscore.NewScheduler(s.schedulerSettings()),
 		members:       members{workers: make(map[string]*Worker)},
 		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
 		conversations: conversations{Secret: affinity.NewSecret()},
+		newWatch:      watch,
 		stop:          make(chan struct{}),
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
@@ -144,10 +146,16 @@ func (p *Pool) Destruct() error {
 	}
 	close(p.stop)
 	p.endLife()
-	p.following.Wait()
+	p.tasks.Wait()
 	p.endSnapshots()
 	return p.Sessions.Close()
 }
+
+// Life ends when the pool ends.
+func (p *Pool) Life() context.Context { return p.life }
+
+// Go runs a task that ends with the pool. Destruct waits for it.
+func (p *Pool) Go(task func()) { p.tasks.Go(task) }
 
 // Logger returns the logger of the pool, which no configuration owns.
 func (p *Pool) Logger() *zap.Logger {
@@ -171,12 +179,7 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer func() { // deferred before the unlock, so it runs after it
-		p.queue.reviewAll()
-		for _, w := range p.All() {
-			p.Follow(w)
-		}
-	}()
+	defer p.queue.reviewAll() // after the unlock
 	p.members.mu.Lock()
 	defer p.members.mu.Unlock()
 	p.adoptBlockSize(s)
@@ -197,6 +200,7 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.renumber(s)
 	for dial, w := range p.workers {
 		set := s.Worker(dial)
+		w.describe(set, w.Engine().Info)
 		p.declareRanks(w, set)
 		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
 			w.limitSlots(set)
@@ -228,9 +232,6 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			p.pruneMembers(t)
-			for _, w := range p.All() {
-				p.trustEventsAgain(t, w)
-			}
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
 			}

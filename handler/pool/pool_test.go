@@ -11,7 +11,7 @@ import (
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("test", s.WithDefaults())
+	p, err := New("test", s.WithDefaults(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

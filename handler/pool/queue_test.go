@@ -22,7 +22,7 @@ func queueRoom(limits ...int) (*queue, []*Worker) {
 	p.queue.pool = p
 	workers := make([]*Worker, len(limits))
 	for i, n := range limits {
-		workers[i] = newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
+		workers[i] = p.newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
 		p.workers[workers[i].Dial] = workers[i]
 	}
 	return &p.queue, workers

@@ -53,12 +53,12 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 			p.logWell(w)
 		}
 	case OutcomeRefused:
-		w.Engine.AskAgain() // it may have restarted
+		w.AskAgain() // it may have restarted
 		p.away(w, refusing, o.Why)
 	case OutcomeUnreachable:
 		p.away(w, unreachable, o.Why)
 	case OutcomeBroken:
-		w.Engine.AskAgain()
+		w.AskAgain()
 		p.markDown(w, t, &o)
 	case OutcomeBusy:
 		p.answered(w)
@@ -119,12 +119,7 @@ func (p *Pool) clear(w *Worker, why string) {
 	for rank := range w.Ranks() {
 		p.Scheduler.Clear(w.Target(rank))
 	}
-	w.cacheCheck.reset(t)
-	if why != clearedMismatch {
-		w.eventsCheck.reset()
-		w.events.doubt(false)
-		w.events.resync()
-	}
+	w.watch.CacheCleared(why != clearedMismatch)
 	if cached == 0 {
 		return // there was nothing to lose
 	}
@@ -152,7 +147,7 @@ func (p *Pool) answered(w *Worker) {
 	}
 	previous, wasAbsent := w.Health.endAbsence()
 	if previous.Away() {
-		w.probeAgain()
+		w.watch.AskAgain(true)
 	}
 	if wasAbsent {
 		p.logWell(w)
@@ -162,7 +157,7 @@ func (p *Pool) answered(w *Worker) {
 // Connected records that the router could connect to a worker.
 func (p *Pool) Connected(w *Worker) {
 	if previous := w.Health.connected(time.Now()); previous == refusing || previous == unreachable {
-		w.probeAgain()
+		w.watch.AskAgain(true)
 	}
 }
 
@@ -179,7 +174,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 	case errors.As(err, &dial):
 		p.away(w, unreachable, err.Error())
 	default:
-		w.Engine.AskAgain()
+		w.AskAgain()
 		p.unanswered(w, err)
 	}
 	return status != 0

@@ -139,9 +139,9 @@ func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
 	if isNew && !s.Upstreams[saved.Dial] {
 		w.seen.Store(saved.Seen.Unix()) // no source has named it in this run
 	}
-	one := restoredWorker{w, w.Engine.recall(saved.Life) && r.caches}
+	one := restoredWorker{w, p.recallLife(w, saved.Life) && r.caches}
 	if one.hasCache {
-		w.cacheCheck.recall(saved.Confirmed)
+		w.watch.Recall(saved.Confirmed)
 	}
 	return one
 }
@@ -216,7 +216,7 @@ func (r *restorer) awaitProbes(ctx context.Context) {
 			continue
 		}
 		select {
-		case <-w.Probed:
+		case <-w.probed:
 		case <-timeout:
 			return
 		case <-ctx.Done():

@@ -116,13 +116,13 @@ func (p *Pool) writeWorkers(w *snapshot.Writer) numbers {
 		if !snapshot.Fits(one.Dial) {
 			continue
 		}
-		life := one.Engine.life()
+		life := one.Engine().Info.Life
 		if !snapshot.Fits(life) {
 			life = ""
 		}
 		n[one.ID] = len(n)
 		w.Worker(&snapshot.Worker{
-			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.cacheCheck.confirmations(),
+			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.watch.Confirmed(),
 		})
 	}
 	return n

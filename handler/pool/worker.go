@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
@@ -25,12 +26,11 @@ type Worker struct {
 	dp     atomic.Int32             // data-parallel ranks
 	taints atomic.Pointer[[]string] // configured
 
-	Engine   engineState
-	progress progress
-	events   subscription
-	loads    loadReports
-	checks
-	probes
+	engine     atomic.Pointer[engine.Engine]
+	watch      Watch
+	progress   progress
+	probed     chan struct{} // closed after the first probe
+	probedOnce sync.Once     // closes probed
 }
 
 // models are what a worker serves.
@@ -39,30 +39,17 @@ type models struct {
 	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 }
 
-// checks compare what a worker's cache model predicts with what the engine reports.
-type checks struct {
-	cacheCheck  cacheCheck
-	eventsCheck eventsCheck
-	Hits        hitSums
-}
-
-// probes is what discovery has asked a worker.
-type probes struct {
-	Prober     atomic.Uint64 // the prober that last had the worker from a dynamic source
-	ProbedAt   atomic.Int64  // the last probe, Unix nanoseconds
-	Probing    atomic.Bool   // a probe is under way
-	Asked      atomic.Int64  // when it was last asked which models it serves, Unix nanoseconds
-	Refusals   atomic.Int32  // how often in a row it refused that, for want of a key
-	Probed     chan struct{} // closed after the first probe
-	probedOnce sync.Once     // closes Probed
-}
-
-func newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), probes: probes{Probed: make(chan struct{})}}
+// newWorker returns a worker of the pool, which need not know it.
+func (p *Pool) newWorker(set WorkerSettings) *Worker {
+	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), watch: noWatch{}, probed: make(chan struct{})}
+	w.describe(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.limitSlots(set)
 	w.seen.Store(time.Now().Unix())
 	w.configure(set)
+	if p.newWatch != nil {
+		w.watch = p.newWatch(p, w)
+	}
 	return w
 }
 
@@ -104,24 +91,19 @@ func (w *Worker) Draining() bool { return w.Drain.Load() != 0 }
 func (w *Worker) Tainted() []string { return *w.taints.Load() }
 
 // MarkProbed records the end of a probe.
-func (p *probes) MarkProbed() { p.probedOnce.Do(func() { close(p.Probed) }) }
+func (w *Worker) MarkProbed() { w.probedOnce.Do(func() { close(w.probed) }) }
+
+// Probed is closed after the first probe.
+func (w *Worker) Probed() <-chan struct{} { return w.probed }
 
 // WasProbed returns whether a probe of the worker has ended.
-func (p *probes) WasProbed() bool {
+func (w *Worker) WasProbed() bool {
 	select {
-	case <-p.Probed:
+	case <-w.probed:
 		return true
 	default:
 		return false
 	}
-}
-
-// probeAgain makes the next probe ask a worker that was away, because it may be another
-// engine now.
-func (w *Worker) probeAgain() {
-	w.Engine.AskAgain()
-	w.Asked.Store(0)
-	w.ProbedAt.Store(0)
 }
 
 // Ranks returns how many data-parallel ranks the worker has. Each is a target with a KV
@@ -137,10 +119,11 @@ func (w *Worker) Target(rank int) kvscore.Target {
 // configured one, or else the one that the engine reports. The caller holds the lock, or
 // nothing uses the pool yet.
 func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
-	info := w.Engine.Info()
+	e := w.Engine()
+	info := &e.Info
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
 	size := 1
-	if e := set.describe(info); e.TakesRank() { // other engines choose the rank themselves
+	if e.TakesRank() { // other engines choose the rank themselves
 		size = max(1, cmp.Or(set.DPSize, info.DPSize))
 	}
 	before := w.Ranks()

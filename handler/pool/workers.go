@@ -60,7 +60,7 @@ func (p *Pool) peek(dial string) *Worker {
 	if w := p.Known(dial); w != nil {
 		return w
 	}
-	return newWorker(p.Settings.Load().Worker(dial))
+	return p.newWorker(p.Settings.Load().Worker(dial))
 }
 
 // All returns the workers, in no order.
@@ -102,7 +102,7 @@ func (p *Pool) declare(dial string) *Worker {
 		return w
 	}
 	set := p.Settings.Load().Worker(dial)
-	w := newWorker(set)
+	w := p.newWorker(set)
 	p.workers[dial] = w
 	p.declareRanks(w, set)
 	p.layout.Add(1)
@@ -119,7 +119,7 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.workers, dial)
-		w.unfollow()
+		w.watch.Close()
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))
@@ -127,8 +127,8 @@ func (p *Pool) renumber(s *Settings) {
 	}
 	for _, w := range old {
 		fresh := p.declare(w.Dial)
-		fresh.slots = w.slots                         // the address still runs its requests
-		fresh.Engine.info.Store(w.Engine.info.Load()) // and its engine
+		fresh.slots = w.slots                             // the address still runs its requests
+		fresh.describe(s.Worker(w.Dial), w.Engine().Info) // and its engine
 		if w.Drain.Load()&DrainAsked != 0 {
 			fresh.Drain.Or(DrainAsked) // the operator drained the address
 		}
@@ -140,7 +140,7 @@ func (p *Pool) renumber(s *Settings) {
 func (p *Pool) newOverflow() *Worker {
 	set := p.Settings.Load().Worker(dialOverflow)
 	set.DPSize, set.MaxRunning = 1, 0
-	w := newWorker(set)
+	w := p.newWorker(set)
 	p.Scheduler.Retire(w.Target(0))
 	return w
 }
@@ -205,7 +205,7 @@ func (p *Pool) drop(w *Worker) {
 	}
 	p.retireRanks(w, 0, w.Ranks())
 	delete(p.workers, w.Dial)
-	w.unfollow()
+	w.watch.Close()
 	p.forgetCounts(w)
 }
 

@@ -46,7 +46,7 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	if !p.Ext.AgentHints.SpeculativePrefill.Value {
 		return nil
 	}
-	if e := r.Pool.EngineOf(t.Worker); e.ReadsNVExt() {
+	if e := t.Worker.Engine(); e.ReadsNVExt() {
 		return nil
 	}
 	switch {

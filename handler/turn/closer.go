@@ -134,14 +134,14 @@ func (c *closer) ended() bool {
 // ask asks an engine to close a session, up to closeTries times. It returns what became of it, as
 // the metric says.
 func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
-	life, refused := w.Engine.Info().Life, false
+	life, refused := w.Engine().Info.Life, false
 	for try := range closeTries {
 		if try > 0 && !c.sleep(time.Second<<(try-1)) {
 			break
 		}
-		e := c.pool.EngineOf(w)
+		e := w.Engine()
 		call := e.CloseSession(id)
-		if now := w.Engine.Info().Life; now != life && life != "" || call.Path == "" {
+		if now := w.Engine().Info.Life; now != life && life != "" || call.Path == "" {
 			return "gone" // the engine has restarted, or is another one
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)

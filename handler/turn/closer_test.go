@@ -45,12 +45,12 @@ func (c *closingEngine) said() string {
 // testPool returns a pool with a worker that closes sessions.
 func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
 	t.Helper()
-	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults())
+	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w, e := p.Worker("127.0.0.1:1"), &closingEngine{next: make(chan int)}
-	p.Learn(w, engine.Info{Type: engine.SGLang})
+	p.SetInfo(w, engine.Info{Type: engine.SGLang})
 	p.Join(e)
 	return p, w, e
 }

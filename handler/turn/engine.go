@@ -162,7 +162,7 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 
 // ask asks a worker's engine to open a session, and waits for its answer.
 func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error {
-	e, again := t.Pool.EngineOf(w), t.held != ""
+	e, again := w.Engine(), t.held != ""
 	call, ok := e.OpenSession(want.EngineSession, want.TTL+engineGrace)
 	if !ok {
 		return NotOpened(t.plan, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds no sessions", w.ID))

@@ -278,10 +278,10 @@ func checkMessages(t *testing.T, p *page, column string, messages []string) {
 // table of their own.
 func TestLogLinesAreDocumented(t *testing.T) {
 	lines, conditions := mustCode(t).messages()
+	conditions = append(conditions, mustCode(t).constants("handler/discovery", regexp.MustCompile("^warn[A-Z]"))...)
 	if len(lines) < 8 || len(conditions) < 10 {
 		t.Errorf("found %d log lines and %d conditions only", len(lines), len(conditions))
 	}
-	conditions = append(conditions, mustCode(t).constants("handler/pool", regexp.MustCompile("^warn[A-Z]"))...)
 	conditions = slices.DeleteFunc(conditions, func(s string) bool { return strings.HasPrefix(s, "fallback ") })
 	p := mustPage(t, "docs/troubleshooting.md")
 	checkMessages(t, p, "log line", lines)

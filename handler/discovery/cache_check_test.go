@@ -1,4 +1,4 @@
-package pool
+package discovery
 
 import (
 	"testing"
@@ -85,6 +85,22 @@ func TestDoubtsOfBefore(t *testing.T) {
 	}
 	if d.confirmed > 0 {
 		t.Error("what was confirmed of before counts")
+	}
+}
+
+// TestDoubtsAfterARestart counts the right predictions of an earlier run.
+func TestDoubtsAfterARestart(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	for confirmed, want := range map[int]bool{fewConfirmations - 1: false, fewConfirmations: true} {
+		var d cacheCheck
+		d.recall(confirmed)
+		wrong := false
+		for _, r := range times(fewMisses, 5000, 0) {
+			wrong = d.compare(at, at, r.prompt, r.predicted, r.reported)
+		}
+		if wrong != want {
+			t.Errorf("after %d right predictions, the model is wrong: %v, want %v", confirmed, wrong, want)
+		}
 	}
 }
 

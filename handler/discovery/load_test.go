@@ -1,4 +1,4 @@
-package pool
+package discovery
 
 import (
 	"slices"
@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -19,41 +20,41 @@ func reported(running ...int) (list []engine.RankLoad) {
 
 // loadPool opens a pool with a worker whose engine is asked for its load, at a time when
 // requests arrive.
-func loadPool(t *testing.T, info engine.Info, on bool) (*Pool, *Worker, time.Time) {
+func loadPool(t *testing.T, info engine.Info, on bool) (*pool.Pool, *Watch, time.Time) {
 	t.Helper()
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", EngineLoad: &on}))
-	w, now := p.tell("a:1", info), time.Now()
-	p.lastRequest.Store(now.Unix())
-	return p, w, now
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", EngineLoad: &on}))
+	x, now := Of(tell(p, "a:1", info)), time.Now()
+	p.See(pool.Offers{Table: new(pool.Table)}, now, false)
+	return p, x, now
 }
 
 func TestLoadIsAskedForOnceASecond(t *testing.T) {
-	p, w, now := loadPool(t, engine.Info{Type: engine.SGLang, DPSize: 1}, true)
+	_, x, now := loadPool(t, engine.Info{Type: engine.SGLang, DPSize: 1}, true)
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
 	claim := func(ms int, want bool) {
 		t.Helper()
-		if q, ok := p.ClaimLoad(at(ms), w); ok != want || ok && q.Type != engine.SGLang {
-			t.Errorf("after %d ms: asked is %v, want %v; of type %q", ms, ok, want, q.Type)
+		if ok := x.claimLoad(at(ms)); ok != want {
+			t.Errorf("after %d ms: asked is %v, want %v", ms, ok, want)
 		}
 	}
 	claim(0, true)
 	claim(2000, false) // not two at once
-	p.ReportLoad(at(2100), w, reported(1), 1)
+	x.reportLoad(at(2100), reported(1), 1)
 	claim(2100, true)
-	w.DropLoad()
+	x.loads.end()
 	claim(2500, false)
 	claim(3050, true) // timers are not exact
-	if q := w.loads.page; q != 1 {
+	if q := x.loads.first(); q != 1 {
 		t.Errorf("the next question begins with page %d, want 1", q)
 	}
 	ms := 3100 // the engine stops answering
 	for _, pause := range []int{2000, 4000, 8000, 16_000, 30_000, 30_000} {
-		p.ReportLoad(at(ms), w, nil, 0)
+		x.reportLoad(at(ms), nil, 0)
 		claim(ms+pause-200, false)
 		claim(ms+pause, true)
 		ms += pause
 	}
-	p.ReportLoad(at(ms), w, reported(1), 0)
+	x.reportLoad(at(ms), reported(1), 0)
 	claim(ms+1000, true)
 }
 
@@ -68,21 +69,21 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 		"the type reports none":   {engine.Info{Type: engine.TRTLLM}, true, false},
 		"the pool has no traffic": {engine.Info{Type: engine.VLLM}, true, true},
 	} {
-		p, w, now := loadPool(t, v.info, v.on)
+		p, x, now := loadPool(t, v.info, v.on)
 		if v.idle {
-			p.lastRequest.Store(0)
+			p.See(pool.Offers{Table: new(pool.Table)}, time.Unix(1, 0), false)
 		}
-		if _, ok := p.ClaimLoad(now, w); ok {
+		if x.claimLoad(now) {
 			t.Errorf("%s, and the engine is asked", name)
 		}
-		warns := slices.ContainsFunc(p.EngineWarnings(now, w), func(e Warning) bool { return e.What == warnNoLoad })
+		warns := slices.ContainsFunc(x.Warnings(now), func(e pool.Warning) bool { return e.What == warnNoLoad })
 		if want := v.info.Type == engine.TRTLLM; warns != want {
 			t.Errorf("%s: warned is %v, want %v", name, warns, want)
 		}
 	}
-	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
-	w.Health.recordAway(now, refusing)
-	if _, ok := p.ClaimLoad(now, w); ok {
+	p, x, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
+	p.Report(x.worker, pool.Outcome{Kind: pool.OutcomeRefused})
+	if x.claimLoad(now) {
 		t.Error("an engine that is away is asked")
 	}
 }
@@ -106,13 +107,13 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 		{"the engine chooses, one is missing", one, reported(3), []int{-1}, false},
 		{"one of a larger set", engine.Info{Type: engine.VLLM, Version: "0.32.0"}, []engine.RankLoad{{Rank: 5, EngineLoad: kvscore.EngineLoad{Running: 2}}}, []int{2}, true},
 	} {
-		p, w, now := loadPool(t, tc.info, true)
-		if w.Ranks() != len(tc.want) {
-			t.Fatalf("%s: the worker has %d ranks", tc.name, w.Ranks())
+		p, x, now := loadPool(t, tc.info, true)
+		if x.worker.Ranks() != len(tc.want) {
+			t.Fatalf("%s: the worker has %d ranks", tc.name, x.worker.Ranks())
 		}
-		p.ReportLoad(now, w, tc.list, 0)
+		x.reportLoad(now, tc.list, 0)
 		for rank, want := range tc.want {
-			l, _ := p.Scheduler.Load(now, w.Target(rank))
+			l, _ := p.Scheduler.Load(now, x.worker.Target(rank))
 			got := l.Engine.Running
 			if l.EngineAt.IsZero() {
 				got = -1
@@ -121,7 +122,7 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 				t.Errorf("%s: rank %d runs %d, want %d", tc.name, rank, got, want)
 			}
 		}
-		if got := !w.loads.known.IsZero(); got != tc.all {
+		if got := !x.loads.known.IsZero(); got != tc.all {
 			t.Errorf("%s: complete is %v, want %v", tc.name, got, tc.all)
 		}
 	}
@@ -130,9 +131,9 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 // TestLackOfLoadIsWarnedOf has an engine that reports its load, answers now and then, stops, and
 // reports again.
 func TestLackOfLoadIsWarnedOf(t *testing.T) {
-	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
+	p, x, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
 	lacks := func() bool {
-		return slices.ContainsFunc(p.EngineWarnings(now, w), func(e Warning) bool { return e.What == warnNoLoad })
+		return slices.ContainsFunc(x.Warnings(now), func(e pool.Warning) bool { return e.What == warnNoLoad })
 	}
 	for _, phase := range []struct {
 		seconds, every int // 0: no reports
@@ -140,12 +141,12 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 	}{{10, 0, false}, {20, 1, false}, {40, 5, false}, {12, 0, true}, {1, 1, false}, {12, 0, true}} {
 		for i := range phase.seconds {
 			now = now.Add(time.Second)
-			p.lastRequest.Store(now.Unix())
-			p.ClaimLoad(now, w)
+			p.See(pool.Offers{Table: new(pool.Table)}, now, false)
+			x.claimLoad(now)
 			if phase.every > 0 && i%phase.every == 0 {
-				p.ReportLoad(now, w, reported(0), 0)
+				x.reportLoad(now, reported(0), 0)
 			} else {
-				p.ReportLoad(now, w, nil, 0)
+				x.reportLoad(now, nil, 0)
 			}
 		}
 		if got := lacks(); got != phase.want {
@@ -153,7 +154,7 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 		}
 	}
 	off := false
-	p.Apply(wanted(WorkerSettings{Dial: "a:1", EngineLoad: &off}).WithDefaults())
+	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", EngineLoad: &off}).WithDefaults())
 	if lacks() {
 		t.Error("the option is off, and there is a warning")
 	}

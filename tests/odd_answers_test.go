@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,99 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
+
+// packs is an engine that compresses all answers, whatever it is asked. Between
+// the events of a stream it waits for next.
+func packs(next <-chan struct{}) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		stream := strings.Contains(string(body), `"stream":true`)
+		w.Header().Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		defer z.Close()
+		switch {
+		case r.URL.Path == "/v1/models":
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(z, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+		case !stream:
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(z, withUsage)
+		default:
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, event := range []string{oneChunk, oneChunk, "data: " + withUsage + "\n\n", "data: [DONE]\n\n"} {
+				io.WriteString(z, event)
+				z.Flush()
+				http.NewResponseController(w).Flush()
+				<-next
+			}
+		}
+	}
+}
+
+const withUsage = `{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}`
+
+// TestAnswersAreUnpacked has an engine that compresses though it is asked not to.
+// A client that asked for nothing gets what it can read, as with reverse_proxy.
+// The router reads it, too, whatever the client asked for.
+func TestAnswersAreUnpacked(t *testing.T) {
+	engine := serveRaw(t, packs(nil))
+	s := startCaddy(t, places([]pair{proxies("served", engine)}, freeAddr(t)))
+	before := s.scrape(t)
+	for _, path := range []string{"/v1/chat/completions", "/v1/models", "/tokenize"} {
+		for _, accepts := range []string{"", "identity", "gzip"} {
+			var got [2]answer
+			for i, directive := range directives {
+				method := http.MethodPost
+				if path == "/v1/models" {
+					method = http.MethodGet
+				}
+				req, err := http.NewRequestWithContext(t.Context(), method, s.url+"/"+directive+"/served"+path, strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"hi"}]}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if accepts != "" {
+					req.Header.Set("Accept-Encoding", accepts)
+				}
+				got[i] = s.do(req)
+			}
+			plain, ours := got[0], got[1]
+			if reads := path != "/tokenize"; reads && accepts != "" {
+				if ours.header.Get("Content-Encoding") != "" || !ours.whole {
+					t.Errorf("%s, %q: coding %q, body %q", path, accepts, ours.header.Get("Content-Encoding"), ours.body)
+				}
+			} else if string(ours.body) != string(plain.body) || ours.header.Get("Content-Encoding") != plain.header.Get("Content-Encoding") || ours.header.Get("Content-Length") != plain.header.Get("Content-Length") {
+				t.Errorf("%s, %q: got %v %q, want %v %q", path, accepts, ours.header, ours.body, plain.header, plain.body)
+			}
+		}
+	}
+	s.wantFigures(t, before, []figure{
+		{fallbacksTotal, nil, 0},
+		{inputTokens + "_sum", []string{`pool="served"`}, 3 * 9},
+	})
+	s.booksAtZero(t)
+}
+
+// TestBodyWithAWrongEncodingReachesTheClient has an engine that labels plain JSON
+// as gzip: the client gets the answer.
+func TestBodyWithAWrongEncodingReachesTheClient(t *testing.T) {
+	plain := func(body string) string {
+		return serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Encoding", "gzip")
+			io.WriteString(w, body)
+		})
+	}
+	for _, body := range []string{withUsage, "1", ""} {
+		s := startCaddy(t, "kv_router "+plain(body))
+		for _, accepts := range []string{"", "gzip"} {
+			a := s.post(t.Context(), "/v1/chat/completions", ask("hi").body(), "Accept-Encoding", accepts)
+			if a.status != http.StatusOK || a.err != nil || string(a.body) != body {
+				t.Errorf("Accept-Encoding %q: status %d, error %v, body %q, want %q", accepts, a.status, a.err, a.body, body)
+			}
+		}
+	}
+}
 
 const (
 	htmlPage  = "<!DOCTYPE html>\n<html><body>Please log in.</body></html>\n"

@@ -1,4 +1,4 @@
-package pool
+package discovery
 
 import (
 	"sync"
@@ -18,23 +18,22 @@ type Prediction struct {
 	Knowledge kvscore.Knowledge
 }
 
-// Verify compares a prediction with what the engine reports, in tokens. It clears the
-// worker's cache model if that must be wrong as a whole.
-func (p *Pool) Verify(w *Worker, of *Prediction, reported int64) {
+// Verify compares a prediction with what the engine reports, in tokens. It acts if the
+// worker's cache model must be wrong as a whole.
+func (x *Watch) Verify(of *Prediction, reported int64) {
 	predicted := of.Tokens
 	if off := max(predicted-reported, reported-predicted); predicted > 0 || reported > 0 {
-		predictionErrors.WithLabelValues(p.Name, w.Dial).Observe(float64(off))
+		predictionErrors.WithLabelValues(x.pool.Name, x.worker.Dial).Observe(float64(off))
 	}
 	if of.Knowledge != kvscore.Approximate {
-		p.verifyEvents(w, of, reported)
+		x.verifyEvents(of, reported)
 		return
 	}
 	if reported*4 < predicted*3 { // some engines reuse no block that they still compute
-		predicted -= int64(of.Shared * float64(p.Settings.Load().BlockSize))
+		predicted -= int64(of.Shared * float64(x.pool.Settings.Load().BlockSize))
 	}
-	if w.cacheCheck.compare(time.Now(), of.Begun, of.Prompt, predicted, reported) {
-		p.clear(w, clearedMismatch)
-		w.Engine.AskAgain()
+	if x.cacheCheck.compare(time.Now(), of.Begun, of.Prompt, predicted, reported) {
+		x.pool.CacheIsWrong(x.worker)
 	}
 }
 
@@ -65,7 +64,7 @@ const (
 	// fewMisses is how many predictions in a row must be wrong to clear the cache model.
 	// The number doubles with each time, up to manyMisses.
 	fewMisses, manyMisses = 5, 80
-	// fewPrompts is the least number of prompts or sessions that must show a fault.
+	// fewPrompts is the least number of prompts that must show a fault.
 	fewPrompts = 3
 	// forgiven is the time after which fewMisses counts again.
 	forgiven = time.Hour
@@ -77,7 +76,7 @@ type cacheCheck struct {
 	mu         sync.Mutex
 	confirmed  int
 	misses     int                 // in a row
-	prompts    distinct            // of the misses
+	prompts    map[uint64]bool     // of the misses
 	cleared    time.Time           // when the cache model was last cleared, for any reason
 	mismatched time.Time           // when this check last cleared it
 	needed     int                 // misses to clear it; 0 = fewMisses
@@ -95,7 +94,7 @@ type ReportKind struct {
 func (d *cacheCheck) reset(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.confirmed, d.misses, d.prompts, d.cleared = 0, 0, distinct{}, t
+	d.confirmed, d.misses, d.prompts, d.cleared = 0, 0, nil, t
 	d.reports = nil // the engine may have another version now
 }
 
@@ -143,17 +142,20 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 		return false
 	case reported*4 >= predicted*3:
 		d.confirmed++
-		d.misses, d.prompts = 0, distinct{}
+		d.misses, d.prompts = 0, nil
 		return false
 	case reported*2 >= predicted || predicted-reported < substantial || d.confirmed < fewConfirmations:
 		return false
 	}
 	d.misses++
-	d.prompts.add(prompt)
+	if d.prompts == nil {
+		d.prompts = make(map[uint64]bool)
+	}
+	d.prompts[prompt] = true
 	if now.Sub(d.mismatched) > forgiven {
 		d.needed = fewMisses
 	}
-	if d.misses < d.needed || d.prompts.n < fewPrompts {
+	if d.misses < d.needed || len(d.prompts) < fewPrompts {
 		return false
 	}
 	d.mismatched, d.needed = now, min(2*d.needed, manyMisses)
@@ -162,11 +164,11 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 
 // CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some
 // engines omit a count of 0, so an omission means 0 once another answer of the kind had a count.
-func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
-	if !w.Engine.Info().OmitsZeroCached() {
+func (x *Watch) CachedTokens(kind ReportKind, reported int64) int64 {
+	if !x.worker.Engine().Info.OmitsZeroCached() {
 		return reported
 	}
-	if !w.cacheCheck.reported(kind, reported >= 0) {
+	if !x.cacheCheck.reported(kind, reported >= 0) {
 		return -1
 	}
 	return max(reported, 0)

@@ -1,4 +1,4 @@
-package pool
+package discovery
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"go.uber.org/zap"
@@ -31,22 +32,21 @@ type subscription struct {
 // replays bounds the replays of all streams of the process, each of which takes memory.
 var replays = make(chan struct{}, 8)
 
-// Follow begins, changes or ends the subscription to a worker's KV events, as its settings and
+// follow begins, changes or ends the subscription to a worker's KV events, as its settings and
 // what its engine reports demand.
-func (p *Pool) Follow(w *Worker) {
-	set := p.Settings.Load().Worker(w.Dial)
-	e := p.EngineOf(w)
-	from, why := set.publishers(e.Info, w.Ranks())
+func (x *Watch) follow() {
+	w, s := x.worker, &x.events
+	set, e := x.pool.Settings.Load().Worker(w.Dial), w.Engine()
+	from, why := publishers(set.KVEvents, hostOf(w.Dial), e.Info.KVEvents, w.Ranks())
 	wanted := from
-	w.events.wants.Store(&wanted)
-	if p.sharesPublisher(w, from) {
+	s.wants.Store(&wanted)
+	if x.sharesPublisher(from) {
 		from, why = nil, errShared
 	}
 	facts := events.Engine{
 		BlockTokens: e.Info.BlockSize,
 		Adapters:    e.NamesAll(), Salts: e.NamesAll(), HitsInFlight: e.HitsInFlight(),
 	}
-	s := &w.events
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.why = why
@@ -62,27 +62,28 @@ func (p *Pool) Follow(w *Worker) {
 		return
 	}
 	s.from, s.engine = from, facts
-	p.subscribe(w, s)
+	x.subscribe()
 }
 
 // sharesPublisher returns whether another worker has one of these publishers, too. One of the
 // addresses then belongs to another engine, as behind mapped ports.
-func (p *Pool) sharesPublisher(w *Worker, from []publisher) bool {
+func (x *Watch) sharesPublisher(from []publisher) bool {
 	if len(from) == 0 {
 		return false
 	}
-	return slices.ContainsFunc(p.All(), func(o *Worker) bool {
-		wants := o.events.wants.Load()
-		return o != w && wants != nil && slices.ContainsFunc(*wants, func(one publisher) bool {
+	return slices.ContainsFunc(x.pool.All(), func(o *pool.Worker) bool {
+		wants := Of(o).events.wants.Load()
+		return o != x.worker && wants != nil && slices.ContainsFunc(*wants, func(one publisher) bool {
 			return slices.ContainsFunc(from, func(mine publisher) bool { return mine.endpoint == one.endpoint })
 		})
 	})
 }
 
 // subscribe begins the streams. The subscription's lock is held.
-func (p *Pool) subscribe(w *Worker, s *subscription) {
-	worker := events.NewWorker(p.Scheduler.Caches(), p.seed, w.ID, len(s.from), s.engine)
-	logger := p.Logger().With(zap.String("upstream", w.Dial))
+func (x *Watch) subscribe() {
+	s := &x.events
+	worker := events.NewWorker(x.pool.Scheduler.Caches(), x.pool.Hashing().Seed, x.worker.ID, len(s.from), s.engine)
+	logger := x.pool.Logger().With(zap.String("upstream", x.worker.Dial))
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {
 		sink := worker.Recorder(rank)
@@ -97,12 +98,12 @@ func (p *Pool) subscribe(w *Worker, s *subscription) {
 		sink.Completed = stream.MarkComplete
 		streams = append(streams, stream)
 	}
-	ctx, cancel := context.WithCancel(p.life)
+	ctx, cancel := context.WithCancel(x.pool.Life())
 	s.worker, s.streams, s.end = worker, streams, cancel
 	if s.from[0].replay == "" {
 		s.unmended.Store(worker)
 	}
-	p.following.Go(func() {
+	x.pool.Go(func() {
 		var under sync.WaitGroup
 		for _, stream := range streams {
 			under.Go(func() { stream.Run(ctx) })
@@ -122,23 +123,23 @@ func (s *subscription) stop() {
 }
 
 // unfollow ends the subscription to the KV events of a worker that the pool forgets.
-func (w *Worker) unfollow() {
-	w.events.mu.Lock()
-	defer w.events.mu.Unlock()
-	w.events.stop()
-	w.events.gone = true
-	w.events.wants.Store(nil)
+func (x *Watch) unfollow() {
+	x.events.mu.Lock()
+	defer x.events.mu.Unlock()
+	x.events.stop()
+	x.events.gone = true
+	x.events.wants.Store(nil)
 }
 
 // WantsReport returns whether a request to a target should have the engine announce all of the
 // prompt that it has cached. That is so if events are missing and the engine does not replay them.
-func (w *Worker) WantsReport(t kvscore.Target) bool {
-	from := w.events.unmended.Load()
+func (x *Watch) WantsReport(t kvscore.Target) bool {
+	from := x.events.unmended.Load()
 	if from == nil || !from.IsPartial(int(t.Rank)) {
 		return false
 	}
-	now, last := time.Now().UnixNano(), w.events.reported.Load()
-	return now-last >= int64(reportEvery) && w.events.reported.CompareAndSwap(last, now)
+	now, last := time.Now().UnixNano(), x.events.reported.Load()
+	return now-last >= int64(reportEvery) && x.events.reported.CompareAndSwap(last, now)
 }
 
 // reportEvery is the least time between two such requests to a worker: an announcement has all
@@ -171,8 +172,8 @@ type Following struct {
 }
 
 // Following returns the state of a worker's KV events by rank, none if the router follows none.
-func (w *Worker) Following() []Following {
-	s := &w.events
+func (x *Watch) Following() []Following {
+	s := &x.events
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]Following, 0, len(s.from))
@@ -201,8 +202,8 @@ func (s *subscription) isReady() bool {
 	return true
 }
 
-// EventsReady returns whether all of the workers are ready: the router knows what their
+// eventsReady returns whether all of the workers are ready: the router knows what their
 // engines' events have told so far.
-func EventsReady(workers []*Worker) bool {
-	return !slices.ContainsFunc(workers, func(w *Worker) bool { return !w.events.isReady() })
+func eventsReady(workers []*pool.Worker) bool {
+	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool { return !Of(w).events.isReady() })
 }

@@ -1,4 +1,4 @@
-package pool
+package discovery
 
 import (
 	"slices"
@@ -7,14 +7,15 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // warned returns the warnings of a worker's engine that are logged, and the advice of the last one.
-func warned(p *Pool, dial string) (list []string, advice string) {
-	w, now := p.Worker(dial), time.Now()
-	p.ReviewEngine(now, w)
-	logged := w.Engine.warned.Open()
-	for _, v := range p.EngineWarnings(now, w) {
+func warned(p *pool.Pool, dial string) (list []string, advice string) {
+	x, now := Of(p.Worker(dial)), time.Now()
+	x.review(now)
+	logged := x.warned.Open()
+	for _, v := range x.Warnings(now) {
 		if logged[v.What].Times == 0 {
 			v.What += " is not logged"
 		}
@@ -27,7 +28,7 @@ func warned(p *Pool, dial string) (list []string, advice string) {
 }
 
 func TestEngineWarningsFollowTheEngine(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}, WorkerSettings{Dial: "b:1", Engine: engine.Other, MaxRunning: LimitAuto}))
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", MaxRunning: pool.LimitAuto}, pool.WorkerSettings{Dial: "b:1", Engine: engine.Other, MaxRunning: pool.LimitAuto}))
 	want := func(dial, advice string, list ...string) {
 		t.Helper()
 		if got, a := warned(p, dial); !slices.Equal(got, list) || !strings.Contains(a, advice) {
@@ -35,26 +36,26 @@ func TestEngineWarningsFollowTheEngine(t *testing.T) {
 		}
 	}
 	want("a:1", "")
-	p.tell("a:1", engine.Info{Type: engine.VLLM, NoPrefixCache: true})
+	tell(p, "a:1", engine.Info{Type: engine.VLLM, NoPrefixCache: true})
 	want("a:1", "--max-num-seqs", warnPrefixCache, warnNoLimit)
-	p.tell("a:1", engine.Info{Type: engine.SGLang, NoPrefixCache: true, MaxRunning: 3})
+	tell(p, "a:1", engine.Info{Type: engine.SGLang, NoPrefixCache: true, MaxRunning: 3})
 	want("a:1", "--disable-radix-cache", warnPrefixCache)
-	p.tell("a:1", engine.Info{Type: engine.SGLang, BlockSize: 64, MaxRunning: 3})
+	tell(p, "a:1", engine.Info{Type: engine.SGLang, BlockSize: 64, MaxRunning: 3})
 	want("a:1", "")
-	p.Apply(p.Settings.Load()) // engines of the type other are never asked
+	Apply(p, p.Settings.Load()) // engines of the type other are never asked
 	want("b:1", "max_running", warnNoLimit)
-	p.Apply(wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1", Engine: engine.Other}).WithDefaults())
+	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1"}, pool.WorkerSettings{Dial: "b:1", Engine: engine.Other}).WithDefaults())
 	want("b:1", "")
 }
 
 // TestMissingCountsAreWarnedOf has answers with and without a count of cached tokens.
 // Engines may omit a count of 0.
 func TestMissingCountsAreWarnedOf(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
-	w := p.tell("a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	x := Of(tell(p, "a:1", engine.Info{Type: engine.VLLM, BlockSize: 32}))
 	answers := func(n int, of Prediction, counted bool) {
 		for range n {
-			p.CountedCache(w, &of, counted)
+			x.CountedCache(&of, counted)
 		}
 	}
 	want := func(what string, list ...string) {
@@ -80,43 +81,4 @@ func TestMissingCountsAreWarnedOf(t *testing.T) {
 	want("many answers", warnCachedTokens)
 	answers(1, Prediction{Tokens: 64}, true)
 	want("a count")
-}
-
-func TestUnnamedPoolsAreComparedByUpstream(t *testing.T) {
-	var s SharedSettings
-	for _, v := range []struct {
-		upstreams, unrelated []string
-	}{
-		{[]string{"a:1", "b:1"}, nil},
-		{[]string{"b:1"}, nil},
-		{[]string{"c:1", "a:1"}, nil},
-		{[]string{"d:1"}, []string{"a:1", "b:1", "c:1"}},
-		{[]string{"c:1", "d:1"}, nil},
-	} {
-		if got := s.MeetUnnamed(v.upstreams); !slices.Equal(got, v.unrelated) {
-			t.Errorf("%v is unrelated to %v, want %v", v.upstreams, got, v.unrelated)
-		}
-	}
-}
-
-func TestIdleQueueIsNoticedOnce(t *testing.T) {
-	for _, v := range []struct {
-		waiting int
-		limit   RequestLimit
-		want    bool
-	}{
-		{0, 0, false},
-		{10, 3, false},
-		{10, LimitAuto, false},
-		{10, 0, true},
-	} {
-		s := &SharedSettings{All: wanted(WorkerSettings{Dial: AllWorkers, MaxRunning: v.limit})}
-		s.All.MaxWaiting = v.waiting
-		if got := s.QueueIsIdle(); got != v.want {
-			t.Errorf("%d may wait, limit %v: idle %v", v.waiting, v.limit, got)
-		}
-		if s.QueueIsIdle() {
-			t.Error("it is noticed twice")
-		}
-	}
 }

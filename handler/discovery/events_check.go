@@ -1,4 +1,4 @@
-package pool
+package discovery
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"go.uber.org/zap"
@@ -14,9 +15,9 @@ import (
 // eventsCheck compares what KV events predict with the cached tokens that the engine reports.
 type eventsCheck struct {
 	mu        sync.Mutex
-	misses    int      // reports far below the prediction, in a row
-	prompts   distinct // of the misses
-	resyncs   int      // in a row, without an hour in between
+	misses    int             // reports far below the prediction, in a row
+	prompts   map[uint64]bool // of the misses
+	resyncs   int             // in a row, without an hour in between
 	resynced  time.Time
 	unmatched int       // requests in a row that the engine had cached although the events showed nothing
 	doubted   time.Time // when the router ceased to rely on the events; zero: it relies on them
@@ -26,7 +27,7 @@ type eventsCheck struct {
 func (c *eventsCheck) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.misses, c.prompts, c.resyncs, c.resynced, c.unmatched, c.doubted = 0, distinct{}, 0, time.Time{}, 0, time.Time{}
+	c.misses, c.prompts, c.resyncs, c.resynced, c.unmatched, c.doubted = 0, nil, 0, time.Time{}, 0, time.Time{}
 }
 
 // manyResyncs is how many resyncs must not have helped for the router to cease to rely on a
@@ -36,14 +37,14 @@ const manyResyncs = 3
 // verifyEvents acts on reports that contradict a worker's KV events. If reports are far below the
 // prediction, the engine has lost its cache and not said so yet. Or its events are those of
 // another engine.
-func (p *Pool) verifyEvents(w *Worker, of *Prediction, reported int64) {
-	c, now := &w.eventsCheck, time.Now()
-	block := int64(p.Settings.Load().BlockSize)
+func (x *Watch) verifyEvents(of *Prediction, reported int64) {
+	w, c, now := x.worker, &x.eventsCheck, time.Now()
+	block := int64(x.pool.Settings.Load().BlockSize)
 	c.mu.Lock()
 	switch {
 	case of.Tokens > 0 && reported > 0:
 		c.unmatched = 0
-	case of.Tokens == 0 && reported >= 2*max(block, int64(w.Engine.Info().BlockSize)):
+	case of.Tokens == 0 && reported >= 2*max(block, int64(w.Engine().Info.BlockSize)):
 		c.unmatched++
 	}
 	lost := c.isLost(now, of, reported, block)
@@ -54,26 +55,31 @@ func (p *Pool) verifyEvents(w *Worker, of *Prediction, reported int64) {
 	c.mu.Unlock()
 	switch {
 	case doubt:
-		w.events.doubt(true)
+		x.events.doubt(true)
 	case lost:
-		eventResyncs.WithLabelValues(p.Name, w.Dial).Inc()
-		p.Logger().Warn("worker reports far fewer cached tokens than its KV events say, and the router asks for them anew",
+		eventResyncs.WithLabelValues(x.pool.Name, w.Dial).Inc()
+		x.pool.Logger().Warn("worker reports far fewer cached tokens than its KV events say, and the router asks for them anew",
 			zap.String("upstream", w.Dial), zap.Int64("predicted", of.Tokens), zap.Int64("reported", reported))
-		w.events.resync()
+		x.events.resync()
 	}
 }
 
 // trustEventsAgain has the router rely again on events that it has doubted for an hour.
-func (p *Pool) trustEventsAgain(t time.Time, w *Worker) {
-	c := &w.eventsCheck
+func (x *Watch) trustEventsAgain(t time.Time) {
+	c := &x.eventsCheck
 	c.mu.Lock()
 	over := !c.doubted.IsZero() && t.Sub(c.doubted) > forgiven
 	c.mu.Unlock()
 	if over {
-		c.reset()
-		w.events.doubt(false)
-		w.events.resync()
+		x.resetEvents()
 	}
+}
+
+// resetEvents forgets what was found out about the worker's events, and asks for them anew.
+func (x *Watch) resetEvents() {
+	x.eventsCheck.reset()
+	x.events.doubt(false)
+	x.events.resync()
 }
 
 // isLost records a report and returns whether it is time for a resync: several prompts in a row
@@ -85,17 +91,21 @@ func (c *eventsCheck) isLost(now time.Time, of *Prediction, reported, block int6
 		return false
 	}
 	if reported*2 >= predicted {
-		c.misses, c.prompts = 0, distinct{}
+		c.misses, c.prompts = 0, nil
 		return false
 	}
 	c.misses++
-	if c.prompts.add(of.Prompt); c.misses < fewPrompts || c.prompts.n < fewPrompts {
+	if c.prompts == nil {
+		c.prompts = make(map[uint64]bool)
+	}
+	c.prompts[of.Prompt] = true
+	if len(c.prompts) < fewPrompts {
 		return false
 	}
 	if now.Sub(c.resynced) > forgiven {
 		c.resyncs = 0
 	}
-	c.misses, c.prompts, c.resynced = 0, distinct{}, now
+	c.misses, c.prompts, c.resynced = 0, nil, now
 	c.resyncs++
 	return true
 }
@@ -112,11 +122,11 @@ func (c *eventsCheck) isDoubted() bool {
 
 // blockSize returns the tokens in one of the engine's blocks, as it reports or as its KV events
 // show; 0 is unknown.
-func (w *Worker) blockSize() int {
-	if size := w.Engine.Info().BlockSize; size > 0 {
+func (x *Watch) blockSize() int {
+	if size := x.worker.Engine().Info.BlockSize; size > 0 {
 		return size
 	}
-	following := w.Following()
+	following := x.Following()
 	for i := range following {
 		if size := following[i].BlockTokens; size > 0 {
 			return size
@@ -127,10 +137,10 @@ func (w *Worker) blockSize() int {
 
 // eventContradictions adds what a worker's KV events contradict: settings, or what its engine
 // reports.
-func (w *Worker) eventContradictions(s *Settings, list map[string]string) {
-	set, info := s.Worker(w.Dial), w.Engine.Info()
+func (x *Watch) eventContradictions(s *pool.Settings, list map[string]string) {
+	set, info := s.Worker(x.worker.Dial), &x.worker.Engine().Info
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
-	following := w.Following()
+	following := x.Following()
 	for i := range following {
 		f := &following[i]
 		held := f.Held[events.Device] * int64(f.BlockTokens)
