@@ -26,9 +26,15 @@ var waiting = []string{
 	"TestHungEnginesAreFound",
 	"TestWorkersAreKnownWithoutRequests",
 	"TestHungRequestsMoveWhenThereIsRoom",
+	"TestEngineWithoutLoadIsWarnedOf",
 	"TestUnknownServerIsNotAskedForItsHealth",
 	"TestWorkerThatWantsAKeyIsNoIncident",
+	"TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable",
 	"TestStreamsSurviveReload",
+	"TestAnswersWithoutCachedTokensAreWarnedOf",
+	"TestWorkerBehindAForwardProxyIsNotMarkedDown",
+	"TestLooksMakeNoFailedHandshakes",
+	"TestLongAnswerOutlivesItsSessionsTTL",
 	"TestRefusedConnectionLosesTheCache",
 	"TestIllegibleEngineIsNoBlackHole",
 	"TestDeadWorkerIsNotAvailable",
@@ -43,7 +49,7 @@ var waiting = []string{
 const (
 	// waitingLanes is how many of them run at the same time, beside restLanes processes
 	// of the others.
-	waitingLanes, restLanes = 4, 2
+	waitingLanes, restLanes = 4, 3
 	// together is how many of the others share a process. What all pools of a
 	// process have counted is on each page of its metrics, and the tests read
 	// these all the time.
