@@ -1,15 +1,9 @@
 package tests
 
 import (
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -148,46 +142,6 @@ func places(pairs []pair, backup string) string {
 	return b.String()
 }
 
-// front is how clients reach a site, by one protocol.
-type front struct {
-	name, url string
-	client    *http.Client
-}
-
-// startFronts starts a Caddy that serves a site over HTTP/1.1, HTTP/2 and HTTP/2
-// without TLS.
-func startFronts(t *testing.T, site string) (*server, []front) {
-	t.Helper()
-	donor := httptest.NewTLSServer(nil) // of a certificate for 127.0.0.1
-	cert := donor.TLS.Certificates[0]
-	roots := x509.NewCertPool()
-	roots.AddCert(donor.Certificate())
-	donor.Close()
-	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "both.pem")
-	both := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
-	if err := os.WriteFile(file, both, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	addr := freeAddr(t)
-	s := startCaddy(t, fmt.Sprintf("%s\n}\nhttps://%s {\ntls %s %s\n%s", site, addr, file, file, site), "servers {\nprotocols h1 h2 h2c\n}")
-	by := func(name, url string, set func(*http.Protocols)) front {
-		tr := &http.Transport{DisableCompression: true, Protocols: new(http.Protocols), TLSClientConfig: &tls.Config{RootCAs: roots}}
-		set(tr.Protocols)
-		t.Cleanup(tr.CloseIdleConnections)
-		return front{name, url, &http.Client{Transport: tr, Timeout: time.Minute}}
-	}
-	return s, []front{
-		by("h1", s.url, func(p *http.Protocols) { p.SetHTTP1(true) }),
-		by("h2", "https://"+addr, func(p *http.Protocols) { p.SetHTTP2(true) }),
-		by("h2c", s.url, func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) }),
-	}
-}
-
 // result is the client's view of a request.
 type result struct {
 	Status    int
@@ -196,7 +150,7 @@ type result struct {
 }
 
 // send sends a body to one of a pair.
-func (f front) send(t *testing.T, seen *arrivals, id, url string, d destination, fr framing, header ...string) result {
+func (s *server) sendTo(t *testing.T, seen *arrivals, id, url string, d destination, fr framing, header ...string) result {
 	t.Helper()
 	text := ""
 	if fr.size > 0 {
@@ -215,7 +169,7 @@ func (f front) send(t *testing.T, seen *arrivals, id, url string, d destination,
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := f.client.Do(req)
+	resp, err := s.client.Do(req)
 	if err != nil {
 		t.Errorf("%s: %v", id, err)
 		return result{}
@@ -240,7 +194,7 @@ func (s *server) compareAll(t *testing.T, seen *arrivals, pairs []pair, header .
 						for i, directive := range directives {
 							id := strings.Join([]string{p.name, d.name, fr.name, backup, directive}, "/")
 							url := s.url + "/" + directive + "/" + p.name + d.path
-							got[i] = front{"h1", s.url, s.client}.send(t, seen, id, url, d, fr, append(header, "X-Backup", backup)...)
+							got[i] = s.sendTo(t, seen, id, url, d, fr, append(header, "X-Backup", backup)...)
 						}
 						if plain, ours := got[0], got[1]; !reflect.DeepEqual(ours, plain) {
 							t.Errorf("%s, %s, backup behind %s:\ngot  %.900s\nwant %.900s", d.name, fr.name, backup, fmt.Sprintf("%+v", ours), fmt.Sprintf("%+v", plain))

@@ -97,32 +97,6 @@ func TestSubAgentsStartNearTheirParent(t *testing.T) {
 	h.booksAtZero(t)
 }
 
-// TestHeadersThatCaddyDrops has a session in headers whose names Caddy drops, unless the
-// server's options list them.
-func TestHeadersThatCaddyDrops(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	for _, v := range []struct {
-		name, header, options string
-		kept                  bool
-	}{
-		{"Underscore", "session_id", "", false},
-		{"Listed", "session_id", "expected_underscore_headers session_id", true},
-		{"DotListed", "session.id", "expected_dot_headers session.id", true},
-		{"Hyphen", "session-id", "", true},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			var globals []string
-			if v.options != "" {
-				globals = []string{"servers {\n" + v.options + "\n}"}
-			}
-			s := startCaddy(t, showSession+route(engines, "affinity {\nkey header:"+v.header+"\n}"), globals...)
-			if known := s.mustChat(t, ask("hello"), v.header, "s").session() != ""; known != v.kept {
-				t.Errorf("the session is known: %v, want %v", known, v.kept)
-			}
-		})
-	}
-}
-
 // TestConstraintsLimitTheWorkers has allowed workers and required taints.
 func TestConstraintsLimitTheWorkers(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})

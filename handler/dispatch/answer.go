@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
@@ -26,8 +25,8 @@ type delivery struct {
 // deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
-	d.dropHeld()
-	if d.foresee(resp); !d.KeepBody && d.next == nil {
+	d.held.drop()
+	if d.prepareFollowUp(resp); !d.KeepBody && d.followUp == nil {
 		d.dropBody()
 	}
 	a.label(resp.Header)
@@ -154,19 +153,12 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.FirstToken(t)
-	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }
 
 func (o *delivery) ResponseID(id string) {
-	if o.d.plan.Request.Unstored {
-		return
-	}
-	session := o.d.plan.Session.Identity
-	if session == (affinity.Identity{}) {
-		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
-	}
-	o.d.Pool.Responses.Keep(id, o.attempt.Target, session)
+	o.d.turn.KeepResponse(id, o.attempt.Target)
 }
 
 func (o *delivery) Ended(s response.Summary) {
