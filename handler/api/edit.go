@@ -227,57 +227,6 @@ func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 	return in, true
 }
 
-// Inner returns the places of a member's values within another member of the body:
-// an object, or a list of objects and nulls. If the inner name repeats, Inner
-// returns all of its values, because readers differ. It is not ok if the value is
-// something else, or has too many.
-func (e *Editor) Inner(name, inner string) (at []rawjson.Span, ok bool) {
-	m := e.last(name)
-	if m == nil {
-		return nil, true
-	}
-	if at, ok = e.InnerAt(m.Span, inner); ok {
-		e.keepOnly(name, m)
-	}
-	return at, ok
-}
-
-// InnerAt is Inner for a value in the body.
-func (e *Editor) InnerAt(value rawjson.Span, inner string) (at []rawjson.Span, ok bool) {
-	switch value.First(e.body) {
-	case '{':
-		return e.appendInner(nil, value, inner)
-	case '[':
-		ok = true
-		for v := range value.Elements(e.body) {
-			if ok && !v.IsNull(e.body) {
-				at, ok = e.appendInner(at, v, inner)
-			}
-		}
-		return at, ok
-	}
-	return nil, value.IsNull(e.body)
-}
-
-func (e *Editor) appendInner(at []rawjson.Span, v rawjson.Span, inner string) (all []rawjson.Span, ok bool) {
-	if v.First(e.body) != '{' {
-		return nil, false
-	}
-	c := rawjson.Enter(e.body, v.Start)
-	for c.Next() {
-		found := string(c.Key()) == inner
-		v := c.Value()
-		if !found {
-			continue
-		}
-		if len(at) == maxElements {
-			return nil, false
-		}
-		at = append(at, v)
-	}
-	return at, c.Err == nil
-}
-
 // Replace makes a change within a value that does not change otherwise, or between
 // members.
 func (e *Editor) Replace(edit rawjson.Edit) { e.raw = append(e.raw, edit) }

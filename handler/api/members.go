@@ -141,6 +141,7 @@ func (p *parse) choices(v rawjson.Span, sent bool) {
 // session reads session_params, in which SGLang's clients name a session. The
 // member session_id has precedence.
 func (p *parse) session(v rawjson.Span) {
+	p.req.SessionList = v.First(p.body) == '['
 	if v.First(p.body) != '{' {
 		return
 	}

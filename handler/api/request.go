@@ -102,8 +102,8 @@ type Request struct {
 	// Anthropic's Messages.
 	CacheKey, SessionID, UserSession string
 	// SessionHeld is whether session_params names a session, whose state the
-	// engine keeps.
-	SessionHeld bool
+	// engine keeps. SessionList is whether it is a list, for several prompts.
+	SessionHeld, SessionList bool
 	// MaxTokens is the limit of the answer's tokens; 0 is unknown.
 	MaxTokens int64
 

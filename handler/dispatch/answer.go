@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
@@ -159,14 +158,7 @@ func (o *delivery) FirstToken(t time.Time) {
 }
 
 func (o *delivery) ResponseID(id string) {
-	if o.d.plan.Request.Unstored {
-		return
-	}
-	session := o.d.plan.Session.Identity
-	if session == (affinity.Identity{}) {
-		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
-	}
-	o.d.Pool.Responses.Keep(id, o.attempt.Target, session)
+	o.d.turn.KeepResponse(id, o.attempt.Target)
 }
 
 func (o *delivery) Ended(s response.Summary) {

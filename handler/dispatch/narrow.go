@@ -114,7 +114,7 @@ func (d *Dispatch) shared(format string, args ...any) error {
 // that is still an upstream. If the worker lost the rank, any of its ranks may serve the
 // request.
 func (d *Dispatch) returnTo() bool {
-	t, ok := d.Pool.Responses.Find(d.plan.Response, !d.dry)
+	t, ok := d.turn.ResponseAt()
 	if !ok {
 		return false
 	}

@@ -153,7 +153,7 @@ func TestAdapt(t *testing.T) {
 		{"salt and SGLang's extra_key", SGLang, chat, `{"extra_key":"k","nvext":{"cache_salt":"s"}}`, `{"extra_key":"` + short("s", 0) + `k","cache_salt":"s"}`, nil, ""},
 		{"SGLang's extra_key alone", SGLang, chat, `{"extra_key":"k"}`, `{"extra_key":"k"}`, nil, ""},
 		{"salt of SGLang's generate", SGLang, generate, `{"text":"x","extra_key":["a"],"nvext":{"cache_salt":"s"}}`, `{"text":"x","extra_key":"` + short("s", 0) + `[\"a\"]","cache_salt":"s"}`, nil, ""},
-		{"session of a tenant", SGLang, chat, `{"nvext":{"cache_salt":"t","session_params":{"rid":"r" , "id":"\u0073","offset":1}}}`, `{"cache_salt":"t","session_params":{"rid":"r" , "id":"` + ScopedSession("t", `\u0073`) + `","offset":1}}`, salt("t"), ""},
+		{"session of a tenant", SGLang, chat, `{"nvext":{"cache_salt":"t","session_params":{"rid":"r" , "id":"\u0073","offset":1}}}`, `{"session_params":{"id":"` + ScopedSession("t", `\u0073`) + `","offset":1,"rid":"r"},"cache_salt":"t"}`, salt("t"), ""},
 		{"session of a salt beside", SGLang, chat, `{"cache_salt":"t","session_id":"s","session_params":{"id":"s","rid":"r"}}`, `{"cache_salt":"t","session_id":"` + ScopedSession("t", "s") + `","session_params":{"id":"` + ScopedSession("t", "s") + `","rid":"r"}}`, salt("t"), ""},
 		{"session that is scoped already", SGLang, chat, `{"session_id":"` + ScopedSession("t", "s") + `"}`, `{"session_id":"` + ScopedSession("t", "s") + `"}`, salt("t"), ""},
 		{"session of another one's scope", SGLang, chat, `{"session_id":"` + ScopedSession("u", "s") + `"}`, `{"session_id":"` + ScopedSession("t", ScopedSession("u", "s")) + `"}`, salt("t"), ""},

@@ -83,14 +83,6 @@ func (o *oracle) params(in doc, raw map[string]json.RawMessage, salt string) boo
 		return true
 	case doc:
 		ok = named(v, raw["session_params"], salt)
-	case []any:
-		var each []json.RawMessage
-		_ = json.Unmarshal(raw["session_params"], &each)
-		ok = true
-		for i, one := range v {
-			object, isObject := one.(doc)
-			ok = ok && (one == nil || isObject && named(object, each[i], salt))
-		}
 	}
 	if !ok {
 		delete(in, "session_params")
@@ -98,17 +90,17 @@ func (o *oracle) params(in doc, raw map[string]json.RawMessage, salt string) boo
 	return ok
 }
 
-// named scopes the id in an object. It returns false if any id there is neither a
-// text nor null.
+// named scopes the id in an object. It returns false if that is neither a text nor null.
 func named(in doc, raw json.RawMessage, salt string) bool {
 	good := true
 	pairs(raw, func(name string, raw json.RawMessage) {
-		if name != "id" || string(raw) == "null" {
+		if name != "id" {
 			return
 		}
-		id, ok := scoped(salt, raw)
-		if good = good && ok; in["id"] != nil {
-			in["id"] = id
+		if good = string(raw) == "null"; good {
+			delete(in, "id")
+		} else {
+			in["id"], good = scoped(salt, raw)
 		}
 	})
 	return good

@@ -110,7 +110,6 @@ func (f *fit) sglangAlways() {
 // priority. A limit of reasoning needs --enable-strict-thinking.
 func (f *fit) toSGLang() {
 	f.extraKey()
-	f.sessionParams()
 	own := f.on(api.NameChat, api.NameCompletions, api.NameGenerate)
 	if f.takes(Priority, own && f.sglangOrders()) {
 		n := int64(f.Ext.AgentHints.Priority.Value)

@@ -39,4 +39,7 @@ func (rd *Reader) saltIsText(p *Plan) error {
 	}
 }
 
-var errOddSalt = errors.New("cache_salt: must be a string")
+var (
+	errOddSalt     = errors.New("cache_salt: must be a string")
+	errSessionList = errors.New("session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")
+)

@@ -197,6 +197,9 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	if err := rd.saltIsText(p); err != nil {
 		return err
 	}
+	if req != nil && req.SessionList && p.Salt() != "" {
+		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "session_params", Err: errSessionList}
+	}
 	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
 	if p.API == nil {
 		p.namePath(r, rd.MergesModels)

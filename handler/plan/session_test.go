@@ -323,3 +323,25 @@ func BenchmarkSession(b *testing.B) {
 		})
 	}
 }
+
+// TestListsOfSessionsNeedNoSalt has session_params for several prompts, with and without a salt.
+func TestListsOfSessionsNeedNoSalt(t *testing.T) {
+	for body, code := range map[string]string{
+		`{"text":["a","b"],"session_params":[{"id":"s"},null]}`:             "",
+		`{"text":"a","session_params":{"id":"s"},"cache_salt":"t"}`:         "",
+		`{"text":["a"],"session_params":[{"id":"s"}],"cache_salt":"t"}`:     api.CodeShared,
+		`{"text":["a"],"session_params":[],"nvext":{"cache_salt":"salty"}}`: api.CodeShared,
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/generate", strings.NewReader(body))
+		rd := testReader(nvext.Everything)
+		rd.Sessions = *sessionRules(t)
+		p, err := rd.Read(r)
+		if p != nil {
+			p.Close()
+		}
+		own, _ := errors.AsType[*api.Refusal](err)
+		if (own != nil) != (code != "") || own != nil && own.Code != code {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+}

@@ -189,7 +189,7 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 }
 
 func (r *restorer) response(rec *snapshot.Record) {
-	if t, ok := r.target(rec.Target); ok && r.pool.Responses.restore(rec.Response.Hash, keptResponse{t, rec.Response.Session}) {
+	if t, ok := r.target(rec.Target); ok && r.pool.Responses.restore(keptResponse{rec.Response.Hash, t, rec.Response.Session}) {
 		r.Responses++
 	}
 }

@@ -102,11 +102,11 @@ func (p *Pool) write(w *snapshot.Writer, now time.Time) {
 	if !whole {
 		w.Fail(affinity.ErrClosed)
 	}
-	p.Responses.dump(func(hash uint64, kept keptResponse) {
+	for _, kept := range p.Responses.dump() {
 		if t, known := n.of(kept.target); known {
-			w.Response(&snapshot.Response{Hash: hash, Session: kept.session}, t)
+			w.Response(&snapshot.Response{Hash: kept.hash, Session: kept.session}, t)
 		}
-	})
+	}
 	p.writeCaches(w, n)
 }
 

@@ -188,25 +188,6 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 	}
 }
 
-// TestResponsesAreDumpedInOrder keeps more than are remembered.
-func TestResponsesAreDumpedInOrder(t *testing.T) {
-	var r responses
-	for i := range 3 * maxResponses {
-		r.Keep(fmt.Sprint(i), kvscore.Target{Worker: uint64(i)}, affinity.Identity{})
-	}
-	r.Find(fmt.Sprint(maxResponses+5), true)
-	n, seen := 0, make(map[uint64]bool)
-	r.dump(func(hash uint64, _ keptResponse) {
-		if !seen[hash] {
-			n++
-		}
-		seen[hash] = true
-	})
-	if n != r.Count() || len(r.order[0])+len(r.order[1]) > 2*maxResponses {
-		t.Errorf("%d responses of %d are dumped", n, r.Count())
-	}
-}
-
 // TestEngineRestartedBeforeTheCacheIsRestored has an engine that reports another start first.
 func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	store := new(snapshottest.Memory)

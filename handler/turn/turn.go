@@ -298,3 +298,21 @@ func (t *Turn) End(computed bool) {
 	}
 	_ = t.use.End(context.Background(), used)
 }
+
+// ResponseAt returns the target that keeps the response which the request names; false if none is
+// known to.
+func (t *Turn) ResponseAt() (at kvscore.Target, ok bool) {
+	return t.Pool.Responses.Find(t.plan.Response, !t.dry)
+}
+
+// KeepResponse records the target that keeps a response, unless the client asks not to keep it.
+func (t *Turn) KeepResponse(id string, at kvscore.Target) {
+	if t.plan.Request.Unstored {
+		return
+	}
+	session := t.plan.Session.Identity
+	if session == (affinity.Identity{}) {
+		session = t.Pool.Secret.Identity(id) // the response begins a conversation
+	}
+	t.Pool.Responses.Keep(id, at, session)
+}
