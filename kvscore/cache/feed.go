@@ -26,8 +26,8 @@ func (k Knowledge) String() string { return [...]string{"approximate", "partial"
 // Tier is where an engine keeps a block.
 type Tier = exact.Tier
 
-// The tiers, from the fastest to the slowest: the memory of the accelerator, that of the
-// engine's machine, storage of this engine alone, and storage that other workers read, too.
+// The tiers, from the fastest to the slowest. They are the memory of the accelerator, that of
+// the engine's machine, storage of this engine, and storage that other workers read, too.
 // Tiers is their number.
 const (
 	Device = exact.Device

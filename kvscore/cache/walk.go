@@ -27,7 +27,7 @@ type Walk struct {
 func (w *Walk) Hurry() { w.walk.Hurry() }
 
 // Read reads the next part of what the targets hold, the most recently used first. It keeps
-// bookings waiting for about 0.1 ms. The results are valid until the next call. It returns
+// other changes waiting for about 0.1 ms. The results are valid until the next call. It returns
 // false at the end of the pass.
 func (c *Caches) Read(w *Walk) (more bool) {
 	c.mu.RLock()
@@ -44,7 +44,7 @@ func (c *Caches) Read(w *Walk) (more bool) {
 
 // Restore records that the target has held a chain since before the router knew it. The chain is
 // older than all that the target holds, and displaces nothing. It returns how many tokens it has
-// added: none if the target is full or unknown, or has lost its cache since its slot was opened.
+// added. It adds none if the target is full or unknown, or has lost its cache meanwhile.
 // The chain must be valid: see Chain.Valid.
 func (c *Caches) Restore(t Target, held *Chain) (tokens int64) {
 	c.mu.Lock()

@@ -263,8 +263,8 @@ func (x *Index) followOld(s *slot, slot uint16, r *run, blocks []uint64) *run {
 	return r
 }
 
-// growOld adds a run with the chain's blocks from a position up to the end of a part, as far as
-// the slot and the memory have room.
+// growOld adds a run with the chain's blocks from a position up to the end of a part. It adds
+// fewer if the slot or the memory has less room.
 func (x *Index) growOld(s *slot, up *run, c *Held, pos, end int, part *Part) *run {
 	weight := clampWeight(int64(part.Weight))
 	n := s.fits(end-pos, weight)

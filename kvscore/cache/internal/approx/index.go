@@ -23,9 +23,9 @@
 //
 // # Time
 //
-// Each call walks and copies its chain, and evicts what the chain displaces. Of what a lower
-// bound leaves to evict, a call takes a part. [Index.Step], which the owner calls regularly,
-// does the rest. Until then, a slot may hold more than its capacity, and the index may exceed a
+// Each call walks and copies its chain, and evicts what the chain displaces. A lower bound
+// leaves more to evict. Each call does a part of it, and [Index.Step], which the owner calls
+// regularly, does the rest. Until then, a slot may hold more than its capacity, and the index may exceed a
 // lowered bound in bytes.
 package approx
 

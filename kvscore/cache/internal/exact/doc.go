@@ -3,7 +3,7 @@
 // which tier.
 //
 // It does not decode events, hash tokens, score or choose a target. The index of requests
-// that the router has sent is package index.
+// that the router has sent is package approx.
 //
 // # Blocks and names
 //
@@ -16,32 +16,26 @@
 //   - Engines with equal hash seeds give equal content equal names. The names lead to one
 //     place.
 //   - Engines with different seeds give one place several names. Each name leads to it.
-//   - A target may store a block under a name that leads to another block, which only other
-//     targets hold. Those may run a version of the engine that hashes less, or send false
-//     events. The table then gets a key of this target's own instead of the name. Until
-//     [Index.Clear], each later search for a name of this target tries such a key first.
-//   - A name that leads to two blocks of one target is a contradiction. Either two names
-//     collided, or the engine hashes less than the caller (SGLang leaves out the salt). The
-//     first block keeps the name, and the index refuses the second.
+//   - A name that leads to a block which any target holds keeps leading there. The index refuses
+//     an event that gives the name to another block: a contradiction. For example, the engine
+//     hashes less than the caller (SGLang leaves out the salt), or sends false events.
 //
-// A target with such keys cannot name blocks that only others hold. The index refuses such
-// names in an event without content, and as the parent if the event has no root.
+// After a contradiction, the names of a target are ambiguous. From then on, the index accepts a
+// block with a parent only if the event has the root, and the target itself holds the parent.
+// It accepts an event without content only for blocks that the target holds.
+// [Index.Clear] ends this state.
 //
-// The events of one target therefore cost another target none of its blocks, with three
+// The events of one target therefore cost another target none of its blocks, with two
 // exceptions:
 //
 //   - If one target removes a block from the shared tier, all targets lose it there.
 //   - If events fill the memory, the index evicts chains of any target.
-//   - A block that several targets hold may have several names. The index does not keep which
-//     target uses which. Say target A calls block X 11, and target B calls it 12. If A then
-//     stores block Y as 12, the index refuses Y, and A is incomplete.
 //
-// Names must therefore be hashes of content. If an engine counts its blocks instead, the
+// The target that comes second with a name is incomplete: the index knows less of it, and
+// nothing false.
+//
+// Names must be hashes of content. If an engine counts its blocks instead, the
 // caller must mix something of the target into the names.
-//
-// After a contradiction, the names of a target are ambiguous: the parent in an event may
-// stand for another chain. From then on, the index accepts a block with a parent from this
-// target only if the event has the root. [Index.Clear] ends this state.
 //
 // # Holes
 //
@@ -66,6 +60,6 @@
 // it evicts the ends of chains that no event has touched for long, and marks the targets
 // that held them as incomplete. Garbage that Go has not collected yet is not counted.
 //
-// A block takes about 32 bytes, whatever the number of its holders. Each further name, or
-// key of a target's own, takes about 28.
+// A block takes about 30 bytes, whatever the number of its holders. Each further name takes
+// about 56.
 package exact

@@ -78,58 +78,49 @@ const (
 	Invalid
 )
 
-// Stats counts what the index could not follow, or not as it was, since its start.
-type Stats struct {
-	// UnknownParents, UnknownNames, Contradictions and NoRooms count refused events, by
-	// outcome.
-	UnknownParents, UnknownNames, Contradictions, NoRooms uint64
-	// UnknownRemovals counts removed blocks that the target did not hold.
-	UnknownRemovals uint64
-	// Evicted counts blocks that the index dropped because of memory, once for each holder.
-	Evicted uint64
-	// Apart counts blocks stored under a key of the target's own. The name leads to a block of
-	// other targets.
-	Apart uint64
-}
-
 // Index knows which blocks each target holds. Make it with [New]. All methods are safe for
 // concurrent use.
 type Index struct {
 	// Readers use these.
-	top     atomic.Pointer[kids] // the first run of each chain
-	targets atomic.Int32         // highest number in use, plus 1
-	slower  atomic.Bool          // a tier below the device has been used
-	sharing [MaxTargets / 64]atomic.Uint64
+	kids    atomic.Pointer[kids]
+	columns atomic.Pointer[columns]
+	slower  atomic.Bool // a tier below the device has been used
 
-	mu     sync.Mutex // guards what follows
-	names  names
-	sets   sets
-	chunks chunks
-	owners []owner // by target
-	stats  Stats
-	memory budget
-	sweep  sweep
-	work   scratch
+	mu          sync.Mutex // guards what follows
+	names       names
+	runs        []*run // by id
+	freeRuns    []uint32
+	owners      []owner // by target
+	dirty       set     // columns of cleared targets that sets may still have
+	freeColumns []int   // those that no set has
+	memory      budget
+	sweep       sweep
+	work        scratch
 }
 
 // owner is what only a writer needs of a target.
 type owner struct {
+	column     int // -1 without blocks
 	blocks     [Tiers]int64
-	repeats    repeats
+	repeats    map[repeat]int32 // how often a block was stored again
 	incomplete bool
-	ambiguous  bool   // a name of this target has led to two places
-	ownNames   bool   // a name of this target has led to a block of others: see claim
-	life       uint32 // counts clears
+	ambiguous  bool // a name of this target has led to another block
+}
+
+// repeat is a block that a target has stored more than once: vLLM reports each physical block, and
+// later as many removals.
+type repeat struct {
+	at   place
+	tier Tier
 }
 
 // budget is the memory of the index, in bytes.
 type budget struct {
 	bound int64
 	// limit is above the bound for a while after the bound was lowered.
-	limit int64
-	runs  int64 // runs, their views, hashes, names and children
-	// repeats is that of all targets.
-	repeats int64
+	limit   int64
+	runs    int64 // runs, their views, hashes and names
+	repeats int64 // of all targets
 }
 
 // scratch is what an event needs for as long as it is worked on.
@@ -137,7 +128,7 @@ type scratch struct {
 	segments []segment
 	again    []span // blocks of this event that the target held already
 	repeated int    // their number
-	hashes   []uint32
+	hashes   []uint64
 	touched  uint64 // see hashes
 	near     cursor // the last removal
 	stored   cursor // the end of the last event's chain
@@ -154,15 +145,15 @@ type span struct {
 
 // New returns an empty index that keeps at most memory bytes.
 func New(memory int64) *Index {
-	var b [24]byte
+	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	x := &Index{}
 	x.memory.bound, x.memory.limit = memory, memory
-	x.chunks.init()
-	x.names.init(binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:]))
-	x.sets.key = binary.LittleEndian.Uint64(b[16:])
-	x.top.Store(newKids(nil, 1))
-	x.memory.runs = x.top.Load().bytes()
+	x.names.k0, x.names.k1 = binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])|1
+	x.names.aliases = make(map[uint64]place)
+	x.kids.Store(&kids{cells: make([]cell, fewCells)})
+	x.columns.Store(&columns{})
+	x.runs = []*run{nil} // no place is 0
 	return x
 }
 
@@ -183,8 +174,9 @@ func (x *Index) Bytes() int64 {
 }
 
 func (x *Index) bytes() int64 {
-	return int64(unsafe.Sizeof(*x)) + x.memory.runs + x.names.bytes() + x.sets.bytes +
-		x.chunks.bytes + x.memory.repeats + int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
+	return int64(unsafe.Sizeof(*x)) + x.memory.runs + x.memory.repeats + x.kids.Load().bytes() +
+		x.names.table.bytes() + int64(len(x.names.aliases))*aliasBytes +
+		int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
 }
 
 // Blocks returns how many blocks the target holds in the tier. It returns 0 for an unknown
@@ -203,7 +195,7 @@ func (x *Index) Blocks(target int, t Tier) int64 {
 func (x *Index) Distinct() int64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return int64(x.names.table.count - x.names.aliases.count)
+	return int64(x.names.table.count)
 }
 
 // Incomplete reports whether the index lacks blocks that the target holds: since the
@@ -225,20 +217,15 @@ func (x *Index) Miss(target int) {
 	x.owner(target).incomplete = true
 }
 
-// Stats returns the counts since the index was made.
-func (x *Index) Stats() Stats {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.stats
-}
-
-// owner returns the writer's part of a target. A new number becomes visible to readers.
+// owner returns the writer's part of a target.
 func (x *Index) owner(target int) *owner {
 	if target >= len(x.owners) {
 		grown := make([]owner, target+1, (target/16+1)*16)
+		for i := range grown {
+			grown[i].column = -1
+		}
 		copy(grown, x.owners)
 		x.owners = grown
-		x.targets.Store(int32(target) + 1)
 	}
 	return &x.owners[target]
 }

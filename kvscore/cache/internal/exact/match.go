@@ -14,16 +14,18 @@ type Match struct {
 	// nothing.
 	Depth [Tiers][]int32
 
-	live [Tiers][]uint64 // targets that hold all so far
-	last [Tiers]*set     // the sets that live was last cut down to
+	live [Tiers][]uint64 // columns that hold all so far
+	last [Tiers]set      // the sets that live was last cut down to
+	of   *columns
 }
 
-func (m *Match) reset(targets int) {
+func (m *Match) reset(c *columns) {
+	m.of = c
 	for t := range m.Depth {
-		if cap(m.Depth[t]) < targets {
-			m.Depth[t] = make([]int32, targets)
+		if cap(m.Depth[t]) < c.targets {
+			m.Depth[t] = make([]int32, c.targets)
 		}
-		m.Depth[t] = m.Depth[t][:targets]
+		m.Depth[t] = m.Depth[t][:c.targets]
 		clear(m.Depth[t])
 	}
 }
@@ -31,137 +33,127 @@ func (m *Match) reset(targets int) {
 // Match finds how many leading blocks of a chain each target holds, in each tier. It does
 // not allocate once m is large enough for all targets.
 func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
-	targets := int(x.targets.Load())
-	m.reset(targets)
-	if len(blocks) == 0 || targets == 0 {
+	for range 3 { // a column may get another target meanwhile
+		c := x.columns.Load()
+		m.reset(c)
+		x.match(root, blocks, m)
+		if x.columns.Load() == c {
+			break
+		}
+	}
+	m.of = nil
+}
+
+func (x *Index) match(root uint64, blocks []uint64, m *Match) {
+	if len(blocks) == 0 || m.of.targets == 0 {
 		return
 	}
-	r := x.top.Load().find(topKey(root, blocks[0]), root, blocks[0])
-	if r == nil {
-		return
-	}
+	k := x.kids.Load()
+	r := k.find(nil, 0, root, blocks[0])
 	switch {
-	case x.slower.Load():
-		x.matchTiers(r, blocks, m)
+	case r == nil:
 		return
-	case targets <= 64:
-		matchWord(r, blocks, m.Depth[Device])
+	case x.slower.Load():
+		matchTiers(k, r, blocks, m)
+		return
+	case len(m.of.target) <= 64:
+		m.matchWord(k, r, blocks)
 	default:
-		matchWords(r, blocks, m)
+		m.matchWords(k, r, blocks)
 	}
 	for t := Host; t < Tiers; t++ {
 		copy(m.Depth[t], m.Depth[Device])
 	}
 }
 
-// matchWord is Match for 64 targets that hold blocks on the device alone.
-func matchWord(r *run, blocks []uint64, depth []int32) {
-	live := ^uint64(0) >> (64 - len(depth))
+// matchWord is Match for 64 columns of targets that hold blocks on the device alone.
+func (m *Match) matchWord(k *kids, r *run, blocks []uint64) {
+	live := m.of.valid.word
+	last := live
 	pos := 0
-	var last *set
 	for {
 		v := r.view.Load()
 		rest := blocks[pos:]
 		n := approx.Common(v.hashes, rest)
-		from, whole := 0, true
+		from := 0
 		for i := range v.device {
 			s := &v.device[i]
-			if s.set == nil {
-				whole = false
-				break
-			}
-			if s.set != last {
-				now := s.set.word.Load()
-				lose(depth, 0, live&^now, pos+from)
-				if live &= now; live == 0 {
+			if s.word != last {
+				m.lose(Device, 0, live&^s.word, pos+from)
+				if live &= s.word; live == 0 {
 					return
 				}
-				last = s.set
+				last = s.word
 			}
 			if from = int(s.end); from >= n {
 				break
 			}
 		}
-		if from < n || !whole { // nobody holds the next block
-			n, whole = from, false
-		}
-		pos += n
-		if !whole || n < len(v.hashes) || n == len(rest) || v.kids == nil {
+		if from < n { // nobody holds the next block
+			pos += from
 			break
 		}
-		block := blocks[pos]
-		if r = v.kids.find(keyOf(block), r.root, block); r == nil {
+		pos += n
+		if n == len(rest) {
+			break
+		}
+		if r = k.find(r, int32(n), r.root, blocks[pos]); r == nil {
 			break
 		}
 	}
-	lose(depth, 0, live, pos)
+	m.lose(Device, 0, live, pos)
 }
 
-// lose writes the depth of targets that hold no more.
-func lose(depth []int32, first int, gone uint64, at int) {
+// lose writes the depth of columns of a word that hold no more.
+func (m *Match) lose(t Tier, word int, gone uint64, at int) {
 	if at == 0 {
 		return
 	}
 	for ; gone != 0; gone &= gone - 1 {
-		depth[first+bits.TrailingZeros64(gone)] = int32(at)
+		m.Depth[t][m.of.target[word*64+bits.TrailingZeros64(gone)]] = int32(at)
 	}
 }
 
-// begin makes all targets live.
+// begin makes all columns of targets live.
 func (m *Match) begin(t Tier) {
-	targets := len(m.Depth[t])
-	words := (targets + 63) / 64
+	words := (len(m.of.target) + 63) / 64
 	if cap(m.live[t]) < words {
 		m.live[t] = make([]uint64, words)
 	}
 	m.live[t] = m.live[t][:words]
 	for w := range m.live[t] {
-		m.live[t][w] = ^uint64(0)
+		m.live[t][w] = m.of.valid.at(w)
 	}
-	if targets%64 > 0 {
-		m.live[t][words-1] = 1<<(targets%64) - 1
-	}
-	m.last[t] = nil
+	m.last[t] = set{}
 }
 
-// cut takes targets that are not in the set out of the live ones. It reports whether any is
+// cut takes columns that are not in the set out of the live ones. It reports whether any is
 // left.
-func (m *Match) cut(t Tier, s *set, at int) bool {
-	if s == nil {
-		return false
-	}
-	if s == m.last[t] {
+func (m *Match) cut(t Tier, s set, at int) bool {
+	if s == m.last[t] && !s.isZero() {
 		return true
 	}
 	m.last[t] = s
-	live := m.live[t]
-	now := s.word.Load()
-	lose(m.Depth[t], 0, live[0]&^now, at)
-	live[0] &= now
-	any := live[0]
-	for w := 1; w < len(live); w++ {
-		if live[w] == 0 {
-			continue
+	any := uint64(0)
+	for w, live := range m.live[t] {
+		if live != 0 {
+			now := s.at(w)
+			m.lose(t, w, live&^now, at)
+			m.live[t][w] = live & now
+			any |= live & now
 		}
-		now = 0
-		if w <= len(s.more) {
-			now = s.more[w-1].Load()
-		}
-		lose(m.Depth[t], w*64, live[w]&^now, at)
-		live[w] &= now
-		any |= live[w]
 	}
 	return any != 0
 }
 
 func (m *Match) finish(t Tier, at int) {
 	for w, gone := range m.live[t] {
-		lose(m.Depth[t], w*64, gone, at)
+		m.lose(t, w, gone, at)
 	}
 }
 
 // matchWords is Match for any number of targets that hold blocks on the device alone.
-func matchWords(r *run, blocks []uint64, m *Match) {
+func (m *Match) matchWords(k *kids, r *run, blocks []uint64) {
 	m.begin(Device)
 	pos := 0
 	for r != nil {
@@ -172,7 +164,6 @@ func matchWords(r *run, blocks []uint64, m *Match) {
 		for i := range v.device {
 			s := &v.device[i]
 			if !m.cut(Device, s.set, pos+from) {
-				m.finish(Device, pos+from)
 				return
 			}
 			if from = int(s.end); from >= n {
@@ -180,14 +171,90 @@ func matchWords(r *run, blocks []uint64, m *Match) {
 			}
 		}
 		if from < n {
-			n = from
-		}
-		pos += n
-		if n < len(v.hashes) || n == len(rest) || v.kids == nil {
+			pos += from
 			break
 		}
-		block := blocks[pos]
-		r = v.kids.find(keyOf(block), r.root, block)
+		pos += n
+		if n == len(rest) {
+			break
+		}
+		r = k.find(r, int32(n), r.root, blocks[pos])
 	}
 	m.finish(Device, pos)
+}
+
+// matchTiers is Match for targets that hold blocks in several tiers. It goes through the
+// segments of all tiers at once. In each tier, the live columns are those that hold all
+// blocks so far there or in a faster tier.
+func matchTiers(k *kids, r *run, blocks []uint64, m *Match) {
+	for t := range Tier(Tiers) {
+		m.begin(t)
+	}
+	pos := 0
+	for r != nil {
+		v := r.view.Load()
+		rest := blocks[pos:]
+		n := approx.Common(v.hashes, rest)
+		if !m.matchRun(v, n, pos) {
+			return
+		}
+		pos += n
+		if n == len(rest) {
+			break
+		}
+		r = k.find(r, int32(n), r.root, blocks[pos])
+	}
+	for t := range Tier(Tiers) {
+		m.finish(t, pos)
+	}
+}
+
+// matchRun goes through the first n blocks of a run, at a position in the chain. It reports
+// whether any column is still live.
+func (m *Match) matchRun(v *view, n, pos int) bool {
+	var next [Tiers]int // segments
+	for i := 0; i < n; {
+		end := n
+		var held [Tiers]set
+		for t := range Tier(Tiers) {
+			s := v.tier(t)
+			for next[t] < len(s) && int(s[next[t]].end) <= i {
+				next[t]++
+			}
+			if k := next[t]; k < len(s) {
+				held[t], end = s[k].set, min(end, int(s[k].end))
+			}
+		}
+		if !m.cutTiers(&held, pos+i) {
+			return false
+		}
+		i = end
+	}
+	return true
+}
+
+// cutTiers takes columns without the blocks out of the live ones of each tier. It reports
+// whether any is left in the slowest, which has all that the others have.
+func (m *Match) cutTiers(held *[Tiers]set, at int) bool {
+	if *held == m.last && m.last != [Tiers]set{} {
+		return true
+	}
+	m.last = *held
+	shared := held[Shared].overlaps(m.of.valid)
+	any := uint64(0)
+	for w := range m.live[Device] {
+		now := uint64(0)
+		for t := range Tier(Tiers) {
+			if t == Shared && shared {
+				now |= m.of.sharing.at(w)
+			} else {
+				now |= held[t].at(w)
+			}
+			live := m.live[t][w]
+			m.lose(t, w, live&^now, at)
+			m.live[t][w] = live & now
+		}
+		any |= m.live[Shared][w]
+	}
+	return any != 0
 }

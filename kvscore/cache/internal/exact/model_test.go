@@ -2,7 +2,6 @@ package exact
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -16,10 +15,7 @@ type model struct {
 	x         *Index // asked about names of blocks that were empty in between
 	blocks    map[chainKey]*modelBlock
 	names     map[uint64]modelName
-	own       map[ownName]modelName // names that targets have given apart from the others
-	ownNames  map[int]bool
 	sharing   map[int]bool
-	kept      uint64 // blocks stored under an own name
 	ambiguous map[int]bool
 	refused   map[int]bool
 }
@@ -35,11 +31,6 @@ type holder struct {
 	tier   Tier
 }
 
-type ownName struct {
-	target int
-	name   uint64
-}
-
 type modelName struct {
 	chain   chainKey
 	emptied int
@@ -48,7 +39,6 @@ type modelName struct {
 func newModel(x *Index) *model {
 	return &model{
 		x: x, blocks: map[chainKey]*modelBlock{}, names: map[uint64]modelName{},
-		own: map[ownName]modelName{}, ownNames: map[int]bool{},
 		sharing: map[int]bool{}, ambiguous: map[int]bool{}, refused: map[int]bool{},
 	}
 }
@@ -62,9 +52,10 @@ func (m *model) block(chain chainKey, root uint64) *modelBlock {
 	return b
 }
 
-// alive returns the held block of a name. The index may or may not know a name from before
-// the block was empty: it decides.
-func (m *model) alive(n modelName, ok bool, key uint64) (chainKey, *modelBlock) {
+// known returns the held block of a name. The index may or may not know a name from before the
+// block was empty: it decides.
+func (m *model) known(name uint64) (chainKey, *modelBlock) {
+	n, ok := m.names[name]
 	if !ok {
 		return 0, nil
 	}
@@ -73,64 +64,19 @@ func (m *model) alive(n modelName, ok bool, key uint64) (chainKey, *modelBlock) 
 		return 0, nil
 	}
 	if n.emptied != b.emptied {
-		hash := m.x.names.hash(key)
-		if _, ref, r, i := m.x.lookup(key, m.x.names.table.of(hash), hash); r == nil || r == gone || ref&aliasFlag == 0 && !m.x.holds(r, i) {
+		if r, _ := m.x.known(name); r == nil {
 			return 0, nil
 		}
 	}
 	return n.chain, b
 }
 
-func (m *model) plain(name uint64) (chainKey, *modelBlock) {
-	n, ok := m.names[name]
-	return m.alive(n, ok, name)
-}
-
-func (m *model) mine(target int, name uint64) (chainKey, *modelBlock) {
-	n, ok := m.own[ownName{target, name}]
-	if !ok {
-		return 0, nil
-	}
-	return m.alive(n, ok, m.x.ownKey(target, name))
-}
-
-// known returns the held block of a target's name.
-func (m *model) known(target int, name uint64) (chainKey, *modelBlock) {
-	if chain, b := m.mine(target, name); b != nil {
-		return chain, b
-	}
-	return m.plain(name)
-}
-
-// claim gives a block a name. It returns false if it is that of another block of the target.
-func (m *model) claim(target int, name uint64, chain chainKey) bool {
-	to := modelName{chain, m.blocks[chain].emptied}
-	other, b := m.plain(name)
-	if b == nil || other == chain {
-		if !m.ownNames[target] {
-			m.names[name] = to
-			return true
-		}
-	} else if !m.ownNames[target] && b.heldBy(target) {
+// claim gives a block a name. It returns false if it is that of another block.
+func (m *model) claim(name uint64, chain chainKey) bool {
+	if other, b := m.known(name); b != nil && other != chain {
 		return false
 	}
-	m.ownNames[target] = true
-	key := ownName{target, name}
-	mine, own := m.mine(target, name)
-	switch {
-	case own != nil && mine == chain:
-		m.own[key] = to
-		return true
-	case own != nil && own.heldBy(target), b != nil && other != chain && b.heldBy(target):
-		return false
-	}
-	delete(m.own, key)
-	if b == nil || other == chain {
-		m.names[name] = to
-	} else {
-		m.own[key] = to
-		m.kept++
-	}
+	m.names[name] = modelName{chain, m.blocks[chain].emptied}
 	return true
 }
 
@@ -182,7 +128,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	chain, root := chainKey(0), s.Root
 	if s.Blocks == nil {
 		for _, name := range s.Names {
-			if _, b := m.known(s.Target, name); b != nil && (!m.ownNames[s.Target] || b.heldBy(s.Target)) {
+			if _, b := m.known(name); b != nil && (!m.ambiguous[s.Target] || b.heldBy(s.Target)) {
 				hold(b)
 				n++
 			} else {
@@ -193,8 +139,8 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	}
 	if s.HasParent {
 		var b *modelBlock
-		chain, b = m.known(s.Target, s.Parent)
-		if b == nil || !b.heldBy(s.Target) && (s.Root != 0 && s.Root != b.root || s.Root == 0 && m.ownNames[s.Target]) {
+		chain, b = m.known(s.Parent)
+		if b == nil || !b.heldBy(s.Target) && (s.Root != 0 && s.Root != b.root || m.ambiguous[s.Target]) {
 			return 0, UnknownParent
 		}
 		if s.Root == 0 && m.ambiguous[s.Target] || s.Root != 0 && s.Root != b.root {
@@ -205,7 +151,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 	for i, name := range s.Names {
 		chain = link(chain, root, s.Blocks[i])
 		b := m.block(chain, root)
-		if !m.claim(s.Target, name, chain) {
+		if !m.claim(name, chain) {
 			return n, Contradiction
 		}
 		hold(b)
@@ -216,7 +162,7 @@ func (m *model) lay(s *Stored, h holder, again *[]*modelBlock) (n int, o Outcome
 
 func (m *model) remove(target int, t Tier, names []uint64) (unknown int) {
 	for _, name := range names {
-		_, b := m.known(target, name)
+		_, b := m.known(name)
 		h := holder{target, t}
 		switch {
 		case b == nil:
@@ -264,8 +210,6 @@ func (m *model) clear(target int) {
 	}
 	delete(m.sharing, target)
 	delete(m.ambiguous, target)
-	delete(m.ownNames, target)
-	maps.DeleteFunc(m.own, func(n ownName, _ modelName) bool { return n.target == target })
 	delete(m.refused, target)
 }
 

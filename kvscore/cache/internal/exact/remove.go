@@ -9,7 +9,6 @@ func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if target < 0 || target >= len(x.owners) || t >= Tiers {
-		x.stats.UnknownRemovals += uint64(len(names))
 		return len(names)
 	}
 	p := removal{target: target, tier: t}
@@ -20,7 +19,6 @@ func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 	}
 	x.flush(&p)
 	x.relieve() // holes take memory, too
-	x.stats.UnknownRemovals += uint64(unknown)
 	return unknown
 }
 
@@ -35,25 +33,25 @@ type removal struct {
 func (x *Index) removeOne(p *removal, name uint64) bool {
 	r, i := x.near(p, name)
 	if r == nil {
-		if r, i = x.known(p.target, name); r == nil {
+		if r, i = x.known(name); r == nil {
 			return false
 		}
 	}
 	if p.run == r && i >= p.from && i < p.to { // twice in one event
 		x.flush(p)
-		if r, i = x.known(p.target, name); r == nil {
+		if r, i = x.known(name); r == nil {
 			return false
 		}
 	}
 	set := setAt(r.view.Load().tier(p.tier), i)
 	switch {
 	case p.tier == Shared:
-		if set.empty() {
+		if !set.overlaps(x.columns.Load().valid) {
 			return false
 		}
-	case !set.has(p.target):
+	case !set.has(x.owners[p.target].column):
 		return false
-	case x.takeRepeat(p, r.place(i)):
+	case x.takeRepeat(p, r.at(i)):
 		return true
 	}
 	switch {
@@ -68,12 +66,19 @@ func (x *Index) removeOne(p *removal, name uint64) bool {
 	return true
 }
 
+// takeRepeat counts one less of a block that the target has stored more than once.
 func (x *Index) takeRepeat(p *removal, at place) bool {
-	r := &x.owners[p.target].repeats
-	before := r.bytes()
-	took := r.take(repeatKey(at, p.tier))
-	x.memory.repeats += r.bytes() - before
-	return took
+	repeats, key := x.owners[p.target].repeats, repeat{at, p.tier}
+	n, ok := repeats[key]
+	switch {
+	case !ok:
+	case n > 1:
+		repeats[key] = n - 1
+	default:
+		delete(repeats, key)
+		x.memory.repeats -= repeatBytes
+	}
+	return ok
 }
 
 // near tries the neighbours of the blocks that were removed last, which saves a search in
@@ -83,7 +88,7 @@ func (x *Index) near(p *removal, name uint64) (*run, int32) {
 	if r == nil {
 		r, from, to = x.work.near.run, x.work.near.i, x.work.near.i
 	}
-	if r == nil || x.owners[p.target].ownNames {
+	if r == nil {
 		return nil, 0
 	}
 	for _, i := range [...]int32{to, from - 1} {
@@ -99,94 +104,26 @@ func (x *Index) flush(p *removal) {
 	if p.run == nil {
 		return
 	}
-	r := p.run
-	e := edit{run: r, tier: p.tier, target: p.target, kind: drop}
-	if p.tier == Shared {
-		e.kind = dropAll
-	}
-	old := r.view.Load()
-	v := &view{hashes: old.hashes, kids: old.kids, slow: old.slow}
-	v.setDevice(old.device, false)
-	v.set(p.tier, x.edited(&e, old.tier(p.tier), p.from, p.to))
-	n := v.last()
-	if v.kids == nil && n > 0 {
-		v.hashes = v.hashes[:n]
-	}
-	x.show(r, v)
-	x.owners[p.target].blocks[p.tier] -= e.n
+	r, owner := p.run, &x.owners[p.target]
+	v := r.view.Load()
+	segments := x.edited(v.tier(p.tier), p.from, p.to, func(held set, from, end int32) set {
+		n := int64(end - from)
+		if p.tier != Shared {
+			if !held.has(owner.column) {
+				return held
+			}
+			owner.blocks[p.tier] -= n
+			return held.toggled(owner.column)
+		}
+		columns := x.columns.Load()
+		held.each(columns.valid, func(column int) { x.owners[columns.target[column]].blocks[Shared] -= n })
+		return set{}
+	})
+	x.show(r, v.hashes, p.tier, segments)
 	x.forgetUnheld(r, p.from, p.to)
-	r.names = r.names[:len(v.hashes)]
 	x.work.near = cursor{r, p.from}
 	p.run = nil
-	if n == 0 || room(len(v.hashes))*2 <= cap(v.hashes) || x.sweep.dirty != x.sweep.clean {
+	if n := r.view.Load().last(); int(n) < len(v.hashes) {
 		x.tidy(r)
 	}
-}
-
-// forgetUnheld drops the names of blocks that have no holder.
-func (x *Index) forgetUnheld(r *run, from, to int32) {
-	v := r.view.Load()
-	for i := from; i < to; {
-		held, end := v.held(i, to)
-		if !held {
-			x.forget(r, i, end)
-		}
-		i = end
-	}
-}
-
-// tidy drops the blocks at the end of a run that have no holder, if no run continues it. If
-// none is left, the run goes, and tidy looks at the run above.
-func (x *Index) tidy(r *run) {
-	for r != nil {
-		x.normalise(r)
-		v := r.view.Load()
-		n := v.last()
-		if v.kids != nil {
-			return
-		}
-		if n > 0 {
-			if int(n) == len(v.hashes) && room(int(n))*2 > cap(v.hashes) {
-				return
-			}
-			w := &view{hashes: v.hashes[:n], slow: v.slow}
-			w.setDevice(v.device, false)
-			r.names = r.names[:n]
-			x.shorten(r, w)
-			x.show(r, w)
-			return
-		}
-		r = x.free(r)
-	}
-}
-
-// free drops a run that no run continues. It returns the run above, nil at the top.
-func (x *Index) free(r *run) *run {
-	v := r.view.Load()
-	x.releaseAll(v)
-	x.memory.runs -= runBytes + v.bytes() + storageBytes(v.hashes)
-	r.names = nil
-	up := x.detach(r)
-	x.chunks.strike(r)
-	return up
-}
-
-// Clear records that the target's engine has lost all blocks, or that the number has a new
-// owner. It takes effect at once. [Index.Step] reclaims the memory.
-func (x *Index) Clear(target int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if target < 0 || target >= len(x.owners) {
-		return
-	}
-	w := &x.sharing[target/64]
-	w.Store(w.Load() &^ (1 << (target % 64)))
-	x.sets.clear(target)
-	o := &x.owners[target]
-	x.memory.repeats -= o.repeats.bytes()
-	if o.ownNames {
-		x.sweep.aliased++
-	}
-	*o = owner{life: o.life + 1}
-	x.sweep.dirty++
 }

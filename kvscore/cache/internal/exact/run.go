@@ -5,28 +5,55 @@ import (
 	"unsafe"
 )
 
-// run is an edge of the trie: consecutive blocks without a branch in between. What readers
-// see of it changes as a whole, in its view. A run that is gone keeps its last view, for
-// readers that are still there. Its first block and root never change.
+// runSize is the greatest number of blocks in a run.
+const (
+	offsetBits = 9
+	runSize    = 1 << offsetBits
+	maxRuns    = 1 << (refBits - offsetBits)
+)
+
+// run is a piece of a chain: consecutive blocks. Other runs continue it after its last block or
+// after an earlier one, so it is never divided. What readers see of it changes as a whole, in its
+// view. A run that is gone keeps its last view, for readers that are still there.
 type run struct {
 	view  atomic.Pointer[view]
-	first uint64
+	first uint64 // its first block
 	root  uint64
-	up    *kids
-	// names has the name of each held block. Those of other blocks are left from before. A
-	// run that is being extended has more names than blocks.
-	names []uint64
-	chunk uint32
-	off   int16 // the first block's offset in the chunk
-	high  int16 // blocks that readers may have seen: these hashes must not change
-	hot   bool  // an event has touched it since the last round of eviction
+	up    *run // that it continues, nil at the top
+	after int32
+	id    uint32
+
+	// for the writer
+	names   []uint64 // of each held block; those of other blocks are left from before
+	kids    []*run
+	place   int32   // in the kids of up
+	high    int16   // blocks that readers may have seen: these hashes must not change
+	hot     bool    // an event has touched it since the last round of eviction
+	aliases []alias // further names of its blocks
 }
 
-// view is a state of a run. It does not change, except that sets lose cleared targets, and
-// that kids come and go.
+type alias struct {
+	name uint64
+	i    int32
+}
+
+// A place is a number for a block: its run and its offset there.
+type place uint64
+
+func (r *run) at(i int32) place { return place(r.id)<<offsetBits | place(i) }
+
+// find returns the run and the index of a place, nil if nothing is there.
+func (x *Index) find(p place) (*run, int32) {
+	r, i := x.runs[p>>offsetBits], int32(p&(runSize-1))
+	if r == nil || int(i) >= len(r.names) {
+		return nil, 0
+	}
+	return r, i
+}
+
+// view is a state of a run. It does not change.
 type view struct {
 	hashes []uint64
-	kids   *kids
 	device []segment
 	slow   *[Tiers - 1][]segment // nil if only the device has blocks
 	inline [2]segment            // the device's, if there are no more
@@ -35,15 +62,14 @@ type view struct {
 // segment says that the targets of a set hold the blocks up to end, from the end of the
 // segment before. Segments end with the last held block.
 type segment struct {
-	set *set
+	set
 	end int32
 }
 
 const (
+	runBytes     = int64(unsafe.Sizeof(run{})) + 8
 	viewBytes    = int64(unsafe.Sizeof(view{}))
-	runBytes     = int64(unsafe.Sizeof(run{}))
 	segmentBytes = int64(unsafe.Sizeof(segment{}))
-	slowBytes    = (Tiers - 1) * int64(unsafe.Sizeof([]segment{}))
 )
 
 func (v *view) tier(t Tier) []segment {
@@ -62,7 +88,7 @@ func (v *view) bytes() int64 {
 		n += int64(len(v.device)) * segmentBytes
 	}
 	if v.slow != nil {
-		n += slowBytes
+		n += int64(unsafe.Sizeof(*v.slow))
 		for _, s := range v.slow {
 			n += int64(len(s)) * segmentBytes
 		}
@@ -70,42 +96,19 @@ func (v *view) bytes() int64 {
 	return n
 }
 
-// publish shows readers new hashes and kids with the segments of another view.
-func (x *Index) publish(r *run, hashes []uint64, k *kids, from *view) {
-	v := &view{hashes: hashes, kids: k, slow: from.slow}
-	v.setDevice(from.device, false)
-	x.show(r, v)
-}
-
-// cover shows readers new hashes and new segments of one tier.
-func (x *Index) cover(r *run, hashes []uint64, t Tier, segments []segment) {
+// show shows readers new hashes, with a copy of new segments in one tier.
+func (x *Index) show(r *run, hashes []uint64, t Tier, segments []segment) {
 	old := r.view.Load()
-	v := &view{hashes: hashes, kids: old.kids, slow: old.slow}
+	v := &view{hashes: hashes, slow: old.slow}
 	if t == Device {
 		v.setDevice(segments, true)
 	} else {
 		v.setDevice(old.device, false)
 		v.setSlow(t, segments)
 	}
-	x.show(r, v)
-}
-
-func (x *Index) show(r *run, v *view) {
-	if old := r.view.Load(); old != nil {
-		x.memory.runs -= old.bytes()
-	}
-	x.memory.runs += v.bytes()
-	r.high = max(r.high, int16(len(v.hashes)))
+	x.memory.runs += v.bytes() - old.bytes()
+	r.high = max(r.high, int16(len(hashes)))
 	r.view.Store(v)
-}
-
-// set gives a new view a copy of one tier's segments.
-func (v *view) set(t Tier, s []segment) {
-	if t == Device {
-		v.setDevice(s, true)
-	} else {
-		v.setSlow(t, s)
-	}
 }
 
 // setDevice takes over the segments, or a copy of them.
@@ -137,14 +140,14 @@ func (v *view) setSlow(t Tier, s []segment) {
 	}
 }
 
-// held reports whether any target holds block i, and up to which block this is so for the
-// same reasons. The latter is at least i+1, and at most end.
-func (v *view) held(i, end int32) (bool, int32) {
+// held reports whether any of the columns holds block i, and up to which block this is so for
+// the same reasons. The latter is at least i+1, and at most end.
+func (v *view) held(i, end int32, by set) (bool, int32) {
 	held := false
 	for t := range Tier(Tiers) {
 		segments := v.tier(t)
 		if k := search(segments, i); k < len(segments) {
-			held = held || !segments[k].set.empty()
+			held = held || segments[k].overlaps(by)
 			end = min(end, segments[k].end)
 		}
 		if v.slow == nil {
@@ -170,11 +173,11 @@ func search(s []segment, i int32) int {
 	return low
 }
 
-func setAt(s []segment, i int32) *set {
+func setAt(s []segment, i int32) set {
 	if k := search(s, i); k < len(s) {
 		return s[k].set
 	}
-	return nil
+	return set{}
 }
 
 // last returns the number of blocks up to the last held one.
@@ -191,19 +194,41 @@ func (v *view) last() int32 {
 	return n
 }
 
-// lags reports whether a cleared target has left empty or equal sets in the view.
-func (v *view) lags() bool {
-	for t := range Tier(Tiers) {
-		for _, s := range v.tier(t) {
-			if s.set != nil && (s.set.n == 0 || s.set.dup) {
-				return true
-			}
+// edited returns the segments with the sets of blocks from up to changed by f, in the scratch
+// space. Equal neighbours become one, and empty sets at the end go.
+func (x *Index) edited(old []segment, from, to int32, f func(s set, from, end int32) set) []segment {
+	out := x.work.segments[:0]
+	last := to
+	if n := len(old); n > 0 {
+		last = max(to, old[n-1].end)
+	}
+	for pos, i := int32(0), 0; pos < last; {
+		var s set
+		end := last
+		if i < len(old) {
+			s, end = old[i].set, old[i].end
 		}
-		if v.slow == nil {
-			break
+		switch {
+		case pos < from:
+			end = min(end, from)
+		case pos < to:
+			end = min(end, to)
+			s = f(s, pos, end)
+		}
+		if n := len(out); n > 0 && out[n-1].equal(s) {
+			out[n-1].end = end
+		} else {
+			out = append(out, segment{s, end})
+		}
+		if pos = end; i < len(old) && old[i].end == end {
+			i++
 		}
 	}
-	return false
+	x.work.segments = out[:0]
+	for n := len(out); n > 0 && out[n-1].isZero(); n = len(out) {
+		out = out[:n-1]
+	}
+	return out
 }
 
 // storage returns a run's arrays for n blocks: hashes of length 0, and names. They share one
@@ -215,23 +240,86 @@ func storage(n int) (hashes, names []uint64) {
 
 func storageBytes(hashes []uint64) int64 { return int64(cap(hashes)) * 16 }
 
-// room returns a capacity for n blocks. The allocator has these sizes.
+// room returns a capacity for n blocks: 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512. The
+// allocator has these sizes.
 func room(n int) int {
 	size := 4
 	for size < n {
-		size = next(size)
+		switch {
+		case size < 64:
+			size *= 2
+		case size&(size-1) == 0:
+			size = size * 3 / 2
+		default:
+			size = size / 3 * 4
+		}
 	}
 	return size
 }
 
-// next returns the capacity after this one: 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512.
-func next(size int) int {
-	switch {
-	case size < 64:
-		return size * 2
-	case size&(size-1) == 0:
-		return size * 3 / 2
-	default:
-		return size / 3 * 4
+// move gives a run another storage for its blocks, and returns its hashes.
+func (x *Index) move(r *run, hashes []uint64, size int) []uint64 {
+	h, names := storage(size)
+	x.memory.runs += storageBytes(h) - storageBytes(hashes)
+	h = append(h, hashes...)
+	r.names = append(names, r.names[:len(hashes)]...)
+	r.high = 0
+	return h
+}
+
+// deepest returns the number of blocks up to the last one after which a run continues.
+func (r *run) deepest() (n int32) {
+	for _, k := range r.kids {
+		n = max(n, k.after)
 	}
+	return n
+}
+
+// tidy drops the blocks at the end of a run that have no holder, if no run continues them. If
+// none is left, the run goes, and tidy looks at the run above.
+func (x *Index) tidy(r *run) {
+	for r != nil {
+		v := r.view.Load()
+		n := v.last()
+		if int(n) < len(v.hashes) {
+			n = max(n, r.deepest())
+		}
+		if n == 0 {
+			r = x.free(r)
+			continue
+		}
+		size := room(int(n))
+		if int(n) < len(v.hashes) || size*2 <= cap(v.hashes) {
+			hashes := v.hashes[:n]
+			r.names = r.names[:n]
+			if size*2 <= cap(hashes) {
+				hashes = x.move(r, hashes, size)
+			}
+			x.show(r, hashes, Device, v.device)
+		}
+		return
+	}
+}
+
+// free drops a run that no run continues and whose blocks have no names. It returns the run
+// above, nil at the top.
+func (x *Index) free(r *run) *run {
+	v := r.view.Load()
+	x.memory.runs -= runBytes + v.bytes() + storageBytes(v.hashes)
+	r.names = nil
+	x.kids.Load().remove(r.key(), r)
+	x.thin()
+	if up := r.up; up != nil {
+		last := len(up.kids) - 1
+		up.kids[r.place] = up.kids[last]
+		up.kids[r.place].place = r.place
+		up.kids[last] = nil
+		up.kids = up.kids[:last]
+		if last == 0 {
+			up.kids = nil
+		}
+	}
+	x.runs[r.id] = nil
+	x.freeRuns = append(x.freeRuns, r.id)
+	return r.up
 }

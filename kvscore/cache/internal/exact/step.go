@@ -1,25 +1,16 @@
 package exact
 
-import "slices"
-
-// sweep is the state of the work in the background. Rounds over all chunks reclaim what
-// cleared targets have left, and join runs. Rounds over all aliases drop those of blocks that
-// nobody holds, and cleared targets' own keys.
+// sweep is the state of the work in the background: rounds over all runs that take the columns of
+// cleared targets out of all sets.
 type sweep struct {
-	dirty, clean uint64 // changes that need a round, and those that a round has followed
-	begun        uint64 // dirty when the round began
-	chunk        int    // next in the round
-	aliased      uint64 // as dirty, for aliases
-	aliasesClean uint64
-	aliasesBegun uint64
-	alias        int // next in the round, downwards; 0 begins one
-	hand         int // next chunk that eviction looks at
+	next   int // the run that the round visits next
+	leaves set // columns that no set has after the round
+	hand   int // the run that eviction looks at next
 }
 
-// Step does a part of the work in the background. It evicts after the memory was lowered,
-// reclaims memory after [Index.Clear], and joins runs. work bounds the blocks and records
-// that it visits; 1000 take less than a millisecond. It reports whether more is left. The
-// owner calls it regularly.
+// Step does a part of the work in the background. It evicts after the memory was lowered, and
+// reclaims memory after [Index.Clear]. work bounds the blocks and records that it visits; 1000
+// take less than a millisecond. It reports whether more is left. The owner calls it regularly.
 func (x *Index) Step(work int) (more bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -33,155 +24,131 @@ func (x *Index) Step(work int) (more bool) {
 			x.memory.limit = x.memory.bound
 		}
 	}
-	work = x.sweepChunks(work)
-	x.sweepAliases(work)
 	s := &x.sweep
-	return s.clean != s.dirty || s.aliasesClean != s.aliased || x.memory.limit > x.memory.bound
+	for work > 0 && !x.dirty.isZero() {
+		if s.next == 0 {
+			s.leaves = x.dirty
+		}
+		if s.next < len(x.runs) {
+			work -= x.sweepRun(x.runs[s.next])
+			s.next++
+			continue
+		}
+		s.next = 0
+		x.reuse()
+	}
+	return !x.dirty.isZero() || x.memory.limit > x.memory.bound
 }
 
-func (x *Index) sweepChunks(work int) int {
-	s := &x.sweep
-	for work > 0 && s.clean != s.dirty {
-		if s.chunk == 0 {
-			s.begun = s.dirty
-		}
-		if s.chunk >= len(x.chunks.pages)*chunkPage {
-			s.chunk, s.clean = 0, s.begun
-			continue
-		}
-		if x.chunks.pages[s.chunk/chunkPage] == nil {
-			s.chunk = (s.chunk/chunkPage + 1) * chunkPage
-			work--
-			continue
-		}
-		work -= x.sweepChunk(uint32(s.chunk))
-		s.chunk++
+// sweepRun visits a run, and returns the work.
+func (x *Index) sweepRun(r *run) int {
+	if r == nil {
+		return 1
+	}
+	work := 2
+	if x.normalise(r) {
+		work += len(r.names)
+		x.tidy(r)
 	}
 	return work
 }
 
-// sweepChunk visits the runs of a chunk, and returns the work.
-func (x *Index) sweepChunk(n uint32) int {
-	work := 1
-	k := x.chunks.get(n)
-	for i := len(k.runs); i > 0; i-- {
-		if i > len(k.runs) {
-			continue // a run took others with it
-		}
-		r := k.runs[i-1]
-		work += 2
-		if r.view.Load().lags() {
-			work += len(r.names)
-		}
-		x.tidy(r)
-		if r.names != nil && r.view.Load().kids != nil {
-			before := len(r.names)
-			x.join(r)
-			if after := len(r.names); after > before {
-				work += after
+// reuse frees the columns that no set has any more.
+func (x *Index) reuse() {
+	leaves := x.sweep.leaves
+	leaves.each(leaves, func(column int) { x.freeColumns = append(x.freeColumns, column) })
+	x.dirty = x.dirty.without(leaves)
+	if len(x.freeRuns) == len(x.runs)-1 { // all are gone
+		x.runs, x.freeRuns = []*run{nil}, nil
+	}
+}
+
+// normalise takes the columns of cleared targets out of a run's sets. Blocks that nobody holds
+// lose their names. It reports whether there were any.
+func (x *Index) normalise(r *run) bool {
+	if x.dirty.isZero() {
+		return false
+	}
+	v, any := r.view.Load(), false
+	for t := range Tier(Tiers) {
+		old := v.tier(t)
+		for i := range old {
+			if old[i].overlaps(x.dirty) {
+				n := int32(len(v.hashes))
+				segments := x.edited(old, 0, n, func(s set, _, _ int32) set { return s.without(x.dirty) })
+				x.show(r, v.hashes, t, segments)
+				any = true
+				break
 			}
 		}
 	}
-	return work
-}
-
-func (x *Index) sweepAliases(work int) {
-	s, a := &x.sweep, &x.names.aliases
-	for work > 0 && s.aliasesClean != s.aliased {
-		if s.alias == 0 {
-			s.aliasesBegun, s.alias = s.aliased, a.count+1
-		}
-		s.alias = min(s.alias, a.count+1) - 1
-		if s.alias == 0 {
-			s.aliasesClean = s.aliasesBegun
-			continue
-		}
-		work--
-		i := s.alias - 1
-		if r, at := x.chunks.at(a.at(i).place()); r == nil || !x.holds(r, at) || x.over(a.at(i).tag()) {
-			x.dropAlias(i, x.names.hash(a.at(i).name))
-		}
+	if any {
+		x.forgetUnheld(r, 0, int32(len(v.hashes)))
 	}
+	return any
 }
 
 // relieve evicts until the index is within its memory, or empty.
 func (x *Index) relieve() {
 	for x.bytes() > x.memory.limit && x.evictOne() > 0 {
 	}
-	if x.bytes() > x.memory.limit && x.names.aliases.count > 0 { // all their blocks are gone
-		x.sweep.aliased++
-		x.sweepAliases(2 * (x.names.aliases.count + 1))
-	}
 }
 
-// aliasesPerBlock is how many aliases the index visits for each block that it evicts. It
-// bounds the share of aliases whose blocks are gone.
-const aliasesPerBlock = 32
-
-// evictOne evicts a run at the end of a chain that no event has touched since the last
-// round. It returns the work, 0 if there is nothing left to evict.
+// evictOne evicts the end of a run that no event has touched since the last round, as far as no
+// run continues it. It returns the work, 0 if there is nothing left to evict.
 func (x *Index) evictOne() int {
-	work := 0
-	for range 3*len(x.chunks.pages)*chunkPage + 1 {
-		s := &x.sweep
-		if s.hand >= len(x.chunks.pages)*chunkPage {
+	s := &x.sweep
+	for work := 1; work <= 3*len(x.runs); work++ {
+		if s.hand++; s.hand >= len(x.runs) {
 			s.hand = 0
 		}
-		work++
-		p := x.chunks.pages[s.hand/chunkPage]
-		if p == nil {
-			s.hand = (s.hand/chunkPage + 1) * chunkPage
+		r := x.runs[s.hand]
+		if r == nil {
 			continue
 		}
-		runs := p.chunks[s.hand%chunkPage].runs
-		for _, r := range slices.Backward(runs) {
-			if r.view.Load().kids != nil {
-				continue
-			}
-			if r.hot {
-				r.hot = false
-				continue
-			}
+		if r.hot {
+			r.hot = false
+			continue
+		}
+		if from := r.deepest(); int(from) < len(r.names) {
 			work += len(r.names)
-			x.sweepAliases(aliasesPerBlock * len(r.names))
-			x.evict(r)
+			x.evict(r, from)
 			return work
 		}
-		s.hand++
 	}
 	return 0
 }
 
-// evict drops a run that no run continues.
-func (x *Index) evict(r *run) {
+// evict drops the blocks of a run from one on. No run continues them.
+func (x *Index) evict(r *run, from int32) {
 	v := r.view.Load()
+	n, columns := int32(len(v.hashes)), x.columns.Load()
 	for t := range Tier(Tiers) {
-		from := int32(0)
-		for _, s := range v.tier(t) {
-			if s.set != nil {
-				x.loseAll(r, t, s.set, from, s.end)
-			}
-			from = s.end
+		if len(v.tier(t)) == 0 {
+			continue
 		}
+		segments := x.edited(v.tier(t), from, n, func(s set, from, end int32) set {
+			s.each(columns.valid, func(column int) { x.lose(int(columns.target[column]), r, t, from, end) })
+			return set{}
+		})
+		x.show(r, v.hashes, t, segments)
 	}
-	x.forget(r, 0, int32(len(v.hashes)))
-	x.tidy(x.free(r))
+	x.forget(r, from, n)
+	x.tidy(r)
 }
 
-// loseAll takes blocks from all holders, which are then incomplete.
-func (x *Index) loseAll(r *run, t Tier, s *set, from, end int32) {
-	s.each(func(target int) {
-		o := &x.owners[target]
-		o.blocks[t] -= int64(end - from)
-		o.incomplete = true
-		x.stats.Evicted += uint64(end - from)
-		if o.repeats.count == 0 {
-			return
+// lose takes blocks from a holder, which is then incomplete.
+func (x *Index) lose(target int, r *run, t Tier, from, end int32) {
+	o := &x.owners[target]
+	o.blocks[t] -= int64(end - from)
+	o.incomplete = true
+	if len(o.repeats) == 0 {
+		return
+	}
+	for i := from; i < end; i++ {
+		if _, ok := o.repeats[repeat{r.at(i), t}]; ok {
+			delete(o.repeats, repeat{r.at(i), t})
+			x.memory.repeats -= repeatBytes
 		}
-		before := o.repeats.bytes()
-		for i := from; i < end; i++ {
-			o.repeats.forget(repeatKey(r.place(i), t))
-		}
-		x.memory.repeats += o.repeats.bytes() - before
-	})
+	}
 }

@@ -26,20 +26,12 @@ func (x *Index) Store(s *Stored) (int, Outcome) {
 }
 
 func (x *Index) count(target int, o Outcome) {
-	switch o {
-	case OK, Invalid:
+	if o == OK || o == Invalid {
 		return
-	case UnknownParent:
-		x.stats.UnknownParents++
-	case UnknownName:
-		x.stats.UnknownNames++
-	case Contradiction:
-		x.stats.Contradictions++
-		x.owner(target).ambiguous = true
-	case NoRoom:
-		x.stats.NoRooms++
 	}
-	x.owner(target).incomplete = true
+	owner := x.owner(target)
+	owner.incomplete = true
+	owner.ambiguous = owner.ambiguous || o == Contradiction
 }
 
 // leastBytes is what a block takes at least.
@@ -49,7 +41,9 @@ func (x *Index) store(s *Stored) (n int, o Outcome) {
 	if int64(len(s.Names))*leastBytes > x.memory.bound {
 		return 0, NoRoom
 	}
-	x.owner(s.Target)
+	if x.owner(s.Target).column < 0 {
+		x.assign(s.Target)
+	}
 	if s.Tier != Device {
 		x.slower.Store(true)
 	}
@@ -66,8 +60,7 @@ func (x *Index) store(s *Stored) (n int, o Outcome) {
 		x.countRepeats(s)
 	}
 	if s.Tier == Shared && n > 0 {
-		w := &x.sharing[s.Target/64]
-		w.Store(w.Load() | 1<<(s.Target%64))
+		x.share(s.Target)
 	}
 	return n, o
 }
@@ -85,25 +78,28 @@ func (x *Index) repeats(s *Stored, o Outcome) bool {
 }
 
 func (x *Index) countRepeats(s *Stored) {
-	r := &x.owners[s.Target].repeats
-	before := r.bytes()
+	owner := &x.owners[s.Target]
+	if owner.repeats == nil {
+		owner.repeats = make(map[repeat]int32)
+	}
+	before := len(owner.repeats)
 	for _, a := range x.work.again {
 		for i := range a.n {
-			r.add(repeatKey(a.at+place(i), s.Tier))
+			owner.repeats[repeat{a.at + place(i), s.Tier}]++
 		}
 	}
-	x.memory.repeats += r.bytes() - before
+	x.memory.repeats += int64(len(owner.repeats)-before) * repeatBytes
 }
 
 // storeKnown records blocks by their names alone.
 func (x *Index) storeKnown(s *Stored) (n int, o Outcome) {
 	for _, name := range s.Names {
-		r, i := x.known(s.Target, name)
-		if r == nil || x.owners[s.Target].ownNames && !x.heldBy(r, i, s.Target) {
+		r, i := x.known(name)
+		if r == nil || x.owners[s.Target].ambiguous && !x.heldBy(r, i, s.Target) {
 			o = UnknownName
 			continue
 		}
-		x.hold(s, r, i, i+1)
+		x.hold(s, r, r.view.Load().hashes, i, i+1)
 		n++
 	}
 	return n, o
@@ -115,21 +111,25 @@ type cursor struct {
 	i   int32
 }
 
-// locate returns where the event's blocks begin.
+// locate returns where the event's blocks begin. After a contradiction, it trusts the target's
+// names only where the target itself holds the parent.
 func (x *Index) locate(s *Stored) (cursor, Outcome) {
 	if !s.HasParent {
 		return cursor{}, OK
 	}
 	// The chain that the last event has extended is often the one that this event extends.
-	r, i, owner := x.work.stored.run, x.work.stored.i-1, &x.owners[s.Target]
-	if r == nil || owner.ownNames || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
-		r, i = x.known(s.Target, s.Parent)
+	r, i := x.work.stored.run, x.work.stored.i-1
+	if r == nil || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
+		r, i = x.known(s.Parent)
 	}
-	switch {
-	case r == nil,
-		(s.Root != 0 && r.root != s.Root || s.Root == 0 && owner.ownNames) && !x.heldBy(r, i, s.Target):
+	if r == nil {
 		return cursor{}, UnknownParent
-	case s.Root != 0 && r.root != s.Root, s.Root == 0 && owner.ambiguous:
+	}
+	ambiguous, other := x.owners[s.Target].ambiguous, s.Root != 0 && r.root != s.Root
+	switch {
+	case (ambiguous || other) && !x.heldBy(r, i, s.Target):
+		return cursor{}, UnknownParent
+	case other, s.Root == 0 && ambiguous:
 		return cursor{}, Contradiction
 	}
 	return cursor{r, i + 1}, OK
@@ -142,28 +142,31 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 		root = at.run.root
 	}
 	for n < len(s.Blocks) && o == OK {
-		if !at.inside() {
-			next := x.below(at.run, root, s.Blocks[n])
-			if next == nil {
-				var taken int
-				at, taken, o = x.extend(s, at, root, n)
+		taken := 0
+		if r := at.run; r != nil {
+			hashes := r.view.Load().hashes
+			if same := approx.Common(hashes[at.i:], s.Blocks[n:]); same > 0 {
+				taken, o = x.retain(s, at, n, same)
 				n += taken
+				at.i += int32(taken)
 				continue
 			}
-			at = cursor{next, 0}
 		}
-		v := at.run.view.Load()
-		same := approx.Common(v.hashes[at.i:], s.Blocks[n:])
-		if same == 0 {
-			// A contradiction leaves the run whole. After the division, extend claims again.
-			if _, o = x.claim(s.Target, s.Names[n], x.names.hash(s.Names[n]), nil, 0); o != OK {
-				return n, o
-			}
-			x.split(at.run, at.i)
+		if next := x.kids.Load().find(at.run, at.i, root, s.Blocks[n]); next != nil {
+			at = cursor{next, 0}
 			continue
 		}
-		var taken int
-		taken, o = x.retain(s, at, n, same)
+		r := at.run
+		if r == nil || int(at.i) < len(r.view.Load().hashes) || at.i == runSize {
+			if r, o = x.begin(s, at, root, n); o != OK {
+				break
+			}
+			at = cursor{r, 0}
+			taken, o = x.write(s, r, n)
+			x.attachOrFree(r, taken)
+		} else {
+			taken, o = x.write(s, r, n)
+		}
 		n += taken
 		at.i += int32(taken)
 	}
@@ -171,95 +174,135 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 	return n, o
 }
 
-func (c cursor) inside() bool {
-	return c.run != nil && int(c.i) < len(c.run.view.Load().hashes)
+// begin returns a new run for the event's blocks from the n-th on.
+func (x *Index) begin(s *Stored, at cursor, root uint64, n int) (*run, Outcome) {
+	id := uint32(len(x.runs))
+	if last := len(x.freeRuns) - 1; last >= 0 {
+		id, x.freeRuns = x.freeRuns[last], x.freeRuns[:last]
+	} else if id >= maxRuns {
+		return nil, NoRoom
+	} else {
+		x.runs = append(x.runs, nil)
+	}
+	r := &run{first: s.Blocks[n], root: root, up: at.run, after: at.i, id: id}
+	r.view.Store(&view{})
+	x.runs[id] = r
+	x.memory.runs += runBytes + viewBytes
+	return r, OK
 }
 
-// below returns the run after another that begins with the block, or nil.
-func (x *Index) below(r *run, root, block uint64) *run {
-	if r == nil {
-		return x.top.Load().find(topKey(root, block), root, block)
+// attachOrFree shows readers a new run, or drops it if its first block was refused.
+func (x *Index) attachOrFree(r *run, blocks int) {
+	if blocks > 0 {
+		x.attach(r)
+		return
 	}
-	if k := r.view.Load().kids; k != nil {
-		return k.find(keyOf(block), root, block)
+	v := r.view.Load()
+	x.memory.runs -= runBytes + v.bytes() + storageBytes(v.hashes)
+	x.runs[r.id] = nil
+	x.freeRuns = append(x.freeRuns, r.id)
+	r.names = nil
+}
+
+// write appends the event's blocks from the n-th on to a run, as many as it has room for. It
+// stops before a contradiction.
+func (x *Index) write(s *Stored, r *run, n int) (int, Outcome) {
+	old := len(r.names)
+	count := min(len(s.Blocks)-n, runSize-old)
+	hashes := x.reserve(r, s.Blocks[n:n+count])
+	x.work.run, x.work.from, x.work.to = r, int32(old), int32(old)
+	o := OK
+	for i, h := range x.hashes(s.Names[n : n+count]) {
+		r.names = r.names[:old+i+1]
+		if o = x.claim(s.Names[n+i], h, r, int32(old+i), false); o != OK {
+			r.names = r.names[:old+i]
+			count = i
+			break
+		}
+		x.work.to++
 	}
-	return nil
+	x.work.run = nil
+	if count == 0 {
+		return 0, o
+	}
+	hashes = hashes[:old+count]
+	if k := max(old, min(int(r.high), old+count)); k < old+count {
+		copy(hashes[k:], s.Blocks[n+k-old:n+count])
+	}
+	x.hold(s, r, hashes, int32(old), int32(old+count))
+	return count, o
+}
+
+// reserve makes room for more blocks, and returns the hashes of the run. Readers may still
+// look at blocks that the run has lost since. Their hashes stay if the new ones are equal.
+// Otherwise the run moves.
+func (x *Index) reserve(r *run, blocks []uint64) []uint64 {
+	hashes := r.view.Load().hashes
+	old := len(hashes)
+	need := old + len(blocks)
+	if need <= cap(hashes) {
+		seen := hashes[:max(old, min(int(r.high), need))][old:]
+		if approx.Common(seen, blocks) == len(seen) {
+			return hashes
+		}
+	}
+	hashes = x.move(r, hashes, room(need))
+	x.show(r, hashes, Device, r.view.Load().device)
+	return hashes
 }
 
 // retain records that the target holds blocks that are in the trie: count of them from the
 // cursor on, the event's from the n-th on. It stops before a contradiction.
 func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
 	r, o := at.run, OK
-	x.normalise(r)
+	untidy := x.normalise(r)
+	valid := x.columns.Load().valid
 	x.work.run, x.work.from, x.work.to = r, at.i, at.i
 	end := at.i + int32(count)
 	for i := at.i; i < end && o == OK; {
-		held, to := r.view.Load().held(i, end)
-		names := s.Names[n+int(i-at.i) : n+int(to-at.i)]
-		if held {
-			i, o = x.rename(s.Target, r, i, names)
-		} else {
-			i, o = x.revive(s.Target, r, i, names)
+		held, to := r.view.Load().held(i, end, valid)
+		for i < to && o == OK {
+			names := s.Names[n+int(i-at.i) : n+int(to-at.i)]
+			if held { // by these names already, as a rule
+				i += int32(approx.Common(r.names[i:to], names))
+				if x.work.to = i; i == to {
+					break
+				}
+				names = s.Names[n+int(i-at.i):]
+			}
+			if o = x.claim(names[0], x.names.hash(names[0]), r, i, held); o == OK {
+				i++
+				x.work.to = i
+			}
 		}
 	}
 	taken := x.work.to - at.i
 	x.work.run = nil
 	if taken > 0 {
-		x.hold(s, r, at.i, at.i+taken)
+		x.hold(s, r, r.view.Load().hashes, at.i, at.i+taken)
+	}
+	if untidy {
+		x.tidy(r)
 	}
 	return int(taken), o
 }
 
-// rename makes sure that names lead to held blocks from i on.
-func (x *Index) rename(target int, r *run, i int32, names []uint64) (int32, Outcome) {
-	for k := 0; k < len(names); {
-		if !x.owners[target].ownNames {
-			same := approx.Common(r.names[int(i):int(i)+len(names)-k], names[k:])
-			i += int32(same)
-			x.work.to = i
-			if k += same; k == len(names) {
-				break
-			}
-		}
-		c, o := x.claim(target, names[k], x.names.hash(names[k]), r, i)
-		if o != OK {
-			return i, o
-		}
-		if !c.done {
-			x.also(r, i, c)
-		}
-		i++
-		k++
-		x.work.to = i
-	}
-	return i, OK
-}
-
-// revive gives names to blocks from i on that nobody holds.
-func (x *Index) revive(target int, r *run, i int32, names []uint64) (int32, Outcome) {
-	for _, name := range names {
-		c, o := x.claim(target, name, x.names.hash(name), nil, 0)
-		if o != OK {
-			return i, o
-		}
-		x.name(r, i, c)
-		i++
-		x.work.to = i
-	}
-	return i, OK
-}
-
 // hold records that the target holds blocks of a run, which have names.
-func (x *Index) hold(s *Stored, r *run, from, to int32) {
-	x.holdIn(s, r, r.view.Load().hashes, from, to)
-}
-
-func (x *Index) holdIn(s *Stored, r *run, hashes []uint64, from, to int32) {
-	e := edit{run: r, tier: s.Tier, target: s.Target, kind: add}
-	segments := x.edited(&e, r.view.Load().tier(s.Tier), from, to)
-	if e.n > 0 {
-		x.cover(r, hashes, s.Tier, segments)
-		x.owners[s.Target].blocks[s.Tier] += e.n
+func (x *Index) hold(s *Stored, r *run, hashes []uint64, from, to int32) {
+	owner := &x.owners[s.Target]
+	added := int64(0)
+	segments := x.edited(r.view.Load().tier(s.Tier), from, to, func(held set, from, end int32) set {
+		if held.has(owner.column) {
+			x.work.again = append(x.work.again, span{r.at(from), end - from})
+			x.work.repeated += int(end - from)
+			return held
+		}
+		added += int64(end - from)
+		return held.toggled(owner.column)
+	})
+	if added > 0 || len(hashes) != len(r.view.Load().hashes) {
+		x.show(r, hashes, s.Tier, segments)
+		owner.blocks[s.Tier] += added
 	}
 	r.hot = true
 }
