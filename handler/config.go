@@ -146,29 +146,29 @@ type Handler struct { // one field for each option, hence so many
 	// except the selection policy. It needs at least one upstream, or a dynamic source.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	policy     kvscore.Policy
-	shadow     kvscore.Policy // nil if none is configured
-	keys       []plan.KeySource
-	settings   *pool.Settings
-	config     *pool.SharedSettings // those of all handlers that name the pool
-	storage    snapshot.Storage     // for the pool's snapshots; nil if there are none
-	pool       *pool.Pool
-	adopted    atomic.Bool
-	holdsPool  bool
-	unnamed    bool // the operator names no pool
-	proxyReady bool
-	reader     *plan.Reader
-	dispatcher *dispatch.Dispatcher
-	explainer  *admin.Explainer
-	prober     *discovery.Prober
-	transport  *upstream.Transport
-	client     *upstream.Client
-	metrics    *dispatch.Metrics
-	figures    *dispatch.Figures
-	ctx        context.Context      // ends with the configuration
-	registry   *prometheus.Registry // the configuration's
-	noticed    atomic.Bool          // the server's settings were checked
-	logger     *zap.Logger
+	policy      kvscore.Policy
+	shadow      kvscore.Policy // nil if none is configured
+	keys        []plan.KeySource
+	settings    *pool.Settings
+	config      *pool.SharedSettings // those of all handlers that name the pool
+	storage     snapshot.Storage     // for the pool's snapshots; nil if there are none
+	pool        *pool.Pool
+	adopted     atomic.Bool
+	holdsPool   bool
+	unnamed     bool // the operator names no pool
+	proxyReady  bool
+	reader      *plan.Reader
+	dispatcher  *dispatch.Dispatcher
+	explainer   *admin.Explainer
+	prober      *discovery.Prober
+	transport   *upstream.Transport
+	client      *upstream.Client
+	metrics     *dispatch.Metrics
+	poolMetrics *dispatch.PoolMetrics
+	ctx         context.Context      // ends with the configuration
+	registry    *prometheus.Registry // the configuration's
+	noticed     atomic.Bool          // the server's settings were checked
+	logger      *zap.Logger
 }
 
 // Affinity configures sessions. All handlers of a pool must agree on `ttl`,

@@ -142,15 +142,17 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
 		Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics, Figures: h.figures, Logger: h.logger, Context: h.ctx,
+		Metrics: h.metrics, PoolMetrics: h.poolMetrics, Logger: h.logger,
 	}
 	d.Sessions.Failed = d.Unbound
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts
 	}
-	d.FollowUps = speculative.NewRunner(d, h.SpeculativePrefill)
+	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
-	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader}
+	h.explainer = &admin.Explainer{
+		Pool: h.pool, Reader: h.reader, Dispatcher: d, Client: h.client, Policy: h.policy, Static: h.ReverseProxy.Upstreams, Logger: h.logger,
+	}
 	return nil
 }
 
@@ -271,7 +273,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 // report counts a request that has ended, and adds to its access log.
 func (h *Handler) report(r *http.Request, report *dispatch.Report) {
-	h.figures.Requests[report.Outcome].Inc()
+	h.poolMetrics.Requests[report.Outcome].Inc()
 	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
 		extra.Set(zap.Object("kv_router", report))
 	}
@@ -294,7 +296,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
 			outcome = dispatch.OutcomeUnreadable
 		}
-		h.figures.Requests[outcome].Inc()
+		h.poolMetrics.Requests[outcome].Inc()
 	}
 	return answer(w, r, err)
 }

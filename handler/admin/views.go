@@ -240,7 +240,7 @@ type proxyState struct {
 func proxyOf(p *pool.Pool) map[string]proxyState {
 	said := make(map[string]proxyState)
 	if x := explainerOf(p); x != nil {
-		for _, up := range x.Proxy.Upstreams {
+		for _, up := range x.Static {
 			said[up.Dial] = proxyState{pool.Available(up), up.Host == nil || up.Healthy()}
 		}
 	}

@@ -25,8 +25,8 @@ type delivery struct {
 // deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
-	d.dropHeld()
-	if d.foresee(resp); !d.KeepBody && d.next == nil {
+	d.held.drop()
+	if d.prepareFollowUp(resp); !d.KeepBody && d.followUp == nil {
 		d.dropBody()
 	}
 	a.label(resp.Header)
@@ -153,7 +153,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.FirstToken(t)
-	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }
 

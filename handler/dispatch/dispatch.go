@@ -20,7 +20,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -35,28 +34,20 @@ func dispatchOf(ctx context.Context) *Dispatch {
 // Dispatch is one request over all its attempts. Only the goroutine that serves the
 // request touches it.
 type Dispatch struct {
-	*Dispatcher
-	plan  *plan.Plan
-	start time.Time
-	ready time.Time // when its body was read
-	repl  *caddy.Replacer
-	fixed fixed // the one worker that may serve it, if there is one
+	route
 	tries
-	turn *turn.Turn // its part in its session
-	wait waiting    // its state in the queue
 	outgoing
 	result
+	start time.Time
+	wait  waiting // in the queue
 	trace *dispatchTrace
-	dry   bool // the dispatch explains the choice, and changes nothing
 }
 
 // tries is the choice of workers so far.
 type tries struct {
-	offers      pool.Offers // the proxy's latest
 	attempt     *attempt
 	attempts    int
 	suspects    int             // failed attempts that may have reached an engine
-	tried       []*pool.Worker  // in this round over the workers
 	triedBuf    [4]*pool.Worker // backs tried for the first four workers
 	failure     error           // of the last attempt
 	held        heldAnswer
@@ -66,11 +57,11 @@ type tries struct {
 
 // outgoing is what workers are sent.
 type outgoing struct {
-	Body *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
-	next FollowUp      // needs the body after the answer; nil if nothing follows
-	lazy *body.Lazy    // the body as the proxy sees it
-	sent *http.Request // the request of the last attempt
-	cut  nvext.Grants  // the grants that were missing for members cut out of the body
+	Body     *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
+	followUp FollowUp      // needs the body after the answer; nil if nothing follows
+	lazy     *body.Lazy    // the body as the proxy sees it
+	sent     *http.Request // the request of the last attempt
+	cut      nvext.Grants  // the grants that were missing for members cut out of the body
 }
 
 // result is what the client gets.
@@ -106,8 +97,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
-	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	d := &Dispatch{route: s.routeOf(r, p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
 	var err error
 	if d.turn, err = s.Sessions.Enter(r.Context(), p, false); err != nil {
 		return nil, err
@@ -222,13 +212,12 @@ type Dispatcher struct {
 	FollowUps followUps
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
-	Context     context.Context // ends with the configuration
 	Client      *upstream.Client
 
-	tables  pool.Tables
-	Metrics *Metrics
-	Figures *Figures
-	Logger  *zap.Logger
+	tables      pool.Tables
+	Metrics     *Metrics
+	PoolMetrics *PoolMetrics
+	Logger      *zap.Logger
 }
 
 // asker asks workers what they serve.
@@ -255,7 +244,7 @@ func (d *Dispatch) End() *Report {
 	defer d.plan.Once.Done()
 	defer func() { d.turn.End(d.answer.computed()) }()
 	if d.wait.waited > 0 {
-		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
+		d.PoolMetrics.queueWait.Observe(d.wait.waited.Seconds())
 	}
 	if d.attempt != nil {
 		d.endLast()
@@ -267,7 +256,7 @@ func (d *Dispatch) End() *Report {
 
 // endLast ends the last attempt, and records what the request has shown.
 func (d *Dispatch) endLast() {
-	d.dropHeld()
+	d.held.drop()
 	o := d.answer
 	if o != nil {
 		_ = o.body.Close() // if the proxy has not
@@ -279,22 +268,11 @@ func (d *Dispatch) endLast() {
 	}
 	d.follow(outcome)
 	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
-		d.Figures.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
+		d.PoolMetrics.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
 		if o.computed() {
 			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
 		}
 	}
-}
-
-// kind returns the kind of an attempt of the request.
-func (d *Dispatch) kind() pool.AttemptKind {
-	switch {
-	case !d.plan.TakesSlot:
-		return pool.KindOther
-	case d.plan.Request != nil && d.plan.Request.Stream:
-		return pool.KindStream
-	}
-	return pool.KindPlain
 }
 
 // Fallbacks that are found after the plan was made.

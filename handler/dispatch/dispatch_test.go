@@ -20,7 +20,7 @@ import (
 // newTestDispatch returns a dispatch of the plan as Begin makes it, without a
 // request behind it. All tests that need such a dispatch use this constructor.
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
-	d := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
+	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p, ready: time.Now()}, start: time.Now(), result: result{cached: -1}}
 	d.ready, d.tried = d.start, d.triedBuf[:0]
 	if p != nil {
 		d.turn, _ = d.Sessions.Enter(context.Background(), p, false)
@@ -60,7 +60,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
-		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
+		Metrics: m, PoolMetrics: m.Of("test"), Logger: zap.NewNop(), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },

@@ -10,8 +10,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // DryChoice is the choice that would be made for a request at this moment.
@@ -52,21 +50,20 @@ type LeftOut struct {
 // query gets a worker even if all are full: its client will wait for that one.
 func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	t := time.Now()
-	d := &Dispatch{Dispatcher: s, plan: p, start: t, ready: t, result: result{cached: -1}, dry: true}
-	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	rt := s.routeOf(r, p)
 	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
-	d.offers = s.Pool.Peek(s.upstreams(r), d.repl)
+	rt.offers = s.Pool.Peek(s.upstreams(r), rt.repl)
 	var err error
-	if d.turn, err = s.Sessions.Enter(r.Context(), p, true); err == nil {
-		err = d.narrow(r)
+	if rt.turn, err = s.Sessions.Enter(r.Context(), p, true); err == nil {
+		err = rt.narrow(r)
 	}
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return &DryChoice{Refused: own}
 	}
-	want := d.wants()
-	among := s.Pool.Candidates(&want, d.offers, t)
+	want := rt.wants()
+	among := s.Pool.Candidates(&want, rt.offers, t)
 	defer func() { s.Pool.Return(among) }()
 	c := new(DryChoice)
 	if len(among.Targets) == 0 && len(among.Full) > 0 {
@@ -75,18 +72,18 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 			s.Pool.Return(among)
 			unlimited := want
 			unlimited.Kind = pool.KindOther
-			among = s.Pool.Candidates(&unlimited, d.offers, t)
+			among = s.Pool.Candidates(&unlimited, rt.offers, t)
 		}
 	}
-	c.LeftOut = d.leftOut(&want, among)
+	c.LeftOut = rt.leftOut(&want, among)
 	if len(among.Targets) == 0 {
 		if !c.Full {
-			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: d.errNobody()}
+			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
 		}
 		return c
 	}
-	d.turn.Find(r.Context())
-	choice := d.choice(among)
+	rt.turn.Find(r.Context())
+	choice := rt.choice(among)
 	targets := make([]kvscore.Target, 0, len(among.Targets))
 	for _, ref := range among.Targets {
 		targets = append(targets, ref.Target)
@@ -95,8 +92,8 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	c.Picked = s.Pool.Scheduler.Explain(t, choice.Request, targets, choice.Bound, choice.Policy, sel)
 	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(among.Workers)
 	c.Bound = choice.Bound >= 0
-	c.Reason, c.Unit = d.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
-	c.Home, c.Tier, c.Tokens = d.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
+	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
+	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
 	return c
 }
 
@@ -110,13 +107,13 @@ func (c *DryChoice) Overlap() (most int64) {
 
 // homeOf returns the session's target in a choice; nil if there is none. chosen is the
 // position of the chosen target.
-func (d *Dispatch) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
-	if !d.homed() {
+func (rt *route) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
+	if !rt.homed() {
 		return nil
 	}
-	home, priced := d.turn.Home()
-	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds(), Priced: priced && !d.pinned()}
-	h.Stays = chosen == sel.Home || d.turn.IsAway() || priced && h.Holds
+	home, priced := rt.turn.Home()
+	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds(), Priced: priced && !rt.pinned()}
+	h.Stays = chosen == sel.Home || rt.turn.IsAway() || priced && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
 	}
@@ -124,9 +121,9 @@ func (d *Dispatch) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
 }
 
 // leftOut returns the workers that are offered but are not candidates, with the reason.
-func (d *Dispatch) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftOut) {
-	for i, v := range d.Pool.Judge(want, d.offers, among.At) {
-		if w := d.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
+func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftOut) {
+	for i, v := range rt.Pool.Judge(want, rt.offers, among.At) {
+		if w := rt.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
 			list = append(list, LeftOut{w, v})
 		}
 	}

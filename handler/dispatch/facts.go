@@ -16,16 +16,29 @@ var facts = [...]struct {
 	access, name, header, placeholder string
 	of                                func(*attempt) any
 }{
-	{"worker", "worker", "Worker", "worker", func(a *attempt) any { return a.Target.Worker }},
-	{"upstream", "upstream", "", "", func(a *attempt) any { return a.Worker.Dial }},
-	{"dp_rank", "dp_rank", "Dp-Rank", "dp_rank", func(a *attempt) any { return a.Target.Rank }},
-	{"reason", "reason", "Reason", "reason", func(a *attempt) any { return a.reason }},
-	{"overlap_blocks", "overlap_blocks", "Overlap-Blocks", "overlap_blocks", func(a *attempt) any { return a.Terms.OverlapBlocks }},
 	{
-		"predicted_cached_tokens", "predicted_cached_tokens", "Predicted-Cached-Tokens", "predicted_cached_tokens",
-		func(a *attempt) any { return a.Terms.OverlapTokens },
+		access: "worker", name: "worker", header: "Worker", placeholder: "worker",
+		of: func(a *attempt) any { return a.Target.Worker },
 	},
-	{"estimated_prompt_tokens", "prompt_tokens", "", "", func(a *attempt) any { return a.Tokens }},
+	{access: "upstream", name: "upstream", of: func(a *attempt) any { return a.Worker.Dial }},
+	{
+		access: "dp_rank", name: "dp_rank", header: "Dp-Rank", placeholder: "dp_rank",
+		of: func(a *attempt) any { return a.Target.Rank },
+	},
+	{
+		access: "reason", name: "reason", header: "Reason", placeholder: "reason",
+		of: func(a *attempt) any { return a.reason },
+	},
+	{
+		access: "overlap_blocks", name: "overlap_blocks", header: "Overlap-Blocks", placeholder: "overlap_blocks",
+		of: func(a *attempt) any { return a.Terms.OverlapBlocks },
+	},
+	{
+		access: "predicted_cached_tokens", name: "predicted_cached_tokens",
+		header: "Predicted-Cached-Tokens", placeholder: "predicted_cached_tokens",
+		of: func(a *attempt) any { return a.Terms.OverlapTokens },
+	},
+	{access: "estimated_prompt_tokens", name: "prompt_tokens", of: func(a *attempt) any { return a.Tokens }},
 	{name: "attempt", of: func(a *attempt) any { return int64(a.d.attempts) }},
 	{name: "candidates", of: func(a *attempt) any { return int64(a.Among) }},
 	{name: "request_blocks", of: func(a *attempt) any { return a.Terms.RequestBlocks }},

@@ -211,17 +211,6 @@ func (d *Dispatch) anotherTry(suspects int) bool {
 	return d.anotherRound() || !d.Limits.Set() && suspects < maxSuspects && d.otherLeft()
 }
 
-// otherLeft returns whether a worker may be available that was not tried.
-func (d *Dispatch) otherLeft() bool {
-	want := d.wants()
-	for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
-		if v.Possible() {
-			return true
-		}
-	}
-	return false
-}
-
 // lastSuspect returns whether no attempt may follow if the present one breaks.
 func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects

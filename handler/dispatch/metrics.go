@@ -28,7 +28,6 @@ type Metrics struct {
 	queueWait                   *prometheus.HistogramVec
 	dropped, malformed          *prometheus.CounterVec
 	turns, moves                *prometheus.CounterVec
-	Speculative                 *prometheus.CounterVec
 }
 
 // Outcomes of a request.
@@ -44,8 +43,8 @@ const (
 	OutcomeQuery         = "query"           // a query, which is answered with the choice
 )
 
-// Figures are the collectors that each request moves, for one pool.
-type Figures struct {
+// PoolMetrics are the collectors that each request moves, for one pool.
+type PoolMetrics struct {
 	Requests                    map[string]prometheus.Counter // by outcome
 	ttft, itl                   prometheus.Observer
 	inputTokens, outputTokens   prometheus.Observer
@@ -57,9 +56,9 @@ type Figures struct {
 	turns                                               map[turn.State]prometheus.Counter
 }
 
-// Of returns the figures of a pool.
-func (m *Metrics) Of(pool string) *Figures {
-	f := &Figures{
+// Of returns the collectors of a pool.
+func (m *Metrics) Of(pool string) *PoolMetrics {
+	f := &PoolMetrics{
 		Requests: make(map[string]prometheus.Counter),
 		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
@@ -111,7 +110,6 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		unsupported:   counter("nvext_unsupported_total", "Attempts without an nvext field, because the engine or the API does not support it.", "pool", "engine", "field"),
 		turns:         counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "pool", "state"),
 		moves:         counter("session_moves_total", "Sessions that moved to another target, by reason.", "pool", "reason"),
-		Speculative:   counter("speculative_total", "Turns whose clients asked for a speculative prefill, by its outcome.", "pool", "outcome"),
 		queueWait:     histogram("queue_wait_seconds", "Time in the queue, of requests that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		compared:      counter("compared_tokens_total", "Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "pool", "tokens"),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
@@ -128,7 +126,7 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 	m := AllMetrics()
 	for _, c := range append(append(append(pool.Collectors(), discovery.Collectors()...), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves, m.Speculative,
+		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves,
 	}...) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

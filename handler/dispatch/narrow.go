@@ -14,40 +14,33 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// fixed is the one worker that may serve a request.
-type fixed struct {
-	worker *pool.Worker // nil if others may, too
-	rank   nvext.Opt[uint32]
-	reason string
-}
-
 // narrow finds before the first choice which workers the request allows. The error is a
 // *api.Refusal if none can be chosen.
-func (d *Dispatch) narrow(r *http.Request) error {
-	p := d.plan
-	if at, held := d.turn.Held(); held {
-		if err := d.stayAt(r, at); err != nil || d.pinned() {
+func (rt *route) narrow(r *http.Request) error {
+	p := rt.plan
+	if at, held := rt.turn.Held(); held {
+		if err := rt.stayAt(r, at); err != nil || rt.pinned() {
 			return err
 		}
 	}
 	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !p.Isolated && !p.Session.Opens() {
 		return nil
 	}
-	d.lookUp(r)
-	want := d.wants()
-	met := d.closest(&want)
+	rt.lookUp(r)
+	want := rt.wants()
+	met := rt.closest(&want)
 	switch {
 	case met == pool.SharesCache:
-		return d.shared("no engine")
+		return rt.shared("no engine")
 	case p.Session.Opens() && met != pool.Fits:
 		return turn.NotOpened(p, http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
 	case p.Pin.Named:
-		return d.pinTo(&want)
+		return rt.pinTo(&want)
 	case met == pool.NoRank:
-		return d.badPin("nvext.dp_rank: no worker has the rank %d", p.Pin.Rank.Value)
-	case p.Response != "" && d.returnTo():
-		if !d.Pool.Isolates(&want, d.fixed.worker) {
-			return d.shared("not the engine with the named response")
+		return rt.badPin("nvext.dp_rank: no worker has the rank %d", p.Pin.Rank.Value)
+	case p.Response != "" && rt.returnTo():
+		if !rt.Pool.Isolates(&want, rt.fixed.worker) {
+			return rt.shared("not the engine with the named response")
 		}
 	case met != pool.Fits:
 		return &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "nvext", Err: p.ErrNonePermitted()}
@@ -56,92 +49,92 @@ func (d *Dispatch) narrow(r *http.Request) error {
 }
 
 // lookUp looks up the upstreams that the proxy would offer, unless they are known.
-func (d *Dispatch) lookUp(r *http.Request) {
-	if d.offers.Table == nil {
-		d.offers = d.tables.Offers(d.Pool, d.upstreams(r), d.repl)
+func (rt *route) lookUp(r *http.Request) {
+	if rt.offers.Table == nil {
+		rt.offers = rt.tables.Offers(rt.Pool, rt.upstreams(r), rt.repl)
 	}
 }
 
 // closest returns what keeps the worker that comes closest to what the request needs from
 // serving it; Fits if one may serve it, or if no worker is offered.
-func (d *Dispatch) closest(want *pool.Wants) pool.Verdict {
-	if len(d.offers.Ups) == 0 {
+func (rt *route) closest(want *pool.Wants) pool.Verdict {
+	if len(rt.offers.Ups) == 0 {
 		return pool.Fits
 	}
 	closest := pool.Gone
-	for i := range d.offers.Table.Rows {
-		closest = min(closest, d.Pool.Meets(want, d.offers.Table.Rows[i].Worker))
+	for i := range rt.offers.Table.Rows {
+		closest = min(closest, rt.Pool.Meets(want, rt.offers.Table.Rows[i].Worker))
 	}
 	return closest
 }
 
 // pinTo makes the worker that the request names the only one.
-func (d *Dispatch) pinTo(want *pool.Wants) error {
-	pin := &d.plan.Pin
-	w := d.offers.Worker(pin.Worker)
+func (rt *route) pinTo(want *pool.Wants) error {
+	pin := &rt.plan.Pin
+	w := rt.offers.Worker(pin.Worker)
 	switch {
 	case w == nil:
-		return d.badPin("%s: no worker of this pool has the id %d", pin.Field, pin.Worker)
+		return rt.badPin("%s: no worker of this pool has the id %d", pin.Field, pin.Worker)
 	case pin.Rank.Set && int64(pin.Rank.Value) >= int64(w.Ranks()):
-		return d.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.Worker, pin.Rank.Value, w.Ranks()-1)
+		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.Worker, pin.Rank.Value, w.Ranks()-1)
 	case !pin.Rank.Set && w.Ranks() > 1:
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
-		return d.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.Worker)
-	case !d.Pool.Isolates(want, w):
-		return d.shared("not the engine of the named worker %d", w.ID)
-	case d.Pool.Meets(want, w) != pool.Fits:
-		return d.badPin("%s: worker %d is not one that the request allows: %w", pin.Field, pin.Worker, d.plan.ErrNonePermitted())
+		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.Worker)
+	case !rt.Pool.Isolates(want, w):
+		return rt.shared("not the engine of the named worker %d", w.ID)
+	case rt.Pool.Meets(want, w) != pool.Fits:
+		return rt.badPin("%s: worker %d is not one that the request allows: %w", pin.Field, pin.Worker, rt.plan.ErrNonePermitted())
 	}
-	d.fixed = fixed{w, pin.Rank, ReasonPin}
+	rt.fixed = fixed{w, pin.Rank, ReasonPin}
 	return nil
 }
 
-func (d *Dispatch) badPin(format string, args ...any) error {
-	return &api.Refusal{API: d.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
+func (rt *route) badPin(format string, args ...any) error {
+	return &api.Refusal{API: rt.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
 }
 
 // shared returns the refusal of a request that would share a cache.
-func (d *Dispatch) shared(format string, args ...any) error {
+func (rt *route) shared(format string, args ...any) error {
 	where := "this path"
-	if a := d.plan.API; a != nil {
+	if a := rt.plan.API; a != nil {
 		where = "the API " + a.Name()
 	}
-	return &api.Refusal{API: plan.OrUnplanned(d.plan.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
 		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s", fmt.Sprintf(format, args...), where)}
 }
 
 // returnTo makes the worker that keeps the named response the only one. It returns whether
 // that is still an upstream. If the worker lost the rank, any of its ranks may serve the
 // request.
-func (d *Dispatch) returnTo() bool {
-	t, ok := d.turn.ResponseAt()
+func (rt *route) returnTo() bool {
+	t, ok := rt.turn.ResponseAt()
 	if !ok {
 		return false
 	}
-	w := d.offers.Worker(t.Worker)
+	w := rt.offers.Worker(t.Worker)
 	if w == nil {
 		return false // it is gone, and what it kept
 	}
 	rank := nvext.Some(t.Rank)
 	rank.Set = int64(t.Rank) < int64(w.Ranks())
-	d.fixed = fixed{w, rank, ReasonResponse}
+	rt.fixed = fixed{w, rank, ReasonResponse}
 	return true
 }
 
 // pinned returns whether only one worker may serve the request.
-func (d *Dispatch) pinned() bool { return d.fixed.worker != nil }
+func (rt *route) pinned() bool { return rt.fixed.worker != nil }
 
 // errNobody returns the error if no allowed worker can be reached.
-func (d *Dispatch) errNobody() error {
+func (rt *route) errNobody() error {
 	switch {
-	case !d.pinned():
+	case !rt.pinned():
 		return errors.New("no worker can be reached; try again later")
-	case d.fixed.reason == ReasonSession:
-		return fmt.Errorf("worker %d, whose engine holds the session, cannot be reached; try again later", d.fixed.worker.ID)
-	case d.fixed.reason == ReasonResponse:
-		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", d.fixed.worker.ID)
+	case rt.fixed.reason == ReasonSession:
+		return fmt.Errorf("worker %d, whose engine holds the session, cannot be reached; try again later", rt.fixed.worker.ID)
+	case rt.fixed.reason == ReasonResponse:
+		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", rt.fixed.worker.ID)
 	}
-	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", d.fixed.worker.ID)
+	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", rt.fixed.worker.ID)
 }
 
 // upstreams returns those that the proxy would offer for a request.

@@ -68,7 +68,7 @@ func (d *Dispatch) blameKey() uint64 {
 
 // learn records what the engine has counted in a prompt and its answer.
 func (o *delivery) learn() {
-	m := o.d.Figures
+	m := o.d.PoolMetrics
 	cached := discovery.Of(o.attempt.Worker).CachedTokens(discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
@@ -142,7 +142,7 @@ func (o *delivery) verify(cached int64) {
 	if cached < 0 || !o.knowsRank() {
 		return
 	}
-	m := d.Figures
+	m := d.PoolMetrics
 	m.comparedPrompt.Add(float64(o.Prompt))
 	m.comparedPredicted.Add(float64(a.Terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))

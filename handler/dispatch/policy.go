@@ -12,14 +12,14 @@ import (
 
 // score returns the scheduler's view of the request: the plan's, with the client's preferred
 // taints and the target of the session or of its parent.
-func (d *Dispatch) score(c *pool.Candidates) *kvscore.Request {
-	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
-	home := d.turn.Warm()
+func (rt *route) score(c *pool.Candidates) *kvscore.Request {
+	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
+	home := rt.turn.Warm()
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
-		return &d.plan.Score
+		return &rt.plan.Score
 	}
 	scored := &c.Scored
-	*scored = d.plan.Score // the plan does not change
+	*scored = rt.plan.Score // the plan does not change
 	scored.Home = home
 	if len(prefers) == 0 {
 		return scored
@@ -102,19 +102,19 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad
 
-func (d *Dispatch) policy() kvscore.Policy {
-	if d.plan.Request == nil {
+func (rt *route) policy() kvscore.Policy {
+	if rt.plan.Request == nil {
 		return &passThroughPolicy
 	}
-	return d.Policy
+	return rt.Policy
 }
 
 // reasonOf returns why a candidate was chosen.
-func (d *Dispatch) reasonOf(unpriced bool, c *kvscore.Candidate) string {
-	home, _ := d.turn.Home()
+func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
+	home, _ := rt.turn.Home()
 	switch {
-	case d.pinned():
-		return d.fixed.reason
+	case rt.pinned():
+		return rt.fixed.reason
 	case unpriced || c.Target == home:
 		return ReasonSession
 	case c.OverlapBlocks > 0:
@@ -129,12 +129,12 @@ func (a *attempt) costsTime() bool {
 }
 
 // noticeIneffective records granted wishes that the policy ignores.
-func (d *Dispatch) noticeIneffective() {
-	p := d.plan
+func (rt *route) noticeIneffective() {
+	p := rt.plan
 	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {
 		return
 	}
-	if unit := kvscore.CostUnit(d.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
-		d.Pool.Incidents.Raise(d.start, "preferred taints or overrides have no effect under this policy", d.Pool.Logger)
+	if unit := kvscore.CostUnit(rt.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
+		rt.Pool.Incidents.Raise(rt.ready, "preferred taints or overrides have no effect under this policy", rt.Pool.Logger)
 	}
 }

@@ -60,6 +60,7 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.wants(), &attempt{d: d}
+	want.Patience = d.patience()
 	waited, err := d.Pool.Seat(ctx, &want, d.offers, d, &a.Seat)
 	d.wait.waited += waited
 	if err != nil {
@@ -111,9 +112,9 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 }
 
 // choice returns how to choose among candidates, once the session is found.
-func (d *Dispatch) choice(c *pool.Candidates) pool.Choice {
-	bound := d.boundPosition(c)
-	return pool.Choice{Request: d.score(c), Policy: d.policy(), Bound: bound, Home: d.fullHome(c)}
+func (rt *route) choice(c *pool.Candidates) pool.Choice {
+	bound := rt.boundPosition(c)
+	return pool.Choice{Request: rt.score(c), Policy: rt.policy(), Bound: bound, Home: rt.fullHome(c)}
 }
 
 // Waits implements pool.Chooser: no request waits for one that is queued.
@@ -138,39 +139,4 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	if d.Shadow != nil && d.plan.Request != nil {
 		d.Shadow.compare(d, c, i)
 	}
-}
-
-// wants returns the requirements on the next attempt's worker, and the request's place in the
-// queue.
-func (d *Dispatch) wants() pool.Wants {
-	e := d.plan.Ext
-	tier, arrival := d.precedence()
-	want := pool.Wants{
-		Model: d.plan.Model, Only: d.fixed.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
-		Taints: e.RoutingConstraints.RequiredTaints, Isolated: d.plan.Isolated, API: d.plan.Name, Kind: d.kind(),
-		Session: d.plan.Session.Opens(), Tried: d.tried, Tier: tier, Arrival: arrival, Patience: d.patience(),
-	}
-	if len(d.Proxy.Upstreams) < 2 && d.Proxy.DynamicUpstreams == nil {
-		want.Model = "" // there is no choice
-	}
-	rank := d.plan.Pin.Rank
-	if d.pinned() {
-		rank = d.fixed.rank
-	}
-	if rank.Set {
-		want.Rank = int64(rank.Value)
-	}
-	return want
-}
-
-// longestHeadStart bounds what a priority is worth, in seconds.
-const longestHeadStart = 1e9
-
-// precedence returns the request's place in the queue as Dynamo's
-// (lib/kv-router/src/scheduling/queue.rs): a tier by strict priority, then arrival less the
-// priority's seconds.
-func (d *Dispatch) precedence() (tier int, arrival time.Time) {
-	hints := &d.plan.Ext.AgentHints
-	jump := min(hints.PriorityJump(), longestHeadStart)
-	return -int(hints.StrictPriority.Value), d.ready.Add(-time.Duration(jump * float64(time.Second)))
 }

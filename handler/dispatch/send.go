@@ -88,21 +88,21 @@ func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error)
 }
 
 // dropBody frees the body, which is not sent again: an answer may take long.
-func (d *Dispatch) dropBody() {
-	if d.Body != nil {
-		d.takeBody().Done()
+func (o *outgoing) dropBody() {
+	if o.Body != nil {
+		o.takeBody().Done()
 	}
 }
 
 // takeBody takes the request's body from everything that might send it again.
-func (d *Dispatch) takeBody() *body.Replay {
-	whole := d.Body
-	d.Body = nil
-	if d.lazy != nil {
-		d.lazy.Release()
+func (o *outgoing) takeBody() *body.Replay {
+	whole := o.Body
+	o.Body = nil
+	if o.lazy != nil {
+		o.lazy.Release()
 	}
-	if d.sent != nil {
-		d.sent.GetBody = nil
+	if o.sent != nil {
+		o.sent.GetBody = nil
 	}
 	return whole
 }

@@ -16,50 +16,50 @@ import (
 // stayAt makes the target whose engine holds the session the only one. A turn that opens the
 // session again may go elsewhere if that worker cannot be used, and a last one if the client
 // says so.
-func (d *Dispatch) stayAt(r *http.Request, at kvscore.Target) error {
-	d.lookUp(r)
-	p, w := d.plan, d.offers.Worker(at.Worker)
+func (rt *route) stayAt(r *http.Request, at kvscore.Target) error {
+	rt.lookUp(r)
+	p, w := rt.plan, rt.offers.Worker(at.Worker)
 	switch {
-	case p.Session.Opens() && (w == nil || !w.TakesRequests(d.start)):
-		d.turn.Leave()
+	case p.Session.Opens() && (w == nil || !w.TakesRequests(rt.ready)):
+		rt.turn.Leave()
 		return nil
-	case w == nil && d.Pool.IsNowUpstream(at.Worker):
+	case w == nil && rt.Pool.IsNowUpstream(at.Worker):
 		return &api.Refusal{
 			API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, RetryAfter: 1,
 			Err: fmt.Errorf("worker %d, whose engine holds the session, is not offered for this request now; try again later", at.Worker),
 		}
 	case w == nil:
-		return d.turn.Gone()
+		return rt.turn.Gone()
 	}
 	if e := w.Engine(); !e.HoldsSessions(p.Name) {
 		return turn.NotOpened(p, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
 	}
 	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != at.Rank {
 		if !p.Session.Final {
-			return d.badPin("nvext: the session is on worker %d, rank %d, whose engine holds it", w.ID, at.Rank)
+			return rt.badPin("nvext: the session is on worker %d, rank %d, whose engine holds it", w.ID, at.Rank)
 		}
-		d.turn.Leave()
+		rt.turn.Leave()
 		return nil
 	}
-	if want := d.wants(); !d.Pool.Isolates(&want, w) {
-		return d.shared("not the engine with the session")
+	if want := rt.wants(); !rt.Pool.Isolates(&want, w) {
+		return rt.shared("not the engine with the session")
 	}
-	d.fixed = fixed{w, nvext.Some(at.Rank), ReasonSession}
-	d.turn.Stay()
+	rt.fixed = fixed{w, nvext.Some(at.Rank), ReasonSession}
+	rt.turn.Stay()
 	return nil
 }
 
 // homed returns whether the session has a home.
-func (d *Dispatch) homed() bool {
-	home, _ := d.turn.Home()
+func (rt *route) homed() bool {
+	home, _ := rt.turn.Home()
 	return home != kvscore.Target{}
 }
 
 // fullHome returns the session's worker if that is full and the operator wants the turn to wait
 // for it; nil otherwise.
-func (d *Dispatch) fullHome(c *pool.Candidates) *pool.Worker {
-	home, _ := d.turn.Home()
-	if !d.Sessions.Hard || d.pinned() {
+func (rt *route) fullHome(c *pool.Candidates) *pool.Worker {
+	home, _ := rt.turn.Home()
+	if !rt.Sessions.Hard || rt.pinned() {
 		return nil
 	}
 	return fullOf(c, home)
@@ -77,38 +77,38 @@ func fullOf(c *pool.Candidates, t kvscore.Target) *pool.Worker {
 
 // excluded returns whether the client's constraints, which hold for this request only, exclude a
 // target that is still an upstream.
-func (d *Dispatch) excluded(t kvscore.Target) bool {
-	if !d.plan.Constrained() {
+func (rt *route) excluded(t kvscore.Target) bool {
+	if !rt.plan.Constrained() {
 		return false
 	}
-	w, want := d.offers.Worker(t.Worker), d.wants()
-	return w != nil && d.Pool.Meets(&want, w) != pool.Fits
+	w, want := rt.offers.Worker(t.Worker), rt.wants()
+	return w != nil && rt.Pool.Meets(&want, w) != pool.Fits
 }
 
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
-func (d *Dispatch) boundPosition(c *pool.Candidates) int {
-	home, priced := d.turn.Home()
-	if d.pinned() {
+func (rt *route) boundPosition(c *pool.Candidates) int {
+	home, priced := rt.turn.Home()
+	if rt.pinned() {
 		if len(c.Targets) != 1 {
 			return -1 // the policy chooses among the ranks
 		}
-		if d.homed() && home != c.Targets[0].Target {
-			d.turn.GoAway()
+		if rt.homed() && home != c.Targets[0].Target {
+			rt.turn.GoAway()
 		}
 		return 0
 	}
-	if !d.homed() {
+	if !rt.homed() {
 		return -1
 	}
-	if fullOf(c, home) != nil || d.excluded(home) { // for this request only
-		d.turn.GoAway()
+	if fullOf(c, home) != nil || rt.excluded(home) { // for this request only
+		rt.turn.GoAway()
 	}
 	if priced {
 		return -1
 	}
-	if d.turn.Crowded() {
-		d.turn.GoAway()
+	if rt.turn.Crowded() {
+		rt.turn.GoAway()
 		return -1
 	}
 	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
@@ -127,7 +127,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	if state == turn.None {
 		return
 	}
-	d.Figures.turns[state].Inc()
+	d.PoolMetrics.turns[state].Inc()
 	if state == turn.Moved {
 		d.Metrics.moves.WithLabelValues(d.Pool.Name, d.whyMoved(home)).Inc()
 	}

@@ -49,7 +49,7 @@ func (d *Dispatch) turnAway(err error) {
 		e.Err = fmt.Errorf("all workers are full, and none had a free slot within %s; try again later", most)
 	}
 	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
-	d.Figures.turnedAway[e.Code].Inc()
+	d.PoolMetrics.turnedAway[e.Code].Inc()
 	d.wait.turnedAway = e
 }
 

@@ -129,7 +129,8 @@ func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
 	if want.Only == nil {
 		j.model = o.served(want.Model)
 	}
-	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank || want.Workers != nil || len(want.Taints) > 0
+	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank ||
+		want.Workers != nil || len(want.Taints) > 0
 	return j
 }
 

@@ -73,7 +73,9 @@ func (t *Table) isOf(list reverseproxy.UpstreamPool) bool {
 // tableOf makes a table of the workers that workerAt returns. lasting is false if other requests
 // must not use the table, because an address has a placeholder or a worker is above
 // maxOthers.
-func (p *Pool) tableOf(list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *Worker) (t *Table, lasting bool) {
+func (p *Pool) tableOf(
+	list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *Worker,
+) (t *Table, lasting bool) {
 	layout := p.layout.Load() // first: a change while the table is made must invalidate it
 	workers := make([]*Worker, len(list))
 	lasting = true
@@ -155,7 +157,7 @@ func (o Offers) served(model string) string {
 		return ""
 	}
 	isServed := func(model string) bool {
-		return slices.ContainsFunc(o.Table.Rows, func(row TableRow) bool { return row.Worker != nil && row.Worker.KnownToServe(model) })
+		return slices.ContainsFunc(o.Table.Rows, func(row TableRow) bool { return row.Worker.KnownToServe(model) })
 	}
 	if isServed(model) {
 		return model

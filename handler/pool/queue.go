@@ -36,7 +36,9 @@ func (q *queue) Len() int { return int(q.length.Load()) }
 // wait queues a request until the queue grants it a slot of a worker, for at most the time
 // given. It returns how long the request waited. The worker is nil if there is none to wait
 // for; the request then chooses again. The errors are ErrQueueFull, ErrWaited and the context's.
-func (q *queue) wait(ctx context.Context, want *Wants, o Offers, most time.Duration) (w *Worker, waited time.Duration, err error) {
+func (q *queue) wait(
+	ctx context.Context, want *Wants, o Offers, most time.Duration,
+) (w *Worker, waited time.Duration, err error) {
 	m := &waiter{want: *want, offers: o, verdict: make(chan grant, 1)}
 	var v grant
 	if q.enter(m, q.pool.Settings.Load().MaxWaiting) {
@@ -277,7 +279,8 @@ type grant struct {
 }
 
 func (m *waiter) compare(o *waiter) int {
-	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
+	a, b := &m.want, &o.want
+	return cmp.Or(cmp.Compare(a.Tier, b.Tier), a.Arrival.Compare(b.Arrival), cmp.Compare(m.number, o.number))
 }
 
 // worker returns an offered worker, nil if the pool has forgotten it.

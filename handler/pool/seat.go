@@ -62,7 +62,8 @@ type Choice struct {
 
 // Seat finds the request a worker and takes a place there. It gathers the candidates, lets
 // the request choose, books the choice, and takes a slot. If all workers are full, the
-// request waits in the queue. Seat returns how long. The error is one of those above, or the context's.
+// request waits in the queue. Seat returns how long. The error is one of those above, or the
+// context's.
 func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
 	var granted *Worker // the queue has taken a slot of it for the request
 	giveBack := func() {
@@ -90,9 +91,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *S
 			if homeless {
 				choice.Home = nil
 			}
-			if seated = choice.Wait == nil && choice.Home == nil && p.sit(s, want, c, &choice, by, granted); seated && c.Granted {
-				granted = nil
-			}
+			seated = choice.Wait == nil && choice.Home == nil && p.sit(s, want, c, &choice, by, &granted)
 		}
 		p.Return(c) // thousands of requests may wait
 		switch {
@@ -109,7 +108,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *S
 			home := *want
 			home.Only = choice.Home
 			if err = wait(&home); errors.Is(err, ErrWaited) {
-				err = ErrHomeWaited
+				return waited, ErrHomeWaited
 			}
 			homeless = granted == nil
 		case found && p.queue.Len() == 0: // the worker has just filled up
@@ -180,9 +179,9 @@ func newRandom() *rand.Rand {
 	return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // choices are no secrets
 }
 
-// sit books the choice and takes a slot. It returns false if the worker filled up meanwhile,
-// or a queued request has first claim to its slot.
-func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted *Worker) (seated bool) {
+// sit books the choice and takes a slot, which may be the granted one. It returns false if the
+// worker filled up meanwhile, or a queued request has first claim to its slot.
+func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted **Worker) (seated bool) {
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
 	s.pool, s.lease, s.left = p, lease, false
 	defer func() {
@@ -193,11 +192,14 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	s.Worker, s.Target, s.Upstream, s.Begun, s.Kind = c.Workers[i], c.Targets[i].Target, c.Upstreams[i], c.At, want.Kind
 	s.Terms, s.Tokens, s.Known = c.Sel.Candidates[i], c.Sel.Tokens, c.Sel.Known
 	s.Among, s.Unpriced = len(c.Targets), choice.Bound >= 0
-	if want.Kind != KindOther {
-		if s.Worker != granted && !p.queue.takeUnclaimed(s.Worker) {
-			return false
-		}
+	switch {
+	case s.Worker == *granted:
+		s.slot, *granted = true, nil
+	case want.Kind == KindOther:
+	case p.queue.takeUnclaimed(s.Worker):
 		s.slot = true
+	default:
+		return false
 	}
 	s.admit()
 	by.Chosen(c, i, s.Unpriced)

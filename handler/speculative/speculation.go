@@ -53,7 +53,7 @@ type speculation struct {
 // begin starts the speculative prefill if the turn has ended well.
 func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request) {
 	s.text, s.body, s.sent = text, whole, sent
-	bg, w := &s.r.Pool.Background, s.turn.Worker
+	bg, w := &s.r.pool.Background, s.turn.Worker
 	if text == nil || whole == nil || sent == nil || !s.fits() {
 		s.end(outcomeUnfit)
 		return
@@ -83,14 +83,14 @@ func (s *speculation) end(outcome string) {
 	if s.body != nil {
 		s.body.Done()
 	}
-	s.r.Pool.Background.Release(s.size)
+	s.r.pool.Background.Release(s.size)
 	s.r.count(outcome)
 }
 
 // prefill lets the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
 	switch {
-	case s.r.Context.Err() != nil:
+	case s.r.ctx.Err() != nil:
 		return outcomeStopped
 	case s.isBusy(time.Now()):
 		return outcomeBusy
@@ -100,17 +100,17 @@ func (s *speculation) prefill() (outcome string) {
 		return outcomeUnfit
 	}
 	var seat pool.Seat
-	if !s.r.Pool.SeatAt(s.turn.Worker, s.turn.Target, &p.Score, &seat) {
+	if !s.r.pool.SeatAt(s.turn.Worker, s.turn.Target, &p.Score, &seat) {
 		return outcomeBusy
 	}
-	ctx, cancel := context.WithTimeout(s.r.Context, maxDuration)
+	ctx, cancel := context.WithTimeout(s.r.ctx, maxDuration)
 	defer cancel()
 	err := s.send(ctx, p)
 	seat.Leave(err == nil, nil)
 	switch {
 	case err == nil:
 		return outcomeOK
-	case s.r.Context.Err() != nil:
+	case s.r.ctx.Err() != nil:
 		return outcomeStopped
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return outcomeTimeout
@@ -122,10 +122,10 @@ func (s *speculation) prefill() (outcome string) {
 // target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
 	w := s.turn.Worker
-	load, known := s.r.Pool.Scheduler.Load(t, s.turn.Target)
+	load, known := s.r.pool.Scheduler.Load(t, s.turn.Target)
 	running, limit := w.Running()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
-		limit > 0 && 2*running >= limit || s.r.Pool.Waiting() > 0 ||
+		limit > 0 && 2*running >= limit || s.r.pool.Waiting() > 0 ||
 		!w.TakesRequests(t) || w.IsHung() || !pool.Available(s.turn.Upstream)
 }
 
@@ -136,13 +136,13 @@ func (s *speculation) next() *plan.Plan {
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
 	data, ok := api.NextTurn(b.Data[:0], old.Data, s.text)
 	b.Data = data
-	s.r.Pool.Memory.Count(b)
+	s.r.pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
 	old.Done()
 	if !ok {
 		return nil
 	}
-	req, err := api.Parse(of.API, data, s.r.Pool.Hashing())
+	req, err := api.Parse(of.API, data, s.r.pool.Hashing())
 	if err != nil {
 		return nil
 	}
@@ -164,10 +164,10 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(ctx context.Context, p *plan.Plan) error {
-	e := dispatch.EngineRequest{Pool: s.r.Pool, Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
+	e := dispatch.EngineRequest{Pool: s.r.pool, Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
 	req := e.Build(ownRequest(ctx, s.sent))
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.r.Client.Forward(req, s.turn.Worker.Dial)
+	resp, err := s.r.client.Forward(req, s.turn.Worker.Dial)
 	if err != nil {
 		return err
 	}
