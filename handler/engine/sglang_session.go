@@ -20,7 +20,7 @@ const maxWritten, maxParams = 1 << 10, 128 << 10
 // those of nvext, else in the client's own. Their other members stay. With a salt, it
 // scopes the sessions that the client names, and removes members that it cannot scope:
 // they could name another tenant's session.
-func (f *fit) sglangSessions() {
+func (f *adapter) sglangSessions() {
 	if f.Salt != "" {
 		f.scope = scopeOf(f.Salt)
 		f.scopeSessionID()
@@ -43,7 +43,7 @@ func (f *fit) sglangSessions() {
 
 // takeParams gives SGLang the session_params of nvext. Where the id changes, the members are
 // sorted, and of equal ones only the last stays.
-func (f *fit) takeParams(raw []byte) {
+func (f *adapter) takeParams(raw []byte) {
 	if f.Session == "" && f.Salt == "" {
 		f.Body.Set(nameParams, raw)
 		return
@@ -74,7 +74,7 @@ func onlyID(session string) []byte {
 }
 
 // scopeSessionID scopes the client's own session_id.
-func (f *fit) scopeSessionID() {
+func (f *adapter) scopeSessionID() {
 	raw := f.Body.Value(nameSession)
 	if text, ok := f.scoped(raw); f.API == OpenSession && (raw == nil || raw[0] != '"') {
 		f.text(nameSession, f.scope+rand.Text()) // SGLang would choose an id without a scope
@@ -88,7 +88,7 @@ func (f *fit) scopeSessionID() {
 
 // scopeParams scopes the client's own session_params, if they are one object. The router
 // refuses lists: see package plan. The rid stays: SGLang looks it up within the session only.
-func (f *fit) scopeParams() {
+func (f *adapter) scopeParams() {
 	if isNull(f.Body.Value(nameParams)) {
 		return
 	}
@@ -109,7 +109,7 @@ func (f *fit) scopeParams() {
 
 // scoped returns a session's id with its scope, both as JSON. It is not ok for an id
 // that is no text. An empty id is an ordinary name in SGLang.
-func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
+func (f *adapter) scoped(raw []byte) (text []byte, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return nil, false
 	}

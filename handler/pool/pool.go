@@ -1,6 +1,6 @@
-// Package pool is the workers and everything known of them: health, capacity, queue,
-// models, engines, cache checks. It survives reloads, and knows no configuration and no
-// request.
+// Package pool is the workers: health, capacity, queue, models, seats. It survives
+// reloads, and knows no configuration and no request. What is found out of the workers'
+// engines is in package discovery.
 package pool
 
 import (

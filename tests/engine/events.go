@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -16,9 +15,6 @@ type EventConfig struct {
 	// Port is the PUB socket's of rank 0; each further rank has the next one. Default:
 	// a free range.
 	Port int
-	// Dial is the host:port to which rank 0 connects its PUB socket, each further rank
-	// to the next port. Default: the PUB sockets listen.
-	Dial string
 	// NoReplay leaves out the ROUTER sockets that answer with past batches. Default: they
 	// are there.
 	NoReplay bool
@@ -31,9 +27,6 @@ type EventConfig struct {
 	Topic string
 	// Buffer is how many batches replays go back. Default: 10000.
 	Buffer int
-	// First is the sequence number of the first batch of a life; llm-d's simulator has 1.
-	// Default: 0.
-	First uint64
 	// Encoding is how batches are laid out. Default: publisher.Arrays for OldSGLang,
 	// publisher.Maps for others.
 	Encoding publisher.Encoding
@@ -79,15 +72,8 @@ func (c *EventConfig) complete(of *Config) error {
 		return fmt.Errorf("%s publishes no KV events", of.Flavour)
 	case c.Port < 0 || c.Port+last > 65535 || c.ReplayPort < 0 || c.ReplayPort+last > 65535:
 		return fmt.Errorf("ports %d and %d for %d ranks", c.Port, c.ReplayPort, of.Ranks)
-	case c.Dial != "" && c.Port > 0:
-		return errors.New("PUB socket with a port and an address to connect to")
 	case c.HostBlocks > 0 && !of.Flavour.sglang():
 		return fmt.Errorf("%s has no blocks in host memory", of.Flavour)
-	}
-	if c.Dial != "" {
-		if _, err := offsetPort(c.Dial, last); err != nil {
-			return fmt.Errorf("address to connect to: %w", err)
-		}
 	}
 	return nil
 }
@@ -104,22 +90,6 @@ func (c *EventConfig) form(f Flavour) publisher.Form {
 	return out
 }
 
-// offsetPort adds a rank to the port of an address.
-func offsetPort(addr string, rank int) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return "", err
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || int(n)+rank > 65535 {
-		return "", fmt.Errorf("port %s for rank %d", port, rank)
-	}
-	return net.JoinHostPort(host, strconv.Itoa(int(n)+rank)), nil
-}
-
-// highWater is how many messages may wait for one subscriber.
-const highWater = 100000
-
 // sockets are the addresses of an engine's publishers, by rank. They stay the same over
 // Kill and Restart.
 type sockets struct {
@@ -133,10 +103,8 @@ func (e *Engine) publish() (all []*publisher.Publisher, err error) {
 		return nil, nil
 	}
 	var pubs, replays []net.Listener
-	if c.Dial == "" {
-		if pubs, err = listenRanks(&e.sockets.pub, c.Port, e.cfg.Ranks); err != nil {
-			return nil, err
-		}
+	if pubs, err = listenRanks(&e.sockets.pub, c.Port, e.cfg.Ranks); err != nil {
+		return nil, err
 	}
 	if !c.NoReplay {
 		if replays, err = listenRanks(&e.sockets.replay, c.ReplayPort, e.cfg.Ranks); err != nil {
@@ -146,13 +114,9 @@ func (e *Engine) publish() (all []*publisher.Publisher, err error) {
 	}
 	for i := range e.cfg.Ranks {
 		p := publisher.Config{
-			OldReplay: c.ReplayLayout == ReplayPlain, Topic: c.Topic, Buffer: c.Buffer, First: c.First,
-			HighWater: highWater, Form: c.form(e.cfg.Flavour),
-		}
-		if c.Dial == "" {
-			p.Listener = pubs[i]
-		} else if p.Dial, err = offsetPort(c.Dial, i); err != nil {
-			return nil, err // it was checked before, so this does not happen
+			Listener:  pubs[i],
+			OldReplay: c.ReplayLayout == ReplayPlain, Topic: c.Topic, Buffer: c.Buffer,
+			Form: c.form(e.cfg.Flavour),
 		}
 		if !c.NoReplay {
 			p.Replay = replays[i]
