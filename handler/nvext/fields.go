@@ -96,7 +96,10 @@ var controlFields = []field{
 
 var paramFields = []field{
 	{name: "id", read: text(func(e *Ext) *string { return &e.SessionParams.ID })},
-	{name: "rid"}, {name: "offset"}, {name: "replace"}, {name: "drop_previous_output"},
+	{name: "rid"},
+	{name: "offset"},
+	{name: "replace"},
+	{name: "drop_previous_output"},
 }
 
 var cacheFields = []field{
