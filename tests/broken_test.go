@@ -592,45 +592,6 @@ func TestStreamPassesByteForByte(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestEventsComeAsTheyAreSent has an engine that sends the next part only after the client
-// has received the one before.
-func TestEventsComeAsTheyAreSent(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	seen := make(chan struct{})
-	lines := []string{": ping", `data: {"choices":[{"index":0,"delta":{"content":"a"}}]}`, ": ping", "data: [DONE]"}
-	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for _, line := range lines {
-			fmt.Fprint(w, line, "\n\n")
-			w.(http.Flusher).Flush()
-			select {
-			case <-seen:
-			case <-r.Context().Done():
-				return
-			}
-		}
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/chat/completions", strings.NewReader(string(ask("go").streamed().body())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	scanner := bufio.NewScanner(resp.Body)
-	for _, want := range lines {
-		if !scanner.Scan() || scanner.Text() != want || !scanner.Scan() {
-			t.Fatalf("got %q, error %v, want %q", scanner.Text(), scanner.Err(), want)
-		}
-		seen <- struct{}{}
-	}
-}
-
 // TestUpgradePasses takes a connection through a protocol upgrade and talks over it both
 // ways. The client ends its direction first.
 func TestUpgradePasses(t *testing.T) {

@@ -78,9 +78,11 @@ func (e *Engine) Holds(rank int, tokens []uint32, adapter, salt string) (device,
 type EventFaultKind string
 
 const (
+	// NoEventFault ends all that goes on.
+	NoEventFault EventFaultKind = ""
 	// DropBatches keeps the next Count batches from subscribers. Replays have them.
 	DropBatches EventFaultKind = "drop"
-	// DelayBatches has each batch wait for DelayMS, one after another; 0 ends that.
+	// DelayBatches has each batch wait for DelayMS, one after another.
 	DelayBatches EventFaultKind = "delay"
 	// Disconnect closes the connections of the PUB socket, once.
 	Disconnect EventFaultKind = "disconnect"
@@ -105,6 +107,9 @@ func (e *Engine) SetEventFault(f EventFault) error {
 	for _, k := range l.ranks {
 		p := k.changes.pub
 		switch f.Kind {
+		case NoEventFault:
+			p.Drop(0)
+			p.Delay(0)
 		case DropBatches:
 			p.Drop(max(1, f.Count))
 		case DelayBatches:
