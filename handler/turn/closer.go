@@ -48,8 +48,9 @@ func closerOf(p *pool.Pool) *closer {
 
 // Unbind ends a session's binding, if it has the version. The engine closes the session if it
 // holds it.
-func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Version) (b affinity.Binding, ended bool, err error) {
-	if b, ended, err = p.Sessions.Unbind(ctx, key, v); ended && b.Kind == affinity.EngineBacked {
+func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Version) (affinity.Binding, bool, error) {
+	b, ended, err := p.Sessions.Unbind(ctx, key, v)
+	if ended && b.Kind == affinity.EngineBacked {
 		closerOf(p).close(&b.Want)
 	}
 	return b, ended, err
@@ -61,8 +62,8 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 		return
 	}
 	ctx := context.Background()
-	now, ok, err := c.pool.Sessions.Peek(ctx, key)
-	if err == nil && ok && now.Kind == affinity.EngineBacked && now.Target == held.Target && now.EngineSession == held.EngineSession {
+	now, ok, _ := c.pool.Sessions.Peek(ctx, key)
+	if ok && now.Target == held.Target && now.EngineSession == held.EngineSession {
 		return // the client has opened it again, on the same worker
 	}
 	if !ok && why == affinity.Expired {
@@ -158,7 +159,8 @@ func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
 	if refused {
 		return "gone" // its process has ended
 	}
-	c.pool.Incidents.Raise(time.Now(), "engines fail to close sessions, and close them only by their own timeout", c.pool.Logger)
+	const incident = "engines fail to close sessions, and close them only by their own timeout"
+	c.pool.Incidents.Raise(time.Now(), incident, c.pool.Logger)
 	return "failed"
 }
 

@@ -37,8 +37,8 @@ func isLost(b *affinity.Binding) bool {
 }
 
 // enterEngine finds out whether an engine holds the session. If so, the request waits until it
-// has the session alone: an engine serves one turn of a session at a time, and a second one can
-// end SGLang's scheduler.
+// has the session alone. An engine serves one turn of a session at a time: a second one can end
+// SGLang's scheduler.
 func (t *Turn) enterEngine(ctx context.Context) error {
 	s := &t.plan.Session
 	t.Pool.AwaitRestored(ctx)
@@ -113,7 +113,8 @@ func (t *Turn) leave() {
 // Gone unbinds a session whose worker is no upstream any more. It returns the refusal.
 func (t *Turn) Gone() error {
 	t.unbind()
-	return t.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", t.bound.Target.Worker))
+	gone := t.bound.Target.Worker
+	return t.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", gone))
 }
 
 func (t *Turn) lost(err error) error {
@@ -147,7 +148,7 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 	switch {
 	case err != nil:
 		t.closer.close(&want)
-		return NotOpened(t.plan, http.StatusServiceUnavailable, fmt.Errorf("the router cannot bind the session: %w", err))
+		return NotOpened(t.plan, http.StatusServiceUnavailable, fmt.Errorf("the store cannot bind the session: %w", err))
 	case !ok && (b.Target != at || b.EngineSession != id):
 		t.closer.close(&want)
 		return NotOpened(t.plan, http.StatusConflict, errors.New("another request bound the session meanwhile"))
@@ -185,7 +186,8 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 	status, answer, err := send(call)
 	if err == nil && status != http.StatusOK && !again && e.Opened(status, answer) == nil {
 		if t.heldForOther(want) {
-			return NotOpened(t.plan, http.StatusConflict, fmt.Errorf("the engine of worker %d holds a session of this id with another model", w.ID))
+			return NotOpened(t.plan, http.StatusConflict,
+				fmt.Errorf("the engine of worker %d holds a session of this id with another model", w.ID))
 		}
 		// The session is open from before, for instance since a restart of the router. The
 		// client sends a new conversation, so the engine must forget the old one.
@@ -212,7 +214,8 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 	if left := req.Context().Err(); left != nil {
 		return left
 	}
-	return NotOpened(t.plan, http.StatusBadGateway, fmt.Errorf("the engine of worker %d did not open the session: %w", w.ID, err))
+	err = fmt.Errorf("the engine of worker %d did not open the session: %w", w.ID, err)
+	return NotOpened(t.plan, http.StatusBadGateway, err)
 }
 
 // heldForOther returns whether the engine holds a session of the id for another key: that of the
@@ -221,7 +224,8 @@ func (t *Turn) heldForOther(want *affinity.Want) (found bool) {
 	t.Pool.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {
 			b := &part[i]
-			found = found || b.EngineSession == want.EngineSession && b.Target.Worker == want.Target.Worker && b.Key != t.plan.Session.Key
+			same := b.EngineSession == want.EngineSession && b.Target.Worker == want.Target.Worker
+			found = found || same && b.Key != t.plan.Session.Key
 		}
 		return !found
 	})

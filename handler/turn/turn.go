@@ -210,7 +210,7 @@ func (t *Turn) GoAway() { t.away = true }
 func (t *Turn) IsAway() bool { return t.away }
 
 // Commit says that an answer of a target begins, and returns what that makes of the session. A
-// good answer binds the session, unless the turn is away, or an engine holds the session.
+// good answer binds the session, except after GoAway and if an engine holds the session.
 func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
 	s, had := &t.plan.Session, t.bound.Target
 	if good {

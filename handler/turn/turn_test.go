@@ -87,8 +87,8 @@ func TestStates(t *testing.T) {
 			if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); b.Target != v.after {
 				t.Errorf("bound to %v, want %v", b.Target, v.after)
 			}
-			if n := s.Pool.Sessions.Live(); n != 0 {
-				t.Errorf("%d live sessions", n)
+			if turn.use.Live() != 0 {
+				t.Error("the session is still in use")
 			}
 		})
 	}
