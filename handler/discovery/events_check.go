@@ -15,8 +15,7 @@ import (
 // eventsCheck compares what KV events predict with the cached tokens that the engine reports.
 type eventsCheck struct {
 	mu        sync.Mutex
-	misses    int             // reports far below the prediction, in a row
-	prompts   map[uint64]bool // of the misses
+	missed    map[uint64]bool // prompts whose reports were far below the prediction, in a row
 	resyncs   int             // in a row, without an hour in between
 	resynced  time.Time
 	unmatched int       // requests in a row that the engine had cached although the events showed nothing
@@ -27,7 +26,7 @@ type eventsCheck struct {
 func (c *eventsCheck) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.misses, c.prompts, c.resyncs, c.resynced, c.unmatched, c.doubted = 0, nil, 0, time.Time{}, 0, time.Time{}
+	c.missed, c.resyncs, c.resynced, c.unmatched, c.doubted = nil, 0, time.Time{}, 0, time.Time{}
 }
 
 // manyResyncs is how many resyncs must not have helped for the router to cease to rely on a
@@ -91,21 +90,20 @@ func (c *eventsCheck) isLost(now time.Time, of *Prediction, reported, block int6
 		return false
 	}
 	if reported*2 >= predicted {
-		c.misses, c.prompts = 0, nil
+		c.missed = nil
 		return false
 	}
-	c.misses++
-	if c.prompts == nil {
-		c.prompts = make(map[uint64]bool)
+	if c.missed == nil {
+		c.missed = make(map[uint64]bool)
 	}
-	c.prompts[of.Prompt] = true
-	if len(c.prompts) < fewPrompts {
+	c.missed[of.Prompt] = true
+	if len(c.missed) < fewPrompts {
 		return false
 	}
 	if now.Sub(c.resynced) > forgiven {
 		c.resyncs = 0
 	}
-	c.misses, c.prompts, c.resynced = 0, nil, now
+	c.missed, c.resynced = nil, now
 	c.resyncs++
 	return true
 }

@@ -36,7 +36,9 @@ func NewWorker(c *cache.Caches, seed, id uint64, ranks int, e Engine) *Worker {
 	w := &Worker{seed: seed, tokens: cache.NewTokenHash(seed)}
 	for i := range ranks {
 		r := &rank{engine: e, feed: c.Feed(cache.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
-		r.info = cache.FeedInfo{BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight}
+		r.info = cache.FeedInfo{
+			BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight,
+		}
 		w.ranks = append(w.ranks, r)
 	}
 	return w
@@ -47,7 +49,8 @@ func (w *Worker) Learn(e Engine) {
 	for _, r := range w.ranks {
 		r.update(func(r *rank) {
 			r.engine = e
-			r.info.Adapters, r.info.Salts, r.info.HitsInFlight = r.info.Adapters || e.Adapters, r.info.Salts || e.Salts, e.HitsInFlight
+			r.info.Adapters, r.info.Salts = r.info.Adapters || e.Adapters, r.info.Salts || e.Salts
+			r.info.HitsInFlight = e.HitsInFlight
 			if !r.sized {
 				r.info.BlockTokens = e.BlockTokens
 			}

@@ -41,7 +41,8 @@ const (
 type Event struct {
 	Kind Kind
 	Tier Tier
-	// Hashes are the engine's own names of the blocks, in order. Byte strings are folded into their last 8 bytes, big-endian.
+	// Hashes are the engine's own names of the blocks, in order. Byte strings are folded into
+	// their last 8 bytes, big-endian.
 	Hashes []uint64
 	// Parent is the name of the block before the first, valid if HasParent. A Stored event
 	// with tokens and without a parent begins at the prompt's first token.

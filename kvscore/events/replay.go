@@ -154,7 +154,8 @@ func replayedBatch(m *zmtp.Message) (seq uint64, payload []byte, err error) {
 		n--
 	}
 	if n != 2 && n != 3 || len(m.Frame(m.Frames()-2)) != 8 {
-		return 0, nil, fmt.Errorf("the replay sent a message of %d frames without a sequence number in its place", m.Frames())
+		return 0, nil, fmt.Errorf("the replay sent a message of %d frames without a sequence number in its place",
+			m.Frames())
 	}
 	return binary.BigEndian.Uint64(m.Frame(m.Frames() - 2)), m.Frame(m.Frames() - 1), nil
 }

@@ -78,7 +78,8 @@ func (s *Stream) degraded(why string, err error) {
 func (s *Stream) recovered() {
 	if s.noted.bad {
 		s.noted.bad = false
-		s.log.Warn("KV event stream has recovered", zap.Duration("after", time.Since(s.noted.at)), zap.Bool("complete", s.at.complete))
+		s.log.Warn("KV event stream has recovered",
+			zap.Duration("after", time.Since(s.noted.at)), zap.Bool("complete", s.at.complete))
 	}
 }
 

@@ -112,7 +112,8 @@ func (s *Stream) MarkComplete() { s.marked.Store(true) }
 func (s *Stream) Run(ctx context.Context) {
 	s.reset("the stream begins")
 	if s.cfg.Replay == "" {
-		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, and lost events stay lost")
+		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, " +
+			"and lost events stay lost")
 	}
 	delay := backoff{random: s.cfg.Rand}
 	for ctx.Err() == nil {

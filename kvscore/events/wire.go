@@ -28,7 +28,8 @@ type wire struct {
 // storedFields and removedFields are the fields of events that are arrays, by position.
 // [Decoder.readTail] reads what follows.
 var (
-	storedFields  = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys"))
+	storedFields = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size " +
+		"lora_id medium lora_name extra_keys"))
 	removedFields = bytes.Fields([]byte("type block_hashes medium"))
 )
 
