@@ -92,25 +92,6 @@ func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
 	idle(t, s, ts, epoch)
 }
 
-// TestPoolsTimesAreThoseOfNewTargets has one target show how fast it is, and another
-// that is taken to be as fast.
-func TestPoolsTimesAreThoseOfNewTargets(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	s.Declare(ts[1], 0)
-	sel := &Selection{Rand: seeded(1)}
-	for i := range uint64(100) {
-		_, l := s.Select(epoch, prompt(distinct(i, 100)...), ts, 0, nil, sel)
-		l.FirstToken(epoch.Add(time.Second)) // 1,600 a second
-		l.End(true, nil)
-	}
-	s.Explain(epoch, prompt(distinct(999, 100)...), ts, -1, NewDynamo(), sel)
-	for i, c := range sel.Candidates {
-		if c.PrefillTime < 850 || c.PrefillTime > 1150 {
-			t.Errorf("target %d: predicted %.0f ms, want 1000", i, c.PrefillTime)
-		}
-	}
-}
-
 func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(4)
 	sel := &Selection{Rand: seeded(3)}
@@ -379,19 +360,4 @@ func TestConcurrentLeases(t *testing.T) {
 		<-done
 	}
 	idle(t, s, ts, epoch.Add(time.Hour))
-}
-
-func BenchmarkSelect(b *testing.B) {
-	for _, n := range []uint64{16, 256, 4096} {
-		b.Run(map[uint64]string{16: "1KB", 256: "16KB", 4096: "256KB"}[n], func(b *testing.B) {
-			s, ts := NewScheduler(Settings{}), targets(8)
-			p, sel := NewDynamo(), &Selection{Rand: seeded(1)}
-			r := prompt(upTo(n)...)
-			b.ReportAllocs()
-			for b.Loop() {
-				_, l := s.Select(epoch, r, ts, -1, p, sel)
-				l.End(true, nil)
-			}
-		})
-	}
 }

@@ -7,19 +7,6 @@ import (
 	"time"
 )
 
-// path returns an index where 8 slots hold a 512-block chain cut in 10 runs.
-func path() (*Index, []uint64) {
-	x := declared(8)
-	chain := seq(1, 512)
-	for i := 1; i < 10; i++ {
-		x.Touch(0, &Chain{Root: 1, Blocks: append(chain[:i*51:i*51], 1_000_000), Weights: Same(16_000)}, 0)
-	}
-	for i := range 8 {
-		x.Touch(i, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)}, 0)
-	}
-	return x, chain
-}
-
 // leastOf reports the least time of short rounds.
 func leastOf(b *testing.B, f func()) {
 	b.ReportAllocs()
@@ -84,61 +71,4 @@ func BenchmarkMemory(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-}
-
-func BenchmarkAcquireRelease(b *testing.B) {
-	b.Run("known-512x8-10runs", func(b *testing.B) {
-		x, chain := path()
-		b.ReportAllocs()
-		for b.Loop() {
-			ref, _ := x.acquireAll(3, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
-			x.Release(ref, true)
-		}
-	})
-	b.Run("new-512-evicting", func(b *testing.B) {
-		x := New(8 << 20) // about 2000 chains
-		x.SetCapacity(0, 0)
-		chain := seq(1, 512)
-		b.ReportAllocs()
-		for i := uint64(0); b.Loop(); i++ {
-			chain[32] = 1<<40 + i // below a stem of 32
-			ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
-			x.Release(ref, true)
-		}
-	})
-	b.Run("failed-512", func(b *testing.B) {
-		x := declared(1)
-		chain := seq(1, 512)
-		b.ReportAllocs()
-		for b.Loop() {
-			ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
-			x.Release(ref, false)
-		}
-	})
-}
-
-func BenchmarkTouch(b *testing.B) {
-	for _, runs := range []int{1, 10} {
-		b.Run(fmt.Sprintf("known-512-%druns", runs), func(b *testing.B) {
-			x, chain := path()
-			root := uint64(1)
-			if runs == 1 {
-				root = 2
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				x.Touch(3, &Chain{Root: root, Blocks: chain, Weights: Same(16_000)}, 0)
-			}
-		})
-	}
-	b.Run("new-512-small-capacity", func(b *testing.B) {
-		x := declared(8)
-		x.SetCapacity(0, 16*50_000)
-		chain := seq(1, 512)
-		b.ReportAllocs()
-		for i := uint64(0); b.Loop(); i++ {
-			chain[32] = 1<<40 + i
-			x.Touch(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)}, 0)
-		}
-	})
 }

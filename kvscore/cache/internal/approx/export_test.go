@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 )
 
 // read returns the chains of all slots, as a walk reads them.
@@ -145,52 +144,4 @@ func TestRestoreEvictsNothing(t *testing.T) {
 	if x.Restore(1, old) || x.Restore(-1, old) {
 		t.Error("an unknown slot takes something")
 	}
-}
-
-// TestRestoreStaysWithinMemory restores far more than fits.
-func TestRestoreStaysWithinMemory(t *testing.T) {
-	x := New(1 << 20)
-	x.SetCapacity(0, 0)
-	for i := range uint64(20_000) {
-		x.Restore(0, held(i, seq(i*100, 40), func(n int) int { return n - 1 }))
-	}
-	if n := x.Bytes(); n > 1<<20 || n < 900<<10 {
-		t.Errorf("%d bytes of %d", n, 1<<20)
-	}
-	var m Match
-	if x.Match(&Chain{Root: 0, Blocks: seq(0, 40)}, &m); m.Held[0] != 40 {
-		t.Errorf("the chain used last has %d blocks", m.Held[0])
-	}
-	x.check(t)
-}
-
-// BenchmarkWalk reads 4,000 conversations of 40,000 tokens with a common beginning. It
-// reports the longest step, which is the time under the lock.
-func BenchmarkWalk(b *testing.B) {
-	x := New(512 << 20)
-	for i := range 8 {
-		x.SetCapacity(i, 0)
-	}
-	for i := range uint64(4000) {
-		chain := slices.Concat(seq(1, 250), seq(i*10_000+1000, 2250))
-		for turn := 500; turn <= 2500; turn += 200 {
-			x.Touch(int(i%8), &Chain{Root: 1, Blocks: chain[:turn], Weights: Same(16000)}, 0)
-		}
-	}
-	var batch Batch
-	var longest time.Duration
-	steps, blocks := 0, 0
-	for b.Loop() {
-		var w Walk
-		steps, blocks = 0, 0
-		for more := true; more; steps++ {
-			begun := time.Now()
-			more = w.Next(x, &batch)
-			longest = max(longest, time.Since(begun))
-			blocks += len(batch.blocks)
-		}
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(steps), "ns/step")
-	b.ReportMetric(float64(longest.Nanoseconds()), "ns/longest-step")
-	b.ReportMetric(float64(blocks), "blocks")
 }

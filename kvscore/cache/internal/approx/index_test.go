@@ -51,15 +51,6 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 	}
 }
 
-func TestRootsShareNothing(t *testing.T) {
-	x := declared(1)
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)
-	var m Match
-	if x.Match(&Chain{Root: 2, Blocks: seq(1, 4)}, &m); m.Blocks != 0 {
-		t.Errorf("another root matches %d blocks", m.Blocks)
-	}
-}
-
 // The doc of Arrivals, as a test: newcomers below a system prompt are counted
 // where they diverge, a conversation's own turns are not counted up.
 func TestArrivalsTellStemFromHistory(t *testing.T) {
@@ -160,30 +151,6 @@ func TestVeryLongChain(t *testing.T) {
 		t.Errorf("held %d of equal blocks", m.Held[0])
 	}
 	x.check(t)
-}
-
-func TestManyChildren(t *testing.T) {
-	x := declared(1)
-	stem := seq(1, 8)
-	for i := range uint64(20_000) {
-		x.Touch(0, &Chain{Root: 1, Blocks: append(stem[:8:8], i+100), Weights: Same(16_000)}, 0)
-	}
-	x.check(t)
-	var m Match
-	for i := range uint64(20_000) {
-		if x.Match(&Chain{Root: 1, Blocks: append(stem[:8:8], i+100)}, &m); m.Blocks != 9 {
-			t.Fatalf("child %d: %d blocks", i, m.Blocks)
-		}
-	}
-	x.SetCapacity(0, 16*1000)
-	catchUp(t, x)
-	if x.check(t); x.Blocks() != 1000 {
-		t.Errorf("%d blocks", x.Blocks())
-	}
-	x.Match(&Chain{Root: 1, Blocks: append(stem[:8:8], 20_099)}, &m)
-	if m.Blocks != 9 {
-		t.Errorf("the newest child is not there: %d blocks", m.Blocks)
-	}
 }
 
 func TestNoAllocationPerBlock(t *testing.T) {

@@ -169,32 +169,6 @@ func TestMemoryBoundChangesAtRandom(t *testing.T) {
 	}
 }
 
-// Dozens of thousands of pins on one shared prefix must not need compaction or
-// a scan each.
-func TestEverythingInUse(t *testing.T) {
-	x := New(256 << 10)
-	x.SetCapacity(0, 0)
-	var refs []Ref
-	rnd := rand.New(rand.NewPCG(5, 5))
-	for range 5000 {
-		ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: conversation(rnd, 1, 1_000_000, 50), Weights: Same(16_000)})
-		refs = append(refs, ref)
-	}
-	if x.check(t); x.Bytes() > 256<<10 {
-		t.Fatalf("%d bytes", x.Bytes())
-	}
-	if got, want := x.InUse(0), 16*x.Blocks(); got != want {
-		t.Fatalf("%d tokens in use, want %d", got, want)
-	}
-	for _, ref := range refs {
-		x.Release(ref, false)
-	}
-	catchUp(t, x)
-	if x.check(t); x.Blocks() != 0 || x.Bytes() > 40<<10 {
-		t.Fatalf("%d blocks, %d bytes", x.Blocks(), x.Bytes())
-	}
-}
-
 // When memory is full, what was used longest ago goes first, whichever slot
 // has it.
 func TestMemoryForgetsOldestOfAllSlots(t *testing.T) {
@@ -219,18 +193,5 @@ func TestMemoryForgetsOldestOfAllSlots(t *testing.T) {
 	}
 	if kept < 1000 || kept == chains {
 		t.Errorf("%d of %d chains are there", kept, chains)
-	}
-}
-
-func TestFirstWeightStays(t *testing.T) {
-	x := declared(2)
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1500)}, 0)
-	x.Touch(1, &Chain{Root: 1, Blocks: seq(1, 12), Weights: Same(2500)}, 0)
-	if x.Used(0) != 15 || x.Used(1) != 15+5 {
-		t.Errorf("used %d and %d", x.Used(0), x.Used(1))
-	}
-	x.Touch(0, &Chain{Root: 2, Blocks: seq(1, 10), Weights: Same(-5)}, 0)
-	if x.Used(0) != 15 {
-		t.Errorf("used %d after blocks without weight", x.Used(0))
 	}
 }

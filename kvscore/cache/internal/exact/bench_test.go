@@ -132,25 +132,6 @@ func benchMatch(b *testing.B, x *Index, asked [][]uint64, _ int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkMatchCold has each prompt on one target, and walks the whole index.
-func BenchmarkMatchCold(b *testing.B) {
-	for _, entries := range []int{1 << 20, 8 << 20} {
-		for _, blocks := range []int{128, 2048, 8192} {
-			b.Run(fmt.Sprintf("%dM/%d", entries>>20, blocks), func(b *testing.B) {
-				x := New(1 << 40)
-				asked := make([][]uint64, entries/blocks)
-				for p := range asked {
-					c := chainOf(uint64(p), blocks)
-					feed(x, p%8, c, namesOf(1, c), 64)
-					asked[p] = c
-				}
-				rand.Shuffle(len(asked), func(i, k int) { asked[i], asked[k] = asked[k], asked[i] })
-				benchMatch(b, x, asked, 8)
-			})
-		}
-	}
-}
-
 // perBlock reports the best rate of several runs: by the thread's time, and by that of the
 // process, which has the garbage collector in it.
 func perBlock(b *testing.B, blocks int, prepare func() *Index, f func(x *Index)) {
@@ -343,27 +324,5 @@ func BenchmarkBesideWriter(b *testing.B) {
 				b.ReportMetric(float64(wrote.Load())/took.Seconds()/1e6, "Mblocks/s-written")
 			})
 		}
-	}
-}
-
-// BenchmarkChurn replaces the blocks of one target with room for 100,000, ten times.
-func BenchmarkChurn(b *testing.B) {
-	for b.Loop() {
-		before := heap()
-		x := New(1 << 40)
-		var kept [][]uint64
-		for i := range 11 * 100_000 / 256 {
-			c := chainOf(uint64(i), 256)
-			names := namesOf(1, c)
-			feed(x, 0, c, names, 64)
-			if kept = append(kept, names); len(kept) > 100_000/256 {
-				unfeed(x, 0, kept[0], 64)
-				kept = kept[1:]
-			}
-		}
-		kept = nil
-		b.ReportMetric(float64(heap()-before)/1e6, "heap-MB")
-		b.ReportMetric(float64(x.Bytes())/1e6, "counted-MB")
-		runtime.KeepAlive(x)
 	}
 }

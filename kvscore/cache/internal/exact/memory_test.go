@@ -99,44 +99,6 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 	}
 }
 
-// TestHeadsAlone evicts all but the first block of each chain.
-func TestHeadsAlone(t *testing.T) {
-	x := New(1 << 30)
-	for i := range 200 {
-		chain := chainOf(uint64(i), 1024)
-		names := namesOf(1, chain)
-		feed(x, i%8, chain, names, 64)
-		unfeed(x, i%8, names[1:], 64)
-	}
-	for x.Step(1000) {
-	}
-	x.check(t)
-	if x.Distinct() != 200 || x.Bytes() > New(0).Bytes()+200*500 {
-		t.Errorf("%d blocks take %d bytes", x.Distinct(), x.Bytes())
-	}
-}
-
-// TestDividedRunsJoin has conversations that leave a chain and go again.
-func TestDividedRunsJoin(t *testing.T) {
-	x := New(1 << 30)
-	chain := chainOf(1, 500)
-	names := namesOf(1, chain)
-	feed(x, 0, chain, names, 64)
-	before := x.Bytes()
-	for at := 10; at < 500; at += 10 {
-		other := append(append([]uint64{}, chain[:at]...), 1, 2, 3)
-		feed(x, 1, other, namesOf(1, other), 500)
-	}
-	x.check(t)
-	x.Clear(1)
-	for x.Step(100) {
-	}
-	x.check(t)
-	if x.Bytes() > before+200 {
-		t.Errorf("%d bytes, %d before", x.Bytes(), before)
-	}
-}
-
 // TestRefusals has what cannot be recorded.
 func TestRefusals(t *testing.T) {
 	x := New(1 << 20)

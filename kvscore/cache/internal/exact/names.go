@@ -26,16 +26,16 @@ func (n *names) hash(name uint64) uint64 {
 	return hi ^ lo
 }
 
-// spot is where a name belongs in the table, until the table changes.
-type spot struct {
+// slot is where a name belongs in the table, until the table changes.
+type slot struct {
 	shard *shard
 	k     int
 	hash  uint32
 }
 
 // search returns the held block that a name leads to. If there is none, it returns nil and
-// the name's spot. It drops names of blocks that nobody holds.
-func (x *Index) search(name, hash uint64) (spot, *run, int32) {
+// the name's slot. It drops names of blocks that nobody holds.
+func (x *Index) search(name, hash uint64) (slot, *run, int32) {
 	b, h := x.names.table.of(hash)
 	k := 0
 	if b.slots != nil {
@@ -49,13 +49,13 @@ func (x *Index) search(name, hash uint64) (spot, *run, int32) {
 		r, i := x.find(at)
 		return x.heldOr(name, hash, r, i)
 	}
-	return spot{b, k, h}, nil, 0
+	return slot{b, k, h}, nil, 0
 }
 
 // heldOr returns a block that a name leads to, or searches again if nobody holds it.
-func (x *Index) heldOr(name, hash uint64, r *run, i int32) (spot, *run, int32) {
+func (x *Index) heldOr(name, hash uint64, r *run, i int32) (slot, *run, int32) {
 	if x.holds(r, i) {
-		return spot{}, r, i
+		return slot{}, r, i
 	}
 	x.forget(r, i, i+1)
 	return x.search(name, hash)
@@ -93,9 +93,9 @@ func (x *Index) heldBy(r *run, i int32, target int) bool {
 	return false
 }
 
-// claim makes a name lead to block i of a run. further says that the block has another name. It
+// nameBlock makes a name lead to block i of a run. further says that the block has another name. It
 // is a contradiction if the name leads to another block.
-func (x *Index) claim(name, hash uint64, r *run, i int32, further bool) Outcome {
+func (x *Index) nameBlock(name, hash uint64, r *run, i int32, further bool) Outcome {
 	at, other, k := x.search(name, hash)
 	switch {
 	case other == r && k == i && other != nil:

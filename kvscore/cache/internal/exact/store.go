@@ -214,7 +214,7 @@ func (x *Index) write(s *Stored, r *run, n int) (int, Outcome) {
 	o := OK
 	for i, h := range x.hashes(s.Names[n : n+count]) {
 		r.names = r.names[:old+i+1]
-		if o = x.claim(s.Names[n+i], h, r, int32(old+i), false); o != OK {
+		if o = x.nameBlock(s.Names[n+i], h, r, int32(old+i), false); o != OK {
 			r.names = r.names[:old+i]
 			count = i
 			break
@@ -270,7 +270,7 @@ func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
 				}
 				names = s.Names[n+int(i-at.i):]
 			}
-			if o = x.claim(names[0], x.names.hash(names[0]), r, i, held); o == OK {
+			if o = x.nameBlock(names[0], x.names.hash(names[0]), r, i, held); o == OK {
 				i++
 				x.work.to = i
 			}
