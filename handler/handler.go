@@ -217,7 +217,7 @@ func (h *Handler) adopt() {
 		}
 		h.persist()
 		h.warnOfIdleQueue()
-		h.pool.ServingSince.Store(time.Now().Unix())
+		h.pool.Serve(time.Now())
 		h.explainer.Lead()
 		h.prober.Start()
 	}

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -249,11 +248,12 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 
 func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState, set pool.WorkerSettings) workerView {
 	hits := &discovery.Of(w).Hits
-	drain, health := w.Drain.Load(), w.Health.State(t)
+	health := w.Health.State(t)
+	asked, configured := w.Drains()
 	v := workerView{
 		ID: w.ID, Dial: w.Dial, Taints: w.Tainted(),
-		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
-		Drained: drain != 0 && load.Requests == 0,
+		Draining: asked || configured, DrainAsked: asked, DrainConfigured: configured,
+		Drained: (asked || configured) && load.Requests == 0,
 		Health: healthView{
 			Available: isAvailable(w, &health, proxy), Hung: w.IsHung(),
 			LetBack: known(max(0, health.Window)), Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
@@ -276,12 +276,7 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		until := health.Until.UTC()
 		v.Health.MarkedDownUntil, v.Health.MarkedDownSeconds = &until, until.Sub(t).Seconds()
 	}
-	if set := w.Configured.Load(); set != nil {
-		v.Models.Configured = slices.Sorted(maps.Keys(*set))
-	}
-	if list := w.Models.Load(); list != nil {
-		v.Models.Listed = slices.Sorted(maps.Keys(list.IDs))
-	}
+	v.Models.Configured, v.Models.Listed = w.ModelsOf()
 	return v
 }
 

@@ -65,7 +65,7 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	case status == http.StatusOK:
 		w.Learn(readModels(body), p.logger)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
-		w.Models.Store(nil) // it has no list
+		w.Learn(nil, p.logger) // it has no list
 	case closed && Of(w).probing.refusals.Add(1) == 1:
 		p.logger.Warn("worker lists its models only with its api_key; the router probes it less and less often", zap.String("upstream", w.Dial))
 	}

@@ -230,7 +230,7 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 	Of(w).probing.refusals.Store(0)
 	p.See(pool.Offers{Table: new(pool.Table)}, time.Now().Add(-time.Hour), false)
 	want("idle", askedLess)
-	p.ServingSince.Store(time.Now().Unix())
+	p.Serve(time.Now())
 	want("just begun", 0)
 }
 

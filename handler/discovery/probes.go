@@ -256,7 +256,7 @@ func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detecte
 	defer cancel()
 	if ask {
 		Of(w).probing.listed.Store(time.Now().UnixNano())
-		if w.Configured.Load() == nil ||
+		if !w.HasConfiguredModels() ||
 			// the operator lists its models: it is asked only to end an absence
 			w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {
 			return p.askModels(ctx, w) && p.detect(whole, w)

@@ -114,7 +114,7 @@ func (p *Pool) CacheIsWrong(w *Worker) {
 
 // IsIdle returns whether the pool had no requests for long.
 func (p *Pool) IsIdle(t time.Time) bool {
-	return t.Unix()-max(p.lastRequest.Load(), p.ServingSince.Load()) > int64(idleAfter/time.Second)
+	return t.Unix()-max(p.lastRequest.Load(), p.servingSince.Load()) > int64(idleAfter/time.Second)
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The caller holds

@@ -268,7 +268,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f.b.slots.take()
 		}, 0, 1},
 		{"the other is marked down", 100, func(f *flowTest) { f.b.Health.Fail(time.Now(), time.Now(), 0, false) }, 0, 0},
-		{"the other drains", 100, func(f *flowTest) { f.b.Drain.Store(DrainAsked) }, 0, 0},
+		{"the other drains", 100, func(f *flowTest) { f.b.drain.Store(drainAsked) }, 0, 0},
 		{"it has given no first token", 100, func(f *flowTest) {
 			f.p.Scheduler = kvscore.NewScheduler(kvscore.Settings{})
 			f.p.Scheduler.Declare(f.a.Target(0), 1<<20)

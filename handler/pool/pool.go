@@ -90,7 +90,7 @@ type conversations struct {
 
 // configs are the configurations that use a pool.
 type configs struct {
-	ServingSince atomic.Int64 // when the last one began to serve, Unix seconds
+	servingSince atomic.Int64 // when the last one began to serve, Unix seconds
 
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the one last provisioned
@@ -161,6 +161,9 @@ func (p *Pool) Go(task func()) { p.tasks.Go(task) }
 func (p *Pool) Logger() *zap.Logger {
 	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.Name))
 }
+
+// Serve records that a configuration begins to serve.
+func (p *Pool) Serve(t time.Time) { p.servingSince.Store(t.Unix()) }
 
 // Agree adds the settings of one handler, and returns those of all handlers of its
 // configuration. The metrics registry identifies the configuration.

@@ -145,7 +145,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					q.reviewAll()
 				default: // or drains a worker, or ends that
 					w := workers[rng.IntN(len(workers))]
-					w.Drain.Store(DrainAsked - w.Drain.Load())
+					w.drain.Store(drainAsked - w.drain.Load())
 					q.reviewAll()
 				}
 				p.look()

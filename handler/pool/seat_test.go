@@ -205,22 +205,22 @@ func TestJudge(t *testing.T) {
 		{"Fits", func(*Pool, *Worker, *Wants) {}, Fits, Fits},
 		{"Full", func(_ *Pool, w *Worker, _ *Wants) { w.slots.take() }, Full, Fits},
 		{"MarkedDown", func(_ *Pool, w *Worker, _ *Wants) { w.Health.Fail(time.Now(), time.Now(), 0, false) }, MarkedDown, MarkedDown},
-		{"Draining", func(_ *Pool, w *Worker, _ *Wants) { w.Drain.Or(DrainAsked) }, Draining, Draining},
+		{"Draining", func(_ *Pool, w *Worker, _ *Wants) { w.drain.Or(drainAsked) }, Draining, Draining},
 		{"DrainingMarked", func(_ *Pool, w *Worker, _ *Wants) {
-			w.Drain.Or(DrainAsked)
+			w.drain.Or(drainAsked)
 			w.Health.Fail(time.Now(), time.Now(), 0, false)
 		}, DrainingMarked, DrainingMarked},
 		{"DrainingAndFull", func(_ *Pool, w *Worker, _ *Wants) {
-			w.Drain.Or(DrainAsked)
+			w.drain.Or(drainAsked)
 			w.slots.take()
 		}, Draining, Draining},
 		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, Gone},
 		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
 			want.Model = "m"
-			w.Configured.Store(&map[string]bool{"x": true})
+			w.configured.Store(&map[string]bool{"x": true})
 			for _, o := range p.All() {
-				if o != w && o.Configured.Load() == nil {
-					o.Configured.Store(&map[string]bool{"m": true})
+				if o != w && o.configured.Load() == nil {
+					o.configured.Store(&map[string]bool{"m": true})
 				}
 			}
 		}, OtherModels, Fits}, // nobody is known to serve it
@@ -265,7 +265,7 @@ func TestTablesHold(t *testing.T) {
 		kept   bool
 	}{
 		{"nothing", func() {}, true},
-		{"a drain", func() { p.Worker("a:1").Drain.Or(DrainAsked) }, true},
+		{"a drain", func() { p.Worker("a:1").drain.Or(drainAsked) }, true},
 		{"another worker", func() { p.Worker("c:1") }, false},
 		{"an id and ranks", func() { p.Apply(wanted(ranked(7, 2)).WithDefaults()) }, false},
 		{"ranks", func() { p.Apply(wanted(ranked(7, 4)).WithDefaults()) }, false},
@@ -328,7 +328,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		for _, m := range models {
 			ids[m] = true
 		}
-		w.Models.Store(&ModelList{IDs: ids})
+		w.list.Store(&ModelList{IDs: ids})
 	}
 	want("x", "abc") // nobody tells
 	serve(workers[0], "x", "y")
@@ -337,9 +337,9 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("y", "a")
 	want("z", "abc")
 	want("x:adapter", "ab")
-	workers[2].Configured.Store(&map[string]bool{"y": true})
+	workers[2].configured.Store(&map[string]bool{"y": true})
 	want("y", "ac")
-	workers[1].Models.Store(nil)
+	workers[1].list.Store(nil)
 	want("x", "a")
 }
 

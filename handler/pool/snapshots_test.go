@@ -39,7 +39,7 @@ func keeping(t testing.TB, store *snapshottest.Memory, s *Settings) *Pool {
 	for _, w := range p.All() {
 		w.MarkProbed()
 	}
-	p.ServingSince.Store(time.Now().Unix())
+	p.servingSince.Store(time.Now().Unix())
 	p.Persist(at)
 	return p
 }

@@ -18,7 +18,7 @@ type Worker struct {
 	seen atomic.Int64 // last time that it was an upstream, Unix seconds
 	models
 	slots  *slots
-	Drain  atomic.Uint32 // reasons, see DrainConfigured
+	drain  atomic.Uint32 // reasons, see drainConfigured
 	Health Health
 
 	Dial   string
@@ -35,8 +35,8 @@ type Worker struct {
 
 // models are what a worker serves.
 type models struct {
-	Models     atomic.Pointer[ModelList]       // its own list; nil if it has none
-	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
+	list       atomic.Pointer[ModelList]       // its own; nil if it has none
+	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 }
 
 // newWorker returns a worker of the pool, which need not know it.
@@ -62,30 +62,44 @@ func DerivedID(dial string) uint64 {
 // configure stores the worker's settings.
 func (w *Worker) configure(set WorkerSettings) {
 	if set.Drain != nil && *set.Drain {
-		w.Drain.Or(DrainConfigured)
+		w.drain.Or(drainConfigured)
 	} else {
-		w.Drain.And(^DrainConfigured)
+		w.drain.And(^drainConfigured)
 	}
 	w.taints.Store(&set.Taints)
 	if len(set.Models) == 0 {
-		w.Configured.Store(nil)
+		w.configured.Store(nil)
 		return
 	}
 	models := make(map[string]bool, len(set.Models))
 	for _, m := range set.Models {
 		models[m] = true
 	}
-	w.Configured.Store(&models)
+	w.configured.Store(&models)
 }
 
-// Reasons why a worker drains, as bits of Worker.Drain.
+// Reasons why a worker drains, as bits of Worker.drain.
 const (
-	DrainConfigured uint32 = 1 << iota
-	DrainAsked             // by the admin API
+	drainConfigured uint32 = 1 << iota
+	drainAsked             // by the admin API
 )
 
 // Draining returns whether the worker gets no new requests.
-func (w *Worker) Draining() bool { return w.Drain.Load() != 0 }
+func (w *Worker) Draining() bool { return w.drain.Load() != 0 }
+
+// Drains returns who wants that the worker drains: the admin API, the configuration, or both.
+func (w *Worker) Drains() (asked, configured bool) {
+	reasons := w.drain.Load()
+	return reasons&drainAsked != 0, reasons&drainConfigured != 0
+}
+
+// Drain lets the worker get no new requests, by the admin API's wish. It returns whether the
+// worker got some before.
+func (w *Worker) Drain() (changed bool) { return w.drain.Or(drainAsked) == 0 }
+
+// EndDrain ends the admin API's wish, and returns whether there was one. The worker drains on
+// if its configuration says so.
+func (w *Worker) EndDrain() (changed bool) { return w.drain.And(^drainAsked)&drainAsked != 0 }
 
 // Tainted returns the taints that the operator configured for the worker.
 func (w *Worker) Tainted() []string { return *w.taints.Load() }

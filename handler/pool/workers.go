@@ -129,8 +129,8 @@ func (p *Pool) renumber(s *Settings) {
 		fresh := p.declare(w.Dial)
 		fresh.slots = w.slots                             // the address still runs its requests
 		fresh.describe(s.Worker(w.Dial), w.Engine().Info) // and its engine
-		if w.Drain.Load()&DrainAsked != 0 {
-			fresh.Drain.Or(DrainAsked) // the operator drained the address
+		if w.drain.Load()&drainAsked != 0 {
+			fresh.drain.Or(drainAsked) // the operator drained the address
 		}
 	}
 }

@@ -23,7 +23,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	old := time.Now().Add(-time.Hour).Unix()
 	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
 	lease := p.serve(busy)
-	drained.Drain.Or(DrainAsked)
+	drained.drain.Or(drainAsked)
 	for i := range 3 * maxOthers {
 		w := p.Worker(fmt.Sprintf("host-%d:1", i))
 		if i < maxOthers/2 {

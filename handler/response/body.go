@@ -286,15 +286,15 @@ func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int)
 		return p, 0
 	}
 	before := b.reader.Chunks()
-	b.frames.Write(p, last)
-	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
-		b.reader.Event(f)
-		if b.Sum.First.IsZero() && b.reader.FirstToken() {
-			b.Sum.First = t
-			b.Listener.FirstToken(t)
-		}
-		if b.frames.Edits {
-			b.edit(f)
+	if f, ok := b.frames.Whole(p); ok && !last {
+		b.event(t, f)
+	} else {
+		b.frames.Write(p, last)
+		for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
+			b.event(t, f)
+			if b.frames.Edits {
+				b.edit(f)
+			}
 		}
 	}
 	b.tellID()
@@ -305,6 +305,15 @@ func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int)
 		return b.frames.Forward(), tokens
 	}
 	return p, tokens
+}
+
+// event reads the next event.
+func (b *Body) event(t time.Time, f rawjson.Frame) {
+	b.reader.Event(f)
+	if b.Sum.First.IsZero() && b.reader.FirstToken() {
+		b.Sum.First = t
+		b.Listener.FirstToken(t)
+	}
 }
 
 // tellID gives the listener the id under which the engine keeps the answer, as soon as it is
