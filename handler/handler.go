@@ -129,7 +129,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
+	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
 	if h.Index != nil {
 		h.prober.AwaitEvents = time.Duration(h.Index.AwaitEvents)
 	}

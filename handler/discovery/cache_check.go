@@ -62,12 +62,12 @@ const (
 	// cleared, before wrong ones count. If none is ever right, clearing does not help.
 	fewConfirmations = 3
 	// fewMisses is how many predictions in a row must be wrong to clear the cache model.
-	// The number doubles with each time, up to manyMisses.
-	fewMisses, manyMisses = 5, 80
+	fewMisses = 5
 	// fewPrompts is the least number of prompts that must show a fault.
 	fewPrompts = 3
-	// forgiven is the time after which fewMisses counts again.
-	forgiven = time.Hour
+	// clearPause is the least time between two such clearings. Predictions that stay wrong have
+	// another cause, such as a cache that evicts a lot.
+	clearPause = 10 * time.Minute
 )
 
 // cacheCheck compares predicted with reported cached tokens. After an unseen restart, or a
@@ -79,7 +79,6 @@ type cacheCheck struct {
 	prompts    map[uint64]bool     // of the misses
 	cleared    time.Time           // when the cache model was last cleared, for any reason
 	mismatched time.Time           // when this check last cleared it
-	needed     int                 // misses to clear it; 0 = fewMisses
 	reports    map[ReportKind]bool // the kinds that report what was cached
 }
 
@@ -152,13 +151,10 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 		d.prompts = make(map[uint64]bool)
 	}
 	d.prompts[prompt] = true
-	if now.Sub(d.mismatched) > forgiven {
-		d.needed = fewMisses
-	}
-	if d.misses < d.needed || len(d.prompts) < fewPrompts {
+	if d.misses < fewMisses || len(d.prompts) < fewPrompts || now.Sub(d.mismatched) < clearPause {
 		return false
 	}
-	d.mismatched, d.needed = now, min(2*d.needed, manyMisses)
+	d.mismatched = now
 	return true
 }
 

@@ -38,7 +38,6 @@ type Prober struct {
 	proxy  *reverseproxy.Handler // whose upstreams it probes
 	static map[string]bool       // the dial addresses of these, if they are not dynamic
 	client *upstream.Client
-	config *pool.SharedSettings // identifies the configuration
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
 
@@ -53,13 +52,13 @@ type Prober struct {
 }
 
 // New returns the prober of a configuration, which ends with ctx.
-func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
+func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, logger *zap.Logger) *Prober {
 	static := make(map[string]bool)
 	for _, up := range proxy.Upstreams {
 		static[up.Dial] = true
 	}
 	return &Prober{
-		pool: p, proxy: proxy, static: static, client: client, config: config, logger: logger, ctx: ctx,
+		pool: p, proxy: proxy, static: static, client: client, logger: logger, ctx: ctx,
 		id: rand.Uint64(), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
@@ -99,7 +98,6 @@ func (p *Prober) run() {
 			case t := <-ticker.C:
 				p.askLoads(ctx, t)
 				for _, w := range p.workers() {
-					Of(w).trustEventsAgain(t)
 					Of(w).review(t)
 				}
 			case <-p.wanted:
@@ -115,18 +113,15 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	go func() {
 		var under sync.WaitGroup
 		for _, w := range p.workers() {
-			if !p.config.FirstToProbe(w.Dial) {
+			q := &Of(w).probing
+			if !q.underWay.CompareAndSwap(false, true) {
 				under.Go(func() { <-w.Probed() }) // another handler of the pool probes it
 				continue
 			}
-			q := &Of(w).probing
 			q.at.Store(time.Now().UnixNano())
-			began := q.underWay.CompareAndSwap(false, true)
 			under.Go(func() {
 				p.probe(ctx, w, true)
-				if began {
-					q.underWay.Store(false)
-				}
+				q.underWay.Store(false)
 			})
 		}
 		under.Wait()

@@ -269,20 +269,18 @@ func TestTakesRankIn(t *testing.T) {
 	}
 }
 
-func TestInfoFillsGaps(t *testing.T) {
-	before := Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}
-	for _, c := range []struct {
-		now  Info
-		want Info
-	}{
-		{Info{Type: VLLM, Version: "1"}, Info{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}},
-		{Info{Type: VLLM, DPSize: 1, Life: "a"}, Info{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}},
-		{Info{Type: VLLM, Life: "b"}, Info{Type: VLLM, Life: "b"}},
-		{Info{Type: SGLang}, Info{Type: SGLang}},
-		{Info{Type: VLLM, KVTokens: 5}, Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
-	} {
-		if got := c.now.Or(before); got != c.want {
-			t.Errorf("%+v becomes %+v, want %+v", c.now, got, c.want)
+// TestFailingServerReportsNothing has a server of a known type answer with errors. What it
+// reported before stays.
+func TestFailingServerReportsNothing(t *testing.T) {
+	for path, want := range map[string]string{pathVersion: "", pathMetrics: "", "/other": VLLM} {
+		got := AskAs(VLLM, func(asked string) (int, []byte) {
+			if asked == path {
+				return 503, nil
+			}
+			return 200, []byte(`{"data":[{"id":"m","owned_by":"vllm"}]}`)
+		})
+		if got.Type != want {
+			t.Errorf("%s fails: the server shows to be %q, want %q", path, got.Type, want)
 		}
 	}
 }

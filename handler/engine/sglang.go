@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"net"
 	"slices"
 	"strconv"
 	"time"
@@ -29,7 +30,8 @@ var sglang = kind{
 		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
 	always:          (*adapter).sglangAlways,
 	adapt:           (*adapter).toSGLang,
-	sessions:        &sglangHeld,
+	sessions:        []string{api.NameGenerate},
+	someSessions:    []string{api.NameChat, api.NameCompletions},
 	tokenize:        (*Question).askSGLang,
 	loads:           sglangLoads,
 	omitsZeroCached: true,
@@ -86,6 +88,24 @@ func (s *server) readSGLang(to *Info) {
 	}
 }
 
+// readSGLangEvents reads the member kv_events of /server_info.
+func readSGLangEvents(info gjson.Result, to *KVEvents) {
+	e := info.Get("kv_events")
+	at := func(name string) string {
+		port := within(count(e.Get(name+"_port_base")), maxPort)
+		if port == 0 {
+			return ""
+		}
+		return "tcp://" + net.JoinHostPort(cmp.Or(endpointIn(e.Get(name+"_host")), "*"), strconv.Itoa(port))
+	}
+	if to.Endpoint = at("endpoint"); to.Endpoint == "" || e.Get("publisher").Str != "zmq" {
+		*to = KVEvents{}
+		return
+	}
+	to.Replay, to.Topic = at("replay_endpoint"), endpointIn(e.Get("topic"))
+	to.Publishers = max(1, within(count(e.Get("dp_size")), maxRanks))
+}
+
 // sglangAlways sets the rank in the body, too: version and path decide whether SGLang
 // heeds the header or the body. In newer versions the older name is an alias: the
 // client's value must not win. It also scopes the client's sessions.
@@ -136,22 +156,13 @@ func (e *Engine) sglangOrders() bool {
 // joins the two: a client could otherwise turn its tenant's salt into another's.
 // Older versions of /generate know this member only, so there it is always set.
 func (f *adapter) extraKey() {
-	salt := short(f.Ext.Salt(""), 0)
-	if salt == "" {
-		return
-	}
-	own := f.Body.Value(nameExtraKey)
-	if isNull(own) {
-		own = nil
-	}
+	salt, own := short(f.Ext.Salt(""), 0), f.Body.Value(nameExtraKey)
 	switch {
-	case own == nil && !f.on(api.NameGenerate):
-	case len(own) > maxWritten:
+	case salt == "" || isNull(own) && !f.on(api.NameGenerate):
+	case isNull(own):
+		f.text(nameExtraKey, salt)
+	default:
 		f.text(nameExtraKey, salt+digest(own))
-	case own != nil && own[0] == '"':
-		f.Body.Set(nameExtraKey, behind(salt, own))
-	default: // none, or a list
-		f.text(nameExtraKey, salt+string(own))
 	}
 }
 
@@ -159,17 +170,16 @@ func (f *adapter) sglangThinking(own bool) {
 	if !own || f.requested&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Info.StrictThinking) {
 		return
 	}
-	all, ok := []*api.Editor{f.Body}, true
+	in, ok := f.Body, true
 	if f.on(api.NameGenerate) {
-		all, ok = f.sampling()
+		in, ok = f.Body.Object(nameSampling)
 	}
-	for _, in := range all {
-		params, isObject := in.Object("custom_params")
-		if ok = ok && isObject; isObject {
-			params.Set("thinking_budget", strconv.AppendUint(nil, uint64(f.Ext.MaxThinkingTokens.Value), 10))
-		}
+	if !ok {
+		return
 	}
-	f.takes(MaxThinkingTokens, ok)
+	if params, ok := in.Object("custom_params"); f.takes(MaxThinkingTokens, ok) {
+		params.Set("thinking_budget", strconv.AppendUint(nil, uint64(f.Ext.MaxThinkingTokens.Value), 10))
+	}
 }
 
 // askSGLang asks SGLang's tokenizer. Versions before 2026 refuse conversations.
