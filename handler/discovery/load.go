@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 const (
@@ -113,11 +112,11 @@ func (x *Watch) reportLoad(t time.Time, list []engine.RankLoad) {
 func (x *Watch) applyLoad(t time.Time, list []engine.RankLoad) (all bool) {
 	w, scheduler := x.worker, x.pool.Scheduler
 	ranks := w.Ranks()
-	if ranks == 1 { // the engine may choose among its ranks itself
-		if len(list) < max(1, w.Engine().Info.DPSize) {
-			return false
+	if ranks == 1 { // it may be one of a larger set
+		if len(list) != 1 || w.Engine().Info.DPSize > 1 {
+			return false // the engine chooses among its ranks itself
 		}
-		scheduler.ReportLoad(t, w.Target(0), sumOf(list))
+		scheduler.ReportLoad(t, w.Target(0), list[0].EngineLoad)
 		return true
 	}
 	reported := 0
@@ -128,20 +127,6 @@ func (x *Watch) applyLoad(t time.Time, list []engine.RankLoad) (all bool) {
 		}
 	}
 	return reported == ranks
-}
-
-func sumOf(list []engine.RankLoad) (sum kvscore.EngineLoad) {
-	for i := range list {
-		l := &list[i]
-		sum.Running += l.Running
-		sum.Waiting += l.Waiting
-		if l.WaitingTokens < 0 || sum.WaitingTokens < 0 {
-			sum.WaitingTokens = -1
-		} else {
-			sum.WaitingTokens += l.WaitingTokens
-		}
-	}
-	return sum
 }
 
 // lacksLoad returns whether the load of a worker's engine is wanted and unknown.

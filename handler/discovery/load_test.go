@@ -98,7 +98,7 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 		{"one of two", two, reported(3, 4)[1:], []int{-1, 4}, false},
 		{"more than the router knows", two, reported(3, 4, 5), []int{3, 4}, true},
 		{"none", two, nil, []int{-1, -1}, false},
-		{"the engine chooses", one, reported(3, 4), []int{7}, true},
+		{"the engine chooses", one, reported(3, 4), []int{-1}, false},
 		{"the engine chooses, one is missing", one, reported(3), []int{-1}, false},
 		{"one of a larger set", engine.Info{Type: engine.VLLM, Version: "0.32.0"}, []engine.RankLoad{{Rank: 5, EngineLoad: kvscore.EngineLoad{Running: 2}}}, []int{2}, true},
 	} {

@@ -246,7 +246,6 @@ func (p *Prober) probeDue(ctx context.Context) {
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
 	defer Of(w).follow()
-	eventResyncs.WithLabelValues(p.pool.Name, w.Dial) // so that its 0 is visible
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {

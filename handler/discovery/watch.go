@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Watch is what discovery keeps of one worker: when it is asked, its load reports, its KV
@@ -137,7 +136,5 @@ func (x *Watch) Recall(confirmed int) { x.cacheCheck.recall(confirmed) }
 // Close implements pool.Watch.
 func (x *Watch) Close() {
 	x.unfollow()
-	labels := prometheus.Labels{"pool": x.pool.Name, "worker": x.worker.Dial}
-	eventResyncs.DeletePartialMatch(labels)
-	predictionErrors.DeletePartialMatch(labels)
+	predictionErrors.DeleteLabelValues(x.pool.Name, x.worker.Dial)
 }
