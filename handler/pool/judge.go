@@ -153,17 +153,19 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 	case slices.Contains(j.want.Tried, w):
 		return Tried
 	}
-	switch marked := !w.Health.Available(j.at); {
-	case w.Draining() && marked:
-		return DrainingMarked
-	case w.Draining():
-		return Draining
-	case marked:
-		return MarkedDown
-	case j.isFull(w):
-		return Full
+	if w.TakesRequests(j.at) {
+		if j.isFull(w) {
+			return Full
+		}
+		return Fits
 	}
-	return Fits
+	switch well := w.Health.Available(j.at); {
+	case !w.Draining():
+		return MarkedDown
+	case well:
+		return Draining
+	}
+	return DrainingMarked
 }
 
 // isFull returns whether the request needs a slot of the worker, and none is free.
