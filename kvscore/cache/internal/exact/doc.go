@@ -61,5 +61,5 @@
 // that held them as incomplete. Garbage that Go has not collected yet is not counted.
 //
 // A block takes about 30 bytes, whatever the number of its holders. Each further name takes
-// about 56.
+// about 40.
 package exact

@@ -15,7 +15,7 @@ type names struct {
 }
 
 const (
-	aliasBytes  = 56
+	aliasBytes  = 44
 	repeatBytes = 24
 )
 
