@@ -81,8 +81,8 @@ func (p *Pool) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verdict]
 	}
 }
 
-// Meets judges a worker by what the request needs, beside the model: only NoRank,
-// NotAllowed, SharesCache and NotNamed say no. A worker that the request names need not meet more.
+// Meets judges a worker by what the request needs, beside the model. Its verdicts are Fits,
+// NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
 func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 	switch {
 	case want.Only == w:

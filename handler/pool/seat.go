@@ -16,7 +16,7 @@ import (
 // Errors of Pool.Seat.
 var (
 	ErrNoWorker   = errors.New("no worker is available")
-	ErrQueueFull  = errors.New("all workers are full, and so is the queue")
+	ErrQueueFull  = errors.New("all workers and the queue are full")
 	ErrWaited     = errors.New("all workers are full, and none had a free slot in time")
 	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
 )
