@@ -37,6 +37,9 @@ func (s State) String() string {
 	return "invalid"
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 const (
 	// overlapFor is how long after a replay live batches may arrive that the replay covered.
 	overlapFor = 2 * time.Second
