@@ -33,7 +33,7 @@ type Selection struct {
 	// Known is the prefix of the prompt that some target holds.
 	Known Known
 	// RequestBlocks are the complete KV blocks of the prompt, estimated for text.
-	RequestBlocks float64 `json:"request_blocks"`
+	RequestBlocks float64
 	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the
 	// same root share blocks.
 	Root uint64
@@ -153,7 +153,7 @@ type Candidate struct {
 	// answer is expected, its blocks count less as it comes near to that length.
 	OutputBlocks float64 `json:"output_blocks"`
 	// RequestBlocks are the complete blocks of this prompt.
-	RequestBlocks float64
+	RequestBlocks float64 `json:"request_blocks"`
 	// SharedBlocks are the leading RequestBlocks that an active request on the target also
 	// uses.
 	SharedBlocks float64 `json:"shared_blocks"`
