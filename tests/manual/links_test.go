@@ -21,7 +21,7 @@ const ownURL = "https://github.com/caddy-kvrouter/kvrouter/blob/main/"
 var pages = []string{
 	"getting-started", "concepts", "configuration", "routing", "sessions", "apis", "engines", "reliability", "nvext",
 	"speculative-prefill", "security", "observability", "admin-api", "operations", "troubleshooting", "capacity",
-	"benchmarks", "migrating", "architecture", "extending",
+	"benchmarks", "migrating", "extending", "architecture",
 }
 
 // needManual fails a test if a page of the manual is missing.
